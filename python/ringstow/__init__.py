@@ -33,7 +33,9 @@ from ringstow._errors import (
     UnsupportedError,
 )
 from ringstow._load import load, load_into
+from ringstow._manager import CheckpointManager
 from ringstow._open import Checkpoint, Entry, open
+from ringstow._resume import Restored
 from ringstow._save import save, save_async
 from ringstow.tree._damaged import DamagedTensor, Salvaged
 
@@ -67,6 +69,7 @@ __all__ = [
     "BusyError",
     "Checkpoint",
     "CheckpointInfo",
+    "CheckpointManager",
     "Config",
     "CorruptCheckpointError",
     "CorruptCheckpointWarning",
@@ -94,6 +97,7 @@ __all__ = [
     "Progress",
     "Removed",
     "ReplacedCheckpointError",
+    "Restored",
     "Retained",
     "Salvaged",
     "SaveCancelledError",

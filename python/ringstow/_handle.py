@@ -200,6 +200,15 @@ class SaveHandle(Future[SaveReport]):
         if failure in _jobs.unreported:
             _jobs.unreported.remove(failure)
 
+    def _is_committed(self) -> bool:
+        """Return whether the checkpoint is committed, without asking for a failure."""
+        return super().done() and super().exception() is None
+
+    def _unasked_failure(self) -> BaseException | None:
+        """Return what the save, which has ended, failed of, unless somebody has asked already."""
+        was_asked, error = self._is_asked, self.exception()
+        return None if was_asked else error
+
     def _watch(self) -> None:
         """See the save through, in a thread of its own.
 

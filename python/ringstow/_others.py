@@ -31,8 +31,8 @@ def refuse_other_ranks(path: str) -> None:
         InvalidStateError: the checkpoint at the path was committed since this process started, and
             not by this process.
     """
-    ranks = _ranks()
-    if ranks is None or path in _saved:
+    those = ranks()
+    if those is None or path in _saved:
         return
     try:
         since = os.stat(os.path.join(path, _MANIFEST)).st_mtime
@@ -41,8 +41,8 @@ def refuse_other_ranks(path: str) -> None:
     # A time in the future comes from another machine's clock, and cannot be compared with ours.
     if not _started() < since <= time.time():
         return
-    text = f"{path} was saved by another process while this one ran, and this is {_advice(*ranks)}"
-    if ranks[0] > 0:
+    text = f"{path} was saved by another process while this one ran, and this is {_advice(*those)}"
+    if those[0] > 0:
         raise InvalidStateError(f"{text}. Nothing was written")
     _log.warning("%s. It is replaced", text)
 
@@ -69,9 +69,9 @@ def explained(error: BaseException, *, is_own: bool) -> BaseException:
             "interrupted that save: let it set a flag, and save after the step or to another "
             "path"
         )
-    ranks = _ranks()
-    if ranks is not None:
-        advice.append(f"this is {_advice(*ranks)}")
+    those = ranks()
+    if those is not None:
+        advice.append(f"this is {_advice(*those)}")
     return BusyError("; ".join([str(error), *advice]), path=error.path) if advice else error
 
 
@@ -82,7 +82,7 @@ def _advice(rank: int, world_size: int) -> str:
     )
 
 
-def _ranks() -> tuple[int, int] | None:
+def ranks() -> tuple[int, int] | None:
     """Return this process's rank and how many there are; None for one alone. Imports no torch."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():

@@ -15,9 +15,9 @@ import ringstow
 from ringstow import _late, _others
 from ringstow._arguments import StrPath
 from ringstow._config import Config
-from ringstow._errors import Error, NoCheckpointError
+from ringstow._errors import NoCheckpointError
 from ringstow.dcp import _paths
-from ringstow.dcp._errors import survives
+from ringstow.dcp._together import from_first, gathered
 
 
 def latest(
@@ -51,32 +51,24 @@ def latest(
         return ringstow.latest(
             directory, verify=verify, before=before, pattern=pattern, config=config
         )
-    first = 0 if process_group is None else dist.get_global_rank(process_group, 0)
-    answer: list[str | BaseException | None] = [None]
-    if dist.get_rank() == first:
-        try:
-            answer[0] = ringstow.latest(
-                directory, verify=verify, before=before, pattern=pattern, config=config
-            )
-        except Exception as error:  # the others must not wait for this rank
-            answer[0] = error if survives(error) else Error(f"{type(error).__name__}: {error}")
-    dist.broadcast_object_list(answer, src=first, group=process_group)
-    (found,) = answer
-    if isinstance(found, BaseException):
-        raise found
+    found = from_first(
+        lambda: ringstow.latest(
+            directory, verify=verify, before=before, pattern=pattern, config=config
+        ),
+        process_group,
+    )
     if found is not None:
-        _agree(found, process_group)
+        agree_on(found, process_group)
     return found
 
 
-def _agree(path: str, group: dist.ProcessGroup | None) -> None:
+def agree_on(path: str, group: dist.ProcessGroup | None) -> None:
     """Wait until all ranks see a checkpoint.
 
     Raises:
         NoCheckpointError: some do not see it.
     """
-    seen: list[bool] = [False] * dist.get_world_size(group)
-    dist.all_gather_object(seen, _wait_for(path), group=group)
+    seen = gathered(_wait_for(path), group)
     blind = [str(rank) for rank, sees in enumerate(seen) if not sees]
     if blind:
         raise NoCheckpointError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -26,6 +27,9 @@ class LoadPlanner(DefaultLoadPlanner):
     Torch's planner stops at the first key that is missing or has another shape, and ignores keys
     that only the checkpoint has.
     """
+
+    elsewhere: Collection[str] = ()
+    """Keys of other ranks' state dicts: only the checkpoint has them here, and that is right."""
 
     def __init__(
         self,
@@ -62,7 +66,8 @@ class LoadPlanner(DefaultLoadPlanner):
     def _check(self, metadata: Metadata) -> None:
         saved, wanted = metadata.state_dict_metadata, self.state_dict
         missing = [name for name in wanted if name not in saved] if self._strict else []
-        unexpected = [name for name in saved if name not in wanted] if self._strict else []
+        known = {*wanted, *self.elsewhere}
+        unexpected = [name for name in saved if name not in known] if self._strict else []
         pairs = ((name, wanted[name], saved[name]) for name in wanted if name in saved)
         mismatched = [text for pair in pairs if (text := _difference(*pair))]
         path = str(getattr(metadata.storage_meta, "checkpoint_id", None) or "the checkpoint")

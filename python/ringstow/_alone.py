@@ -1,0 +1,155 @@
+"""How one process saves and loads for a `CheckpointManager`; `dcp._ranks` is the other way."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+from ringstow import _others
+from ringstow._errors import CorruptCheckpointError, FormatError, InvalidStateError
+from ringstow._load import load, load_into
+from ringstow._save import save, save_async
+
+if TYPE_CHECKING:
+    from ringstow._catalog_report import Retained, Step
+    from ringstow._config import Config
+    from ringstow._guard import Staging
+    from ringstow._handle import SaveHandle
+    from ringstow._report import SaveReport
+
+_T = TypeVar("_T")
+_Handle = TypeVar("_Handle", covariant=True)
+
+# What a system reports of bad sectors and of damage that the file system has found itself.
+_BAD_MEDIUM = (errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.ENODATA)
+
+
+class Attempt(NamedTuple):
+    """One attempt to load a step."""
+
+    state: dict[Any, Any] | None = None
+    """The state; None after an error."""
+    error: BaseException | None = None
+    """Why it failed."""
+    is_damage: bool = False
+    """Whether an earlier step may be intact: bytes are damaged, or sectors are bad."""
+
+
+class Side(Protocol[_Handle]):
+    """What `CheckpointManager` needs of the process or the ranks that it works for."""
+
+    is_first: bool
+    """Whether this process removes old steps."""
+
+    def check(self) -> None:
+        """Raise InvalidStateError if the manager was made for other ranks than there are."""
+
+    def meet(
+        self, call: tuple[object, ...], failure: BaseException | None, retained: Retained | None
+    ) -> Retained | None:
+        """Raise the failure of the save before, on all ranks; return rank 0's report.
+
+        Raises:
+            BaseException: the failure.
+            InvalidStateError: the ranks did not make the same call.
+        """
+
+    def first(self, look: Callable[[], _T]) -> _T:
+        """Return what the first rank sees, or raise what it raises."""
+
+    def save(
+        self, state: dict[Any, Any], path: str, step: int, metrics: Mapping[str, Any] | None
+    ) -> SaveReport:
+        """Save a step."""
+
+    def save_async(
+        self, state: dict[Any, Any], path: str, step: int, metrics: Mapping[str, Any] | None
+    ) -> _Handle:
+        """Start to save a step."""
+
+    def check_into(self, into: dict[Any, Any] | None) -> None:
+        """Raise InvalidStateError if a load needs a state dict to fill, and there is none."""
+
+    def load(self, found: Step, into: dict[Any, Any] | None) -> Attempt:
+        """Try to load a step."""
+
+    def close(self) -> None:
+        """Free what saves keep."""
+
+
+def is_damage(error: BaseException) -> bool:
+    """Return whether bytes are not those that were written, or the medium cannot be read."""
+    if isinstance(error, CorruptCheckpointError | FormatError):
+        return True
+    return isinstance(error, OSError) and error.errno in _BAD_MEDIUM
+
+
+class Alone:
+    """One process."""
+
+    is_first = True
+
+    def __init__(self, config: Config | None, staging: Staging, allow_pickle: bool) -> None:
+        self._config = config
+        self._staging = staging
+        self._allow_pickle = allow_pickle
+
+    def check(self) -> None:
+        ranks = _others.ranks()
+        if ranks is not None:
+            raise InvalidStateError(
+                f"this is rank {ranks[0]} of {ranks[1]}, and the manager was made before "
+                "torch.distributed was initialized: make it after init_process_group, on every rank"
+            )
+
+    def meet(
+        self, call: tuple[object, ...], failure: BaseException | None, retained: Retained | None
+    ) -> Retained | None:
+        if failure is not None:
+            raise failure
+        return retained
+
+    def first(self, look: Callable[[], _T]) -> _T:
+        return look()
+
+    def save(
+        self, state: dict[Any, Any], path: str, step: int, metrics: Mapping[str, Any] | None
+    ) -> SaveReport:
+        return save(
+            state,
+            path,
+            step=step,
+            metrics=metrics,
+            config=self._config,
+            allow_pickle=self._allow_pickle,
+        )
+
+    def save_async(
+        self, state: dict[Any, Any], path: str, step: int, metrics: Mapping[str, Any] | None
+    ) -> SaveHandle:
+        return save_async(
+            state,
+            path,
+            step=step,
+            metrics=metrics,
+            config=self._config,
+            allow_pickle=self._allow_pickle,
+            staging=self._staging,
+        )
+
+    def check_into(self, into: dict[Any, Any] | None) -> None:
+        pass
+
+    def load(self, found: Step, into: dict[Any, Any] | None) -> Attempt:
+        options: dict[str, Any] = {"config": self._config, "allow_pickle": self._allow_pickle}
+        try:
+            if into is None:
+                return Attempt(load(found.path, **options))
+            load_into(into, found.path, **options)
+            return Attempt(into)
+        except Exception as error:
+            return Attempt(error=error, is_damage=is_damage(error))
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,390 @@
+"""`CheckpointManager`: the object by which a training loop saves, keeps and resumes.
+
+It decides when to save, remove and load, and in which order. How one process or several ranks do
+that is in `_alone` and `dcp._ranks`. It never reads or writes a checkpoint's bytes itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_args
+
+from ringstow import _others, _rules
+from ringstow._alone import Alone, Side
+from ringstow._arguments import StrPath, absolute, step_number
+from ringstow._config import Config
+from ringstow._guard import Staging, check_staging
+from ringstow._resume import OnCorrupt, Restored, first_intact
+from ringstow._rules import Mode, Retention
+from ringstow._run import Run
+from ringstow._turn import Turn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch.distributed as dist
+
+    from ringstow._catalog_report import Retained, Step
+    from ringstow._handle import SaveHandle
+    from ringstow._report import SaveReport
+    from ringstow.dcp._handle import RanksHandle
+
+_log = logging.getLogger("ringstow")
+
+
+class CheckpointManager:
+    """Saves the steps of a training into one directory, keeps those it should, and resumes.
+
+    ::
+
+        with ringstow.CheckpointManager("run", keep_last=3) as manager:
+            restored = manager.restore()  # None if nothing was committed yet
+            if restored is not None:
+                model.load_state_dict(restored.state["model"])
+            ...
+            manager.save_async(step, {"model": model.state_dict()}, metrics={"loss": loss})
+
+    Step 1000 is saved to ``step-00001000``. One save is in progress at a time: every method but the
+    properties first waits for the save in progress and the removal of old steps after it. If that
+    save failed, and nobody has asked its handle, the method raises the failure, once.
+
+    With several ranks (``torch.distributed``) every rank makes the manager and calls each method in
+    the same order. Sharded states are saved and loaded by ``ringstow.dcp``.
+
+    Call it from one thread. A second thread waits until the first one's call returns. A signal
+    handler that interrupts a call gets BusyError. A forked child must make a manager of its own.
+    docs/manager.md is the guide.
+    """
+
+    def __init__(
+        self,
+        root: StrPath,
+        *,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        keep_best: tuple[str, Mode, int] | None = None,
+        config: Config | None = None,
+        staging: Staging = "guard",
+        allow_pickle: bool = False,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Make a manager. It creates no directory before the first save.
+
+        A step is kept if any rule keeps it. Without rules nothing is ever removed.
+
+        Args:
+            root: the directory of the run.
+            keep_last: how many of the newest steps to keep.
+            keep_every: keep each step whose number is a multiple of this.
+            keep_best: a metric's name, ``"min"`` or ``"max"``, and how many of the steps with the
+                smallest or largest values to keep: ``("loss", "min", 2)``.
+            config: the settings of saves and loads; None means the defaults.
+            staging: how `save_async` keeps the values of the call, as in `ringstow.save_async`.
+                ``"unguarded"`` is refused on several ranks.
+            allow_pickle: pickle values of other types, and unpickle them, as in `ringstow.save`.
+            group: the ranks that share the run's checkpoints: a gloo group that training does not
+                use, since a background save communicates in it. None means all ranks, in a new
+                group.
+
+        Raises:
+            TypeError, ValueError: a rule cannot be used.
+            InvalidStateError: ``root`` is a URL; or ``staging`` is unknown, or is not for several
+                ranks.
+        """
+        self._rules = _rules.checked(keep_last, keep_every, keep_best)
+        self._root = absolute(root)
+        self._run = Run(self._root, config)
+        self._retention = Retention(self._rules, self._root, config)
+        check_staging(staging)
+        self._side: Side[Any] = Alone(config, staging, allow_pickle)
+        if group is not None or _others.ranks() is not None:
+            from ringstow.dcp._ranks import Ranks
+
+            self._side = Ranks(config, staging, allow_pickle, group)
+        self._turn = Turn(self._root)
+        self._saving: _Saving | None = None
+        self._has_read_newest = False
+
+    def __repr__(self) -> str:
+        return f"<CheckpointManager {self._root!r}{' closed' if self._turn.is_closed else ''}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not self._turn.is_own():  # a forked child leaves the block
+            return
+        if error is None:
+            self.close()
+        elif not self._turn.is_closed:
+            self._give_up()
+
+    @property
+    def root(self) -> str:
+        """The directory of the run."""
+        return self._root
+
+    @property
+    def retained(self) -> Retained | None:
+        """What the last removal of old steps did; None before the first, or if it failed.
+
+        Several ranks get rank 0's report with their next call.
+        """
+        return self._retention.report
+
+    @property
+    def retention_error(self) -> Exception | None:
+        """Why the last removal of old steps failed, on the rank that removes them, or None."""
+        return self._retention.error
+
+    # Saves.
+
+    def save(
+        self, step: int, state: dict[Any, Any], metrics: Mapping[str, Any] | None = None
+    ) -> SaveReport:
+        """Save a step, return once it is durable, and remove the steps that no rule keeps.
+
+        Replaces a step of the same number at its commit. A failed removal is no failure of the
+        save: it is logged, and tried again after the next save. The first save after `restore` of
+        the newest step also finishes a removal that a kill has cut short, before it begins.
+
+        Args:
+            step: the step's number.
+            state: as in `ringstow.save`; on several ranks, as ``torch.distributed.checkpoint.save``
+                takes it.
+            metrics: numbers by name, for ``keep_best`` and `best`. On several ranks rank 0's count.
+
+        Returns:
+            What was done, on several ranks by this rank.
+
+        Raises:
+            Exception: as in `ringstow.save`. On several ranks, what
+                ``torch.distributed.checkpoint.save`` raises, on all of them.
+        """
+        number = _numbered(step)
+        with self._call("save", number):
+            report = self._side.save(state, self._prepare(number), number, metrics)
+            self._retain()
+        return report
+
+    def save_async(
+        self, step: int, state: dict[Any, Any], metrics: Mapping[str, Any] | None = None
+    ) -> SaveHandle | RanksHandle:
+        """Start to save a step in the background, and return; otherwise as `save`.
+
+        The old steps are removed in the background, after the commit.
+
+        Returns:
+            The handle to wait on, a `concurrent.futures.Future`. You need not keep it: the next
+            call, or the end of the ``with`` block, raises a failure.
+
+        Raises:
+            Exception: as in `ringstow.save_async`.
+        """
+        number = _numbered(step)
+        with self._call("save_async", number):
+            path = self._prepare(number)
+            handle: SaveHandle | RanksHandle = self._side.save_async(state, path, number, metrics)
+            is_over = threading.Event()
+            self._saving = _Saving(handle, is_over)
+
+            def ended(done: Any) -> None:  # knows no handle, so that a handle can be dropped
+                try:
+                    if done._is_committed():
+                        self._retain()
+                finally:
+                    is_over.set()
+
+            handle.add_done_callback(ended)
+        return handle
+
+    def wait(self) -> None:
+        """Wait for the save in progress and the removal of old steps after it.
+
+        Ctrl-C ends the wait, and the save goes on: wait again.
+
+        Raises:
+            Exception: why the save failed, unless its handle was asked.
+        """
+        with self._call("wait"):
+            pass
+
+    def close(self) -> None:
+        """Wait as `wait` does, and close the manager, even if the save failed.
+
+        The end of a ``with`` block does it. If the block raised, a failed save is logged instead.
+
+        Raises:
+            Exception: as in `wait`.
+        """
+        if self._turn.is_closed and self._turn.is_own():
+            return
+        with self._call("close"):
+            pass
+
+    # What there is.
+
+    def steps(self) -> list[Step]:
+        """List the run's steps, oldest first, including those that can't be loaded.
+
+        Raises:
+            OSError: the directory, or one in it that may be a step, can't be read.
+        """
+        with self._call("steps"):
+            return self._side.first(self._run.steps)
+
+    def latest(self) -> Step | None:
+        """Return the newest step that can be loaded, by its number; None if there is none yet.
+
+        Goes by manifests and lengths of files. Logs each newer step that can't be loaded.
+
+        Raises:
+            IncompleteCheckpointError, CorruptCheckpointError, FormatError: steps were committed,
+                and none of them can be loaded: why the newest cannot.
+            InvalidStateError: nothing in the directory counts as a step, but it has checkpoints.
+            OSError: as in `steps`.
+        """
+        with self._call("latest"):
+            return self._side.first(self._run.newest)
+
+    def best(self, metric: str | None = None, mode: Mode | None = None) -> Step | None:
+        """Return the step with the best value of a metric, of several the newest.
+
+        Args:
+            metric: the metric's name; None means that of ``keep_best``.
+            mode: whether the smallest value is the best, ``"min"``, or the largest, ``"max"``.
+
+        Returns:
+            The step; None if no step that can be loaded has a number for the metric.
+
+        Raises:
+            InvalidStateError: neither the call nor ``keep_best`` names a metric.
+            OSError: as in `steps`.
+        """
+        metric, mode = self._rules.best(metric, mode)
+        with self._call("best", metric, mode):
+            steps = self._side.first(self._run.steps)
+        return _rules.best_of((s for s in steps if s.status == "committed"), metric, mode)
+
+    # Resume.
+
+    def restore(
+        self,
+        step: int | None = None,
+        into: dict[Any, Any] | None = None,
+        on_corrupt: OnCorrupt = "raise",
+    ) -> Restored | None:
+        """Load a step, the newest if none is named.
+
+        Saves that were killed before their commit do not count.
+
+        Args:
+            step: the step's number.
+            into: a state dict to fill, as in `ringstow.load_into`; several ranks need it, since it
+                says which shards this rank has.
+            on_corrupt: ``"previous"`` goes to the newest earlier step that is intact if the newest
+                is damaged, or its disk has bad sectors, and logs a warning that names what it
+                passes over. If none is intact, the newest one's error is raised. Any other failure
+                is always raised: a missing disk or permission must not cost progress.
+
+        Returns:
+            The step and its state; None if no step is named and nothing was committed yet.
+
+        Raises:
+            NoCheckpointError: the directory does not have the named step; names those it has.
+            ValueError: an unknown ``on_corrupt``, or ``"previous"`` together with a step.
+            InvalidStateError: several ranks, and no ``into``; or the directory has checkpoints, and
+                none of them counts as a step.
+            CorruptCheckpointError, FormatError: the bytes on disk are not those that were written.
+                After that, ``into`` is undefined.
+            MissingFilesError: files of the step are missing, or on a disk that is not mounted.
+            OSError: the system refused: no permission, a failing disk.
+        """
+        if on_corrupt not in get_args(OnCorrupt):
+            raise ValueError(f'on_corrupt is "raise" or "previous", not {on_corrupt!r}')
+        number = step_number(step)
+        if number is not None and on_corrupt == "previous":
+            raise ValueError(
+                f'on_corrupt="previous" is for the newest step; step {number} was named, and no '
+                "other is loaded in its place: leave out one of the two"
+            )
+        with self._call("restore", number, on_corrupt):
+            self._side.check_into(into)
+            if number is None:
+                found = self._side.first(self._run.candidates)
+            else:
+                found = self._side.first(lambda: self._run.named(number))
+            restored = first_intact(self._side, found, into, on_corrupt)
+            if number is None and restored is not None:
+                self._has_read_newest = restored.path == found[0].path
+        return restored
+
+    def _prepare(self, step: int) -> str:
+        """Finish a removal that a kill has cut short; return where to save a step.
+
+        Only once the newest step has been read and is intact: otherwise an older one may be the
+        last that can be resumed.
+        """
+        if self._has_read_newest:
+            self._has_read_newest = False
+            self._retain()
+        return self._side.first(lambda: self._run.path_of(step))
+
+    def _retain(self) -> None:
+        if self._side.is_first:
+            self._retention.run()
+
+    # Calls.
+
+    @contextlib.contextmanager
+    def _call(self, name: str, *arguments: object) -> Iterator[None]:
+        """Run one method, once the save in progress has ended on all ranks."""
+        with self._turn.taken(name):
+            self._side.check()
+            try:
+                failure = self._ended()
+                report = self._side.meet((name, *arguments), failure, self._retention.report)
+                self._retention.report = report
+                yield
+            finally:
+                if name == "close" and self._saving is None:
+                    self._shut()
+
+    def _ended(self) -> BaseException | None:
+        """Wait for the save in progress; return its failure if nobody has asked for it."""
+        saving = self._saving
+        if saving is None:
+            return None
+        saving.is_over.wait()
+        failure = saving.handle._unasked_failure()
+        self._saving = None
+        return failure
+
+    def _give_up(self) -> None:
+        """Wait for the save in progress without the other ranks, and log its failure."""
+        with self._turn.taken("__exit__"):
+            failure = self._ended()
+            if failure is not None:
+                _log.error("the last save to %s failed: %s", self._root, failure, exc_info=failure)
+            self._shut()
+
+    def _shut(self) -> None:
+        self._turn.is_closed = True
+        self._side.close()
+
+
+class _Saving(NamedTuple):
+    """The background save in progress, and whether its removal of old steps has ended."""
+
+    handle: SaveHandle | RanksHandle
+    is_over: threading.Event
+
+
+def _numbered(step: int) -> int:
+    number = step_number(step)
+    if number is None:
+        raise TypeError("step is an integer, not None")
+    return number

@@ -1,0 +1,65 @@
+"""What `CheckpointManager.restore` loads: the first intact one of the steps that may be resumed."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import TYPE_CHECKING, Any, Literal
+
+from ringstow._alone import Side
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ringstow._catalog_report import Step
+
+OnCorrupt = Literal["raise", "previous"]
+
+_log = logging.getLogger("ringstow")
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """What `CheckpointManager.restore` has loaded."""
+
+    step: int
+    """The step's number."""
+    path: str
+    """The checkpoint's directory."""
+    metrics: Mapping[str, float]
+    """The metrics that were saved with it."""
+    state: dict[Any, Any]
+    """The state dict; the caller's own if it was passed as ``into``."""
+
+
+def first_intact(
+    side: Side[Any], candidates: list[Step], into: dict[Any, Any] | None, on_corrupt: OnCorrupt
+) -> Restored | None:
+    """Load the first of these steps, or with ``"previous"`` the first that is intact.
+
+    Returns:
+        The step; None if there is no candidate.
+
+    Raises:
+        Exception: any failure that is no damage; the first one's damage, if none is intact.
+    """
+    damage: BaseException | None = None
+    for found in candidates:
+        attempt = side.load(found, into)
+        if attempt.error is None:
+            assert attempt.state is not None
+            assert found.step is not None
+            return Restored(found.step, found.path, found.metrics, attempt.state)
+        if not attempt.is_damage:
+            raise attempt.error
+        if on_corrupt == "raise":
+            if len(candidates) > 1:
+                attempt.error.add_note(
+                    'restore(on_corrupt="previous") loads the newest earlier step that is intact'
+                )
+            raise attempt.error
+        _log.warning("passing over %s, which is damaged: %s", found.path, attempt.error)
+        damage = damage or attempt.error
+    if damage is not None:
+        raise damage
+    return None

@@ -1,0 +1,163 @@
+"""Which steps of a run stay: the rules of a `CheckpointManager`, and the best step by a metric."""
+
+from __future__ import annotations
+
+import logging
+import math
+import operator
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+
+from ringstow import _catalog
+from ringstow._errors import InvalidStateError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ringstow._catalog_report import Retained, Step
+    from ringstow._config import Config
+
+Mode = Literal["min", "max"]
+
+_log = logging.getLogger("ringstow")
+
+
+class Rules(NamedTuple):
+    """What `retain` keeps. Without any rule nothing is removed."""
+
+    keep_last: int | None
+    keep_every: int | None
+    keep_best: tuple[str, Mode, int] | None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no rule."""
+        return self == (None, None, None)
+
+    def best(self, metric: str | None, mode: Mode | None) -> tuple[str, Mode]:
+        """Return by which metric a step is the best: the given one, or that of ``keep_best``.
+
+        Raises:
+            InvalidStateError: neither names one.
+            TypeError, ValueError: the metric has no name, or the mode is unknown.
+        """
+        if metric is None and mode is None and self.keep_best is not None:
+            return self.keep_best[:2]
+        if metric is None or mode is None:
+            raise InvalidStateError(
+                'which step is the best? Make the manager with keep_best=("loss", "min", 2), or '
+                'call best("loss", "min")'
+            )
+        check_metric(metric, mode)
+        return metric, mode
+
+
+class Retention:
+    """The removal of the steps that no rule keeps, after each save."""
+
+    def __init__(self, rules: Rules, root: str, config: Config | None) -> None:
+        self._rules = rules
+        self._root = root
+        self._config = config
+        self.report: Retained | None = None
+        """What the last one did; None before the first, or if it failed."""
+        self.error: Exception | None = None
+        """Why the last one failed."""
+
+    def run(self) -> None:
+        """Remove the steps; log a failure, and never raise one: the save went well."""
+        if self._rules.is_empty:
+            return
+        try:
+            report = _catalog.retain(
+                self._root,
+                self._rules.keep_last or 1,  # retain keeps the newest in any case
+                #                keep_every=self._rules.keep_every,#T
+                #                keep_best=self._rules.keep_best,#T
+                config=self._config,
+            )
+        except Exception as error:
+            self.report, self.error = None, error
+            _log.error(
+                "the step is saved, but the old steps in %s were not all removed: %s. The next "
+                "save tries again; `ringstow retain %s` does it now",
+                self._root,
+                error,
+                self._root,
+            )
+            return
+        self.report, self.error = report, None
+        for left in report.left:
+            if left.failed:
+                _log.warning(
+                    "%s was not removed: %s. The next save tries again", left.path, left.reason
+                )
+
+
+def checked(
+    keep_last: int | None, keep_every: int | None, keep_best: tuple[str, Mode, int] | None
+) -> Rules:
+    """Check the rules.
+
+    Raises:
+        TypeError: a number is no integer, or ``keep_best`` is no tuple of three.
+        ValueError: a number is below 1, or ``keep_best`` names no metric or no mode.
+    """
+    if keep_every is not None or keep_best is not None:
+        raise UnsupportedError("keep_every and keep_best come with the same rules of retain")
+    if keep_best is not None:
+        if isinstance(keep_best, str) or len(keep_best) != 3:
+            raise TypeError(
+                f'keep_best is a metric, "min" or "max", and a number: ("loss", "min", 2), not '
+                f"{keep_best!r}"
+            )
+        metric, mode, number = keep_best
+        check_metric(metric, mode)
+        keep_best = (metric, mode, _positive(number, "the number in keep_best"))
+    return Rules(
+        None if keep_last is None else _positive(keep_last, "keep_last"),
+        None if keep_every is None else _positive(keep_every, "keep_every"),
+        keep_best,
+    )
+
+
+def check_metric(metric: object, mode: object) -> None:
+    """Refuse what names no metric, or neither the smallest nor the largest value.
+
+    Raises:
+        TypeError: the metric is no text.
+        ValueError: it is empty, or the mode is unknown.
+    """
+    if not isinstance(metric, str):
+        raise TypeError(f"a metric has a name, such as 'loss', not {metric!r}")
+    if not metric:
+        raise ValueError("the metric's name is empty")
+    if mode not in get_args(Mode):
+        raise ValueError(f'the mode is "min" or "max", not {mode!r}')
+
+
+def _positive(number: object, name: str) -> int:
+    if isinstance(number, bool):
+        raise TypeError(f"{name} is a number, not {number!r}")
+    try:
+        value = operator.index(number)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{name} is an integer, not {number!r}") from None
+    if value < 1:
+        raise ValueError(f"{name} is at least 1, not {value}")
+    return value
+
+
+def best_of(steps: Iterable[Step], metric: str, mode: Mode) -> Step | None:
+    """Return the step with the best value of a metric, of several the newest.
+
+    Steps without that metric, or whose value is not a number, do not count.
+    """
+    sign = -1.0 if mode == "min" else 1.0
+    best: tuple[float, Step] | None = None
+    for step in steps:  # oldest first
+        value = step.metrics.get(metric)
+        if value is None or math.isnan(value):
+            continue
+        if best is None or sign * value >= best[0]:
+            best = sign * value, step
+    return None if best is None else best[1]

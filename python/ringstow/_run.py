@@ -1,0 +1,86 @@
+"""The steps that a `CheckpointManager` finds in its directory, and where it saves the next one."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from ringstow import _catalog
+from ringstow._errors import InvalidStateError, NoCheckpointError
+
+if TYPE_CHECKING:
+    from ringstow._catalog_report import Step
+    from ringstow._config import Config
+
+_log = logging.getLogger("ringstow")
+
+
+class Run:
+    """The directory of a run, as the rank sees it that looks."""
+
+    def __init__(self, root: str, config: Config | None) -> None:
+        self.root = root
+        self._config = config
+        self._paths: dict[int, str] | None = None
+
+    def steps(self) -> list[Step]:
+        """List the steps, oldest first."""
+        return _catalog.steps(self.root, config=self._config)
+
+    def newest(self) -> Step | None:
+        """Return the newest step that can be loaded; log those that are newer and cannot."""
+        for found in self._committed():
+            if found.status == "committed":
+                return found
+            _log.warning("passing over %s, which cannot be loaded: %s", found.path, found.problem)
+        self._refuse_other_checkpoints()
+        return None
+
+    def candidates(self) -> list[Step]:
+        """Return the steps that were committed, newest first, damaged ones too."""
+        found = self._committed()
+        if not found:
+            self._refuse_other_checkpoints()
+        return found
+
+    def named(self, step: int) -> list[Step]:
+        """Return the step of this number, in a list.
+
+        Raises:
+            NoCheckpointError: it was not committed; names those that were.
+        """
+        steps = self._committed()
+        wanted = [found for found in steps if found.step == step]
+        if not wanted:
+            there = ", ".join(str(found.step) for found in reversed(steps)) or "none yet"
+            raise NoCheckpointError(
+                f"{self.root} has no step {step}; its steps: {there}", path=self.root
+            )
+        return wanted[:1]
+
+    def path_of(self, step: int) -> str:
+        """Return where to save a step: in place of the step of that number, if there was one."""
+        if self._paths is None:
+            try:
+                self._paths = {s.step: s.path for s in self.steps() if s.step is not None}
+            except Exception as error:  # it says nothing about the save, which may go well
+                _log.warning("cannot list the steps in %s: %s", self.root, error)
+        return (self._paths or {}).get(step) or os.path.join(self.root, f"step-{step:08}")
+
+    def _committed(self) -> list[Step]:
+        def is_one(found: Step) -> bool:
+            was_killed = found.status == "incomplete" and found.created_unix_ms is None
+            return found.step is not None and not was_killed
+
+        return [found for found in reversed(self.steps()) if is_one(found)]
+
+    def _refuse_other_checkpoints(self) -> None:
+        """Raise why nothing can be loaded, unless nothing was committed yet."""
+        path = _catalog.latest(self.root, config=self._config)
+        if path is not None:
+            raise InvalidStateError(
+                f"{path} is a checkpoint, but nothing in {self.root} counts as a step: training "
+                "must not begin anew beside it. Load it with ringstow.load, or give the manager "
+                "another directory"
+            )

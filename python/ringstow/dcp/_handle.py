@@ -1,0 +1,116 @@
+"""The handle of a background save by several ranks."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import threading
+from typing import Any
+
+from ringstow import _jobs
+from ringstow._report import SaveReport
+from ringstow.dcp._writer import StorageWriter
+
+
+class RanksHandle(concurrent.futures.Future[SaveReport]):
+    """A save of several ranks in the background: a future of this rank's report.
+
+    `result` raises torch's CheckpointException if a rank failed, on all ranks: its ``failures``
+    have each rank's error. If nobody asks, the failure is reported as that of a `SaveHandle`.
+    """
+
+    def __init__(self, path: str, writer: StorageWriter, response: Any) -> None:
+        super().__init__()
+        self.set_running_or_notify_cancel()
+        self._path = path
+        self._writer = writer
+        self._lock = threading.RLock()
+        self._is_asked = False
+        self._failure: _jobs.Failure | None = None
+        self._staged: concurrent.futures.Future[None] | None = None
+        upload = response
+        if not isinstance(response, concurrent.futures.Future):
+            self._staged, upload = response.staging_completion, response.upload_completion
+        upload.add_done_callback(self._ended)
+
+    def __repr__(self) -> str:
+        return f"<RanksHandle {self._path!r} {'done' if self.done() else 'saving'}>"
+
+    @property
+    def path(self) -> str:
+        """The checkpoint's directory."""
+        return self._path
+
+    def wait_staged(self, timeout: float | None = None) -> bool:
+        """Wait until this rank's tensors may be changed.
+
+        Args:
+            timeout: seconds to wait; None waits as long as it takes.
+
+        Returns:
+            True once every byte has left its tensor, False if the time ran out before.
+
+        Raises:
+            Exception: what the save failed of, if it failed before everything was staged.
+        """
+        if self._staged is not None:
+            try:
+                self._staged.result(timeout)
+            except concurrent.futures.TimeoutError:
+                if not self._staged.done():
+                    return False
+                raise
+        return True
+
+    def result(self, timeout: float | None = None) -> SaveReport:
+        """Wait until the checkpoint is committed, and return this rank's report.
+
+        Args:
+            timeout: seconds to wait; None waits as long as it takes.
+
+        Raises:
+            TimeoutError: the time ran out; the save goes on.
+            CheckpointException: a rank failed.
+        """
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
+        return super().result()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait until the save has ended, and return what it failed of; None if it is committed.
+
+        Args:
+            timeout: seconds to wait; None waits as long as it takes.
+
+        Raises:
+            TimeoutError: the time ran out; the save goes on.
+        """
+        error = super().exception(timeout)
+        with self._lock:
+            self._is_asked = True
+            failure, self._failure = self._failure, None
+        with contextlib.suppress(ValueError):
+            if failure is not None:
+                _jobs.unreported.remove(failure)
+        return error
+
+    def _is_committed(self) -> bool:
+        return super().done() and super().exception() is None
+
+    def _unasked_failure(self) -> BaseException | None:
+        was_asked, error = self._is_asked, self.exception()
+        return None if was_asked else error
+
+    def _ended(self, upload: concurrent.futures.Future[Any]) -> None:
+        """End with what DCP's future ended with, in the thread of the save."""
+        error = upload.exception()
+        if error is None:
+            assert self._writer.report is not None
+            self.set_result(self._writer.report)
+            return
+        with self._lock:
+            if not self._is_asked:
+                self._failure = _jobs.Failure(self._path, error)
+                _jobs.unreported.append(self._failure)
+        self.set_exception(error)

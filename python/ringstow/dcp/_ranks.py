@@ -1,0 +1,241 @@
+"""How several ranks save and load for a `CheckpointManager`, by torch.distributed.checkpoint.
+
+Rank 0 looks into the directory and removes old steps. Before each call the ranks tell each other
+what they call and what has failed, so that all of them fail together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
+from torch.distributed.checkpoint.stateful import Stateful
+
+from ringstow import _native
+from ringstow._alone import Attempt, is_damage
+from ringstow._config import Config, native_json
+from ringstow._errors import Error, InvalidStateError
+from ringstow._metrics import metrics_of
+from ringstow.dcp import _latest, _private
+from ringstow.dcp._handle import RanksHandle
+from ringstow.dcp._planner import LoadPlanner
+from ringstow.dcp._reader import StorageReader
+from ringstow.dcp._stream import StagingFuture
+from ringstow.dcp._together import agree, from_first, gathered, sendable
+from ringstow.dcp._writer import StorageWriter
+
+if TYPE_CHECKING:
+    from ringstow._catalog_report import Retained, Step
+    from ringstow._guard import Staging
+    from ringstow._report import SaveReport
+
+_T = TypeVar("_T")
+_log = logging.getLogger("ringstow")
+
+
+class Ranks:
+    """The ranks of one process group."""
+
+    def __init__(
+        self,
+        config: Config | None,
+        staging: Staging,
+        allow_pickle: bool,
+        group: dist.ProcessGroup | None,
+    ) -> None:
+        if staging == "unguarded":
+            raise InvalidStateError(
+                'staging="unguarded" is not for several ranks: use "guard", which copies no large '
+                'tensor either, or "snapshot"'
+            )
+        if staging != "snapshot" and not _takes_stager():
+            _log.warning(
+                'staging="snapshot" is used, not %r: async_save of this torch takes no stager',
+                staging,
+            )
+            staging = "snapshot"
+        self._config = config
+        self._staging = staging
+        self._allow_pickle = allow_pickle
+        # A background save communicates in a thread: not in a group that training uses.
+        self._own = dist.new_group(backend="gloo") if group is None else None
+        self._group = cast("dist.ProcessGroup", self._own if group is None else group)
+        if dist.get_rank(self._group) < 0:
+            raise InvalidStateError(
+                f"rank {dist.get_rank()} is not in the manager's group: make the manager on the "
+                "group's ranks only"
+            )
+        self.is_first = dist.get_rank(self._group) == 0
+        self._writer = StorageWriter(config=config, allow_pickle=allow_pickle)
+
+    def check(self) -> None:
+        if not dist.is_initialized():
+            raise InvalidStateError(
+                "the process group has ended, and the manager needs it: close the manager first"
+            )
+
+    def meet(
+        self, call: tuple[object, ...], failure: BaseException | None, retained: Retained | None
+    ) -> Retained | None:
+        """Fail on all ranks if the save before failed on one, or if they call different things."""
+        said = (call, None if failure is None else sendable(failure), retained)
+        try:
+            all_said = gathered(said, self._group)
+        except BaseException:
+            if failure is not None:
+                raise failure from None
+            raise
+        if failure is not None:
+            raise failure
+        for rank, (_, other, _) in enumerate(all_said):
+            if other is not None:
+                raise Error(f"the save before failed on rank {rank}: {other}") from other
+        if any(other != call for other, _, _ in all_said):
+            calls = "; ".join(
+                f"rank {rank}: {name}{arguments}"
+                for rank, ((name, *arguments), _, _) in enumerate(all_said)
+            )
+            raise InvalidStateError(
+                f"the ranks do not make the same call of the manager: {calls}. Call each method on "
+                "every rank, in the same order and with the same step"
+            )
+        return all_said[0][2]
+
+    def first(self, look: Callable[[], _T]) -> _T:
+        return from_first(look, self._group)
+
+    def save(
+        self, state: dict[Any, Any], path: str, step: int, metrics: Mapping[str, Any] | None
+    ) -> SaveReport:
+        self._note(step, metrics)
+        save(state, checkpoint_id=path, storage_writer=self._writer, process_group=self._group)
+        assert self._writer.report is not None
+        return self._writer.report
+
+    def save_async(
+        self, state: dict[Any, Any], path: str, step: int, metrics: Mapping[str, Any] | None
+    ) -> RanksHandle:
+        self._note(step, metrics)
+        options: dict[str, Any] = {}
+        if _takes_stager():
+            stager = self._writer if self._staging == "snapshot" else self._writer.stager()
+            options["async_stager"] = _Together(stager, self._group)
+        response = async_save(
+            state,
+            checkpoint_id=path,
+            storage_writer=self._writer,
+            process_group=self._group,
+            **options,
+        )
+        handle = RanksHandle(path, self._writer, response)
+        if self._staging == "wait":
+            with contextlib.suppress(Exception):  # result() raises it
+                handle.wait_staged()
+        return handle
+
+    def _note(self, step: int, metrics: Mapping[str, Any] | None) -> None:
+        """Give the writer what the manifest is to note; fail on all ranks if one can't."""
+        error: Exception | None = None
+        try:
+            self._writer.note(step=step, metrics=metrics_of(metrics))
+        except Exception as caught:
+            error = caught
+        agree(error, self._group)
+
+    def check_into(self, into: dict[Any, Any] | None) -> None:
+        error = None
+        if not isinstance(into, dict):
+            error = InvalidStateError(
+                "several ranks restore into a state dict, which says which shards each of them "
+                "has: restore(into={'model': ...}) with the state dict of a new model and optimizer"
+            )
+        agree(error, self._group)
+
+    def load(self, found: Step, into: dict[Any, Any] | None) -> Attempt:
+        assert into is not None
+        error: BaseException | None = None
+        planner = LoadPlanner()
+        planner.elsewhere = self._names(into)
+        try:
+            if found.status != "committed":  # DCP hides why: open it once for the reason
+                knobs = native_json(self._config)
+                self.first(lambda: str(_native.Checkpoint(found.path, knobs).kind))
+            _latest.agree_on(found.path, self._group)
+            load(
+                into,
+                checkpoint_id=found.path,
+                storage_reader=StorageReader(config=self._config, allow_pickle=self._allow_pickle),
+                planner=planner,
+                process_group=self._group,
+            )
+        except (Exception, CheckpointException) as caught:  # DCP's is no Exception
+            error = caught
+        said = None if error is None else (_is_damage(error), sendable(error))
+        failed = [(rank, one) for rank, one in enumerate(gathered(said, self._group)) if one]
+        if not failed:
+            return Attempt(into)
+        if error is None:
+            rank, (_, other) = failed[0]
+            error = Error(f"rank {rank} could not load {found.path}: {other}")
+        return Attempt(error=error, is_damage=all(one[0] for _, one in failed))
+
+    def _names(self, into: dict[Any, Any]) -> set[str]:
+        """Return the keys of all ranks' state dicts: each may have some of its own."""
+        states = {k: v.state_dict() if isinstance(v, Stateful) else v for k, v in into.items()}
+        return set().union(*gathered(list(_private.flattened(states)[0]), self._group))
+
+    def close(self) -> None:
+        self._writer.close()
+        if self._own is not None and dist.is_initialized():
+            with contextlib.suppress(Exception):  # it may have ended with the ranks
+                dist.destroy_process_group(self._own)
+
+
+def _is_damage(error: BaseException) -> bool:
+    """Return whether all ranks that failed met damage: DCP raises one error for all."""
+    if isinstance(error, CheckpointException):
+        return all(is_damage(one) for one, _ in error.failures.values())
+    return is_damage(error)
+
+
+def _takes_stager() -> bool:
+    return "async_stager" in inspect.signature(async_save).parameters
+
+
+class _Together(AsyncStager):
+    """A stager that fails on all ranks if it fails on one: the others would wait for that one."""
+
+    _synchronize_after_execute = False
+
+    def __init__(self, stager: AsyncStager, group: dist.ProcessGroup) -> None:
+        self._stager = stager
+        self._group = group
+
+    def stage(self, state_dict: dict[str, Any]) -> Any:
+        staged: Any = None
+        error: Exception | None = None
+        try:
+            staged = self._stager.stage(state_dict)
+        except Exception as caught:
+            error = caught
+        try:
+            agree(error, self._group)
+        except BaseException as failure:
+            if isinstance(staged, StagingFuture):
+                staged.fail(failure)  # steps must not wait for it
+            raise
+        return staged
+
+    def synchronize_staging(self) -> None:
+        """Do nothing: the stager's future says when staging ends."""
+
+    def close(self) -> None:
+        """Do nothing: the stager belongs to the writer."""

@@ -1,0 +1,282 @@
+"""A manager on several ranks: all of them save, keep, resume and fail together."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from layouts import HIDDEN, differences, trained, whole
+from support import flip, shards_of
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+import ringstow
+from ringstow import CheckpointManager, _catalog
+from ringstow.dcp import _writer
+
+LAYOUTS = ["plain", "fsdp2"]
+
+
+def state_of(layout, seed, step):
+    model, optimizer = trained(layout, HIDDEN, seed)
+    parts = get_state_dict(model, optimizer)
+    return model, optimizer, {"model": parts[0], "optim": parts[1], "step": step}
+
+
+def train(rank, root, layout, staging, options):
+    """Save three steps in the background and one more; return the digest of the last."""
+    with CheckpointManager(root, keep_last=2, staging=staging, **options) as manager:
+        assert manager.restore(into={}) is None
+        for step in (1, 2, 3):
+            _, _, state = state_of(layout, step, step)
+            handle = manager.save_async(step, state, metrics={"loss": rank + step / 10})
+            handle.wait_staged()
+        report = handle.result()
+        assert report.path == str(root / "step-00000003")
+        model, optimizer, state = state_of(layout, 4, 4)
+        manager.save(4, state, metrics={"loss": rank + 0.4})
+        manager.wait()
+        assert len(manager.retained.kept) == 2
+        assert [found.step for found in manager.steps()] == [3, 4]
+        assert manager.best("loss", "max").metrics == {"loss": 0.4}
+    return whole(model, optimizer) if rank == 0 else whole(model, optimizer) and None
+
+
+def resume(rank, root, layout, options):
+    with CheckpointManager(root, **options) as manager:
+        model, optimizer, state = state_of(layout, 9, 0)
+        restored = manager.restore(into=state)
+        assert (restored.step, restored.state is state, state["step"]) == (4, True, 4)
+        assert restored.metrics == {"loss": 0.4}
+        set_state_dict(
+            model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"]
+        )
+        return whole(model, optimizer)
+
+
+@pytest.mark.parametrize("staging", ["guard", "snapshot", "wait"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ranks_save_keep_and_resume(ranks, tmp_path, layout, staging):
+    saved = ranks(2).run(train, tmp_path, layout, staging, {})[0]
+    assert differences(saved, ranks(2).run(resume, tmp_path, layout, {})[0]) == []
+    assert sorted(os.listdir(tmp_path)) == ["step-00000003", "step-00000004"]
+
+
+def test_striped_steps(ranks, tmp_path):
+    disks = [tmp_path / "a", tmp_path / "b"]
+    for disk in disks:
+        disk.mkdir()
+    options = {"config": ringstow.Config(stripe=disks)}
+    root = tmp_path / "run"
+    saved = ranks(2).run(train, root, "fsdp2", "guard", options)[0]
+    assert differences(saved, ranks(2).run(resume, root, "fsdp2", options)[0]) == []
+    assert [sorted(os.listdir(disk)) for disk in disks] == [["step-00000003", "step-00000004"]] * 2
+
+
+def within_a_group(rank, root):
+    group = dist.new_group([1], backend="gloo")
+    if rank == 0:
+        return None
+    with CheckpointManager(root, group=group) as manager:
+        manager.save_async(5, {"w": torch.ones(3)})
+        into = {"w": torch.zeros(3)}
+        step = manager.restore(into=into).step
+    dist.destroy_process_group(group)  # the caller's: the manager has left it alone
+    return step, into["w"].tolist()
+
+
+def test_a_group_of_some_ranks_saves_without_the_others(ranks, tmp_path):
+    assert ranks(2).run(within_a_group, tmp_path) == [None, (5, [1.0] * 3)]
+
+
+def raised(call):
+    try:
+        call()
+    except BaseException as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+def shard_of(rank, value):
+    return {f"w{rank}": torch.full((100,), float(value))}
+
+
+def calls_that_differ(rank, root):
+    with CheckpointManager(root) as manager:
+        said = [raised(lambda: manager.save(rank, shard_of(rank, 1)))]
+        call = manager.latest if rank else manager.steps
+        said.append(raised(call))
+    return said
+
+
+def test_ranks_that_differ_are_told_on_all_ranks(ranks, tmp_path):
+    one, other = ranks(2).run(calls_that_differ, tmp_path)
+    assert one == other
+    assert "rank 0: save[0]; rank 1: save[1]" in one[0][1]
+    assert "rank 0: steps[]; rank 1: latest[]" in one[1][1]
+    assert os.listdir(tmp_path) == []
+
+
+def fails_alone(rank, root, moment):
+    """Fail on rank 1 alone; return each rank's errors, and what is saved afterwards."""
+    with CheckpointManager(root, keep_last=1) as manager:
+        manager.save(1, shard_of(rank, 1))
+
+        def fail(*_):
+            raise OSError(28, "No space left on device")
+
+        before = _writer._native.start_write, ringstow.dcp.StorageWriter.stager
+        if rank == 1:
+            if moment == "write":
+                _writer._native.start_write = fail
+            elif moment == "stage":
+                ringstow.dcp.StorageWriter.stager = lambda self: Failing()
+        metrics = {"loss": "low"} if moment == "metrics" and rank == 1 else None
+        try:
+            errors = [
+                raised(lambda: manager.save_async(2, shard_of(rank, 2), metrics)),
+                raised(manager.wait),
+                raised(manager.wait),
+            ]
+        finally:
+            _writer._native.start_write, ringstow.dcp.StorageWriter.stager = before
+        assert manager.latest().step == 1
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])
+        optimizer.step()  # waits for no save that has failed
+        manager.save(3, shard_of(rank, 3))
+        assert [found.step for found in manager.steps()] == [3]
+    return errors
+
+
+class Failing:
+    def stage(self, state):
+        raise MemoryError("no memory for the copies")
+
+
+def test_a_background_save_that_fails_on_one_rank_fails_on_all_once(ranks, tmp_path):
+    for at_call, at_wait, again in ranks(2).run(fails_alone, tmp_path, "write"):
+        assert at_call is None
+        assert at_wait[0] == "CheckpointException"
+        assert "No space left" in at_wait[1]
+        assert again is None
+
+
+@pytest.mark.parametrize(
+    ("moment", "text"), [("stage", "no memory for the copies"), ("metrics", "not a number")]
+)
+def test_a_call_that_fails_on_one_rank_fails_on_all(ranks, tmp_path, moment, text):
+    errors = ranks(2).run(fails_alone, tmp_path, moment)
+    assert errors[1][0][0] in ("MemoryError", "InvalidStateError")
+    assert "rank 1" in errors[0][0][1]
+    for at_call, at_wait, again in errors:
+        assert text in at_call[1]
+        assert (at_wait, again) == (None, None)
+
+
+def restores(rank, root, options, shape=100):
+    into = {f"w{rank}": torch.zeros(shape)}
+    with CheckpointManager(root) as manager:
+        try:
+            restored = manager.restore(into=into, **options)
+        except BaseException as error:
+            return type(error).__name__, str(error)
+    return restored.step, into[f"w{rank}"][0].item()
+
+
+def save_steps(rank, root):
+    with CheckpointManager(root) as manager:
+        for step in (1, 2, 3):
+            manager.save_async(step, shard_of(rank, step))
+
+
+def test_damage_of_one_ranks_shard_sends_all_to_the_previous_step(ranks, tmp_path):
+    pool = ranks(2)
+    pool.run(save_steps, tmp_path)
+    damaged = shards_of(tmp_path / "step-00000003")[1]  # rank 1's
+    flip(damaged, damaged.stat().st_size - 1)
+    for kind, text in pool.run(restores, tmp_path, {}):
+        assert kind == "CheckpointException"
+        assert damaged.name in text
+    assert pool.run(restores, tmp_path, {"on_corrupt": "previous"}) == [(2, 2.0)] * 2
+    manifest = tmp_path / "step-00000002/manifest.json"
+    flip(manifest, manifest.stat().st_size // 2)
+    assert pool.run(restores, tmp_path, {"on_corrupt": "previous"}) == [(1, 1.0)] * 2
+    assert pool.run(restores, tmp_path, {"step": 1}) == [(1, 1.0)] * 2
+    for kind, text in pool.run(restores, tmp_path, {"step": 7}):
+        assert kind == "NoCheckpointError"
+        assert "its steps: 1, 2, 3" in text
+
+
+def test_what_is_no_damage_is_raised_on_all_ranks(ranks, tmp_path):
+    pool = ranks(2)
+    pool.run(save_steps, tmp_path)
+    for kind, text in pool.run(restores, tmp_path, {"on_corrupt": "previous"}, 7):
+        assert kind == "CheckpointException"
+        assert "KeyMismatchError" in text
+    shards_of(tmp_path / "step-00000003")[0].unlink()
+    for kind, _ in pool.run(restores, tmp_path, {"on_corrupt": "previous"}):
+        assert kind == "MissingFilesError"
+
+
+def needs_into(rank, root):
+    with CheckpointManager(root) as manager:
+        return raised(manager.restore)
+
+
+def test_ranks_need_a_state_to_restore_into(ranks, tmp_path):
+    for kind, text in ranks(2).run(needs_into, tmp_path):
+        assert kind == "InvalidStateError"
+        assert "which says which shards" in text
+
+
+def retention_fails(rank, root):
+    def fail(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    real, _catalog.retain = _catalog.retain, fail
+    try:
+        with CheckpointManager(root, keep_last=1) as manager:
+            for step in (1, 2):
+                manager.save_async(step, shard_of(rank, step))
+            manager.wait()
+            assert manager.retained is None
+            assert (manager.retention_error is not None) == (rank == 0)
+            assert [found.step for found in manager.steps()] == [1, 2]
+            _catalog.retain = real
+            manager.save_async(3, shard_of(rank, 3))
+            manager.wait()
+            return len(manager.retained.removed)
+    finally:
+        _catalog.retain = real
+
+
+def test_retention_that_fails_is_tried_again(ranks, tmp_path):
+    assert ranks(2).run(retention_fails, tmp_path) == [2, 2]
+
+
+def block_raises(rank, root):
+    def block():
+        with CheckpointManager(root) as manager:
+            manager.save_async(1, shard_of(rank, 1))
+            if rank == 1:
+                raise ZeroDivisionError("rank 1 alone")
+            manager.save_async(2, shard_of(rank, 2))
+
+    return raised(block)
+
+
+def test_a_block_that_raises_on_one_rank_ends_there_and_fails_the_others(ranks, tmp_path):
+    one, other = ranks(2).run(block_raises, tmp_path)
+    assert other == ("ZeroDivisionError", "rank 1 alone")
+    assert one is not None  # not an endless wait
+    assert [found.step for found in ringstow.steps(tmp_path)] == [1]
+    ranks(2).stop()
+
+
+def refused(rank, root):
+    return raised(lambda: CheckpointManager(root, staging="unguarded"))
+
+
+def test_unguarded_saves_are_refused(ranks, tmp_path):
+    assert [kind for kind, _ in ranks(2).run(refused, tmp_path)] == ["InvalidStateError"] * 2

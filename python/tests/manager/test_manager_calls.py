@@ -1,0 +1,288 @@
+"""Failures, interrupts, threads, forks and the end of a manager."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+
+import fake_native
+import pytest
+import torch
+from support import python
+
+import ringstow
+from ringstow import CheckpointManager, _catalog, _jobs, _native
+
+
+def state(step=1):
+    return {"w": torch.full((1000,), float(step)), "step": step}
+
+
+def block(root, step):
+    """Put a file where a step would be saved."""
+    root.mkdir(exist_ok=True)
+    (root / f"step-{step:08}").write_text("in the way")
+
+
+@pytest.mark.parametrize("call", ["save", "save_async", "wait", "steps", "restore", "close"])
+def test_the_next_call_raises_a_failure_that_nobody_asked_for_once(root, call):
+    manager = CheckpointManager(root)
+    manager.save(1, state())
+    block(root, 2)
+    manager.save_async(2, state())
+    arguments = {"save": (3, state()), "save_async": (3, state())}.get(call, ())
+    with pytest.raises(OSError, match="step-00000002"):
+        getattr(manager, call)(*arguments)
+    manager.close()
+    assert [found.step for found in ringstow.steps(root)] == [1]
+
+
+def test_a_failure_that_the_caller_has_seen_is_not_raised_again(root):
+    with CheckpointManager(root) as manager:
+        block(root, 2)
+        handle = manager.save_async(2, state())
+        with pytest.raises(OSError, match="step-00000002"):
+            handle.result()
+        manager.save(3, state())
+
+
+def test_the_end_of_the_block_raises_the_failure(root):
+    block(root, 2)
+    with pytest.raises(OSError, match="step-00000002"), CheckpointManager(root) as manager:
+        manager.save_async(2, state())
+    assert not _jobs.unreported
+
+
+def test_a_failed_save_does_not_mask_what_the_block_raised(root, caplog):
+    block(root, 2)
+
+    def train():
+        with CheckpointManager(root) as manager:
+            manager.save_async(2, state())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+    said = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    assert any("step-00000002" in text for text in said)
+
+
+def test_a_failed_save_removes_nothing(root):
+    with CheckpointManager(root, keep_last=1) as manager:
+        manager.save(1, state())
+        block(root, 2)
+        for _ in range(2):
+            with pytest.raises(OSError, match="step-00000002"):
+                manager.save_async(2, state()).result()
+        with pytest.raises(OSError, match="step-00000002"):
+            manager.save(2, state())
+        assert [found.step for found in manager.steps()] == [1]
+
+
+def test_a_closed_manager_refuses_every_call(root):
+    manager = CheckpointManager(root)
+    with manager:
+        manager.save_async(1, state())
+    manager.close()
+    calls = [
+        lambda: manager.save(2, state()),
+        lambda: manager.save_async(2, state()),
+        manager.wait,
+        manager.steps,
+        manager.latest,
+        lambda: manager.best("loss", "min"),
+        manager.restore,
+    ]
+    for call in calls:
+        with pytest.raises(ringstow.InvalidStateError, match="is closed"):
+            call()
+    assert "closed" in repr(manager)
+
+
+def test_removal_holds_up_neither_the_call_nor_the_handle(root, monkeypatch):
+    real, may_remove, removing = _catalog.retain, threading.Event(), threading.Event()
+
+    def retain(*args, **options):
+        removing.set()
+        assert may_remove.wait(60)
+        return real(*args, **options)
+
+    monkeypatch.setattr(_catalog, "retain", retain)
+    with CheckpointManager(root, keep_last=1) as manager:
+        manager.save_async(1, state()).result()  # returns while the removal waits
+        assert removing.wait(60)
+        assert manager.retained is None
+        may_remove.set()
+        manager.wait()
+        assert manager.retained is not None
+
+
+def test_a_load_never_meets_the_removal(root, monkeypatch):
+    """The next call begins only when the removal after the save before has ended."""
+    real, order = _catalog.retain, []
+
+    def retain(*args, **options):
+        order.append("removal begins")
+        report = real(*args, **options)
+        order.append("removal ends")
+        return report
+
+    monkeypatch.setattr(_catalog, "retain", retain)
+    real_load = ringstow._alone.load
+
+    def load(*args, **options):
+        order.append("load")
+        return real_load(*args, **options)
+
+    monkeypatch.setattr("ringstow._alone.load", load)
+    with CheckpointManager(root, keep_last=1) as manager:
+        manager.save_async(1, state())
+        assert manager.restore().step == 1
+        manager.save_async(2, state())
+        assert manager.restore().step == 2
+    removal = ["removal begins", "removal ends"]  # the second save begins with one
+    assert order == [*removal, "load", *removal, *removal, "load"]
+
+
+def test_ctrl_c_ends_the_wait_and_not_the_save(root, monkeypatch):
+    monkeypatch.setattr(_native, "start_save", fake_native.start_save)
+    gate = fake_native.Gate(end=False)
+    monkeypatch.setattr(fake_native, "gate", gate)
+    manager = CheckpointManager(root)
+    handle = manager.save_async(1, state())
+
+    class Interrupted:
+        """The event that the manager waits for: Ctrl-C comes during the wait."""
+
+        def wait(self):
+            signal.raise_signal(signal.SIGINT)
+            raise AssertionError("the wait went on")
+
+    saving = manager._saving
+    manager._saving = saving._replace(is_over=Interrupted())
+    for call in manager.wait, manager.close:
+        with pytest.raises(KeyboardInterrupt):
+            call()
+        assert not handle.done()
+    manager._saving = manager._saving._replace(is_over=saving.is_over)
+    gate.open()
+    manager.close()
+    assert handle.done()
+    assert handle.exception() is None
+
+
+def test_a_signal_handler_within_a_call_is_refused(root, monkeypatch):
+    """It would save or load in the middle of another save or load."""
+    refused = []
+
+    def handler(*_):
+        try:
+            manager.save(2, state())
+        except ringstow.BusyError as error:
+            refused.append(str(error))
+
+    real = _catalog.retain
+
+    def retain(*args, **options):
+        signal.raise_signal(signal.SIGUSR1)
+        return real(*args, **options)
+
+    monkeypatch.setattr(_catalog, "retain", retain)
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        with CheckpointManager(root, keep_last=1) as manager:
+            manager.save(1, state())
+            assert "set a flag" in refused[0]
+            assert [found.step for found in manager.steps()] == [1]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_second_thread_waits_for_the_call_of_the_first(root, monkeypatch):
+    real, may_remove, removing = _catalog.retain, threading.Event(), threading.Event()
+
+    def retain(*args, **options):
+        removing.set()
+        assert may_remove.wait(60)
+        return real(*args, **options)
+
+    monkeypatch.setattr(_catalog, "retain", retain)
+    found = []
+    with CheckpointManager(root, keep_last=1) as manager:
+        first = threading.Thread(target=manager.save, args=(1, state()))
+        first.start()
+        assert removing.wait(60)
+        second = threading.Thread(target=lambda: found.append(manager.restore().step))
+        second.start()
+        second.join(0.2)
+        assert not found  # the first one's call has not returned
+        may_remove.set()
+        first.join()
+        second.join()
+    assert found == [1]
+
+
+def test_a_forked_child_needs_a_manager_of_its_own(root):
+    manager = CheckpointManager(root)
+    manager.save_async(1, state())
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            with manager:  # whose end does nothing here
+                for call in manager.wait, manager.close, lambda: manager.save(2, state()):
+                    with pytest.raises(ringstow.Error, match="make a CheckpointManager here"):
+                        call()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    manager.close()
+    assert [found.step for found in ringstow.steps(root)] == [1]
+
+
+def test_exit_without_close_waits_for_save_and_removal(root):
+    code = """
+import sys, ringstow
+manager = ringstow.CheckpointManager(sys.argv[1], keep_last=1)
+for step in (1, 2, 3):
+    manager.save_async(step, {"w": bytes(1 << 20)})
+"""
+    done = python(code, root)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [found.step for found in ringstow.steps(root)] == [3]
+
+
+def test_exit_without_close_fails_after_a_failed_save(root):
+    block(root, 2)
+    code = """
+import sys, ringstow
+manager = ringstow.CheckpointManager(sys.argv[1])
+manager.save_async(2, {"w": 1})
+"""
+    done = python(code, root)
+    assert done.returncode == 1
+    assert "step-00000002" in done.stderr
+
+
+def test_ranks_that_come_after_the_manager_are_refused(root, monkeypatch):
+    from ringstow import _others
+
+    manager = CheckpointManager(root)
+    monkeypatch.setattr(_others, "ranks", lambda: (1, 4))
+    with pytest.raises(ringstow.InvalidStateError, match="rank 1 of 4.*after init_process_group"):
+        manager.save(1, state())
+    monkeypatch.undo()
+    manager.close()
+
+
+def test_bad_calls_are_refused_before_anything_is_written(root):
+    with CheckpointManager(root) as manager:
+        for step, error in ((None, TypeError), (-1, ValueError), (1.5, TypeError)):
+            with pytest.raises(error):
+                manager.save(step, state())
+        with pytest.raises(ringstow.InvalidStateError):
+            manager.save(1, state(), metrics={"loss": "low"})
+    assert not root.exists()
