@@ -35,6 +35,7 @@ from ringstow._errors import (
 from ringstow._load import load, load_into
 from ringstow._manager import CheckpointManager
 from ringstow._open import Checkpoint, Entry, open
+from ringstow._outcomes import Listener, Outcome, on_done
 from ringstow._resume import Restored
 from ringstow._save import save, save_async
 from ringstow.tree._damaged import DamagedTensor, Salvaged
@@ -86,6 +87,7 @@ __all__ = [
     "InvalidStateError",
     "KeyMismatchError",
     "Left",
+    "Listener",
     "LoadReport",
     "LoadSeconds",
     "MissingFilesError",
@@ -93,6 +95,7 @@ __all__ = [
     "NoCheckpointError",
     "NotCommittedError",
     "NotDurableError",
+    "Outcome",
     "PanickedError",
     "Progress",
     "Removed",
@@ -117,6 +120,7 @@ __all__ = [
     "latest",
     "load",
     "load_into",
+    "on_done",
     "open",
     "prune",
     "remove",

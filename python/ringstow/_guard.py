@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from ringstow import _native
 from ringstow._errors import InvalidStateError, TornSaveError
+from ringstow._waited import Waited
 from ringstow.tensors import _cuda
 from ringstow.tensors._memory import Address
 from ringstow.tensors._optional import imported
@@ -101,6 +102,8 @@ class Hold:
         self._over = threading.Event()
         self._is_over: Callable[[], bool] = lambda: False
         self._caller: int | None = threading.get_ident()
+        self.waited = Waited()
+        """How long the save has held up the program."""
         self.copies: _cuda.Fence | None = None
         """When GPUs have made the copies of small tensors."""
 
@@ -181,7 +184,8 @@ def before_step(*_: object) -> None:
 def _wait() -> None:
     me = threading.get_ident()
     while hold := next((hold for hold in list(_holds) if hold.is_for(me)), None):
-        hold.wait()
+        with hold.waited.here():
+            hold.wait()
 
 
 def _install(may_wait: bool) -> bool:

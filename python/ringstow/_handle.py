@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 import threading
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import Any
 
-from ringstow import _jobs, _native
+from ringstow import _jobs, _lines, _native, _outcomes
 from ringstow._errors import Error
 from ringstow._guard import Hold
 from ringstow._report import Progress, SaveReport
@@ -35,7 +37,13 @@ class SaveHandle(Future[SaveReport]):
     """
 
     def __init__(
-        self, claim: _jobs.Claim, job: _native.SaveJob, path: str, owners: list[object], hold: Hold
+        self,
+        claim: _jobs.Claim,
+        job: _native.SaveJob,
+        path: str,
+        owners: list[object],
+        hold: Hold,
+        step: int | None,
     ) -> None:
         super().__init__()
         self.set_running_or_notify_cancel()
@@ -44,7 +52,9 @@ class SaveHandle(Future[SaveReport]):
         self._path = path
         self._owners = owners
         self._hold = hold
+        self._step = step
         self._pid = os.getpid()
+        self._caller = threading.get_ident()
         self._lock = threading.RLock()  # re-entrant: a signal handler may ask, too
         # The interpreter's exit waits only for the threads that there are when it begins.
         self._is_late = not threading.main_thread().is_alive()
@@ -108,8 +118,9 @@ class SaveHandle(Future[SaveReport]):
                 will be no checkpoint of this moment. The tensors may then be changed as well.
         """
         job = self._own_job()
-        if not job.wait_staged(_seconds(timeout)):
-            return False
+        with self._hold.waited.here():
+            if not job.wait_staged(_seconds(timeout)):
+                return False
         if not job.staged():  # it failed before
             self.result()
         return True
@@ -143,10 +154,14 @@ class SaveHandle(Future[SaveReport]):
             TimeoutError: the time ran out; the save goes on.
         """
         self._own_job()
-        try:
-            error = super().exception(_seconds(timeout))
-        except TimeoutError:
-            raise TimeoutError(f"the save to {self._path} is not done after {timeout} s") from None
+        # Another thread may wait for all of the save, and hold up nobody.
+        is_callers = threading.get_ident() == self._caller
+        with self._hold.waited.here() if is_callers else contextlib.nullcontext():
+            try:
+                error = super().exception(_seconds(timeout))
+            except TimeoutError:
+                message = f"the save to {self._path} is not done after {timeout} s"
+                raise TimeoutError(message) from None
         self._asked()
         return error
 
@@ -220,11 +235,15 @@ class SaveHandle(Future[SaveReport]):
             self._let_go()
             self._job.wait(logs=False)
         finally:
-            self._settle()
+            line = self._settle()
         _native.deliver_log()
+        if line is not None:
+            _outcomes.log(line)
 
-    def _settle(self) -> None:
+    def _settle(self) -> str | None:
+        """Set the outcome, and return the line to log."""
         self._let_go()
+        line = None
         try:
             report = SaveReport.from_json(self._claim.report())
         except BaseException as error:
@@ -233,10 +252,20 @@ class SaveHandle(Future[SaveReport]):
                     self._failure = _jobs.Failure(self._path, error)
                     _jobs.unreported.append(self._failure)
             # Without its frames, which know this handle: it could not be dropped.
-            self.set_exception(error.with_traceback(None))
+            error = error.with_traceback(None)
+            self._tell(error=error)
+            self.set_exception(error)
         else:
+            report = dataclasses.replace(report, blocked_seconds=self._hold.waited.seconds())
+            line = _lines.of_save(report)
+            self._tell(report=report)
             self.set_result(report)
         _jobs.enders.discard(self._end_at_exit)
+        return line
+
+    def _tell(self, **how: Any) -> None:
+        """Have the callbacks called, before anybody can know of the end and remove one."""
+        _outcomes.tell(_outcomes.Outcome(kind="save", path=self._path, step=self._step, **how))
 
     def _let_go(self) -> None:
         """Let the tensors be changed, and freed."""
@@ -265,7 +294,11 @@ class SaveHandle(Future[SaveReport]):
 
 
 def start(
-    begin: Callable[[], _native.SaveJob], path: str, owners: list[object], hold: Hold
+    begin: Callable[[], _native.SaveJob],
+    path: str,
+    owners: list[object],
+    hold: Hold,
+    step: int | None,
 ) -> SaveHandle:
     """Start a save in the background, and a thread that watches over it.
 
@@ -277,6 +310,7 @@ def start(
         path: the checkpoint's directory.
         owners: what keeps the tensors' memory; emptied once every byte has left its tensor.
         hold: ends then, too.
+        step: the step that the caller gave.
     """
     if _jobs.has_exited:
         raise RuntimeError(
@@ -287,7 +321,7 @@ def start(
     handle: SaveHandle | None = None
     try:
         claim.job = begin()
-        handle = SaveHandle(claim, claim.job, path, owners, hold)
+        handle = SaveHandle(claim, claim.job, path, owners, hold, step)
         _jobs.enders.add(handle._end_at_exit)
         threading.Thread(target=handle._watch, name="ringstow-save", daemon=False).start()
     except BaseException:  # Ctrl-C besides

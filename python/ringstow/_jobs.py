@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ringstow import _native, _others
+from ringstow import _native, _others, _outcomes
 from ringstow._errors import BusyError, NotDurableError
 from ringstow._guard import Hold, forget_after_fork
 
@@ -148,6 +148,7 @@ def _at_exit() -> None:
     _native.end_jobs()
     has_exited = True
     log_unreported()
+    _outcomes.end()
     if unreported:
         _native.fail_exit()
         if sys.stderr is not None:  # besides the log, which may go elsewhere
@@ -165,6 +166,7 @@ def _after_fork() -> None:
     unreported.clear()
     _claims.clear()
     forget_after_fork()
+    _outcomes.forget_after_fork()
     _native.forget_after_fork()
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from ringstow import _arguments, _late, _merge, _native, _salvage
+from ringstow import _arguments, _late, _lines, _merge, _native, _outcomes, _salvage
 from ringstow._arguments import StrPath, of_checkpoint
 from ringstow._collector import collector_paused
 from ringstow._config import Config, native_json
@@ -107,24 +109,32 @@ def load(
     where = of_checkpoint(path)
     gpu = _cuda.device_named(device)
     names = None if keys is None else list(keys)
-    loaded, damaged = _while_replaced(
-        lambda: _load(
-            where,
-            _opened(where, config, damaged=skips, verify=verify),
-            prefix,
-            names,
-            gpu,
-            skips=skips,
-            allow_pickle=allow_pickle,
-            as_numpy=framework == "numpy",
+    with _outcomes.failing("load", where):
+        loaded, report = _while_replaced(
+            lambda: _load(
+                where,
+                _opened(where, config, damaged=skips, verify=verify),
+                prefix,
+                names,
+                gpu,
+                skips=skips,
+                allow_pickle=allow_pickle,
+                as_numpy=framework == "numpy",
+            )
         )
-    )
+    _tell(report)
+    damaged = report.damaged
     if not skips:
         return loaded
     salvaged = Salvaged(loaded)
     vars(salvaged).update(getattr(loaded, "__dict__", {}), damaged=damaged)
     _salvage.warn(where, damaged, "the load left tensors out")
     return salvaged
+
+
+def _tell(report: LoadReport) -> None:
+    _outcomes.tell(_outcomes.Outcome(kind="load", path=report.path, report=report))
+    _outcomes.log(_lines.of_load(report))
 
 
 def _opened(
@@ -161,8 +171,8 @@ def _load(
     skips: bool,
     allow_pickle: bool,
     as_numpy: bool,
-) -> tuple[dict[Any, Any], tuple[DamagedTensor, ...]]:
-    """Load the selected leaves of a checkpoint; return what is damaged too."""
+) -> tuple[dict[Any, Any], LoadReport]:
+    """Load the selected leaves of a checkpoint; the report says what is damaged."""
     if prefix or names is not None:
         skeleton = _selected(checkpoint, where, prefix, names)
         rows = checkpoint.tensors_named(_walk.stored_in(skeleton))
@@ -174,13 +184,26 @@ def _load(
     survey = _build.Survey(contents, apart=gpu is not None)
     survey.add(skeleton)
     # Objects first: if one is refused or its type is unknown, no tensor is read in vain.
-    objects = _build.read(checkpoint, list(survey.objects))
+    reports: list[str] = []
+    objects = _build.read(checkpoint, list(survey.objects), reports)
     builder = _build.Builder(contents, objects, as_numpy=as_numpy)
     builder.make_objects(survey)
-    flat = {} if gpu is None else _load_to(gpu, checkpoint, survey.tensors)
+    flat = {} if gpu is None else _load_to(gpu, checkpoint, survey.tensors, reports)
     rest = [name for name in survey.names if name not in survey.objects]
-    builder.add(_build.read(checkpoint, rest), flat)
-    return builder.value(skeleton), tuple(damaged.values())
+    builder.add(_build.read(checkpoint, rest, reports), flat)
+    return builder.value(skeleton), _summed(checkpoint, reports, tuple(damaged.values()))
+
+
+def _summed(
+    checkpoint: _native.Checkpoint, reports: list[str], damaged: tuple[DamagedTensor, ...]
+) -> LoadReport:
+    """Return one report of several reads."""
+    from ringstow._report import LoadReport
+
+    if not reports:  # no tensor was selected
+        reports = [checkpoint.load([])[1]]
+    report = functools.reduce(LoadReport.followed_by, map(LoadReport.from_json, reports))
+    return dataclasses.replace(report, damaged=damaged)
 
 
 def _selected(
@@ -205,7 +228,10 @@ def _selected(
 
 
 def _load_to(
-    device: torch.device, checkpoint: _native.Checkpoint, tensors: dict[str, Stored]
+    device: torch.device,
+    checkpoint: _native.Checkpoint,
+    tensors: dict[str, Stored],
+    reports: list[str],
 ) -> dict[str, torch.Tensor]:
     """Load tensors to a GPU, and return each as a new 1-d tensor."""
     flat = {name: _torch.empty_on(device, stored, name) for name, stored in tensors.items()}
@@ -215,7 +241,7 @@ def _load_to(
         if stored.nbytes
     ]
     if targets:
-        _log.debug("loaded %s", checkpoint.load_into(targets))
+        reports.append(checkpoint.load_into(targets))
     return flat
 
 
@@ -279,17 +305,19 @@ def load_into(
     """
     where = of_checkpoint(path)
     skips = _salvage.check_choice(on_corrupt, verify=verify)
-    report = _while_replaced(
-        lambda: _merge.load_into(
-            state_dict,
-            where,
-            _opened(where, config, damaged=skips, verify=verify),
-            strict=strict,
-            cast=cast,
-            skips=skips,
-            allow_pickle=allow_pickle,
+    with _outcomes.failing("load", where):
+        report = _while_replaced(
+            lambda: _merge.load_into(
+                state_dict,
+                where,
+                _opened(where, config, damaged=skips, verify=verify),
+                strict=strict,
+                cast=cast,
+                skips=skips,
+                allow_pickle=allow_pickle,
+            )
         )
-    )
+    _tell(report)
     _salvage.warn(where, report.damaged, "what these tensors would fill stays as it was")
     return report
 

@@ -204,6 +204,11 @@ class SaveReport(_Copied):
     """Most bytes of staging memory that saves use."""
     seconds: SaveSeconds
     """Where the time went."""
+    blocked_seconds: float | None = None
+    """Seconds for which the save held up training: the call, optimizer steps that waited for the
+    copies, ``wait_staged``, and ``result`` in the thread of the call. If several threads waited,
+    that of the longest. For `save`, the whole call. None if unknown: another process, or another
+    library's thread, saved."""
 
     @property
     def gb_per_s(self) -> float:

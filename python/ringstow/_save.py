@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ringstow import _arguments, _guard, _jobs, _native, _others
+from ringstow import _arguments, _guard, _jobs, _lines, _native, _others, _outcomes
 from ringstow._arguments import StrPath, absolute, names_of_parts, step_number
 from ringstow._config import Config, native_json
 from ringstow._errors import InvalidStateError
@@ -75,19 +76,25 @@ def save(
         NotDurableError: the save is committed, but may not survive a crash.
         OSError: the system refused: no space, no permission, a path that is a file.
     """
-    where, knobs, noted = _prepared(path, step, metrics, config)
-    parts = _parts(apart, state_dict)
-    with _guard.Hold() as hold:
-        hold.begin(may_wait=False)
-        encoded = _encode.encode(state_dict, allow_pickle=allow_pickle)
-        _guard.stage(encoded.tensors, "wait", where, hold)
-        return _jobs.run(
-            lambda: _native.start_save(
-                encoded.tensors, encoded.tree, where, knobs, noted, apart=parts
-            ),
-            where,
-            hold=hold,
-        )
+    hold = _guard.Hold()
+    with hold.waited.here():
+        where, knobs, noted = _prepared(path, step, metrics, config)
+        parts = _parts(apart, state_dict)
+        with _outcomes.failing("save", where, noted[0]), hold:
+            hold.begin(may_wait=False)
+            encoded = _encode.encode(state_dict, allow_pickle=allow_pickle)
+            _guard.stage(encoded.tensors, "wait", where, hold)
+            report = _jobs.run(
+                lambda: _native.start_save(
+                    encoded.tensors, encoded.tree, where, knobs, noted, apart=parts
+                ),
+                where,
+                hold=hold,
+            )
+        report = dataclasses.replace(report, blocked_seconds=hold.waited.seconds())
+    _outcomes.tell(_outcomes.Outcome(kind="save", path=where, step=noted[0], report=report))
+    _outcomes.log(_lines.of_save(report))
+    return report
 
 
 @_arguments.explained(_arguments.SAVE_ARGUMENTS)
@@ -151,27 +158,31 @@ def save_async(
     from ringstow import _handle  # imports futures, which only a background save needs
 
     _guard.check_staging(staging)
-    where, knobs, noted = _prepared(path, step, metrics, config)
-    parts = _parts(apart, state_dict)
-    _jobs.refuse_own(where)
     hold = _guard.Hold()
     handle: SaveHandle | None = None
     try:
-        may_return = True
-        if staging != "unguarded":
-            may_return = hold.begin()
-            hold.let_steps_end()
-        encoded = _encode.encode(state_dict, allow_pickle=allow_pickle)
-        tensors, tree = encoded.tensors, encoded.tree
-        is_copied = _guard.stage(tensors, staging, where, hold, json.loads(knobs)["pool_bytes"])
-        handle = _handle.start(
-            lambda: _native.start_save(tensors, tree, where, knobs, noted, apart=parts),
-            where,
-            [tensors],
-            hold,
-        )
-        if not (may_return and is_copied):
-            handle._wait_copied()
+        with hold.waited.here():
+            where, knobs, noted = _prepared(path, step, metrics, config)
+            parts = _parts(apart, state_dict)
+            with _outcomes.failing("save", where, noted[0]):
+                _jobs.refuse_own(where)
+                may_return = True
+                if staging != "unguarded":
+                    may_return = hold.begin()
+                    hold.let_steps_end()
+                encoded = _encode.encode(state_dict, allow_pickle=allow_pickle)
+                tensors, tree = encoded.tensors, encoded.tree
+                pool_bytes = json.loads(knobs)["pool_bytes"]
+                is_copied = _guard.stage(tensors, staging, where, hold, pool_bytes)
+                handle = _handle.start(
+                    lambda: _native.start_save(tensors, tree, where, knobs, noted, apart=parts),
+                    where,
+                    [tensors],
+                    hold,
+                    noted[0],
+                )
+            if not (may_return and is_copied):
+                handle._wait_copied()
     except BaseException:  # including Ctrl-C
         try:
             if handle is not None:

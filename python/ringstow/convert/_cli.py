@@ -13,6 +13,7 @@ import warnings
 from typing import Any, Self
 
 from ringstow._errors import CorruptCheckpointError, Error
+from ringstow._lines import size
 from ringstow.convert import ConvertReport, Progress, convert
 from ringstow.convert._paths import KINDS
 from ringstow.convert._replace import complete
@@ -205,24 +206,13 @@ def _tell(report: ConvertReport) -> None:
     verified = "verified bit by bit" if report.verified else "not verified"
     print(
         f"{report.source} ({report.source_kind}) -> {report.target} ({report.target_kind}): "
-        f"{report.tensors} tensors, {_size(report.tensor_bytes)} in {report.seconds:.1f} s, "
+        f"{report.tensors} tensors, {size(report.tensor_bytes)} in {report.seconds:.1f} s, "
         f"{verified}"
     )
     for name, kept in report.tied:
         print(f"tied, written once: {name} is {kept}")
     for fallback in report.save.fallbacks if report.save else ():
         print(f"{fallback.wanted} -> {fallback.got}: {fallback.reason}; {fallback.remedy}")
-
-
-def _size(count: int) -> str:
-    """Return a number of bytes with three digits, as the other commands print it."""
-    value, unit = float(count), "B"
-    for larger in ("kB", "MB", "GB", "TB", "PB"):
-        if value < 999.5:
-            break
-        value, unit = value / 1000, larger
-    digits = 0 if unit == "B" or value >= 99.95 else 1 if value >= 9.995 else 2
-    return f"{value:.{digits}f} {unit}"
 
 
 def _progress() -> contextlib.AbstractContextManager[Progress]:
@@ -243,7 +233,7 @@ def _lines() -> Progress:
         now = time.monotonic()
         if now >= due:
             due = now + _SLICE_S
-            print(f"{phase}: {_size(done)} of {_size(total)}", file=sys.stderr)
+            print(f"{phase}: {size(done)} of {size(total)}", file=sys.stderr)
 
     return show
 

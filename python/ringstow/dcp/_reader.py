@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from ringstow import _late, _native
+from ringstow import _late, _lines, _native, _outcomes
 from ringstow._arguments import StrPath
 from ringstow._collector import collector_paused
 from ringstow._config import Config
@@ -267,6 +267,15 @@ class StorageReader(storage.StorageReader):
             CorruptCheckpointError: the bytes on disk are not those that were written.
             OSError: the system refused.
         """
+        with _outcomes.failing("load", self._require_path()):
+            self.report = report = self._read_data(plan, planner)
+        _outcomes.tell(_outcomes.Outcome(kind="load", path=report.path, report=report))
+        _outcomes.log_apart(_lines.of_load(report))
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _read_data(self, plan: LoadPlan, planner: LoadPlanner) -> LoadReport:
         share = plan.storage_data
         group = _broadcast.group_of(self._broadcast)
         if group is not None and isinstance(share, _broadcast.Share):
@@ -275,11 +284,7 @@ class StorageReader(storage.StorageReader):
             targets = self._resolve(plan, planner)
             report = self._read_own(targets)
         self._hand_over(targets, planner)
-        self.report = report
-        _log.debug("loaded %s", report)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
+        return report
 
     def _resolve(self, plan: LoadPlan, planner: LoadPlanner) -> list[Target]:
         """Return the target of each item."""

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from ringstow import _late, _native
 from ringstow._errors import InvalidStateError
+from ringstow._waited import Waited
 from ringstow.dcp import _private
 from ringstow.dcp._note import Note
 from ringstow.dcp._stream import StagingFuture
@@ -62,6 +63,8 @@ class Save:
         self.part_of: tuple[int, int, str] | None = None
         self.stream: StagingFuture | None = None
         """Of a background save that copies no tensor."""
+        self.waited: Waited | None = None
+        """Of a background save, how long it has held up training; None if unknown."""
         self.is_over = False
         """Whether DCP has returned from it, as far as this thread has shown."""
         self._call = _private.Call()

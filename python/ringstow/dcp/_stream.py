@@ -48,6 +48,8 @@ class StagingFuture(concurrent.futures.Future[dict[str, Any]]):
         """The tensors that are not copied: the save fails if one changes while it is read."""
         self._kept: list[torch.Tensor] | None = guarded.copied
         self._hold = hold
+        self.waited = hold.waited
+        """How long the save has held up training."""
         self._since = time.monotonic()
         self._lock = threading.Lock()
         self.is_elsewhere = False
@@ -200,18 +202,22 @@ class StreamingStager(AsyncStager):
         """
         hold = Hold()
         try:
-            if not hold.begin():
-                raise UnsupportedError(
-                    "an optimizer's step is in progress, which would change the tensors while they "
-                    "are saved: save before or after it, or leave out async_stager=, so that the "
-                    "writer takes a snapshot"
-                )
-            hold.let_steps_end()
-            future = StagingFuture(state_dict, hold, self._begin())
-            hold.follow(future.give_up_unclaimed)
+            with hold.waited.here():
+                return self._stage(state_dict, hold)
         except BaseException:
             hold.end()
             raise
+
+    def _stage(self, state_dict: dict[str, Any], hold: Hold) -> StagingFuture:
+        if not hold.begin():
+            raise UnsupportedError(
+                "an optimizer's step is in progress, which would change the tensors while they "
+                "are saved: save before or after it, or leave out async_stager=, so that the "
+                "writer takes a snapshot"
+            )
+        hold.let_steps_end()
+        future = StagingFuture(state_dict, hold, self._begin())
+        hold.follow(future.give_up_unclaimed)
         return future
 
     def synchronize_staging(self) -> None:

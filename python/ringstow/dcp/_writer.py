@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,12 +23,13 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from ringstow import _jobs, _late, _native, _others
+from ringstow import _jobs, _late, _lines, _native, _others, _outcomes
 from ringstow._arguments import StrPath
 from ringstow._collector import collector_paused
 from ringstow._config import Config
 from ringstow._errors import InvalidStateError, UnsupportedError
 from ringstow._report import SaveReport
+from ringstow._waited import Waited
 from ringstow.dcp import _items, _mark, _metadata, _paths, _private, _rank_parts
 from ringstow.dcp._destination import Destination
 from ringstow.dcp._errors import picklable
@@ -50,6 +52,7 @@ class _Here(threading.local):
 
     save: Save | None = None
     stream: StagingFuture | None = None
+    waited: Waited | None = None
 
 
 class StorageWriter(storage.StorageWriter, AsyncStager):
@@ -81,6 +84,9 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 
     # The snapshot is complete when stage() returns.
     _synchronize_after_execute = False
+
+    # Whether another process sent it here, by a pickle.
+    _is_copy = False
 
     # Whether a save without a path goes where the one before went.
     _keeps_id = False
@@ -153,6 +159,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
+        self._is_copy = True
         self._start()
 
     # Where to.
@@ -230,6 +237,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             save.part_of = _rank_parts.part_of(save.path, rank)
             save.rank = 0
         save.stream, self._here.stream = self._here.stream, None
+        save.waited, self._here.waited = self._here.waited, None
         self._here.save = save
 
     def _current(self) -> Save:
@@ -290,7 +298,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         try:
             # Copies from GPUs wait for the streams that are current here.
             fence = contextlib.nullcontext() if stream is None else stream.fence.passed()
-            with save.hook(is_last=not save.commits):
+            with _outcomes.failing("save", save.path), save.hook(is_last=not save.commits):
                 with collector_paused(), fence:
                     if save.is_alone and save.part_of is None:
                         _refuse_shards(plan)
@@ -318,7 +326,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         receipts = [r.storage_data for rank in results for r in rank if r.index.fqn == RECEIPT]
         names = list(metadata.state_dict_metadata)
         save = self._current()
-        with save.hook(is_last=True):
+        with _outcomes.failing("save", save.path), save.hook(is_last=True):
             with collector_paused():
                 tree = _metadata.tree_of(metadata)
             done = save.commit(receipts, tree, names)
@@ -339,6 +347,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             "the save that the coordinator has begun",
             lambda: _native.is_under_way(save.path),
         )
+        since = time.perf_counter()
         lease = self._snapshot.read(memory.address for _, memory, _, _ in items.specs)
         job: _native.SaveJob | None = None
         try:  # Ctrl-C must find the job to end it
@@ -362,9 +371,19 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         finally:
             self._end(lease)
         report = SaveReport.from_json(job.result())
-        self.report = report
-        _log.debug("wrote rank %d's part: %s", save.own_rank(), report)
+        blocked = self._blocked(save, since)
+        self.report = report = dataclasses.replace(report, blocked_seconds=blocked)
+        _outcomes.tell(_outcomes.Outcome(kind="save", path=save.path, report=report))
+        _outcomes.log_apart(_lines.of_save(report, f"rank {save.own_rank()}"))
         return job.receipt(), items.nbytes
+
+    def _blocked(self, save: Save, since: float) -> float | None:
+        """Return how long a save has held up training, which began to write at a time."""
+        if save.waited is not None:
+            return save.waited.seconds()
+        is_main = threading.current_thread() is threading.main_thread()
+        # Otherwise training may go on: in the process that sent this writer, or beside this thread.
+        return time.perf_counter() - since if is_main and not self._is_copy else None
 
     def _end(self, lease: Lease | None) -> None:
         if lease is not None:
@@ -392,8 +411,11 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             InvalidStateError: a value can't be copied; names its key.
             UnsupportedError: a CUDA graph is being captured.
         """
-        claim = self._begin_staging()  # first: in a forked child it makes a new snapshot
-        return self._snapshot.take(state_dict, claim)
+        waited = Waited()
+        with waited.here():
+            # First: in a forked child it makes a new snapshot.
+            claim = self._begin_staging(waited)
+            return self._snapshot.take(state_dict, claim)
 
     def synchronize_staging(self) -> None:
         """Do nothing: the snapshot is complete when `stage` returns."""
@@ -421,10 +443,13 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         self._snapshot.drop()
         self._saves.abandon()
 
-    def _begin_staging(self) -> Callable[[StagingFuture | None], None]:
+    def _begin_staging(
+        self, waited: Waited | None = None
+    ) -> Callable[[StagingFuture | None], None]:
         """Return what the thread that saves the staged state calls, with its stream if it has one.
 
-        DCP gives that thread neither the path that this one was given nor the stream.
+        DCP gives that thread neither the path that this one was given nor the stream, nor how long
+        staging has ``waited``.
         """
         self._adopt()
         end_here()
@@ -435,6 +460,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             destination.receive(given)
             notes.receive(note)
             here.stream = stream
+            here.waited = waited if stream is None else stream.waited
 
         return claim
 

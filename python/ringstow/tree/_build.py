@@ -85,11 +85,15 @@ class Contents:
         return FormatError(message, path=self.manifest)
 
 
-def read(checkpoint: _native.Checkpoint, names: list[str]) -> dict[str, Any]:
-    """Return the bytes of tensors and objects by name."""
+def read(
+    checkpoint: _native.Checkpoint, names: list[str], reports: list[str] | None = None
+) -> dict[str, Any]:
+    """Return the bytes of tensors and objects by name; add the JSON report to ``reports``."""
     if not names:
         return {}
     blocks, report = checkpoint.load(names)
+    if reports is not None:
+        reports.append(report)
     _log.debug("loaded %s", report)
     return dict(zip(names, blocks, strict=True))
 

@@ -1,0 +1,155 @@
+"""Each save and load logs one line at level INFO, with the report's figures."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+
+import fake_native
+import numpy as np
+import pytest
+from support import python
+
+import ringstow
+from ringstow import LoadReport, SaveReport, _lines
+
+STATE = {"w": np.arange(1000.0), "step": 1}
+
+
+@pytest.fixture
+def lines(caplog):
+    """Return a function that returns the lines logged so far, once no save is logging any more."""
+    caplog.set_level(logging.INFO, logger="ringstow")
+
+    def logged():
+        for thread in threading.enumerate():
+            if thread.name == "ringstow-save":
+                thread.join()
+        return [
+            one.getMessage()
+            for one in caplog.records
+            if one.name == "ringstow" and one.levelno == logging.INFO
+        ]
+
+    return logged
+
+
+def test_save_logs_its_report(lines, at):
+    report = ringstow.save(STATE, at / "c")
+    assert lines() == [_lines.of_save(report)]
+    assert report.blocked_seconds >= report.seconds.total
+
+
+def test_background_save_logs_its_report(lines, at):
+    report = ringstow.save_async(STATE, at / "c").result()
+    assert lines() == [_lines.of_save(report)]
+
+
+def test_loads_log_their_reports(lines, at):
+    ringstow.save(STATE, at / "c")
+    outcomes = []
+    with ringstow.on_done(outcomes.append):
+        ringstow.load(at / "c")
+        into = ringstow.load_into({"w": np.zeros(1000), "step": 0}, at / "c")
+    assert lines()[1:] == [_lines.of_load(outcomes[0].report), _lines.of_load(into)]
+    assert "waited" not in lines()[1]
+
+
+def test_load_of_objects_and_tensors_logs_one_line_for_all(lines, at):
+    pickled = {"o": {1, 2}.__class__, "w": np.arange(1000.0)}
+    ringstow.save(pickled, at / "c", allow_pickle=True)
+    ringstow.load(at / "c", allow_pickle=True)
+    assert len(lines()) == 2
+
+
+def test_load_of_nothing_logs_no_bytes(lines, at):
+    ringstow.save(STATE, at / "c")
+    ringstow.load(at / "c", keys=["step"])
+    assert re.fullmatch(rf"loaded {at}/c: 0 B in .*", lines()[1])
+
+
+def test_failed_save_logs_no_line(lines, at):
+    (at / "file").write_text("")
+    with pytest.raises(NotADirectoryError):
+        ringstow.save(STATE, at / "file" / "c")
+    with pytest.raises(NotADirectoryError):
+        ringstow.save_async(STATE, at / "file" / "c").result()
+    assert lines() == []
+
+
+def reported(kind, **fields):
+    text = fake_native.save_report if kind is SaveReport else fake_native.load_report
+    report = {**text("/run/step-1000", 2, 3_410_000_000), **fields}
+    return kind.from_json(json.dumps(report))
+
+
+def test_line_has_size_time_rate_and_mode():
+    mode = {"engine": "uring", "fixed_buffers": 64, "direct": True}
+    report = reported(SaveReport, **mode, blocked_seconds=0.0123)
+    assert _lines.of_save(report) == (
+        "/run/step-1000: 3.41 GB in 500 ms (6.82 GB/s, uring, fixed, direct), training waited 12 ms"
+    )
+    assert _lines.of_save(reported(SaveReport), "rank 3") == (
+        "/run/step-1000, rank 3: 3.41 GB in 500 ms (6.82 GB/s, fake, buffered)"
+    )
+    assert _lines.of_load(reported(LoadReport)) == (
+        "loaded /run/step-1000: 3.41 GB in 500 ms (6.82 GB/s, fake, buffered)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0004, "0.4 ms"),
+        (0.00994, "9.9 ms"),
+        (0.00996, "10 ms"),
+        (0.9994, "999 ms"),
+        (0.9996, "1.00 s"),
+        (9.996, "10.0 s"),
+        (99.96, "100 s"),
+    ],
+)
+def test_times_have_few_digits(seconds, text):
+    assert _lines.duration(seconds) == text
+
+
+@pytest.mark.parametrize("save", ["save", "save_async"])
+def test_signal_handler_saves_while_a_logging_handler_is_locked(save, at):
+    code = """
+import logging, signal, sys, ringstow
+handler = logging.StreamHandler()
+logging.getLogger("ringstow").addHandler(handler)
+logging.getLogger("ringstow").setLevel(logging.INFO)
+def save(*_):
+    saved = getattr(ringstow, sys.argv[2])({"a": 1}, sys.argv[1])
+    if sys.argv[2] == "save_async":
+        saved.result()
+signal.signal(signal.SIGUSR1, save)
+with handler.lock:
+    signal.raise_signal(signal.SIGUSR1)
+"""
+    done = python(code, at / "c", save)  # fails if it hangs
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("training waited") == 1
+
+
+def test_logging_handler_that_fails_does_not_fail_the_save(at, monkeypatch):
+    seen = []
+    monkeypatch.setattr("sys.unraisablehook", seen.append)
+
+    class Broken(logging.Handler):
+        def emit(self, record):
+            raise RuntimeError("no log")
+
+    log, handler = logging.getLogger("ringstow"), Broken()
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        ringstow.save(STATE, at / "c")
+        ringstow.load(at / "c")
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(logging.NOTSET)
+    assert [str(one.exc_value) for one in seen] == ["no log"] * 2
