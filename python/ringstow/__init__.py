@@ -140,6 +140,10 @@ def __getattr__(name: str) -> Any:
         from ringstow._handle import SaveHandle
 
         return SaveHandle
+    if name == "monitoring":
+        import importlib
+
+        return importlib.import_module("ringstow.monitoring")
     if name == "__version__":
         from importlib.metadata import version
 

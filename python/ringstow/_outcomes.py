@@ -114,8 +114,9 @@ def on_done(callback: Callback) -> Listener:
 # Changes to lists and deques are atomic, so they need no lock, which a signal handler could find
 # held by the very thread that it interrupts.
 _listeners: list[Listener] = []
-_queue: collections.deque[Outcome | str | threading.Event] = collections.deque()
-"""What the thread has yet to do: callbacks, log lines, and events to set."""
+_Item = tuple[Outcome, list[Listener]] | str | threading.Event
+_queue: collections.deque[_Item] = collections.deque()
+"""What the thread has yet to do: callbacks to call, log lines, and events to set."""
 _busy = threading.Lock()
 """Held while the thread runs. Nobody waits for it."""
 _worker: int | None = None
@@ -134,7 +135,7 @@ def failing(kind: Literal["save", "load"], path: str, step: int | None = None) -
 def tell(outcome: Outcome) -> None:
     """Have the callbacks called. Returns at once."""
     if _listeners:
-        _enqueue(outcome)
+        _enqueue((outcome, list(_listeners)))
 
 
 def log(line: str) -> None:
@@ -200,7 +201,7 @@ def forget_after_fork() -> None:
     _queue, _busy, _worker = collections.deque(), threading.Lock(), None
 
 
-def _enqueue(item: Outcome | str | threading.Event) -> None:
+def _enqueue(item: _Item) -> None:
     _queue.append(item)
     if _busy.acquire(blocking=False):
         try:
@@ -225,11 +226,13 @@ def _work() -> None:
             return
 
 
-def _do(item: Outcome | str | threading.Event) -> None:
+def _do(item: _Item) -> None:
     if isinstance(item, threading.Event):
         item.set()
     elif isinstance(item, str):
         log(item)
     else:
-        for listener in list(_listeners):
-            listener._call(item)
+        outcome, listeners = item
+        for listener in listeners:
+            if listener in _listeners:  # not removed since
+                listener._call(outcome)

@@ -141,6 +141,16 @@ def test_removed_callback_is_not_called(at):
     assert "removed" in repr(listener)
 
 
+def test_callback_does_not_hear_of_what_ended_before_it_was_there(at):
+    may_return, outcomes = threading.Event(), []
+    with ringstow.on_done(lambda outcome: may_return.wait(60)):
+        ringstow.save(STATE, at / "c")
+        listener = ringstow.on_done(outcomes.append)
+        may_return.set()
+        listener.remove()
+    assert outcomes == []
+
+
 def test_no_outcome_is_lost_when_many_threads_save(at):
     outcomes = []
 

@@ -1,5 +1,6 @@
 """Every Python snippet of README.md and docs/ runs unchanged."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -8,11 +9,14 @@ import forked
 import pytest
 import snippets
 import torch
+from support import missing
 
 ROOT = Path(__file__).parents[2]
 PAGES = [page for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))) if page.exists()]
 WITH_SNIPPETS = [page for page in PAGES if any(snippets.snippets(page))]
 NEED_A_GPU = {"gpu.md"}
+# What the extra "test" installs for one page.
+NEED_MODULES = {"monitoring.md": ("tensorboard", "prometheus_client", "opentelemetry.sdk.metrics")}
 
 pytestmark = pytest.mark.skipif(not PAGES, reason="the documentation is not here")
 
@@ -23,6 +27,11 @@ def test_snippets_run(page: Path, tmp_path: Path) -> None:
         for line, code in snippets.snippets(page):
             compile(code, f"{page}:{line}", "exec")
         return
+    for module in NEED_MODULES.get(page.name, ()):
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            missing(f"{error}: pip install './python[test]'")
     done = forked.script(snippets.__file__, page, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 

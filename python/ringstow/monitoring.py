@@ -1,0 +1,165 @@
+"""Ready-made callbacks of `ringstow.on_done` for TensorBoard, Prometheus and OpenTelemetry.
+
+Each returns the listener, whose ``remove()`` ends the reports. Imports what it reports to only when
+called: ``pip install 'ringstow[prometheus]'`` and so on install it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ringstow._outcomes import Listener, Outcome, on_done
+from ringstow._report import LoadReport, SaveReport
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+    from prometheus_client import CollectorRegistry
+    from torch.utils.tensorboard import SummaryWriter
+
+# Upper ends of the classes of a histogram, in seconds: from a small save to that of a slow disk.
+_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+_KINDS = ("save", "load")
+
+
+def tensorboard(writer: SummaryWriter) -> Listener:
+    """Write scalars for each save and load, at its step.
+
+    ``ringstow/save/seconds``, ``gb_per_s``, ``bytes``, ``blocked_seconds`` and ``failures``, and
+    the same for loads without ``blocked_seconds``. ``failures`` counts those so far.
+
+    Args:
+        writer: a ``torch.utils.tensorboard.SummaryWriter``, or anything with its ``add_scalar``.
+            The step is that of the save; otherwise the number of saves or loads so far.
+    """
+    counts = {kind: itertools.count(1) for kind in _KINDS}
+    failures = dict.fromkeys(_KINDS, 0)
+    write: Callable[[str, float, int], object] = writer.add_scalar
+
+    def report(outcome: Outcome) -> None:
+        kind, number = outcome.kind, next(counts[outcome.kind])
+        failures[kind] += outcome.error is not None
+        scalars = {"failures": float(failures[kind])}
+        if outcome.report is not None:
+            scalars |= {
+                "seconds": outcome.report.seconds.total,
+                "gb_per_s": outcome.report.gb_per_s,
+                "bytes": float(_bytes(outcome.report)),
+            }
+        if (blocked := _blocked(outcome)) is not None:
+            scalars["blocked_seconds"] = blocked
+        step = number if outcome.step is None else outcome.step
+        for name, value in scalars.items():
+            write(f"ringstow/{kind}/{name}", value, step)
+
+    return on_done(report)
+
+
+def prometheus(registry: CollectorRegistry | None = None) -> Listener:
+    """Count and time saves and loads as metrics of prometheus_client.
+
+    ===================================== ========= ==================================
+    ``ringstow_saves_total``              counter   by ``result``: ``ok`` or ``failed``
+    ``ringstow_save_bytes_total``         counter   bytes written
+    ``ringstow_save_seconds``             histogram seconds of each
+    ``ringstow_save_blocked_seconds``     histogram seconds for which training waited
+    ``ringstow_last_save_timestamp_seconds`` gauge  when the last one succeeded, Unix time
+    ===================================== ========= ==================================
+
+    The same for loads, as ``ringstow_loads_total`` and so on, without ``blocked``.
+
+    Args:
+        registry: where to register them; None means the default registry.
+
+    Raises:
+        ValueError: the registry has them already.
+    """
+    import prometheus_client as client
+
+    to = client.REGISTRY if registry is None else registry
+    count, nbytes, seconds, last = {}, {}, {}, {}
+    for kind, what in (("save", "written"), ("load", "read")):
+        of, name = f"{kind}s of checkpoints", f"ringstow_{kind}"
+        count[kind] = client.Counter(f"{name}s", f"Number of {of}.", ["result"], registry=to)
+        for result in ("ok", "failed"):
+            count[kind].labels(result)  # a rate needs the zero before the first failure
+        nbytes[kind] = client.Counter(f"{name}_bytes", f"Bytes {what} by {of}.", registry=to)
+        seconds[kind] = client.Histogram(
+            f"{name}_seconds", f"Seconds of {of}.", buckets=_BUCKETS, registry=to
+        )
+        last[kind] = client.Gauge(
+            f"ringstow_last_{kind}_timestamp_seconds",
+            f"Unix time at which the last of the {of} succeeded.",
+            registry=to,
+        )
+    waited = client.Histogram(
+        "ringstow_save_blocked_seconds",
+        "Seconds for which training waited for saves of checkpoints.",
+        buckets=_BUCKETS,
+        registry=to,
+    )
+
+    def report(outcome: Outcome) -> None:
+        kind = outcome.kind
+        count[kind].labels("ok" if outcome.error is None else "failed").inc()
+        if outcome.report is not None:
+            nbytes[kind].inc(_bytes(outcome.report))
+            seconds[kind].observe(outcome.report.seconds.total)
+            last[kind].set(time.time())
+        if (blocked := _blocked(outcome)) is not None:
+            waited.observe(blocked)
+
+    return on_done(report)
+
+
+def opentelemetry(meter_provider: MeterProvider | None = None) -> Listener:
+    """Record saves and loads with instruments of OpenTelemetry's meter ``ringstow``.
+
+    ``ringstow.saves`` (counter; failures have the attribute ``error.type``),
+    ``ringstow.save.duration`` (histogram, s), ``ringstow.save.io`` (counter, By) and
+    ``ringstow.save.blocked.duration`` (histogram, s: how long training waited); the same for loads
+    without ``blocked``.
+
+    Args:
+        meter_provider: None means the global one.
+    """
+    from opentelemetry import metrics
+
+    from ringstow import _native
+
+    provider = metrics.get_meter_provider() if meter_provider is None else meter_provider
+    meter = provider.get_meter("ringstow", _native.__version__)
+
+    def seconds_of(name: str, what: str) -> Any:
+        buckets = {"explicit_bucket_boundaries_advisory": _BUCKETS}
+        return meter.create_histogram(f"ringstow.{name}", "s", what, **buckets)
+
+    count, nbytes, seconds = {}, {}, {}
+    for kind in _KINDS:
+        count[kind] = meter.create_counter(f"ringstow.{kind}s", f"{{{kind}}}", f"{kind}s ended.")
+        nbytes[kind] = meter.create_counter(f"ringstow.{kind}.io", "By", f"Bytes of {kind}s.")
+        seconds[kind] = seconds_of(f"{kind}.duration", f"Time of a {kind}.")
+    waited = seconds_of("save.blocked.duration", "Time for which training waited for a save.")
+
+    def report(outcome: Outcome) -> None:
+        kind, error = outcome.kind, outcome.error
+        count[kind].add(1, {} if error is None else {"error.type": type(error).__name__})
+        if outcome.report is not None:
+            nbytes[kind].add(_bytes(outcome.report))
+            seconds[kind].record(outcome.report.seconds.total)
+        if (blocked := _blocked(outcome)) is not None:
+            waited.record(blocked)
+
+    return on_done(report)
+
+
+def _bytes(report: SaveReport | LoadReport) -> int:
+    """Return the bytes written or read."""
+    return report.file_bytes if isinstance(report, SaveReport) else report.read_bytes
+
+
+def _blocked(outcome: Outcome) -> float | None:
+    """Return how long training waited for a save, if that is known."""
+    return outcome.report.blocked_seconds if isinstance(outcome.report, SaveReport) else None

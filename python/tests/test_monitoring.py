@@ -1,0 +1,134 @@
+"""The ready-made callbacks report to the real TensorBoard, Prometheus and OpenTelemetry."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from support import missing
+
+import ringstow
+
+STATE = {"w": np.arange(1000.0)}
+
+
+def needs(name):
+    """Return a module that the extra ``test`` installs; skip the test without it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        missing(f"{error}: pip install './python[test]'")
+
+
+def run(at):
+    """Save twice, fail to save once, and load once; return the three reports."""
+    one = ringstow.save(STATE, at / "one", step=1000)
+    two = ringstow.save_async(STATE, at / "two", step=2000).result()
+    with pytest.raises(ringstow.InvalidStateError):
+        ringstow.save({"f": open}, at / "three", step=3000)
+    outcomes = []
+    with ringstow.on_done(outcomes.append):
+        ringstow.load(at / "two")
+    return one, two, outcomes[0].report
+
+
+def test_tensorboard_has_a_scalar_for_each_figure_at_the_step(at):
+    needs("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(at / "logs") as writer, ringstow.monitoring.tensorboard(writer):
+        one, two, loaded = run(at)
+    events = EventAccumulator(str(at / "logs"))
+    events.Reload()
+
+    def scalars(name):
+        return [(event.step, event.value) for event in events.Scalars(f"ringstow/{name}")]
+
+    def of_saves(figure):
+        return [(step, pytest.approx(figure(r))) for step, r in ((1000, one), (2000, two))]
+
+    assert scalars("save/seconds") == of_saves(lambda report: report.seconds.total)
+    assert scalars("save/gb_per_s") == of_saves(lambda report: report.gb_per_s)
+    assert scalars("save/bytes") == of_saves(lambda report: report.file_bytes)
+    assert scalars("save/blocked_seconds") == of_saves(lambda report: report.blocked_seconds)
+    assert scalars("save/failures") == [(1000, 0), (2000, 0), (3000, 1)]
+    assert scalars("load/seconds") == [(1, pytest.approx(loaded.seconds.total))]
+    assert "ringstow/load/blocked_seconds" not in events.Tags()["scalars"]
+
+
+def test_prometheus_counts_and_times(at):
+    client = needs("prometheus_client")
+    registry = client.CollectorRegistry()
+    with ringstow.monitoring.prometheus(registry):
+        assert registry.get_sample_value("ringstow_saves_total", {"result": "failed"}) == 0
+        one, two, loaded = run(at)
+
+    def value(name, **labels):
+        return registry.get_sample_value(f"ringstow_{name}", labels)
+
+    assert value("saves_total", result="ok") == 2
+    assert value("saves_total", result="failed") == 1
+    assert value("loads_total", result="ok") == 1
+    assert value("save_bytes_total") == one.file_bytes + two.file_bytes
+    assert value("load_bytes_total") == loaded.read_bytes
+    assert value("save_seconds_count") == 2
+    assert value("save_seconds_sum") == pytest.approx(one.seconds.total + two.seconds.total)
+    blocked = one.blocked_seconds + two.blocked_seconds
+    assert value("save_blocked_seconds_sum") == pytest.approx(blocked)
+    assert value("last_save_timestamp_seconds") >= value("saves_created", result="ok")
+
+
+def test_prometheus_exposes_its_conventional_names(at):
+    client = needs("prometheus_client")
+    registry = client.CollectorRegistry()
+    with ringstow.monitoring.prometheus(registry):
+        text = client.generate_latest(registry).decode()
+        with pytest.raises(ValueError, match="Duplicated"):
+            ringstow.monitoring.prometheus(registry)
+    kinds = dict(line.split()[2:4] for line in text.splitlines() if line.startswith("# TYPE"))
+    assert kinds["ringstow_save_bytes_total"] == "counter"
+    assert kinds["ringstow_save_seconds"] == "histogram"
+    assert kinds["ringstow_last_load_timestamp_seconds"] == "gauge"
+
+
+def test_opentelemetry_records_durations_bytes_and_errors(at):
+    needs("opentelemetry.sdk")
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+    reader = InMemoryMetricReader()
+    with ringstow.monitoring.opentelemetry(MeterProvider([reader], shutdown_on_exit=False)):
+        one, two, loaded = run(at)
+    (resource,) = reader.get_metrics_data().resource_metrics
+    (scope,) = resource.scope_metrics
+    assert (scope.scope.name, scope.scope.version) == ("ringstow", ringstow._native.__version__)
+    metrics = {metric.name: metric for metric in scope.metrics}
+
+    def points(name):
+        return metrics[f"ringstow.{name}"].data.data_points
+
+    ends = {tuple(point.attributes.items()): point.value for point in points("saves")}
+    assert ends == {(): 2, (("error.type", "InvalidStateError"),): 1}
+    (duration,) = points("save.duration")
+    assert duration.count == 2
+    assert duration.sum == pytest.approx(one.seconds.total + two.seconds.total)
+    assert max(duration.explicit_bounds) == 1000
+    assert points("save.io")[0].value == one.file_bytes + two.file_bytes
+    assert points("load.io")[0].value == loaded.read_bytes
+    blocked = one.blocked_seconds + two.blocked_seconds
+    assert points("save.blocked.duration")[0].sum == pytest.approx(blocked)
+    assert metrics["ringstow.save.duration"].unit == "s"
+    assert metrics["ringstow.save.io"].unit == "By"
+
+
+def test_import_of_monitoring_imports_no_exporter():
+    code = (
+        "import sys, ringstow; ringstow.monitoring; "
+        "print({'torch', 'tensorboard', 'prometheus_client', 'opentelemetry'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
