@@ -204,7 +204,7 @@ impl Store {
     /// See [`retain`].
     ///
     /// # Errors
-    /// As for [`retain`]; [`Error::Invalid`](crate::Error::Invalid) for an invalid pattern.
+    /// As for [`retain`]; [`Error::Invalid`](crate::Error::Invalid) for a rule that keeps nothing.
     pub fn retain(&self, root: impl AsRef<Path>, retention: &Retention) -> Result<Retained> {
         store::retain(root, retention, &self.config)
     }
@@ -413,12 +413,12 @@ pub fn latest_verified(dir: impl AsRef<Path>) -> Result<Option<PathBuf>> {
     Store::found()?.latest(dir, &Wanted { verify: true, ..Wanted::default() })
 }
 
-/// Removes all [`steps`] directly under `root` except the newest `keep` that can be loaded. `docs/retention.md` lists
-/// what it never removes.
+/// Removes all [`steps`] directly under `root` except the newest `keep` that can be loaded. [`Store::retain`] takes more
+/// rules. `docs/retention.md` lists what it never removes.
 ///
 /// # Errors
-/// [`Error::Invalid`](crate::Error::Invalid) for a `keep` of 0; [`Error::Io`](crate::Error::Io) if listing a directory
-/// or removing a file fails; as for [`Config::found`].
+/// [`Error::Invalid`](crate::Error::Invalid) for a `keep` of 0; [`Error::Io`](crate::Error::Io) if `root` cannot be
+/// listed; as for [`Config::found`]. What fails below it is in [`Retained::left`], and the rest is done.
 pub fn retain(root: impl AsRef<Path>, keep: usize, disposal: Disposal) -> Result<Retained> {
     Store::found()?.retain(root, &Retention { disposal, ..Retention::new(keep) })
 }

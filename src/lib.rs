@@ -79,10 +79,10 @@ pub use pipeline::report::{
 pub use pipeline::runtime::Runtime;
 pub use state::StateDict;
 pub use store::{
-    Before, Checkpoint, CheckpointKind, Committed, DiffReport, Disposal, ElementDiff, FileInfo,
-    Found, Info, Left, LoadOptions, Loaded, LoadedTensor, OnCorrupt, Pruning, Recycled, Removed,
-    Retained, Retention, Session, Slice, Slimmed, Status, Swept, TensorChange, TensorDiff,
-    TensorPart, TensorView, ValueDiff, Wanted,
+    Before, Best, Checkpoint, CheckpointKind, Committed, DiffReport, Direction, Disposal,
+    ElementDiff, FileInfo, Found, Info, Left, LoadOptions, Loaded, LoadedTensor, OnCorrupt,
+    Pruning, Recycled, Removed, Retained, Retention, Session, Slice, Slimmed, Status, Swept,
+    TensorChange, TensorDiff, TensorPart, TensorView, ValueDiff, Wanted,
 };
 
 /// What the Python binding, the program's tests and the benches need besides. Not part of the interface: it may change

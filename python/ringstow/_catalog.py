@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING, Any, Literal
 
 from ringstow import _native
 from ringstow._arguments import (
@@ -163,17 +164,24 @@ def retain(
     directory: StrPath,
     keep: int,
     *,
+    keep_every: int | None = None,
+    keep_best: tuple[str, Literal["min", "max"], int] | None = None,
     recycle: bool | None = None,
     pattern: str | None = None,
     dry_run: bool = False,
     config: Config | None = None,
 ) -> Retained:
-    """Remove all steps directly in a directory except the newest ``keep``.
+    """Remove all steps directly in a directory except the newest ``keep``, and others that stay.
 
-    `steps` says which checkpoints are steps. All others are left alone, and so are links and what a
-    link in the directory leads to. The report says what counted as a step, and what was left alone
-    and why. If nothing counted, or several kinds of names looked like steps, the report has a
-    warning, which is also logged.
+    ::
+
+        ringstow.retain("run", keep=3, keep_every=1000, keep_best=("loss", "min", 2))
+
+    A step stays if one of the three rules keeps it; the report says which. `steps` says which
+    checkpoints are steps. All others are left alone, and so are links and what a link in the
+    directory leads to. The report says what counted as a step, and what was left alone and why. If
+    nothing counted, or several kinds of names looked like steps, the report has a warning, which is
+    also logged. Where the system fails to remove a checkpoint, the others are still removed.
 
     Each checkpoint is removed entirely or not at all, even if the process is killed. A load that
     has begun completes. With several ranks, one of them calls this after the save has ended on all.
@@ -183,6 +191,10 @@ def retain(
     Args:
         directory: the directory that holds the checkpoints.
         keep: how many steps to keep. Steps that can't be loaded are neither counted nor removed.
+        keep_every: also keep the steps that this number divides.
+        keep_best: also keep the best steps by a metric that their saves noted (``metrics=``): its
+            name, ``"min"`` or ``"max"``, and how many. NaN is never best; of equals, the newer step
+            is. If no step has the metric, none is removed, with a warning: the name may be wrong.
         recycle: keep the files of the last removed checkpoint in ``.ringstow-spares``. The next
             save into a directory there writes over them, which is faster than new files and takes
             no more space. `prune` with ``recycled=True`` removes them, and so does a save on a full
@@ -197,21 +209,21 @@ def retain(
         What was kept, removed, cleared up and left alone.
 
     Raises:
-        TypeError, ValueError: ``keep`` is not a number, or negative.
-        InvalidStateError: ``keep`` is 0; or the pattern does not have exactly one place for the
-            step.
-        OSError: a directory can't be read, or a file can't be removed.
+        TypeError, ValueError: a number is none, or is negative; ``keep_best`` has other parts.
+        InvalidStateError: a number is 0; ``keep_best`` says neither ``"min"`` nor ``"max"``; or the
+            pattern does not have exactly one place for the step.
+        OSError: ``directory`` can't be listed. What fails below it is in `Retained.left`, and the
+            rest is done.
     """
     from ringstow._catalog_report import Retained
 
-    if isinstance(keep, bool) or not isinstance(keep, SupportsIndex):
-        raise TypeError(f"keep is a number of checkpoints, not {keep!r}")
-    if keep < 0:
-        raise ValueError(f"keep is a number of checkpoints, not {keep}")
+    kept = _count(keep, "keep")
+    every = step_number(keep_every, "keep_every")
+    best = None if keep_best is None else _best(keep_best)
     knobs = native_json(config)
     recycles = _recycles(recycle, config)
     return Retained.from_json(
-        _native.retain(absolute(directory), keep, recycles, pattern, dry_run, knobs)
+        _native.retain(absolute(directory), kept, every, best, recycles, pattern, dry_run, knobs)
     )
 
 
@@ -312,6 +324,25 @@ def slim(path: StrPath, drop: Iterable[str], *, config: Config | None = None) ->
 
     names = names_of_parts(drop, "drop")
     return Slimmed.from_json(_native.slim(of_checkpoint(path), names, native_json(config)))
+
+
+def _best(keep_best: Any) -> tuple[str, str, int]:
+    """Check the parts of ``keep_best``."""
+    if not isinstance(keep_best, tuple | list) or len(keep_best) != 3:
+        raise TypeError(f'keep_best is (metric, "min" or "max", count), not {keep_best!r}')
+    metric, direction, count = keep_best
+    if not isinstance(metric, str) or not isinstance(direction, str):
+        raise TypeError(f'keep_best is (metric, "min" or "max", count), not {keep_best!r}')
+    return metric, direction, _count(count, "the count of keep_best")
+
+
+def _count(count: Any, name: str) -> int:
+    if isinstance(count, bool) or not hasattr(count, "__index__"):
+        raise TypeError(f"{name} is a number of checkpoints, not {count!r}")
+    number = operator.index(count)
+    if not 0 <= number < 1 << 64:
+        raise ValueError(f"{name} is a number of checkpoints, not {number}")
+    return number
 
 
 def _recycles(recycle: bool | None, config: Config | None) -> bool:

@@ -208,6 +208,8 @@ class Retained(Report):
     """What counted as a step: ``"step-*"``. None if nothing did."""
     kept: tuple[str, ...]
     """Steps that were kept, oldest first."""
+    reasons: tuple[str, ...]
+    """Why each of ``kept`` stays, in the same order: ``"it is among the 3 newest"``."""
     removed: tuple[str, ...]
     """Steps that were removed, oldest first."""
     cleared: tuple[str, ...]
@@ -215,7 +217,7 @@ class Retained(Report):
     it was then empty."""
     left: tuple[Left, ...]
     """Directories that were left alone, and why: not a step, can't be loaded, a link, or the target
-    of one; and empty ones that the system refused to remove."""
+    of one; and what the system refused to remove, with ``failed``."""
     removed_recycled: tuple[str, ...]
     """Recycled files of earlier calls that were removed, and their directory if it was then
     empty."""

@@ -312,9 +312,17 @@ def check_own_share(path: str, rank: int) -> None: ...
 # Returns Removed.
 def remove(path: str, recycle: bool, config: str) -> str: ...
 
-# Removes all steps in a directory except the newest `keep`. Returns Retained.
+# Removes all steps in a directory except the newest `keep`, those that `keep_every` divides, and
+# the best by a metric: its name, "min" or "max", and how many. Returns Retained.
 def retain(
-    directory: str, keep: int, recycle: bool, pattern: str | None, dry_run: bool, config: str
+    directory: str,
+    keep: int,
+    keep_every: int | None,
+    keep_best: tuple[str, str, int] | None,
+    recycle: bool,
+    pattern: str | None,
+    dry_run: bool,
+    config: str,
 ) -> str: ...
 
 # Returns a Slimmed as JSON.

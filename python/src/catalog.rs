@@ -4,7 +4,7 @@ use crate::error::to_python;
 use crate::{config, to_json, wait};
 use pyo3::prelude::*;
 use ringstow::internals::sys::file_system::FileSystem;
-use ringstow::{Before, Disposal, Job, Retention, StepPattern, Wanted};
+use ringstow::{Before, Best, Disposal, Job, Retention, StepPattern, Wanted};
 use std::path::PathBuf;
 
 fn pattern(text: Option<&str>) -> PyResult<Option<StepPattern>> {
@@ -13,6 +13,10 @@ fn pattern(text: Option<&str>) -> PyResult<Option<StepPattern>> {
 
 fn disposal(recycle: bool) -> Disposal {
     if recycle { Disposal::Recycle } else { Disposal::Remove }
+}
+
+fn best((metric, direction, count): (String, String, usize)) -> PyResult<Best> {
+    Ok(Best { metric, direction: direction.parse().map_err(to_python)?, count })
 }
 
 /// A step, or the path of a checkpoint.
@@ -80,18 +84,22 @@ pub(crate) fn remove(
 }
 
 #[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "Python gives them one by one")]
 pub(crate) fn retain(
     py: Python<'_>,
     directory: PathBuf,
     keep: usize,
+    keep_every: Option<u64>,
+    keep_best: Option<(String, String, usize)>,
     recycle: bool,
     pattern: Option<&str>,
     dry_run: bool,
     config: &str,
 ) -> PyResult<String> {
     let config = self::config(config)?;
-    let retention =
-        Retention { keep, disposal: disposal(recycle), pattern: self::pattern(pattern)? };
+    let keep_best = keep_best.map(best).transpose()?;
+    let (disposal, pattern) = (disposal(recycle), self::pattern(pattern)?);
+    let retention = Retention { keep, keep_every, keep_best, disposal, pattern };
     let retain = || match dry_run {
         true => ringstow::internals::store::retain_plan(&directory, &retention, &config),
         false => ringstow::internals::store::retain(&directory, &retention, &config),

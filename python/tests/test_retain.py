@@ -183,3 +183,71 @@ def test_left_says_whether_the_system_failed_or_it_was_left_on_purpose(tmp_path)
     native["left"] = [{"path": "a", "reason": "b", "failed": True}]
     expected = (ringstow.Left(path="a", reason="b", failed=True),)
     assert ringstow.Removed.from_json(json.dumps(native)).left == expected
+
+
+def noted(root, *losses):
+    for step, loss in enumerate(losses):
+        metrics = {} if loss is None else {"loss": loss}
+        ringstow.save({}, root / f"step-{step:03}", step=step, metrics=metrics)
+
+
+def test_keep_every_and_keep_best_with_their_reasons(tmp_path):
+    noted(tmp_path, 0.9, 0.2, None, 0.1, float("nan"), 0.2, 0.5)
+    rules = {"keep": 1, "keep_every": 4, "keep_best": ("loss", "min", 2)}
+    plan = ringstow.retain(tmp_path, **rules, dry_run=True)
+    done = ringstow.retain(tmp_path, **rules)
+    assert plan == done
+    kept = [pathlib.Path(path).name for path in done.kept]
+    assert dict(zip(kept, done.reasons, strict=True)) == {
+        "step-000": "its number is a multiple of 4",
+        "step-003": "its loss of 0.1 is among the 2 lowest",
+        "step-004": "its number is a multiple of 4",
+        "step-005": "its loss of 0.2 is among the 2 lowest",
+        "step-006": "it is the newest",
+    }
+    assert sorted(os.listdir(tmp_path)) == kept
+
+
+def test_metric_that_no_step_has_removes_nothing(tmp_path, caplog):
+    noted(tmp_path, 0.9, 0.2, 0.1)
+    done = ringstow.retain(tmp_path, 1, keep_best=("los", "min", 1))
+    assert (len(done.kept), done.removed) == (3, ())
+    assert "no step in" in done.warnings[0]
+    assert '"los"' in done.warnings[0]
+    assert done.warnings[0].endswith("none is removed. The steps have loss")
+    assert done.warnings[0] in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("rules", "error"),
+    [
+        ({"keep_every": 0}, ringstow.InvalidStateError),
+        ({"keep_every": -1}, ValueError),
+        ({"keep_every": 1.5}, TypeError),
+        ({"keep_best": ("loss", "min", 0)}, ringstow.InvalidStateError),
+        ({"keep_best": ("loss", "low", 1)}, ringstow.InvalidStateError),
+        ({"keep_best": ("loss", "min", True)}, TypeError),
+        ({"keep_best": ("loss", "min", -1)}, ValueError),
+        ({"keep_best": ("loss", "min")}, TypeError),
+        ({"keep_best": (1, "min", 1)}, TypeError),
+        ({"keep_best": "loss:min:1"}, TypeError),
+    ],
+    ids=str,
+)
+def test_rules_that_mean_nothing_are_refused(tmp_path, rules, error):
+    noted(tmp_path, 0.9, 0.2)
+    with pytest.raises(error):
+        ringstow.retain(tmp_path, 1, **rules)
+    assert len(ringstow.steps(tmp_path)) == 2
+
+
+def test_retain_reports_what_it_removed_beside_a_failure(tmp_path):
+    for step in range(4):
+        save(tmp_path, step)
+    (tmp_path / "step-000" / "manifest.json.retired").mkdir()  # no manifest can take the name
+    done = ringstow.retain(tmp_path, 1)
+    assert done.removed == (str(tmp_path / "step-001"), str(tmp_path / "step-002"))
+    (left,) = done.left
+    assert (left.path, left.failed) == (str(tmp_path / "step-000"), True)
+    assert "Is a directory" in left.reason
+    assert_is(tmp_path / "step-000", 0)

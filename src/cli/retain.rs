@@ -6,11 +6,11 @@ use super::place::place;
 use super::{Exit, text};
 use crate::error::Result;
 use crate::format::StepPattern;
-use crate::store::{Disposal, Retained, Retention, retain, retain_plan};
+use crate::store::{Best, Disposal, Retained, Retention, retain, retain_plan};
 use clap::Args;
 use std::path::PathBuf;
 
-/// Remove all but the newest checkpoints
+/// Remove all but the newest checkpoints, and others that flags keep
 ///
 /// Counts the steps directly under a directory: the checkpoints that were saved as a step (step=1000) or, if
 /// there are none, those named like the newest except for the number at the end. Leaves everything else
@@ -27,6 +27,15 @@ pub struct Retain {
     /// Number of newest checkpoints to keep
     #[arg(short, long, value_name = "N", value_parser = whole_number)]
     keep: usize,
+
+    /// Also keep the steps that this number divides
+    #[arg(long, value_name = "N", value_parser = whole_step)]
+    keep_every: Option<u64>,
+
+    /// Also keep the best steps by a metric: `loss:min:2` keeps the 2 with the lowest loss. NaN is never
+    /// best; of equals, the newer is. If no step has the metric, none is removed
+    #[arg(long, value_name = "METRIC:min|max:N")]
+    keep_best: Option<Best>,
 
     /// Keep the files of the last checkpoint removed, so that the next save writes over them, which is
     /// faster than new files (not for ranks that save independently). Without this flag or `recycle` in the
@@ -46,10 +55,20 @@ fn whole_number(text: &str) -> std::result::Result<usize, &'static str> {
     text.parse().map_err(|_| "it must be a whole number")
 }
 
+fn whole_step(text: &str) -> std::result::Result<u64, &'static str> {
+    text.parse().map_err(|_| "it must be a whole number")
+}
+
 pub fn run(args: &Retain, out: &mut Output) -> Result<Exit> {
     let config = args.clearing.stripe.config()?;
     let disposal = if args.recycle { Disposal::Recycle } else { Disposal::of(&config) };
-    let retention = Retention { keep: args.keep, disposal, pattern: args.pattern.clone() };
+    let retention = Retention {
+        keep: args.keep,
+        keep_every: args.keep_every,
+        keep_best: args.keep_best.clone(),
+        disposal,
+        pattern: args.pattern.clone(),
+    };
     let retained = match args.clearing.dry_run {
         true => retain_plan(&args.dir, &retention, &config),
         false => retain(&args.dir, &retention, &config),
@@ -67,11 +86,16 @@ fn render(retained: &Retained, args: &Retain) -> String {
         (removed, &*retained.removed),
         (cleared, &*retained.cleared),
         (removed, &*retained.removed_recycled),
-        ("kept", &*retained.kept),
     ];
-    let Some(lines) = clearing::lines(&done, &retained.left) else {
+    let kept = retained.kept.iter().zip(&retained.reasons);
+    let kept =
+        kept.map(|(path, why)| format!("kept  {}: {}", text::path(path), text::printable(why)));
+    let (done, left) = (clearing::lines(&done, &[]), clearing::lines(&[], &retained.left));
+    let lines: Vec<String> = done.into_iter().chain(kept).chain(left).collect();
+    if lines.is_empty() {
         return format!("no checkpoints in {}", text::path(&args.dir));
-    };
+    }
+    let lines = lines.join("\n");
     match &retained.counted {
         Some(counted) => format!("steps  {}\n{lines}", text::printable(counted)),
         None => lines,

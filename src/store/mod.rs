@@ -13,6 +13,7 @@ pub use catalog::latest::{Wanted, latest};
 pub use catalog::list::list;
 pub use catalog::own_share::check_own_share;
 pub use catalog::steps::{Before, steps};
+pub use cleanup::keep::{Best, Direction};
 pub use cleanup::prune::{Pruning, prune, prune_plan, prune_with};
 pub use cleanup::remove::{Disposal, Removed, remove_checkpoint};
 pub use cleanup::retain::{Retained, Retention, retain, retain_plan};

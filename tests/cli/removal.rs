@@ -76,7 +76,8 @@ fn retain_removes_what_its_dry_run_lists() {
     assert_eq!(
         done,
         json!({
-            "counted": "step-*", "kept": kept, "removed": removed, "cleared": [], "left": [], "removed_recycled": [],
+            "counted": "step-*", "kept": kept, "reasons": ["it is among the 2 newest", "it is among the 2 newest"],
+            "removed": removed, "cleared": [], "left": [], "removed_recycled": [],
             "warnings": []
         })
     );
@@ -84,8 +85,11 @@ fn retain_removes_what_its_dry_run_lists() {
     assert_eq!(ringstow(&["verify", dir.path()]).out.matches("ok  ").count(), 2);
 
     let last = dir.retain(&["-k", "1"]);
-    let lines =
-        format!("steps  step-*\nremoved  {}\nkept  {}\n", newer.display(), newest.display());
+    let lines = format!(
+        "steps  step-*\nremoved  {}\nkept  {}: it is the newest\n",
+        newer.display(),
+        newest.display()
+    );
     assert_eq!((last.code, last.out), (Some(0), lines));
 }
 
@@ -148,7 +152,8 @@ fn retain_removes_nothing_up_to_keep() {
     assert_eq!(
         done,
         json!({
-            "counted": "step-*", "kept": all, "removed": [], "cleared": [], "left": [], "removed_recycled": [],
+            "counted": "step-*", "kept": all, "reasons": ["it is among the 3 newest", "it is among the 3 newest"],
+            "removed": [], "cleared": [], "left": [], "removed_recycled": [],
             "warnings": []
         })
     );
@@ -333,14 +338,65 @@ fn retain_names_each_checkpoint_that_it_could_not_remove_and_removes_the_others(
         // No manifest can take the name.
         fs::create_dir(step.join("manifest.json.retired")).unwrap();
     }
-    let ran = dir.retain(&["-k", "1"]);
-    assert_eq!(ran.code, Some(2), "{}", ran.err);
-    assert!(
-        [first, second].iter().all(|step| ran.err.contains(step.to_str().unwrap())),
-        "{}",
-        ran.err
-    );
+    let ran = dir.retain(&["-k", "1", "--json"]);
+    assert_eq!(ran.code, Some(1), "{}", ran.err);
+    let done = ran.json();
+    assert_eq!((&done["removed"], &done["kept"]), (&json!([third]), &json!([last])));
+    for (at, step) in [&first, &second].into_iter().enumerate() {
+        let left = &done["left"][at];
+        assert_eq!((&left["path"], &left["failed"]), (&json!(step), &json!(true)));
+        assert!(left["reason"].as_str().unwrap().contains("Is a directory"), "{left}");
+    }
     assert!(!third.exists() && last.exists());
+    let text = dir.retain(&["-k", "1"]);
+    assert_eq!(text.code, Some(1));
+    assert!(
+        text.out.contains(&format!("left alone  {}: renaming", first.display())),
+        "{}",
+        text.out
+    );
+}
+
+#[test]
+fn retain_keeps_steps_by_number_and_by_metric_and_says_why() {
+    let dir = Checkpoints::new();
+    for (step, loss) in [(5, 0.1), (10, 0.5), (15, f64::NAN), (20, 0.3), (25, 0.1), (30, 0.9)] {
+        let mut state = StateDict::new();
+        state.step(step).metrics([("val:loss", loss)]).unwrap();
+        save(&state, Path::new(&dir.step(step as u32)));
+    }
+    let rules = ["-k", "1", "--keep-every", "10", "--keep-best", "val:loss:min:1"];
+    let line = |step, what: &str| what.replacen("  ", &format!("  {}", dir.step(step)), 1);
+    let planned = dir.retain(&[&rules[..], &["--dry-run"]].concat()).out;
+    for (step, what) in [
+        (5, "would remove  "),
+        (10, "kept  : its number is a multiple of 10"),
+        (15, "would remove  "),
+        (20, "kept  : its number is a multiple of 10"),
+        (25, "kept  : its val:loss of 0.1 is the lowest"),
+        (30, "kept  : it is the newest; its number is a multiple of 10"),
+    ] {
+        assert!(planned.lines().any(|found| found == line(step, what)), "{step}: {planned}");
+    }
+    let misspelled = dir.retain(&["-k", "1", "--keep-best", "loss:min:1"]);
+    assert_eq!(misspelled.code, Some(0), "{}", misspelled.err);
+    assert!(misspelled.err.contains("no step in") && misspelled.err.contains("have val:loss"));
+    assert_eq!(misspelled.out.matches("kept  ").count(), 6, "{}", misspelled.out);
+    assert_eq!(dir.retain(&rules).code, Some(0));
+    assert_eq!(
+        [5, 10, 15, 20, 25, 30].map(|step| Path::new(&dir.step(step)).exists()),
+        [false, true, false, true, true, true]
+    );
+    for (flags, said) in [
+        (["--keep-best", "loss:min"], "loss:min:2"),
+        (["--keep-best", "loss:low:2"], "`min` or `max`"),
+        (["--keep-best", "loss:min:0"], "keep at least 1"),
+        (["--keep-every", "0"], "keep_every"),
+        (["--keep-every", "x"], "whole number"),
+    ] {
+        let ran = dir.retain(&[&["-k", "1"], &flags[..]].concat());
+        assert!(ran.code == Some(2) && ran.err.contains(said), "{}", ran.err);
+    }
 }
 
 #[test]

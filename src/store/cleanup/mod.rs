@@ -1,5 +1,6 @@
 //! Removing checkpoints, and what killed saves left.
 
+pub(crate) mod keep;
 mod orphans;
 pub(crate) mod prune;
 pub(crate) mod remove;

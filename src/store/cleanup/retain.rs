@@ -2,21 +2,23 @@
 //! [`remove_checkpoint`] for how one checkpoint is removed.
 
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, some_of};
 use crate::format::{StepPattern, names};
 use crate::store::catalog::found::{Found, Status};
 use crate::store::catalog::links::Links;
 use crate::store::catalog::list::survey;
 use crate::store::catalog::row::Row;
+use crate::store::cleanup::keep::{Best, Candidate, Rules, Verdict};
 use crate::store::cleanup::prune::{self, Act};
 use crate::store::cleanup::remove::{
     Disposal, check, check_free, is_being_removed, is_gone, remove_checkpoint,
 };
+use crate::store::layout::rank_dirs;
 use crate::store::layout::recycled::beside_all;
-use crate::store::layout::{rank_dirs, recycled};
-use crate::store::write::swept::{Left, first_error};
+use crate::store::write::swept::Left;
 use crate::sys::{dir, lock};
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Which checkpoints [`retain`](crate::retain()) keeps, and what happens to the others' files.
@@ -24,6 +26,10 @@ use std::path::{Path, PathBuf};
 pub struct Retention {
     /// How many of the newest steps to keep, at least 1.
     pub keep: usize,
+    /// Also keep the steps that this number divides.
+    pub keep_every: Option<u64>,
+    /// Also keep the best steps by a metric. If no step has the metric, none is removed.
+    pub keep_best: Option<Best>,
     /// What happens to the files of removed steps.
     pub disposal: Disposal,
     /// Which names are steps; see [`Store::steps`](crate::Store::steps).
@@ -33,7 +39,12 @@ pub struct Retention {
 impl Retention {
     /// Keeps the newest `keep` of [`steps`](crate::steps), and removes the others' files.
     pub fn new(keep: usize) -> Self {
-        Self { keep, disposal: Disposal::Remove, pattern: None }
+        let disposal = Disposal::Remove;
+        Self { keep, keep_every: None, keep_best: None, disposal, pattern: None }
+    }
+
+    fn rules(&self) -> Rules<'_> {
+        Rules { newest: self.keep, every: self.keep_every, best: self.keep_best.as_ref() }
     }
 }
 
@@ -45,6 +56,8 @@ pub struct Retained {
     /// Steps that stay, oldest first.
     #[serde(with = "crate::path_text::list")]
     pub kept: Vec<PathBuf>,
+    /// Why each of `kept` stays, in the same order.
+    pub reasons: Vec<String>,
     /// Steps that were removed, oldest first. An empty directory that the system refuses to remove is in `left` too.
     #[serde(with = "crate::path_text::list")]
     pub removed: Vec<PathBuf>,
@@ -65,28 +78,24 @@ pub struct Retained {
 pub fn retain(root: impl AsRef<Path>, retention: &Retention, config: &Config) -> Result<Retained> {
     let root = root.as_ref();
     let plan = plan(root, retention, config, Act::CarryOut)?;
-    carry_out(plan, root, retention.disposal, config)
+    Ok(carry_out(plan, root, retention.disposal, config))
 }
 
-fn carry_out(
-    mut plan: Retained,
-    root: &Path,
-    disposal: Disposal,
-    config: &Config,
-) -> Result<Retained> {
-    let mut outcome = Ok(());
+fn carry_out(mut plan: Retained, root: &Path, disposal: Disposal, config: &Config) -> Retained {
     for path in std::mem::take(&mut plan.removed) {
         let done = remove_checkpoint(&path, disposal, config);
-        outcome = first_error(outcome, plan.note(path, done.map(|removed| removed.left)));
+        plan.note(path, done.map(|removed| removed.left));
     }
     for path in std::mem::take(&mut plan.cleared) {
         plan.clear(path, config, Act::CarryOut, None);
     }
     if disposal == Disposal::Remove {
-        let cleared = recycled::clear(&beside_all(root, config));
-        outcome = first_error(outcome, cleared.map(|removed| plan.removed_recycled = removed));
+        for files in beside_all(root, config) {
+            let done = files.clear_but(std::iter::empty(), &mut plan.removed_recycled);
+            plan.note_recycled(files.dir(), done);
+        }
     }
-    outcome.map(|()| plan)
+    plan
 }
 
 /// See [`Store::retain_plan`](crate::Store::retain_plan).
@@ -99,10 +108,7 @@ pub fn retain_plan(
 }
 
 fn plan(root: &Path, retention: &Retention, config: &Config, act: Act) -> Result<Retained> {
-    let keep = retention.keep;
-    if keep == 0 {
-        return Err(Error::invalid("keep = 0 would remove every checkpoint; keep at least 1"));
-    }
+    retention.rules().check()?;
     let (row, all) = survey(root, retention.pattern.as_ref(), config)?;
     let (counted, warnings) = (row.counted(), row.warnings(root, &all));
     for warning in &warnings {
@@ -127,35 +133,28 @@ fn plan(root: &Path, retention: &Retention, config: &Config, act: Act) -> Result
             }
         }
     }
-    let old = steps.len().saturating_sub(keep);
-    // The step saved last is not the highest if training went back to an earlier step. Among equal times, the
-    // highest counts as last.
-    let last =
-        steps.iter().max_by_key(|found| found.created_unix_ms).map(|found| found.path.clone());
-    for step in steps.drain(..old) {
-        match links.to(&step.path) {
-            Some(link) => plan.left.push(protected(step.path, link)),
-            None if Some(&step.path) == last.as_ref() => plan.leave_last(step.path),
-            None => going.push(step),
+    for (found, verdict) in plan.judge(steps, &retention.rules(), root) {
+        match (verdict, links.to(&found.path)) {
+            (Verdict::Stays(reason), _) => plan.keep(found.path, reason),
+            (_, Some(link)) => plan.left.push(protected(found.path, link)),
+            (Verdict::SavedLast, None) => plan.leave_last(found.path),
+            (Verdict::Goes, None) => going.push(found),
         }
     }
-    plan.kept = steps.into_iter().map(|found| found.path).collect();
     for Found { path, parts, .. } in going {
         let goes = check(&path, &parts, &config.stripe).and_then(|()| match act {
             // The removal takes the locks itself.
             Act::CarryOut => Ok(()),
             Act::Plan => check_free(&path, &parts),
         });
-        match goes {
-            // Nothing of it was changed; the others can go.
-            Err(error @ Error::Io { .. }) if !may_be_another_call(&error) => {
-                plan.left.push(Left::failed(path, &error));
-            }
-            goes => plan.note(path, goes.map(|()| Vec::new()))?,
-        }
+        plan.note(path, goes.map(|()| Vec::new()));
     }
     if retention.disposal == Disposal::Remove && act == Act::Plan {
-        plan.removed_recycled = recycled::all_but_none(&beside_all(root, config))?;
+        for files in beside_all(root, config) {
+            let found = files.all_but(std::iter::empty());
+            let found = found.map(|found| plan.removed_recycled.extend(found));
+            plan.note_recycled(files.dir(), found);
+        }
     }
     Ok(plan)
 }
@@ -169,36 +168,73 @@ fn protected(path: PathBuf, link: &Path) -> Left {
 }
 
 impl Retained {
+    /// Decides on all steps, oldest first. Warns if there is nothing to compare.
+    fn judge(
+        &mut self,
+        steps: Vec<Found>,
+        rules: &Rules<'_>,
+        root: &Path,
+    ) -> Vec<(Found, Verdict)> {
+        let candidates = steps.iter().map(|found| Candidate {
+            step: found.step.unwrap_or_default(),
+            metrics: &found.metrics,
+            created_unix_ms: found.created_unix_ms,
+        });
+        let candidates: Vec<Candidate<'_>> = candidates.collect();
+        if let Some(metric) = rules.missing_metric(&candidates) {
+            let known: BTreeSet<String> =
+                steps.iter().flat_map(|found| found.metrics.keys().cloned()).collect();
+            let known: Vec<String> = known.into_iter().collect();
+            let others = if known.is_empty() { "no metric".into() } else { some_of(&known) };
+            self.warn(format!(
+                "no step in {} has the metric {metric:?}, by which to keep the best: none is removed. The steps \
+                 have {others}",
+                root.display()
+            ));
+        }
+        let verdicts = rules.judge(&candidates);
+        steps.into_iter().zip(verdicts).collect()
+    }
+
+    fn keep(&mut self, path: PathBuf, reason: String) {
+        self.kept.push(path);
+        self.reasons.push(reason);
+    }
+
+    fn warn(&mut self, warning: String) {
+        tracing::warn!("{warning}");
+        self.warnings.push(warning);
+    }
+
     /// Leaves alone the checkpoint that was saved last, although there are higher steps.
     fn leave_last(&mut self, path: PathBuf) {
         let reason = "it was saved last, after the steps with higher numbers; if the run went back and no longer \
                       needs those, `remove` them";
-        let warning = format!("{} stays: {reason}", path.display());
-        tracing::warn!("{warning}");
-        self.warnings.push(warning);
+        self.warn(format!("{} stays: {reason}", path.display()));
         self.left.push(Left::alone(path, reason));
     }
 
-    /// Notes the outcome of removing a checkpoint: what is left of it, or the error.
-    ///
-    /// # Errors
-    /// The error of the removal, unless another call may have caused it.
-    fn note(&mut self, path: PathBuf, outcome: Result<Vec<Left>>) -> Result<()> {
-        let reason = match outcome {
+    /// Notes the outcome of removing a checkpoint: what is left of it, or the error. The others can still go.
+    fn note(&mut self, path: PathBuf, outcome: Result<Vec<Left>>) {
+        match outcome {
             Ok(left) => {
                 self.left.extend(left);
-                None
+                self.removed.push(path);
             }
-            Err(error) if !may_be_another_call(&error) => return Err(error),
-            Err(_) if is_gone(&path) => None,
-            Err(Error::Busy { .. }) => Some(BUSY.into()),
-            Err(error) => Some(error.to_string()),
-        };
-        match reason {
-            None => self.removed.push(path),
-            Some(reason) => self.left.push(Left::alone(path, reason)),
+            Err(error) if !may_be_another_call(&error) => {
+                self.left.push(Left::failed(path, &error));
+            }
+            Err(_) if is_gone(&path) => self.removed.push(path),
+            Err(Error::Busy { .. }) => self.left.push(Left::alone(path, BUSY)),
+            Err(error) => self.left.push(Left::alone(path, error.to_string())),
         }
-        Ok(())
+    }
+
+    /// Notes the outcome of removing the recycled files in a directory.
+    fn note_recycled(&mut self, dir: &Path, outcome: Result<()>) {
+        if let Err(error) = outcome {
+            self.left.push(Left::failed(dir, &error));
+        }
     }
 
     /// Removes what a killed save left in a directory. If it left nothing, the directory is left alone because of
@@ -296,7 +332,7 @@ mod tests {
         let config = Config::default();
         let plan = retain_plan(root, &Retention::new(1), &config).unwrap();
         disturb(&plan.removed[0]);
-        carry_out(plan, root, Disposal::Remove, &config).unwrap()
+        carry_out(plan, root, Disposal::Remove, &config)
     }
 
     #[test]

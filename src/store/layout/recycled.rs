@@ -291,19 +291,18 @@ pub(in crate::store) fn everywhere(root: &Path, config: &Config) -> Result<Vec<R
 ///
 /// # Errors
 /// [`Error::Io`].
-pub(in crate::store) fn all_but_none(all: &[RecycledFiles]) -> Result<Vec<PathBuf>> {
+fn all_but_none(all: &[RecycledFiles]) -> Result<Vec<PathBuf>> {
     let found: Result<Vec<_>> = all.iter().map(|files| files.all_but(std::iter::empty())).collect();
     Ok(found?.concat())
 }
 
-/// Removes what [`all_but_none`] returns, and returns what it removed.
+/// Removes what [`all_but_none`] returns.
 ///
 /// # Errors
 /// [`Error::Io`].
-pub(in crate::store) fn clear(all: &[RecycledFiles]) -> Result<Vec<PathBuf>> {
+fn clear(all: &[RecycledFiles]) -> Result<()> {
     let mut removed = Vec::new();
-    all.iter().try_for_each(|files| files.clear_but(std::iter::empty(), &mut removed))?;
-    Ok(removed)
+    all.iter().try_for_each(|files| files.clear_but(std::iter::empty(), &mut removed))
 }
 
 /// Removes the recycled files that a save could still write over, because its disk is full. Returns how many bytes

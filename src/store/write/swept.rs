@@ -85,11 +85,3 @@ impl Left {
         Self { path: dir.into(), reason, failed: true }
     }
 }
-
-/// The first error of a clean-up that does the rest in spite of it. Logs each later one.
-pub(in crate::store) fn first_error(first: Result<()>, next: Result<()>) -> Result<()> {
-    if let (Err(_), Err(error)) = (&first, &next) {
-        tracing::warn!(%error, "another error after the one that is returned");
-    }
-    first.and(next)
-}

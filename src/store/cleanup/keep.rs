@@ -1,0 +1,329 @@
+//! Which steps a retention keeps, and why. Pure: takes numbers, metrics and times, and does no I/O.
+
+use crate::error::{Error, Result};
+use crate::format::Metrics;
+use std::cmp::Ordering;
+use std::str::FromStr;
+
+/// The steps with the best numbers of one metric. `"loss:min:2"` parses as one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Best {
+    /// The metric's name, as [`StateDict::metrics`](crate::StateDict::metrics) noted it.
+    pub metric: String,
+    /// Which numbers are better.
+    pub direction: Direction,
+    /// How many steps, at least 1.
+    pub count: usize,
+}
+
+/// Which numbers of a metric are better.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// Lower ones, as for a loss.
+    Min,
+    /// Higher ones, as for an accuracy.
+    Max,
+}
+
+impl Direction {
+    /// Compares two numbers: the better one is less. NaN counts as worse than every number.
+    pub(crate) fn compare(self, a: f64, b: f64) -> Ordering {
+        let ascending = a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()));
+        match self {
+            Self::Max if !a.is_nan() && !b.is_nan() => ascending.reverse(),
+            _ => ascending,
+        }
+    }
+}
+
+impl FromStr for Direction {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "min" => Ok(Self::Min),
+            "max" => Ok(Self::Max),
+            _ => Err(Error::invalid(format!(
+                "{text:?} does not say which numbers are better: `min` or `max`"
+            ))),
+        }
+    }
+}
+
+impl FromStr for Best {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        // A metric's name may contain colons.
+        let mut parts = text.rsplitn(3, ':');
+        let (count, direction, metric) = (parts.next(), parts.next(), parts.next());
+        let (Some(Ok(count)), Some(direction), Some(metric)) =
+            (count.map(str::parse), direction, metric)
+        else {
+            return Err(Error::invalid(format!(
+                "{text:?} names no best steps: write metric, `min` or `max`, and a count, as in loss:min:2"
+            )));
+        };
+        Ok(Self { metric: metric.into(), direction: direction.parse()?, count })
+    }
+}
+
+/// A step, as the rules see it.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::store) struct Candidate<'a> {
+    pub step: u64,
+    pub metrics: &'a Metrics,
+    pub created_unix_ms: Option<u64>,
+}
+
+/// The rules of a retention. A step stays if one of them keeps it.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::store) struct Rules<'a> {
+    /// How many of the newest stay.
+    pub newest: usize,
+    /// Steps that this number divides stay.
+    pub every: Option<u64>,
+    pub best: Option<&'a Best>,
+}
+
+/// What happens to a step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::store) enum Verdict {
+    /// A rule keeps it, for this reason.
+    Stays(String),
+    /// No rule keeps it, but it was saved last: the run went back to an earlier step.
+    SavedLast,
+    Goes,
+}
+
+impl Rules<'_> {
+    /// Checks that each rule keeps something.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`].
+    pub fn check(&self) -> Result<()> {
+        if self.newest == 0 {
+            return Err(Error::invalid("keep = 0 would remove every checkpoint; keep at least 1"));
+        }
+        if self.every == Some(0) {
+            return Err(Error::invalid(
+                "keep_every = 0 divides no step; keep every 1000th, or leave it out",
+            ));
+        }
+        if self.best.is_some_and(|best| best.count == 0) {
+            return Err(Error::invalid(
+                "keep_best of 0 steps keeps none; keep at least 1, or leave it out",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Decides on each step. They are in ascending order; among equals, the newer is later.
+    pub fn judge(&self, steps: &[Candidate<'_>]) -> Vec<Verdict> {
+        let best = self.best.map_or_else(Vec::new, |best| best.among(steps));
+        let cannot_compare = self.missing_metric(steps).is_some();
+        // Among equal times, the highest counts as last.
+        let last = (0..steps.len()).max_by_key(|&at| steps[at].created_unix_ms);
+        let verdict = |(at, step): (usize, &Candidate<'_>)| {
+            let newest = at + self.newest >= steps.len();
+            let every = self.every.filter(|every| step.step.is_multiple_of(*every));
+            let reasons: Vec<String> = [
+                newest.then(|| among(self.newest, "newest")),
+                every.map(|every| format!("its number is a multiple of {every}")),
+                self.best.filter(|_| best.contains(&at)).map(|best| best.reason(step)),
+            ]
+            .into_iter()
+            .flatten()
+            .collect();
+            match reasons.is_empty() {
+                false => Verdict::Stays(reasons.join("; ")),
+                true if cannot_compare => {
+                    Verdict::Stays("no step has the metric to compare".into())
+                }
+                true if Some(at) == last => Verdict::SavedLast,
+                true => Verdict::Goes,
+            }
+        };
+        steps.iter().enumerate().map(verdict).collect()
+    }
+
+    /// The metric to compare, if there are steps and none has it: a misspelled name must not remove the best.
+    pub fn missing_metric(&self, steps: &[Candidate<'_>]) -> Option<&str> {
+        let metric = &*self.best?.metric;
+        let is_missing = steps.iter().all(|step| !step.metrics.contains_key(metric));
+        (!steps.is_empty() && is_missing).then_some(metric)
+    }
+}
+
+impl Best {
+    fn of(&self, step: &Candidate<'_>) -> Option<f64> {
+        step.metrics.get(&self.metric).copied().filter(|number| !number.is_nan())
+    }
+
+    /// Where the best steps are. Between equal numbers, the newer step is better.
+    fn among(&self, steps: &[Candidate<'_>]) -> Vec<usize> {
+        let number = |at: usize| Some((at, self.of(&steps[at])?));
+        let mut numbers: Vec<(usize, f64)> = (0..steps.len()).rev().filter_map(number).collect();
+        numbers.sort_by(|a, b| self.direction.compare(a.1, b.1)); // stable: the newer stays ahead
+        numbers.into_iter().take(self.count).map(|(at, _)| at).collect()
+    }
+
+    fn reason(&self, step: &Candidate<'_>) -> String {
+        let (metric, number) = (&self.metric, self.of(step).unwrap_or(f64::NAN));
+        let extreme = match self.direction {
+            Direction::Min => "lowest",
+            Direction::Max => "highest",
+        };
+        format!("its {metric} of {number} {}", among(self.count, extreme).trim_start_matches("it "))
+    }
+}
+
+fn among(count: usize, what: &str) -> String {
+    if count == 1 { format!("it is the {what}") } else { format!("it is among the {count} {what}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn loss(number: f64) -> Metrics {
+        Metrics::from([("loss".into(), number)])
+    }
+
+    fn best(text: &str) -> Best {
+        text.parse().unwrap()
+    }
+
+    /// The steps of `numbers`, 10 and 20 and so on, each committed after the one before, that stay.
+    fn stay(numbers: &[Option<f64>], rules: Rules<'_>) -> Vec<u64> {
+        let metrics: Vec<Metrics> =
+            numbers.iter().map(|n| n.map(loss).unwrap_or_default()).collect();
+        let steps: Vec<Candidate> = (1..)
+            .zip(&metrics)
+            .map(|(at, metrics)| Candidate { step: at * 10, metrics, created_unix_ms: Some(at) })
+            .collect();
+        let verdicts = rules.judge(&steps).into_iter().zip(&steps);
+        verdicts
+            .filter(|(verdict, _)| *verdict != Verdict::Goes)
+            .map(|(_, step)| step.step)
+            .collect()
+    }
+
+    #[test]
+    fn best_steps_are_those_with_numbers_and_the_newer_of_equals() {
+        let stay_by = |numbers: &[_], text| {
+            stay(numbers, Rules { newest: 1, every: None, best: Some(&best(text)) })
+        };
+        let numbers = [Some(0.3), Some(f64::NAN), Some(0.1), None, Some(0.1), Some(0.2), Some(9.0)];
+        assert_eq!(stay_by(&numbers, "loss:min:1"), [50, 70]);
+        assert_eq!(stay_by(&numbers, "loss:min:2"), [30, 50, 70]);
+        assert_eq!(stay_by(&numbers, "loss:max:2"), [10, 70]);
+        assert_eq!(stay_by(&numbers, "loss:min:9"), [10, 30, 50, 60, 70]);
+        let infinite = [Some(f64::INFINITY), Some(f64::NEG_INFINITY), Some(0.0), Some(-0.0), None];
+        assert_eq!(stay_by(&infinite, "loss:min:1"), [20, 50]);
+        assert_eq!(stay_by(&infinite, "loss:max:2"), [10, 40, 50]);
+    }
+
+    #[test]
+    fn metric_that_no_step_has_removes_nothing() {
+        let all = [Some(0.3), None, Some(f64::NAN), Some(0.1)];
+        let (accuracy, loss) = (best("accuracy:max:1"), best("loss:max:1"));
+        let rules = |best| Rules { newest: 1, every: None, best: Some(best) };
+        assert_eq!(stay(&all, rules(&accuracy)), [10, 20, 30, 40]);
+        // NaN is a number that the step has.
+        assert_eq!(stay(&[None, Some(f64::NAN), None], rules(&loss)), [30]);
+    }
+
+    #[test]
+    fn step_that_was_saved_last_stays_for_that_reason() {
+        let none = Metrics::new();
+        let steps = [(10, 1), (11, 9), (20, 2), (30, 3)].map(|(step, at)| Candidate {
+            step,
+            metrics: &none,
+            created_unix_ms: Some(at),
+        });
+        let rules = Rules { newest: 1, every: Some(20), best: None };
+        let stays = |why: &str| Verdict::Stays(why.into());
+        let (multiple, newest) = ("its number is a multiple of 20", "it is the newest");
+        let expected = [Verdict::Goes, Verdict::SavedLast, stays(multiple), stays(newest)];
+        assert_eq!(rules.judge(&steps), expected);
+        let two = Rules { newest: 2, ..rules }.judge(&steps);
+        assert_eq!(two[2], stays("it is among the 2 newest; its number is a multiple of 20"));
+    }
+
+    #[test]
+    fn reason_has_the_number_that_was_compared() {
+        let metrics = loss(0.25);
+        let steps = [Candidate { step: 7, metrics: &metrics, created_unix_ms: None }; 3];
+        for (text, reason) in [
+            ("loss:min:1", "it is the newest; its loss of 0.25 is the lowest"),
+            ("loss:max:2", "it is the newest; its loss of 0.25 is among the 2 highest"),
+        ] {
+            let rules = Rules { newest: 1, every: None, best: Some(&best(text)) };
+            assert_eq!(rules.judge(&steps)[2], Verdict::Stays(reason.into()));
+        }
+    }
+
+    #[test]
+    fn rules_that_keep_nothing_are_refused() {
+        let rules = Rules { newest: 1, every: None, best: None };
+        rules.check().unwrap();
+        Rules { newest: 0, ..rules }.check().unwrap_err();
+        Rules { every: Some(0), ..rules }.check().unwrap_err();
+        Rules { best: Some(&best("loss:min:0")), ..rules }.check().unwrap_err();
+    }
+
+    #[test]
+    fn metric_direction_and_count_are_read_from_the_end() {
+        let read = best("val:loss/1:max:12");
+        assert_eq!((&*read.metric, read.direction, read.count), ("val:loss/1", Direction::Max, 12));
+        for text in ["", "loss", "loss:min", "loss:2:min", "loss:lowest:2", "loss:min:-1", "min:2"]
+        {
+            assert!(matches!(text.parse::<Best>(), Err(Error::Invalid { .. })), "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn each_step_stays_exactly_if_a_rule_says_so(
+            numbers in prop::collection::vec((0u64..9, prop::option::of(-2i8..3), 0u64..4), 0..12),
+            newest in 1usize..4,
+            every in prop::option::of(1u64..5),
+            count in prop::option::of(1usize..4),
+            lowest: bool,
+        ) {
+            let mut numbers = numbers;
+            numbers.sort_unstable_by_key(|(step, ..)| *step);
+            // -2 stands for NaN.
+            let number = |n: i8| if n == -2 { f64::NAN } else { n.into() };
+            let metrics: Vec<Metrics> =
+                numbers.iter().map(|(_, n, _)| n.map(|n| loss(number(n))).unwrap_or_default()).collect();
+            let steps: Vec<Candidate> = numbers.iter().zip(&metrics).map(|(&(step, _, at), metrics)| {
+                Candidate { step, metrics, created_unix_ms: Some(at) }
+            }).collect();
+            let direction = if lowest { Direction::Min } else { Direction::Max };
+            let best = count.map(|count| Best { metric: "loss".into(), direction, count });
+            let rules = Rules { newest, every, best: best.as_ref() };
+
+            let of = |at: usize| numbers[at].1.filter(|n| *n != -2).map(|n| if lowest { n } else { -n });
+            let is_best = |at: usize| best.as_ref().is_some_and(|best| of(at).is_some_and(|own| {
+                let better = |&other: &usize| of(other).is_some_and(|n| n < own || (n == own && other > at));
+                (0..numbers.len()).filter(better).count() < best.count
+            }));
+            let none_has_it = numbers.iter().all(|(_, n, _)| n.is_none());
+            let verdicts = rules.judge(&steps);
+            for (at, verdict) in verdicts.iter().enumerate() {
+                let stays = at + newest >= steps.len()
+                    || every.is_some_and(|every| numbers[at].0 % every == 0)
+                    || is_best(at)
+                    || (best.is_some() && none_has_it);
+                prop_assert_eq!(matches!(verdict, Verdict::Stays(_)), stays, "{} of {:?}", at, numbers);
+            }
+            // The save that was last never goes.
+            let last = numbers.iter().map(|(.., at)| at).max();
+            let survives = |(verdict, (.., at)): (&Verdict, &(u64, Option<i8>, u64))| *verdict != Verdict::Goes && Some(at) == last;
+            prop_assert!(steps.is_empty() || verdicts.iter().zip(&numbers).any(survives));
+        }
+    }
+}
