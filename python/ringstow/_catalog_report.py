@@ -164,6 +164,8 @@ class Step(Report):
     """Its number; None if nothing in the directory counts as a step."""
     metrics: dict[str, float] = dataclasses.field(hash=False)
     """The metrics that it was saved with. For rank checkpoints, those of the lowest rank."""
+    dropped: tuple[str, ...]
+    """Names below which `slim` has dropped everything."""
     created_unix_ms: int | None
     """When it was committed, in milliseconds since 1970-01-01 UTC; None if it never was, or its
     manifest can't be read."""

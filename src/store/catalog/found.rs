@@ -23,6 +23,8 @@ pub struct Found {
     /// The metrics that it was saved with. For the shares that ranks saved each by itself, those of the lowest rank.
     #[serde(with = "metrics")]
     pub metrics: Metrics,
+    /// Names below which everything was dropped; see [`slim`](crate::slim()).
+    pub dropped: Vec<String>,
     /// When it was committed, in milliseconds since 1970-01-01 UTC.
     pub created_unix_ms: Option<u64>,
     /// Number of tensors.
@@ -50,6 +52,7 @@ impl Found {
             step: None,
             saved_step: None,
             metrics: Metrics::new(),
+            dropped: Vec::new(),
             created_unix_ms: None,
             tensors: None,
             file_bytes: None,

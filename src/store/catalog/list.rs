@@ -124,6 +124,7 @@ fn look_at_parts(dir: &Path, parts: Vec<PathBuf>, config: &Config) -> Result<Fou
         step: None,
         saved_step: found.iter().filter_map(|part| part.saved_step).max(),
         metrics,
+        dropped: Vec::new(), // such a checkpoint cannot be slimmed
         created_unix_ms: found.iter().filter_map(|part| part.created_unix_ms).max(),
         tensors: found.iter().filter_map(|part| part.tensors).reduce(|sum, n| sum + n),
         file_bytes: found.iter().filter_map(|part| part.file_bytes).reduce(|sum, n| sum + n),
@@ -164,6 +165,7 @@ fn look_at_one(dir: &Path, config: &Config) -> Result<Option<Found>> {
         step: None,
         saved_step: manifest.and_then(|m| m.step),
         metrics: manifest.map(|m| m.metrics.clone()).unwrap_or_default(),
+        dropped: manifest.map(|m| m.dropped.clone()).unwrap_or_default(),
         created_unix_ms: of(|m| m.created_unix_ms),
         tensors: manifest.map(|m| m.tensors.len()),
         file_bytes: of(|m| m.files.iter().map(|file| file.bytes).sum()),
