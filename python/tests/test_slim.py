@@ -35,6 +35,7 @@ def test_optimizer_is_dropped_its_space_is_free_and_the_model_loads(tmp_path):
     assert all(torch.equal(loaded["model"][name], state["model"][name]) for name in state["model"])
     assert ringstow.open(path).info.dropped == ("optimizer",)
     assert ringstow.latest(tmp_path) == str(path)
+    assert [step.dropped for step in ringstow.steps(tmp_path)] == [("optimizer",)]
     assert ringstow.verify(path).ok
     assert ringstow.slim(path, drop=["optimizer"]).names == ()
 
