@@ -77,8 +77,22 @@ impl Store {
         state: StateDict<'static>,
         path: impl AsRef<Path>,
     ) -> Result<SaveHandle> {
+        self.save_then(state, path.as_ref(), |report| report)
+    }
+
+    /// [`Store::save_async`], and `then` on its thread after the commit. The handle returns what `then` does.
+    pub(crate) fn save_then<T: Send + 'static>(
+        &self,
+        state: StateDict<'static>,
+        path: &Path,
+        then: impl FnOnce(SaveReport) -> T + Send + 'static,
+    ) -> Result<SaveHandle<T>> {
         state.tree()?; // refuses invalid values here rather than in the background
-        self.start(path.as_ref(), move |runtime, path, job| store::save(runtime, &state, path, job))
+        self.start(path, move |runtime, path, job| {
+            let report = store::save(runtime, &state, path, job)?;
+            drop(state); // its tensors need not outlive the save
+            Ok(then(report))
+        })
     }
 
     /// As [`export`].

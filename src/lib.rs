@@ -47,6 +47,7 @@ mod error;
 mod format;
 mod handle;
 mod limits;
+mod manager;
 mod path_text;
 mod pipeline;
 mod plan;
@@ -72,6 +73,7 @@ pub use format::{
     StepPattern, TensorEntry, TensorInfo, Value,
 };
 pub use handle::{Handle, LoadHandle, SaveHandle, Staged};
+pub use manager::{CheckpointManager, Keep, OnDamage, Restored, Saved};
 pub use pipeline::job::{Job, Progress};
 pub use pipeline::report::{
     Damage, DamagedTensor, LoadReport, LoadSeconds, Moved, SaveReport, SaveSeconds, VerifyReport,

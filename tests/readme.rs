@@ -5,6 +5,8 @@ mod common;
 
 #[path = "../examples/load_part.rs"]
 mod load_part;
+#[path = "../examples/manager.rs"]
+mod manager;
 #[path = "../examples/quickstart.rs"]
 mod quickstart;
 
@@ -56,6 +58,8 @@ fn rust_blocks_are_examples_word_for_word() {
 fn the_pages_programs_run() {
     let dir = common::scratch();
     std::env::set_current_dir(dir.path()).unwrap();
+    manager::main().unwrap();
+    manager::main().unwrap();
     quickstart::main().unwrap();
     quickstart::main().unwrap();
     load_part::main().unwrap();

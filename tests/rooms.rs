@@ -13,6 +13,7 @@ use syn::{Attribute, Item, UseTree, Visibility};
 /// other.
 const ROOMS: &[&[&str]] = &[
     &["cli"],
+    &["manager"],
     &["api", "doctor"],
     &["background"],
     &["handle"],

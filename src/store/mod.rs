@@ -9,6 +9,7 @@ mod read;
 mod write;
 
 pub use catalog::found::{Found, Status};
+pub(crate) use catalog::latest::is_of_checkpoint;
 pub use catalog::latest::{Wanted, latest};
 pub use catalog::list::list;
 pub use catalog::own_share::check_own_share;

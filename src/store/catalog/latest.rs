@@ -211,7 +211,7 @@ fn damage(found: &Found, config: &Config, job: &Arc<Job>) -> Result<Option<Error
 }
 
 /// Whether an error concerns this checkpoint alone, so that an older one may be intact: damage, a bad sector, a removal.
-fn is_of_checkpoint(error: &Error) -> bool {
+pub(crate) fn is_of_checkpoint(error: &Error) -> bool {
     match error {
         Error::Corrupt { .. } | Error::Format { .. } => true,
         Error::Io { cause, .. } => cause.kind() == NotFound || is_bad_medium(cause),

@@ -43,6 +43,14 @@ impl Retention {
         Self { keep, keep_every: None, keep_best: None, disposal, pattern: None }
     }
 
+    /// Checks that each rule keeps something.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] naming the rule that does not.
+    pub fn check(&self) -> Result<()> {
+        self.rules().check()
+    }
+
     fn rules(&self) -> Rules<'_> {
         Rules { newest: self.keep, every: self.keep_every, best: self.keep_best.as_ref() }
     }
@@ -108,7 +116,7 @@ pub fn retain_plan(
 }
 
 fn plan(root: &Path, retention: &Retention, config: &Config, act: Act) -> Result<Retained> {
-    retention.rules().check()?;
+    retention.check()?;
     let (row, all) = survey(root, retention.pattern.as_ref(), config)?;
     let (counted, warnings) = (row.counted(), row.warnings(root, &all));
     for warning in &warnings {

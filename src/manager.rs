@@ -1,0 +1,318 @@
+//! Saves the steps of a training, keeps those that its rules say, and resumes from the newest that is intact.
+//!
+//! A manager decides when to save, remove and load; `Store` does the work. It never removes anything of which no
+//! newer step is committed, nor what it is restoring.
+
+use crate::api::Store;
+use crate::error::{Error, Result};
+use crate::handle::SaveHandle;
+use crate::pipeline::job::Job;
+use crate::pipeline::report::SaveReport;
+use crate::state::StateDict;
+use crate::store::{
+    Best, Direction, Disposal, Found, Loaded, Retained, Retention, Status, Wanted, is_of_checkpoint,
+};
+use crate::sys::path::absolute;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// Which steps a [`CheckpointManager`] keeps. A step stays if one rule keeps it. Without a rule, all stay. The newest
+/// step always stays.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Keep {
+    /// How many of the newest steps.
+    pub last: Option<usize>,
+    /// Steps that this number divides.
+    pub every: Option<u64>,
+    /// The best steps by a metric.
+    pub best: Option<Best>,
+}
+
+impl Keep {
+    /// The retention that carries these rules out; `None` if nothing is ever removed.
+    fn retention(self, disposal: Disposal) -> Option<Retention> {
+        (self != Self::default()).then(|| Retention {
+            keep_every: self.every,
+            keep_best: self.best,
+            disposal,
+            ..Retention::new(self.last.unwrap_or(1))
+        })
+    }
+}
+
+/// What [`CheckpointManager::restore`] does if a step is damaged or incomplete.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnDamage {
+    /// It returns the error.
+    #[default]
+    Raise,
+    /// It restores the newest earlier step that is intact, with a warning for each that it passes over.
+    Previous,
+}
+
+/// What a save of a [`CheckpointManager`] did.
+#[derive(Debug)]
+pub struct Saved {
+    /// The checkpoint's directory.
+    pub path: PathBuf,
+    /// The save.
+    pub report: SaveReport,
+    /// What was removed after the commit, or why nothing could be, which is also logged; `None` without rules.
+    pub retained: Option<Result<Retained>>,
+}
+
+/// What [`CheckpointManager::restore`] loaded.
+#[derive(Debug)]
+pub struct Restored {
+    /// The step.
+    pub step: u64,
+    /// The checkpoint's directory.
+    pub path: PathBuf,
+    /// Its tensors and values.
+    pub loaded: Loaded,
+    /// Newer steps that are not intact, newest first, and why: empty with [`OnDamage::Raise`].
+    pub passed_over: Vec<(PathBuf, Error)>,
+}
+
+/// The steps of one training, in one directory: `root/step-1000`. Steps are found again by the number in their
+/// manifests, whatever their directories are called.
+///
+/// One process saves to a root at a time. A save in the background, and the removal of old steps after it, go on while
+/// the training does.
+///
+/// ```
+/// use ringstow::{CheckpointManager, Keep, OnDamage, StateDict};
+///
+/// # fn main() -> ringstow::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let root = dir.path().join("run");
+/// let keep = Keep { last: Some(2), best: Some("loss:min:1".parse()?), ..Keep::default() };
+/// let mut manager = CheckpointManager::found(&root, keep)?;
+/// for step in 1..=5 {
+///     let mut state = StateDict::new();
+///     state.value("step", step);
+///     manager.save_async(step, state, [("loss", 1.0 / step as f64)])?;
+/// }
+/// manager.wait()?;
+/// let restored = manager.restore(None, OnDamage::Previous)?.expect("five steps were saved");
+/// assert_eq!(restored.step, 5);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Dropping the manager waits for a save in progress, so that a program that leaves `main` does not lose it. If that
+/// save fails, the error is logged.
+#[derive(Debug)]
+pub struct CheckpointManager {
+    shared: Arc<Shared>,
+    /// The save in the background whose end nobody has waited for.
+    saving: Option<SaveHandle<Saved>>,
+}
+
+/// What the thread of a background save needs, too.
+#[derive(Debug)]
+struct Shared {
+    store: Store,
+    root: PathBuf,
+    retention: Option<Retention>,
+    /// Held for reading by a restore, and for writing by a removal: nothing goes that is being restored.
+    in_use: RwLock<()>,
+}
+
+impl CheckpointManager {
+    /// A manager of the steps in `root`, which need not exist yet.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a rule that keeps nothing; [`Error::Io`] if the current directory of a relative `root`
+    /// cannot be found.
+    pub fn new(store: Store, root: impl AsRef<Path>, keep: Keep) -> Result<Self> {
+        let retention = keep.retention(Disposal::of(store.config()));
+        retention.as_ref().map_or(Ok(()), Retention::check)?;
+        let root = absolute(root.as_ref())?;
+        let shared = Arc::new(Shared { store, root, retention, in_use: RwLock::new(()) });
+        Ok(Self { shared, saving: None })
+    }
+
+    /// [`CheckpointManager::new`] with the configuration that is [found](crate::Config::found).
+    ///
+    /// # Errors
+    /// As for [`CheckpointManager::new`] and [`Config::found`](crate::Config::found).
+    pub fn found(root: impl AsRef<Path>, keep: Keep) -> Result<Self> {
+        Self::new(Store::found()?, root, keep)
+    }
+
+    /// The directory of the steps.
+    pub fn root(&self) -> &Path {
+        &self.shared.root
+    }
+
+    /// Saves a step, and removes those that the rules do not keep. Notes `step` and `metrics` in `state`. First waits for
+    /// the save in the background.
+    ///
+    /// # Errors
+    /// That of the save in the background; then this one was not begun. As for [`save`](crate::save) and
+    /// [`StateDict::metrics`]. A failed removal is no error: see [`Saved::retained`].
+    pub fn save<K: Into<String>>(
+        &mut self,
+        step: u64,
+        state: &mut StateDict<'_>,
+        metrics: impl IntoIterator<Item = (K, f64)>,
+    ) -> Result<Saved> {
+        self.wait()?;
+        state.step(step).metrics(metrics)?;
+        let path = self.path(step);
+        let report = self.shared.store.save(state, &path)?;
+        Ok(self.shared.clean_up(path, report))
+    }
+
+    /// [`CheckpointManager::save`] in the background. At most one save is in progress: first waits for the one before.
+    /// Returns the job, by which to wait until the tensors are staged; see [`save_async`](crate::save_async) for when they
+    /// may change.
+    ///
+    /// # Errors
+    /// That of the save before; then this one was not begun. As for [`save_async`](crate::save_async) and
+    /// [`StateDict::metrics`]. [`CheckpointManager::wait`] returns any other error.
+    pub fn save_async<K: Into<String>>(
+        &mut self,
+        step: u64,
+        mut state: StateDict<'static>,
+        metrics: impl IntoIterator<Item = (K, f64)>,
+    ) -> Result<Arc<Job>> {
+        self.wait()?;
+        state.step(step).metrics(metrics)?;
+        let (shared, path) = (self.shared.clone(), self.path(step));
+        let to = path.clone();
+        let saving =
+            self.shared.store.save_then(state, &to, move |report| shared.clean_up(path, report))?;
+        let job = saving.job().clone();
+        self.saving = Some(saving);
+        Ok(job)
+    }
+
+    /// Waits for the save in the background, and for the removal of old steps after it. `None` if there is none, or a
+    /// call has waited for it.
+    ///
+    /// # Errors
+    /// That of the save.
+    pub fn wait(&mut self) -> Result<Option<Saved>> {
+        self.saving.take().map(SaveHandle::result).transpose()
+    }
+
+    /// The steps, oldest first, including those that cannot be loaded. Empty if nothing was saved yet.
+    ///
+    /// # Errors
+    /// As for [`steps`](crate::steps).
+    pub fn steps(&self) -> Result<Vec<Found>> {
+        let mut steps = self.shared.store.steps(&self.shared.root, None)?;
+        steps.retain(|found| found.step.is_some());
+        Ok(steps)
+    }
+
+    /// The newest step that can be loaded; `None` if nothing was committed yet.
+    ///
+    /// # Errors
+    /// As for [`latest`](crate::latest).
+    pub fn latest(&self) -> Result<Option<PathBuf>> {
+        self.shared.store.latest(&self.shared.root, &Wanted::default())
+    }
+
+    /// The best step by a metric; of equals, the newer. `None` if no step that can be loaded has a number for it.
+    ///
+    /// # Errors
+    /// As for [`steps`](crate::steps).
+    pub fn best(&self, metric: &str, direction: Direction) -> Result<Option<Found>> {
+        let number = |found: &Found| {
+            let number = found.metrics.get(metric).copied();
+            number.filter(|number| found.status == Status::Committed && !number.is_nan())
+        };
+        let newest_first = self.steps()?.into_iter().rev();
+        let numbered = newest_first.filter_map(|found| Some((number(&found)?, found)));
+        let best = numbered.min_by(|(a, _), (b, _)| direction.compare(*a, *b)); // the first of equals
+        Ok(best.map(|(_, found)| found))
+    }
+
+    /// Loads a step, or the newest: all tensors and values, each byte checked. Skips saves that never committed. `None`
+    /// if no step was given and nothing was committed yet: start afresh. Does not wait for a save in the background,
+    /// whose step is not there before its commit.
+    ///
+    /// # Errors
+    /// - [`Error::NoCheckpoint`] if there is no such step.
+    /// - The damage of the step; with [`OnDamage::Previous`] that of the newest, if no earlier step is intact.
+    /// - With either, a failure that is not the checkpoint's, such as a refused permission or a failing mount: an earlier
+    ///   step would silently lose progress.
+    pub fn restore(&self, step: Option<u64>, on_damage: OnDamage) -> Result<Option<Restored>> {
+        let _in_use = self.shared.in_use.read().unwrap_or_else(PoisonError::into_inner);
+        let mut passed_over: Vec<(PathBuf, Error)> = Vec::new();
+        for (number, path) in self.shared.committed(step)? {
+            match self.shared.store.load(&path) {
+                Ok(loaded) => {
+                    return Ok(Some(Restored { step: number, path, loaded, passed_over }));
+                }
+                Err(error) if on_damage == OnDamage::Previous && is_of_checkpoint(&error) => {
+                    tracing::warn!("passing over step {number}, {}: {error}", path.display());
+                    passed_over.push((path, error));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        match passed_over.into_iter().next() {
+            Some((_, newest)) => Err(newest.without_earlier()),
+            None => Ok(None),
+        }
+    }
+
+    /// Where a save of this step goes.
+    fn path(&self, step: u64) -> PathBuf {
+        self.shared.root.join(format!("step-{step}"))
+    }
+}
+
+impl Shared {
+    /// Removes the steps that no rule keeps, after a commit.
+    fn clean_up(&self, path: PathBuf, report: SaveReport) -> Saved {
+        let retained = self.retention.as_ref().map(|retention| {
+            let _alone = self.in_use.write().unwrap_or_else(PoisonError::into_inner);
+            self.store.retain(&self.root, retention)
+        });
+        if let Some(Err(error)) = &retained {
+            let path = path.display();
+            tracing::warn!(%path, %error, "the step is committed, and old steps could not be removed");
+        }
+        Saved { path, report, retained }
+    }
+
+    /// The steps that were committed, newest first, also damaged ones: from a step on, or all.
+    ///
+    /// # Errors
+    /// [`Error::NoCheckpoint`] if the step is not there; [`Error::Io`] if the root cannot be listed, or the system refuses
+    /// to read a directory that may be one of these steps.
+    fn committed(&self, from: Option<u64>) -> Result<Vec<(u64, PathBuf)>> {
+        let all = match self.store.list(&self.root) {
+            Err(error) if error.is_not_found() => Vec::new(), // nothing was saved yet
+            all => all?,
+        };
+        let was_committed =
+            |found: &Found| found.status != Status::Incomplete || found.created_unix_ms.is_some();
+        let mut steps = Vec::new();
+        for found in all.into_iter().rev().filter(was_committed) {
+            match found.step {
+                Some(step) if from.is_none_or(|from| step <= from) => {
+                    steps.push((step, found.path))
+                }
+                // Only its manifest says which step it is.
+                None if found.status == Status::Unreadable => drop(self.store.open(&found.path)?),
+                _ => {}
+            }
+        }
+        match from {
+            Some(from) if steps.first().is_none_or(|(step, _)| *step != from) => {
+                let reason = "no step of this number was committed here; `ringstow ls` lists those that were".into();
+                Err(Error::NoCheckpoint { path: self.root.join(format!("step-{from}")), reason })
+            }
+            _ => Ok(steps),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

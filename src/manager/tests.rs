@@ -1,0 +1,185 @@
+use super::*;
+use crate::Dtype;
+use crate::format::names;
+use std::fs;
+
+fn state(step: u64) -> StateDict<'static> {
+    let mut state = StateDict::new();
+    let info = crate::TensorInfo { name: "w".into(), dtype: Dtype::U8, shape: vec![9000] };
+    state.source(info, Box::new(vec![step as u8; 9000]));
+    state
+}
+
+/// A manager of an empty directory below `root`.
+fn manager(root: &tempfile::TempDir, keep: Keep) -> CheckpointManager {
+    CheckpointManager::found(root.path().join("run"), keep).unwrap()
+}
+
+const NO_METRICS: [(&str, f64); 0] = [];
+
+fn save(manager: &mut CheckpointManager, step: u64) -> Saved {
+    manager.save(step, &mut state(step), [("loss", 1.0 / step as f64)]).unwrap()
+}
+
+fn numbers(manager: &CheckpointManager) -> Vec<u64> {
+    manager.steps().unwrap().iter().filter_map(|found| found.step).collect()
+}
+
+/// Flips a byte of a step's tensor.
+fn damage(path: &Path) {
+    let shard = path.join("rank00000-0.safetensors");
+    let mut bytes = fs::read(&shard).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(shard, bytes).unwrap();
+}
+
+#[test]
+fn without_rules_nothing_is_removed() {
+    let root = tempfile::tempdir().unwrap();
+    let mut manager = manager(&root, Keep::default());
+    assert!(numbers(&manager).is_empty() && manager.latest().unwrap().is_none());
+    for step in 1..5 {
+        assert!(save(&mut manager, step).retained.is_none());
+    }
+    assert_eq!(numbers(&manager), [1, 2, 3, 4]);
+}
+
+#[test]
+fn each_rule_keeps_its_steps_and_the_newest_always_stays() {
+    let best = |text: &str| Some(text.parse().unwrap());
+    for (keep, stay) in [
+        (Keep { last: Some(2), ..Keep::default() }, &[5, 6][..]),
+        (Keep { every: Some(4), ..Keep::default() }, &[4, 6]),
+        (Keep { best: best("loss:max:1"), ..Keep::default() }, &[1, 6]),
+        (Keep { last: Some(1), every: Some(3), best: best("loss:max:2") }, &[1, 2, 3, 6]),
+    ] {
+        let root = tempfile::tempdir().unwrap();
+        let mut manager = manager(&root, keep.clone());
+        for step in 1..7 {
+            manager.save_async(step, state(step), [("loss", 1.0 / step as f64)]).unwrap();
+        }
+        let saved = manager.wait().unwrap().unwrap();
+        assert!(saved.path.ends_with("step-6") && saved.retained.unwrap().is_ok());
+        assert!(manager.wait().unwrap().is_none(), "nobody waits twice for one save");
+        assert_eq!(numbers(&manager), stay, "{keep:?}");
+    }
+    let nothing = Keep { last: Some(0), ..Keep::default() };
+    CheckpointManager::found("run", nothing).unwrap_err();
+}
+
+#[test]
+fn best_is_among_numbers_that_can_be_loaded_and_the_newer_of_equals() {
+    let root = tempfile::tempdir().unwrap();
+    let mut manager = manager(&root, Keep::default());
+    for (step, loss) in [(1, 0.5), (2, 0.1), (3, 0.1), (4, f64::NAN), (5, 0.0)] {
+        manager.save(step, &mut state(step), [("loss", loss)]).unwrap();
+    }
+    fs::write(manager.path(5).join(names::MANIFEST), "rubbish").unwrap();
+    let best =
+        |metric, direction| manager.best(metric, direction).unwrap().map(|best| best.step.unwrap());
+    assert_eq!(best("loss", Direction::Min), Some(3));
+    assert_eq!(best("loss", Direction::Max), Some(1));
+    assert_eq!(best("accuracy", Direction::Max), None);
+}
+
+#[test]
+fn failed_background_save_is_the_error_of_the_next_call_which_begins_nothing() {
+    let root = tempfile::tempdir().unwrap();
+    let mut manager = manager(&root, Keep { last: Some(1), ..Keep::default() });
+    save(&mut manager, 1);
+    fs::write(manager.path(2), "a file is in the way").unwrap();
+    manager.save_async(2, state(2), NO_METRICS).unwrap();
+    let error = manager.save_async(3, state(3), NO_METRICS).unwrap_err();
+    assert!(error.to_string().contains("step-2"), "{error}");
+    assert_eq!(numbers(&manager), [1], "a failed save removes nothing");
+    manager.save_async(3, state(3), NO_METRICS).unwrap();
+    drop(manager);
+    assert!(root.path().join("run/step-3").join(names::MANIFEST).exists(), "the drop waited");
+}
+
+#[test]
+fn steps_are_found_by_their_number_whatever_their_names() {
+    let root = tempfile::tempdir().unwrap();
+    let mut manager = manager(&root, Keep::default());
+    (1..4).for_each(|step| drop(save(&mut manager, step)));
+    let moved = manager.root().join("the good one");
+    fs::rename(manager.path(2), &moved).unwrap();
+    let restored = manager.restore(Some(2), OnDamage::Raise).unwrap().unwrap();
+    assert_eq!((restored.step, restored.path), (2, moved));
+    assert_eq!(restored.loaded.tensor("w").unwrap().data(), [2; 9000]);
+    let error = manager.restore(Some(7), OnDamage::Previous).unwrap_err();
+    assert!(matches!(error, Error::NoCheckpoint { .. }) && error.to_string().contains("step-7"));
+}
+
+#[test]
+fn restore_goes_to_the_newest_intact_step_only_if_told_to() {
+    let root = tempfile::tempdir().unwrap();
+    let mut manager = manager(&root, Keep::default());
+    assert!(manager.restore(None, OnDamage::Raise).unwrap().is_none(), "nothing was saved yet");
+    (1..6).for_each(|step| drop(save(&mut manager, step)));
+    let killed = manager.path(6);
+    fs::create_dir(&killed).unwrap();
+    fs::write(killed.join("rank00000-0.safetensors.part"), "half").unwrap();
+    let restored = manager.restore(None, OnDamage::Raise).unwrap().unwrap();
+    assert_eq!((restored.step, restored.passed_over.len()), (5, 0), "a killed save is no step");
+
+    damage(&manager.path(5));
+    fs::write(manager.path(4).join(names::MANIFEST), "rubbish").unwrap();
+    fs::remove_file(manager.path(3).join("rank00000-0.safetensors")).unwrap();
+    for step in [None, Some(5), Some(4), Some(3)] {
+        let error = manager.restore(step, OnDamage::Raise).unwrap_err();
+        let name = format!("step-{}", step.unwrap_or(5));
+        assert!(is_of_checkpoint(&error) && error.to_string().contains(&name), "{error}");
+    }
+    let restored = manager.restore(None, OnDamage::Previous).unwrap().unwrap();
+    assert_eq!(restored.step, 2);
+    let passed: Vec<PathBuf> = restored.passed_over.into_iter().map(|(path, _)| path).collect();
+    assert_eq!(passed, [5, 4, 3].map(|step| manager.path(step)));
+    assert_eq!(manager.restore(Some(4), OnDamage::Previous).unwrap().unwrap().step, 2);
+
+    (1..3).for_each(|step| damage(&manager.path(step)));
+    let error = manager.restore(None, OnDamage::Previous).unwrap_err();
+    assert!(error.to_string().contains("step-5"), "why the newest cannot be loaded: {error}");
+}
+
+#[test]
+fn failure_that_is_not_the_checkpoints_is_raised() {
+    use crate::sys::seam::{Call, fail_call};
+    let root = tempfile::tempdir().unwrap();
+    let mut manager = manager(&root, Keep::default());
+    (1..3).for_each(|step| drop(save(&mut manager, step)));
+    let _refused = fail_call(Call::Open, &manager.path(2).join(names::MANIFEST), nix::libc::EACCES);
+    let error = manager.restore(None, OnDamage::Previous).unwrap_err();
+    assert!(matches!(error, Error::Io { .. }) && error.to_string().contains("step-2"), "{error}");
+}
+
+#[test]
+fn failed_removal_is_reported_and_fails_no_save() {
+    let root = tempfile::tempdir().unwrap();
+    let mut manager = manager(&root, Keep { last: Some(1), ..Keep::default() });
+    save(&mut manager, 1);
+    fs::create_dir(manager.path(1).join(names::REMOVAL_MARK)).unwrap(); // no manifest can take the name
+    manager.save_async(2, state(2), NO_METRICS).unwrap();
+    let saved = manager.wait().unwrap().unwrap();
+    let retained = saved.retained.unwrap().unwrap();
+    assert!(retained.left[0].failed && retained.left[0].path == manager.path(1), "{retained:?}");
+    assert_eq!(numbers(&manager), [1, 2]);
+}
+
+#[test]
+fn removal_waits_for_a_restore_and_follows_the_commit() {
+    let root = tempfile::tempdir().unwrap();
+    let mut manager = manager(&root, Keep { last: Some(1), ..Keep::default() });
+    save(&mut manager, 1);
+    let restoring = manager.shared.clone();
+    let in_use = restoring.in_use.read().unwrap();
+    let job = manager.save_async(2, state(2), NO_METRICS).unwrap();
+    while !manager.path(2).join(names::MANIFEST).exists() {
+        std::thread::yield_now();
+    }
+    assert!(!job.ended() && manager.path(1).join(names::MANIFEST).exists());
+    drop(in_use);
+    let retained = manager.wait().unwrap().unwrap().retained.unwrap().unwrap();
+    assert_eq!(retained.removed, [manager.path(1)]);
+    assert!(!manager.path(1).exists());
+}
