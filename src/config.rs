@@ -3,6 +3,8 @@
 pub mod found;
 mod variables;
 
+pub use variables::shows_progress;
+
 use crate::error::{Error, Result};
 use crate::limits::{ALIGN, FIXED_BUFFERS_MAX, STRIPES_MAX};
 use crate::sys::path;

@@ -16,6 +16,7 @@ from ringstow._arguments import (
     step_number,
 )
 from ringstow._config import Config, native_json
+from ringstow._progress import Progress
 
 if TYPE_CHECKING:
     from ringstow._catalog_report import DiffReport, Removed, Retained, Slimmed, Step, Swept
@@ -44,7 +45,11 @@ def verify(path: StrPath, *, config: Config | None = None) -> VerifyReport:
     """
     from ringstow._report import VerifyReport
 
-    return VerifyReport.from_json(_native.verify(of_checkpoint(path), native_json(config)))
+    where = of_checkpoint(path)
+    with Progress(f"verifying {os.path.basename(where)}") as progress:
+        return VerifyReport.from_json(
+            _native.verify(where, native_json(config), progress=progress.advance)
+        )
 
 
 def diff(

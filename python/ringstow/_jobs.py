@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ringstow")
 
+# How often progress is shown.
+_TICK_S = 0.1
+
 _claims: weakref.WeakValueDictionary[str, Claim] = weakref.WeakValueDictionary()
 """The save of this process that is in progress at a path."""
 enders: set[Callable[[], None]] = set()
@@ -104,17 +107,26 @@ def run(
         job = claim.job = begin()
         if hold is not None:
             hold.follow(lambda: job.staged() or job.done())
-            job.wait_staged()
+            _wait(job, job.wait_staged, advance)
             hold.end()
-        while not job.wait(None if advance is None else 0.1):
-            if advance is not None:
-                _, written, total = job.progress()
-                advance(written, total)
+        _wait(job, job.wait, advance)
         return SaveReport.from_json(claim.report())
     except BaseException:  # Ctrl-C besides
         if claim.job is not None:
             abandon(claim.job)
         raise
+
+
+def _wait(
+    job: _native.SaveJob,
+    wait: Callable[[float | None], bool],
+    advance: Callable[[int, int], None] | None,
+) -> None:
+    """Wait for a moment of a job, and say meanwhile how far it is."""
+    while not wait(None if advance is None else _TICK_S):
+        if advance is not None:
+            _, written, total = job.progress()
+            advance(written, total)
 
 
 def abandon(job: _native.SaveJob) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -14,6 +15,7 @@ from ringstow._arguments import StrPath, of_checkpoint
 from ringstow._collector import collector_paused
 from ringstow._config import Config, native_json
 from ringstow._errors import KeyMismatchError, ReplacedCheckpointError
+from ringstow._progress import Progress
 from ringstow.tensors import _cuda, _torch
 from ringstow.tensors._memory import Stored
 from ringstow.tree import _build, _select, _skeleton, _walk
@@ -109,11 +111,12 @@ def load(
     where = of_checkpoint(path)
     gpu = _cuda.device_named(device)
     names = None if keys is None else list(keys)
-    with _outcomes.failing("load", where):
+    progress = Progress(f"loading {os.path.basename(where)}")
+    with _outcomes.failing("load", where), progress:
         loaded, report = _while_replaced(
             lambda: _load(
                 where,
-                _opened(where, config, damaged=skips, verify=verify),
+                _opened(where, config, progress, damaged=skips, verify=verify),
                 prefix,
                 names,
                 gpu,
@@ -138,12 +141,14 @@ def _tell(report: LoadReport) -> None:
 
 
 def _opened(
-    where: str, config: Config | None, *, damaged: bool, verify: bool
+    where: str, config: Config | None, progress: Progress, *, damaged: bool, verify: bool
 ) -> _native.Checkpoint:
     settings = native_json(config)
 
     def attempt() -> _native.Checkpoint:
-        return _native.Checkpoint(where, settings, damaged=damaged, verify=verify)
+        return _native.Checkpoint(
+            where, settings, damaged=damaged, verify=verify, progress=progress.advance
+        )
 
     return _late.opened(where, attempt)
 
@@ -305,12 +310,13 @@ def load_into(
     """
     where = of_checkpoint(path)
     skips = _salvage.check_choice(on_corrupt, verify=verify)
-    with _outcomes.failing("load", where):
+    progress = Progress(f"loading {os.path.basename(where)}")
+    with _outcomes.failing("load", where), progress:
         report = _while_replaced(
             lambda: _merge.load_into(
                 state_dict,
                 where,
-                _opened(where, config, damaged=skips, verify=verify),
+                _opened(where, config, progress, damaged=skips, verify=verify),
                 strict=strict,
                 cast=cast,
                 skips=skips,

@@ -40,6 +40,7 @@ __all__ = [
     "rename_new",
     "retain",
     "shared_file_system",
+    "shows_progress",
     "slim",
     "start_export",
     "start_save",
@@ -215,6 +216,8 @@ class Checkpoint:
     # Reads and checks the manifest. `foreign` also opens a directory of safetensors files without
     # one: of torch's HuggingFaceStorageWriter, or plain Hugging Face. `damaged` also opens one
     # whose files are missing or cut. With `verify`, loads verify every checksum chunk they read.
+    # While a load runs, its thread calls `progress` ten times a second with the bytes read and
+    # their total; the total is 0 until the load is planned.
     def __new__(
         cls,
         path: str,
@@ -223,6 +226,7 @@ class Checkpoint:
         foreign: bool = False,
         damaged: bool = False,
         verify: bool = True,
+        progress: Callable[[int, int], object] | None = None,
     ) -> Checkpoint: ...
     # "ringstow"; or "safetensors", which has no checksums to verify.
     @property
@@ -278,6 +282,9 @@ def gpus() -> str: ...
 def found_config() -> str: ...
 def check_config(json: str) -> None: ...
 
+# Whether the environment allows progress bars: RINGSTOW_PROGRESS is not 0, off, no or false.
+def shows_progress() -> bool: ...
+
 # Checks the number of metrics, and the length of their names.
 def check_metrics(metrics: dict[str, float]) -> None: ...
 
@@ -288,8 +295,10 @@ def parse_size(text: str) -> int: ...
 # hosts may use it.
 def shared_file_system(path: str) -> str | None: ...
 
-# Returns a VerifyReport.
-def verify(path: str, config: str) -> str: ...
+# Returns a VerifyReport. Calls `progress` as a Checkpoint does.
+def verify(
+    path: str, config: str, *, progress: Callable[[int, int], object] | None = None
+) -> str: ...
 
 # Returns a DiffReport. With `values`, it counts the elements that differ.
 def diff(a: str, b: str, values: bool, config: str) -> str: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from ringstow._config import Config, native_json
 from ringstow._errors import InvalidStateError
 from ringstow._guard import Staging
 from ringstow._metrics import metrics_of
+from ringstow._progress import Progress
 from ringstow.tree import _encode
 
 if TYPE_CHECKING:
@@ -80,7 +82,8 @@ def save(
     with hold.waited.here():
         where, knobs, noted = _prepared(path, step, metrics, config)
         parts = _parts(apart, state_dict)
-        with _outcomes.failing("save", where, noted[0]), hold:
+        progress = Progress(f"saving {os.path.basename(where)}")
+        with _outcomes.failing("save", where, noted[0]), progress, hold:
             hold.begin(may_wait=False)
             encoded = _encode.encode(state_dict, allow_pickle=allow_pickle)
             _guard.stage(encoded.tensors, "wait", where, hold)
@@ -90,6 +93,7 @@ def save(
                 ),
                 where,
                 hold=hold,
+                advance=progress.advance,
             )
         report = dataclasses.replace(report, blocked_seconds=hold.waited.seconds())
     _outcomes.tell(_outcomes.Outcome(kind="save", path=where, step=noted[0], report=report))

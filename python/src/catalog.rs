@@ -43,7 +43,7 @@ pub(crate) fn latest(
     let config = self::config(config)?;
     let find = |job: &_| ringstow::internals::store::latest(&directory, &wanted, &config, job);
     match verify {
-        true => wait::run(py, &Job::of(&config), find),
+        true => wait::run(py, &Job::of(&config), None, find),
         false => py.detach(|| find(&Default::default())).map_err(to_python),
     }
 }

@@ -47,6 +47,12 @@ fn parse_size(text: &str) -> PyResult<u64> {
     ringstow::internals::config::parse_size(text).map_err(pyo3::exceptions::PyValueError::new_err)
 }
 
+/// Whether the environment allows progress bars.
+#[pyfunction]
+fn shows_progress() -> bool {
+    ringstow::internals::config::shows_progress()
+}
+
 /// The configuration that the environment and `ringstow.toml` ask for, in JSON.
 #[pyfunction]
 fn found_config() -> PyResult<String> {
@@ -61,11 +67,17 @@ fn to_json(report: &impl serde::Serialize) -> PyResult<String> {
 }
 
 #[pyfunction]
-fn verify(py: Python<'_>, path: PathBuf, config: &str) -> PyResult<String> {
+#[pyo3(signature = (path, config, *, progress = None))]
+fn verify(
+    py: Python<'_>,
+    path: PathBuf,
+    config: &str,
+    progress: Option<wait::Progress>,
+) -> PyResult<String> {
     let config = self::config(config)?;
     let runtime = Runtime::shared(&config).map_err(error::to_python)?;
     let verify = |job: &_| ringstow::internals::store::verify(&runtime, &path, job);
-    to_json(&wait::run(py, &Job::of(&config), verify)?)
+    to_json(&wait::run(py, &Job::of(&config), progress.as_ref(), verify)?)
 }
 
 #[pyfunction]
@@ -73,7 +85,7 @@ fn diff(py: Python<'_>, a: PathBuf, b: PathBuf, values: bool, config: &str) -> P
     let config = self::config(config)?;
     let runtime = Runtime::shared(&config).map_err(error::to_python)?;
     let diff = |job: &_| ringstow::internals::store::diff(&runtime, (&a, &b), values, job);
-    to_json(&wait::run(py, &Job::of(&config), diff)?)
+    to_json(&wait::run(py, &Job::of(&config), None, diff)?)
 }
 
 #[pyfunction]
@@ -143,7 +155,7 @@ mod _native {
         tensors::Tensors,
         watch::Watch,
         {check_config, check_own_share, cli, forget_after_fork, found_config},
-        {diff, nesting, parse_size, rename_new, swap_names, sync_dir, verify},
+        {diff, nesting, parse_size, rename_new, shows_progress, swap_names, sync_dir, verify},
     };
 
     #[pymodule_init]

@@ -117,6 +117,7 @@ pub(crate) struct Checkpoint {
     inner: ringstow::Checkpoint,
     config: Config,
     verify: bool,
+    progress: Option<wait::Progress>,
 }
 
 impl Checkpoint {
@@ -127,7 +128,7 @@ impl Checkpoint {
         load: impl FnOnce(LoadOptions<'_>) -> Result<T> + Send,
     ) -> PyResult<T> {
         let job = Job::of(&self.config);
-        wait::run(py, &job, |job| {
+        wait::run(py, &job, self.progress.as_ref(), |job| {
             load(LoadOptions { verify: self.verify, job: Some(job), ..LoadOptions::default() })
         })
     }
@@ -136,7 +137,7 @@ impl Checkpoint {
 #[pymethods]
 impl Checkpoint {
     #[new]
-    #[pyo3(signature = (path, config, *, foreign = false, damaged = false, verify = true))]
+    #[pyo3(signature = (path, config, *, foreign = false, damaged = false, verify = true, progress = None))]
     fn new(
         py: Python<'_>,
         path: PathBuf,
@@ -144,6 +145,7 @@ impl Checkpoint {
         foreign: bool,
         damaged: bool,
         verify: bool,
+        progress: Option<wait::Progress>,
     ) -> PyResult<Self> {
         let config = crate::config(config)?;
         let open = || match (foreign, damaged) {
@@ -153,7 +155,7 @@ impl Checkpoint {
             _ => ringstow::Checkpoint::open_with(path, &config),
         };
         let inner = py.detach(open).map_err(to_python)?;
-        Ok(Self { inner, config, verify })
+        Ok(Self { inner, config, verify, progress })
     }
 
     #[getter]

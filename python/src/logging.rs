@@ -9,6 +9,7 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 use pyo3::exceptions::PyException;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use ringstow::internals::pipeline::line::TARGET;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering::AcqRel, Ordering::Acquire};
 
@@ -44,7 +45,8 @@ impl Log for Logger {
     }
 
     fn log(&self, record: &Record<'_>) {
-        if !self.enabled(record.metadata()) {
+        // The Python package logs a line of its own for each save and load.
+        if record.target() == TARGET || !self.enabled(record.metadata()) {
             return;
         }
         // SAFETY: reads a thread-local value; needs neither the GIL nor a thread of Python's.

@@ -49,11 +49,29 @@ fn deadline(timeout: Option<f64>) -> PyResult<Option<Instant>> {
     Ok(wait.and_then(|wait| Instant::now().checked_add(wait)))
 }
 
+/// A function of Python's that shows how far a job is: it takes the bytes done and their total.
+pub(crate) type Progress = Py<PyAny>;
+
+/// How often progress is shown.
+const TICK_S: f64 = 0.1;
+
+/// Waits for the end of a job. Shows its progress meanwhile; an error of that is the caller's.
+fn until_ended(py: Python<'_>, job: &Job, progress: Option<&Progress>) -> PyResult<bool> {
+    let wait = |slice| job.wait_ended(Some(slice));
+    let Some(progress) = progress else { return until(py, None, true, wait) };
+    while !until(py, Some(TICK_S), true, wait)? {
+        let done = job.progress();
+        progress.call1(py, (done.written, done.total))?;
+    }
+    Ok(true)
+}
+
 /// Runs `work` on a thread of its own; Ctrl-C cancels its job, and is raised once it has stopped, and so does
 /// the interpreter's exit.
 pub(crate) fn run<T: Send>(
     py: Python<'_>,
     job: &Arc<Job>,
+    progress: Option<&Progress>,
     work: impl FnOnce(&Arc<Job>) -> Result<T> + Send,
 ) -> PyResult<T> {
     refuse_late("read a checkpoint")?;
@@ -64,7 +82,7 @@ pub(crate) fn run<T: Send>(
             let _ended = SetEnded(job);
             work(job)
         });
-        let waited = until(py, None, true, |slice| job.wait_ended(Some(slice)));
+        let waited = until_ended(py, job, progress);
         if waited.is_err() {
             job.cancel();
         }

@@ -1,6 +1,7 @@
 //! Runs work with a progress bar on stderr, if that is a terminal, and cancels it on Ctrl-C.
 
 use super::text::short;
+use crate::config::shows_progress;
 use crate::pipeline::job::Job;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -42,7 +43,7 @@ pub fn watch<T: Send>(label: &str, quiet: bool, work: impl FnOnce(&Arc<Job>) -> 
 }
 
 fn bar(label: &str, quiet: bool) -> ProgressBar {
-    if quiet || !std::io::stderr().is_terminal() {
+    if quiet || !std::io::stderr().is_terminal() || !shows_progress() {
         return ProgressBar::hidden();
     }
     let style =

@@ -1,9 +1,9 @@
 //! Formats sizes, times and names for people.
 
 pub(super) use crate::doctor::binary_size;
+pub(super) use crate::pipeline::line::size;
 
 use crate::format::Metrics;
-use bytesize::ByteSize;
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -43,14 +43,6 @@ pub fn short(text: &str, max: usize) -> String {
     let begin: String = text.chars().take(head).collect();
     let end: String = text.chars().skip(count - tail).collect();
     format!("{}…{}", printable(&begin), printable(&end))
-}
-
-/// A size in powers of ten with three digits, as disks are sold: `4.19 MB`.
-pub fn size(bytes: u64) -> String {
-    let last = 10u64.pow(bytes.max(1).ilog10().saturating_sub(2));
-    let rounded = (bytes.saturating_add(last / 2) / last).saturating_mul(last);
-    let decimals = 2 - rounded.max(1).ilog10() as usize % 3;
-    format!("{:.decimals$}", ByteSize(rounded).display().si())
 }
 
 /// `1 file`, `2 files`.

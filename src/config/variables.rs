@@ -10,6 +10,8 @@ use toml::Value;
 const PREFIX: &str = "RINGSTOW_";
 /// Names a file to read instead of `ringstow.toml` in the current directory.
 pub(super) const FILE_VARIABLE: &str = "RINGSTOW_CONFIG";
+/// Turns progress bars off. Not a field: it says nothing about how bytes move.
+const PROGRESS_VARIABLE: &str = "RINGSTOW_PROGRESS";
 /// Variables for ringstow's own tests and benches.
 const OTHERS: &[&str] = &[
     "RINGSTOW_CUTS",
@@ -41,7 +43,7 @@ pub(super) fn fields() -> serde_json::Map<String, serde_json::Value> {
 /// A warning for each unknown variable that begins with the prefix, sorted.
 pub(super) fn unknown(names: impl Iterator<Item = String>) -> Vec<String> {
     let mut known: Vec<String> = fields().keys().map(|field| variable_of(field)).collect();
-    known.push(FILE_VARIABLE.into());
+    known.extend([FILE_VARIABLE.into(), PROGRESS_VARIABLE.into()]);
     let is_other = |name: &str| {
         OTHERS.contains(&name) || OTHERS_BEGIN.iter().any(|begin| name.starts_with(begin))
     };
@@ -67,6 +69,14 @@ fn nearest<'k>(name: &str, known: &'k [String]) -> Option<&'k String> {
         .map(|known| (known, levenshtein(name, known)))
         .min_by_key(|(_, away)| *away)?;
     (2 * away < letters(name).min(letters(near))).then_some(near)
+}
+
+/// Whether the environment allows progress bars: unless `RINGSTOW_PROGRESS` is `0`, `off`, `no` or `false`.
+pub fn shows_progress() -> bool {
+    let off = std::env::var(PROGRESS_VARIABLE).is_ok_and(|text| {
+        matches!(value(&text, &serde_json::Value::Bool(true)), Ok(Value::Boolean(false)))
+    });
+    !off
 }
 
 /// The variable of a field.
@@ -130,7 +140,10 @@ mod tests {
         }
         let fields = fields();
         assert_eq!(unknown(fields.keys().map(|field| variable_of(field))), [""; 0]);
-        assert_eq!(said(&["RINGSTOW_CONFIG", "RINGSTOW_BENCH_MB", "PATH"]), [""; 0]);
+        assert_eq!(
+            said(&["RINGSTOW_CONFIG", "RINGSTOW_PROGRESS", "RINGSTOW_BENCH_MB", "PATH"]),
+            [""; 0]
+        );
     }
 
     #[test]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-import os
 import signal
 import sys
 import time
 import warnings
 from typing import Any, Self
 
+from ringstow import _progress as _progress_bars
 from ringstow._errors import CorruptCheckpointError, Error
 from ringstow._lines import size
 from ringstow.convert import ConvertReport, Progress, convert
@@ -216,10 +216,9 @@ def _tell(report: ConvertReport) -> None:
 
 
 def _progress() -> contextlib.AbstractContextManager[Progress]:
-    if os.isatty(2):
-        with contextlib.suppress(ImportError):
-            from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
-
+    if _progress_bars.is_wanted():
+        tqdm = _progress_bars.tqdm()
+        if tqdm is not None:
             return _Bar(tqdm)
     return contextlib.nullcontext(_lines())
 

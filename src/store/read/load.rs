@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::format::{Chunk, TensorEntry};
 use crate::limits::ALIGN;
 use crate::pipeline::job::Job;
+use crate::pipeline::line::TARGET;
 use crate::pipeline::load::{ReadOutcome, Reads, Scatter, read_arenas, read_into};
 use crate::pipeline::report::{DamagedTensor, LoadReport};
 use crate::pipeline::runtime::Runtime;
@@ -152,6 +153,7 @@ impl Checkpoint {
         let tensors = requests.iter().filter_map(next).collect();
         fetches.extend(checked);
         let report = self.report(requests.len(), bytes_in(&requests), fetches, loading);
+        tracing::info!(target: TARGET, "{report}");
         Ok(Loaded::new(tensors, self.values.clone(), LoadReport { damaged, ..report }))
     }
 
@@ -180,6 +182,7 @@ impl Checkpoint {
         let fetched = self.fill(&chunks, |tensor| targets[tensor].1, loading)?;
         let fetches = std::iter::once(fetched).chain(checked).collect();
         let report = self.report(requests.len(), bytes_in(&requests), fetches, loading);
+        tracing::info!(target: TARGET, "{report}");
         Ok(LoadReport { damaged, ..report })
     }
 

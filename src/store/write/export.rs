@@ -5,6 +5,7 @@
 use crate::error::{Error, Result, some_of};
 use crate::format::{Item, header, names};
 use crate::pipeline::job::Job;
+use crate::pipeline::line::TARGET;
 use crate::pipeline::report::SaveReport;
 use crate::pipeline::runtime::Runtime;
 use crate::pipeline::trace::What;
@@ -43,7 +44,8 @@ pub fn export(
     path: &Path,
     job: &Arc<Job>,
 ) -> Result<SaveReport> {
-    job.traced(runtime.config(), || export_all(runtime, state, path, job))
+    let exported = job.traced(runtime.config(), || export_all(runtime, state, path, job));
+    exported.inspect(|report| tracing::info!(target: TARGET, "{report}"))
 }
 
 fn export_all(

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::format::{FileEntry, Item, Manifest, names};
 use crate::pipeline::fallbacks::warn_once_of;
 use crate::pipeline::job::Job;
+use crate::pipeline::line::TARGET;
 use crate::pipeline::report::SaveReport;
 use crate::pipeline::runtime::Runtime;
 use crate::pipeline::save as pipeline;
@@ -31,7 +32,8 @@ pub fn save(
     path: &Path,
     job: &Arc<Job>,
 ) -> Result<SaveReport> {
-    job.traced(runtime.config(), || save_all(runtime, state, path, job))
+    let saved = job.traced(runtime.config(), || save_all(runtime, state, path, job));
+    saved.inspect(|report| tracing::info!(target: TARGET, "{report}"))
 }
 
 fn save_all(

@@ -7,6 +7,7 @@
 use crate::error::{Error, Result};
 use crate::format::{Receipt, names};
 use crate::pipeline::job::Job;
+use crate::pipeline::line::TARGET;
 use crate::pipeline::report::SaveReport;
 use crate::pipeline::runtime::Runtime;
 use crate::pipeline::trace::What;
@@ -31,7 +32,8 @@ pub fn write_rank(
     path: &Path,
     job: &Arc<Job>,
 ) -> Result<(Receipt, SaveReport)> {
-    job.traced(runtime.config(), || write_part(runtime, state, rank, path, job))
+    let written = job.traced(runtime.config(), || write_part(runtime, state, rank, path, job));
+    written.inspect(|(_, report)| tracing::info!(target: TARGET, rank, "{report}"))
 }
 
 fn write_part(

@@ -1,0 +1,167 @@
+"""Progress bars: on a terminal while the work is long, and nothing of them afterwards."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+
+import numpy as np
+import pytest
+
+import ringstow
+
+# A bar appears at once, and the moments at which progress is shown come often.
+CODE = """
+import os, sys, time, threading, numpy as np, ringstow, torch
+from ringstow import _jobs, _progress
+from ringstow.tensors._memory import LazyTensor
+_progress._PATIENCE_S = float(os.environ.get("PATIENCE", "0"))
+shown = threading.Event()
+move = _progress.Progress.__call__
+def moved(self, done, total):
+    move(self, done, total)
+    if self._bar is not None or len(sys.argv) > 3:
+        shown.set()
+_progress.Progress.__call__ = moved
+what, path = sys.argv[1:3]
+"""
+
+SAVE = """
+def load():
+    if what == "interrupted":
+        assert shown.wait(60)
+        os.kill(os.getpid(), 2)
+        time.sleep(60)
+    if what != "off":
+        assert shown.wait(60)
+    if what == "failed":
+        raise RuntimeError("no such tensor")
+    return torch.zeros(1 << 20)
+state = {"a": LazyTensor("F32", (1 << 20,), 4 << 20, load)}
+try:
+    if what == "async":
+        shown.set()
+        ringstow.save_async(state, path, staging="unguarded").result()
+    else:
+        ringstow.save(state, path)
+except (RuntimeError, KeyboardInterrupt) as error:
+    print(type(error).__name__)
+"""
+
+
+def on_terminal(code, *args, **env):
+    """Run code with a terminal as stderr; return its exit code, its stdout and the terminal."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    command = [sys.executable, "-c", CODE + code, *map(str, args)]
+    environment = {**os.environ, **env}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=theirs, text=True, env=environment
+    )
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            part = os.read(ours, 1 << 16)
+        except OSError:  # Linux's way to say that the other end is closed
+            break
+        if not part:
+            break
+        shown += part
+    os.close(ours)
+    out = process.communicate(timeout=60)[0]
+    return process.returncode, out, shown.decode()
+
+
+def left_on(shown):
+    """Return what a terminal shows in the end."""
+    lines = [""]
+    column = 0
+    for character in shown.replace("\x1b[A", ""):
+        if character == "\r":
+            column = 0
+        elif character == "\n":
+            lines.append("")
+            column = 0
+        else:
+            lines[-1] = lines[-1][:column].ljust(column) + character + lines[-1][column + 1 :]
+            column += 1
+    return "".join(line.strip() for line in lines)
+
+
+def test_save_shows_a_bar_and_clears_it(at):
+    code, _, shown = on_terminal(SAVE, "save", at / "step-1000")
+    assert code == 0, shown
+    assert "saving step-1000" in shown
+    assert "0%|" in shown  # with the total
+    assert left_on(shown) == ""
+
+
+@pytest.mark.parametrize(
+    ("what", "error"), [("failed", "RuntimeError"), ("interrupted", "KeyboardInterrupt")]
+)
+def test_bar_is_cleared_when_the_save_fails(what, error, at):
+    code, out, shown = on_terminal(SAVE, what, at / "c")
+    assert (code, out) == (0, f"{error}\n"), shown
+    assert "saving c" in shown
+    assert left_on(shown) == ""
+
+
+def test_background_save_shows_no_bar(at):
+    code, _, shown = on_terminal(SAVE, "async", at / "c")
+    assert (code, shown) == (0, "")
+
+
+def test_short_save_shows_no_bar(at):
+    code, _, shown = on_terminal(SAVE, "off", at / "c", PATIENCE="3600")
+    assert (code, shown) == (0, "")
+
+
+@pytest.mark.parametrize("value", ["0", "off", "False"])
+def test_environment_turns_the_bar_off(value, at):
+    code, _, shown = on_terminal(SAVE, "off", at / "c", RINGSTOW_PROGRESS=value)
+    assert (code, shown) == (0, "")
+
+
+def test_other_ranks_show_no_bar(at):
+    shown = on_terminal(SAVE, "off", at / "rank00001", RANK="1")[2]
+    assert "saving" not in shown
+
+
+READ = """
+into = {"a": np.zeros(1 << 25)}
+if what == "load":
+    ringstow.load(path)
+elif what == "load_into":
+    ringstow.load_into(into, path)
+else:
+    ringstow.verify(path)
+print(shown.is_set())
+"""
+
+
+@pytest.mark.parametrize("what", ["load", "load_into", "verify"])
+def test_long_read_shows_a_bar_and_clears_it(what, at):
+    ringstow.save({"a": np.zeros(1 << 25)}, at / "step-1000")
+    slow = {
+        "RINGSTOW_POOL_BYTES": "64K",
+        "RINGSTOW_BLOCK_BYTES": "4K",
+        "RINGSTOW_ENGINE": "portable",
+    }
+    code, out, shown = on_terminal(READ, what, at / "step-1000", **slow)
+    assert code == 0, shown
+    verb = "verifying" if what == "verify" else "loading"
+    assert out == "True\n"
+    assert f"{verb} step-1000" in shown
+    assert left_on(shown) == ""
+
+
+def test_without_a_terminal_there_is_no_bar(at):
+    command = [sys.executable, "-c", CODE + SAVE, "off", str(at / "c")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
