@@ -33,11 +33,14 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 VENV   := .venv$(if $(TORCH),-torch$(TORCH))
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# Training frameworks for python/trainer_tests, as extras of python/pyproject.toml; PyTorch is in $(READY).
+TRAINERS       := $(VENV)/.trainers
+TRAINER_EXTRAS := lightning,pytorch-lightning
 INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 	\( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name '*.toml' \) \
-	-not -path 'python/tests/*' -not -path '*/target/*' 2>/dev/null)
+	-not -path 'python/tests/*' -not -path 'python/trainer_tests/*' -not -path '*/target/*' 2>/dev/null)
 
-.PHONY: help demo test test-rust test-python test-gpu fuzz \
+.PHONY: help demo test test-rust test-python test-trainers test-gpu fuzz \
 	torture torture-address torture-background torture-calls torture-calls-python torture-cuts torture-flips \
 	torture-fuzz torture-hosts torture-image torture-kills torture-leaks torture-miri torture-simulation torture-soak \
 	torture-threads \
@@ -47,6 +50,7 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 help:
 	@echo "make demo     train a small transformer, kill it while it saves, resume it, compare peers"
 	@echo "make test     every Rust and Python test (test-rust, test-python; TORCH=2.11 for that PyTorch)"
+	@echo "make test-trainers  runs of Lightning that save by ringstow; installs it in .venv the first time"
 	@echo "make test-gpu the tests that need a GPU; says so and goes on where there is none"
 	@echo "make fuzz     all fuzz targets in turn, on a nightly toolchain (MINUTES=$(MINUTES) in all)"
 	@echo "make torture  every rig below at full length; MINUTES=5 a share of each (SEED=$(SEED), RIGS='cuts hosts')"
@@ -95,6 +99,9 @@ test-gpu: $(READY)
 
 test-python: $(READY)
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(TESTS)
+
+test-trainers: $(TRAINERS)
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal python/trainer_tests
 
 # Ends with 77 where there is no nightly toolchain, or with 1 if every rig is required.
 fuzz:
@@ -238,4 +245,10 @@ $(READY): $(INPUTS)
 	@echo "building the wheel, installing it with what tests need (the first time: PyTorch too)"
 	@$(BIN)/python -m pip install -q --disable-pip-version-check './python[test,lint]' \
 		$(if $(TORCH),'torch==$(TORCH).*')
+	@touch $@
+
+# pip installs an extra with its package only, so the wheel is installed again.
+$(TRAINERS): python/pyproject.toml | $(READY)
+	@echo "installing training frameworks: $(TRAINER_EXTRAS)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check './python[test,$(TRAINER_EXTRAS)]'
 	@touch $@

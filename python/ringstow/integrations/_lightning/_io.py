@@ -1,0 +1,212 @@
+"""The saves, loads and removals of one Trainer, without Lightning's base class.
+
+One save is in flight at most. Lightning asks to remove an older checkpoint as soon as
+``save_checkpoint`` returns, which is before a background save commits. Such a removal waits for the
+commit, and does not happen if the save fails.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, ClassVar
+
+from ringstow._arguments import absolute
+from ringstow._catalog import remove
+from ringstow._config import Config
+from ringstow._errors import InvalidStateError, TornSaveError
+from ringstow._guard import SMALL, Staging, check_staging
+from ringstow._handle import SaveHandle
+from ringstow._load import load
+from ringstow._save import save, save_async
+from ringstow.integrations._lightning import _paths, _placement
+
+# The parts of a checkpoint whose tensors only an optimizer's step changes.
+_OF_STEPS = ("state_dict", "optimizer_states")
+
+
+class Saves:
+    """Saves checkpoints as ringstow's directories; loads these and torch.save's files.
+
+    Args:
+        background: return from a save while it runs. The next optimizer step waits until it has
+            copied all tensors; a failure is raised by the next save, or at the end of the run.
+            A few saves wait for the commit nevertheless: see docs/lightning.md.
+        config: ringstow's settings; None means the defaults.
+        allow_pickle: pickle values that ringstow cannot save by itself, such as a module or a
+            function among the hyperparameters. Their load runs any code that is in the file.
+        staging: how a background save keeps the values of the call: as in `ringstow.save_async`.
+            ``"wait"`` is for code that changes weights between the save and the next step.
+    """
+
+    _stock: ClassVar[type[Any]]
+    """Makes the framework's own plugin, which loads the files of torch.save."""
+
+    def __init__(
+        self,
+        *,
+        background: bool = True,
+        config: Config | None = None,
+        allow_pickle: bool = False,
+        staging: Staging = "guard",
+    ) -> None:
+        check_staging(staging)
+        self._background = background
+        self._config = config
+        self._allow_pickle = allow_pickle
+        self._staging: Staging = staging
+        self._in_flight: SaveHandle | None = None
+        self._remover: ThreadPoolExecutor | None = None
+        self._removals: list[Future[None]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings: strategies that spawn processes pickle the plugin."""
+        return {**vars(self), "_in_flight": None, "_remover": None, "_removals": []}
+
+    def save_checkpoint(
+        self,
+        checkpoint: dict[str, Any],
+        path: str | os.PathLike[str],
+        storage_options: Any | None = None,
+    ) -> None:
+        """Save a checkpoint as a directory of this name.
+
+        Waits first for the save before, and for the removals that wait for that one.
+
+        Raises:
+            TypeError: ``storage_options`` are given: ringstow writes to directories only.
+            InvalidStateError: values that ringstow cannot save; names each with its key.
+            Exception: what the save before this one failed of.
+        """
+        if storage_options is not None:
+            raise TypeError(
+                f"{type(self).__name__} has no use for storage_options={storage_options!r}: "
+                "leave them out"
+            )
+        self.wait()
+        where = absolute(path)
+        step = checkpoint.get("global_step")
+        options: dict[str, Any] = {
+            "step": step if isinstance(step, int) else None,
+            "config": self._config,
+            "allow_pickle": self._allow_pickle,
+        }
+        try:
+            if not self._background or _paths.needs_commit(where):
+                _paths.save_now(
+                    where, lambda to: save(checkpoint, to, **options), striped=self._is_striped()
+                )
+            else:
+                staging = self._staging_of(checkpoint)
+                self._in_flight = save_async(checkpoint, where, staging=staging, **options)
+        except InvalidStateError as error:
+            if not self._allow_pickle and "allow_pickle" in str(error):
+                error.add_note(f"In Lightning: {type(self).__name__}(allow_pickle=True)")
+            raise
+
+    def load_checkpoint(
+        self,
+        path: str | os.PathLike[str],
+        map_location: Any | None = None,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        """Load a checkpoint of ringstow's, or a file that torch.save wrote.
+
+        Args:
+            path: the directory, or what Lightning's own plugin loads: a file or a URL.
+            map_location: as in torch.load; None loads to the CPU. A checkpoint of ringstow's does
+                not record where tensors were: a callable or a dict sees each of them on ``"cpu"``.
+            weights_only: as in torch.load for its files. Nothing in a checkpoint of ringstow's is
+                unpickled, unless ``allow_pickle=True`` was given to this plugin and this is not
+                True.
+
+        Raises:
+            FileNotFoundError: nothing is there.
+            UnsupportedError: the checkpoint has pickled values, and they may not be unpickled.
+            IncompleteCheckpointError: the directory holds no committed checkpoint.
+            Exception: what the save in flight failed of.
+        """
+        self.wait()
+        if not os.path.isdir(path):
+            place = _placement.stay if map_location is None else map_location
+            stock = self._stock()
+            loaded: dict[str, Any] = stock.load_checkpoint(path, place, weights_only)
+            return loaded
+        device, move = _placement.resolve(map_location)
+        unpickles = self._allow_pickle and not weights_only
+        state = load(path, config=self._config, allow_pickle=unpickles, device=device)
+        if move is not None:
+            _placement.apply(state, move)
+        return state
+
+    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Remove a checkpoint whole: once the save in flight has committed, else now.
+
+        Removes checkpoints of ringstow's, files of torch.save, directories of DCP, and links to a
+        checkpoint (not what they lead to). Does nothing if nothing is there.
+
+        Raises:
+            InvalidStateError: something else is there.
+        """
+        where, in_flight = absolute(path), self._in_flight
+        if in_flight is None:
+            self._remove(where)
+            return
+        if self._remover is None:
+            self._remover = ThreadPoolExecutor(1, thread_name_prefix="ringstow-remove")
+        self._removals.append(self._remover.submit(self._remove_after, in_flight, where))
+
+    def teardown(self) -> None:
+        """Wait as `wait` does: Lightning calls this at the end of each run."""
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait until the save in flight has committed, and its removals are done.
+
+        Raises:
+            Exception: what either of them failed of. A failure is raised once.
+        """
+        if self._in_flight is not None:
+            failure = self._in_flight.exception()  # Ctrl-C here leaves it in flight
+            removals = self._end_removals()
+            self._in_flight = None
+            if failure is not None:
+                if isinstance(failure, TornSaveError):
+                    failure.add_note(f'In Lightning: {type(self).__name__}(staging="wait")')
+                if removals:
+                    failure.add_note("Checkpoints that Lightning has given up since are kept.")
+                raise failure.with_traceback(None)
+            for removal in removals:
+                removal.result()
+
+    def _end_removals(self) -> list[Future[None]]:
+        if self._remover is not None:
+            self._remover.shutdown(wait=True)
+        self._remover = None
+        removals, self._removals = self._removals, []
+        return removals
+
+    def _remove_after(self, in_flight: SaveHandle, path: str) -> None:
+        # Not by the handle's own method: it would count as the caller's, and a failure that no
+        # caller ever learns of makes the process exit with 1.
+        if Future.exception(in_flight) is None:
+            self._remove(path)
+
+    def _remove(self, path: str) -> None:
+        _paths.remove(path, lambda: remove(path, config=self._config))
+
+    def _staging_of(self, checkpoint: dict[str, Any]) -> Staging:
+        """Return how to keep the values of the call.
+
+        Callbacks that average weights keep large tensors of their own in the checkpoint, and
+        change them, or swap them with the model's, before the next optimizer step.
+        """
+        others = {key: one for key, one in checkpoint.items() if key not in _OF_STEPS}
+        if self._staging == "guard" and any(
+            tensor.nbytes > SMALL for tensor in _placement.tensors_of(others)
+        ):
+            return "wait"
+        return self._staging
+
+    def _is_striped(self) -> bool:
+        return bool((Config() if self._config is None else self._config).stripe)

@@ -1,0 +1,73 @@
+"""The tensors of a state, and torch.load's ``map_location`` for those loaded to the CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+Move = Callable[[Any, str], Any]
+"""Returns the storage to use in place of one that is at a location, or None to keep it."""
+
+
+def stay(storage: Any, location: str) -> Any:
+    """Keep a storage where it was loaded to: on the CPU."""
+    return storage
+
+
+def resolve(map_location: Any) -> tuple[str | None, Move | None]:
+    """Return the device to load to, and what then moves storages; None for neither.
+
+    Raises:
+        TypeError: it is nothing that torch.load accepts.
+    """
+    if isinstance(map_location, Mapping):
+        map_location = map_location.get("cpu")
+    if map_location is None:
+        return None, None
+    if isinstance(map_location, str | torch.device):
+        device = torch.device(map_location)
+        if device.type in ("cpu", "cuda"):
+            return str(device), None
+        return None, lambda storage, _: storage.to(device=device)
+    if callable(map_location):
+        return None, map_location
+    raise TypeError(
+        "map_location is None, a device, its name, a dict of these or a callable, not "
+        f"{map_location!r}"
+    )
+
+
+def apply(state: object, move: Move) -> None:
+    """Move the tensors of a state, each storage once, so that tied tensors stay tied."""
+    moved: dict[int, Any] = {}
+    for tensor in tensors_of(state):
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in moved:
+            moved[key] = storage, move(storage, "cpu")
+        new = moved[key][1]
+        if new is None or new is storage:
+            continue
+        placed = torch.empty(0, dtype=tensor.dtype, device=new.device)
+        placed.set_(new, tensor.storage_offset(), tensor.size(), tensor.stride())
+        tensor.data = placed
+
+
+def tensors_of(node: object) -> Iterator[torch.Tensor]:
+    """Yield the tensors in dicts, lists, tuples, deques, dataclasses and namespaces."""
+    if isinstance(node, torch.Tensor):
+        yield node
+        return
+    inner: Any = ()
+    if isinstance(node, Mapping):
+        inner = node.values()
+    elif isinstance(node, list | tuple | deque):
+        inner = node
+    elif dataclasses.is_dataclass(node) or hasattr(node, "__dict__"):
+        inner = vars(node).values() if hasattr(node, "__dict__") else ()
+    for value in inner:
+        yield from tensors_of(value)

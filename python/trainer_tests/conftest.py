@@ -1,0 +1,25 @@
+"""Tests with the real training frameworks: ``make test-trainers`` installs them.
+
+python/tests runs without any of them, and lends its helpers.
+"""
+
+import pathlib
+import sys
+
+import pytest
+
+TESTS = pathlib.Path(__file__).parents[1] / "tests"
+sys.path += [str(TESTS), str(TESTS / "guard")]
+
+
+@pytest.fixture
+def held():
+    """Return a save's tensor that is not copied before the test releases it."""
+    from held_save import Held
+
+    from ringstow import _jobs
+
+    one = Held()
+    yield one
+    one.release()
+    _jobs.unreported.clear()

@@ -1,0 +1,167 @@
+"""Runs of Lightning in processes of their own, which end at a moment that a test names.
+
+Processes are forked from a server that has imported everything, so that each starts at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import threading
+from multiprocessing import forkserver
+
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning_runs import RingstowCheckpointIO, fit, model, state, trainer
+from lightning_runs import lightning as pytorch_lightning
+
+import ringstow
+from ringstow.integrations._lightning import _paths
+from ringstow.tensors._memory import LazyTensor
+
+EVERY = 2  # steps between two saves of one kind
+EPOCHS = 3
+
+context = multiprocessing.get_context("forkserver")
+
+
+def _start_server():
+    context.set_forkserver_preload([__name__])
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # else it imports nothing
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def process(run, *args):
+    """Start a function of this module; return the process."""
+    _start_server()  # once
+    one = context.Process(target=_quiet, args=(run, *args))
+    one.start()
+    return one
+
+
+def exit_code(run, *args):
+    """Run a function of this module in a process; return how it ended."""
+    one = process(run, *args)
+    one.join(100)
+    if one.exitcode is None:
+        one.kill()
+    return one.exitcode
+
+
+def _quiet(run, *args):
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        run(*args)
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()
+
+
+class Batches(pytorch_lightning.Callback):
+    """Tells when the next batch has begun: its step waits for the save."""
+
+    def __init__(self):
+        self.has_begun = threading.Event()
+
+    def on_train_batch_start(self, *_):
+        self.has_begun.set()
+
+
+def checkpoints(root, save_last):
+    return ModelCheckpoint(dirpath=root, save_last=save_last, every_n_train_steps=EVERY)
+
+
+def start(root, save_last, ckpt_path=None, on_save=None, *more):
+    one = model()
+    if on_save is not None:
+        one.on_save_checkpoint = on_save
+    run = trainer(
+        root, checkpoints(root, save_last), *more, io=RingstowCheckpointIO(), epochs=EPOCHS
+    )
+    run.fit(one, ckpt_path=ckpt_path)
+    return run
+
+
+def killed(root, save_last, moment, number):
+    """Train, and be killed at a moment of one of the saves, counted from 1."""
+    batches, count = Batches(), 0
+
+    def load():
+        if moment == "training":
+            batches.has_begun.wait(60)
+        die()
+
+    def on_save(checkpoint):
+        nonlocal count
+        count += 1
+        batches.has_begun.clear()
+        if count == number:
+            # A shard holds large tensors first.
+            elements = 1 if moment == "copied" else 1 << 20
+            checkpoint["hold"] = LazyTensor("F32", (elements,), 4 * elements, load)
+
+    if moment == "removing":
+        _paths.remove = lambda *_: die()
+        number = 0
+    if moment == "naming":
+        rename = os.rename
+        os.rename = lambda one, other: die() if "last" in str(other) else rename(one, other)
+        number = 0
+    start(root, save_last, None, on_save, batches)
+
+
+def resumed(root, save_last, results):
+    """Resume as a user does after a kill; save what was learned, and the step it began with."""
+    path = "last" if save_last else ringstow.latest(root)
+    begun = []
+
+    class Begin(pytorch_lightning.Callback):
+        def on_train_start(self, run, module):
+            begun.append(run.global_step)
+
+    run = start(root, save_last, path, None, Begin())
+    torch.save({"begun": begun[0], **state(run)}, results)
+
+
+def filling_the_disk(root, at_step):
+    """Train; from a step on no file may grow beyond a few pages. Exit with 3 if fit raises it."""
+
+    class Full(pytorch_lightning.Callback):
+        def on_train_batch_start(self, run, module, batch, index):
+            if run.global_step == at_step:
+                run.strategy.checkpoint_io.wait()
+                resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
+
+    try:
+        start(root, None, None, None, Full())
+    except OSError:
+        sys.exit(3)
+
+
+def as_nobody(root):
+    """Train in a directory that cannot be written. Exit with 3 if fit raises it."""
+    os.seteuid(65534)
+    try:
+        fit(root, RingstowCheckpointIO())
+    except PermissionError:
+        sys.exit(3)
+
+
+def saving_after_the_run(root):
+    """Leave a background save that fails behind at the exit."""
+    run = fit(root, RingstowCheckpointIO(), epochs=1)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
+    run.save_checkpoint(os.path.join(root, "final-2.ckpt"))
+    sys.exit(0)

@@ -1,0 +1,114 @@
+"""A kill at any moment leaves a checkpoint to resume from, and a failure ends the run."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+
+import lightning_processes as processes
+import pytest
+import torch
+from lightning_processes import EPOCHS, EVERY
+from lightning_runs import fit, state
+from support import assert_same, python
+
+import ringstow
+
+KILLS = int(os.environ.get("RINGSTOW_TEST_KILLS", "4"))
+
+# save_last; the moment; which save. With save_last=True each second save is that of last.ckpt.
+MOMENTS = [
+    (None, "copying", 1),
+    (None, "training", 3),
+    (None, "copied", 4),
+    (None, "removing", 2),
+    (True, "copying", 1),
+    (True, "copying", 2),
+    (True, "naming", 2),
+    (True, "training", 4),
+    (True, "copied", 4),
+    (True, "removing", 3),
+    ("link", "copying", 1),
+    ("link", "copying", 2),
+    ("link", "copied", 3),
+    ("link", "removing", 2),
+]
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    return state(fit(tmp_path_factory.mktemp("unbroken"), epochs=EPOCHS))
+
+
+def resume(root, save_last, at):
+    assert processes.exit_code(processes.resumed, root, save_last, at / "results.pt") == 0
+    results = torch.load(at / "results.pt")
+    return results.pop("begun"), results
+
+
+@pytest.mark.parametrize(("save_last", "moment", "number"), MOMENTS)
+def test_a_killed_run_resumes_to_the_bit(save_last, moment, number, tmp_path, unbroken):
+    root = tmp_path / "run"
+    code = processes.exit_code(processes.killed, root, save_last, moment, number)
+    assert code == -signal.SIGKILL
+    kinds = 2 if save_last is True else 1
+    committed = (number - 1) // kinds * EVERY
+    if number > kinds:
+        assert ringstow.verify(ringstow.latest(root)).ok
+    begun, results = resume(root, save_last, tmp_path)
+    assert begun >= committed
+    assert_same(results, unbroken)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("save_last", [None, True, "link"])
+def test_kills_at_random_lose_no_more_than_the_save_in_flight(save_last, tmp_path, unbroken):
+    chance = random.Random(f"{save_last}")
+    root = tmp_path / "run"
+    newest = 0
+    for _ in range(KILLS):
+        one = processes.process(processes.resumed, root, save_last, tmp_path / "results.pt")
+        time.sleep(chance.uniform(0.2, 1.2))
+        one.kill()
+        one.join()
+        if (found := ringstow.latest(root)) is not None:
+            step = ringstow.load(found)["global_step"]
+            assert step >= newest
+            newest = step
+    _, results = resume(root, save_last, tmp_path)
+    assert_same(results, unbroken)
+
+
+@pytest.mark.parametrize("at_step", [5, 16])
+def test_a_full_disk_ends_the_run_and_keeps_the_older_checkpoint(at_step, tmp_path, unbroken):
+    code = processes.exit_code(processes.filling_the_disk, tmp_path / "run", at_step)
+    assert code == 3
+    kept = tmp_path / "run" / f"epoch={(at_step - 1) // 6}-step={at_step // EVERY * EVERY}.ckpt"
+    assert ringstow.verify(kept).ok
+    assert ringstow.latest(tmp_path / "run") == str(kept)
+    _, results = resume(tmp_path / "run", None, tmp_path)
+    assert_same(results, unbroken)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_directory_that_cannot_be_written_ends_the_run():
+    root = tempfile.mkdtemp()
+    try:
+        os.chmod(root, 0o555)
+        assert processes.exit_code(processes.as_nobody, root) == 3
+        assert os.listdir(root) == []
+    finally:
+        shutil.rmtree(root)
+
+
+def test_a_failure_after_the_run_makes_the_process_exit_with_1(tmp_path):
+    code = "import sys, lightning_processes as p; p.saving_after_the_run(sys.argv[1])"
+    here = os.pathsep.join(filter(None, sys.path))
+    done = python(code, tmp_path, env={**os.environ, "PYTHONPATH": here})
+    assert done.returncode == 1, done.stderr
+    assert "final-2.ckpt" in done.stderr
