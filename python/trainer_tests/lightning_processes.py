@@ -53,7 +53,7 @@ def process(run, *args):
 def exit_code(run, *args):
     """Run a function of this module in a process; return how it ended."""
     one = process(run, *args)
-    one.join(100)
+    one.join(300)
     if one.exitcode is None:
         one.kill()
     return one.exitcode

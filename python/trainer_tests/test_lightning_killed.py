@@ -19,6 +19,8 @@ from support import assert_same, python
 
 import ringstow
 
+pytestmark = pytest.mark.timeout(600)  # many processes, each of them a whole run
+
 KILLS = int(os.environ.get("RINGSTOW_TEST_KILLS", "4"))
 
 # save_last; the moment; which save. With save_last=True each second save is that of last.ckpt.
@@ -65,7 +67,6 @@ def test_a_killed_run_resumes_to_the_bit(save_last, moment, number, tmp_path, un
     assert_same(results, unbroken)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("save_last", [None, True, "link"])
 def test_kills_at_random_lose_no_more_than_the_save_in_flight(save_last, tmp_path, unbroken):
     chance = random.Random(f"{save_last}")
