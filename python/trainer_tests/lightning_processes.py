@@ -125,14 +125,14 @@ def killed(root, save_last, moment, number):
 def resumed(root, save_last, results):
     """Resume as a user does after a kill; save what was learned, and the step it began with."""
     path = "last" if save_last else ringstow.latest(root)
-    begun = []
+    begun = []  # stays empty if the run had ended
 
     class Begin(pytorch_lightning.Callback):
         def on_train_start(self, run, module):
             begun.append(run.global_step)
 
     run = start(root, save_last, path, None, Begin())
-    torch.save({"begun": begun[0], **state(run)}, results)
+    torch.save({"begun": next(iter(begun), run.global_step), **state(run)}, results)
 
 
 def filling_the_disk(root, at_step):
