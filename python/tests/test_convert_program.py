@@ -14,6 +14,7 @@ from converted import Evil, read_hf, saved, trained
 from support import python
 
 import ringstow
+from ringstow import _lines
 from ringstow import convert as conversions
 from ringstow.convert import _cli, _replace, _targets, torch_to_ringstow
 
@@ -393,7 +394,7 @@ def test_ctrl_c_that_a_library_drops_ends_the_conversion(at, monkeypatch, capsys
     ],
 )
 def test_sizes_are_printed_as_by_the_other_commands(count, said):
-    assert _cli._size(count) == said
+    assert _lines.size(count) == said
 
 
 def test_bar_shows_one_phase_and_ends_full():
