@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from ringstow import _others
-from ringstow._errors import CorruptCheckpointError, FormatError, InvalidStateError
+from ringstow._damage import is_damage
+from ringstow._errors import InvalidStateError
 from ringstow._load import load, load_into
 from ringstow._save import save, save_async
 
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _Handle = TypeVar("_Handle", covariant=True)
-
-# What a system reports of bad sectors and of damage that the file system has found itself.
-_BAD_MEDIUM = (errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.ENODATA)
 
 
 class Attempt(NamedTuple):
@@ -76,13 +73,6 @@ class Side(Protocol[_Handle]):
 
     def close(self) -> None:
         """Free what saves keep."""
-
-
-def is_damage(error: BaseException) -> bool:
-    """Return whether bytes are not those that were written, or the medium cannot be read."""
-    if isinstance(error, CorruptCheckpointError | FormatError):
-        return True
-    return isinstance(error, OSError) and error.errno in _BAD_MEDIUM
 
 
 class Alone:

@@ -16,8 +16,9 @@ from ringstow import _others, _rules
 from ringstow._alone import Alone, Side
 from ringstow._arguments import StrPath, absolute, step_number
 from ringstow._config import Config
+from ringstow._damage import OnCorrupt
 from ringstow._guard import Staging, check_staging
-from ringstow._resume import OnCorrupt, Restored, first_intact
+from ringstow._resume import Restored, first_intact
 from ringstow._rules import Mode, Retention
 from ringstow._run import Run
 from ringstow._turn import Turn
@@ -314,7 +315,7 @@ class CheckpointManager:
         with self._call("restore", number, on_corrupt):
             self._side.check_into(into)
             if number is None:
-                found = self._side.first(self._run.candidates)
+                found = self._side.first(lambda: self._run.candidates(on_corrupt))
             else:
                 found = self._side.first(lambda: self._run.named(number))
             restored = first_intact(self._side, found, into, on_corrupt)

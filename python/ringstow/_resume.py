@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ringstow._alone import Side
+from ringstow._damage import OnCorrupt
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ringstow._catalog_report import Step
-
-OnCorrupt = Literal["raise", "previous"]
 
 _log = logging.getLogger("ringstow")
 

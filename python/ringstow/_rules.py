@@ -8,7 +8,7 @@ import operator
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from ringstow import _catalog
-from ringstow._errors import InvalidStateError, UnsupportedError
+from ringstow._errors import InvalidStateError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -71,8 +71,8 @@ class Retention:
             report = _catalog.retain(
                 self._root,
                 self._rules.keep_last or 1,  # retain keeps the newest in any case
-                #                keep_every=self._rules.keep_every,#T
-                #                keep_best=self._rules.keep_best,#T
+                keep_every=self._rules.keep_every,
+                keep_best=self._rules.keep_best,
                 config=self._config,
             )
         except Exception as error:
@@ -102,8 +102,6 @@ def checked(
         TypeError: a number is no integer, or ``keep_best`` is no tuple of three.
         ValueError: a number is below 1, or ``keep_best`` names no metric or no mode.
     """
-    if keep_every is not None or keep_best is not None:
-        raise UnsupportedError("keep_every and keep_best come with the same rules of retain")
     if keep_best is not None:
         if isinstance(keep_best, str) or len(keep_best) != 3:
             raise TypeError(

@@ -7,7 +7,9 @@ import os
 from typing import TYPE_CHECKING
 
 from ringstow import _catalog
+from ringstow._damage import OnCorrupt, is_damage
 from ringstow._errors import InvalidStateError, NoCheckpointError
+from ringstow._open import open as open_checkpoint
 
 if TYPE_CHECKING:
     from ringstow._catalog_report import Step
@@ -37,12 +39,48 @@ class Run:
         self._refuse_other_checkpoints()
         return None
 
-    def candidates(self) -> list[Step]:
-        """Return the steps that were committed, newest first, damaged ones too."""
-        found = self._committed()
+    def candidates(self, on_corrupt: OnCorrupt) -> list[Step]:
+        """Return the steps that were committed, newest first, damaged ones too.
+
+        With ``"previous"`` and a manifest on bad sectors, only the newest one that is intact.
+        """
+        try:
+            found = self._committed()
+        except OSError as error:
+            if on_corrupt == "raise" or not is_damage(error):
+                raise
+            return self._intact(error)
         if not found:
             self._refuse_other_checkpoints()
         return found
+
+    def _intact(self, error: OSError) -> list[Step]:
+        """Return the newest step whose every byte is intact, in a list.
+
+        Raises:
+            OSError: there is none: the error of the newest.
+        """
+        from ringstow._catalog_report import Step
+
+        path = _catalog.latest(self.root, verify=True, config=self._config)  # logs what it passes
+        if path is None:
+            raise error
+        with open_checkpoint(path, config=self._config) as checkpoint:
+            info = checkpoint.info
+        if info.step is None:
+            raise error
+        return [
+            Step(
+                path=path,
+                step=info.step,
+                metrics=info.metrics,
+                dropped=info.dropped,
+                created_unix_ms=info.created_unix_ms,
+                nbytes=None,
+                status="committed",
+                problem=None,
+            )
+        ]
 
     def named(self, step: int) -> list[Step]:
         """Return the step of this number, in a list.

@@ -20,8 +20,9 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.checkpoint.stateful import Stateful
 
 from ringstow import _native
-from ringstow._alone import Attempt, is_damage
+from ringstow._alone import Attempt
 from ringstow._config import Config, native_json
+from ringstow._damage import is_damage
 from ringstow._errors import Error, InvalidStateError
 from ringstow._metrics import metrics_of
 from ringstow.dcp import _latest, _private

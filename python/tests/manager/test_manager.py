@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pathlib
 import re
 import shutil
 import subprocess
@@ -77,6 +78,21 @@ def test_without_rules_nothing_is_removed(root):
         assert [found.step for found in manager.steps()] == list(range(12))
 
 
+def test_rules_keep_the_newest_the_regular_and_the_best(root):
+    losses = {10: 5.0, 20: 1.0, 25: 9.0, 30: 4.0, 40: 2.0, 45: 6.0, 50: 3.0, 60: 8.0, 61: 7.0}
+    with CheckpointManager(
+        root, keep_last=2, keep_every=25, keep_best=("loss", "min", 2)
+    ) as manager:
+        save_all(manager, losses, losses.get)
+        assert numbers(root) == [20, 25, 40, 50, 60, 61]
+        assert manager.best().step == 20
+        assert manager.best("loss", "max").step == 25
+        assert [pathlib.Path(path).name for path in manager.retained.kept] == [
+            f"step-{step:08}" for step in numbers(root)
+        ]
+        assert manager.retention_error is None
+
+
 def test_best_needs_a_rule_and_passes_over_what_is_no_number(root):
     with CheckpointManager(root) as manager:
         with pytest.raises(ringstow.InvalidStateError, match="which step is the best"):
@@ -99,6 +115,14 @@ def test_best_needs_a_rule_and_passes_over_what_is_no_number(root):
         ({"keep_last": -3}, ValueError),
         ({"keep_last": True}, TypeError),
         ({"keep_last": 2.0}, TypeError),
+        ({"keep_every": 0}, ValueError),
+        ({"keep_every": "1000"}, TypeError),
+        ({"keep_best": "loss"}, TypeError),
+        ({"keep_best": ("loss", "min")}, TypeError),
+        ({"keep_best": ("loss", "lowest", 2)}, ValueError),
+        ({"keep_best": ("", "min", 2)}, ValueError),
+        ({"keep_best": (3, "min", 2)}, TypeError),
+        ({"keep_best": ("loss", "min", 0)}, ValueError),
         ({"staging": "later"}, ringstow.InvalidStateError),
     ],
 )
@@ -310,6 +334,23 @@ def test_bad_sectors_are_damage_and_a_refusal_is_not(run, monkeypatch):
         assert manager.restore(on_corrupt="previous").step == 2
         with pytest.raises(PermissionError):
             manager.restore(on_corrupt="previous")
+
+
+def test_a_manifest_on_bad_sectors_is_damage_too(run, monkeypatch):
+    real = _catalog.steps
+
+    def steps(*args, **options):
+        raise OSError(5, os.strerror(5), str(run / "step-00000003/manifest.json"))
+
+    damage(run, 3)  # what `latest(verify=True)` passes over
+    monkeypatch.setattr(_catalog, "steps", steps)
+    with CheckpointManager(run) as manager:
+        with pytest.raises(OSError, match="step-00000003"):
+            manager.restore()
+        restored = manager.restore(on_corrupt="previous")
+        assert (restored.step, restored.metrics) == (2, {"loss": 2.0})
+        monkeypatch.setattr(_catalog, "steps", real)
+        assert manager.latest().step == 3
 
 
 def test_missing_files_are_no_damage(run):
