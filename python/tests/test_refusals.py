@@ -243,6 +243,16 @@ def test_fallback_is_warned_of_once_per_process(tmp_path):
             f"    report = ringstow.save({{'a': step}}, {str(folder)!r} + f'/step-{{step}}')\n"
             "    assert report.fallbacks\n"
             f"    ringstow.load({str(folder)!r} + f'/step-{{step}}')\n"
+            "ringstow.verify(sys.argv[1] + '/step-0')\n"
+            "import ringstow.dcp, torch, torch.distributed.checkpoint as dcp, warnings\n"
+            "from ringstow.convert import convert\n"
+            "warnings.simplefilter('ignore')\n"
+            "writer, state = ringstow.dcp.StorageWriter(), {'a': torch.ones(9)}\n"
+            "to = sys.argv[1] + '/dcp'\n"
+            "dcp.save(state, checkpoint_id=to, storage_writer=writer, no_dist=True)\n"
+            "assert writer.report.fallbacks\n"
+            "assert convert(to, sys.argv[1] + '/hf', target='hf').save.fallbacks\n",
+            folder,
         )
     finally:
         subprocess.run(["umount", str(folder)], check=True)
@@ -250,3 +260,5 @@ def test_fallback_is_warned_of_once_per_process(tmp_path):
     assert ran.stderr.count("does not take O_DIRECT") == 1, ran.stderr
     lines = ran.stderr.splitlines()
     assert len(lines) == len(set(lines))
+    for line in lines:  # each with its remedy
+        assert re.fullmatch(r".* instead of .*: .*; .+", line), line
