@@ -16,7 +16,7 @@ from multiprocessing import forkserver
 
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning_runs import RingstowCheckpointIO, fit, model, state, trainer
+from lightning_runs import BATCHES, RingstowCheckpointIO, fit, model, state, trainer
 from lightning_runs import lightning as pytorch_lightning
 
 import ringstow
@@ -87,9 +87,10 @@ def start(root, save_last, ckpt_path=None, on_save=None, *more):
     one = model()
     if on_save is not None:
         one.on_save_checkpoint = on_save
-    run = trainer(
-        root, checkpoints(root, save_last), *more, io=RingstowCheckpointIO(), epochs=EPOCHS
-    )
+    # Not by epochs: a run that was resumed twice within an epoch trains more batches in Lightning.
+    steps = EPOCHS * BATCHES
+    kept = checkpoints(root, save_last)
+    run = trainer(root, kept, *more, io=RingstowCheckpointIO(), epochs=-1, max_steps=steps)
     run.fit(one, ckpt_path=ckpt_path)
     return run
 

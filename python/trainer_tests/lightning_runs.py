@@ -42,7 +42,8 @@ class Model(lightning.LightningModule):
 
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.hparams.rate)
-        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.9)]
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 8, 0.9)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
     def train_dataloader(self):
         return torch.utils.data.DataLoader(torch.arange(BATCHES))
