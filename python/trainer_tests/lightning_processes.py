@@ -87,7 +87,8 @@ def start(root, save_last, ckpt_path=None, on_save=None, *more):
     one = model()
     if on_save is not None:
         one.on_save_checkpoint = on_save
-    # Not by epochs: a run that was resumed twice within an epoch trains more batches in Lightning.
+    # Not by epochs: Lightning (2.6.6, its own plugin too) trains batches twice in a run that was
+    # resumed from a step at an epoch's end, and then again.
     steps = EPOCHS * BATCHES
     kept = checkpoints(root, save_last)
     run = trainer(root, kept, *more, io=RingstowCheckpointIO(), epochs=-1, max_steps=steps)
