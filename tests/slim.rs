@@ -113,3 +113,51 @@ fn load_that_has_begun_before_gets_the_rest_or_all_of_it() {
     let error = load_opened(&runtime, &opened).unwrap_err();
     assert!(matches!(error, Error::Replaced { .. }), "{error}");
 }
+
+#[test]
+fn file_that_a_killed_call_left_goes_at_the_next() {
+    let runtime = runtime();
+    let (_root, dir) = saved(&runtime);
+    let all = tempfile::tempdir().unwrap();
+    for name in names_in(&dir) {
+        std::fs::copy(dir.join(&name), all.path().join(&name)).unwrap();
+    }
+    let removed = slim(&dir, &small_config()).unwrap().removed;
+    for path in &removed {
+        std::fs::copy(all.path().join(path.file_name().unwrap()), path).unwrap();
+    }
+    let again = slim(&dir, &small_config()).unwrap();
+    assert_eq!((again.names.len(), &again.removed), (0, &removed));
+    assert!(!removed.iter().any(|path| path.exists()));
+}
+
+#[test]
+fn manifest_keeps_mode_and_time_of_its_file() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    let runtime = runtime();
+    let (_root, dir) = saved(&runtime);
+    let manifest = dir.join("manifest.json");
+    std::fs::set_permissions(&manifest, std::fs::Permissions::from_mode(0o604)).unwrap();
+    let before = std::fs::metadata(&manifest).unwrap();
+    slim(&dir, &small_config()).unwrap();
+    let after = std::fs::metadata(&manifest).unwrap();
+    let of = |file: &std::fs::Metadata| (file.mode(), file.mtime(), file.mtime_nsec(), file.uid());
+    assert_eq!(of(&before), of(&after));
+    assert_ne!(before.ino(), after.ino());
+}
+
+#[test]
+fn share_of_one_rank_and_checkpoint_that_lacks_files_stay_as_they_are() {
+    let runtime = runtime();
+    let (_root, dir) = saved(&runtime);
+    let shard = names_in(&dir).into_iter().find(|name| name.ends_with(".safetensors")).unwrap();
+    std::fs::rename(dir.join(&shard), dir.join("elsewhere")).unwrap();
+    assert!(matches!(slim(&dir, &small_config()), Err(Error::MissingFiles { .. })));
+    let share = ringstow::RankShare { rank: 0, ranks: 2, save: "a".into() };
+    let rank = dir.parent().unwrap().join("step-2/rank00000");
+    let session = ringstow::Session::begin(&rank, 1).unwrap().rank_share(share);
+    let state = State::new(1, &SIZES);
+    let receipt = state.write_share((0, 1), &runtime, &rank).unwrap();
+    session.commit(vec![receipt], state.tree()).unwrap();
+    assert!(matches!(slim(&rank, &small_config()), Err(Error::Unsupported { .. })));
+}

@@ -14,6 +14,9 @@ from ringstow._errors import InvalidStateError, NoCheckpointError
 
 StrPath = str | os.PathLike[str]
 
+# As many as a manifest notes.
+_PARTS_MAX = 64
+
 # pathlib makes ``s3:/bucket`` of ``s3://bucket``.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
@@ -74,6 +77,8 @@ def names_of_parts(names: Iterable[str], argument: str) -> list[str]:
     if isinstance(names, str):
         raise TypeError(f'{argument} is a list of names: {argument}=["{names}"]')
     listed = list(names)
+    if len(listed) > _PARTS_MAX:
+        raise InvalidStateError(f"{argument} has {len(listed)} names, more than {_PARTS_MAX}")
     for name in listed:
         if not isinstance(name, str):
             raise TypeError(f"{argument} is a list of names, not of {type(name).__name__}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -222,18 +223,21 @@ def _parts(apart: Iterable[str], state_dict: dict[Any, Any]) -> list[str]:
     for name in names if isinstance(state_dict, dict) else ():
         if not _has(state_dict, name):
             raise InvalidStateError(
-                f"apart: the state has nothing named {name!r}, and nothing below it"
+                f"apart: the state has nothing named {name!r}, and nothing below it, in dicts with "
+                "keys of text or integers"
             )
     return names
 
 
 def _has(state_dict: dict[Any, Any], name: str) -> bool:
-    """Whether a dict has something of a name or below it; its keys may have dots."""
+    """Whether `slim` could drop a name from a dict, whose keys may have dots."""
     for key, value in state_dict.items():
+        if type(key) not in (str, int):
+            continue
         step = str(key)
         if step == name or step.startswith(f"{name}."):
             return True
-        is_above = name.startswith(f"{step}.") and isinstance(value, dict)
+        is_above = name.startswith(f"{step}.") and type(value) in (dict, OrderedDict)
         if is_above and _has(value, name[len(step) + 1 :]):
             return True
     return False

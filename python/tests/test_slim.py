@@ -86,3 +86,24 @@ def test_wrong_names_are_refused_before_anything_is_written(tmp_path, names, err
     with pytest.raises(error, match=message):
         ringstow.save(state_of(), tmp_path / "step-1", apart=names)
     assert not (tmp_path / "step-1").exists()
+
+
+def test_checkpoint_that_pytorch_saved_over_is_not_slimmed(tmp_path):
+    import torch.distributed.checkpoint as dcp
+
+    path = tmp_path / "step-1"
+    ringstow.save(state_of(), path, apart=["optimizer"])
+    dcp.save({"w": torch.ones(3)}, checkpoint_id=path, no_dist=True)
+    with pytest.raises(ringstow.Error, match="PyTorch"):
+        ringstow.slim(path, drop=["optimizer"])
+    with pytest.raises(ringstow.Error, match="PyTorch"):
+        ringstow.load(path)
+
+
+def test_part_that_could_not_be_dropped_later_is_not_set_apart(tmp_path):
+    for state, name in (
+        ({True: {"w": torch.ones(2)}, "m": 1}, "True"),
+        ({"a": [torch.ones(2)]}, "a.0"),
+    ):
+        with pytest.raises(ringstow.InvalidStateError, match="nothing named"):
+            ringstow.save(state, tmp_path / "step-1", apart=[name])

@@ -95,7 +95,7 @@ pub fn total(order: &[Member]) -> Result<u64> {
         .ok_or_else(|| Error::invalid("the tensors add up to more than 2^62 bytes"))
 }
 
-/// The items below each name of `apart`, and before them all others. No file holds items of two groups. Groups without
+/// The items below each name of `apart`, the longest that fits, and before them all others. No file holds items of two groups. Groups without
 /// items are left out, but for the only one of a state without any.
 pub fn groups(order: Vec<Member>, items: &[Item], apart: &[String]) -> Vec<Vec<Member>> {
     if apart.is_empty() {
@@ -104,7 +104,8 @@ pub fn groups(order: Vec<Member>, items: &[Item], apart: &[String]) -> Vec<Vec<M
     let mut groups = vec![Vec::new(); apart.len() + 1];
     for member in order {
         let name = &items[member.item].info.name;
-        let group = apart.iter().position(|prefix| is_below(name, prefix));
+        let names = apart.iter().enumerate().filter(|(_, part)| is_below(name, part));
+        let group = names.max_by_key(|(_, part)| part.len()).map(|(number, _)| number);
         groups[group.map_or(0, |group| group + 1)].push(member);
     }
     groups.retain(|group| !group.is_empty());

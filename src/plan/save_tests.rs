@@ -268,3 +268,13 @@ fn more_dimensions_than_a_reader_takes_are_refused() {
     let error = of(LONG_DIMS_MAX + 9).map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("32768 dimensions"), "{error}");
 }
+
+#[test]
+fn longest_name_that_fits_decides_in_any_order() {
+    let items = ["opt.x", "opt.y.a", "model"].map(|name| item(name.into(), Dtype::U8, 10));
+    for apart in [["opt", "opt.y"], ["opt.y", "opt"]] {
+        let apart = apart.map(str::to_owned);
+        let plan = plan(&items, Options { apart: &apart, ..in_lanes(1) }).unwrap();
+        assert!(plan.shards.iter().all(|shard| shard.items.len() == 1), "{apart:?}");
+    }
+}

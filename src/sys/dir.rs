@@ -298,9 +298,16 @@ pub(crate) fn try_sync(dir: &Path) -> io::Result<()> {
 #[cfg(target_os = "linux")]
 fn check_journal(dir: &impl AsFd) -> io::Result<()> {
     use nix::sys::statfs::{
-        BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, F2FS_SUPER_MAGIC, XFS_SUPER_MAGIC, fstatfs,
+        BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, F2FS_SUPER_MAGIC, OVERLAYFS_SUPER_MAGIC,
+        XFS_SUPER_MAGIC, fstatfs,
     };
-    let journaled = [BTRFS_SUPER_MAGIC, EXT4_SUPER_MAGIC, F2FS_SUPER_MAGIC, XFS_SUPER_MAGIC];
+    let journaled = [
+        BTRFS_SUPER_MAGIC,
+        EXT4_SUPER_MAGIC,
+        F2FS_SUPER_MAGIC,
+        OVERLAYFS_SUPER_MAGIC, // asks the file system below it
+        XFS_SUPER_MAGIC,
+    ];
     if !fstatfs(dir).is_ok_and(|found| journaled.contains(&found.filesystem_type())) {
         return Ok(());
     }

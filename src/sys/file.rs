@@ -9,7 +9,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::{File, FileType, Metadata};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
 
 /// Creates a new file for writing. What has the name already, a link too, loses that name and keeps its
@@ -89,6 +89,24 @@ pub(crate) fn write_durably(
 ) -> Result<()> {
     let file = write_by(path, content)?;
     sync(&file).map_err(writing(path))
+}
+
+/// Gives a file the mode, the time of its last change and, if this process may, the owner and group that another has.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn take_after(file: &File, other: &Path) -> io::Result<()> {
+    use rustix::fs::{Gid, Timespec, Timestamps, Uid, fchmod, fchown, futimens};
+    made(Call::Query, other, || {
+        let other = std::fs::metadata(other)?;
+        match fchown(file, Some(Uid::from_raw(other.uid())), Some(Gid::from_raw(other.gid()))) {
+            Err(Errno::PERM) => {}
+            done => done?,
+        }
+        fchmod(file, Mode::from_raw_mode(other.mode() & 0o7777))?;
+        let changed = Timespec { tv_sec: other.mtime(), tv_nsec: other.mtime_nsec() as _ };
+        Ok(futimens(file, &Timestamps { last_access: changed, last_modification: changed })?)
+    })
 }
 
 fn write_by(path: &Path, content: impl FnOnce(&File) -> io::Result<()>) -> Result<File> {

@@ -6,10 +6,12 @@ use crate::saved::Saved;
 use cut_disk::{BTRFS, EXT4, FileSystem, Powered, XFS, run};
 use ringstow::{EngineChoice, Error};
 use std::fs;
+#[cfg(debug_assertions)]
+use std::path::{Path, PathBuf};
 
 /// Between the rename that commits and its sync, the disk goes, and somebody else's sync meets that first.
 #[cfg(debug_assertions)] // the seam exists in these builds only
-fn commit_is_not_called_durable(of: FileSystem) {
+fn commit_is_not_called_durable(of: FileSystem, is_overlaid: bool) {
     use ringstow::internals::sys::seam::{Call, Outcome, on_thread};
     use std::sync::Arc;
     where_mounts_work(move || {
@@ -18,6 +20,7 @@ fn commit_is_not_called_durable(of: FileSystem) {
         let machine = Machine::new(&saved, EngineChoice::Portable);
         let other = powered.path(0).join("other");
         fs::create_dir(&other).unwrap();
+        let root = if is_overlaid { overlay(&powered.path(0))? } else { powered.path(0) };
         let (disk, mut is_renamed) = (Arc::clone(&powered), false);
         let _cutting = on_thread(move |_, call, path| {
             if call == Call::Sync && is_renamed {
@@ -30,28 +33,48 @@ fn commit_is_not_called_durable(of: FileSystem) {
             is_renamed |= call == Call::Rename && path.ends_with("manifest.json.part");
             Outcome::Pass
         });
-        let done = save(&machine, Operation::New, 1, &powered.path(0).join("step-1"));
+        let done = save(&machine, Operation::New, 1, &root.join("step-1"));
+        if is_overlaid {
+            run("umount", &[&root.display().to_string()])?;
+        }
         assert!(matches!(done, Err(Error::NotDurable { .. })), "{}: {done:?}", of.name);
         Ok(())
     });
 }
 
+/// Mounts an overlay whose changes go to a file system, and returns where.
+#[cfg(debug_assertions)]
+fn overlay(on: &Path) -> Result<PathBuf, String> {
+    let dirs = ["lower", "upper", "work", "merged"].map(|name| on.join(name));
+    dirs.iter().for_each(|dir| fs::create_dir(dir).unwrap());
+    let [lower, upper, work, merged] = dirs.each_ref().map(|dir| dir.display().to_string());
+    let options = format!("lowerdir={lower},upperdir={upper},workdir={work}");
+    run("mount", &["-t", "overlay", "overlay", "-o", &options, &merged])?;
+    Ok(merged.into())
+}
+
+#[test]
+#[cfg(debug_assertions)]
+fn commit_whose_journal_the_file_system_below_an_overlay_lost_is_not_called_durable() {
+    commit_is_not_called_durable(EXT4, true);
+}
+
 #[test]
 #[cfg(debug_assertions)]
 fn commit_whose_journal_ext4_lost_is_not_called_durable() {
-    commit_is_not_called_durable(EXT4);
+    commit_is_not_called_durable(EXT4, false);
 }
 
 #[test]
 #[cfg(debug_assertions)]
 fn commit_whose_journal_xfs_lost_is_not_called_durable() {
-    commit_is_not_called_durable(XFS);
+    commit_is_not_called_durable(XFS, false);
 }
 
 #[test]
 #[cfg(debug_assertions)]
 fn commit_whose_journal_btrfs_lost_is_not_called_durable() {
-    commit_is_not_called_durable(BTRFS);
+    commit_is_not_called_durable(BTRFS, false);
 }
 
 #[test]

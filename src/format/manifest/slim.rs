@@ -1,9 +1,9 @@
 //! A manifest without a part of the state, such as the optimizer's.
 
 use super::{FileEntry, Manifest};
-use crate::error::{Error, Result, some_of};
+use crate::error::{Error, Result};
 use crate::format::Value;
-use crate::format::select::{Wanted, cut};
+use crate::format::select::{Wanted, cut, is_below};
 use crate::limits::DROPPED_MAX;
 use serde_json::value::RawValue;
 use std::collections::HashSet;
@@ -20,54 +20,71 @@ pub struct Dropped {
 }
 
 impl Manifest {
-    /// Drops the values of these names and below, the tensors that only they refer to, and the files that hold nothing
-    /// else. Names dropped before are passed over.
+    /// Drops the values of these names and below, the tensors that only they refer to or that have such a name, and the
+    /// files that hold nothing else. Names dropped before are passed over.
     ///
     /// # Errors
-    /// [`Error::Invalid`], and the manifest is unchanged: for a name without a value, if nothing would be left, or if no
-    /// file would go.
+    /// [`Error::Invalid`], and the manifest is unchanged: for a name of which there is nothing, or that would free no
+    /// file; if no tensor would be left.
     pub fn slim(&mut self, names: &[String]) -> Result<Dropped> {
-        let mut dropped = Dropped::default();
-        let mut state = self.state.clone();
+        let (mut slimmer, mut dropped) = (self.clone(), Dropped::default());
         for name in names {
-            if !self.dropped.contains(name) && !dropped.names.contains(name) {
-                state = without(&state, name)?;
-                dropped.names.push(name.clone());
+            if slimmer.dropped.iter().any(|part| is_below(name, part)) {
+                continue;
             }
+            let (tensors, files) = slimmer.slim_by(name)?;
+            dropped.names.push(name.clone());
+            dropped.tensors += tensors;
+            dropped.files.extend(files);
         }
-        if dropped.names.is_empty() {
-            return Ok(dropped);
-        }
-        if self.dropped.len() + dropped.names.len() > DROPPED_MAX {
+        *self = slimmer;
+        Ok(dropped)
+    }
+
+    /// Drops what has one name. Returns the number of its tensors, and its files.
+    fn slim_by(&mut self, name: &str) -> Result<(usize, Vec<FileEntry>)> {
+        if self.dropped.len() == DROPPED_MAX {
             return Err(Error::invalid(format!(
                 "a checkpoint is slimmed by at most {DROPPED_MAX} names"
             )));
         }
-        let (before, after) = (stored(&self.state)?, stored(&state)?);
-        let goes = |name: &str| before.contains(name) && !after.contains(name);
+        let state = without(&self.state, name)?;
+        let (before, after) = match &state {
+            Some(state) => (stored(&self.state)?, stored(state)?),
+            None => (HashSet::new(), stored(&self.state)?),
+        };
+        let goes = |tensor: &str| {
+            !after.contains(tensor) && (before.contains(tensor) || is_below(tensor, name))
+        };
         let stays: Vec<bool> = self.tensors.iter().map(|tensor| !goes(&tensor.name)).collect();
-        dropped.tensors = stays.iter().filter(|stays| !**stays).count();
+        let tensors = stays.iter().filter(|stays| !**stays).count();
+        if state.is_none() && tensors == 0 {
+            return Err(Error::invalid(format!(
+                "the checkpoint has nothing named {name:?}, and nothing below {name}. (with a dot): \
+                 `ringstow show` lists its names. Only dicts with keys of text or integers are cut"
+            )));
+        }
         if !stays.contains(&true) {
             return Err(Error::invalid(format!(
-                "without {} no tensor would be left: remove the checkpoint instead",
-                some_of(&dropped.names)
+                "without {name:?} no tensor would be left: remove the checkpoint instead"
             )));
         }
         let number_of = self.number_files(&stays);
-        if dropped.tensors > 0 && number_of.iter().all(Option::is_some) {
+        if tensors > 0 && number_of.iter().all(Option::is_some) {
             return Err(Error::invalid(format!(
-                "dropping {} would free no file, since each holds other tensors too: save these names apart \
-                 (`apart` of the save) to slim the checkpoint later",
-                some_of(&dropped.names)
+                "dropping {name:?} would free no file, since each holds other tensors too: save it apart (`apart` of \
+                 the save) to slim the checkpoint later"
             )));
         }
-        self.state = state;
-        self.dropped.extend_from_slice(&dropped.names);
+        if let Some(state) = state {
+            self.state = state;
+        }
+        self.dropped.push(name.into());
         self.keep_tensors(&stays, &number_of);
         let mut number = number_of.iter();
         let goes = |_: &mut FileEntry| number.next().is_some_and(Option::is_none);
-        dropped.files = self.files.extract_if(.., goes).collect();
-        Ok(dropped)
+        let files = self.files.extract_if(.., goes).collect();
+        Ok((tensors, files))
     }
 
     /// The new number of each file; `None` for one that holds only tensors that go. A file without any tensor stays.
@@ -91,25 +108,19 @@ impl Manifest {
     }
 }
 
-/// The tree without what is at a name and below it.
+/// The tree without what is at a name and below it; `None` if there is nothing.
 ///
 /// # Errors
-/// [`Error::Invalid`] if there is nothing.
-fn without(tree: &RawValue, name: &str) -> Result<Box<RawValue>> {
+/// [`Error::Invalid`] for text that is no tree.
+fn without(tree: &RawValue, name: &str) -> Result<Option<Box<RawValue>>> {
     let unreadable = |e| Error::invalid(format!("the state's values cannot be read: {e}"));
     let all = cut(tree, &Wanted::NotBelow(vec![name.into()])).and_then(RawValue::from_string);
     let rest = all.map_err(unreadable)?;
     // The texts may differ in spaces alone.
-    let same = |tree: &RawValue| {
+    let plain = |tree: &RawValue| {
         Value::from_json_with_types(tree)?.to_json().map(|text| text.get().to_owned())
     };
-    if same(tree)? == same(&rest)? {
-        return Err(Error::invalid(format!(
-            "the checkpoint has nothing named {name:?}, and nothing below {name}. (with a dot): \
-             `ringstow show` lists its names; a part of a list or a tuple cannot be dropped alone"
-        )));
-    }
-    Ok(rest)
+    Ok((plain(tree)? != plain(&rest)?).then_some(rest))
 }
 
 /// Names of the tensors, arrays and objects that a tree refers to.
@@ -190,11 +201,28 @@ mod tests {
             (&["opt", "absent"], "nothing named \"absent\""),
             (&["model", "opt"], "no tensor would be left"),
             (&["model.b"], "would free no file"),
+            (&["opt", "model.b"], "would free no file"),
         ] {
             let mut manifest = with_tree(TREE);
             let error = manifest.slim(&names(asked)).unwrap_err().to_string();
             assert!(error.contains(reason), "{error}");
             assert_eq!(manifest.encode().unwrap(), with_tree(TREE).encode().unwrap());
         }
+    }
+
+    #[test]
+    fn tensor_of_the_name_goes_even_if_no_value_refers_to_it() {
+        let mut manifest = with_tree(r#"{"step":1}"#);
+        let dropped = manifest.slim(&names(&["none"])).unwrap();
+        assert_eq!((dropped.tensors, dropped.files.len()), (1, 1));
+        manifest.check().unwrap();
+    }
+
+    #[test]
+    fn name_below_one_that_was_dropped_is_passed_over() {
+        let mut manifest = with_tree(TREE);
+        let dropped = manifest.slim(&names(&["model", "model.w"])).unwrap();
+        assert_eq!(dropped.names, names(&["model"]));
+        assert_eq!(manifest.slim(&names(&["model.b"])).unwrap(), Dropped::default());
     }
 }

@@ -108,7 +108,7 @@ pub(in crate::store) fn refuse_link(dir: &Path) -> Result<()> {
     }
     let to = dir::try_real(&itself).map_err(|e| Error::io("following the link", &itself, e))?;
     Err(Error::invalid(format!(
-        "{} is a link to {}: pass that path to remove the checkpoint, and change or remove the link yourself",
+        "{} is a link to {}: pass that path instead, and change or remove the link yourself",
         itself.display(),
         to.display()
     )))
@@ -226,7 +226,7 @@ pub(in crate::store) fn check_parts<'a>(
 }
 
 /// The directories of a checkpoint, in which all its files are found.
-pub(in crate::store) fn found(dir: &Path, stripe: &[PathBuf]) -> Result<Stripes> {
+fn found(dir: &Path, stripe: &[PathBuf]) -> Result<Stripes> {
     let stripes = Stripes::to_clear(dir, stripe)?;
     check_found(&stripes)?;
     Ok(stripes)

@@ -6,11 +6,11 @@
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::format::{Manifest, names};
+use crate::pipeline::load::FileOwner as _;
 use crate::store::cleanup::remove;
-use crate::store::layout::{manifest, rank_dirs};
-use crate::store::read::diagnose;
-use crate::store::read::fingerprint::Fingerprint;
+use crate::store::layout::rank_dirs;
+use crate::store::layout::stripes::Stripes;
+use crate::store::read::checkpoint::Checkpoint;
 use crate::store::write::swept::Left;
 use crate::store::write::transaction::Transaction;
 use serde::Serialize;
@@ -38,43 +38,46 @@ pub struct Slimmed {
 /// See [`slim`](crate::slim()).
 pub fn slim(dir: &Path, drop: &[String], config: &Config) -> Result<Slimmed> {
     remove::refuse_link(dir)?;
-    if !rank_dirs::parts(dir)?.is_empty() {
-        return Err(Error::Unsupported {
-            what: format!("slimming {}, which several ranks saved each by itself", dir.display()),
-            remedy: "remove it, or save by a session (in DCP: with collectives) to slim later"
-                .into(),
-        });
-    }
     if let Some(empty) = drop.iter().find(|name| name.is_empty() || name.ends_with('.')) {
         return Err(Error::invalid(format!(
             "{empty:?} is no name to drop: a name and all below it is dropped, as in \"optimizer\""
         )));
     }
-    read(dir)?; // so that the lock creates no directory
-    let stripes = remove::found(dir, &config.stripe)?;
-    let transaction = Transaction::begin_change(dir, stripes)?;
-    let (mut slimmer, fingerprint) = read(dir)?;
+    whole(dir, config)?; // so that the lock creates no directory
+    let transaction = Transaction::begin_change(dir, Stripes::to_clear(dir, &config.stripe)?)?;
+    let checkpoint = whole(dir, config)?;
+    let mut slimmer = checkpoint.manifest().clone();
     let dropped = slimmer.slim(drop)?;
-    let mut done = Slimmed {
+    let swept = match dropped.names.is_empty() {
+        true => transaction.clear_but(&slimmer.files), // what a killed call left
+        false => {
+            let is_unchanged = || checkpoint.check_same(false);
+            transaction.commit_change(&slimmer, &dropped.files, is_unchanged)?
+        }
+    };
+    Ok(Slimmed {
         path: dir.into(),
         names: dropped.names,
         tensors: dropped.tensors,
         file_bytes: dropped.files.iter().map(|file| file.bytes).sum(),
-        removed: Vec::new(),
-        left: Vec::new(),
-    };
-    if !done.names.is_empty() {
-        let is_unchanged = || fingerprint.check(dir, false);
-        let swept = transaction.commit_change(&slimmer, is_unchanged)?;
-        (done.removed, done.left) = (swept.removed, swept.left);
-    }
-    Ok(done)
+        removed: swept.removed,
+        left: swept.left,
+    })
 }
 
-/// Reads the manifest, and its fingerprint.
-fn read(dir: &Path) -> Result<(Manifest, Fingerprint)> {
-    let bytes = manifest::read_bytes(dir)?.ok_or_else(|| diagnose::no_manifest(dir))?;
-    let fingerprint = Fingerprint::of(&bytes);
-    let manifest = Manifest::decode(bytes, &dir.join(names::MANIFEST))?;
-    Ok((manifest, fingerprint.expect("a manifest that was read has a trailer")))
+/// Opens a checkpoint of which all files are there.
+///
+/// # Errors
+/// As for [`Checkpoint::open`]; [`Error::Unsupported`] if several ranks saved it each by itself, or it is the share of one
+/// of them.
+fn whole(dir: &Path, config: &Config) -> Result<Checkpoint> {
+    let shares = || Error::Unsupported {
+        what: format!("slimming {}, which several ranks saved each by itself", dir.display()),
+        remedy: "remove the older checkpoints instead".into(),
+    };
+    if !rank_dirs::parts(dir)?.is_empty() {
+        return Err(shares());
+    }
+    let checkpoint = Checkpoint::open_with(dir, config)?;
+    if checkpoint.manifest().part_of.is_some() { Err(shares()) } else { Ok(checkpoint) }
 }

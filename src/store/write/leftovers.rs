@@ -188,10 +188,14 @@ impl Leftovers {
         }
         done.kept.extend(self.recycled);
         // Remove stale shards first, so that programs that ignore the manifest never see them beside new ones.
+        let mut outcome = Ok(());
         for path in self.remove {
-            remove(&path)?;
-            done.removed.push(path);
+            match remove(&path) {
+                Ok(_) => done.removed.push(path),
+                Err(error) => outcome = outcome.and(Err(error)),
+            }
         }
+        outcome?;
         for (from, to) in self.rename {
             dir::rename_new(&from, &to)?;
             done.renamed.push(to);

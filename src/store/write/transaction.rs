@@ -210,15 +210,13 @@ impl Transaction {
         manifest: &Manifest<T, S>,
     ) -> Result<Option<Fallback>> {
         self.check_free(&manifest.files)?;
-        match self.write_manifest(manifest) {
-            // A checkpoint is worth more than recycled files.
-            Err(error) if error.is_disk_full() && recycled::give_up(&self.stripes)? > 0 => {
-                tracing::warn!(%error, "the disk is full: removed recycled files to make space for the manifest");
-                self.write_manifest(manifest)?;
-            }
-            written => written?,
-        }
+        self.write_manifest(manifest, None)?;
         self.check_there(&manifest.files)?;
+        if let Scope::Own(own) = &mut self.scope {
+            // Another host may have committed since this save began. If its manifest is damaged, its files stay.
+            let replaced = read_files(self.stripes.own()).unwrap_or_default();
+            own.replaces(replaced.as_ref().map_or(&[], |listed| &listed.files));
+        }
         self.publish(manifest)?;
         Ok(self.settle(&manifest.files).unwrap_or_else(|error| {
             // The checkpoint is committed: readers find the shards under either name.
@@ -227,27 +225,38 @@ impl Transaction {
         }))
     }
 
-    /// Commits a manifest that lists some of the committed checkpoint's files and no others, and removes the rest.
-    /// `is_unchanged` checks that the committed manifest is still the one that this was made from.
+    /// Commits a manifest that lists some of the committed checkpoint's files, without `dropped`, and removes those. The
+    /// manifest keeps its file's owner, mode and time, by which others tell who saved last. `is_unchanged` checks that
+    /// the committed manifest is still the one that this was made from.
     ///
     /// # Errors
     /// As for [`Transaction::commit`].
     pub fn commit_change<T: Serialize, S: Serialize>(
         mut self,
         manifest: &Manifest<T, S>,
+        dropped: &[FileEntry],
         is_unchanged: impl Fn() -> Result<()>,
     ) -> Result<Swept> {
-        self.write_manifest(manifest)?;
+        self.write_manifest(manifest, Some(&self.dir().join(names::MANIFEST)))?;
         is_unchanged()?;
         self.publish(manifest)?;
+        if let Scope::Own(own) = &mut self.scope {
+            own.replaces(dropped);
+        }
+        Ok(self.clear_but(&manifest.files))
+    }
+
+    /// Removes what is not listed of a committed checkpoint.
+    pub fn clear_but(&self, listed: &[FileEntry]) -> Swept {
         let mut swept = Swept::default();
-        let cleared = Leftovers::find(&self.stripes, Some(&manifest.files), &self.scope)
+        let cleared = Leftovers::find(&self.stripes, Some(listed), &self.scope)
             .and_then(|leftovers| leftovers.carry_out(&mut swept));
         if let Err(error) = cleared {
-            tracing::warn!(%error, "the checkpoint lists them no more, but files could not be removed; the next save into the directory or `ringstow prune` removes them");
-            swept.left.push(Left::failed(self.dir(), &error));
+            tracing::warn!(%error, "no manifest lists them, but files could not be removed; the next save into the directory or `ringstow prune` removes them");
+            let at = if let Error::Io { path, .. } = &error { path } else { self.dir() };
+            swept.left.push(Left::failed(at, &error));
         }
-        Ok(swept)
+        swept
     }
 
     /// Checks that no file has the final name of a shard: readers would take it for the shard. Looks at each path,
@@ -301,22 +310,31 @@ impl Transaction {
     fn write_manifest<T: Serialize, S: Serialize>(
         &mut self,
         manifest: &Manifest<T, S>,
+        like: Option<&Path>,
     ) -> Result<()> {
         self.stripes.sync_stripe_dirs()?;
         let path = self.dir().join(&self.uncommitted_manifest);
         self.rollback.files.push(path.clone());
-        file::write_durably(&path, |file| manifest.write(file))?;
-        dir::sync(self.dir())
+        let write = || {
+            file::write_durably(&path, |file| {
+                manifest.write(file)?;
+                like.map_or(Ok(()), |like| file::take_after(file, like))
+            })?;
+            dir::sync(self.dir())
+        };
+        match write() {
+            // A checkpoint is worth more than recycled files.
+            Err(error) if error.is_disk_full() && recycled::give_up(&self.stripes)? > 0 => {
+                tracing::warn!(%error, "the disk is full: removed recycled files to make space for the manifest");
+                write()
+            }
+            written => written,
+        }
     }
 
     /// The commit.
     fn publish<T, S>(&mut self, manifest: &Manifest<T, S>) -> Result<()> {
         assert!(!self.rollback.is_kept(), "a save commits once");
-        if let Scope::Own(own) = &mut self.scope {
-            // Another host may have committed since this save began. If its manifest is damaged, its files stay.
-            let replaced = read_files(self.stripes.own()).unwrap_or_default();
-            own.replaces(replaced.as_ref().map_or(&[], |listed| &listed.files));
-        }
         self.rename_manifest(manifest)?;
         // Keep everything, even if the sync fails: if a crash does not undo the rename, the shards must exist.
         self.rollback.keep();

@@ -47,7 +47,7 @@ fn commit(dir: &Path, mark: u8) {
 fn about_to_publish(dir: &Path, mark: u8) -> (Transaction, Manifest) {
     let mut tx = Transaction::begin(dir, &[]).unwrap();
     let manifest = write_part(&mut tx, mark);
-    tx.write_manifest(&manifest).unwrap();
+    tx.write_manifest(&manifest, None).unwrap();
     (tx, manifest)
 }
 
