@@ -68,7 +68,7 @@ def test_optimizer_without_tensors_is_set_apart_and_dropped(tmp_path):
 def test_part_that_was_not_saved_apart_stays(tmp_path):
     path, state = tmp_path / "step-1", state_of()
     ringstow.save(state, path)
-    with pytest.raises(ringstow.InvalidStateError, match="save these names apart"):
+    with pytest.raises(ringstow.InvalidStateError, match="save it apart"):
         ringstow.slim(path, drop=["optimizer"])
     assert list(ringstow.load(path)) == list(state)
 
