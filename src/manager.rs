@@ -12,6 +12,7 @@ use crate::state::StateDict;
 use crate::store::{
     Best, Direction, Disposal, Found, Loaded, Retained, Retention, Status, Wanted, is_of_checkpoint,
 };
+use crate::sys::dir;
 use crate::sys::path::absolute;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -74,7 +75,7 @@ pub struct Restored {
     pub passed_over: Vec<(PathBuf, Error)>,
 }
 
-/// The steps of one training, in one directory: `root/step-1000`. Steps are found again by the number in their
+/// The steps of one training, in one directory: `root/step-00001000`. Steps are found again by the number in their
 /// manifests, whatever their directories are called.
 ///
 /// One process saves to a root at a time. A save in the background, and the removal of old steps after it, go on while
@@ -237,10 +238,17 @@ impl CheckpointManager {
     ///
     /// # Errors
     /// - [`Error::NoCheckpoint`] if there is no such step.
+    /// - [`Error::Invalid`] for a step together with [`OnDamage::Previous`]: no other is loaded in its place.
     /// - The damage of the step; with [`OnDamage::Previous`] that of the newest, if no earlier step is intact.
+    /// - [`Error::MissingFiles`] in any case: a disk may not be mounted.
     /// - With either, a failure that is not the checkpoint's, such as a refused permission or a failing mount: an earlier
     ///   step would silently lose progress.
     pub fn restore(&self, step: Option<u64>, on_damage: OnDamage) -> Result<Option<Restored>> {
+        if let (Some(step), OnDamage::Previous) = (step, on_damage) {
+            return Err(Error::invalid(format!(
+                "step {step} was named, and no other is restored in its place: pass OnDamage::Raise, or no step"
+            )));
+        }
         let _in_use = self.shared.in_use.read().unwrap_or_else(PoisonError::into_inner);
         let mut passed_over: Vec<(PathBuf, Error)> = Vec::new();
         for (number, path) in self.shared.committed(step)? {
@@ -248,7 +256,7 @@ impl CheckpointManager {
                 Ok(loaded) => {
                     return Ok(Some(Restored { step: number, path, loaded, passed_over }));
                 }
-                Err(error) if on_damage == OnDamage::Previous && is_of_checkpoint(&error) => {
+                Err(error) if on_damage == OnDamage::Previous && is_damage(&error) => {
                     tracing::warn!("passing over step {number}, {}: {error}", path.display());
                     passed_over.push((path, error));
                 }
@@ -261,9 +269,11 @@ impl CheckpointManager {
         }
     }
 
-    /// Where a save of this step goes.
+    /// Where a save of this step goes: over an earlier checkpoint of it, if that has one of the usual names.
     fn path(&self, step: u64) -> PathBuf {
-        self.shared.root.join(format!("step-{step}"))
+        let own = self.shared.root.join(format!("step-{step:08}"));
+        let short = self.shared.root.join(format!("step-{step}"));
+        if !dir::has(&own) && dir::has(&short) { short } else { own }
     }
 }
 
@@ -307,11 +317,16 @@ impl Shared {
         match from {
             Some(from) if steps.first().is_none_or(|(step, _)| *step != from) => {
                 let reason = "no step of this number was committed here; `ringstow ls` lists those that were".into();
-                Err(Error::NoCheckpoint { path: self.root.join(format!("step-{from}")), reason })
+                Err(Error::NoCheckpoint { path: self.root.join(format!("step-{from:08}")), reason })
             }
             _ => Ok(steps),
         }
     }
+}
+
+/// Whether a step's bytes are not what was written. Files that are missing may be on a disk that is not mounted.
+fn is_damage(error: &Error) -> bool {
+    is_of_checkpoint(error) && !matches!(error, Error::MissingFiles { .. })
 }
 
 #[cfg(test)]

@@ -59,7 +59,7 @@ fn each_rule_keeps_its_steps_and_the_newest_always_stays() {
             manager.save_async(step, state(step), [("loss", 1.0 / step as f64)]).unwrap();
         }
         let saved = manager.wait().unwrap().unwrap();
-        assert!(saved.path.ends_with("step-6") && saved.retained.unwrap().is_ok());
+        assert!(saved.path.ends_with("step-00000006") && saved.retained.unwrap().is_ok());
         assert!(manager.wait().unwrap().is_none(), "nobody waits twice for one save");
         assert_eq!(numbers(&manager), stay, "{keep:?}");
     }
@@ -90,11 +90,14 @@ fn failed_background_save_is_the_error_of_the_next_call_which_begins_nothing() {
     fs::write(manager.path(2), "a file is in the way").unwrap();
     manager.save_async(2, state(2), NO_METRICS).unwrap();
     let error = manager.save_async(3, state(3), NO_METRICS).unwrap_err();
-    assert!(error.to_string().contains("step-2"), "{error}");
+    assert!(error.to_string().contains("step-00000002"), "{error}");
     assert_eq!(numbers(&manager), [1], "a failed save removes nothing");
     manager.save_async(3, state(3), NO_METRICS).unwrap();
     drop(manager);
-    assert!(root.path().join("run/step-3").join(names::MANIFEST).exists(), "the drop waited");
+    assert!(
+        root.path().join("run/step-00000003").join(names::MANIFEST).exists(),
+        "the drop waited"
+    );
 }
 
 #[test]
@@ -107,8 +110,20 @@ fn steps_are_found_by_their_number_whatever_their_names() {
     let restored = manager.restore(Some(2), OnDamage::Raise).unwrap().unwrap();
     assert_eq!((restored.step, restored.path), (2, moved));
     assert_eq!(restored.loaded.tensor("w").unwrap().data(), [2; 9000]);
-    let error = manager.restore(Some(7), OnDamage::Previous).unwrap_err();
-    assert!(matches!(error, Error::NoCheckpoint { .. }) && error.to_string().contains("step-7"));
+    let error = manager.restore(Some(7), OnDamage::Raise).unwrap_err();
+    assert!(
+        matches!(error, Error::NoCheckpoint { .. }) && error.to_string().contains("step-00000007")
+    );
+}
+
+#[test]
+fn step_with_a_shorter_name_is_replaced_where_it_is() {
+    let root = tempfile::tempdir().unwrap();
+    let mut manager = manager(&root, Keep::default());
+    let short = manager.root().join("step-2");
+    crate::save(&state(7), &short).unwrap();
+    assert_eq!(save(&mut manager, 2).path, short);
+    assert_eq!(numbers(&manager), [2]);
 }
 
 #[test]
@@ -128,18 +143,25 @@ fn restore_goes_to_the_newest_intact_step_only_if_told_to() {
     fs::remove_file(manager.path(3).join("rank00000-0.safetensors")).unwrap();
     for step in [None, Some(5), Some(4), Some(3)] {
         let error = manager.restore(step, OnDamage::Raise).unwrap_err();
-        let name = format!("step-{}", step.unwrap_or(5));
+        let name = format!("step-{:08}", step.unwrap_or(5));
         assert!(is_of_checkpoint(&error) && error.to_string().contains(&name), "{error}");
     }
+    let error = manager.restore(None, OnDamage::Previous).unwrap_err();
+    assert!(matches!(error, Error::MissingFiles { .. }), "a disk may not be mounted: {error}");
+    fs::remove_dir_all(manager.path(3)).unwrap();
     let restored = manager.restore(None, OnDamage::Previous).unwrap().unwrap();
     assert_eq!(restored.step, 2);
     let passed: Vec<PathBuf> = restored.passed_over.into_iter().map(|(path, _)| path).collect();
-    assert_eq!(passed, [5, 4, 3].map(|step| manager.path(step)));
-    assert_eq!(manager.restore(Some(4), OnDamage::Previous).unwrap().unwrap().step, 2);
+    assert_eq!(passed, [5, 4].map(|step| manager.path(step)));
+    let error = manager.restore(Some(4), OnDamage::Previous).unwrap_err();
+    assert!(error.to_string().contains("no other is restored"), "{error}");
 
     (1..3).for_each(|step| damage(&manager.path(step)));
     let error = manager.restore(None, OnDamage::Previous).unwrap_err();
-    assert!(error.to_string().contains("step-5"), "why the newest cannot be loaded: {error}");
+    assert!(
+        error.to_string().contains("step-00000005"),
+        "why the newest cannot be loaded: {error}"
+    );
 }
 
 #[test]
@@ -150,7 +172,7 @@ fn failure_that_is_not_the_checkpoints_is_raised() {
     (1..3).for_each(|step| drop(save(&mut manager, step)));
     let _refused = fail_call(Call::Open, &manager.path(2).join(names::MANIFEST), nix::libc::EACCES);
     let error = manager.restore(None, OnDamage::Previous).unwrap_err();
-    assert!(matches!(error, Error::Io { .. }) && error.to_string().contains("step-2"), "{error}");
+    assert!(matches!(error, Error::Io { .. }) && error.to_string().contains("step-00000002"), "{error}");
 }
 
 #[test]
