@@ -27,8 +27,16 @@ def start(root, result):
 
 
 def directories(root):
-    """Return the directories of steps, of whatever is on its way in or out as well."""
-    return sorted(os.listdir(root)) if root.exists() else []
+    """Return the directories that take room: steps, and whatever is on its way in or out."""
+    return sorted(name for name in os.listdir(root) if holds(root / name)) if root.exists() else []
+
+
+def holds(directory):
+    """Whether something is in a directory: a kill before the last call of a removal leaves it."""
+    try:
+        return bool(os.listdir(directory))
+    except FileNotFoundError:
+        return False
 
 
 def newest(root):
