@@ -80,10 +80,13 @@ class Alone:
 
     is_first = True
 
-    def __init__(self, config: Config | None, staging: Staging, allow_pickle: bool) -> None:
+    def __init__(
+        self, config: Config | None, staging: Staging, allow_pickle: bool, apart: tuple[str, ...]
+    ) -> None:
         self._config = config
         self._staging = staging
         self._allow_pickle = allow_pickle
+        self._apart = apart
 
     def check(self) -> None:
         ranks = _others.ranks()
@@ -111,6 +114,7 @@ class Alone:
             path,
             step=step,
             metrics=metrics,
+            apart=self._apart,
             config=self._config,
             allow_pickle=self._allow_pickle,
         )
@@ -123,6 +127,7 @@ class Alone:
             path,
             step=step,
             metrics=metrics,
+            apart=self._apart,
             config=self._config,
             allow_pickle=self._allow_pickle,
             staging=self._staging,

@@ -17,6 +17,7 @@ from ringstow._alone import Alone, Side
 from ringstow._arguments import StrPath, absolute, step_number
 from ringstow._config import Config
 from ringstow._damage import OnCorrupt
+from ringstow._errors import InvalidStateError
 from ringstow._guard import Staging, check_staging
 from ringstow._resume import Restored, first_intact
 from ringstow._rules import Mode, Retention
@@ -24,7 +25,7 @@ from ringstow._run import Run
 from ringstow._turn import Turn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     import torch.distributed as dist
 
@@ -67,6 +68,8 @@ class CheckpointManager:
         keep_last: int | None = None,
         keep_every: int | None = None,
         keep_best: tuple[str, Mode, int] | None = None,
+        slim_after: int | None = None,
+        slim: Iterable[str] = ("optimizer",),
         config: Config | None = None,
         staging: Staging = "guard",
         allow_pickle: bool = False,
@@ -82,6 +85,10 @@ class CheckpointManager:
             keep_every: keep each step whose number is a multiple of this.
             keep_best: a metric's name, ``"min"`` or ``"max"``, and how many of the steps with the
                 smallest or largest values to keep: ``("loss", "min", 2)``.
+            slim_after: how many of the newest steps, and of the last saves, stay whole: older ones
+                lose the parts that ``slim`` names, and keep the rest. None means that all stay
+                whole.
+            slim: the names of these parts, which each state must have; see `ringstow.slim`.
             config: the settings of saves and loads; None means the defaults.
             staging: how `save_async` keeps the values of the call, as in `ringstow.save_async`.
                 ``"unguarded"`` is refused on several ranks.
@@ -92,16 +99,20 @@ class CheckpointManager:
 
         Raises:
             TypeError, ValueError: a rule cannot be used.
-            InvalidStateError: ``root`` is a URL; or ``staging`` is unknown, or is not for several
-                ranks.
+            InvalidStateError: ``root`` is a URL; or ``staging`` is unknown; or it or ``slim_after``
+                is not for several ranks.
         """
-        self._rules = _rules.checked(keep_last, keep_every, keep_best)
+        self._rules = _rules.checked(keep_last, keep_every, keep_best, slim_after, slim)
         self._root = absolute(root)
         self._run = Run(self._root, config)
         self._retention = Retention(self._rules, self._root, config)
         check_staging(staging)
-        self._side: Side[Any] = Alone(config, staging, allow_pickle)
+        self._side: Side[Any] = Alone(config, staging, allow_pickle, self._rules.apart)
         if group is not None or _others.ranks() is not None:
+            if slim_after is not None:
+                raise InvalidStateError(
+                    "slim_after is for one process: a save by several ranks sets no part apart yet"
+                )
             from ringstow.dcp._ranks import Ranks
 
             self._side = Ranks(config, staging, allow_pickle, group)

@@ -8,6 +8,7 @@ import operator
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from ringstow import _catalog
+from ringstow._arguments import names_of_parts
 from ringstow._errors import InvalidStateError
 
 if TYPE_CHECKING:
@@ -27,11 +28,20 @@ class Rules(NamedTuple):
     keep_last: int | None
     keep_every: int | None
     keep_best: tuple[str, Mode, int] | None
+    slim_after: int | None = None
+    """How many of the newest steps, and of the last saves, stay whole."""
+    slim: tuple[str, ...] = ()
+    """The parts that older steps lose."""
 
     @property
-    def is_empty(self) -> bool:
-        """Whether there is no rule."""
-        return self == (None, None, None)
+    def keeps_all(self) -> bool:
+        """Whether no rule says which steps to keep."""
+        return self[:3] == (None, None, None)
+
+    @property
+    def apart(self) -> tuple[str, ...]:
+        """The parts that a save writes into files of their own."""
+        return () if self.slim_after is None else self.slim
 
     def best(self, metric: str | None, mode: Mode | None) -> tuple[str, Mode]:
         """Return by which metric a step is the best: the given one, or that of ``keep_best``.
@@ -52,7 +62,7 @@ class Rules(NamedTuple):
 
 
 class Retention:
-    """The removal of the steps that no rule keeps, after each save."""
+    """The removal of the steps that no rule keeps, and of parts of older ones, after each save."""
 
     def __init__(self, rules: Rules, root: str, config: Config | None) -> None:
         self._rules = rules
@@ -62,11 +72,42 @@ class Retention:
         """What the last one did; None before the first, or if it failed."""
         self.error: Exception | None = None
         """Why the last one failed."""
+        self._not_apart: set[str] = set()
 
     def run(self) -> None:
-        """Remove the steps; log a failure, and never raise one: the save went well."""
-        if self._rules.is_empty:
+        """Remove steps, slim others; log a failure, and never raise one: the save went well."""
+        if not self._rules.keeps_all:
+            self._remove()
+        if self._rules.slim_after is not None:
+            self._slim(self._rules.slim_after)
+
+    def _slim(self, after: int) -> None:
+        try:
+            steps = _catalog.steps(self._root, config=self._config)
+        except Exception as error:
+            _log.error("old steps in %s were not slimmed: %s", self._root, error)
             return
+        committed = [step for step in steps if step.status == "committed"]
+        # After the run went back to an earlier step, the last saves have lower numbers.
+        by_time = sorted(committed, key=lambda step: step.created_unix_ms or 0)
+        stays = {step.path for step in committed[-after:] + by_time[-after:]} | self._not_apart
+        for step in committed:
+            if step.path not in stays and set(self._rules.slim) - set(step.dropped):
+                self._slim_one(step.path)
+
+    def _slim_one(self, path: str) -> None:
+        try:
+            report = _catalog.slim(path, self._rules.slim, config=self._config)
+        except InvalidStateError as error:
+            self._not_apart.add(path)  # as before slim_after was set: it stays so
+            _log.warning("%s stays whole: %s", path, error)
+        except Exception as error:
+            _log.warning("%s was not slimmed: %s. The next save tries again", path, error)
+        else:
+            for left in report.left:
+                _log.warning("%s was not removed: %s", left.path, left.reason)
+
+    def _remove(self) -> None:
         try:
             report = _catalog.retain(
                 self._root,
@@ -94,14 +135,23 @@ class Retention:
 
 
 def checked(
-    keep_last: int | None, keep_every: int | None, keep_best: tuple[str, Mode, int] | None
+    keep_last: int | None,
+    keep_every: int | None,
+    keep_best: tuple[str, Mode, int] | None,
+    slim_after: int | None,
+    slim: Iterable[str],
 ) -> Rules:
     """Check the rules.
 
     Raises:
         TypeError: a number is no integer, or ``keep_best`` is no tuple of three.
-        ValueError: a number is below 1, or ``keep_best`` names no metric or no mode.
+        ValueError: a number is below 1, or ``keep_best`` names no metric or no mode; or ``slim``
+            names nothing.
+        InvalidStateError: a name in ``slim`` is none.
     """
+    parts = tuple(names_of_parts(slim, "slim"))
+    if slim_after is not None and not parts:
+        raise ValueError("slim_after drops nothing without a name in slim")
     if keep_best is not None:
         if isinstance(keep_best, str) or len(keep_best) != 3:
             raise TypeError(
@@ -115,6 +165,8 @@ def checked(
         None if keep_last is None else _positive(keep_last, "keep_last"),
         None if keep_every is None else _positive(keep_every, "keep_every"),
         keep_best,
+        None if slim_after is None else _positive(slim_after, "slim_after"),
+        parts,
     )
 
 

@@ -1,0 +1,85 @@
+"""Older steps lose the parts that they need no more, and keep the rest."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import ringstow
+
+
+def state(step):
+    weights = np.full(5000, step, np.float32)
+    return {"model": {"w": weights}, "optimizer": {"m": weights * 2, "step": step}}
+
+
+def save_all(manager, steps):
+    for step in steps:
+        manager.save_async(step, state(step))
+    manager.wait()
+
+
+def whole(root):
+    return [step.step for step in ringstow.steps(root) if not step.dropped]
+
+
+def test_older_steps_lose_the_optimizer_and_keep_the_model(tmp_path):
+    with ringstow.CheckpointManager(tmp_path, keep_last=4, slim_after=2) as manager:
+        save_all(manager, range(1, 7))
+    assert [step.step for step in ringstow.steps(tmp_path)] == [3, 4, 5, 6]
+    assert whole(tmp_path) == [5, 6]
+    with ringstow.CheckpointManager(tmp_path) as manager:
+        old, newest = manager.restore(3), manager.restore()
+    assert list(old.state) == ["model"]
+    assert (old.state["model"]["w"] == 3).all()
+    assert newest.state["optimizer"]["step"] == 6
+
+
+def test_last_saves_stay_whole_after_the_run_went_back(tmp_path):
+    with ringstow.CheckpointManager(tmp_path, slim_after=1) as manager:
+        save_all(manager, [10, 20, 30])
+        save_all(manager, [11])
+    assert whole(tmp_path) == [11, 30]
+
+
+def test_steps_that_were_not_saved_apart_stay_whole_with_one_warning(tmp_path, caplog):
+    with ringstow.CheckpointManager(tmp_path) as manager:
+        save_all(manager, [1])
+    with ringstow.CheckpointManager(tmp_path, slim_after=1) as manager:
+        save_all(manager, [2, 3, 4])
+    assert whole(tmp_path) == [1, 4]
+    assert caplog.text.count("stays whole") == 1
+
+
+def test_state_without_the_part_is_refused(tmp_path):
+    with ringstow.CheckpointManager(tmp_path, slim_after=1, slim=["ema"]) as manager:
+        with pytest.raises(ringstow.InvalidStateError, match="nothing named 'ema'"):
+            manager.save(1, state(1))
+        assert manager.latest() is None
+
+
+def test_slimming_that_fails_fails_no_save_and_is_tried_again(tmp_path, monkeypatch, caplog):
+    from ringstow import _catalog
+
+    with ringstow.CheckpointManager(tmp_path, slim_after=1) as manager:
+        with monkeypatch.context() as broken:
+            broken.setattr(_catalog, "slim", lambda *_, **__: (_ for _ in ()).throw(OSError("no")))
+            save_all(manager, [1, 2])
+        assert "was not slimmed: no" in caplog.text
+        assert whole(tmp_path) == [1, 2]
+        save_all(manager, [3])
+    assert whole(tmp_path) == [3]
+
+
+@pytest.mark.parametrize(
+    ("rule", "error"),
+    [
+        ({"slim_after": 0}, ValueError),
+        ({"slim_after": "2"}, TypeError),
+        ({"slim_after": 2, "slim": []}, ValueError),
+        ({"slim_after": 2, "slim": "optimizer"}, TypeError),
+    ],
+)
+def test_bad_rules_are_refused_at_once(tmp_path, rule, error):
+    with pytest.raises(error):
+        ringstow.CheckpointManager(tmp_path, **rule)
