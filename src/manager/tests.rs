@@ -172,7 +172,10 @@ fn failure_that_is_not_the_checkpoints_is_raised() {
     (1..3).for_each(|step| drop(save(&mut manager, step)));
     let _refused = fail_call(Call::Open, &manager.path(2).join(names::MANIFEST), nix::libc::EACCES);
     let error = manager.restore(None, OnDamage::Previous).unwrap_err();
-    assert!(matches!(error, Error::Io { .. }) && error.to_string().contains("step-00000002"), "{error}");
+    assert!(
+        matches!(error, Error::Io { .. }) && error.to_string().contains("step-00000002"),
+        "{error}"
+    );
 }
 
 #[test]
