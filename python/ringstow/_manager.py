@@ -203,12 +203,24 @@ class CheckpointManager:
             is_over = threading.Event()
             self._saving = _Saving(handle, is_over)
 
-            def ended(done: Any) -> None:  # knows no handle, so that a handle can be dropped
+            def clean_up(is_committed: bool) -> None:
                 try:
-                    if done._is_committed():
+                    if is_committed:
                         self._retain()
                 finally:
                     is_over.set()
+
+            caller = threading.get_ident()
+
+            def ended(done: Any) -> None:  # knows no handle, so that a handle can be dropped
+                is_committed = done._is_committed()
+                if threading.get_ident() != caller:
+                    clean_up(is_committed)
+                    return
+                try:  # the save has ended before anybody could follow it
+                    threading.Thread(target=clean_up, args=(is_committed,)).start()
+                except RuntimeError:  # there can be no more threads
+                    clean_up(is_committed)
 
             handle.add_done_callback(ended)
         return handle

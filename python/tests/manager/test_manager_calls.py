@@ -101,7 +101,17 @@ def test_a_closed_manager_refuses_every_call(root):
     assert "closed" in repr(manager)
 
 
-def test_removal_holds_up_neither_the_call_nor_the_handle(root, monkeypatch):
+@pytest.mark.parametrize("ends_at_once", [False, True])
+def test_removal_holds_up_neither_the_call_nor_the_handle(root, monkeypatch, ends_at_once):
+    if ends_at_once:  # before the manager can follow the save
+        start = ringstow._alone.save_async
+
+        def started(*args, **options):
+            handle = start(*args, **options)
+            handle.result()
+            return handle
+
+        monkeypatch.setattr(ringstow._alone, "save_async", started)
     real, may_remove, removing = _catalog.retain, threading.Event(), threading.Event()
 
     def retain(*args, **options):
