@@ -111,7 +111,17 @@ class Run:
             was_killed = found.status == "incomplete" and found.created_unix_ms is None
             return found.step is not None and not was_killed
 
-        return [found for found in reversed(self.steps()) if is_one(found)]
+        steps = self.steps()
+        for found in reversed(steps):
+            if is_one(found):
+                break
+            if _has_lost_manifest(found.path):
+                _log.warning(
+                    "passing over %s, whose manifest is gone: only a committed checkpoint has "
+                    "files of these names, so somebody has removed it, or is still copying",
+                    found.path,
+                )
+        return [found for found in reversed(steps) if is_one(found)]
 
     def _refuse_other_checkpoints(self) -> None:
         """Raise why nothing can be loaded, unless nothing was committed yet."""
@@ -122,3 +132,14 @@ class Run:
                 "must not begin anew beside it. Load it with ringstow.load, or give the manager "
                 "another directory"
             )
+
+
+def _has_lost_manifest(path: str) -> bool:
+    """Return whether files of a commit are in a directory, which no removal has begun to clear."""
+    try:
+        names = os.listdir(path)
+    except OSError:
+        return False
+    marks = ("manifest.json", "manifest.json.retired")
+    has_shards = any(name.endswith(".safetensors") for name in names)
+    return has_shards and not any(mark in names for mark in marks)

@@ -172,6 +172,14 @@ def test_killed_saves_do_not_count(root):
             manager.restore(2)
 
 
+def test_a_newer_step_whose_manifest_is_gone_is_not_passed_over_in_silence(root, caplog):
+    with CheckpointManager(root) as manager:
+        save_all(manager, (1, 2))
+        (root / "step-00000002" / "manifest.json").unlink()
+        assert manager.restore().step == 1
+    assert "step-00000002, whose manifest is gone" in caplog.text
+
+
 def test_checkpoints_that_are_no_steps_are_not_begun_beside(root):
     ringstow.save(state(1), root / "final")
     with CheckpointManager(root) as manager:
