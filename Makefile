@@ -35,7 +35,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 # Training frameworks for python/trainer_tests, as extras of python/pyproject.toml; PyTorch is in $(READY).
 TRAINERS       := $(VENV)/.trainers
-TRAINER_EXTRAS := lightning,pytorch-lightning
+TRAINER_EXTRAS := lightning,pytorch-lightning,transformers,accelerate,torchtitan
 INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 	\( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name '*.toml' \) \
 	-not -path 'python/tests/*' -not -path 'python/trainer_tests/*' -not -path '*/target/*' 2>/dev/null)
@@ -50,7 +50,7 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 help:
 	@echo "make demo     train a small transformer, kill it while it saves, resume it, compare peers"
 	@echo "make test     every Rust and Python test (test-rust, test-python; TORCH=2.11 for that PyTorch)"
-	@echo "make test-trainers  runs of Lightning that save by ringstow; installs it in .venv the first time"
+	@echo "make test-trainers  training frameworks that save by ringstow; installs it in .venv the first time"
 	@echo "make test-gpu the tests that need a GPU; says so and goes on where there is none"
 	@echo "make fuzz     all fuzz targets in turn, on a nightly toolchain (MINUTES=$(MINUTES) in all)"
 	@echo "make torture  every rig below at full length; MINUTES=5 a share of each (SEED=$(SEED), RIGS='cuts hosts')"

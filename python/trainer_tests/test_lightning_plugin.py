@@ -153,7 +153,7 @@ def test_storage_options_and_urls_are_refused(tmp_path):
 
 
 def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
-    page = pathlib.Path(__file__).parents[2] / "docs" / "lightning.md"
+    page = pathlib.Path(__file__).parents[2] / "docs" / "trainers" / "lightning.md"
     monkeypatch.chdir(tmp_path)
     names = {"Model": Model}
     for line, code in snippets.snippets(page):

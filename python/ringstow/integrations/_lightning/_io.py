@@ -31,7 +31,7 @@ class Saves:
     Args:
         background: return from a save while it runs. The next optimizer step waits until it has
             copied all tensors; a failure is raised by the next save, or at the end of the run.
-            A few saves wait for the commit nevertheless: see docs/lightning.md.
+            A few saves wait for the commit nevertheless: see docs/trainers/lightning.md.
         config: ringstow's settings; None means the defaults.
         allow_pickle: pickle values that ringstow cannot save by itself, such as a module or a
             function among the hyperparameters. Their load runs any code that is in the file.
