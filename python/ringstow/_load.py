@@ -222,8 +222,8 @@ def _selected(
 
     def select(skeleton: dict[Any, Any]) -> dict[Any, Any]:
         if names is None:
-            return _select.by_prefix(skeleton, prefix or "", where)
-        return _select.by_keys(skeleton, names, where)
+            return _select.by_prefix(skeleton, prefix or "", where, checkpoint.dropped)
+        return _select.by_keys(skeleton, names, where, checkpoint.dropped)
 
     part = _skeleton.parse(checkpoint.part_of_state(prefix, names), where)
     if part:

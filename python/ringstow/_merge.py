@@ -20,7 +20,7 @@ from ringstow.tree import _program
 from ringstow.tree._build import Builder, Contents, Survey
 from ringstow.tree._damaged import DamagedTensor
 from ringstow.tree._remedies import type_name
-from ringstow.tree._select import check_match, is_below
+from ringstow.tree._select import by_slim, check_match
 from ringstow.tree._skeleton import parse
 from ringstow.tree._walk import (
     METADATA,
@@ -68,9 +68,7 @@ class Merge:
 
     def check(self, path: str, *, strict: bool, dropped: list[str]) -> None:
         """Raise a KeyMismatchError that lists all mismatches."""
-        advice = []
-        if lost := [name for name in dropped if any(is_below(key, name) for key in self.missing)]:
-            advice.append(f"`slim` has dropped {' and '.join(lost)} from this checkpoint")
+        advice = by_slim(self.missing, dropped)
         if self.needs_cast and not self.cast:
             advice.append("cast=True converts floating-point elements to the dtype that is here")
         names = (self.missing, self.unexpected) if strict else ([], [])

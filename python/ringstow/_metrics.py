@@ -72,6 +72,14 @@ def _number(name: str, value: Any) -> float:
             "array without a dimension; save anything else in the state"
         )
     try:
-        return float(value)
+        number = float(value)
     except OverflowError:
-        raise InvalidStateError(f"the metric {name!r} is too large for a float: {value}") from None
+        raise _too_large(name) from None
+    # A wider float becomes infinite without an error.
+    if math.isinf(number) and value not in (math.inf, -math.inf):
+        raise _too_large(name)
+    return number
+
+
+def _too_large(name: str) -> InvalidStateError:
+    return InvalidStateError(f"the metric {name!r} is too large for a float of 64 bits")

@@ -248,7 +248,8 @@ class Checkpoint(Mapping[str, "Entry"]):
         if _walk.find(self._skeleton, name) is not None:
             text = f"{self.path}: {name!r} is not a tensor: value({name!r}) returns it"
             return KeyMismatchError(text, path=self.path, missing=[name])
-        return missing_names([name], [name], self._skeleton or dict(self._entries), self.path)
+        names = self._skeleton or dict(self._entries)
+        return missing_names([name], [name], names, self.path, self._alive().dropped)
 
     def _read(self, entry: Entry, index: Any) -> Any:
         leaf = entry._leaf

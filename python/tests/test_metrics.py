@@ -69,6 +69,8 @@ def test_number_of_any_library_is_a_metric(tmp_path, number):
         ({"loss": np.ones((2, 1))}, "'loss' is a ndarray of shape \\(2, 1\\)"),
         ({"loss": torch.ones((), device="meta")}, "'loss' has no value"),
         ({"loss": 10**400}, "'loss' is too large"),
+        pytest.param({"loss": 10**5000}, "'loss' is too large", id="10**5000"),
+        ({"loss": np.longdouble("1e400")}, "'loss' is too large"),
         ({1: 0.5}, "a metric's name is a str, not 1"),
         ({"": 0.5}, "empty name"),
         ({"\ud800": 0.5}, "not Unicode"),

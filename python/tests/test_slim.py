@@ -50,6 +50,23 @@ def test_load_into_a_whole_state_says_that_the_part_was_dropped(tmp_path):
     assert report.missing
 
 
+@pytest.mark.parametrize("prefix", ["optimizer", "optimizer.", "optimizer.state"])
+def test_loads_of_parts_say_that_the_part_was_dropped(tmp_path, prefix):
+    path = tmp_path / "step-1"
+    ringstow.save(state_of(), path, apart=["optimizer"])
+    ringstow.slim(path, drop=["optimizer"])
+    said = "`slim` has dropped optimizer"
+    with pytest.raises(ringstow.KeyMismatchError, match=said):
+        ringstow.load(path, prefix=prefix)
+    with pytest.raises(ringstow.KeyMismatchError, match=said):
+        ringstow.load(path, keys=[prefix])
+    with ringstow.open(path) as opened, pytest.raises(ringstow.KeyMismatchError, match=said):
+        opened[prefix]
+    with pytest.raises(ringstow.KeyMismatchError) as never:
+        ringstow.load(path, prefix="optimizers")
+    assert said not in str(never.value)
+
+
 def test_background_save_sets_parts_apart_too(tmp_path):
     path = tmp_path / "step-1"
     ringstow.save_async(state_of(), path, apart=["optimizer.state"]).result()

@@ -71,10 +71,13 @@ impl<'de> Deserialize<'de> for Header {
 
             fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> Result<Header, A::Error> {
                 let (mut tensors, mut long) = (Vec::new(), LongDims::default());
-                let mut strings = None::<Strings>;
+                let mut strings = None::<Option<Strings>>;
                 while let Some(Text(name)) = from.next_key()? {
                     if name == STRINGS {
-                        strings = from.next_value()?;
+                        // The crate safetensors refuses it, too; other readers keep the first or the last.
+                        if strings.replace(from.next_value()?).is_some() {
+                            return Err(A::Error::custom(format_args!("{STRINGS} is given twice")));
+                        }
                         continue;
                     }
                     let Struct::<Stored>(found) = from.next_value()?;
@@ -84,7 +87,7 @@ impl<'de> Deserialize<'de> for Header {
                         .map_err(|why| A::Error::custom(format_args!("tensor {name:?} {why}")))?;
                     push(&mut tensors, tensor);
                 }
-                let Strings { is_own, sharding } = strings.unwrap_or_default();
+                let Strings { is_own, sharding } = strings.flatten().unwrap_or_default();
                 Ok(Header { tensors, data_bytes: 0, is_own, sharding })
             }
         }

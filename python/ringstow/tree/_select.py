@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ringstow._errors import KeyMismatchError
@@ -15,14 +15,17 @@ _SUGGESTED_FOR_MAX = 3
 _NOTHING: Any = object()
 
 
-def by_prefix(skeleton: dict[Any, Any], prefix: str, path: str) -> dict[Any, Any]:
+def by_prefix(
+    skeleton: dict[Any, Any], prefix: str, path: str, dropped: Sequence[str] = ()
+) -> dict[Any, Any]:
     """Return the skeleton with only the leaves whose flat name is the prefix, or lies below it.
 
     A prefix ends where a step of the path ends: ``"model"`` selects ``model`` and ``model.*``, and
     not ``model_ema.*``. One that ends with a dot means the same without ``model`` itself.
 
     Raises:
-        KeyMismatchError: no leaf does. ``path`` is the checkpoint's, for the message.
+        KeyMismatchError: no leaf does. ``path`` is the checkpoint's, and ``dropped`` what `slim`
+            has dropped from it, for the message.
     """
     below = prefix if not prefix or prefix.endswith(".") else f"{prefix}."
     part = _restrict(skeleton, (), lambda name: name == prefix or name.startswith(below))
@@ -31,7 +34,7 @@ def by_prefix(skeleton: dict[Any, Any], prefix: str, path: str) -> dict[Any, Any
     if not skeleton:
         return skeleton
     shown = f"any name that is {prefix!r} or starts with {below!r}"
-    raise missing_names([prefix], [shown], skeleton, path)
+    raise missing_names([prefix], [shown], skeleton, path, dropped)
 
 
 def is_below(name: str, part: str) -> bool:
@@ -39,7 +42,9 @@ def is_below(name: str, part: str) -> bool:
     return name == part or name.startswith(f"{part}.")
 
 
-def by_keys(skeleton: dict[Any, Any], keys: Iterable[str], path: str) -> dict[Any, Any]:
+def by_keys(
+    skeleton: dict[Any, Any], keys: Iterable[str], path: str, dropped: Sequence[str] = ()
+) -> dict[Any, Any]:
     """Return the skeleton with only the leaves whose flat names are among the keys.
 
     Raises:
@@ -56,7 +61,7 @@ def by_keys(skeleton: dict[Any, Any], keys: Iterable[str], path: str) -> dict[An
     part = _restrict(skeleton, (), is_wanted)
     missing = [key for key in wanted if key not in found]
     if missing:
-        raise missing_names(missing, missing, skeleton, path)
+        raise missing_names(missing, missing, skeleton, path, dropped)
     return {} if part is _NOTHING else part
 
 
@@ -81,13 +86,25 @@ def _restrict(node: Any, path: Path, wanted: Any) -> Any:
 
 
 def missing_names(
-    missing: list[str], shown: list[str], skeleton: dict[Any, Any], path: str
+    missing: list[str],
+    shown: list[str],
+    skeleton: dict[Any, Any],
+    path: str,
+    dropped: Sequence[str] = (),
 ) -> KeyMismatchError:
     """Return the error for names that no leaf has, with names that are close."""
     names = [leaf_name(at, leaf) for at, leaf in leaves(skeleton)]
     hints = [_hint(name, names) for name in missing[:_SUGGESTED_FOR_MAX]]
+    hints += [f"; {lost}" for lost in by_slim(missing, dropped)]
     text = f"{path} does not hold what was asked for; {listed('not in the checkpoint', shown)}"
     return KeyMismatchError(text + "".join(hints), path=path, missing=missing)
+
+
+def by_slim(missing: Iterable[str], dropped: Iterable[str]) -> list[str]:
+    """Return the sentence that says which of the missing names `slim` has dropped, if any."""
+    names = [name.removesuffix(".") for name in missing]
+    lost = [part for part in dropped if any(is_below(name, part) for name in names)]
+    return [f"`slim` has dropped {' and '.join(lost)} from this checkpoint"] if lost else []
 
 
 def check_match(
