@@ -15,7 +15,11 @@ pub fn run(data: &[u8]) {
         [prefix] if prefix.starts_with('^') => Wanted::Below(prefix[1..].to_owned()),
         _ => Wanted::names(lines.iter().map(|&name| name.to_owned()).collect()),
     };
-    let text = memory::bounded(data.len(), SLACK, || cut(&tree, &wanted)).expect("a tree is cut");
+    // Only a key that is no text, such as half of a pair of surrogates, cannot be cut out.
+    let Ok(text) = memory::bounded(data.len(), SLACK, || cut(&tree, &wanted)) else {
+        assert!(Value::from_json(&tree).is_err(), "a tree that can be read is cut");
+        return;
+    };
     let kept = RawValue::from_string(text).expect("what is cut is JSON");
     let again = cut(&kept, &wanted).unwrap();
     assert_eq!(again, kept.get(), "a second cut takes nothing away");
