@@ -1,0 +1,1 @@
+"""What `ringstow.integrations.transformers` is made of. Imports no framework."""

@@ -1,0 +1,92 @@
+"""A small model of Hugging Face's, and Trainers for it."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import transformers
+
+from ringstow.integrations.transformers import RingstowTrainer
+
+STEPS = 8
+EVERY = 2  # steps between two saves
+
+
+class Rows(torch.utils.data.Dataset):
+    """Sixteen rows of tokens."""
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, number):
+        chance = torch.Generator().manual_seed(number)
+        tokens = torch.randint(0, 64, (8,), generator=chance)
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def model():
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        vocab_size=64,
+        tie_word_embeddings=True,
+        attention_dropout=0.1,  # so that equal ends need equal random numbers
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def arguments(root, **options):
+    return transformers.TrainingArguments(
+        **{
+            "output_dir": str(root),
+            "max_steps": STEPS,
+            "per_device_train_batch_size": 4,
+            "save_steps": EVERY,
+            "logging_steps": EVERY,
+            "use_cpu": True,
+            "report_to": [],
+            "disable_tqdm": True,
+            "learning_rate": 1e-2,
+            **options,
+        }
+    )
+
+
+def trainer(root, *, kind=RingstowTrainer, callbacks=(), **options):
+    return kind(
+        model=model(),
+        args=arguments(root, **options),
+        train_dataset=Rows(),
+        eval_dataset=Rows(),
+        callbacks=list(callbacks),
+    )
+
+
+def fit(root, *, resume=None, **options):
+    """Train to the end, from the newest checkpoint if there is one."""
+    if resume is None:
+        resume = any(name.startswith("checkpoint-") for name in os.listdir(root))
+    run = trainer(root, **options)
+    run.train(resume_from_checkpoint=resume or None)
+    return run
+
+
+def state(run):
+    """Return what two runs must have equal at their end."""
+    return {
+        "model": run.model.state_dict(),
+        "optimizer": run.optimizer.state_dict(),
+        "scheduler": run.lr_scheduler.state_dict(),
+        "random": torch.random.get_rng_state(),
+        "step": run.state.global_step,
+        "losses": [row["loss"] for row in run.state.log_history if "loss" in row],
+    }
+
+
+def checkpoints(root):
+    return sorted(name for name in os.listdir(root))
