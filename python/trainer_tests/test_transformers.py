@@ -61,6 +61,16 @@ def test_from_pretrained_opens_a_checkpoint_and_writes_no_weights_twice(tmp_path
     assert size < 3.5 * weights  # the weights and the optimizer's two moments
 
 
+def test_the_stock_trainer_resumes_the_weights(tmp_path):
+    ours = fit(tmp_path)
+    weights = ours.model.state_dict()
+    run = trainer(tmp_path, kind=transformers.Trainer)
+    run.train(resume_from_checkpoint=True)  # at its end already: it changes nothing
+    assert run.state.global_step == STEPS
+    assert_same(run.model.state_dict(), weights)
+    assert not run.optimizer.state_dict()["state"]
+
+
 def test_slim_leaves_a_model_that_from_pretrained_opens(tmp_path):
     run = fit(tmp_path)
     path = tmp_path / f"checkpoint-{STEPS}"
@@ -89,18 +99,18 @@ def test_only_the_newest_and_the_best_stay(tmp_path, background):
     assert len(checkpoints(tmp_path)) <= 2
     saved = ringstow.load(best)
     saved.pop("__trainer__")
-    assert_same(run.model.state_dict(), saved)
+    assert_same(dict(run.model.state_dict()), saved)
 
 
 def test_the_best_is_that_of_the_stock_trainer(tmp_path):
-    options = dict(
-        eval_strategy="steps",
-        eval_steps=EVERY,
-        load_best_model_at_end=True,
-        save_total_limit=1,
-        greater_is_better=True,  # the first is the best: it must outlive all others
-        metric_for_best_model="eval_loss",
-    )
+    options = {
+        "eval_strategy": "steps",
+        "eval_steps": EVERY,
+        "load_best_model_at_end": True,
+        "save_total_limit": 1,
+        "greater_is_better": True,  # the first is the best: it must outlive all others
+        "metric_for_best_model": "eval_loss",
+    }
     kinds = {"ours": integration.RingstowTrainer, "stock": transformers.Trainer}
     runs = {}
     for name, kind in kinds.items():
@@ -215,11 +225,10 @@ def test_a_peft_model_is_refused(tmp_path):
         run.train()
 
 
-def test_another_trainer_is_refused():
-    class Other:
-        pass
-
-    with pytest.raises(ringstow.UnsupportedError, match="_save_checkpoint"):
+@pytest.mark.parametrize("name", integration._SEAM)
+def test_a_trainer_without_one_of_the_methods_is_refused(name):
+    Other = type("Other", (), {seam: None for seam in integration._SEAM if seam != name})
+    with pytest.raises(ringstow.UnsupportedError, match=f"no {name}\\."):
 
         class Changed(integration.RingstowTrainerMixin, Other):
             pass

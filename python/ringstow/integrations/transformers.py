@@ -24,7 +24,10 @@ from ringstow.integrations._transformers import _saves, _weights
 __all__ = ["RingstowTrainer", "RingstowTrainerMixin"]
 
 _log = logging.getLogger("ringstow")
-_Base = transformers.Trainer if TYPE_CHECKING else object
+if TYPE_CHECKING:
+    from transformers import Trainer as _Base
+else:
+    _Base = object
 
 # The Trainer has no public seam for saves. These are its methods that the mixin replaces or calls.
 _SEAM = (
@@ -68,7 +71,8 @@ class RingstowTrainerMixin(_Base):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if gone := [name for name in _SEAM if not hasattr(cls, name)]:
+        others = [base for base in cls.__mro__ if base is not RingstowTrainerMixin]
+        if gone := [name for name in _SEAM if not any(name in vars(base) for base in others)]:
             raise UnsupportedError(
                 f"transformers {transformers.__version__} saves in another way: its Trainer has no "
                 f"{', '.join(gone)}. docs/trainers/transformers.md has the versions that work"
@@ -80,9 +84,7 @@ class RingstowTrainerMixin(_Base):
         Raises:
             Exception: what the last save failed of.
         """
-        if self.args.should_save:
-            _saves.recover(self.args.output_dir)
-        self.__agree(None)
+        self.__agree(self.__attempt(lambda: _saves.recover(self.args.output_dir)))
         try:
             result = super().train(*args, **options)
         except BaseException:
@@ -224,16 +226,17 @@ class RingstowTrainerMixin(_Base):
 
     def __ended(self) -> BaseException | None:
         """Wait for the save in flight; return what it failed of."""
-        return self.__attempt(lambda: self.__saves and self.__saves.wait(), everywhere=True)
+        saves = self.__saves
+        return None if saves is None else self.__attempt(saves.wait, everywhere=True)
 
     def __agree(self, error: BaseException | None) -> None:
         """Wait for all ranks, and raise if one failed."""
         if self.args.world_size > 1:
-            texts: list[str | None] = [None] * self.args.world_size
+            texts: list[Any] = [None] * self.args.world_size
             dist.all_gather_object(texts, error and f"{type(error).__name__}: {error}")
             failed = [(rank, text) for rank, text in enumerate(texts) if text]
             if failed and error is None:
-                raise Error(f"the save failed on rank {failed[0][0]}: {failed[0][1]}")
+                raise Error(f"rank {failed[0][0]} could not save: {failed[0][1]}")
         if error is not None:
             raise error
 

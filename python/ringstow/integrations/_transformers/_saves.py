@@ -1,8 +1,9 @@
 """A Trainer's saves in the background: a hidden directory that gets its name once it is whole.
 
 The Trainer takes every ``checkpoint-N`` for a complete checkpoint. So a save goes to
-``.ringstow-checkpoint-N`` beside it, and its last step is one rename. A removal begins with a rename
-to a hidden name. What a killed process leaves under hidden names is removed by the next save.
+``.ringstow-checkpoint-N`` beside it, and its last step is one rename. A removal begins with a
+rename to a hidden name. What a killed process leaves under hidden names is removed by the next
+save.
 """
 
 from __future__ import annotations

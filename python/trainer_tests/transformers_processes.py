@@ -1,0 +1,59 @@
+"""A run of the Trainer in a process of its own, which is killed at a moment that a test names."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import sys
+
+import torch
+from transformers_runs import fit, state
+
+from ringstow.integrations._transformers import _saves, _weights
+
+# What is called at each moment of a save, in this order.
+CALLS = {
+    "preparing": (_saves, "prepare"),
+    "copying": (_saves, "save_async"),
+    "committed": (_weights, "write_index"),
+    "complete": (_saves, "_take_name"),
+    "named": (_saves, "_remove"),
+    "removing": (shutil, "rmtree"),
+    "failing": (_saves, "_sync"),
+}
+
+
+def kill_at(moment: str, number: int) -> None:
+    """Kill this process right before a call of this number, from 1, or let the call fail."""
+    module, name = CALLS[moment]
+    call = getattr(module, name)
+    calls = 0
+
+    def counted(*args, **options):
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            if moment == "failing":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            if moment == "removing":
+                os.unlink(os.path.join(args[0], "trainer_state.json"))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*args, **options)
+
+    setattr(module, name, counted)
+
+
+def main(root: str, results: str, moment: str = "", number: str = "0") -> None:
+    """Train to the end, from the newest checkpoint if there is one, and store how it ended."""
+    if moment and os.environ.get("RANK", "0") == "0":
+        kill_at(moment, int(number))
+    os.makedirs(root, exist_ok=True)
+    end = state(fit(root, save_total_limit=2))
+    rank = os.environ.get("RANK", "0")
+    torch.save(end, f"{results}.{rank}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
