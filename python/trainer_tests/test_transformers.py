@@ -138,6 +138,29 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
         fit(tmp_path)
 
 
+class Counting(torch.nn.Module):
+    """Has a state that is no tensor."""
+
+    count = 0
+
+    def get_extra_state(self):
+        return {"count": self.count}
+
+    def set_extra_state(self, state):
+        self.count = state["count"]
+
+
+def test_extra_state_of_a_module_comes_back(tmp_path):
+    run = trainer(tmp_path)
+    run.model.counting = Counting()
+    run.model.counting.count = 7
+    run.train()
+    run = trainer(tmp_path)
+    run.model.counting = Counting()
+    run.train(resume_from_checkpoint=True)
+    assert run.model.counting.count == 7
+
+
 def test_weights_of_another_model_are_refused(tmp_path):
     fit(tmp_path)
     run = trainer(tmp_path)

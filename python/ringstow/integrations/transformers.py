@@ -194,8 +194,13 @@ class RingstowTrainerMixin(_Base):
                 self.state.best_model_checkpoint = best
 
     def __load_weights(self, model: Any, path: str) -> None:
-        state = self.__unwrapped(model).state_dict()
+        module = self.__unwrapped(model)
+        state = module.state_dict()
         _weights.load_weights(state, path, self.ringstow_config)
+        # The tensors are the model's own, and filled. What modules hand out besides them is new.
+        extra = {name: value for name, value in state.items() if not torch.is_tensor(value)}
+        if extra:
+            module.load_state_dict(extra, strict=False)
 
     def __unwrapped(self, model: Any) -> Any:
         return self.accelerator.unwrap_model(model, keep_torch_compile=False)
