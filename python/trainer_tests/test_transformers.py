@@ -1,9 +1,11 @@
 """Hugging Face's Trainer saves by ringstow, and resumes as if nothing had happened."""
 
+import errno
 import json
 import logging
 import os
 import pathlib
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -210,7 +212,13 @@ def test_a_failed_save_leaves_no_checkpoint_and_the_next_run_goes_on(
     assert_same(state(fit(tmp_path)), unbroken)
 
 
-def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
+@pytest.mark.parametrize("can_swap", [True, False])
+def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path, monkeypatch, can_swap):
+    def refuse(*_):
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    if not can_swap:
+        monkeypatch.setattr(_saves._native, "swap_names", refuse)
     fit(tmp_path)
     path = tmp_path / f"checkpoint-{STEPS}"
     before = json.loads((path / "manifest.json").read_text())
@@ -241,11 +249,37 @@ def test_stripes_are_refused(tmp_path):
         fit(tmp_path / "run", kind=Striped)
 
 
-def test_a_peft_model_is_refused(tmp_path):
+def test_a_peft_model_is_refused_before_the_first_step(tmp_path):
     run = trainer(tmp_path)
     run.model.peft_config = {}
-    with pytest.raises(ringstow.UnsupportedError, match="PEFT"):
+    with pytest.raises(ringstow.UnsupportedError, match="PEFT: use Trainer"):
         run.train()
+    assert run.state.global_step == 0
+
+
+@pytest.mark.parametrize("option", ["push_to_hub", "enable_jit_checkpoint"])
+def test_options_that_meet_a_save_in_flight_are_refused(tmp_path, option):
+    run = trainer(tmp_path)
+    setattr(run.args, option, True)
+    with pytest.raises(ringstow.UnsupportedError, match=option):
+        run.train()
+
+
+def test_ctrl_c_in_a_wait_does_not_lose_the_save():
+    class Interrupted(Future):
+        def result(self, timeout=None):
+            if not self.done():
+                raise KeyboardInterrupt
+            return super().result(timeout)
+
+    saves = _saves.Saves(config=None, staging="guard")
+    saves._in_flight = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        saves.wait()
+    saves._in_flight.set_exception(OSError("lost"))
+    with pytest.raises(OSError, match="lost"):
+        saves.wait()
+    saves.wait()  # told once
 
 
 @pytest.mark.parametrize("name", integration._SEAM)

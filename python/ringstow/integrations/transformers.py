@@ -35,7 +35,6 @@ _SEAM = (
     "_load_best_model",
     "_load_from_checkpoint",
     "_load_optimizer_and_scheduler",
-    "_push_from_checkpoint",
     "_save_checkpoint",
     "_save_rng_state",
     "_save_scaler",
@@ -56,8 +55,9 @@ class RingstowTrainerMixin(_Base):
     failure of a save.
 
     Raises:
-        UnsupportedError: by the first save, for FSDP, DeepSpeed, PEFT and XLA; by the class, for a
-            ``transformers`` whose Trainer saves in another way.
+        UnsupportedError: by ``train``, for FSDP, DeepSpeed, PEFT, XLA, ``push_to_hub`` and
+            ``enable_jit_checkpoint``; by the class, for a ``transformers`` whose Trainer saves in
+            another way.
     """
 
     ringstow_background: ClassVar[bool] = True
@@ -84,6 +84,7 @@ class RingstowTrainerMixin(_Base):
         Raises:
             Exception: what the last save failed of.
         """
+        self.__refuse_unsupported()
         self.__agree(self.__attempt(lambda: _saves.recover(self.args.output_dir)))
         try:
             result = super().train(*args, **options)
@@ -106,10 +107,8 @@ class RingstowTrainerMixin(_Base):
         self.__agree(self.__attempt(lambda: _saves.prepare(run, name)))
         self.__agree(self.__attempt(lambda: self.__write_files(part), everywhere=True))
         self.__agree(self.__attempt(lambda: self.__start(part)))
-        if self.args.push_to_hub or not self.ringstow_background:
+        if not self.ringstow_background:
             self.__agree(self.__ended())
-        if self.args.push_to_hub:
-            self._push_from_checkpoint(os.path.join(run, name))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if not _weights.is_ours(resume_from_checkpoint):
@@ -206,17 +205,24 @@ class RingstowTrainerMixin(_Base):
         return self.accelerator.unwrap_model(model, keep_torch_compile=False)
 
     def __refuse_unsupported(self) -> None:
-        reasons = {
-            "FSDP": self.is_fsdp_enabled,
-            "DeepSpeed": self.is_deepspeed_enabled,
-            "PEFT": hasattr(self.model, "peft_config"),
-            "XLA": self.args.device.type == "xla",
+        remedies = {
+            "FSDP": (self.is_fsdp_enabled, "use Trainer"),
+            "DeepSpeed": (self.is_deepspeed_enabled, "use Trainer"),
+            "PEFT": (hasattr(self.model, "peft_config"), "use Trainer"),
+            "XLA": (self.args.device.type == "xla", "use Trainer"),
+            "push_to_hub=True": (
+                self.args.push_to_hub,
+                "its uploads run while the next checkpoint is written. Call trainer.push_to_hub() "
+                "after train()",
+            ),
+            "enable_jit_checkpoint=True": (
+                getattr(self.args, "enable_jit_checkpoint", False),
+                "it makes an empty checkpoint-N first. Save more often",
+            ),
         }
-        if used := [name for name, is_used in reasons.items() if is_used]:
-            raise UnsupportedError(
-                f"RingstowTrainer does not save runs with {' and '.join(used)}: use Trainer. For "
-                "FSDP, ringstow.dcp.use_by_default() takes over the Trainer's sharded checkpoints"
-            )
+        used = [f"{name}: {remedy}" for name, (is_used, remedy) in remedies.items() if is_used]
+        if used:
+            raise UnsupportedError(f"RingstowTrainer does not go with {'; nor with '.join(used)}")
 
     def __attempt(
         self, call: Callable[[], object], *, everywhere: bool = False

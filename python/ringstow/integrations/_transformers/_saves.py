@@ -8,6 +8,7 @@ save.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -24,7 +25,9 @@ from ringstow._save import save_async
 from ringstow.integrations._transformers import _weights
 
 _HIDDEN = ".ringstow-"
+# Where two names cannot be swapped, the older checkpoint has this one between two renames.
 _REPLACED = f"{_HIDDEN}replaced-"
+_NO_SWAP = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
 _log = logging.getLogger("ringstow")
 
@@ -57,9 +60,13 @@ class Saves:
         Raises:
             Exception: what that save failed of; only the first time.
         """
-        ended, self._in_flight = self._in_flight, None
-        if ended is not None:
-            ended.result()
+        if self._in_flight is None:
+            return
+        try:
+            self._in_flight.result()
+        finally:
+            if self._in_flight.done():  # not after Ctrl-C: the save goes on
+                self._in_flight = None
 
     def start(
         self, state: dict[str, Any], part: str, step: int, stale: Callable[[str], Iterable[str]]
@@ -146,13 +153,21 @@ def _take_name(part: str) -> str:
     """Rename a complete directory to its name; one that has the name goes."""
     run, hidden = os.path.split(part)
     final = os.path.join(run, hidden.removeprefix(_HIDDEN))
-    old = os.path.join(run, f"{_REPLACED}{os.path.basename(final)}")
-    if replaces := os.path.lexists(final):
+    if not os.path.lexists(final):
+        os.rename(part, final)
+        _native.sync_dir(run)
+        return final
+    old = part
+    try:
+        _native.swap_names(part, final)
+    except OSError as error:
+        if error.errno not in _NO_SWAP:
+            raise
+        old = os.path.join(run, f"{_REPLACED}{os.path.basename(final)}")
         os.rename(final, old)
-    os.rename(part, final)
+        os.rename(part, final)
     _native.sync_dir(run)
-    if replaces:
-        shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
     return final
 
 
