@@ -21,6 +21,8 @@ SOAK_MINUTES  ?= 60
 SEEDS  ?= 100000
 # The directory that `make sweep` measures, and where it puts what it found.
 DIR    ?=
+# The training loop that `make step-time` measures: plain or lightning.
+TRAINER ?= plain
 OUT    ?= sweep-out
 # "2.11" has everything done with that PyTorch, in an environment of its own; empty: the newest.
 TORCH  ?=
@@ -44,7 +46,7 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 	torture torture-address torture-background torture-calls torture-calls-python torture-cuts torture-flips \
 	torture-fuzz torture-hosts torture-image torture-kills torture-leaks torture-miri torture-simulation torture-soak \
 	torture-threads \
-	lint doc bench bench-check bench-baseline compare compare-dcp sweep wheel gpu-bundle gpu-report clean
+	lint doc bench bench-check bench-baseline compare compare-dcp step-time sweep wheel gpu-bundle gpu-report clean
 .DEFAULT_GOAL := help
 
 help:
@@ -74,6 +76,7 @@ help:
 	@echo "make bench-check  instructions of planner, manifest, checksum, pipeline against the baseline"
 	@echo "make compare  ringstow beside its peers and fio (GB=$(GB) ROUNDS=$(ROUNDS)); installs peers in .peers"
 	@echo "make compare-dcp  PyTorch DCP with its own storage and with ringstow's"
+	@echo "make step-time  what a background save costs training, beside other ways (GB=$(GB) ROUNDS=$(ROUNDS) TRAINER=$(TRAINER))"
 	@echo "make sweep DIR=/mnt/nvme  the fastest setting there, and what each knob is worth (MINUTES=$(MINUTES) GB=$(GB))"
 	@echo "make gpu-bundle  all that tests and measures GPUs, in dist/gpu, for a machine without Rust or network"
 	@echo "make gpu-report  the same, and runs it here: report.md, report.json"
@@ -219,6 +222,11 @@ compare-dcp: $(READY)
 
 compare: $(READY)
 	$(BIN)/python tools/compare.py --gb $(GB) --rounds $(ROUNDS) $(if $(USED_MEMORY),--used-memory)
+
+# Only PyTorch's own loop needs no training framework.
+step-time: $(READY) $(if $(filter plain,$(TRAINER)),,$(TRAINERS))
+	$(BIN)/python tools/step_time.py --gb $(GB) --rounds $(ROUNDS) --trainer $(TRAINER) \
+		--dir $(or $(DIR),.) $(if $(JSON),--json "$(JSON)")
 
 sweep: $(READY)
 	@test -n "$(DIR)" || { echo "say on which disk: make sweep DIR=/mnt/nvme"; exit 2; }

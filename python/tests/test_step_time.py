@@ -1,0 +1,113 @@
+"""tools/step_time.py: the time lost, rows for all contenders, and a small run."""
+
+import importlib.util
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+sys.path.insert(0, str(TOOLS))
+
+import step_time  # noqa: E402
+from stepping import gil, report  # noqa: E402
+from stepping.contenders import PLAIN  # noqa: E402
+from stepping.training import Turn  # noqa: E402
+
+DEFAULT = [name for name, row in PLAIN.items() if row.by_default]
+
+
+def run(*arguments):
+    command = [sys.executable, str(TOOLS / "step_time.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+def test_lost_time_is_the_call_and_what_steps_took_beyond_the_median():
+    turn = Turn(quiet=[1.0, 1.0, 9.0], blocked=0.5, steps=[2.0, 1.5], save=3.0)
+    assert turn.lost == 0.5 + 1.0 + 0.5
+    assert turn.slowdown == 1.75
+
+
+def test_save_without_steps_loses_its_call():
+    turn = Turn(quiet=[1.0], blocked=0.5, steps=[], save=0.5)
+    assert (turn.lost, turn.slowdown) == (0.5, None)
+
+
+def test_ratio_is_taken_within_a_round():
+    def turn(lost):
+        return Turn([1.0], lost, [], lost)
+
+    found = report.Found(PLAIN, "dcp-thread")
+    found.turns = [
+        {"ringstow": turn(1.0), "dcp-thread": turn(4.0)},
+        {"ringstow": turn(1.0), "dcp-thread": turn(2.0)},
+        {"ringstow": turn(1.0)},
+    ]
+    assert found.ratios("ringstow") == [0.25, 0.5]
+
+
+def test_time_that_is_neither_running_nor_queued_is_without_the_gil():
+    shares = gil.shares(gil.Reading(0, 10.0, 1.0, 0.5), gil.Reading(800, 14.0, 2.0, 1.5))
+    assert shares == {"seconds": 4.0, "rate": 200.0, "no_core": 0.25, "no_gil": 0.5}
+
+
+def test_small_run_has_every_contender_and_its_figures_add_up(tmp_path):
+    answer = tmp_path / "result.json"
+    done = run("--gb", 0.01, "--rounds", 1, "--steps", 2, "--dir", tmp_path, "--json", answer)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(answer.read_text())
+    starts = {line.split(" ")[0] for line in done.stdout.splitlines()}
+    assert set(DEFAULT) <= starts
+    measured = told["rounds"][0]
+    assert set(measured) | set(told["skipped"]) == set(DEFAULT)
+    for name, turn in measured.items():
+        assert len(turn["quiet"]) == 2
+        assert turn["median"] == statistics.median(turn["quiet"])
+        longer = sum(step - turn["median"] for step in turn["steps"])
+        assert turn["lost"] == pytest.approx(turn["blocked"] + longer)
+        assert turn["save"] >= turn["blocked"] if PLAIN[name].in_background else not turn["steps"]
+        assert told["summary"][name]["lost"] == [turn["lost"]] * 3
+    assert set(told["gil"]) == {name for name in measured if PLAIN[name].in_background}
+    for counted in told["gil"].values():
+        assert counted["saving"]["rate"] > 0
+        assert 0 <= counted["saving"]["no_gil"] <= 1
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_contender_that_is_not_installed_is_skipped_with_the_reason(monkeypatch, tmp_path, capsys):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *rest: None if name == "torch_checkpointing" else find(name, *rest),
+    )
+    answer = tmp_path / "result.json"
+    wanted = ["--contenders", "torch.save", "torch_checkpointing", "--no-gil", "--json", answer]
+    small = ["--gb", 0.01, "--rounds", 1, "--steps", 1, "--dir", tmp_path]
+    assert step_time.main([str(word) for word in [*small, *wanted]]) == 0
+    reason = "not installed: torch_checkpointing"
+    assert json.loads(answer.read_text())["skipped"] == {"torch_checkpointing": reason}
+    lines = capsys.readouterr().out.splitlines()
+    assert [" ".join(line.split()) for line in lines if reason in line] == [
+        f"torch_checkpointing skipped: {reason}"
+    ]
+
+
+def test_contender_that_fails_has_the_reason_and_the_tool_fails(monkeypatch, tmp_path, capsys):
+    def fail(*_):
+        raise OSError("no such disk\nsecond line")
+
+    broken = PLAIN["torch.save"].__class__((), "own", fail)
+    monkeypatch.setitem(PLAIN, "torch.save", broken)
+    wanted = ["--contenders", "torch.save", "--no-gil", "--gb", "0.01", "--dir", str(tmp_path)]
+    assert step_time.main(wanted) == 1
+    assert "FAILED: OSError: no such disk\n" in capsys.readouterr().out
+
+
+def test_unknown_contender_is_refused_with_the_known_ones(tmp_path):
+    done = run("--contenders", "nobody", "--dir", tmp_path)
+    assert done.returncode == 1
+    assert "no contender nobody; there are ringstow, " in done.stdout

@@ -1,0 +1,1 @@
+"""The parts of step_time.py: contenders, training loops, the GIL, small tensors, report."""
