@@ -54,6 +54,7 @@ def test_time_that_is_neither_running_nor_queued_is_without_the_gil():
     assert shares == {"seconds": 4.0, "rate": 200.0, "no_core": 0.25, "no_gil": 0.5}
 
 
+@pytest.mark.timeout(400)  # ten processes, each of which imports PyTorch
 def test_small_run_has_every_contender_and_its_figures_add_up(tmp_path):
     answer = tmp_path / "result.json"
     done = run("--gb", 0.01, "--rounds", 1, "--steps", 2, "--dir", tmp_path, "--json", answer)
