@@ -115,7 +115,7 @@ def test_a_save_stores_the_values_of_the_call(held, tmp_path):
 
 def test_a_save_waits_for_the_one_before_and_raises_its_failure(held, tmp_path):
     io = in_flight(held, tmp_path)
-    io._in_flight.cancel()
+    io._flight.handle.cancel()
     held.release()
     with pytest.raises(ringstow.SaveCancelledError):
         io.save_checkpoint({"a": 1}, tmp_path / "next-3.ckpt")
@@ -132,10 +132,10 @@ def test_a_save_that_lightning_looks_for_is_committed_when_the_call_returns(path
     saved(tmp_path / "x" / "old-1.ckpt")
     io = RingstowCheckpointIO()
     io.save_checkpoint({"a": 1}, tmp_path / path)
-    assert io._in_flight is None
+    assert io._flight.handle is None
     assert ringstow.load(tmp_path / path) == {"a": 1}
     io.save_checkpoint({"a": 2}, tmp_path / path)
-    assert io._in_flight is not None  # from then on in the background
+    assert io._flight.handle is not None  # from then on in the background
     io.teardown()
     assert ringstow.load(tmp_path / path) == {"a": 2}
 

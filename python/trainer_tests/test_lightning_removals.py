@@ -27,7 +27,7 @@ def test_a_removal_waits_for_the_commit_of_the_save_in_flight(held, tmp_path):
 def test_a_removal_does_not_happen_if_the_save_fails(held, tmp_path):
     io = in_flight(held, tmp_path)
     io.remove_checkpoint(tmp_path / "old-1.ckpt")
-    io._in_flight.cancel()
+    io._flight.handle.cancel()
     held.release()
     with pytest.raises(ringstow.SaveCancelledError) as caught:
         io.teardown()

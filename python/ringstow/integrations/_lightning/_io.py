@@ -1,14 +1,8 @@
-"""The saves, loads and removals of one Trainer, without Lightning's base class.
-
-One save is in flight at most. Lightning asks to remove an older checkpoint as soon as
-``save_checkpoint`` returns, which is before a background save commits. Such a removal waits for the
-commit, and does not happen if the save fails.
-"""
+"""The saves, loads and removals of one Trainer, without Lightning's base class."""
 
 from __future__ import annotations
 
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, ClassVar
 
 from ringstow._arguments import absolute
@@ -16,10 +10,10 @@ from ringstow._catalog import remove
 from ringstow._config import Config
 from ringstow._errors import InvalidStateError, TornSaveError
 from ringstow._guard import SMALL, Staging, check_staging
-from ringstow._handle import SaveHandle
 from ringstow._load import load
 from ringstow._save import save, save_async
 from ringstow.integrations._lightning import _paths, _placement
+from ringstow.integrations._lightning._flight import Flight
 
 # The parts of a checkpoint whose tensors only an optimizer's step changes.
 _OF_STEPS = ("state_dict", "optimizer_states")
@@ -55,13 +49,15 @@ class Saves:
         self._config = config
         self._allow_pickle = allow_pickle
         self._staging: Staging = staging
-        self._in_flight: SaveHandle | None = None
-        self._remover: ThreadPoolExecutor | None = None
-        self._removals: list[Future[None]] = []
+        self._flight = Flight(self._remove)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings: strategies that spawn processes pickle the plugin."""
-        return {**vars(self), "_in_flight": None, "_remover": None, "_removals": []}
+        return {name: one for name, one in vars(self).items() if name != "_flight"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._flight = Flight(self._remove)
 
     def save_checkpoint(
         self,
@@ -98,7 +94,7 @@ class Saves:
                 )
             else:
                 staging = self._staging_of(checkpoint)
-                self._in_flight = save_async(checkpoint, where, staging=staging, **options)
+                self._flight.handle = save_async(checkpoint, where, staging=staging, **options)
         except InvalidStateError as error:
             if not self._allow_pickle and "allow_pickle" in str(error):
                 error.add_note(f"In Lightning: {type(self).__name__}(allow_pickle=True)")
@@ -148,13 +144,7 @@ class Saves:
         Raises:
             InvalidStateError: something else is there.
         """
-        where, in_flight = absolute(path), self._in_flight
-        if in_flight is None:
-            self._remove(where)
-            return
-        if self._remover is None:
-            self._remover = ThreadPoolExecutor(1, thread_name_prefix="ringstow-remove")
-        self._removals.append(self._remover.submit(self._remove_after, in_flight, where))
+        self._flight.remove(absolute(path))
 
     def teardown(self) -> None:
         """Wait as `wait` does: Lightning calls this at the end of each run."""
@@ -166,31 +156,11 @@ class Saves:
         Raises:
             Exception: what either of them failed of. A failure is raised once.
         """
-        if self._in_flight is not None:
-            failure = self._in_flight.exception()  # Ctrl-C here leaves it in flight
-            removals = self._end_removals()
-            self._in_flight = None
-            if failure is not None:
-                if isinstance(failure, TornSaveError):
-                    failure.add_note(f'In Lightning: {type(self).__name__}(staging="wait")')
-                if removals:
-                    failure.add_note("Checkpoints that Lightning has given up since are kept.")
-                raise failure.with_traceback(None)
-            for removal in removals:
-                removal.result()
-
-    def _end_removals(self) -> list[Future[None]]:
-        if self._remover is not None:
-            self._remover.shutdown(wait=True)
-        self._remover = None
-        removals, self._removals = self._removals, []
-        return removals
-
-    def _remove_after(self, in_flight: SaveHandle, path: str) -> None:
-        # Not by the handle's own method: it would count as the caller's, and a failure that no
-        # caller ever learns of makes the process exit with 1.
-        if Future.exception(in_flight) is None:
-            self._remove(path)
+        failure = self._flight.end()
+        if failure is not None:
+            if isinstance(failure, TornSaveError):
+                failure.add_note(f'In Lightning: {type(self).__name__}(staging="wait")')
+            raise failure
 
     def _remove(self, path: str) -> None:
         _paths.remove(path, lambda: remove(path, config=self._config))

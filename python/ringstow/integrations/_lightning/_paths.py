@@ -59,16 +59,35 @@ def save_now(path: str, save: Callable[[str], object], *, striped: bool) -> None
         InvalidStateError: the path is a file that torch.save did not write.
         OSError: the file system cannot swap two names.
     """
+    beside = place_for(path, striped=striped)
+    save(beside or path)
+    if beside is not None:
+        put(beside, path)
+
+
+def place_for(path: str, *, striped: bool) -> str | None:
+    """Return the directory beside a path that a save writes to first; None if it needs none.
+
+    Raises:
+        InvalidStateError: the path is a file that torch.save did not write.
+    """
     replaced = _is_replaced(path)
     if replaced:
         _refuse_other_file(path)
     if not replaced and (striped or os.path.lexists(path)):
-        save(path)
-        return
+        return None
     folder, name = os.path.split(path)
-    beside = os.path.join(folder, f".{name}.saving")
-    save(beside)
-    if not replaced:
+    return os.path.join(folder, f".{name}.saving")
+
+
+def put(beside: str, path: str) -> None:
+    """Let a path name the checkpoint that was saved beside it.
+
+    Raises:
+        OSError: the file system cannot swap two names.
+    """
+    folder = os.path.dirname(path)
+    if not _is_replaced(path):
         os.rename(beside, path)
         _native.sync_dir(folder)
         return
