@@ -119,7 +119,7 @@ class Hold:
         Within a step it is too late for that, and the caller has to wait itself.
         """
         _holds.append(self)
-        if _is_stepping(sys._getframe()):
+        if is_stepping(sys._getframe()):
             return False
         return _install(may_wait)
 
@@ -212,7 +212,7 @@ def _install(may_wait: bool) -> bool:
     return True
 
 
-def _is_stepping(frame: FrameType | None) -> bool:
+def is_stepping(frame: FrameType | None) -> bool:
     """Return whether a stack is within an optimizer's step, after `before_step`."""
     while frame is not None:
         if frame.f_code is before_step.__code__:
@@ -227,7 +227,7 @@ def _others_are_stepping() -> bool:
     frames = sys._current_frames()
     # A frame that refers to itself is a cycle, and would keep its variables, the handle among them.
     del frames[threading.get_ident()]
-    return any(map(_is_stepping, frames.values()))
+    return any(map(is_stepping, frames.values()))
 
 
 def _pause() -> None:

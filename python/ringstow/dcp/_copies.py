@@ -32,7 +32,8 @@ Replace = Callable[[torch.Tensor, Path], torch.Tensor]
 def rebuild(value: Any, replace: Replace, path: Path = ()) -> Any:
     """Return a frozen copy of a state with ``replace(tensor, path)`` in place of each tensor.
 
-    It walks dicts, lists and tuples, as DCP does, and deep-copies any other value.
+    It walks dicts and lists, as DCP does, and deep-copies any other value. To DCP a tuple is one
+    value: the dicts in it keep their types.
 
     Raises:
         InvalidStateError: a value can't be copied; names its key.
@@ -45,10 +46,13 @@ def rebuild(value: Any, replace: Replace, path: Path = ()) -> Any:
     if isinstance(value, Mapping):
         items = {key: rebuild(item, replace, (*path, key)) for key, item in value.items()}
         return collections.OrderedDict(items) if kind is collections.OrderedDict else items
-    if kind is list or kind is tuple:
-        return kind(rebuild(item, replace, (*path, n)) for n, item in enumerate(value))
+    if kind is list:
+        return [rebuild(item, replace, (*path, n)) for n, item in enumerate(value)]
+    known = {}
+    if kind is tuple:
+        known = {id(tensor): replace(tensor, where) for where, tensor in tensors(value, path)}
     try:
-        return copy.deepcopy(value)
+        return copy.deepcopy(value, known)
     except Exception as error:
         raise InvalidStateError(
             f"{describe(path)} is a {type_name(value)}, which can't be copied to be saved in the "

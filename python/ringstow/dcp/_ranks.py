@@ -114,7 +114,7 @@ class Ranks:
         return from_first(look, self._group)
 
     def save(
-        self, state: dict[Any, Any], path: str, step: int, metrics: Mapping[str, Any] | None
+        self, state: dict[Any, Any], path: str, step: int | None, metrics: Mapping[str, Any] | None
     ) -> SaveReport:
         self._note(step, metrics)
         save(state, checkpoint_id=path, storage_writer=self._writer, process_group=self._group)
@@ -122,7 +122,7 @@ class Ranks:
         return self._writer.report
 
     def save_async(
-        self, state: dict[Any, Any], path: str, step: int, metrics: Mapping[str, Any] | None
+        self, state: dict[Any, Any], path: str, step: int | None, metrics: Mapping[str, Any] | None
     ) -> RanksHandle:
         self._note(step, metrics)
         options: dict[str, Any] = {}
@@ -142,7 +142,7 @@ class Ranks:
                 handle.wait_staged()
         return handle
 
-    def _note(self, step: int, metrics: Mapping[str, Any] | None) -> None:
+    def _note(self, step: int | None, metrics: Mapping[str, Any] | None) -> None:
         """Give the writer what the manifest is to note; fail on all ranks if one can't."""
         error: Exception | None = None
         try:

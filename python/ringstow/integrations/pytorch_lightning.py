@@ -6,11 +6,16 @@ own package only.
 
 from __future__ import annotations
 
+from typing import Any
+
 from lightning_fabric.plugins import CheckpointIO, TorchCheckpointIO
+from pytorch_lightning.strategies import FSDPStrategy, ModelParallelStrategy
 
 from ringstow.integrations._lightning._io import Saves
+from ringstow.integrations._lightning._parallel import Live
+from ringstow.integrations._lightning._sharded import Sharded
 
-__all__ = ["RingstowCheckpointIO"]
+__all__ = ["RingstowCheckpointIO", "RingstowFSDPStrategy", "RingstowModelParallelStrategy"]
 
 
 class RingstowCheckpointIO(Saves, CheckpointIO):
@@ -26,3 +31,29 @@ class RingstowCheckpointIO(Saves, CheckpointIO):
     """
 
     _stock = TorchCheckpointIO
+
+
+class RingstowFSDPStrategy(Sharded, FSDPStrategy):
+    """FSDP, with sharded checkpoints by ringstow: ``Trainer(strategy=RingstowFSDPStrategy())``.
+
+    Args:
+        background: return from a save while it runs. The next optimizer step waits until it has
+            read all tensors. The next save, or the end of the run, raises its failure on all ranks.
+        config: ringstow's settings; None means the defaults.
+        allow_pickle: as in `RingstowCheckpointIO`.
+        staging: as in `ringstow.save_async`, without ``"unguarded"``.
+        kwargs: FSDPStrategy's own, except ``checkpoint_io`` and ``state_dict_type="full"``.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**{"state_dict_type": "sharded", **kwargs})
+
+
+class RingstowModelParallelStrategy(Live, ModelParallelStrategy):
+    """FSDP2 and tensor parallelism, with checkpoints by ringstow.
+
+    Args:
+        args: as in ModelParallelStrategy.
+        kwargs: likewise, except ``save_distributed_checkpoint=False``; and ``background``,
+            ``config``, ``allow_pickle`` and ``staging`` as in `RingstowFSDPStrategy`.
+    """

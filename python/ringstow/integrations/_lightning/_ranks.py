@@ -1,0 +1,140 @@
+"""What the ranks of a sharded strategy do together: agree, save, load."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from ringstow._arguments import absolute
+from ringstow._config import Config
+from ringstow._errors import InvalidStateError
+from ringstow._guard import Staging
+from ringstow.dcp import LoadPlanner, StorageReader, _latest, _objects, _private
+from ringstow.dcp import _ranks as _dcp_ranks
+from ringstow.dcp._handle import RanksHandle
+from ringstow.dcp._together import from_first, gathered
+from ringstow.integrations._lightning._parts import META, MODEL, is_optimizers, optimizer_key
+from ringstow.tree import _packed
+from ringstow.tree._remedies import Refusals
+
+_T = TypeVar("_T")
+
+
+class Ranks:
+    """All ranks, in a group that training does not use. All of them make it together."""
+
+    def __init__(self, config: Config | None, staging: Staging, allow_pickle: bool) -> None:
+        self._config = config
+        self._group = cast("dist.ProcessGroup", dist.new_group(backend="gloo"))
+        self._saves = _dcp_ranks.Ranks(config, staging, allow_pickle, self._group)
+
+    def meet(self, call: str, failure: BaseException | None) -> None:
+        """Fail on all ranks if the save before failed on one, or if they call different things."""
+        self._saves.meet((call,), failure, None)
+
+    def first(self, look: Callable[[], _T]) -> _T:
+        """Return what a function returns on rank 0, or raise what it raises there, on all ranks."""
+        return from_first(look, self._group)
+
+    def save(self, state: dict[str, Any], path: str, step: int | None) -> None:
+        """Save, and return at the commit."""
+        self._saves.save(state, path, step, None)
+
+    def save_async(self, state: dict[str, Any], path: str, step: int | None) -> RanksHandle:
+        """Save in the background."""
+        return self._saves.save_async(state, path, step, None)
+
+    def load(
+        self,
+        path: str,
+        model: torch.nn.Module,
+        optimizers: list[torch.optim.Optimizer],
+        *,
+        strict: bool,
+        allow_pickle: bool,
+    ) -> dict[str, Any]:
+        """Load into a sharded model and its optimizers; return Lightning's own values."""
+        _latest.agree_on(path, self._group)
+        state: dict[str, Any] = {MODEL: get_model_state_dict(model), META: None}
+        for number, one in enumerate(optimizers):
+            state[optimizer_key(number)] = get_optimizer_state_dict(model, one)
+        reader = StorageReader(path, config=self._config, allow_pickle=allow_pickle)
+        saved = set(reader.read_metadata().state_dict_metadata)
+        theirs = {name for name in saved if is_optimizers(name)}
+        if optimizers and not theirs:
+            raise InvalidStateError(
+                f"{path} holds no optimizer's state, as save_weights_only=True saves it: it can be "
+                "validated and tested, and not be trained further"
+            )
+        names = gathered(list(_private.flattened(state)[0]), self._group)
+        # Flattening drops the keys of which a rank holds no element (FSDP1), and torch's planner then
+        # takes the checkpoint for one of an older torch.
+        planner = LoadPlanner(strict=strict, flatten_sharded_tensors=False)
+        planner.elsewhere = set().union(*names) | (set() if optimizers else theirs)
+        load(
+            state,
+            checkpoint_id=path,
+            storage_reader=reader,
+            planner=planner,
+            process_group=self._group,
+        )
+        set_model_state_dict(model, state[MODEL], options=StateDictOptions(strict=strict))
+        for number, one in enumerate(optimizers):
+            set_optimizer_state_dict(model, one, state[optimizer_key(number)])
+        (meta,) = state[META]
+        return dict(meta)
+
+
+def check(key: str, value: object, *, allow_pickle: bool) -> None:
+    """Refuse at the call what the save would refuse later.
+
+    Raises:
+        InvalidStateError: names each value, with what to save instead.
+    """
+    stream = io.BytesIO()
+    try:
+        torch.save(value, stream)
+    except Exception:  # what it is made of may be saved nevertheless, or is named below
+        pass
+    else:
+        if _objects.refusal(stream) is None or allow_pickle:
+            return
+    refusals = Refusals()
+    _packed.pack(key, value, refusals)
+    refusals.check()
+
+
+def kind_of(path: str) -> tuple[str, str]:
+    """Return where a checkpoint is, and whether it is "ours" or "theirs".
+
+    The stock strategies' under ``use_by_default()`` are "by default".
+
+    Raises:
+        InvalidStateError: it is ringstow's, but not one of a sharded strategy's.
+    """
+    manifest = os.path.join(path, "manifest.json")
+    if not os.path.isfile(manifest):
+        return path, "theirs"
+    path = absolute(path)
+    names = StorageReader(path).read_metadata().state_dict_metadata
+    if META in names:
+        return path, "ours"
+    if os.path.isfile(os.path.join(path, "meta.pt")):
+        return path, "by default"
+    raise InvalidStateError(
+        f"{path} was not saved by one of ringstow's sharded strategies: make a file of it with "
+        f"`ringstow convert {path} FILE.ckpt`, which they load"
+    )

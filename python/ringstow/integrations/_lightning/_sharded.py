@@ -1,0 +1,253 @@
+"""Sharded checkpoints of Lightning's strategies for FSDP and model parallelism, by ringstow.dcp.
+
+Lightning commits the shards, and writes its own values (loops, callbacks, hyperparameters) to
+``meta.pt`` after that: a kill between the two leaves what Lightning rejects. Here they are part of
+the checkpoint, under the key ``lightning``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ringstow import _guard
+from ringstow._arguments import absolute
+from ringstow._catalog import remove
+from ringstow._config import Config
+from ringstow._errors import InvalidStateError, TornSaveError
+from ringstow._guard import SMALL, Staging, check_staging
+from ringstow.integrations._lightning import _paths, _placement
+from ringstow.integrations._lightning._flight import Flight
+from ringstow.integrations._lightning._parts import META, MODEL, optimizer_key
+
+if TYPE_CHECKING:
+    from ringstow.integrations._lightning._ranks import Ranks
+
+# The class that comes after it: one of the framework's strategies.
+_Strategy: Any = object
+
+_RUNNING = "running"
+# The framework's arguments for checkpoints that are one file, and what asks for shards.
+_SHARDS = {"state_dict_type": "sharded", "save_distributed_checkpoint": True}
+
+
+class _Save(NamedTuple):
+    """How rank 0 has decided to save."""
+
+    path: str
+    beside: str | None
+    """Where to save instead, and rename from."""
+    is_awaited: bool
+    """Whether the call returns at the commit."""
+
+
+class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
+    """Comes before a strategy of Lightning's, and saves and loads its sharded checkpoints.
+
+    Args:
+        args: the strategy's own.
+        background: return from a save while it runs. The next optimizer step waits until it has
+            read all tensors. The next save, or the end of the run, raises its failure on all ranks.
+        config: ringstow's settings; None means the defaults.
+        allow_pickle: pickle values that ringstow cannot save by itself, and unpickle them, which
+            can run any code.
+        staging: as in `ringstow.save_async`, without ``"unguarded"``.
+        kwargs: the strategy's own.
+
+    Raises:
+        InvalidStateError: the arguments ask for checkpoints that are one file.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        background: bool = True,
+        config: Config | None = None,
+        allow_pickle: bool = False,
+        staging: Staging = "guard",
+        **kwargs: Any,
+    ) -> None:
+        for name, shards in _SHARDS.items():
+            if kwargs.get(name, shards) != shards:
+                raise InvalidStateError(
+                    f"{type(self).__name__} saves shards, so {name}={kwargs[name]!r} is not for "
+                    f"it: leave it out. ringstow.convert makes one file of a checkpoint, and "
+                    "ringstow.load reads all of it in one process"
+                )
+        from ringstow.integrations._lightning import _ranks  # needs a newer torch than the plugin
+
+        check_staging(staging)
+        if staging == "unguarded":
+            raise InvalidStateError('staging="unguarded" is not for several ranks: use "guard"')
+        super().__init__(*args, **kwargs)
+        self._background = background
+        self._config = config
+        self._allow_pickle = allow_pickle
+        self._staging: Staging = staging
+        self._flight = Flight(self._remove)
+        self._together = _ranks
+        self._made: Ranks | None = None
+
+    @property
+    def checkpoint_io(self) -> Any:
+        """The framework's own plugin; it is not asked."""
+        return super().checkpoint_io
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, io: Any) -> None:
+        raise InvalidStateError(
+            f"{type(self).__name__} saves by itself and would not ask {type(io).__name__}: leave "
+            "the plugin out, and give the strategy config=, staging= or allow_pickle="
+        )
+
+    def save_checkpoint(
+        self,
+        checkpoint: dict[str, Any],
+        filepath: str | os.PathLike[str],
+        storage_options: Any | None = None,
+    ) -> None:
+        """Save a sharded checkpoint; all ranks call this.
+
+        Waits first for the save before, and for the removals that wait for that one.
+
+        Raises:
+            TypeError: ``storage_options`` are given: ringstow writes to directories only.
+            InvalidStateError: values that ringstow cannot save; names each with its key.
+            BaseException: what the save before this one failed of, on all ranks.
+        """
+        if storage_options is not None:
+            raise TypeError(
+                f"{type(self).__name__} has no use for storage_options={storage_options!r}: "
+                "leave them out"
+            )
+        ranks = self._ranks()
+        ranks.meet("save_checkpoint", self._ended())
+        meta, state = _parted(checkpoint)
+        plan = ranks.first(lambda: self._plan(filepath, meta))
+        if self.is_global_zero:
+            # A tuple is one value to DCP, which takes dicts apart and makes all keys text.
+            state[META] = (meta,)
+        step = meta.get("global_step")
+        number = step if isinstance(step, int) else None
+        if plan.is_awaited:
+            ranks.save(state, plan.beside or plan.path, number)
+            if plan.beside is not None:
+                ranks.first(lambda: _paths.put(plan.beside or "", plan.path))
+            return
+        self._flight.handle = handle = ranks.save_async(state, plan.path, number)
+        if _has_large(meta):
+            handle.wait_staged()
+
+    def load_checkpoint(
+        self, checkpoint_path: str | os.PathLike[str], weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Load a sharded checkpoint into the model and the optimizers; all ranks call this.
+
+        Args:
+            checkpoint_path: a checkpoint of this class's, from any number of ranks; or what the
+                framework's own strategy loads: its shards, or a file.
+            weights_only: as in torch.load for the framework's checkpoints. Nothing of ringstow's
+                is unpickled, unless ``allow_pickle=True`` was given and this is not True.
+
+        Returns:
+            The values that belong neither to the model nor to an optimizer.
+
+        Raises:
+            KeyMismatchError: the checkpoint has other keys, or tensors of other shapes.
+            InvalidStateError: the checkpoint is not for this strategy, or has no optimizers.
+            BaseException: what a save in flight failed of, or what a rank cannot load.
+        """
+        ranks = self._ranks()
+        ranks.meet("load_checkpoint", self._ended())
+        path, kind = ranks.first(lambda: self._together.kind_of(os.fspath(checkpoint_path)))
+        if kind == "theirs":
+            loaded: dict[str, Any] = super().load_checkpoint(path, weights_only=weights_only)
+            return loaded
+        if kind == "by default":  # a stock strategy's, under use_by_default()
+            from ringstow.dcp import use_by_default
+
+            with use_by_default():
+                loaded = super().load_checkpoint(path, weights_only=weights_only)
+            return loaded
+        module = self.lightning_module
+        return ranks.load(
+            path,
+            self.model,
+            self.optimizers if module.trainer.state.fn == "fit" else [],
+            strict=module.strict_loading,
+            allow_pickle=self._allow_pickle and not weights_only,
+        )
+
+    def remove_checkpoint(self, filepath: str | os.PathLike[str]) -> None:
+        """Remove a checkpoint whole, on rank 0: once the save in flight has committed, else now."""
+        if self.is_global_zero:
+            self._flight.remove(absolute(filepath))
+
+    def teardown(self) -> None:
+        """Wait as `wait` does, at the end of each run."""
+        try:
+            self.wait()
+        finally:
+            super().teardown()
+
+    def wait(self) -> None:
+        """Wait until the save in flight has committed, and its removals are done.
+
+        Raises:
+            BaseException: what the save failed of, on all ranks; or what a removal failed of, on
+                rank 0. A failure is raised once.
+        """
+        failure = self._ended()
+        if failure is not None:
+            raise failure
+
+    def _ended(self) -> BaseException | None:
+        failure = self._flight.end()
+        causes = getattr(failure, "failures", {}).values()
+        if failure is not None and any(isinstance(error, TornSaveError) for error, _ in causes):
+            failure.add_note(f'In Lightning: {type(self).__name__}(staging="wait")')
+        return failure
+
+    def _ranks(self) -> Ranks:
+        """Return what the ranks save by: a group of its own, which all of them make together."""
+        if self._made is None:
+            self._made = self._together.Ranks(self._config, self._staging, self._allow_pickle)
+        return self._made
+
+    def _plan(self, filepath: str | os.PathLike[str], meta: dict[str, Any]) -> _Save:
+        """Decide, on rank 0, how to save, and refuse values of Lightning's that cannot be saved."""
+        path = absolute(filepath)
+        try:
+            self._together.check(META, (meta,), allow_pickle=self._allow_pickle)
+        except InvalidStateError as error:
+            if not self._allow_pickle and "allow_pickle" in str(error):
+                error.add_note(f"In Lightning: {type(self).__name__}(allow_pickle=True)")
+            raise
+        is_running = self.lightning_module.trainer.state.status == _RUNNING
+        is_awaited = (
+            not self._background
+            or not is_running  # nothing of Lightning's would wait for it
+            or _guard.is_stepping(sys._getframe())  # this step would change what is saved
+            or _paths.needs_commit(path)
+        )
+        is_striped = bool((self._config or Config()).stripe)
+        beside = _paths.place_for(path, striped=is_striped) if is_awaited else None
+        return _Save(path, beside, is_awaited)
+
+    def _remove(self, path: str) -> None:
+        _paths.remove(path, lambda: remove(path, config=self._config))
+
+
+def _parted(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return Lightning's own values, and the model's and the optimizers' state."""
+    meta = {key: one for key, one in checkpoint.items() if key not in (MODEL, "optimizer_states")}
+    state = {MODEL: checkpoint[MODEL]}
+    for number, one in enumerate(checkpoint.get("optimizer_states", [])):
+        state[optimizer_key(number)] = one
+    return meta, state
+
+
+def _has_large(meta: dict[str, Any]) -> bool:
+    """Return whether callbacks keep tensors that they may change before the next step."""
+    return any(tensor.nbytes > SMALL for tensor in _placement.tensors_of(meta))

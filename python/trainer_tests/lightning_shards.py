@@ -1,0 +1,195 @@
+"""Sharded runs of Lightning: two ranks on the CPU, with gloo, each forked from a server.
+
+ModelParallelStrategy (FSDP2) runs there as it is. FSDP (FSDP1) does not: torch wants to be told that
+the device is the CPU, and Lightning passes only a device's number. `OnCpu` tells it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+
+import lightning_processes as processes
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
+from lightning_runs import Model, lightning, trainer
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+import ringstow
+from ringstow.integrations.lightning import RingstowFSDPStrategy, RingstowModelParallelStrategy
+from ringstow.tensors._memory import LazyTensor
+
+EVERY = 2  # steps between two saves
+STEPS = 10
+
+
+class Sharded(Model):
+    """A model whose every value depends on its step alone, also on other numbers of ranks."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        width = self.hparams.width
+        self.net = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Linear(width, 1))
+
+    def configure_model(self):
+        if isinstance(self.trainer.strategy, ModelParallelStrategy):
+            mesh = self.device_mesh["data_parallel"]
+            for part in (*self.net, self.net):
+                fully_shard(part, mesh=mesh)
+
+    def training_step(self, batch, index):
+        seed = self.global_step
+        chance = torch.Generator().manual_seed(seed)
+        return self.net(torch.randn(8, self.hparams.width, generator=chance)).square().mean()
+
+    def train_dataloader(self):
+        ranks = self.trainer.world_size
+        return torch.utils.data.DataLoader(torch.arange(6 * ranks))
+
+    def val_dataloader(self):
+        return torch.utils.data.DataLoader(torch.arange(self.trainer.world_size))
+
+
+class OnCpu:
+    def _setup_model(self, model):
+        device = torch.device("cpu")
+        return super()._setup_model(FullyShardedDataParallel(model, device_id=device, **self.kwargs))
+
+
+class RingstowFSDPOnCpu(OnCpu, RingstowFSDPStrategy):
+    pass
+
+
+class FSDPOnCpu(OnCpu, FSDPStrategy):
+    pass
+
+
+def strategy(kind, ranks, **options):
+    """Return a strategy: ``mp`` or ``fsdp``, and ``stock-`` before it for Lightning's own."""
+    if kind == "mp":
+        sizes = {"data_parallel_size": ranks, "tensor_parallel_size": 1}
+        return RingstowModelParallelStrategy(**sizes, **options)
+    if kind == "stock-mp":
+        return ModelParallelStrategy(data_parallel_size=ranks, tensor_parallel_size=1, **options)
+    if kind == "fsdp":
+        return RingstowFSDPOnCpu(**options)
+    return FSDPOnCpu(**{"state_dict_type": "sharded", **options})
+
+
+def run(kind, ranks, root, *callbacks, options=None, steps=STEPS, io=None, **checkpoints):
+    """Return a Trainer of sharded runs that saves into a directory."""
+    kept = ModelCheckpoint(dirpath=root, every_n_train_steps=EVERY, **checkpoints)
+    return trainer(
+        root,
+        kept,
+        *callbacks,
+        io=io,
+        epochs=-1,
+        max_steps=steps,
+        devices=ranks,
+        strategy=strategy(kind, ranks, **(options or {})),
+        num_sanity_val_steps=0,
+        limit_val_batches=0,
+    )
+
+
+def model(**options):
+    lightning.seed_everything(1, verbose=False)
+    return Sharded(**options)
+
+
+def whole(one):
+    """Return all that a run has learned, in whole tensors."""
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        get_model_state_dict,
+        get_optimizer_state_dict,
+    )
+
+    options = StateDictOptions(full_state_dict=True)
+    return {
+        "model": get_model_state_dict(one.strategy.model, options=options),
+        "optimizer": get_optimizer_state_dict(
+            one.strategy.model, one.strategy.optimizers, options=options
+        ),
+        "schedule": one.lr_scheduler_configs[0].scheduler.state_dict(),
+        "step": one.global_step,
+    }
+
+
+def _as_rank(rank, ranks, port, function, *args):
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        LOCAL_RANK=str(rank),
+        NODE_RANK="0",
+        WORLD_SIZE=str(ranks),
+    )
+    torch.set_num_threads(1)
+    function(rank, ranks, *args)
+
+
+def start(ranks, function, *args):
+    """Start a function of a test's module on each rank; return the processes."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port = one.getsockname()[1]
+    return [
+        processes.process(_as_rank, rank, ranks, port, function, *args) for rank in range(ranks)
+    ]
+
+
+def exit_codes(ranks, function, *args):
+    """Run a function on each rank; return how they ended."""
+    return ended(start(ranks, function, *args))
+
+
+def ended(ranks):
+    """Return how ranks have ended, once they have."""
+    for one in ranks:
+        one.join(120)
+        if one.exitcode is None:
+            one.kill()
+            one.join()
+    return [one.exitcode for one in ranks]
+
+
+def fit(rank, ranks, kind, root, results, path=None, options=None, checkpoints=None, steps=STEPS):
+    """Train, from a checkpoint if one is named; save what was learned."""
+    begun = []
+
+    class Begin(lightning.Callback):
+        def on_train_start(self, one, module):
+            begun.append(one.global_step)
+
+    one = run(kind, ranks, root, Begin(), options=options, steps=steps, **(checkpoints or {}))
+    if path == "latest":
+        path = ringstow.latest(root)
+    one.fit(model(), ckpt_path=path)
+    learned = whole(one)
+    if rank == 0:
+        learned["begun"] = begun[0] if begun else one.global_step
+        torch.save(learned, results)
+
+
+__all__ = [
+    "EVERY",
+    "STEPS",
+    "LazyTensor",
+    "Sharded",
+    "ended",
+    "exit_codes",
+    "fit",
+    "model",
+    "run",
+    "signal",
+    "start",
+    "strategy",
+    "sys",
+    "threading",
+    "whole",
+]
