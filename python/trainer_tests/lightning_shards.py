@@ -1,7 +1,7 @@
 """Sharded runs of Lightning: two ranks on the CPU, with gloo, each forked from a server.
 
-ModelParallelStrategy (FSDP2) runs there as it is. FSDP (FSDP1) does not: torch wants to be told that
-the device is the CPU, and Lightning passes only a device's number. `OnCpu` tells it.
+ModelParallelStrategy (FSDP2) runs there as it is. FSDP (FSDP1) does not: torch has to be told that
+the device is the CPU, and Lightning passes a device's number only. `OnCpu` tells torch.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class Sharded(Model):
 class OnCpu:
     def _setup_model(self, model):
         device = torch.device("cpu")
-        return super()._setup_model(FullyShardedDataParallel(model, device_id=device, **self.kwargs))
+        return super()._setup_model(
+            FullyShardedDataParallel(model, device_id=device, **self.kwargs)
+        )
 
 
 class RingstowFSDPOnCpu(OnCpu, RingstowFSDPStrategy):

@@ -80,8 +80,8 @@ class Ranks:
                 "validated and tested, and not be trained further"
             )
         names = gathered(list(_private.flattened(state)[0]), self._group)
-        # Flattening drops the keys of which a rank holds no element (FSDP1), and torch's planner then
-        # takes the checkpoint for one of an older torch.
+        # Flattening drops the keys of which a rank holds no element (FSDP1), and torch's planner
+        # then takes the checkpoint for one of an older torch.
         planner = LoadPlanner(strict=strict, flatten_sharded_tensors=False)
         planner.elsewhere = set().union(*names) | (set() if optimizers else theirs)
         load(
