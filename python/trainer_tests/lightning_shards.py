@@ -36,7 +36,7 @@ class Sharded(Model):
         self.net = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Linear(width, 1))
 
     def configure_model(self):
-        if isinstance(self.trainer.strategy, ModelParallelStrategy):
+        if self.device_mesh is not None:  # else it is for FSDP, or for one process
             mesh = self.device_mesh["data_parallel"]
             for part in (*self.net, self.net):
                 fully_shard(part, mesh=mesh)

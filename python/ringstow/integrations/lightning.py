@@ -12,10 +12,16 @@ from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 
 from ringstow.integrations._lightning._io import Saves
+from ringstow.integrations._lightning._models import load_from_checkpoint
 from ringstow.integrations._lightning._parallel import Live
 from ringstow.integrations._lightning._sharded import Sharded
 
-__all__ = ["RingstowCheckpointIO", "RingstowFSDPStrategy", "RingstowModelParallelStrategy"]
+__all__ = [
+    "RingstowCheckpointIO",
+    "RingstowFSDPStrategy",
+    "RingstowModelParallelStrategy",
+    "load_from_checkpoint",
+]
 
 
 class RingstowCheckpointIO(Saves, CheckpointIO):
@@ -31,6 +37,10 @@ class RingstowCheckpointIO(Saves, CheckpointIO):
     """
 
     _stock = TorchCheckpointIO
+    _of_files = (
+        FSDPStrategy.save_checkpoint.__code__,
+        ModelParallelStrategy.save_checkpoint.__code__,
+    )
 
 
 class RingstowFSDPStrategy(Sharded, FSDPStrategy):

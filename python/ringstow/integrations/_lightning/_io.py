@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from types import CodeType, FrameType
 from typing import Any, ClassVar
 
 from ringstow._arguments import absolute
@@ -12,7 +14,7 @@ from ringstow._errors import InvalidStateError, TornSaveError
 from ringstow._guard import SMALL, Staging, check_staging
 from ringstow._load import load
 from ringstow._save import save, save_async
-from ringstow.integrations._lightning import _paths, _placement
+from ringstow.integrations._lightning import _parts, _paths, _placement
 from ringstow.integrations._lightning._flight import Flight
 
 # The parts of a checkpoint whose tensors only an optimizer's step changes.
@@ -35,6 +37,9 @@ class Saves:
 
     _stock: ClassVar[type[Any]]
     """Makes the framework's own plugin, which loads the files of torch.save."""
+
+    _of_files: ClassVar[tuple[CodeType, ...]] = ()
+    """``save_checkpoint`` of strategies that save by a plugin, and load nothing but files."""
 
     def __init__(
         self,
@@ -71,9 +76,11 @@ class Saves:
 
         Raises:
             TypeError: ``storage_options`` are given: ringstow writes to directories only.
-            InvalidStateError: values that ringstow cannot save; names each with its key.
+            InvalidStateError: values that ringstow cannot save; names each with its key. Or the
+                strategy could not load what this plugin saves.
             Exception: what the save before this one failed of.
         """
+        self._refuse_file_strategies()
         if storage_options is not None:
             raise TypeError(
                 f"{type(self).__name__} has no use for storage_options={storage_options!r}: "
@@ -120,6 +127,7 @@ class Saves:
             FileNotFoundError: nothing is there.
             UnsupportedError: the checkpoint has pickled values, and they may not be unpickled.
             IncompleteCheckpointError: the directory holds no committed checkpoint.
+            InvalidStateError: a strategy saved it, in shards.
             Exception: what the save in flight failed of.
         """
         self.wait()
@@ -131,6 +139,11 @@ class Saves:
         device, move = _placement.resolve(map_location)
         unpickles = self._allow_pickle and not weights_only
         state = load(path, config=self._config, allow_pickle=unpickles, device=device)
+        if _parts.is_sharded(state):
+            raise InvalidStateError(
+                f"{path} is sharded: resume with the strategy that saved it. For the model alone, "
+                "ringstow.integrations.lightning.load_from_checkpoint(Model, path)"
+            )
         if move is not None:
             _placement.apply(state, move)
         return state
@@ -161,6 +174,19 @@ class Saves:
             if isinstance(failure, TornSaveError):
                 failure.add_note(f'In Lightning: {type(self).__name__}(staging="wait")')
             raise failure
+
+    def _refuse_file_strategies(self) -> None:
+        """Refuse to save for a strategy that would not load it; Lightning names it to nobody."""
+        caller: FrameType | None = sys._getframe(1)
+        while caller is not None:
+            if caller.f_code in self._of_files:
+                name = caller.f_code.co_qualname.partition(".")[0]
+                raise InvalidStateError(
+                    f"{name} loads an unsharded checkpoint from a file only, and "
+                    f"{type(self).__name__} saves directories: use Ringstow{name}(), which saves "
+                    f"shards, or leave the plugin out"
+                )
+            caller = caller.f_back
 
     def _remove(self, path: str) -> None:
         _paths.remove(path, lambda: remove(path, config=self._config))

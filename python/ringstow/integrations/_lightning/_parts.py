@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 MODEL = "state_dict"
 META = "lightning"
 """Lightning's own values, in a tuple of one."""
@@ -16,3 +18,8 @@ def optimizer_key(number: int) -> str:
 def is_optimizers(name: str) -> bool:
     """Return whether a flat name belongs to an optimizer's state."""
     return name.startswith(_OPTIMIZER)
+
+
+def is_sharded(state: dict[str, Any]) -> bool:
+    """Return whether a loaded state is a sharded strategy's, and not the plugin's."""
+    return META in state and MODEL in state and "pytorch-lightning_version" not in state

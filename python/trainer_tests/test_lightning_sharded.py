@@ -1,0 +1,312 @@
+"""Sharded checkpoints: what Lightning's arguments do, loads, failures, removals."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import resource
+import shutil
+import sys
+
+import lightning_shards as shards
+import pytest
+import torch
+from lightning_runs import Model, RingstowCheckpointIO, lightning, trainer
+from lightning_shards import EVERY, STEPS
+from support import assert_same
+from torch.distributed.checkpoint.api import CheckpointException
+
+import ringstow
+from ringstow.integrations.lightning import (
+    RingstowFSDPStrategy,
+    RingstowModelParallelStrategy,
+    load_from_checkpoint,
+)
+
+pytestmark = pytest.mark.timeout(300)
+
+ALL = {"save_top_k": -1}
+FIRST = f"epoch=0-step={EVERY}.ckpt"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Return a folder with a run of each kind, and what each has learned."""
+    at = tmp_path_factory.mktemp("runs")
+    learned = {}
+    for kind in ("mp", "stock-mp", "fsdp", "stock-fsdp"):
+        results = at / f"{kind}.pt"
+        codes = shards.exit_codes(2, shards.fit, kind, at / kind, results, None, None, ALL)
+        assert codes == [0, 0]
+        learned[kind] = torch.load(results)
+        del learned[kind]["begun"]
+    return at, learned
+
+
+@pytest.mark.parametrize("kind", ["mp", "fsdp"])
+def test_a_run_keeps_the_same_checkpoints_and_learns_the_same_as_with_lightnings_strategy(
+    kind, runs
+):
+    at, learned = runs
+    assert_same(learned[kind], learned[f"stock-{kind}"])
+    assert sorted(os.listdir(at / kind)) == sorted(os.listdir(at / f"stock-{kind}"))
+    for name in os.listdir(at / kind):
+        assert ringstow.verify(at / kind / name).ok
+        meta = torch.load(at / f"stock-{kind}" / name / "meta.pt", weights_only=True)
+        (own,) = ringstow.load(at / kind / name)["lightning"]
+        for values in (meta, own):
+            values["callbacks"] = str(values["callbacks"]).replace("stock-", "")
+        assert_same(own, meta)
+
+
+@pytest.mark.parametrize(
+    ("kind", "saved", "ranks"),
+    [
+        ("mp", "stock-mp", 2),
+        ("fsdp", "stock-fsdp", 2),
+        ("mp", "mp", 1),
+        ("fsdp", "fsdp", 1),
+        ("mp", "fsdp", 2),
+    ],
+)
+def test_a_run_resumes_from_any_sharded_checkpoint(kind, saved, ranks, runs, tmp_path):
+    at, learned = runs
+    path, results = str(at / saved / FIRST), tmp_path / "results.pt"
+    assert shards.exit_codes(ranks, shards.fit, kind, tmp_path, results, path) == [0] * ranks
+    resumed = torch.load(results)
+    assert resumed.pop("begun") == EVERY
+    expected = learned[kind]
+    if ranks == 2 and kind == saved.removeprefix("stock-"):
+        assert_same(resumed, expected)
+    else:  # the sums of gradients are in another order
+        for name, tensor in expected["model"].items():
+            assert torch.allclose(resumed["model"][name], tensor, rtol=1e-4, atol=1e-6)
+        assert resumed["step"] == STEPS
+
+
+@pytest.mark.parametrize("kind", ["mp", "fsdp"])
+def test_checkpoints_of_stock_strategies_under_use_by_default_load(kind, tmp_path):
+    root = tmp_path / "run"
+    assert shards.exit_codes(2, by_default, f"stock-{kind}", root) == [0, 0]
+    (path,) = root.iterdir()
+    assert (path / "manifest.json").exists()
+    results = tmp_path / "results.pt"
+    assert shards.exit_codes(2, shards.fit, kind, root, results, str(path)) == [0, 0]
+    assert torch.load(results)["begun"] == EVERY
+    assert not path.exists() or (path / "meta.pt").exists()
+
+
+def by_default(rank, ranks, kind, root):
+    import ringstow.dcp
+
+    with ringstow.dcp.use_by_default():
+        shards.run(kind, ranks, root, steps=EVERY).fit(shards.model())
+
+
+def failing(rank, ranks, root, at_step, victim):
+    """Train; on one rank no file may grow beyond a few pages from a step on."""
+
+    class Full(lightning.Callback):
+        def on_train_batch_start(self, run, module, batch, index):
+            if run.global_step == at_step and rank == victim:
+                run.strategy.wait()
+                resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, resource.RLIM_INFINITY))
+
+    with pytest.raises(CheckpointException) as caught:
+        shards.run("mp", ranks, root, Full(), steps=STEPS).fit(shards.model())
+    assert [*caught.value.failures] == [victim]
+    sys.exit(3)
+
+
+@pytest.mark.parametrize("at_step", [5, STEPS - 1])
+def test_a_failed_save_ends_the_run_on_every_rank_and_keeps_the_older_checkpoint(at_step, tmp_path):
+    root = tmp_path / "run"
+    assert shards.exit_codes(2, failing, root, at_step, 1) == [3, 3]
+    kept = ringstow.latest(root)
+    assert ringstow.verify(kept).ok
+    assert ringstow.load(kept)["lightning"][0]["global_step"] == at_step // EVERY * EVERY
+
+
+@pytest.mark.parametrize("save_last", [True, "link"])
+def test_last_is_a_checkpoint_that_fit_resumes_from(save_last, tmp_path):
+    root, results, checkpoints = tmp_path / "run", tmp_path / "results.pt", {"save_last": save_last}
+    args = ("mp", root, results)
+    assert shards.exit_codes(2, shards.fit, *args, None, None, checkpoints, 4) == [0, 0]
+    assert (root / "last.ckpt").is_symlink() == (save_last == "link")
+    assert ringstow.load(root / "last.ckpt")["lightning"][0]["global_step"] == 4
+    assert shards.exit_codes(2, shards.fit, *args, "last", None, checkpoints, 6) == [0, 0]
+    assert torch.load(results)["begun"] == 4
+    assert len(os.listdir(root)) == 2
+
+
+def weights_only(rank, ranks, root):
+    one = shards.run("mp", ranks, root, save_weights_only=True, steps=EVERY)
+    one.fit(shards.model())
+    path = ringstow.latest(root)
+    other = trainer(root, strategy=shards.strategy("mp", ranks), devices=ranks)
+    other.test(Tested(), ckpt_path=path, verbose=False)
+    with pytest.raises(ringstow.InvalidStateError, match="save_weights_only=True"):
+        shards.run("mp", ranks, root, steps=4).fit(shards.model(), ckpt_path=path)
+
+
+class Tested(shards.Sharded):
+    def test_step(self, batch, index):
+        (weight,) = self.trainer.strategy.model.net[1].weight.full_tensor()
+        saved = ringstow.load(self.trainer.ckpt_path)["state_dict"]["net.1.weight"][0]
+        assert torch.equal(weight, saved)
+
+    def test_dataloader(self):
+        return torch.utils.data.DataLoader(torch.arange(2))
+
+
+def test_a_checkpoint_of_weights_is_tested_and_not_trained_further(tmp_path):
+    assert shards.exit_codes(2, weights_only, tmp_path / "run") == [0, 0]
+
+
+def odd_values(rank, ranks, root):
+    """Save what ringstow has no words for: refused on every rank, unless pickles are allowed."""
+
+    def on_save(checkpoint):
+        checkpoint["odd"] = contextlib.suppress
+
+    def odd():
+        one = shards.model()
+        one.on_save_checkpoint = on_save
+        return one
+
+    with pytest.raises(ringstow.InvalidStateError, match="odd") as caught:
+        shards.run("mp", ranks, root, steps=4).fit(odd())
+    assert rank or "RingstowModelParallelStrategy(allow_pickle=True)" in caught.value.__notes__[0]
+    allowed = {"allow_pickle": True}
+    shards.run("mp", ranks, root, options=allowed, steps=4).fit(odd())
+    path = ringstow.latest(root)
+    run = shards.run("mp", ranks, root, options=allowed, steps=4)
+    load = run.strategy.load_checkpoint
+    # Lightning (2.6.6) does not pass fit's weights_only to strategies that load after the setup.
+    run.strategy.load_checkpoint = lambda path, weights_only: load(path, weights_only=True)
+    with pytest.raises((CheckpointException, ringstow.UnsupportedError)):
+        run.fit(odd(), ckpt_path=path)
+    shards.run("mp", ranks, root, options=allowed, steps=6).fit(odd(), ckpt_path=path)
+
+
+def test_values_that_cannot_be_saved_are_refused_at_the_call_on_every_rank(tmp_path):
+    assert shards.exit_codes(2, odd_values, tmp_path / "run") == [0, 0]
+
+
+def averaging(rank, ranks, root):
+    """Change large tensors of a callback right after a save, and save once more after the run."""
+
+    class Average(lightning.Callback):
+        state_key = "average"
+        mean = torch.zeros(1 << 16)
+
+        def state_dict(self):
+            return {"mean": self.mean}
+
+        def on_train_batch_start(self, run, module, batch, index):
+            self.mean += 1
+
+    one = shards.run("mp", ranks, root, Average(), steps=6, **ALL)
+    one.fit(shards.model())
+    one.save_checkpoint(os.path.join(root, "final-6.ckpt"))
+    assert ringstow.verify(os.path.join(root, "final-6.ckpt")).ok  # committed at once
+    for step in (2, 4, 6):
+        path = os.path.join(root, f"epoch=0-step={step}.ckpt")
+        (meta,) = ringstow.load(path)["lightning"]
+        assert set(meta["callbacks"]["average"]["mean"].tolist()) == {step}
+
+
+def test_large_tensors_of_callbacks_are_saved_as_at_the_call(tmp_path):
+    assert shards.exit_codes(2, averaging, tmp_path / "run") == [0, 0]
+
+
+def from_a_step(rank, ranks, root):
+    """Save within training_step, which Lightning runs in the optimizer's step."""
+
+    class Saving(shards.Sharded):
+        def training_step(self, batch, index):
+            if self.global_step == 3:
+                self.trainer.save_checkpoint(os.path.join(root, "within-3.ckpt"))
+            return super().training_step(batch, index)
+
+    lightning.seed_everything(1, verbose=False)
+    shards.run("mp", ranks, root, steps=4).fit(Saving())
+    assert ringstow.load(os.path.join(root, "within-3.ckpt"))["lightning"][0]["global_step"] == 3
+
+
+def test_a_save_within_a_step_is_committed_when_it_returns(tmp_path):
+    assert shards.exit_codes(2, from_a_step, tmp_path / "run") == [0, 0]
+
+
+def test_arguments_that_cannot_be_honoured_are_refused():
+    with pytest.raises(ringstow.InvalidStateError, match="state_dict_type='full' is not for it"):
+        RingstowFSDPStrategy(state_dict_type="full")
+    with pytest.raises(ringstow.InvalidStateError, match="save_distributed_checkpoint=False"):
+        RingstowModelParallelStrategy(save_distributed_checkpoint=False)
+    with pytest.raises(ringstow.InvalidStateError, match='use "guard"'):
+        RingstowFSDPStrategy(staging="unguarded")
+    with pytest.raises(ringstow.InvalidStateError, match="leave the plugin out"):
+        RingstowFSDPStrategy().checkpoint_io = RingstowCheckpointIO()
+    with pytest.raises(TypeError, match="leave them out"):
+        RingstowFSDPStrategy().save_checkpoint({}, "a.ckpt", storage_options={"acl": "x"})
+
+
+def full(rank, ranks, root):
+    options = {"save_distributed_checkpoint": False}
+    run = shards.run("stock-mp", ranks, root, options=options, io=RingstowCheckpointIO())
+    with pytest.raises(ringstow.InvalidStateError, match=r"use RingstowModelParallelStrategy\(\)"):
+        run.fit(shards.model())
+    sys.exit(3)
+
+
+def test_the_plugin_refuses_strategies_that_load_files_only(tmp_path):
+    first, second = shards.exit_codes(2, full, tmp_path / "run")
+    assert first == 3  # the rank that saves
+    assert second != 0
+    assert not os.path.exists(tmp_path / "run" / FIRST)
+
+
+@pytest.mark.parametrize("package", ["lightning", "pytorch_lightning"])
+def test_both_packages_have_the_strategies_with_the_frameworks_calls(package):
+    strategies = {"lightning": "lightning.pytorch"}.get(package, package) + ".strategies"
+    theirs = pytest.importorskip(strategies)
+    ours = pytest.importorskip(f"ringstow.integrations.{package}")
+    for name in ("FSDPStrategy", "ModelParallelStrategy"):
+        base, one = getattr(theirs, name), getattr(ours, f"Ringstow{name}")
+        assert issubclass(one, base)
+        one()  # with defaults that are not refused
+        for call in ("save_checkpoint", "load_checkpoint", "remove_checkpoint", "teardown"):
+            wanted = inspect.signature(getattr(base, call)).parameters
+            found = inspect.signature(getattr(one, call)).parameters
+            assert [*found] == [*wanted]
+            assert [it.default for it in found.values()] == [it.default for it in wanted.values()]
+
+
+def test_a_model_is_made_of_a_sharded_checkpoint_or_one_of_the_plugins(runs, tmp_path):
+    at, _ = runs
+    path = ringstow.latest(at / "mp")
+    one = load_from_checkpoint(shards.Sharded, path, map_location="cpu")
+    assert one.hparams.rate == 0.01
+    assert_same(dict(one.state_dict()), ringstow.load(path)["state_dict"])
+    with pytest.raises(ringstow.InvalidStateError, match="load_from_checkpoint"):
+        RingstowCheckpointIO().load_checkpoint(path)
+    run = trainer(tmp_path, epochs=1)
+    run.fit(Model())
+    run.save_checkpoint(tmp_path / "a.ckpt")
+    RingstowCheckpointIO(background=False).save_checkpoint(
+        torch.load(tmp_path / "a.ckpt", weights_only=False), tmp_path / "b.ckpt"
+    )
+    for name in ("a.ckpt", "b.ckpt"):
+        other = load_from_checkpoint(Model, tmp_path / name)
+        assert_same(other.state_dict(), run.lightning_module.state_dict())
+
+
+def test_a_sharded_strategy_refuses_the_plugins_checkpoints_with_a_remedy(tmp_path):
+    from ringstow.integrations._lightning import _ranks
+
+    RingstowCheckpointIO(background=False).save_checkpoint({"state_dict": {}}, tmp_path / "a.ckpt")
+    with pytest.raises(ringstow.InvalidStateError, match="ringstow convert"):
+        _ranks.kind_of(str(tmp_path / "a.ckpt"))
+    shutil.rmtree(tmp_path / "a.ckpt")
+    assert _ranks.kind_of(str(tmp_path / "a.ckpt"))[1] == "theirs"
