@@ -7,10 +7,7 @@ the device is the CPU, and Lightning passes a device's number only. `OnCpu` tell
 from __future__ import annotations
 
 import os
-import signal
 import socket
-import sys
-import threading
 
 import lightning_processes as processes
 import torch
@@ -21,7 +18,6 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 import ringstow
 from ringstow.integrations.lightning import RingstowFSDPStrategy, RingstowModelParallelStrategy
-from ringstow.tensors._memory import LazyTensor
 
 EVERY = 2  # steps between two saves
 STEPS = 10
@@ -181,17 +177,14 @@ def fit(rank, ranks, kind, root, results, path=None, options=None, checkpoints=N
 __all__ = [
     "EVERY",
     "STEPS",
-    "LazyTensor",
+    "ModelCheckpoint",
     "Sharded",
     "ended",
     "exit_codes",
     "fit",
     "model",
     "run",
-    "signal",
     "start",
     "strategy",
-    "sys",
-    "threading",
     "whole",
 ]

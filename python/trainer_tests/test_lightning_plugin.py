@@ -157,6 +157,8 @@ def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"Model": Model}
     for line, code in snippets.snippets(page):
+        if "Strategy" in code:  # needs two ranks
+            continue
         exec(compile("\n" * (line - 1) + code, str(page), "exec"), names)
     assert names["trainer"].global_step == 6
     assert_same(names["model"].state_dict(), names["trainer"].lightning_module.state_dict())

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import pathlib
 import resource
 import shutil
 import sys
 
 import lightning_shards as shards
 import pytest
+import snippets
 import torch
 from lightning_runs import Model, RingstowCheckpointIO, lightning, trainer
 from lightning_shards import EVERY, STEPS
@@ -310,3 +312,17 @@ def test_a_sharded_strategy_refuses_the_plugins_checkpoints_with_a_remedy(tmp_pa
         _ranks.kind_of(str(tmp_path / "a.ckpt"))
     shutil.rmtree(tmp_path / "a.ckpt")
     assert _ranks.kind_of(str(tmp_path / "a.ckpt"))[1] == "theirs"
+
+
+def snippet(rank, ranks, folder, code):
+    os.chdir(folder)
+    names = {"Model": shards.Sharded, "ModelCheckpoint": shards.ModelCheckpoint}
+    exec(code, {**names, "ringstow": ringstow, "pl": lightning})
+
+
+def test_the_sharded_snippet_of_the_page_runs(tmp_path):
+    page = pathlib.Path(__file__).parents[2] / "docs" / "trainers" / "lightning.md"
+    (code,) = [code for _, code in snippets.snippets(page) if "Strategy" in code]
+    assert shards.exit_codes(2, snippet, tmp_path, code) == [0, 0]
+    (kept,) = os.listdir(tmp_path / "run" / "sharded")
+    assert ringstow.load(tmp_path / "run" / "sharded" / kept)["lightning"][0]["global_step"] == 6

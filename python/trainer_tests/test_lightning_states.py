@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import lightning.pytorch as lightning
 import pytest
@@ -22,6 +23,8 @@ from lightning_runs import (
 from support import assert_same
 
 import ringstow
+from ringstow import _guard
+from ringstow.tensors._memory import LazyTensor
 
 
 def test_an_hparam_that_cannot_be_saved_is_named_before_anything_is_written(tmp_path):
@@ -147,3 +150,36 @@ def test_a_change_before_the_next_step_fails_the_run_and_says_what_to_do(held, a
         io.teardown()
     assert caught.value.__notes__ == ['In Lightning: RingstowCheckpointIO(staging="wait")']
     assert os.listdir(at) == ["old-0.ckpt"]
+
+
+def test_a_training_step_that_writes_past_torchs_versions_waits_for_the_save(tmp_path, monkeypatch):
+    """Lightning runs it in the optimizer's step: the wait must come before it, not after it."""
+    may_go_on, at_call = threading.Event(), {}
+    wait = _guard.Hold.wait
+
+    def waiting(hold):
+        may_go_on.set()
+        wait(hold)
+
+    def load():
+        assert may_go_on.wait(60)
+        return torch.zeros(1 << 20)
+
+    class Written(Model):
+        def training_step(self, batch, index):
+            if self.global_step == 4:
+                self.net[0].weight.data.zero_()
+                may_go_on.set()
+            return super().training_step(batch, index)
+
+        def on_save_checkpoint(self, checkpoint):
+            if checkpoint["global_step"] == 4:
+                may_go_on.clear()
+                at_call.update({key: one.clone() for key, one in checkpoint["state_dict"].items()})
+                checkpoint["hold"] = LazyTensor("F32", (1 << 20,), 4 << 20, load)
+
+    monkeypatch.setattr(_guard.Hold, "wait", waiting)
+    kept = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=2, save_top_k=-1)
+    trainer(tmp_path, kept, io=RingstowCheckpointIO(config=ONE), epochs=1).fit(Written())
+    found = ringstow.load(tmp_path / "epoch=0-step=4.ckpt")["state_dict"]
+    assert_same(dict(found), at_call)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import contextlib
 import pickle
@@ -354,3 +355,17 @@ def test_forked_child_saves_with_its_parents_writer(when, tmp_path):
     for name in ["1", "2"] if when == "staged" else ["0", "1", "2"]:
         state = {"a": torch.ones(3_000_000)}
         assert_same(load(tmp_path / name, state), state)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_dicts_in_a_tuple_keep_their_types(streams, tmp_path):
+    """To DCP a tuple is one value."""
+    writer = StorageWriter()
+    inner = collections.defaultdict(list, a=[torch.arange(3)])
+    staged = (writer.stager() if streams else writer).stage({"t": (inner,)})
+    (copied,) = (staged.result() if streams else staged)["t"]
+    inner["a"][0].zero_()
+    assert type(copied) is collections.defaultdict
+    assert_same(copied["a"], [torch.arange(3)])
+    if streams:
+        staged.staged()
