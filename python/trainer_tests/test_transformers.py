@@ -14,8 +14,8 @@ from support import assert_same, flip
 from transformers_runs import EVERY, STEPS, checkpoints, fit, model, state, trainer
 
 import ringstow
+from ringstow.integrations import _named, _saves
 from ringstow.integrations import transformers as integration
-from ringstow.integrations._transformers import _saves
 
 
 @pytest.fixture(scope="module")
@@ -178,14 +178,14 @@ class Fails(integration.RingstowTrainer):
         super()._save_checkpoint(model, trial)
         if self.state.global_step == 2 * EVERY:
             saves = self._RingstowTrainerMixin__saves
-            wait = saves.wait
+            end = saves.end
 
             def failing():
-                wait()
-                saves.wait = wait
-                raise OSError(28, "No space left on device")
+                end()
+                saves.end = end
+                return OSError(28, "No space left on device")
 
-            saves.wait = failing
+            saves.end = failing
 
 
 @pytest.mark.parametrize("steps", [STEPS, 2 * EVERY])
@@ -197,7 +197,7 @@ def test_a_failed_save_ends_the_run(tmp_path, steps):
 def test_a_failed_save_leaves_no_checkpoint_and_the_next_run_goes_on(
     tmp_path, monkeypatch, unbroken
 ):
-    sync = _saves._sync
+    sync = _named._sync
 
     def fails(path):
         if path.endswith(f"checkpoint-{2 * EVERY}"):
@@ -205,7 +205,7 @@ def test_a_failed_save_leaves_no_checkpoint_and_the_next_run_goes_on(
         sync(path)
 
     with monkeypatch.context() as patched:
-        patched.setattr(_saves, "_sync", fails)
+        patched.setattr(_named, "_sync", fails)
         with pytest.raises(OSError, match="Input/output"):
             fit(tmp_path)
     assert checkpoints(tmp_path) == [f"checkpoint-{EVERY}"]
@@ -218,7 +218,7 @@ def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path, monkeypatch, can_sw
         raise OSError(errno.EINVAL, "Invalid argument")
 
     if not can_swap:
-        monkeypatch.setattr(_saves._native, "swap_names", refuse)
+        monkeypatch.setattr(_named._native, "swap_names", refuse)
     fit(tmp_path)
     path = tmp_path / f"checkpoint-{STEPS}"
     before = json.loads((path / "manifest.json").read_text())
@@ -230,12 +230,12 @@ def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path, monkeypatch, can_sw
 def test_a_replaced_checkpoint_gets_its_name_back(tmp_path, unbroken):
     fit(tmp_path)
     newest = tmp_path / f"checkpoint-{STEPS}"
-    newest.rename(tmp_path / f".ringstow-replaced-{newest.name}")
+    newest.rename(tmp_path / f".ringstow_replaced-{newest.name}")
     (tmp_path / f".ringstow-{newest.name}").mkdir()
     run = fit(tmp_path)
     assert run.state.global_step == STEPS
     assert newest.name in checkpoints(tmp_path)
-    assert not list(tmp_path.glob(".ringstow-*"))
+    assert not list(tmp_path.glob(".ringstow*"))
 
 
 def test_stripes_are_refused(tmp_path):
@@ -267,19 +267,18 @@ def test_options_that_meet_a_save_in_flight_are_refused(tmp_path, option):
 
 def test_ctrl_c_in_a_wait_does_not_lose_the_save():
     class Interrupted(Future):
-        def result(self, timeout=None):
+        def exception(self, timeout=None):
             if not self.done():
                 raise KeyboardInterrupt
-            return super().result(timeout)
+            return super().exception(timeout)
 
-    saves = _saves.Saves(config=None, staging="guard")
+    saves = _saves.Saves("test", "limit")
     saves._in_flight = Interrupted()
     with pytest.raises(KeyboardInterrupt):
-        saves.wait()
+        saves.end()
     saves._in_flight.set_exception(OSError("lost"))
-    with pytest.raises(OSError, match="lost"):
-        saves.wait()
-    saves.wait()  # told once
+    assert str(saves.end()) == "lost"
+    assert saves.end() is None  # once
 
 
 @pytest.mark.parametrize("name", integration._SEAM)

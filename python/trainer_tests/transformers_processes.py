@@ -11,17 +11,19 @@ import sys
 import torch
 from transformers_runs import fit, state
 
-from ringstow.integrations._transformers import _saves, _weights
+from ringstow.integrations import _named
+from ringstow.integrations import transformers as integration
+from ringstow.integrations._transformers import _weights
 
 # What is called at each moment of a save, in this order.
 CALLS = {
-    "preparing": (_saves, "prepare"),
-    "copying": (_saves, "save_async"),
+    "preparing": (_named, "prepare"),
+    "copying": (integration, "save_async"),
     "committed": (_weights, "write_index"),
-    "complete": (_saves, "_take_name"),
-    "named": (_saves, "_remove"),
+    "complete": (_named, "_take_name"),
+    "named": (_named, "remove"),
     "removing": (shutil, "rmtree"),
-    "failing": (_saves, "_sync"),
+    "failing": (_named, "_sync"),
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,7 +20,9 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, sort
 from ringstow._config import Config
 from ringstow._errors import Error, UnsupportedError
 from ringstow._guard import Staging
-from ringstow.integrations._transformers import _saves, _weights
+from ringstow._save import save_async
+from ringstow.integrations import _named, _saves
+from ringstow.integrations._transformers import _weights
 
 __all__ = ["RingstowTrainer", "RingstowTrainerMixin"]
 
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
     from transformers import Trainer as _Base
 else:
     _Base = object
+
+# The names of its checkpoints.
+_NAMES = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-.*")
 
 # The Trainer has no public seam for saves. These are its methods that the mixin replaces or calls.
 _SEAM = (
@@ -85,7 +91,7 @@ class RingstowTrainerMixin(_Base):
             Exception: what the last save failed of.
         """
         self.__refuse_unsupported()
-        self.__agree(self.__attempt(lambda: _saves.recover(self.args.output_dir)))
+        self.__agree(self.__attempt(lambda: _named.recover(self.args.output_dir, _NAMES)))
         try:
             result = super().train(*args, **options)
         except BaseException:
@@ -101,12 +107,12 @@ class RingstowTrainerMixin(_Base):
         if self.hp_search_backend is None and trial is None:
             self.store_flos()
         run = self._get_output_dir(trial=trial)
-        name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        final = os.path.join(run, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
         self.__note_best(run)
-        part = os.path.join(run, f".ringstow-{name}")
-        self.__agree(self.__attempt(lambda: _saves.prepare(run, name)))
+        part = _named.hidden(final)
+        self.__agree(self.__attempt(lambda: _named.prepare(final, _NAMES)))
         self.__agree(self.__attempt(lambda: self.__write_files(part), everywhere=True))
-        self.__agree(self.__attempt(lambda: self.__start(part)))
+        self.__agree(self.__attempt(lambda: self.__start(part, final)))
         if not self.ringstow_background:
             self.__agree(self.__ended())
 
@@ -139,18 +145,35 @@ class RingstowTrainerMixin(_Base):
         self.optimizer.load_state_dict(saved["optimizer"])
         self.lr_scheduler.load_state_dict(saved["scheduler"])
 
-    def __start(self, part: str) -> None:
+    def __start(self, part: str, final: str) -> None:
         """Start the save of all tensors."""
+        _saves.refuse_stripes(self.ringstow_config, ", and from_pretrained opens one directory")
         state = dict(self.__unwrapped(self.model).state_dict())
+        apart = []
         if not self.args.save_only_model:
+            apart = [_weights.TRAINER]
             state[_weights.TRAINER] = {
                 "optimizer": self.optimizer.state_dict(),
                 "scheduler": self.lr_scheduler.state_dict(),
             }
+        handle = save_async(
+            state,
+            part,
+            step=self.state.global_step,
+            apart=apart,
+            config=self.ringstow_config,
+            staging=self.ringstow_staging,
+        )
         if self.__saves is None:
-            self.__saves = _saves.Saves(config=self.ringstow_config, staging=self.ringstow_staging)
+            self.__saves = _saves.Saves("transformers", "save_total_limit")
         limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
-        self.__saves.start(state, part, self.state.global_step, _stale(limit, best))
+        self.__saves.start(
+            handle,
+            part,
+            final,
+            seal=lambda: _weights.write_index(part),
+            stale=lambda: _stale(final, limit, best),
+        )
 
     def __write_files(self, part: str) -> None:
         """Write all small files; each rank writes the state of its random numbers."""
@@ -237,8 +260,7 @@ class RingstowTrainerMixin(_Base):
 
     def __ended(self) -> BaseException | None:
         """Wait for the save in flight; return what it failed of."""
-        saves = self.__saves
-        return None if saves is None else self.__attempt(saves.wait, everywhere=True)
+        return None if self.__saves is None else self.__saves.end()
 
     def __agree(self, error: BaseException | None) -> None:
         """Wait for all ranks, and raise if one failed."""
@@ -256,15 +278,11 @@ class RingstowTrainer(RingstowTrainerMixin, transformers.Trainer):
     """Hugging Face's ``Trainer`` that saves by ringstow; see `RingstowTrainerMixin`."""
 
 
-def _stale(limit: int | None, best: str | None) -> Callable[[str], list[str]]:
-    """Return what lists the checkpoints to remove: those over the limit, by the Trainer's rules."""
-
-    def stale(newest: str) -> list[str]:
-        if limit is None or limit <= 0:
-            return []
-        found = sort_checkpoints(os.path.dirname(newest), use_mtime=True)
-        stay = {os.path.abspath(path) for path in (newest, best) if path is not None}
-        others = [path for path in found if os.path.abspath(path) not in stay]
-        return others[: max(0, len(found) - max(limit, len(stay)))]
-
-    return stale
+def _stale(newest: str, limit: int | None, best: str | None) -> list[str]:
+    """Return the checkpoints to remove: those over the limit, by the Trainer's rules."""
+    if limit is None or limit <= 0:
+        return []
+    found = sort_checkpoints(os.path.dirname(newest), use_mtime=True)
+    stay = {os.path.abspath(path) for path in (newest, best) if path is not None}
+    others = [path for path in found if os.path.abspath(path) not in stay]
+    return others[: max(0, len(found) - max(limit, len(stay)))]

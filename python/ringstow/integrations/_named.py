@@ -1,0 +1,140 @@
+"""Checkpoints that get their name once they are complete, by one rename.
+
+Transformers and Accelerate take whatever has a checkpoint's name for a complete checkpoint. So a
+save writes to a hidden directory beside it, and its last step is one rename. A removal begins with
+a rename to a hidden name. What a killed process leaves under hidden names is removed by the next
+save.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable
+
+from ringstow import _native
+
+_HIDDEN = ".ringstow-"
+# Where two names cannot be swapped, the older checkpoint has this one between two renames.
+_REPLACED = ".ringstow_replaced-"
+_NO_SWAP = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
+
+_log = logging.getLogger("ringstow")
+
+
+def hidden(final: str) -> str:
+    """Return the directory that a checkpoint is written to before it has its name."""
+    run, name = os.path.split(final)
+    return os.path.join(run, f"{_HIDDEN}{name}")
+
+
+def replaced(final: str) -> str:
+    """Return where a checkpoint is for a moment while another one takes its name."""
+    run, name = os.path.split(final)
+    return os.path.join(run, f"{_REPLACED}{name}")
+
+
+def prepare(final: str, names: re.Pattern[str]) -> str:
+    """Make the hidden directory for a checkpoint, and remove what killed processes left.
+
+    Args:
+        final: the checkpoint's path.
+        names: which names in its directory belong to this run.
+
+    Returns:
+        The hidden directory.
+
+    Raises:
+        OSError: the system refused.
+    """
+    run = os.path.dirname(final)
+    os.makedirs(run, exist_ok=True)
+    recover(run, names)
+    part = hidden(final)
+    os.mkdir(part)
+    return part
+
+
+def recover(run: str, names: re.Pattern[str]) -> None:
+    """Give a replaced checkpoint its name back if nothing took it; remove other hidden ones.
+
+    Args:
+        run: the directory of the checkpoints.
+        names: which names in it belong to this run.
+    """
+    if not os.path.isdir(run):
+        return
+    for entry in os.listdir(run):
+        path = os.path.join(run, entry)
+        prefix = next((one for one in (_HIDDEN, _REPLACED) if entry.startswith(one)), None)
+        if prefix is None or names.fullmatch(entry.removeprefix(prefix)) is None:
+            continue
+        final = os.path.join(run, entry.removeprefix(prefix))
+        if prefix == _REPLACED and not os.path.lexists(final):
+            os.rename(path, final)
+            _native.sync_dir(run)
+        else:
+            shutil.rmtree(path)
+
+
+def complete(part: str, final: str, may_replace: Callable[[str], None] | None = None) -> None:
+    """Make a hidden directory durable and give it its name; what had the name goes.
+
+    Args:
+        part: the hidden directory.
+        final: the checkpoint's path.
+        may_replace: raises if what has the name must stay.
+    """
+    _sync(part)
+    _take_name(part, final, may_replace)
+
+
+def _sync(path: str) -> None:
+    """Make all files and names below a directory durable."""
+    for folder, _, names in os.walk(path):
+        for name in names:
+            descriptor = os.open(os.path.join(folder, name), os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        _native.sync_dir(folder)
+
+
+def _take_name(part: str, final: str, may_replace: Callable[[str], None] | None) -> None:
+    run = os.path.dirname(final)
+    if not os.path.lexists(final):
+        os.rename(part, final)
+        _native.sync_dir(run)
+        return
+    if may_replace is not None:
+        may_replace(final)
+    old = part
+    try:
+        _native.swap_names(part, final)
+    except OSError as error:
+        if error.errno not in _NO_SWAP:
+            raise
+        old = replaced(final)
+        os.rename(final, old)
+        os.rename(part, final)
+    _native.sync_dir(run)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def remove(path: str, limit: str) -> None:
+    """Remove a checkpoint, so that a kill never leaves half of one under its name.
+
+    Args:
+        path: the checkpoint.
+        limit: the framework's name of the limit that it is over, for the log.
+    """
+    gone = hidden(path)
+    try:
+        os.rename(path, gone)
+        shutil.rmtree(gone)
+    except OSError as error:
+        _log.warning("%s is over %s and could not be removed: %s", path, limit, error)
