@@ -11,9 +11,10 @@ from ringstow._arguments import absolute
 from ringstow._catalog import remove
 from ringstow._config import Config
 from ringstow._errors import InvalidStateError, TornSaveError
-from ringstow._guard import SMALL, Staging, check_staging
+from ringstow._guard import Staging, check_staging
 from ringstow._load import load
 from ringstow._save import save, save_async
+from ringstow.integrations import _values
 from ringstow.integrations._lightning import _parts, _paths, _placement
 from ringstow.integrations._lightning._flight import Flight
 
@@ -103,8 +104,9 @@ class Saves:
                 staging = self._staging_of(checkpoint)
                 self._flight.handle = save_async(checkpoint, where, staging=staging, **options)
         except InvalidStateError as error:
-            if not self._allow_pickle and "allow_pickle" in str(error):
-                error.add_note(f"In Lightning: {type(self).__name__}(allow_pickle=True)")
+            _values.explain_pickles(
+                error, f"In Lightning: {type(self).__name__}", allow_pickle=self._allow_pickle
+            )
             raise
 
     def load_checkpoint(
@@ -198,11 +200,7 @@ class Saves:
         change them, or swap them with the model's, before the next optimizer step.
         """
         others = {key: one for key, one in checkpoint.items() if key not in _OF_STEPS}
-        if self._staging == "guard" and any(
-            tensor.nbytes > SMALL for tensor in _placement.tensors_of(others)
-        ):
-            return "wait"
-        return self._staging
+        return "wait" if self._staging == "guard" and _values.has_large(others) else self._staging
 
     def _is_striped(self) -> bool:
         return bool((Config() if self._config is None else self._config).stripe)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+
+from ringstow.integrations._values import tensors_of
 
 Move = Callable[[Any, str], Any]
 """Returns the storage to use in place of one that is at a location, or None to keep it."""
@@ -55,19 +55,3 @@ def apply(state: object, move: Move) -> None:
         placed = torch.empty(0, dtype=tensor.dtype, device=new.device)
         placed.set_(new, tensor.storage_offset(), tensor.size(), tensor.stride())
         tensor.data = placed
-
-
-def tensors_of(node: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors in dicts, lists, tuples, deques, dataclasses and namespaces."""
-    if isinstance(node, torch.Tensor):
-        yield node
-        return
-    inner: Any = ()
-    if isinstance(node, Mapping):
-        inner = node.values()
-    elif isinstance(node, list | tuple | deque):
-        inner = node
-    elif dataclasses.is_dataclass(node) or hasattr(node, "__dict__"):
-        inner = vars(node).values() if hasattr(node, "__dict__") else ()
-    for value in inner:
-        yield from tensors_of(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -22,13 +21,11 @@ from ringstow._arguments import absolute
 from ringstow._config import Config
 from ringstow._errors import InvalidStateError
 from ringstow._guard import Staging
-from ringstow.dcp import LoadPlanner, StorageReader, _latest, _objects, _private
+from ringstow.dcp import LoadPlanner, StorageReader, _latest, _private
 from ringstow.dcp import _ranks as _dcp_ranks
 from ringstow.dcp._handle import RanksHandle
 from ringstow.dcp._together import from_first, gathered
 from ringstow.integrations._lightning._parts import META, MODEL, is_optimizers, optimizer_key
-from ringstow.tree import _packed
-from ringstow.tree._remedies import Refusals
 
 _T = TypeVar("_T")
 
@@ -96,25 +93,6 @@ class Ranks:
             set_optimizer_state_dict(model, one, state[optimizer_key(number)])
         (meta,) = state[META]
         return dict(meta)
-
-
-def check(key: str, value: object, *, allow_pickle: bool) -> None:
-    """Refuse at the call what the save would refuse later.
-
-    Raises:
-        InvalidStateError: names each value, with what to save instead.
-    """
-    stream = io.BytesIO()
-    try:
-        torch.save(value, stream)
-    except Exception:  # what it is made of may be saved nevertheless, or is named below
-        pass
-    else:
-        if _objects.refusal(stream) is None or allow_pickle:
-            return
-    refusals = Refusals()
-    _packed.pack(key, value, refusals)
-    refusals.check()
 
 
 def kind_of(path: str) -> tuple[str, str]:

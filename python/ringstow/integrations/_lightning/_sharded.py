@@ -16,8 +16,9 @@ from ringstow._arguments import absolute
 from ringstow._catalog import remove
 from ringstow._config import Config
 from ringstow._errors import InvalidStateError, TornSaveError
-from ringstow._guard import SMALL, Staging, check_staging
-from ringstow.integrations._lightning import _paths, _placement
+from ringstow._guard import Staging, check_staging
+from ringstow.integrations import _values
+from ringstow.integrations._lightning import _paths
 from ringstow.integrations._lightning._flight import Flight
 from ringstow.integrations._lightning._parts import META, MODEL, optimizer_key
 
@@ -136,7 +137,7 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
                 ranks.first(lambda: _paths.put(plan.beside or "", plan.path))
             return
         self._flight.handle = handle = ranks.save_async(state, plan.path, number)
-        if _has_large(meta):
+        if _values.has_large(meta):
             handle.wait_staged()
 
     def load_checkpoint(
@@ -219,10 +220,11 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
         """Decide, on rank 0, how to save, and refuse values of Lightning's that cannot be saved."""
         path = absolute(filepath)
         try:
-            self._together.check(META, (meta,), allow_pickle=self._allow_pickle)
+            _values.check(META, (meta,), allow_pickle=self._allow_pickle)
         except InvalidStateError as error:
-            if not self._allow_pickle and "allow_pickle" in str(error):
-                error.add_note(f"In Lightning: {type(self).__name__}(allow_pickle=True)")
+            _values.explain_pickles(
+                error, f"In Lightning: {type(self).__name__}", allow_pickle=self._allow_pickle
+            )
             raise
         is_running = self.lightning_module.trainer.state.status == _RUNNING
         is_awaited = (
@@ -246,8 +248,3 @@ def _parted(checkpoint: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     for number, one in enumerate(checkpoint.get("optimizer_states", [])):
         state[optimizer_key(number)] = one
     return meta, state
-
-
-def _has_large(meta: dict[str, Any]) -> bool:
-    """Return whether callbacks keep tensors that they may change before the next step."""
-    return any(tensor.nbytes > SMALL for tensor in _placement.tensors_of(meta))

@@ -1,0 +1,1 @@
+"""What `ringstow.integrations.accelerate` is made of."""

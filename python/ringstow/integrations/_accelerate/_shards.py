@@ -1,0 +1,126 @@
+"""FSDP2: every rank saves and loads its shards, by torch.distributed.checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from ringstow.dcp import LoadPlanner, StorageReader, _latest, _private
+from ringstow.dcp._together import gathered
+from ringstow.integrations import _values
+from ringstow.integrations._accelerate._states import ACCELERATOR, key, put_scaler
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from ringstow._config import Config
+
+_FRESH = "fresh"
+"""Optimizers that have not made a step yet: their groups of parameters."""
+
+
+def check(meta: dict[str, Any], *, allow_pickle: bool) -> None:
+    """Refuse at the call what the save would refuse later.
+
+    Raises:
+        InvalidStateError: names each value, with what to save instead.
+    """
+    _values.check(ACCELERATOR, (meta,), allow_pickle=allow_pickle)
+
+
+def collect(accelerator: Any, meta: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the state that a rank saves. Rank 0 gives the values that are not sharded."""
+    state: dict[str, Any] = {
+        key("model", n): get_model_state_dict(one) for n, one in enumerate(accelerator._models)
+    }
+    fresh: dict[str, Any] = {}
+    for name, model, optimizer in _optimizers(accelerator):
+        if optimizer.state:
+            state[name] = get_optimizer_state_dict(model, optimizer)
+        else:  # torch would make a step to have a state
+            fresh[name] = optimizer.state_dict()["param_groups"]
+    if meta is not None:
+        # A tuple is one value to DCP, which takes dicts apart and makes all keys text.
+        state[ACCELERATOR] = ({**meta, _FRESH: fresh},)
+    return state
+
+
+def load_into(
+    accelerator: Any,
+    path: str,
+    group: dist.ProcessGroup,
+    *,
+    strict: bool,
+    config: Config | None,
+    allow_pickle: bool,
+) -> dict[str, Any]:
+    """Load models and optimizers from any number of ranks; return the rest.
+
+    Raises:
+        KeyMismatchError: the checkpoint has other names, or tensors of other shapes.
+        CheckpointException: torch's, if a rank cannot read.
+    """
+    _latest.agree_on(path, group)
+    meta = _load_meta(path, group, config, allow_pickle)
+    fresh = meta[_FRESH]
+    for name, _, optimizer in _optimizers(accelerator):
+        if name in fresh:
+            optimizer.load_state_dict({"state": {}, "param_groups": fresh[name]})
+    # Torch makes a step to have a state to fill, and the scaler must be ready for that.
+    put_scaler(accelerator, meta)
+    models = {key("model", n): one for n, one in enumerate(accelerator._models)}
+    state: dict[str, Any] = {name: get_model_state_dict(one) for name, one in models.items()}
+    optimizers = [one for one in _optimizers(accelerator) if one[0] not in fresh]
+    for name, model, optimizer in optimizers:
+        state[name] = get_optimizer_state_dict(model, optimizer)
+    names = set().union(*gathered(list(_private.flattened(state)[0]), group))
+    reader = StorageReader(path, config=config, allow_pickle=allow_pickle)
+    saved = reader.read_metadata().state_dict_metadata
+    planner = LoadPlanner(strict=strict)
+    planner.elsewhere = names | {one for one in saved if one.partition(".")[0] not in state}
+    load(
+        state,
+        checkpoint_id=path,
+        storage_reader=reader,
+        planner=planner,
+        process_group=group,
+    )
+    options = StateDictOptions(strict=strict)
+    for name, model in models.items():
+        set_model_state_dict(model, state[name], options=options)
+    for name, model, optimizer in optimizers:
+        set_optimizer_state_dict(model, optimizer, state[name], options=options)
+    return meta
+
+
+def _load_meta(
+    path: str, group: dist.ProcessGroup, config: Config | None, allow_pickle: bool
+) -> dict[str, Any]:
+    """Return the values that are not sharded, before anything changes."""
+    state: dict[str, Any] = {ACCELERATOR: None}
+    load(
+        state,
+        checkpoint_id=path,
+        storage_reader=StorageReader(path, config=config, allow_pickle=allow_pickle),
+        planner=LoadPlanner(strict=False),
+        process_group=group,
+    )
+    (meta,) = state[ACCELERATOR]
+    return dict(meta)
+
+
+def _optimizers(accelerator: Any) -> Iterator[tuple[str, torch.nn.Module, torch.optim.Optimizer]]:
+    """Yield the name, the model and torch's own optimizer of each; Accelerate pairs them so."""
+    pairs = zip(accelerator._models, accelerator._optimizers, strict=False)
+    for number, (model, optimizer) in enumerate(pairs):
+        yield key("optimizer", number), model, optimizer.optimizer

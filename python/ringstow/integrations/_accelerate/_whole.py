@@ -1,0 +1,82 @@
+"""One process, or ranks with a copy of the model each (DDP): rank 0 saves, every rank loads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ringstow._load import load
+from ringstow._save import save_async
+from ringstow.integrations._accelerate._states import ACCELERATOR, key
+
+if TYPE_CHECKING:
+    from ringstow._config import Config
+    from ringstow._guard import Staging
+    from ringstow._handle import SaveHandle
+
+
+def weights(accelerator: Any) -> list[dict[str, Any]]:
+    """Return the models' states, with the names that they have without wrappers."""
+    return [_bare(accelerator, model).state_dict() for model in accelerator._models]
+
+
+def start(
+    accelerator: Any,
+    models: list[dict[str, Any]],
+    meta: dict[str, Any],
+    part: str,
+    *,
+    step: int | None,
+    config: Config | None,
+    staging: Staging,
+    allow_pickle: bool,
+) -> SaveHandle:
+    """Start to save, on rank 0."""
+    state: dict[str, Any] = {key("model", n): dict(one) for n, one in enumerate(models)}
+    optimizers = {key("optimizer", n): one for n, one in enumerate(accelerator._optimizers)}
+    state |= {name: one.state_dict() for name, one in optimizers.items()}
+    state[ACCELERATOR] = meta
+    return save_async(
+        state,
+        part,
+        step=step,
+        apart=list(optimizers),
+        config=config,
+        allow_pickle=allow_pickle,
+        staging=staging,
+    )
+
+
+def load_into(
+    accelerator: Any,
+    models: list[Any],
+    path: str,
+    *,
+    strict: bool,
+    config: Config | None,
+    allow_pickle: bool,
+) -> dict[str, Any]:
+    """Load models and optimizers; return the rest.
+
+    Everything is read and checked before anything changes.
+
+    Raises:
+        KeyMismatchError: ``ringstow slim`` has dropped a part.
+        CorruptCheckpointError: the bytes on disk are not those that were written.
+        RuntimeError: torch's, if the model has other names or shapes.
+    """
+
+    def part(name: str) -> Any:
+        return load(path, prefix=name, config=config, allow_pickle=allow_pickle)[name]
+
+    meta: dict[str, Any] = part(ACCELERATOR)
+    states = [part(key("model", n)) for n in range(len(models))]
+    optimizers = [part(key("optimizer", n)) for n in range(len(accelerator._optimizers))]
+    for model, state in zip(models, states, strict=True):
+        _bare(accelerator, model).load_state_dict(state, strict=strict)
+    for optimizer, state in zip(accelerator._optimizers, optimizers, strict=True):
+        optimizer.load_state_dict(state)
+    return meta
+
+
+def _bare(accelerator: Any, model: Any) -> Any:
+    return accelerator.unwrap_model(model, keep_torch_compile=False)
