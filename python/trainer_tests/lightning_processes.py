@@ -1,20 +1,15 @@
-"""Runs of Lightning in processes of their own, which end at a moment that a test names.
-
-Processes are forked from a server that has imported everything, so that each starts at once.
-"""
+"""Runs of Lightning in processes of their own, which end at a moment that a test names."""
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import os
 import resource
-import signal
 import sys
 import threading
-from multiprocessing import forkserver
 
+import forked
 import torch
+from forked import die, exit_code, process
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_runs import BATCHES, RingstowCheckpointIO, fit, model, state, trainer
 from lightning_runs import lightning as pytorch_lightning
@@ -26,47 +21,7 @@ from ringstow.tensors._memory import LazyTensor
 EVERY = 2  # steps between two saves of one kind
 EPOCHS = 3
 
-context = multiprocessing.get_context("forkserver")
-
-
-def _start_server():
-    context.set_forkserver_preload([__name__])
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # else it imports nothing
-    try:
-        forkserver.ensure_running()
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
-
-
-def process(run, *args):
-    """Start a function of this module; return the process."""
-    _start_server()  # once
-    one = context.Process(target=_quiet, args=(run, *args))
-    one.start()
-    return one
-
-
-def exit_code(run, *args):
-    """Run a function of this module in a process; return how it ended."""
-    one = process(run, *args)
-    one.join(300)
-    if one.exitcode is None:
-        one.kill()
-    return one.exitcode
-
-
-def _quiet(run, *args):
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
-        run(*args)
-
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-    signal.pause()
+forked.preload(__name__)
 
 
 class Batches(pytorch_lightning.Callback):
@@ -167,3 +122,6 @@ def saving_after_the_run(root):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
     run.save_checkpoint(os.path.join(root, "final-2.ckpt"))
     sys.exit(0)
+
+
+__all__ = ["Batches", "die", "exit_code", "process"]

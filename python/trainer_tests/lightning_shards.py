@@ -6,11 +6,9 @@ the device is the CPU, and Lightning passes a device's number only. `OnCpu` tell
 
 from __future__ import annotations
 
-import os
-import socket
-
-import lightning_processes as processes
+import lightning_processes  # noqa: F401, the server imports it
 import torch
+from forked import ended, exit_codes, start
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning_runs import Model, lightning, trainer
@@ -117,43 +115,6 @@ def whole(one):
         "schedule": one.lr_scheduler_configs[0].scheduler.state_dict(),
         "step": one.global_step,
     }
-
-
-def _as_rank(rank, ranks, port, function, *args):
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        LOCAL_RANK=str(rank),
-        NODE_RANK="0",
-        WORLD_SIZE=str(ranks),
-    )
-    torch.set_num_threads(1)
-    function(rank, ranks, *args)
-
-
-def start(ranks, function, *args):
-    """Start a function of a test's module on each rank; return the processes."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
-    return [
-        processes.process(_as_rank, rank, ranks, port, function, *args) for rank in range(ranks)
-    ]
-
-
-def exit_codes(ranks, function, *args):
-    """Run a function on each rank; return how they ended."""
-    return ended(start(ranks, function, *args))
-
-
-def ended(ranks):
-    """Return how ranks have ended, once they have."""
-    for one in ranks:
-        one.join(120)
-        if one.exitcode is None:
-            one.kill()
-            one.join()
-    return [one.exitcode for one in ranks]
 
 
 def fit(rank, ranks, kind, root, results, path=None, options=None, checkpoints=None, steps=STEPS):
