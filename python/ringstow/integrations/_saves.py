@@ -61,7 +61,7 @@ class Saves:
             _jobs.unreported.remove(failure)
         return None if error is None else error.with_traceback(None)
 
-    def follow(self, handle: RanksHandle) -> None:
+    def follow(self, handle: Future[Any]) -> None:
         """Let `end` wait for a save that another rank completes."""
         self._in_flight = handle
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
@@ -28,7 +32,7 @@ def refuse_unsupported(accelerator: Any) -> None:
             "end_training()"
         )
     kind, is_fsdp2 = accelerator.distributed_type, accelerator.is_fsdp2
-    plugin = getattr(accelerator.state, "fsdp_plugin", None)
+    plugin: Any = getattr(accelerator.state, "fsdp_plugin", None)
     used = {
         "FSDP1": (
             kind == DistributedType.FSDP and not is_fsdp2,
@@ -63,6 +67,24 @@ def refuse_unsupported(accelerator: Any) -> None:
     found = [f"{name}: {remedy}" for name, (is_used, remedy) in used.items() if is_used]
     if found:
         raise UnsupportedError(f"RingstowAccelerator does not go with {'; nor with '.join(found)}")
+
+
+@contextlib.contextmanager
+def full_state_dict(accelerator: Any, path: str) -> Iterator[None]:
+    """Let the stock Accelerator load its own checkpoint if that is one whole file a model."""
+    is_full = os.path.exists(os.path.join(path, "pytorch_model_fsdp.bin"))
+    if not (accelerator.is_fsdp2 and is_full):
+        yield
+        return
+    plugin = accelerator.state.fsdp_plugin
+    full = copy.copy(plugin)
+    full.state_dict_config = full.optim_state_dict_config = None  # they depend on the type
+    full.set_state_dict_type("FULL_STATE_DICT")
+    accelerator.state.fsdp_plugin = full
+    try:
+        yield
+    finally:
+        accelerator.state.fsdp_plugin = plugin
 
 
 def _has_shards(accelerator: Any) -> bool:

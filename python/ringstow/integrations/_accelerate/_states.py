@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import random
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,10 +24,15 @@ def key(kind: str, number: int) -> str:
     return kind if number == 0 else f"{kind}_{number}"
 
 
-def counts(accelerator: Any, models: int) -> dict[str, int]:
-    """Return how many of each an Accelerator saves."""
+def counts(accelerator: Any, models: int | None) -> dict[str, int]:
+    """Return how many of each an Accelerator saves.
+
+    Args:
+        accelerator: the Accelerator.
+        models: how many models hooks have left; None means all.
+    """
     return {
-        "models": models,
+        "models": len(accelerator._models) if models is None else models,
         "optimizers": len(accelerator._optimizers),
         "schedulers": len(accelerator._schedulers),
         "dataloaders": len(accelerator._dataloaders),
@@ -59,7 +64,7 @@ def own(accelerator: Any) -> dict[str, Any]:
     }
 
 
-def check_counts(accelerator: Any, saved: dict[str, int], models: int, path: str) -> None:
+def check_counts(accelerator: Any, saved: dict[str, int], models: int | None, path: str) -> None:
     """Refuse a checkpoint that lacks something; log what it has too much of.
 
     Raises:
@@ -176,7 +181,4 @@ def _put_dataloader(one: Any, state: dict[str, Any], *, is_own: bool, path: str)
 
 def _seedable(one: Any) -> SeedableRandomSampler | None:
     sampler = get_sampler(one)
-    return cast(
-        "SeedableRandomSampler | None",
-        sampler if isinstance(sampler, SeedableRandomSampler) else None,
-    )
+    return sampler if isinstance(sampler, SeedableRandomSampler) else None

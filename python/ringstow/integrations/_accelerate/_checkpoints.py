@@ -1,0 +1,309 @@
+"""The checkpoints of one Accelerator: how its ranks save, find and load them."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ringstow._arguments import absolute
+from ringstow._errors import InvalidStateError, TornSaveError
+from ringstow.integrations import _named, _saves, _values
+from ringstow.integrations._accelerate import _places, _states, _whole
+from ringstow.integrations._accelerate._together import Together
+
+if TYPE_CHECKING:
+    from ringstow._config import Config
+    from ringstow._guard import Staging
+    from ringstow._handle import SaveHandle
+    from ringstow.dcp._handle import RanksHandle
+
+_log = logging.getLogger("ringstow")
+
+
+class Options(NamedTuple):
+    """How to save; the same on all ranks."""
+
+    config: Config | None
+    staging: Staging
+    allow_pickle: bool
+
+
+class Checkpoints:
+    """The checkpoints of one Accelerator. All ranks call each method together."""
+
+    def __init__(self, accelerator: Any, options: Options) -> None:
+        self._accelerator = accelerator
+        self._options = options
+        self._ranks = Together()
+        self._saves = _saves.Saves("accelerate", "total_limit")
+
+    # A save.
+
+    def save(self, output_dir: str | os.PathLike[str] | None) -> str:
+        """Start a save, and return the path that it gets."""
+        shown = self._ranks.first(lambda: self._prepare(output_dir))
+        final = absolute(shown)
+        part = _named.hidden(final)
+        try:
+            self._start(part, final)
+        except BaseException as error:  # also Ctrl-C
+            if self._ranks.is_first:
+                shutil.rmtree(part, ignore_errors=True)
+            if isinstance(error, InvalidStateError):
+                who = f"In Accelerate: {type(self._accelerator).__name__}"
+                _values.explain_pickles(error, who, allow_pickle=self._options.allow_pickle)
+            raise
+        return shown
+
+    def wait(self) -> None:
+        """Wait until the save in flight is complete.
+
+        Raises:
+            BaseException: what it failed of, on all ranks; once.
+        """
+        error = self._saves.end()
+        causes = [error, *(one for one, _ in getattr(error, "failures", {}).values())]
+        if error is not None and any(isinstance(one, TornSaveError) for one in causes):
+            error.add_note(f'In Accelerate: {type(self._accelerator).__name__}(staging="wait")')
+        self._ranks.agree(error)
+
+    def close(self) -> None:
+        """Give up what ends with the process group."""
+        self._ranks.close()
+
+    def _prepare(self, output_dir: str | os.PathLike[str] | None) -> str:
+        """Make the hidden directory, on rank 0; return the path that it gets."""
+        if self._is_named():
+            names = _places.NAMES
+            shown = os.path.join(self._root(), f"checkpoint_{self._accelerator.save_iteration}")
+            if os.path.lexists(shown):
+                raise ValueError(
+                    f"{shown} exists already: call load_state() before the first save, or set "
+                    "accelerator.project_configuration.iteration to a higher number"
+                )
+        elif output_dir is None:
+            raise InvalidStateError(
+                "save_state needs output_dir=, or an Accelerator with "
+                "ProjectConfiguration(automatic_checkpoint_naming=True)"
+            )
+        else:
+            shown = os.fspath(output_dir)
+            names = re.compile(re.escape(os.path.basename(absolute(shown))))
+            _places.check_replaced(absolute(shown))
+        os.mkdir(os.path.join(_named.prepare(absolute(shown), names), _places.HOOKS))
+        return shown
+
+    def _start(self, part: str, final: str) -> None:
+        """Run the hooks, and start the save."""
+        folder = os.path.join(part, _places.HOOKS)
+        weights, own = self._ranks.each(
+            lambda: (self._run_hooks(folder), _states.own(self._accelerator))
+        )
+        all_own = self._ranks.gathered(own)
+
+        def meta() -> dict[str, Any]:
+            """Return all that belongs to no model and no optimizer, on rank 0."""
+            ranks, is_sharded = len(all_own), self._is_sharded()
+            counts = _states.counts(self._accelerator, None if is_sharded else len(weights))
+            names = _places.hooks_files(part)
+            _places.Mark(ranks, is_sharded, counts, names).write(folder)
+            return {**_states.common(self._accelerator), "ranks": all_own}
+
+        if self._is_sharded():
+            handle: RanksHandle | SaveHandle | None = self._start_shards(part, meta)
+        else:
+            handle = self._start_whole(part, meta, weights)
+        if handle is not None:
+            self._follow(handle, part, final)
+
+    def _follow(self, handle: RanksHandle | SaveHandle, part: str, final: str) -> None:
+        """Let rank 0 complete the save, once it has committed."""
+        if not self._ranks.is_first:
+            self._saves.follow(handle)
+            return
+        limit = self._project().total_limit if self._is_named() else None
+        self._saves.start(
+            handle,
+            part,
+            final,
+            seal=lambda: _places.seal(part),
+            stale=lambda: _places.stale(final, limit),
+            may_replace=_places.check_replaced,
+        )
+
+    def _start_whole(
+        self, part: str, meta: Callable[[], dict[str, Any]], weights: list[dict[str, Any]]
+    ) -> SaveHandle | None:
+        """Start to save, on rank 0."""
+
+        def start() -> SaveHandle | None:
+            if not self._ranks.is_first:
+                return None
+            more, options = meta(), self._options
+            if options.staging == "guard" and _values.has_large(more):
+                options = options._replace(staging="wait")
+            step = self._step()
+            return _whole.start(
+                self._accelerator, weights, more, part, step=step, **options._asdict()
+            )
+
+        return self._ranks.each(start)
+
+    def _start_shards(self, part: str, meta: Callable[[], dict[str, Any]]) -> RanksHandle:
+        """Start to save, on all ranks."""
+        from ringstow.integrations._accelerate import _shards
+
+        def collect() -> dict[str, Any]:
+            if not self._ranks.is_first:
+                return _shards.collect(self._accelerator, None)
+            more = meta()
+            _shards.check(more, allow_pickle=self._options.allow_pickle)
+            return _shards.collect(self._accelerator, more)
+
+        state = self._ranks.each(collect)
+        writers = self._ranks.writers(*self._options)
+        handle = writers.save_async(state, part, self._step(), None)
+        if _values.has_large(state.get(_states.ACCELERATOR)):
+            handle.wait_staged()
+        return handle
+
+    def _run_hooks(self, folder: str) -> list[dict[str, Any]]:
+        """Call the save hooks; return the weights that they leave to the save."""
+        weights = [] if self._is_sharded() else _whole.weights(self._accelerator)
+        for hook in self._accelerator._save_model_state_pre_hook.values():
+            hook(self._accelerator._models, weights, folder)
+        return weights
+
+    # A load.
+
+    def newest(self) -> str | None:
+        """Return the newest complete checkpoint of automatic naming."""
+        return self._ranks.first(self._newest)
+
+    def find(self, input_dir: str | os.PathLike[str] | None) -> tuple[str, _places.Mark | None]:
+        """Return where a checkpoint is, and its mark if ringstow saved it; rank 0 looks."""
+        return self._ranks.first(lambda: self._find(input_dir))
+
+    def load(self, path: str, mark: _places.Mark, *, strict: bool) -> None:
+        """Load a checkpoint that ringstow saved."""
+        if mark.is_sharded != self._is_sharded():
+            kinds = {True: "FSDP2", False: "one process or DDP"}
+            raise InvalidStateError(
+                f"{path} was saved by {kinds[mark.is_sharded]}, and this is "
+                f"{kinds[self._is_sharded()]}, which keeps its optimizer in another way: use "
+                f"ringstow.load({path!r}, prefix='model') for the weights"
+            )
+        load = self._load_shards if mark.is_sharded else self._load_whole
+
+        def load_all() -> None:
+            meta = load(path, mark, strict)
+            _states.put_common(self._accelerator, meta)
+            _states.put_own(self._accelerator, meta["ranks"], path)
+
+        self._ranks.each(load_all)
+
+    def number_next(self) -> None:
+        """Give the next save of automatic naming a number above all that are there."""
+        if self._is_named():
+            number = self._ranks.first(lambda: _places.next_number(self._root()))
+            self._project().iteration = max(self._project().iteration, number)
+
+    def _newest(self) -> str | None:
+        if not self._is_named():
+            raise InvalidStateError(
+                "latest_checkpoint needs ProjectConfiguration(automatic_checkpoint_naming=True)"
+            )
+        objects = len(self._accelerator._custom_objects)
+        found, halves = _places.newest(self._root(), objects)
+        if halves:
+            _log.warning(
+                "passed over, since their saves were killed or more objects are registered now: %s",
+                ", ".join(halves),
+            )
+        return found
+
+    def _find(self, input_dir: str | os.PathLike[str] | None) -> tuple[str, _places.Mark | None]:
+        if input_dir is not None:
+            path = os.path.expanduser(os.fspath(input_dir))
+            found = _places.to_load(path)
+            if found is None:
+                raise ValueError(f"Tried to find {path} but folder does not exist")
+        elif not self._is_named():
+            raise ValueError("No input_dir provided and automatic checkpoint naming is disabled.")
+        else:
+            found = self._newest()
+            if found is None:
+                raise FileNotFoundError(
+                    errno.ENOENT, "No complete checkpoint is in the directory", self._root()
+                )
+        mark = _places.mark_of(found)
+        if mark is None and os.path.exists(os.path.join(found, "manifest.json")):
+            raise InvalidStateError(
+                f"{found} was not saved by RingstowAccelerator: load it by ringstow.load or "
+                "ringstow.dcp"
+            )
+        return found, mark
+
+    def _load_whole(self, path: str, mark: _places.Mark, strict: bool) -> dict[str, Any]:
+        accelerator, options = self._accelerator, self._options
+        models = list(accelerator._models)
+        self._run_load_hooks(models, path)
+        _states.check_counts(accelerator, mark.counts, len(models), path)
+        return _whole.load_into(
+            accelerator,
+            models,
+            path,
+            strict=strict,
+            config=options.config,
+            allow_pickle=options.allow_pickle,
+        )
+
+    def _load_shards(self, path: str, mark: _places.Mark, strict: bool) -> dict[str, Any]:
+        from ringstow.integrations._accelerate import _shards
+
+        accelerator, options = self._accelerator, self._options
+        _states.check_counts(accelerator, mark.counts, None, path)
+        meta = _shards.load_into(
+            accelerator,
+            path,
+            self._ranks.group,
+            strict=strict,
+            config=options.config,
+            allow_pickle=options.allow_pickle,
+        )
+        self._run_load_hooks([], path)
+        return meta
+
+    def _run_load_hooks(self, models: list[Any], path: str) -> None:
+        for hook in self._accelerator._load_model_state_pre_hook.values():
+            hook(models, path)
+
+    # The Accelerator's settings.
+
+    def _project(self) -> Any:
+        return self._accelerator.project_configuration
+
+    def _is_named(self) -> bool:
+        return bool(self._project().automatic_checkpoint_naming)
+
+    def _is_sharded(self) -> bool:
+        return bool(self._accelerator.is_fsdp2)
+
+    def _step(self) -> int | None:
+        """Return the number that the manifest notes."""
+        return self._accelerator.save_iteration if self._is_named() else None
+
+    def _root(self) -> str:
+        """Return the directory of automatic naming."""
+        folder = self._accelerator.project_dir
+        if folder is None:
+            raise InvalidStateError(
+                "automatic_checkpoint_naming needs a directory: give "
+                "ProjectConfiguration(project_dir=...)"
+            )
+        return os.path.join(os.path.expanduser(folder), "checkpoints")
