@@ -1,0 +1,476 @@
+"""One process with Accelerate saves by ringstow, and resumes as if nothing had happened."""
+
+import inspect
+import os
+import pathlib
+
+import accelerate
+import accelerate_runs as runs
+import pytest
+import torch
+from accelerate.utils import ProjectConfiguration
+from accelerate_runs import EVERY, STEPS, Training, accelerator, checkpoints, fit, fit_stock
+from support import assert_same, flip
+
+import ringstow
+from ringstow.integrations import _named, _saves
+from ringstow.integrations import accelerate as integration
+from ringstow.integrations.accelerate import RingstowAccelerator
+
+LAST = STEPS // EVERY - 1
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """Return the end of a run with the stock Accelerator."""
+    return fit_stock(tmp_path_factory.mktemp("stock")).end()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Return the directory of a run with ours; tests do not change it."""
+    root = tmp_path_factory.mktemp("ours")
+    fit(root)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    yield
+    runs.reset()
+
+
+def at(root, number=LAST):
+    return os.path.join(root, "checkpoints", f"checkpoint_{number}")
+
+
+def alone(root, **options):
+    """Return a training whose checkpoints have no automatic names."""
+    runs.reset()
+    return Training(RingstowAccelerator(cpu=True, project_dir=str(root), **options))
+
+
+def test_a_run_ends_as_one_of_the_stock_accelerator(finished, tmp_path, unbroken):
+    assert_same(fit(tmp_path).end(), unbroken)
+    assert checkpoints(finished) == [f"checkpoint_{n}" for n in range(LAST + 1)]
+    assert all(ringstow.verify(at(finished, n)).ok for n in range(LAST + 1))
+    assert ringstow.latest(os.path.join(finished, "checkpoints")) == at(finished)
+
+
+@pytest.mark.parametrize("number", range(LAST))
+def test_a_run_resumes_to_the_bit_from_each_checkpoint(finished, tmp_path, unbroken, number):
+    training = Training(accelerator(tmp_path))
+    training.accelerator.load_state(at(finished, number))
+    training.run()
+    assert_same(training.end(), unbroken)
+
+
+def test_a_run_resumes_from_what_the_stock_accelerator_left(tmp_path, unbroken):
+    fit_stock(tmp_path, steps=2 * EVERY)
+    assert_same(fit(tmp_path).end(), unbroken)
+    assert ringstow.verify(at(tmp_path, 2)).ok  # with the next number
+
+
+def test_what_killed_runs_left_is_passed_over(tmp_path, caplog):
+    fit_stock(tmp_path, steps=2 * EVERY)
+    os.truncate(os.path.join(at(tmp_path, 1), "custom_checkpoint_0.pkl"), 100)
+    os.makedirs(os.path.join(tmp_path, "checkpoints", ".ringstow-checkpoint_7"))
+    one = Training(accelerator(tmp_path)).accelerator
+    assert one.latest_checkpoint() == at(tmp_path, 0)
+    assert "checkpoint_1" in caplog.text
+    one.load_state()
+    assert one.save_iteration == 2  # above all that are there
+    assert one.save_state() == pathlib.Path(at(tmp_path, 2))
+    one.wait_for_checkpoint()
+    assert checkpoints(tmp_path) == ["checkpoint_0", "checkpoint_1", "checkpoint_2"]
+
+
+def test_no_checkpoint_is_none_and_an_error_of_load_state(tmp_path):
+    one = accelerator(tmp_path)
+    assert one.latest_checkpoint() is None
+    with pytest.raises(FileNotFoundError, match="No complete checkpoint"):
+        one.load_state()
+    with pytest.raises(ValueError, match="does not exist"):
+        one.load_state(str(tmp_path / "none"))
+
+
+def test_a_number_that_is_taken_is_refused_until_load_state(finished):
+    one = Training(accelerator(finished)).accelerator
+    with pytest.raises(ValueError, match="call load_state"):
+        one.save_state()
+    one.load_state()
+    assert one.save_iteration == LAST + 1
+    assert not [name for name in checkpoints(finished) if name.startswith(".")]
+
+
+def test_older_checkpoints_go_only_once_the_newer_one_is_complete(tmp_path, monkeypatch):
+    removed = []
+    remove = _named.remove
+
+    def seen(path, limit):
+        removed.append((os.path.basename(path), checkpoints(tmp_path)))
+        remove(path, limit)
+
+    monkeypatch.setattr(_named, "remove", seen)
+    fit(tmp_path, limit=2)
+    assert removed == [
+        ("checkpoint_0", ["checkpoint_0", "checkpoint_1", "checkpoint_2"]),
+        ("checkpoint_1", ["checkpoint_1", "checkpoint_2", "checkpoint_3"]),
+    ]
+    assert checkpoints(tmp_path) == ["checkpoint_2", "checkpoint_3"]
+
+
+@pytest.mark.parametrize("call", ["save_state", "wait_for_checkpoint", "end_training"])
+def test_the_next_call_raises_a_failure_once(tmp_path, monkeypatch, call):
+    one = Training(accelerator(tmp_path)).accelerator
+    one.save_state()
+    one.wait_for_checkpoint()
+
+    def fails(path):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_named, "_sync", fails)
+        one.save_state()
+        with pytest.raises(OSError, match="No space left"):
+            getattr(one, call)()
+    assert checkpoints(tmp_path) == ["checkpoint_0"]
+    one.wait_for_checkpoint()
+    one.save_state()
+    one.wait_for_checkpoint()
+    assert ringstow.verify(at(tmp_path, 2)).ok
+
+
+def test_with_background_false_the_directory_is_there(tmp_path):
+    one = Training(accelerator(tmp_path, background=False)).accelerator
+    assert ringstow.verify(one.save_state()).ok
+
+
+def test_the_values_of_the_call_are_saved(tmp_path):
+    training = Training(accelerator(tmp_path))
+    training.step(torch.randn(2, runs.WIDTH))
+    before = training.end()
+    training.accelerator.save_state()
+    training.step(torch.randn(2, runs.WIDTH))
+    training.accelerator.wait_for_checkpoint()
+    assert_same(dict(before["model"]), dict(ringstow.load(at(tmp_path, 0))["model"]))
+
+
+def test_weights_that_change_during_a_save_fail_it(held, tmp_path):
+    training = Training(accelerator(tmp_path))
+
+    class Slow(runs.Progress):
+        def state_dict(self):
+            return held.state({})
+
+    training.accelerator.register_for_checkpointing(Slow())
+    training.accelerator.save_state()
+    with torch.no_grad():
+        training.bare()[0].weight.add_(1)
+    held.release()
+    with pytest.raises(ringstow.TornSaveError, match=r"0\.weight") as raised:
+        training.accelerator.wait_for_checkpoint()
+    assert 'RingstowAccelerator(staging="wait")' in raised.value.__notes__[-1]
+
+
+# Directories that the caller names.
+
+
+def test_a_named_directory_is_replaced_as_a_whole(tmp_path, unbroken):
+    training = alone(tmp_path)
+    path = tmp_path / "state"
+    path.mkdir()
+    for _ in range(2):
+        training.step(torch.randn(2, runs.WIDTH))
+        assert training.accelerator.save_state(str(path)) == path
+    training.accelerator.wait_for_checkpoint()
+    assert os.listdir(tmp_path) == ["state"]
+    assert_same(dict(ringstow.load(path)["model"]), dict(training.bare().state_dict()))
+
+
+def test_a_named_directory_of_the_stock_accelerator_is_replaced(tmp_path):
+    path = str(tmp_path / "state")
+    Training(accelerator(tmp_path / "other", kind=accelerate.Accelerator))
+    stock = accelerate.Accelerator(cpu=True)
+    stock.save_state(path)
+    one = alone(tmp_path, background=False).accelerator
+    one.save_state(path)
+    assert not os.path.exists(os.path.join(path, "random_states_0.pkl"))
+    assert ringstow.verify(path).ok
+
+
+def test_other_files_are_never_removed(tmp_path, monkeypatch):
+    one = alone(tmp_path).accelerator
+    path = tmp_path / "state"
+    path.mkdir()
+    (path / "notes.txt").write_text("mine")
+    with pytest.raises(ringstow.InvalidStateError, match=r"notes\.txt"):
+        one.save_state(path)
+    (path / "notes.txt").unlink()
+    take = _named._take_name
+
+    def late(part, final, may_replace):
+        (path / "late.txt").write_text("mine")
+        take(part, final, may_replace)
+
+    monkeypatch.setattr(_named, "_take_name", late)
+    one.save_state(path)
+    with pytest.raises(ringstow.InvalidStateError, match=r"late\.txt"):
+        one.wait_for_checkpoint()
+    assert os.listdir(path) == ["late.txt"]
+
+
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_a_link_or_a_file_is_not_replaced(tmp_path, kind):
+    one = alone(tmp_path).accelerator
+    path = tmp_path / "state"
+    path.symlink_to(tmp_path) if kind == "link" else path.write_text("mine")
+    with pytest.raises(ringstow.InvalidStateError, match="link or a file"):
+        one.save_state(path)
+    with pytest.raises(ringstow.InvalidStateError, match="needs output_dir"):
+        one.save_state()
+
+
+def test_a_checkpoint_that_was_about_to_be_replaced_loads(tmp_path):
+    training = alone(tmp_path, background=False)
+    path = training.accelerator.save_state(tmp_path / "state")
+    training.progress.epoch = 9
+    path.rename(_named.replaced(str(path)))
+    training.accelerator.load_state(path)
+    assert training.progress.epoch == 0
+    training.accelerator.save_state(path)
+    assert os.listdir(tmp_path) == ["state"]
+
+
+# What is saved.
+
+
+def test_hooks_write_files_and_take_weights_away(tmp_path):
+    one = alone(tmp_path).accelerator
+    seen = []
+
+    def save(models, weights, folder):
+        assert list(weights[0]) == list(models[0].state_dict())
+        ringstow.save({"own": weights.pop()}, os.path.join(folder, "own"))
+        pathlib.Path(folder, "model.safetensors").write_bytes(b"")  # as save_pretrained does
+
+    def load(models, folder):
+        state = ringstow.load(os.path.join(folder, "own"))["own"]
+        models.pop().load_state_dict(state)
+        seen.append(folder)
+
+    one.register_save_state_pre_hook(save)
+    one.register_load_state_pre_hook(load)
+    path = str(one.save_state(tmp_path / "state"))
+    one.load_state(path)
+    assert seen == [path]
+    assert "model" not in ringstow.load(path)
+    assert os.path.exists(os.path.join(path, "model.safetensors"))
+    one.save_state(path)  # replaces it with the hook's files
+    one.wait_for_checkpoint()
+
+
+def test_a_hook_that_fails_or_takes_a_name_leaves_nothing(tmp_path):
+    one = alone(tmp_path).accelerator
+    taken = one.register_save_state_pre_hook(
+        lambda models, weights, folder: pathlib.Path(folder, "manifest.json").touch()
+    )
+    with pytest.raises(ringstow.InvalidStateError, match=r"manifest\.json"):
+        one.save_state(tmp_path / "state")
+    taken.remove()
+    one.register_save_state_pre_hook(lambda models, weights, folder: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        one.save_state(tmp_path / "state")
+    assert not os.listdir(tmp_path)
+
+
+class Odd(runs.Progress):
+    """Holds what only a pickle can keep."""
+
+    def state_dict(self):
+        return {"odd": type(self)}
+
+    def load_state_dict(self, state):
+        self.odd = state["odd"]
+
+
+def test_values_that_need_a_pickle_are_refused_by_name(tmp_path):
+    odd = Odd()
+    one = alone(tmp_path).accelerator
+    one.register_for_checkpointing(odd)
+    with pytest.raises(ringstow.InvalidStateError, match="odd") as raised:
+        one.save_state(tmp_path / "state")
+    assert "RingstowAccelerator(allow_pickle=True)" in raised.value.__notes__[-1]
+    one = alone(tmp_path, allow_pickle=True).accelerator
+    one.register_for_checkpointing(odd)
+    path = one.save_state(tmp_path / "state")
+    one.load_state(path)
+    assert odd.odd is Odd
+
+
+def test_a_checkpoint_that_lacks_something_changes_nothing(finished, tmp_path):
+    training = Training(accelerator(tmp_path))
+    training.accelerator.register_for_checkpointing(runs.Progress())
+    before = training.end()
+    with pytest.raises(ringstow.InvalidStateError, match="1 registered objects, and 2 are here"):
+        training.accelerator.load_state(at(finished))
+    assert_same(training.end(), before)
+
+
+def test_a_model_alone_takes_the_weights(finished, tmp_path, caplog):
+    one = accelerator(tmp_path)
+    model = one.prepare(torch.nn.Sequential(*runs.model()))
+    one.register_for_checkpointing(runs.Progress())
+    one.load_state(at(finished))
+    assert_same(dict(model.state_dict()), dict(ringstow.load(at(finished))["model"]))
+    assert "1 optimizers" in caplog.text
+
+
+def test_several_models_optimizers_and_a_gradient_scaler_come_back(tmp_path):
+    def make(seed):
+        runs.reset()
+        torch.manual_seed(seed)
+        one = RingstowAccelerator(cpu=True)
+        one.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**seed)
+        models = [torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)]
+        optimizers = [torch.optim.Adam(each.parameters()) for each in models]
+        prepared = one.prepare(*models, *optimizers)
+        for model, optimizer in zip(prepared[:2], prepared[2:], strict=True):
+            one.backward(model(torch.ones(3)).sum())
+            optimizer.step()
+        one.step = seed
+        return one, prepared
+
+    def states(one, prepared):
+        return [each.state_dict() for each in prepared], one.scaler.state_dict(), one.step
+
+    one, prepared = make(3)
+    path = one.save_state(tmp_path / "state")
+    saved = states(one, prepared)
+    one.wait_for_checkpoint()
+    other, also = make(4)
+    other.load_state(path)
+    assert_same(states(other, also), saved)
+    assert set(ringstow.load(path)) == {
+        "model",
+        "model_1",
+        "optimizer",
+        "optimizer_1",
+        "accelerator",
+    }
+
+
+def test_weights_that_do_not_fit_are_refused_unless_strict_is_false(finished, tmp_path):
+    one = accelerator(tmp_path)
+    model = one.prepare(torch.nn.Sequential(*runs.model(), torch.nn.Linear(1, 1)))
+    one.register_for_checkpointing(runs.Progress())
+    with pytest.raises(RuntimeError, match=r"5\.weight"):
+        one.load_state(at(finished))
+    one.load_state(at(finished), strict=False)
+    saved = ringstow.load(at(finished))["model"]
+    assert_same({name: model.state_dict()[name] for name in saved}, dict(saved))
+    with pytest.raises(TypeError, match="assign"):
+        one.load_state(at(finished), assign=True)
+
+
+def test_slim_drops_the_optimizer_and_the_weights_load(tmp_path):
+    training = fit(tmp_path, steps=EVERY)
+    ringstow.slim(at(tmp_path, 0), drop=["optimizer"])
+    weights = ringstow.load(at(tmp_path, 0), prefix="model")["model"]
+    assert_same(dict(weights), dict(training.bare().state_dict()))
+    with pytest.raises(ringstow.KeyMismatchError, match="slim"):
+        training.accelerator.load_state()
+
+
+def test_a_damaged_checkpoint_is_refused_and_changes_nothing(tmp_path):
+    training = fit(tmp_path, steps=EVERY)
+    before = training.end()
+    flip(pathlib.Path(at(tmp_path, 0)) / "rank00000-0.safetensors", 5000)
+    with pytest.raises(ringstow.CorruptCheckpointError, match=r"rank00000-0\.safetensors"):
+        training.accelerator.load_state()
+    assert_same(training.end(), before)
+
+
+def test_other_checkpoints_of_ringstow_are_refused(tmp_path):
+    one = alone(tmp_path).accelerator
+    ringstow.save({"a": torch.ones(1)}, tmp_path / "other")
+    with pytest.raises(ringstow.InvalidStateError, match="not saved by RingstowAccelerator"):
+        one.load_state(tmp_path / "other")
+
+
+# What is refused.
+
+
+def test_arguments_that_would_be_ignored_are_refused(tmp_path):
+    one = alone(tmp_path).accelerator
+    with pytest.raises(ringstow.UnsupportedError, match="safe_serialization=False"):
+        one.save_state(tmp_path / "state", safe_serialization=False)
+    with pytest.raises(TypeError, match="tag"):
+        one.save_state(tmp_path / "state", tag=1)
+    with pytest.raises(ringstow.InvalidStateError, match="unguarded"):
+        RingstowAccelerator(staging="unguarded")
+    with pytest.raises(ringstow.InvalidStateError, match="cannot be striped"):
+        RingstowAccelerator(config=ringstow.Config(stripe=[tmp_path]))
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [("DEEPSPEED", "use Accelerator"), ("MEGATRON_LM", "use Accelerator"), ("FSDP", "FSDP1")],
+)
+def test_what_is_not_supported_is_refused_before_training(kind, message):
+    runs.reset()
+    one = RingstowAccelerator(cpu=True)
+    one.state.distributed_type = accelerate.DistributedType(kind)
+    one.state.fsdp_plugin = accelerate.FullyShardedDataParallelPlugin(fsdp_version=1)
+    with pytest.raises(ringstow.UnsupportedError, match=message):
+        one.prepare(torch.nn.Linear(1, 1))
+
+
+def test_whole_fsdp_files_and_saves_on_each_node_are_refused(tmp_path):
+    plugin = {"state_dict_type": "FULL_STATE_DICT"}
+    one = accelerator(tmp_path, fsdp=True, plugin=plugin)
+    one.project_configuration.save_on_each_node = True
+    with pytest.raises(ringstow.UnsupportedError) as raised:
+        one.prepare(torch.nn.Linear(1, 1))
+    assert "SHARDED_STATE_DICT" in str(raised.value)
+    assert "all nodes share" in str(raised.value)
+
+
+@pytest.mark.parametrize("name", integration._METHODS)
+def test_an_accelerator_without_one_of_the_methods_is_refused(name):
+    Changed = type("Changed", (accelerate.Accelerator,), {name: lambda self, other: None})
+    with pytest.raises(ringstow.UnsupportedError, match=f"its {name} is not"):
+        integration._check_seam(Changed)
+
+
+def test_an_accelerator_without_one_of_the_attributes_is_refused(monkeypatch):
+    monkeypatch.setattr(integration, "_ATTRIBUTES", ("_models", "_gone"))
+    runs.reset()
+    with pytest.raises(ringstow.UnsupportedError, match="no _gone"):
+        RingstowAccelerator(cpu=True)
+
+
+def test_no_argument_of_ours_is_one_of_the_accelerators():
+    ours = set(inspect.signature(RingstowAccelerator).parameters) - {"args", "kwargs"}
+    assert ours == {"background", "config", "staging", "allow_pickle"}
+    assert not ours & set(inspect.signature(accelerate.Accelerator).parameters)
+
+
+def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
+    import snippets
+
+    page = pathlib.Path(__file__).parents[2] / "docs" / "trainers" / "accelerate.md"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    for _ in range(2):  # the second run finds that there is nothing to do
+        runs.reset()
+        model = torch.nn.Linear(4, 1)
+        names = {
+            "model": model,
+            "optimizer": torch.optim.Adam(model.parameters()),
+            "loader": torch.utils.data.DataLoader(torch.randn(8, 4), batch_size=2),
+        }
+        for line, code in snippets.snippets(page):
+            exec(compile("\n" * (line - 1) + code, str(page), "exec"), names)
+        assert checkpoints("run") == ["checkpoint_1", "checkpoint_2", "checkpoint_3"]
