@@ -8,12 +8,11 @@ import accelerate
 import accelerate_runs as runs
 import pytest
 import torch
-from accelerate.utils import ProjectConfiguration
 from accelerate_runs import EVERY, STEPS, Training, accelerator, checkpoints, fit, fit_stock
 from support import assert_same, flip
 
 import ringstow
-from ringstow.integrations import _named, _saves
+from ringstow.integrations import _named
 from ringstow.integrations import accelerate as integration
 from ringstow.integrations.accelerate import RingstowAccelerator
 

@@ -74,6 +74,7 @@ class Saves:
         seal: Callable[[], None],
         stale: Callable[[], Iterable[str]],
         may_replace: Callable[[str], None] | None = None,
+        is_alone: bool = True,
     ) -> None:
         """Complete a save once it has committed.
 
@@ -84,6 +85,7 @@ class Saves:
             seal: adds the last files to the hidden directory, after the commit.
             stale: returns the older checkpoints to remove, once this one is complete.
             may_replace: raises if what has the name by then must stay.
+            is_alone: no other rank writes there, so a failure can remove the hidden directory.
         """
 
         def finish() -> None:
@@ -92,7 +94,8 @@ class Saves:
                 seal()
                 _named.complete(part, final, may_replace)
             except BaseException as error:
-                shutil.rmtree(part, ignore_errors=True)
+                if is_alone:
+                    shutil.rmtree(part, ignore_errors=True)
                 # Until `end` returns it: the exit reports what nobody has asked about.
                 self._failure = _jobs.Failure(final, error)
                 _jobs.unreported.append(self._failure)

@@ -41,6 +41,7 @@ class Checkpoints:
         self._options = options
         self._ranks = Together()
         self._saves = _saves.Saves("accelerate", "total_limit")
+        self._part: str | None = None
 
     # A save.
 
@@ -48,12 +49,11 @@ class Checkpoints:
         """Start a save, and return the path that it gets."""
         shown = self._ranks.first(lambda: self._prepare(output_dir))
         final = absolute(shown)
-        part = _named.hidden(final)
+        self._part = part = _named.hidden(final)
         try:
             self._start(part, final)
         except BaseException as error:  # also Ctrl-C
-            if self._ranks.is_first:
-                shutil.rmtree(part, ignore_errors=True)
+            self._discard()
             if isinstance(error, InvalidStateError):
                 who = f"In Accelerate: {type(self._accelerator).__name__}"
                 _values.explain_pickles(error, who, allow_pickle=self._options.allow_pickle)
@@ -70,11 +70,22 @@ class Checkpoints:
         causes = [error, *(one for one, _ in getattr(error, "failures", {}).values())]
         if error is not None and any(isinstance(one, TornSaveError) for one in causes):
             error.add_note(f'In Accelerate: {type(self._accelerator).__name__}(staging="wait")')
-        self._ranks.agree(error)
+        if error is not None:
+            self._ranks.tidy()
+        try:
+            self._ranks.agree(error)
+        except BaseException:
+            self._discard()  # now that no rank writes there any more
+            raise
 
     def close(self) -> None:
         """Give up what ends with the process group."""
         self._ranks.close()
+
+    def _discard(self) -> None:
+        """Remove the hidden directory of a save that failed."""
+        if self._ranks.is_first and self._part is not None:
+            shutil.rmtree(self._part, ignore_errors=True)
 
     def _prepare(self, output_dir: str | os.PathLike[str] | None) -> str:
         """Make the hidden directory, on rank 0; return the path that it gets."""
@@ -133,6 +144,7 @@ class Checkpoints:
             final,
             seal=lambda: _places.seal(part),
             stale=lambda: _places.stale(final, limit),
+            is_alone=not self._is_sharded(),
             may_replace=_places.check_replaced,
         )
 

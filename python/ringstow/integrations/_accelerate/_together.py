@@ -88,6 +88,11 @@ class Together:
             self._writers = Ranks(config, staging, allow_pickle, self.group)
         return self._writers
 
+    def tidy(self) -> None:
+        """Remove what this rank wrote of a save that failed."""
+        if self._writers is not None:
+            self._writers.close()  # it can save again
+
     def close(self) -> None:
         """Give up the group, which ends with the ranks."""
         self._group = self._writers = None
