@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 import accelerate
-import forked
+import forked_ranks
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import (
@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from ringstow.integrations.accelerate import RingstowAccelerator
 
-forked.preload(__name__)
+forked_ranks.preload(__name__)
 
 EVERY = 2  # steps between two saves
 EPOCHS = 2

@@ -7,9 +7,9 @@ import resource
 import sys
 import threading
 
-import forked
+import forked_ranks
 import torch
-from forked import die, exit_code, process
+from forked_ranks import die, exit_code, process
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_runs import BATCHES, RingstowCheckpointIO, fit, model, state, trainer
 from lightning_runs import lightning as pytorch_lightning
@@ -21,7 +21,7 @@ from ringstow.tensors._memory import LazyTensor
 EVERY = 2  # steps between two saves of one kind
 EPOCHS = 3
 
-forked.preload(__name__)
+forked_ranks.preload(__name__)
 
 
 class Batches(pytorch_lightning.Callback):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import lightning_processes  # noqa: F401, the server imports it
 import torch
-from forked import ended, exit_codes, start
+from forked_ranks import ended, exit_codes, start
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning_runs import Model, lightning, trainer

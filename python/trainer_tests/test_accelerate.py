@@ -3,6 +3,7 @@
 import inspect
 import os
 import pathlib
+import threading
 
 import accelerate
 import accelerate_runs as runs
@@ -14,6 +15,7 @@ from support import assert_same, flip
 import ringstow
 from ringstow.integrations import _named
 from ringstow.integrations import accelerate as integration
+from ringstow.integrations._accelerate import _together, _whole
 from ringstow.integrations.accelerate import RingstowAccelerator
 
 LAST = STEPS // EVERY - 1
@@ -283,6 +285,49 @@ def test_a_hook_that_fails_or_takes_a_name_leaves_nothing(tmp_path):
     assert not os.listdir(tmp_path)
 
 
+def test_ctrl_c_in_a_save_leaves_what_was_committed(tmp_path):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    one = alone(tmp_path).accelerator
+    one.save_state(tmp_path / "state")
+    one.register_save_state_pre_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        one.save_state(tmp_path / "state")
+    assert os.listdir(tmp_path) == ["state"]
+    assert ringstow.verify(tmp_path / "state").ok
+
+
+class Average(runs.Progress):
+    """Holds a large tensor, which training changes outside of the optimizer."""
+
+    def __init__(self):
+        self.average = torch.zeros(1 << 20)
+
+
+def test_a_registered_object_with_large_tensors_is_copied_in_the_call(tmp_path, monkeypatch):
+    staged = []
+    save = _whole.save_async
+
+    def seen(*args, **options):
+        staged.append(options["staging"])
+        return save(*args, **options)
+
+    monkeypatch.setattr(_whole, "save_async", seen)
+    one, large = alone(tmp_path).accelerator, Average()
+    one.register_for_checkpointing(large)
+    path = one.save_state(tmp_path / "state")
+    large.average.add_(1)
+    one.load_state(path)
+    assert staged == ["wait"]
+    assert not large.average.any()
+
+
+def test_torch_s_versions_of_modules_come_back(finished, tmp_path):
+    saved = ringstow.load(at(finished), prefix="model")["model"]
+    assert saved._metadata == runs.model().state_dict()._metadata
+
+
 class Odd(runs.Progress):
     """Holds what only a pickle can keep."""
 
@@ -395,6 +440,17 @@ def test_other_checkpoints_of_ringstow_are_refused(tmp_path):
     ringstow.save({"a": torch.ones(1)}, tmp_path / "other")
     with pytest.raises(ringstow.InvalidStateError, match="not saved by RingstowAccelerator"):
         one.load_state(tmp_path / "other")
+
+
+def test_a_rank_that_waits_alone_says_so(monkeypatch, caplog):
+    class Late(threading.Timer):
+        def start(self):
+            self.function(*self.args)
+
+    monkeypatch.setattr(_together.threading, "Timer", Late)
+    monkeypatch.setattr(_together.dist, "get_rank", lambda: 1)
+    with _together._patient():
+        assert "call save_state, load_state and wait_for_checkpoint on every rank" in caplog.text
 
 
 # What is refused.

@@ -7,7 +7,7 @@ import shutil
 import signal
 
 import accelerate_runs as runs
-import forked
+import forked_ranks
 import pytest
 import torch
 from accelerate_runs import EVERY, STEPS
@@ -19,7 +19,7 @@ from ringstow.integrations._accelerate import _places, _whole
 from ringstow.tensors._memory import LazyTensor
 
 pytestmark = pytest.mark.timeout(300)  # four processes, each of them a whole run
-forked.preload(__name__)
+forked_ranks.preload(__name__)
 
 LIMIT = 2
 KINDS = {"one": (1, False), "ddp": (2, False), "fsdp2": (2, True)}
@@ -63,8 +63,8 @@ def run(kind, function, *args):
     """Run a function on each rank; return how they ended."""
     ranks, fsdp = KINDS[kind]
     if ranks == 1:
-        return [forked.exit_code(_alone, function, *args, {"fsdp": fsdp})]
-    return forked.exit_codes(ranks, function, *args, {"fsdp": fsdp})
+        return [forked_ranks.exit_code(_alone, function, *args, {"fsdp": fsdp})]
+    return forked_ranks.exit_codes(ranks, function, *args, {"fsdp": fsdp})
 
 
 def _alone(function, *args):

@@ -31,7 +31,7 @@ def start(
     allow_pickle: bool,
 ) -> SaveHandle:
     """Start to save, on rank 0."""
-    state: dict[str, Any] = {key("model", n): dict(one) for n, one in enumerate(models)}
+    state: dict[str, Any] = {key("model", n): one for n, one in enumerate(models)}
     optimizers = {key("optimizer", n): one for n, one in enumerate(accelerator._optimizers)}
     state |= {name: one.state_dict() for name, one in optimizers.items()}
     state[ACCELERATOR] = meta

@@ -1,4 +1,6 @@
-"""Processes for tests, forked from a server that has imported everything, so each starts at once.
+"""Functions of tests in processes of their own, on several ranks too.
+
+The processes are forked from a server that has imported everything, so each starts at once.
 
 A module whose functions run in such processes calls `preload` when it is imported. Pytest imports
 all tests before it runs one, so the server knows all of these modules when it starts.
