@@ -15,7 +15,7 @@ from support import assert_same, flip
 import ringstow
 from ringstow.integrations import _named
 from ringstow.integrations import accelerate as integration
-from ringstow.integrations._accelerate import _together, _whole
+from ringstow.integrations._accelerate import _places, _together, _whole
 from ringstow.integrations.accelerate import RingstowAccelerator
 
 LAST = STEPS // EVERY - 1
@@ -119,6 +119,30 @@ def test_older_checkpoints_go_only_once_the_newer_one_is_complete(tmp_path, monk
         ("checkpoint_1", ["checkpoint_1", "checkpoint_2", "checkpoint_3"]),
     ]
     assert checkpoints(tmp_path) == ["checkpoint_2", "checkpoint_3"]
+
+
+def test_a_link_over_the_limit_goes_and_what_it_leads_to_stays(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "checkpoint_0").symlink_to(elsewhere)
+    one = Training(accelerator(tmp_path, limit=1)).accelerator
+    one.project_configuration.iteration = 1
+    one.save_state()
+    one.wait_for_checkpoint()
+    assert checkpoints(tmp_path) == ["checkpoint_1"]
+    assert elsewhere.exists()
+
+
+def test_older_checkpoints_that_cannot_be_listed_fail_no_save(tmp_path, monkeypatch, caplog):
+    def refuses(newest, limit):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(_places, "stale", refuses)
+    one = Training(accelerator(tmp_path, limit=1)).accelerator
+    one.save_state()
+    one.wait_for_checkpoint()
+    assert "over total_limit could not be listed" in caplog.text
 
 
 @pytest.mark.parametrize("call", ["save_state", "wait_for_checkpoint", "end_training"])

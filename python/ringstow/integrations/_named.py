@@ -77,7 +77,7 @@ def recover(run: str, names: re.Pattern[str]) -> None:
             os.rename(path, final)
             _native.sync_dir(run)
         else:
-            shutil.rmtree(path)
+            _delete(path)
 
 
 def complete(part: str, final: str, may_replace: Callable[[str], None] | None = None) -> None:
@@ -135,6 +135,14 @@ def remove(path: str, limit: str) -> None:
     gone = hidden(path)
     try:
         os.rename(path, gone)
-        shutil.rmtree(gone)
+        _delete(gone)
     except OSError as error:
         _log.warning("%s is over %s and could not be removed: %s", path, limit, error)
+
+
+def _delete(path: str) -> None:
+    """Delete a directory; of a link only the link."""
+    if os.path.islink(path):
+        os.unlink(path)
+    else:
+        shutil.rmtree(path)

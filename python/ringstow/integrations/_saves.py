@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from ringstow._config import Config
     from ringstow._handle import SaveHandle
     from ringstow.dcp._handle import RanksHandle
+
+_log = logging.getLogger("ringstow")
 
 
 def refuse_stripes(config: Config | None, why: str) -> None:
@@ -100,7 +103,10 @@ class Saves:
                 self._failure = _jobs.Failure(final, error)
                 _jobs.unreported.append(self._failure)
                 raise
-            for path in stale():
-                _named.remove(path, self._limit)
+            try:  # the save has succeeded, whatever becomes of older ones
+                for path in stale():
+                    _named.remove(path, self._limit)
+            except OSError as error:
+                _log.warning("checkpoints over %s could not be listed: %s", self._limit, error)
 
         self._in_flight = self._worker.submit(finish)

@@ -112,18 +112,20 @@ class Checkpoints:
     def _start(self, part: str, final: str) -> None:
         """Run the hooks, and start the save."""
         folder = os.path.join(part, _places.HOOKS)
-        weights, own = self._ranks.each(
-            lambda: (self._run_hooks(folder), _states.own(self._accelerator))
+        # Every rank asks every object, as the Accelerator does: some need all ranks for it.
+        accelerator = self._accelerator
+        weights, common, own = self._ranks.each(
+            lambda: (self._run_hooks(folder), _states.common(accelerator), _states.own(accelerator))
         )
         all_own = self._ranks.gathered(own)
 
         def meta() -> dict[str, Any]:
             """Return all that belongs to no model and no optimizer, on rank 0."""
             ranks, is_sharded = len(all_own), self._is_sharded()
-            counts = _states.counts(self._accelerator, None if is_sharded else len(weights))
+            counts = _states.counts(accelerator, None if is_sharded else len(weights))
             names = _places.hooks_files(part)
             _places.Mark(ranks, is_sharded, counts, names).write(folder)
-            return {**_states.common(self._accelerator), "ranks": all_own}
+            return {**common, "ranks": all_own}
 
         if self._is_sharded():
             handle: RanksHandle | SaveHandle | None = self._start_shards(part, meta)
@@ -154,15 +156,14 @@ class Checkpoints:
         """Start to save, on rank 0."""
 
         def start() -> SaveHandle | None:
+            optimizers = _whole.optimizers(self._accelerator)
             if not self._ranks.is_first:
                 return None
             more, options = meta(), self._options
             if options.staging == "guard" and _values.has_large(more):
                 options = options._replace(staging="wait")
             step = self._step()
-            return _whole.start(
-                self._accelerator, weights, more, part, step=step, **options._asdict()
-            )
+            return _whole.start(weights, optimizers, more, part, step=step, **options._asdict())
 
         return self._ranks.each(start)
 

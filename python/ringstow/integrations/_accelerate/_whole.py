@@ -19,9 +19,15 @@ def weights(accelerator: Any) -> list[dict[str, Any]]:
     return [_bare(accelerator, model).state_dict() for model in accelerator._models]
 
 
+def optimizers(accelerator: Any) -> dict[str, Any]:
+    """Return the optimizers' states by name."""
+    found = enumerate(accelerator._optimizers)
+    return {key("optimizer", number): one.state_dict() for number, one in found}
+
+
 def start(
-    accelerator: Any,
     models: list[dict[str, Any]],
+    optimizers: dict[str, Any],
     meta: dict[str, Any],
     part: str,
     *,
@@ -31,12 +37,9 @@ def start(
     allow_pickle: bool,
 ) -> SaveHandle:
     """Start to save, on rank 0."""
-    state: dict[str, Any] = {key("model", n): one for n, one in enumerate(models)}
-    optimizers = {key("optimizer", n): one for n, one in enumerate(accelerator._optimizers)}
-    state |= {name: one.state_dict() for name, one in optimizers.items()}
-    state[ACCELERATOR] = meta
+    states = {key("model", n): one for n, one in enumerate(models)}
     return save_async(
-        state,
+        {**states, **optimizers, ACCELERATOR: meta},
         part,
         step=step,
         apart=list(optimizers),
