@@ -21,6 +21,7 @@ NAME = ".metadata"
 
 # Near the beginning of torch's own.
 _TORCHS = b"torch.distributed.checkpoint.metadata"
+_START_BYTES = 256
 _DATA_FILE = rb"__\d+_(?:\d+|convert)\.distcp"
 _BYTES_MAX = 64 << 20
 """A longer ``.metadata`` is not searched: anybody can plant a file of endless length."""
@@ -74,6 +75,15 @@ def write(path: str) -> None:
         _remove(path, dead)
 
 
+def is_torchs(mark: str) -> bool:
+    """Tell whether a file is the ``.metadata`` of torch's own writer."""
+    try:
+        with open(mark, "rb") as file:
+            return _TORCHS in file.read(_START_BYTES)
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return False
+
+
 def _remove(path: str, dead: list[str]) -> None:
     """Remove data files of the replaced checkpoint by torch; nothing refers to them any more."""
     try:
@@ -97,7 +107,7 @@ def _listed_in(mark: str) -> list[str]:
         with open(os.open(mark, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return []
-            start = file.read(256)
+            start = file.read(_START_BYTES)
             if _TORCHS not in start:
                 return []
             text = start + file.read(_BYTES_MAX + 1 - len(start))

@@ -30,6 +30,8 @@ class LoadPlanner(DefaultLoadPlanner):
 
     elsewhere: Collection[str] = ()
     """Keys of other ranks' state dicts: only the checkpoint has them here, and that is right."""
+    may_hold_more = False
+    """Whether the checkpoint may hold any other keys."""
 
     def __init__(
         self,
@@ -67,7 +69,8 @@ class LoadPlanner(DefaultLoadPlanner):
         saved, wanted = metadata.state_dict_metadata, self.state_dict
         missing = [name for name in wanted if name not in saved] if self._strict else []
         known = {*wanted, *self.elsewhere}
-        unexpected = [name for name in saved if name not in known] if self._strict else []
+        is_exact = self._strict and not self.may_hold_more
+        unexpected = [name for name in saved if name not in known] if is_exact else []
         pairs = ((name, wanted[name], saved[name]) for name in wanted if name in saved)
         mismatched = [text for pair in pairs if (text := _difference(*pair))]
         path = str(getattr(metadata.storage_meta, "checkpoint_id", None) or "the checkpoint")

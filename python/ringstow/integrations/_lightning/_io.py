@@ -15,8 +15,8 @@ from ringstow._guard import Staging, check_staging
 from ringstow._load import load
 from ringstow._save import save, save_async
 from ringstow.integrations import _values
+from ringstow.integrations._flight import Flight
 from ringstow.integrations._lightning import _parts, _paths, _placement
-from ringstow.integrations._lightning._flight import Flight
 
 # The parts of a checkpoint whose tensors only an optimizer's step changes.
 _OF_STEPS = ("state_dict", "optimizer_states")

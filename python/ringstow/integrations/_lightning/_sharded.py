@@ -18,8 +18,8 @@ from ringstow._config import Config
 from ringstow._errors import InvalidStateError, TornSaveError
 from ringstow._guard import Staging, check_staging
 from ringstow.integrations import _values
+from ringstow.integrations._flight import Flight
 from ringstow.integrations._lightning import _paths
-from ringstow.integrations._lightning._flight import Flight
 from ringstow.integrations._lightning._parts import META, MODEL, optimizer_key
 
 if TYPE_CHECKING:

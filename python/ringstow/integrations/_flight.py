@@ -1,8 +1,7 @@
-"""The save in flight of one Trainer, and the removals that wait for its commit.
+"""The save in flight of one trainer, and the removals that wait for its commit.
 
-Lightning asks to remove an older checkpoint as soon as ``save_checkpoint`` returns, which is before
-a background save commits. Such a removal waits for the commit, and does not happen if the save
-fails.
+A trainer decides which older checkpoint to remove when it saves, which is before a background save
+commits. Such a removal waits for the commit, and does not happen if the save fails.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Flight:
         self._remover = self.handle = None
         if failure is not None:
             if removals:
-                failure.add_note("Checkpoints that Lightning has given up since are kept.")
+                failure.add_note("The older checkpoints that it was to replace are kept.")
             return failure.with_traceback(None)
         return next((error for one in removals if (error := one.exception())), None)
 

@@ -1,0 +1,1 @@
+"""Parts of `ringstow.integrations.torchtitan`."""

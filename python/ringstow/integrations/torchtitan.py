@@ -1,0 +1,348 @@
+"""torchtitan's checkpoints by ringstow: `CheckpointManager` in place of torchtitan's own.
+
+Needs the package ``torchtitan``. docs/trainers/torchtitan.md says what it gains and what it does
+not support.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple, get_args
+
+import torch
+import tyro
+from torchtitan.components.checkpointer import (
+    DATALOADER,
+    LR_SCHEDULER,
+    MODEL,
+    OPTIMIZER,
+    AsyncMode,
+    BaseCheckpointManager,
+    ModelWrapper,
+)
+from torchtitan.components.checkpointer import CheckpointManager as _Stock
+from torchtitan.config import TORCH_DTYPE_MAP
+from torchtitan.observability import structured_logger as sl
+from torchtitan.tools import filesystem
+
+import ringstow
+from ringstow._arguments import absolute
+from ringstow._errors import InvalidStateError
+from ringstow._guard import Staging
+from ringstow.dcp._handle import RanksHandle
+from ringstow.integrations._flight import Flight
+from ringstow.integrations._torchtitan import _seam
+from ringstow.integrations._torchtitan._ranks import Ranks, explained
+from ringstow.integrations._torchtitan._steps import Steps
+
+__all__ = ["CheckpointManager"]
+
+_log = logging.getLogger("ringstow")
+
+_Mode = Literal["disabled", "async", "async_with_pinned_mem"]
+
+_seam.check(BaseCheckpointManager)
+
+
+class _Source(NamedTuple):
+    """What rank 0 has decided to load."""
+
+    path: str
+    step: int | None
+    """None for the initial checkpoint."""
+    model_only: bool
+    in_hf: bool = False
+
+
+class CheckpointManager(BaseCheckpointManager):
+    """Saves and loads torchtitan's checkpoints by ringstow.
+
+    ::
+
+        checkpoint=CheckpointManager.Config(enable=True, interval=500)
+
+    A save returns while it runs, and the next optimizer step waits until it has copied all tensors.
+    The next save or load, `maybe_wait_for_saving` or `close` raises its failure, on all ranks.
+
+    Raises:
+        UnsupportedError: a setting that ringstow cannot honour; the message has the remedy.
+        InvalidStateError: settings that contradict each other.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(BaseCheckpointManager.Config):
+        """torchtitan's settings, and ringstow's own."""
+
+        async_mode: _Mode = "async"
+        """``"async"`` reads the tensors while training goes on; ``"async_with_pinned_mem"`` copies
+        them first, into pinned memory that it keeps; ``"disabled"`` returns at the commit."""
+
+        allow_pickle: bool = False
+        """Pickle values that ringstow cannot save by itself, and unpickle them when it loads, which
+        can run any code."""
+
+        ringstow_config: Annotated[ringstow.Config | None, tyro.conf.Suppress] = None
+        """ringstow's settings, set in code; None means the defaults."""
+
+        def __post_init__(self) -> None:
+            BaseCheckpointManager.Config.__post_init__(self)
+            mode: Any = self.async_mode.lower()
+            if mode not in get_args(_Mode):
+                raise ValueError(f"async_mode={mode!r} is not one of {get_args(_Mode)}")
+            self.async_mode = mode
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        dataloader: Any,
+        model_parts: list[torch.nn.Module],
+        optimizers: Any,
+        lr_schedulers: Any,
+        states: dict[str, Any],
+        sd_adapter: Any,
+        base_folder: str = "",
+    ) -> None:
+        self.enable = config.enable
+        if not self.enable:
+            return
+        self.folder = filesystem.join(base_folder, config.folder)
+        self.sd_adapter = sd_adapter
+        _seam.refuse_unsupported(config, self.folder, sd_adapter)
+        self.states = states
+        self.states.update(
+            {
+                MODEL: ModelWrapper(model_parts),
+                OPTIMIZER: optimizers,
+                DATALOADER: dataloader,
+                LR_SCHEDULER: lr_schedulers,
+            }
+        )
+        self._config = config
+        self._steps = Steps(absolute(self.folder), config.ringstow_config)
+        self._flight = Flight(self._steps.remove)
+        staging: Staging = "snapshot" if config.async_mode == "async_with_pinned_mem" else "guard"
+        self._ranks = Ranks(config.ringstow_config, staging, config.allow_pickle)
+        self._staging: RanksHandle | None = None
+        """The save in flight, as long as nothing has waited for its copies."""
+        self._is_closed = False
+
+    @property
+    def save_future(self) -> Any:
+        """The background save in flight, a future; None if there is none."""
+        return self._flight.handle
+
+    # What torchtitan's trainer calls; the base class checks `enable` before.
+
+    @sl.log_trace_span("checkpoint_save")
+    @torch.no_grad()
+    def _save(self, curr_step: int, last_step: bool = False) -> bool:
+        """Save a step if it is due; return whether it was.
+
+        Raises:
+            Exception: what the save before failed of, or what a rank failed of, on all ranks.
+        """
+        if not self._is_due(curr_step, last_step):
+            return False
+        sl.add_step_tag("checkpoint_save")
+        self._meet("save", curr_step, last_step)
+        path = self._steps.path(curr_step)
+        if last_step:
+            self._save_last(path, curr_step)
+            return True
+        state = self._flat(self.states)
+        if self._config.async_mode == "disabled":
+            self._ranks.save(state, path, curr_step)
+        else:
+            self._staging = self._ranks.save_async(state, path, curr_step)
+            self._flight.handle = self._staging
+        if self._ranks.is_first:
+            for old in self._steps.stale(self._config.keep_latest_k, curr_step):
+                self._flight.remove(old)
+        return True
+
+    @sl.log_trace_span("checkpoint_load")
+    @torch.no_grad()
+    def _load(self, step: int = -1) -> bool:
+        """Load a step, or the newest complete one; return whether there was anything to load.
+
+        Raises:
+            NoCheckpointError: the step is not complete; names those that are.
+            Exception: what a rank failed of, on all ranks.
+        """
+        self._meet("load", step)
+        states = self._states_to_load()
+        source = self._ranks.first(lambda: self._source(step))
+        if source is None:
+            return False
+        _log.info("loading %s", source.path)
+        if source.in_hf:
+            self._load_hf(source.path)
+            return True
+        state = self.states[MODEL].state_dict() if source.model_only else self._flat(states)
+        self._ranks.load(state, source.path)
+        # The names of the model's tensors are at the top: no key leads DCP to the model itself.
+        self.states[MODEL].load_state_dict(state)
+        return True
+
+    def _maybe_wait_for_staging(self) -> None:
+        """Wait until the save in flight has copied this rank's tensors.
+
+        A failure is raised later, by all ranks: one rank alone would leave the others waiting.
+        """
+        staging, self._staging = self._staging, None
+        if staging is not None:
+            try:
+                staging.wait_staged()
+            except Exception as error:
+                _log.warning("%s is not saved, which the next save raises: %s", staging.path, error)
+
+    def _wait_for_saving(self) -> None:
+        """Wait until the save in flight has committed, and older steps are removed.
+
+        Raises:
+            Exception: what a rank failed of, on all ranks, once.
+        """
+        if (failure := self._ended()) is not None:
+            raise failure
+
+    def _close(self) -> None:
+        """Wait as `_wait_for_saving` does, and free all memory.
+
+        If another error is about to end the training, a failure is logged.
+
+        Raises:
+            Exception: as in `_wait_for_saving`.
+        """
+        if self._is_closed:
+            return
+        failure = self._ended()
+        self._is_closed = True
+        self._ranks.close()
+        if failure is not None and sys.exc_info()[1] is not None:
+            _log.error("the last save failed, too: %s", failure, exc_info=failure)
+        elif failure is not None:
+            raise failure
+
+    # Saves.
+
+    def _is_due(self, step: int, last_step: bool) -> bool:
+        config = self._config
+        if config.load_only:
+            return False
+        is_first = step == 1 and config.enable_first_step_checkpoint
+        return is_first or last_step or step % config.interval == 0
+
+    def _flat(self, states: dict[str, Any]) -> dict[str, Any]:
+        """Return states with the names of the model's tensors at the top, as torchtitan does."""
+        others = {key: one for key, one in states.items() if key != MODEL}
+        return {**others, **states[MODEL].state_dict()}
+
+    def _save_last(self, path: str, step: int) -> None:
+        """Save the last step, and return at the commit. As in torchtitan, no older step goes."""
+        config = self._config
+        if not config.last_save_model_only:
+            self._ranks.save(self._flat(self.states), path, step)
+            return
+        dtype = TORCH_DTYPE_MAP[config.export_dtype]
+        state = {
+            key: one.to(dtype) if torch.is_tensor(one) and one.is_floating_point() else one
+            for key, one in self.states[MODEL].state_dict().items()
+        }
+        if not config.last_save_in_hf:
+            self._ranks.save(state, path, step)
+            return
+
+        def write(part: str) -> None:  # torchtitan's own export, which uses `sd_adapter` alone
+            _Stock.dcp_save(self, state, part, AsyncMode.DISABLED, to_hf=True)
+
+        self._ranks.export(write, path)
+
+    def _ended(self) -> BaseException | None:
+        """Wait for the save in flight and its removals; return what failed, once."""
+        path = getattr(self._flight.handle, "path", "")
+        failure = self._flight.end()
+        return None if failure is None else explained(failure, f"{path} was not saved")
+
+    def _meet(self, *call: object) -> None:
+        """Begin a call on all ranks, once the save in flight has ended on all of them."""
+        if self._is_closed:
+            raise InvalidStateError(f"the checkpoint manager of {self.folder} is closed")
+        self._ranks.meet(call, self._ended())
+
+    # Loads.
+
+    def _states_to_load(self) -> dict[str, Any]:
+        """Return all states but those that are excluded.
+
+        Raises:
+            InvalidStateError: there is no such state.
+        """
+        excluded = self._config.exclude_from_loading
+        if unknown := [key for key in excluded if key not in self.states]:
+            raise InvalidStateError(
+                f"checkpoint.exclude_from_loading names {', '.join(unknown)}; the states are "
+                f"{', '.join(self.states)}"
+            )
+        return {key: one for key, one in self.states.items() if key not in excluded}
+
+    def _source(self, step: int) -> _Source | None:
+        """Decide, on rank 0, what to load, as torchtitan does; None if there is nothing."""
+        if step != -1:
+            self._steps.check(step)
+        newest = self._steps.newest()
+        chosen = newest if step == -1 else step
+        if chosen is None:
+            return self._initial()
+        if newest is not None and chosen < newest:
+            _log.warning(
+                "%s has newer steps than %d, up to %d. They stay, and the next start loads the "
+                "newest: remove them if this run replaces them",
+                self.folder,
+                chosen,
+                newest,
+            )
+        path = self._steps.path(chosen)
+        source = _Source(path, chosen, model_only=chosen == 0)  # step 0 is the seed
+        if not source.model_only:
+            self._refuse_model_only(source)
+        return source
+
+    def _initial(self) -> _Source | None:
+        config = self._config
+        path = config.initial_load_path
+        if path is None and config.initial_load_in_hf:
+            path = self.sd_adapter.hf_assets_path
+        if not path:
+            return None
+        if not os.path.isdir(path):
+            raise InvalidStateError(f"the initial checkpoint {path} is no directory")
+        return _Source(path, None, config.initial_load_model_only, config.initial_load_in_hf)
+
+    def _refuse_model_only(self, source: _Source) -> None:
+        """Refuse a step that holds the model only: training cannot go on from it.
+
+        Raises:
+            InvalidStateError: it does.
+        """
+        wanted = tuple(f"{key}." for key in self._states_to_load() if key != MODEL)
+        is_hf = self._steps.kind(source.step or 0) == "hf"
+        if not wanted and not is_hf:
+            return
+        if is_hf or not any(name.startswith(wanted) for name in self._ranks.names(source.path)):
+            raise InvalidStateError(
+                f"{source.path} holds the model only, as the last step of a run does with "
+                "last_save_model_only=True. To go on from an earlier step, set "
+                "checkpoint.load_step. To start a new run with this model, set another "
+                f"checkpoint.folder, and initial_load_path={source.path}"
+            )
+
+    def _load_hf(self, path: str) -> None:
+        adapter, model = self.sd_adapter, self.states[MODEL]
+        state = adapter.to_hf(model.state_dict())
+        is_quantized = self._config.initial_load_in_hf_quantized
+        self._ranks.load_from(state, path, adapter.get_hf_storage_reader(path, is_quantized))
+        model.load_state_dict(adapter.from_hf(state))
