@@ -1,3 +1,4 @@
+# ruff: noqa: E402 (the device has to be set first)
 """torchtitan's own Trainer with a tiny Llama, on CPUs.
 
 torchtitan is made for GPUs. This module replaces what does not run without one: the device module,
@@ -8,12 +9,12 @@ optimizer, the data loader, and what the loop calls of a checkpoint manager are 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import types
 
 import torch
 import torch.nn.functional as F
+from torch.distributed.fsdp import FSDPModule
 from torchtitan.tools import utils
 
 CPU = types.SimpleNamespace(
@@ -32,6 +33,7 @@ utils.device_type, utils.device_module = "cpu", CPU
 
 import datasets
 import torchtitan.trainer
+from torchtitan.components.checkpointer import CheckpointManager as Stock
 from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.optimizer import LRSchedulersContainer, default_adamw
@@ -41,8 +43,11 @@ from torchtitan.models import llama3
 from torchtitan.models.common import attention
 from torchtitan.trainer import Trainer
 
-STEPS = 6
-EVERY = 2  # steps between two saves
+from ringstow.integrations.torchtitan import CheckpointManager
+
+MANAGERS = {"ringstow": CheckpointManager, "stock": Stock}
+STEPS = 4
+EVERY = 1  # steps between two saves
 WORDS = 64
 WIDTH = 192  # a weight is larger than what a background save copies at the call
 LENGTH = 16  # tokens in a row
@@ -58,7 +63,6 @@ attention._compiled_create_block_mask = attention.create_block_mask
 torchtitan.trainer.time = types.SimpleNamespace(
     perf_counter=torchtitan.trainer.time.perf_counter, sleep=lambda seconds: None
 )
-logging.disable(logging.INFO)
 
 
 def _rows(path):
@@ -134,3 +138,55 @@ def config(root, checkpoint, *, steps=STEPS):
         checkpoint=checkpoint,
         activation_checkpoint=None,
     )
+
+
+def trainer(root, checkpoint, *, steps=STEPS):
+    """Return torchtitan's Trainer of a run."""
+    run = config(root, checkpoint, steps=steps).build()
+    for part in run.model_parts[0].modules():
+        if isinstance(part, FSDPModule):
+            part.set_force_sum_reduction_for_comms(True)  # gloo cannot average
+    return run
+
+
+def settings(manager="ringstow", **options):
+    """Return a checkpoint manager's configuration."""
+    chosen = {"enable": True, "interval": EVERY, "last_save_model_only": False, **options}
+    return MANAGERS[manager].Config(**chosen)
+
+
+def whole(run):
+    """Return all that a run has learned, in whole tensors, and what it goes on with."""
+    from torch.distributed.tensor import DTensor
+
+    def full(state):
+        return {k: v.full_tensor() if isinstance(v, DTensor) else v for k, v in state.items()}
+
+    return {
+        "model": full(run.model_parts[0].state_dict()),
+        "optimizer": full(run.optimizers.state_dict()),
+        "schedule": run.lr_schedulers.state_dict(),
+        "train": run.state_dict(),
+        "data": run.dataloader.state_dict(),
+    }
+
+
+def fit(rank, ranks, root, results=None, *, manager="ringstow", steps=STEPS, **checkpoint):
+    """Train to the end, from what the manager loads; save what was learned."""
+    run = trainer(root, settings(manager, **checkpoint), steps=steps)
+    begun = []
+    load = run.checkpointer.load
+
+    def loading(step):
+        loaded = load(step)
+        begun.append(run.step)
+        return loaded
+
+    run.checkpointer.load = loading
+    try:
+        run.train()
+    finally:
+        run.close()
+    learned = whole(run)
+    if rank == 0 and results is not None:
+        torch.save({**learned, "begun": begun[0]}, results)

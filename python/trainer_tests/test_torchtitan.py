@@ -1,0 +1,497 @@
+"""torchtitan's Trainer with ringstow's checkpoint manager, beside torchtitan's own."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import shutil
+import sys
+import threading
+
+import pytest
+import torch
+import torchtitan_processes as processes
+from support import assert_same
+
+import ringstow
+
+pytestmark = pytest.mark.timeout(300)
+
+ALL = ["step-1", "step-2", "step-3", "step-4"]  # of a run with torchtitan_runs.STEPS
+
+
+def fit(ranks, root, results=None, **options):
+    assert processes.exit_codes(ranks, processes.fit, root, results, **options) == [0] * ranks
+    return None if results is None else torch.load(results, weights_only=False)
+
+
+def steps(root):
+    return sorted(os.listdir(root / "checkpoint"))
+
+
+def by_name(state):
+    return dict(sorted(state.items()))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Return a folder with a run of each manager on one and on two ranks, and what it learned."""
+    at = tmp_path_factory.mktemp("runs")
+    learned = {}
+    for ranks in (1, 2):
+        for manager in ("ringstow", "stock"):
+            name = f"{manager}-{ranks}"
+            learned[name] = fit(ranks, at / name, at / f"{name}.pt", manager=manager)
+            assert learned[name].pop("begun") == 0
+    return at, learned
+
+
+def copied(runs, name, root, until=2):
+    """Return a new run's folder with a run's steps up to a number."""
+    for step in range(1, until + 1):
+        source = runs[0] / name / "checkpoint" / f"step-{step}"
+        target = root / "checkpoint" / f"step-{step}"
+        target.mkdir(parents=True)
+        for file in source.iterdir():
+            (target / file.name).write_bytes(file.read_bytes())
+    return root
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_keeps_the_same_steps_and_learns_the_same_as_with_torchtitans_manager(ranks, runs):
+    at, learned = runs
+    assert_same(learned[f"ringstow-{ranks}"], learned[f"stock-{ranks}"])
+    assert steps(at / f"ringstow-{ranks}") == steps(at / f"stock-{ranks}") == ALL
+    for name in ALL:
+        path = at / f"ringstow-{ranks}" / "checkpoint" / name
+        assert ringstow.verify(path).ok
+        assert (path / ".metadata").exists()
+
+
+@pytest.mark.parametrize("mode", ["disabled", "async_with_pinned_mem"])
+def test_every_async_mode_saves_the_same(mode, runs, tmp_path):
+    learned = fit(1, tmp_path, tmp_path / "r.pt", async_mode=mode)
+    assert learned.pop("begun") == 0
+    assert_same(learned, runs[1]["ringstow-1"])
+    for name in ALL:
+        ours, other = tmp_path / "checkpoint" / name, runs[0] / "ringstow-1" / "checkpoint" / name
+        assert_same(ringstow.load(ours), ringstow.load(other))
+
+
+@pytest.mark.parametrize(("saved", "ranks"), [("ringstow", 1), ("stock", 1), ("stock", 2)])
+def test_a_run_resumes_to_the_bit_from_either_managers_newest_step(saved, ranks, runs, tmp_path):
+    copied(runs, f"{saved}-{ranks}", tmp_path)
+    learned = fit(ranks, tmp_path, tmp_path / "r.pt")
+    assert learned.pop("begun") == 2
+    assert_same(learned, runs[1][f"ringstow-{ranks}"])
+
+
+@pytest.mark.parametrize(("saved", "ranks"), [(2, 1), (1, 2)])
+def test_a_checkpoint_loads_on_another_number_of_ranks(saved, ranks, runs, tmp_path):
+    copied(runs, f"ringstow-{saved}", tmp_path, until=4)
+    learned = fit(ranks, tmp_path, tmp_path / "r.pt", exclude_from_loading=["dataloader"])
+    assert learned.pop("begun") == 4  # and nothing is trained after it
+    expected = runs[1][f"ringstow-{saved}"]
+    for key in ("model", "optimizer", "schedule", "train"):
+        assert_same(learned[key], expected[key])
+
+
+@pytest.mark.parametrize("mode", ["disabled", "async"])
+def test_use_by_default_lets_torchtitans_own_manager_save_by_ringstow(mode, runs, tmp_path):
+    assert processes.exit_codes(2, by_default, tmp_path, None, async_mode=mode) == [0, 0]
+    for name in ALL:
+        assert ringstow.verify(tmp_path / "checkpoint" / name).ok
+    shutil.rmtree(tmp_path / "checkpoint" / "step-4")
+    results = tmp_path / "r.pt"
+    assert processes.exit_codes(2, by_default, tmp_path, results, async_mode=mode) == [0, 0]
+    learned = torch.load(results, weights_only=False)
+    assert learned.pop("begun") == 3
+    assert_same(learned, runs[1]["stock-2"])
+
+
+def by_default(rank, ranks, *args, **options):
+    import ringstow.dcp
+
+    with ringstow.dcp.use_by_default():
+        processes.fit(rank, ranks, *args, manager="stock", **options)
+
+
+def test_the_manager_resumes_what_use_by_default_saved(runs, tmp_path):
+    assert processes.exit_codes(2, by_default, tmp_path, None, steps=2) == [0, 0]
+    learned = fit(2, tmp_path, tmp_path / "r.pt")
+    assert learned.pop("begun") == 2
+    assert_same(learned, runs[1]["ringstow-2"])
+
+
+# Which step is loaded.
+
+
+def test_load_step_loads_that_step_and_names_the_others_if_it_is_not_there(runs, tmp_path):
+    copied(runs, "ringstow-1", tmp_path, until=3)
+    (tmp_path / "checkpoint" / "step-7").mkdir()  # a killed save's
+    assert processes.exit_codes(1, refused, tmp_path, "complete steps: 1, 2, 3", load_step=7) == [0]
+    assert processes.exit_codes(1, refused, tmp_path, "complete steps: 1, 2, 3", load_step=5) == [0]
+    learned = fit(1, tmp_path, tmp_path / "r.pt", load_step=1)
+    assert learned.pop("begun") == 1
+    assert_same(learned, runs[1]["ringstow-1"])
+
+
+def refused(rank, ranks, root, text, **options):
+    """Train; every rank must fail with an Exception that has this text."""
+    try:
+        processes.fit(rank, ranks, root, **options)
+    except Exception as error:
+        notes = " ".join([str(error), *getattr(error, "__notes__", [])])
+        assert text in notes, notes
+    else:
+        raise AssertionError("it was not refused")
+
+
+def test_names_that_only_contain_a_steps_name_are_no_steps(runs, tmp_path):
+    copied(runs, "ringstow-1", tmp_path, until=2)
+    folder = tmp_path / "checkpoint"
+    (folder / "step-2").rename(folder / "kept-step-9")
+    assert fit(1, tmp_path, tmp_path / "r.pt")["begun"] == 1
+    assert "kept-step-9" in steps(tmp_path)
+
+
+def test_a_damaged_step_is_refused_on_all_ranks_and_no_older_one_is_loaded(runs, tmp_path):
+    copied(runs, "ringstow-2", tmp_path)
+    shard = tmp_path / "checkpoint" / "step-2" / "rank00001-0.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[-100_000] ^= 1
+    shard.write_bytes(content)
+    assert processes.exit_codes(2, refused, tmp_path, "CorruptCheckpointError") != [0, 0]
+
+
+# The last step, initial checkpoints, the seed.
+
+
+def test_the_last_step_holds_the_model_in_the_export_dtype_and_starts_new_runs(runs, tmp_path):
+    last = {"last_save_model_only": True, "export_dtype": "bfloat16"}
+    copied(runs, "ringstow-1", tmp_path, until=3)
+    fit(1, tmp_path, **last)
+    path = tmp_path / "checkpoint" / "step-4"
+    model = runs[1]["ringstow-1"]["model"]
+    assert_same(by_name(ringstow.load(path)), by_name({k: v.bfloat16() for k, v in model.items()}))
+    assert processes.exit_codes(1, refused, tmp_path, "initial_load_path", steps=5) == [0]
+    other = {"initial_load_path": str(path), "steps": 0}
+    learned = fit(1, tmp_path / "other", tmp_path / "o.pt", **other)
+    assert learned["begun"] == 0
+    assert_same(learned["model"], {name: one.bfloat16().float() for name, one in model.items()})
+    assert fit(1, tmp_path, tmp_path / "r.pt", load_step=3)["begun"] == 3
+
+
+def test_hugging_faces_export_is_torchtitans_own_and_starts_new_runs(runs, tmp_path):
+    files = {}
+    for manager in ("ringstow", "stock"):
+        root = copied(runs, f"{manager}-2", tmp_path / manager, until=3)
+        last = {"last_save_model_only": True, "last_save_in_hf": True, "manager": manager}
+        fit(2, root, **last)
+        assert steps(root) == ALL
+        path = root / "checkpoint" / "step-4"
+        found = [one for one in path.rglob("*") if one.is_file()]
+        # Torch writes the headers of the shards that it merges in any order.
+        files[manager] = {
+            str(one.relative_to(path)): one.parent == path and one.read_bytes() for one in found
+        }
+    assert files["ringstow"] == files["stock"]
+    assert {"model.safetensors.index.json", "model-00001-of-00001.safetensors"} < {*files["stock"]}
+    root = tmp_path / "ringstow"
+    assert processes.exit_codes(2, refused, root, "load_step", steps=5) == [0, 0]
+    path = str(root / "checkpoint" / "step-4")
+    new = {"initial_load_path": path, "initial_load_in_hf": True, "steps": 0}
+    learned = fit(1, tmp_path / "other", tmp_path / "o.pt", **new)
+    assert_same(learned["model"], runs[1]["ringstow-2"]["model"])
+
+
+def test_a_seed_checkpoint_is_loaded_as_the_model_of_a_new_run(tmp_path):
+    assert processes.exit_codes(1, seeding, tmp_path) == [0]
+    assert steps(tmp_path) == ["step-0"]
+    seed = by_name(ringstow.load(tmp_path / "checkpoint" / "step-0"))
+    learned = fit(2, tmp_path, tmp_path / "r.pt", steps=0)
+    assert learned["begun"] == 0
+    assert_same(by_name(learned["model"]), seed)
+
+
+def seeding(rank, ranks, root):
+    import torchtitan_runs
+
+    seed = torchtitan_runs.settings(create_seed_checkpoint=True, last_save_model_only=True)
+    run = torchtitan_runs.trainer(root, seed)
+    with torch.no_grad():
+        for one in run.model_parts[0].parameters():
+            one.add_(1)
+    run.checkpointer.save(curr_step=0, last_step=True)
+    run.close()
+
+
+def test_settings_that_say_when_to_save_are_honoured(tmp_path):
+    fit(1, tmp_path / "first", interval=3, enable_first_step_checkpoint=True)
+    assert steps(tmp_path / "first") == ["step-1", "step-3", "step-4"]
+    fit(1, tmp_path / "none", load_only=True)
+    assert not (tmp_path / "none" / "checkpoint").exists()
+    fit(1, tmp_path / "off", enable=False)
+    assert not (tmp_path / "off" / "checkpoint").exists()
+
+
+# Values.
+
+
+def test_states_of_a_users_own_come_back(tmp_path):
+    for is_saved in (False, True):
+        assert processes.exit_codes(2, with_own_state, tmp_path, is_saved) == [0, 0]
+
+
+class Own:
+    """A state with what DCP gives its own treatment."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def state_dict(self):
+        return self.value
+
+    def load_state_dict(self, state):
+        self.value = state
+
+
+def with_own_state(rank, ranks, root, is_saved):
+    import torchtitan_runs
+
+    value = {"bytes": io.BytesIO(b"seven"), "text": "seven", "numbers": [7, 7.0], "none": None}
+    own = Own(dict.fromkeys(value) if is_saved else value)
+    run = torchtitan_runs.trainer(root, torchtitan_runs.settings(), steps=2)
+    run.checkpointer.states["own"] = own
+    run.train()
+    run.close()
+    assert own.value.pop("bytes").getvalue() == b"seven"
+    assert own.value == {"text": "seven", "numbers": [7, 7.0], "none": None}
+
+
+def test_a_value_that_cannot_be_saved_is_refused_on_all_ranks_by_name(tmp_path):
+    assert processes.exit_codes(2, saving_a_function, tmp_path, False) == [0, 0]
+    assert processes.exit_codes(2, saving_a_function, tmp_path, True) == [0, 0]
+
+
+def saving_a_function(rank, ranks, root, allow_pickle):
+    import torchtitan_runs
+
+    chosen = torchtitan_runs.settings(allow_pickle=allow_pickle)
+    run = torchtitan_runs.trainer(root, chosen, steps=2)
+    run.checkpointer.states["own"] = Own({"function": steps})
+    if allow_pickle:
+        run.train()
+    else:
+        with pytest.raises(Exception, match="own.function"):
+            run.train()
+    run.close()
+
+
+# Removal.
+
+
+def test_keep_latest_k_keeps_what_torchtitans_manager_keeps(tmp_path):
+    for manager in ("ringstow", "stock"):
+        fit(1, tmp_path / manager, manager=manager, keep_latest_k=2, steps=5)
+    assert steps(tmp_path / "ringstow") == steps(tmp_path / "stock")
+    assert steps(tmp_path / "ringstow") == ["step-3", "step-4", "step-5"]  # none goes at the last
+
+
+def test_steps_are_removed_only_once_the_newer_one_has_committed(tmp_path):
+    assert processes.exit_codes(2, failing, tmp_path, 3, 1, keep_latest_k=2) == [0, 0]
+    assert steps(tmp_path)[:2] == ["step-1", "step-2"]
+    fit(2, tmp_path, keep_latest_k=2)
+    assert steps(tmp_path) == ["step-2", "step-3", "step-4"]
+
+
+def failing(rank, ranks, root, at_step, victim, **options):
+    """Train; at a step the disk of one rank is full. All ranks must raise it at the next save."""
+    import torchtitan_runs
+
+    run = torchtitan_runs.trainer(root, torchtitan_runs.settings(**options), steps=6)
+    save = run.checkpointer.save
+    called = []
+
+    def saving(step, last_step=False):
+        if step == at_step and rank == victim:
+            run.checkpointer.maybe_wait_for_saving()
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, resource.RLIM_INFINITY))
+        called.append(step)
+        return save(step, last_step)
+
+    run.checkpointer.save = saving
+    is_sync = options.get("async_mode") == "disabled"
+    text = "File too large" if rank == victim else f"rank {victim} failed: OSError"
+    with pytest.raises(Exception, match=text) as caught:
+        run.train()
+    assert f"{root}/checkpoint/step-{at_step} was not saved." in caught.value.__notes__
+    assert called[-1] == (at_step if is_sync else at_step + 1)
+    run.close()
+
+
+@pytest.mark.parametrize(("mode", "victim"), [("async", 0), ("async", 1), ("disabled", 1)])
+def test_a_full_disk_of_one_rank_fails_all_and_the_run_resumes(mode, victim, runs, tmp_path):
+    assert processes.exit_codes(2, failing, tmp_path, 3, victim, async_mode=mode) == [0, 0]
+    assert [
+        name for name in ALL if (tmp_path / "checkpoint" / name / "manifest.json").exists()
+    ] == [
+        "step-1",
+        "step-2",
+    ]
+    learned = fit(2, tmp_path, tmp_path / "r.pt")
+    assert learned.pop("begun") == 2
+    assert_same(learned, runs[1]["ringstow-2"])
+
+
+# The end.
+
+
+def test_close_awaits_the_save_in_flight(tmp_path):
+    assert processes.exit_codes(1, closing, tmp_path) == [0]
+
+
+def closing(rank, ranks, root):
+    import torchtitan_runs
+
+    from ringstow.dcp import StorageWriter
+
+    run = torchtitan_runs.trainer(root, torchtitan_runs.settings(last_save_model_only=True))
+    is_closing = threading.Event()
+    write, end = StorageWriter.write_data, run.checkpointer._flight.end
+
+    def write_data(self, plan, planner):
+        assert is_closing.wait(60)
+        return write(self, plan, planner)
+
+    def ending():
+        is_closing.set()
+        return end()
+
+    StorageWriter.write_data = write_data
+    assert run.checkpointer.save(1)
+    assert run.checkpointer.save_future is not None
+    assert not os.path.exists(f"{root}/checkpoint/step-1/manifest.json")
+    run.checkpointer._flight.end = ending
+    run.close()
+    assert os.path.exists(f"{root}/checkpoint/step-1/manifest.json")
+    assert run.checkpointer.save_future is None
+    run.close()
+    with pytest.raises(ringstow.InvalidStateError, match="is closed"):
+        run.checkpointer.save(2)
+
+
+def test_close_raises_a_failure_unless_another_error_ends_the_run(tmp_path):
+    assert processes.exit_codes(1, closing_a_failed_save, tmp_path, False) == [0]
+    assert processes.exit_codes(1, closing_a_failed_save, tmp_path, True) == [0]
+
+
+def closing_a_failed_save(rank, ranks, root, is_ending):
+    import torchtitan_runs
+
+    run = torchtitan_runs.trainer(root, torchtitan_runs.settings())
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, resource.RLIM_INFINITY))
+    run.checkpointer.save(1)
+    if not is_ending:
+        with pytest.raises(OSError, match="File too large"):
+            run.close()
+        return
+    try:
+        raise KeyError("training")
+    except KeyError:
+        run.close()
+
+
+# Settings and the seam.
+
+
+def test_settings_that_cannot_be_honoured_are_refused_with_a_remedy(tmp_path):
+    assert processes.exit_codes(1, refusing, tmp_path) == [0]
+
+
+def refusing(rank, ranks, root):
+    import torchtitan_runs
+
+    for text, options in {
+        "folder=gs://b/run: .* Mount it": {"folder": "gs://b/run"},
+        "initial_load_path=s3://b: .* Mount it": {"initial_load_path": "s3://b"},
+        "last_save_in_hf=True, and .*: leave it out": {
+            "last_save_in_hf": True,
+            "last_save_model_only": True,
+        },
+        "initial_load_in_hf=True, and .*: leave it out": {"initial_load_in_hf": True},
+    }.items():
+        chosen = torchtitan_runs.config(root, torchtitan_runs.settings(**options))
+        chosen.model_spec.state_dict_adapter = None
+        with pytest.raises((ringstow.UnsupportedError, ringstow.InvalidStateError), match=text):
+            chosen.build()
+    run = torchtitan_runs.trainer(root, torchtitan_runs.settings(exclude_from_loading=["typo"]))
+    with pytest.raises(ringstow.InvalidStateError, match="names typo; the states are train_state"):
+        run.train()
+    with pytest.raises(ValueError, match="async_mode='later'"):
+        torchtitan_runs.settings(async_mode="later")
+
+
+def test_the_configuration_is_parsed_from_the_command_line(tmp_path):
+    assert processes.exit_codes(1, parsing, tmp_path) == [0]
+
+
+def parsing(rank, ranks, root):
+    import types
+
+    import torchtitan_runs
+    from torchtitan.config import ConfigManager
+
+    pool = ringstow.Config(pool_bytes="64M")
+    start = torchtitan_runs.config(root, torchtitan_runs.settings(ringstow_config=pool))
+    module = types.ModuleType("own.config_registry")
+    module.run = lambda: start
+    sys.modules |= {"own": types.ModuleType("own"), "own.config_registry": module}
+    arguments = "--module own --config run --checkpoint.interval 7 --checkpoint.async_mode disabled"
+    parsed = ConfigManager().parse_args(arguments.split()).checkpoint
+    assert (parsed.interval, parsed.async_mode, parsed.ringstow_config) == (7, "disabled", pool)
+    assert type(parsed) is type(start.checkpoint)
+    json.dumps(parsed.to_dict())  # as `debug.print_config` does
+
+
+def test_the_seam_is_the_one_that_the_manager_fills(tmp_path):
+    assert processes.exit_codes(1, the_seam) == [0]
+
+
+def the_seam(rank, ranks):
+    import dataclasses
+    import inspect
+
+    from torchtitan.components.checkpointer import BaseCheckpointManager, CheckpointManager
+
+    from ringstow.integrations._torchtitan import _seam
+
+    _seam.check(BaseCheckpointManager)  # fails when hooks or settings are new or gone
+    public = {name for name in vars(BaseCheckpointManager) if not name.startswith("_")}
+    assert public == {
+        *("Config", "close", "load", "maybe_wait_for_saving", "maybe_wait_for_staging", "save"),
+    }
+    for name, parameters in {
+        "_save": ["self", "curr_step", "last_step"],
+        "_load": ["self", "step"],
+        "_close": ["self"],
+        "_maybe_wait_for_staging": ["self"],
+        "_wait_for_saving": ["self"],
+    }.items():
+        assert [*inspect.signature(getattr(BaseCheckpointManager, name)).parameters] == parameters
+    export = inspect.signature(CheckpointManager.dcp_save).parameters
+    assert [*export][:4] == ["self", "state_dict", "checkpoint_id", "async_mode"]
+    assert "to_hf" in export
+
+    @dataclasses.dataclass
+    class Config:
+        enable: bool = False
+
+    class Other:
+        __abstractmethods__ = frozenset({"_save", "_stage"})
+
+    Other.Config = Config
+    with pytest.raises(ringstow.UnsupportedError, match=r"_close, .*_stage.*docs/trainers"):
+        _seam.check(Other)

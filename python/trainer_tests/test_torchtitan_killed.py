@@ -1,0 +1,158 @@
+"""Runs of torchtitan that are killed at any moment of a save resume and end with the same bits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+import torch
+import torchtitan_processes as processes
+from support import assert_same
+
+import ringstow
+
+pytestmark = pytest.mark.timeout(300)
+
+NUMBER = 3  # of the save that is killed; each step is saved
+
+# The moment, the number of ranks, and which of them are killed.
+MOMENTS = [
+    ("beginning", 1, (0,)),
+    ("writing", 1, (0,)),
+    ("training", 1, (0,)),
+    ("written", 1, (0,)),
+    ("committing", 1, (0,)),
+    ("committed", 1, (0,)),
+    ("removing", 1, (0,)),
+    ("marked", 1, (0,)),
+    ("clearing", 1, (0,)),
+    ("writing", 2, (0, 1)),
+    ("training", 2, (0, 1)),
+    ("training", 2, (0,)),
+    ("written", 2, (1,)),
+    ("committing", 2, (0,)),
+    ("committed", 2, (0,)),
+    ("marked", 2, (0,)),
+]
+
+
+def killed(rank, ranks, root, moment, victims, **options):
+    """Train, and be killed at a moment of a save or of the removal after it."""
+    import torchtitan_runs
+
+    from ringstow.dcp import _mark
+    from ringstow.dcp._writer import StorageWriter
+    from ringstow.integrations._torchtitan import _ranks, _steps
+
+    count, has_begun = 0, threading.Event()
+    set_up, write = StorageWriter.set_up_storage_writer, StorageWriter.write_data
+
+    def die_at(*moments):
+        if rank in victims and moment in moments and count == NUMBER:
+            if moment == "training":
+                assert has_begun.wait(60)
+            processes.die()
+
+    def begin(self, *args, **more):
+        nonlocal count
+        count += 1
+        die_at("beginning")
+        return set_up(self, *args, **more)
+
+    def write_data(self, plan, planner):
+        die_at("writing", "training")
+        done = write(self, plan, planner)
+        die_at("written")
+        return done
+
+    def before(name, call):
+        def wrapper(*args, **more):
+            die_at(name)
+            return call(*args, **more)
+
+        return wrapper
+
+    StorageWriter.set_up_storage_writer = begin
+    StorageWriter.write_data = write_data
+    StorageWriter.finish = before("committing", StorageWriter.finish)
+    _mark.write = before("committed", _mark.write)
+    _steps.Steps._remove = before("removing", _steps.Steps._remove)
+    _steps.remove = before("marked", _steps.remove)  # once `.metadata` is away
+    _ranks._put = before("exported", _ranks._put)
+    if moment == "clearing":  # the manifest is renamed, and files are left
+        _steps.remove = lambda path, **_: (
+            os.rename(f"{path}/manifest.json", f"{path}/manifest.json.retired"),
+            die_at("clearing"),
+        )
+    run = torchtitan_runs.trainer(root, torchtitan_runs.settings(keep_latest_k=2, **options))
+    step, save = run.train_step, run.checkpointer.save
+
+    def train_step(data):
+        has_begun.set()
+        step(data)
+
+    def saving(*args, **more):
+        has_begun.clear()
+        return save(*args, **more)
+
+    run.train_step, run.checkpointer.save = train_step, saving
+    run.train()
+    run.close()
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """Return what runs learn that are not killed, by their number of ranks."""
+    at = tmp_path_factory.mktemp("unbroken")
+    learned = {}
+    for ranks in (1, 2):
+        results = at / f"{ranks}.pt"
+        codes = processes.exit_codes(ranks, processes.fit, at / str(ranks), results)
+        assert codes == [0] * ranks
+        learned[ranks] = torch.load(results, weights_only=False)
+        assert learned[ranks].pop("begun") == 0
+    return learned
+
+
+@pytest.mark.parametrize(("moment", "ranks", "victims"), MOMENTS)
+def test_a_killed_run_resumes_and_ends_with_the_same_bits(
+    moment, ranks, victims, tmp_path, unbroken
+):
+    codes = processes.exit_codes(ranks, killed, tmp_path, moment, victims)
+    assert all(codes[victim] == -signal.SIGKILL for victim in victims)
+    assert 0 not in codes  # the others do not take a lost save for a success
+    is_committed = moment in ("committed", "removing", "marked", "clearing")
+    newest = NUMBER if is_committed else NUMBER - 1
+    folder = tmp_path / "checkpoint"
+    assert ringstow.verify(ringstow.latest(folder)).ok
+    assert os.path.basename(ringstow.latest(folder)) == f"step-{newest}"
+    valid = [p.parent.name for p in folder.glob("*/.metadata")]
+    assert all((folder / name / "manifest.json").exists() for name in valid)
+
+    results = tmp_path / "results.pt"
+    again = processes.exit_codes(ranks, processes.fit, tmp_path, results, keep_latest_k=2)
+    assert again == [0] * ranks
+    learned = torch.load(results, weights_only=False)
+    assert learned.pop("begun") == newest
+    assert_same(learned, unbroken[ranks])
+    names = sorted(os.listdir(folder))
+    assert names[-1] == "step-4"
+    assert "step-1" not in names or newest == NUMBER  # then no save came after it but the last
+    for name in names:
+        if not name.startswith(".") and (folder / name / "manifest.json").exists():
+            assert ringstow.verify(folder / name).ok
+
+
+def test_a_kill_before_the_export_has_its_name_leaves_the_steps_and_no_export(tmp_path):
+    last = {"last_save_model_only": True, "last_save_in_hf": True}
+    codes = processes.exit_codes(2, killed, tmp_path, "exported", (0,), **last)
+    assert codes[0] == -signal.SIGKILL
+    assert codes[1] != 0
+    folder = tmp_path / "checkpoint"
+    assert not (folder / "step-4").exists()
+    assert not any("step-4" in name for name in os.listdir(folder))
+    assert processes.exit_codes(2, processes.fit, tmp_path, None, **last) == [0, 0]
+    assert (folder / "step-4" / "model.safetensors.index.json").exists()
+    assert not any(name.startswith(".ringstow") for name in os.listdir(folder))

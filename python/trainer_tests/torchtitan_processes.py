@@ -1,0 +1,131 @@
+"""Runs of torchtitan on one or more ranks, each in a process of its own.
+
+Run as a program, this module is a server: it imports all once and forks each rank, so that a rank
+starts at once. It reads pickled requests from its standard input, and answers with exit codes.
+(The server of `multiprocessing` is one for all tests of a process, and preloads Lightning.)
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import importlib
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+
+_PATIENCE_S = 100
+
+
+def exit_codes(ranks, function, *args, **options):
+    """Run a function of a test's module on each rank, as ``function(rank, ranks, ...)``.
+
+    Returns:
+        How the ranks have ended; a signal's number is negative.
+    """
+    server = _server()
+    pickle.dump((ranks, function.__module__, function.__name__, args, options), server.stdin)
+    server.stdin.flush()
+    return pickle.load(server.stdout)
+
+
+@functools.cache
+def _server():
+    path = os.pathsep.join(filter(None, sys.path))
+    server = subprocess.Popen(
+        [sys.executable, __file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    atexit.register(server.kill)
+    return server
+
+
+def fit(*args, **options):
+    """Train; see `torchtitan_runs.fit`, which only the server imports."""
+    import torchtitan_runs
+
+    torchtitan_runs.fit(*args, **options)
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+    signal.pause()
+
+
+def _serve():
+    import torch
+    import torchtitan_runs  # noqa: F401
+
+    import ringstow.integrations.torchtitan  # noqa: F401
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    while True:
+        try:
+            ranks, *request = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1]
+        children = [_fork(rank, ranks, port, *request) for rank in range(ranks)]
+        pickle.dump(_ended(children), answers)
+        answers.flush()
+
+
+def _fork(rank, ranks, port, module, function, args, options):
+    if child := os.fork():
+        return child
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        LOCAL_RANK=str(rank),
+        RANK=str(rank),
+        WORLD_SIZE=str(ranks),
+    )
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    try:
+        getattr(importlib.import_module(module), function)(rank, ranks, *args, **options)
+    except SystemExit as end:
+        _exit(end.code)
+    except BaseException:
+        traceback.print_exc()
+        _exit(1)
+    _exit(0)
+
+
+def _exit(code):
+    """End as a program does, with what ringstow does at the exit."""
+    with contextlib.suppress(BaseException):
+        sys.stderr.flush()
+    atexit._run_exitfuncs()
+    os._exit(code)
+
+
+def _ended(children):
+    until = time.monotonic() + _PATIENCE_S
+    codes = {}
+    while len(codes) < len(children):
+        for child in set(children) - set(codes):
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                codes[child] = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() > until:
+                os.kill(child, signal.SIGKILL)
+        time.sleep(0.01)
+    return [codes[child] for child in children]
+
+
+if __name__ == "__main__":
+    _serve()
