@@ -16,6 +16,7 @@ import torchtitan_processes as processes
 from support import assert_same
 
 import ringstow
+import ringstow.convert
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -125,6 +126,28 @@ def test_the_manager_resumes_what_use_by_default_saved(runs, tmp_path):
     assert_same(learned, runs[1]["ringstow-2"])
 
 
+@pytest.mark.parametrize("way", ["use_by_default", "convert"])
+def test_torchtitans_own_manager_resumes_the_managers_steps(way, runs, tmp_path):
+    copied(runs, "ringstow-2", tmp_path)
+    run = by_default
+    if way == "convert":
+        run = stock
+        for step in (1, 2):
+            path = tmp_path / "checkpoint" / f"step-{step}"
+            ringstow.convert.ringstow_to_dcp(path, tmp_path / "new")
+            shutil.rmtree(path)
+            (tmp_path / "new").rename(path)
+    results = tmp_path / "r.pt"
+    assert processes.exit_codes(2, run, tmp_path, results) == [0, 0]
+    learned = torch.load(results, weights_only=False)
+    assert learned.pop("begun") == 2
+    assert_same(learned, runs[1]["stock-2"])
+
+
+def stock(*args, **options):
+    processes.fit(*args, manager="stock", **options)
+
+
 # Which step is loaded.
 
 
@@ -201,6 +224,9 @@ def test_hugging_faces_export_is_torchtitans_own_and_starts_new_runs(runs, tmp_p
     assert {"model.safetensors.index.json", "model-00001-of-00001.safetensors"} < {*files["stock"]}
     root = tmp_path / "ringstow"
     assert processes.exit_codes(2, refused, root, "load_step", steps=5) == [0, 0]
+    assert processes.exit_codes(2, refused, root, "step-4 was not saved", steps=5, load_step=3) == [
+        *(0, 0)
+    ]
     path = str(root / "checkpoint" / "step-4")
     new = {"initial_load_path": path, "initial_load_in_hf": True, "steps": 0}
     learned = fit(1, tmp_path / "other", tmp_path / "o.pt", **new)
@@ -495,3 +521,25 @@ def the_seam(rank, ranks):
     Other.Config = Config
     with pytest.raises(ringstow.UnsupportedError, match=r"_close, .*_stage.*docs/trainers"):
         _seam.check(Other)
+
+
+def test_the_snippet_of_the_page_runs(tmp_path):
+    assert processes.exit_codes(1, running_the_snippet, tmp_path) == [0]
+
+
+def running_the_snippet(rank, ranks, root):
+    import pathlib
+
+    import snippets
+    import torchtitan_runs
+
+    page = pathlib.Path(__file__).parents[2] / "docs" / "trainers" / "torchtitan.md"
+    ((line, code),) = snippets.snippets(page)
+    names = {}
+    exec(compile("\n" * (line - 1) + code, str(page), "exec"), names)
+    chosen = names["llama3_with_ringstow"]().checkpoint
+    run = torchtitan_runs.trainer(root, chosen)
+    assert type(run.checkpointer) is torchtitan_runs.CheckpointManager
+    run.train()
+    run.close()
+    assert os.listdir(f"{root}/checkpoint") == ["step-4"]
