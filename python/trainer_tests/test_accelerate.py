@@ -3,6 +3,7 @@
 import inspect
 import os
 import pathlib
+import pickle
 import threading
 
 import accelerate
@@ -164,6 +165,21 @@ def test_the_next_call_raises_a_failure_once(tmp_path, monkeypatch, call):
     one.save_state()
     one.wait_for_checkpoint()
     assert ringstow.verify(at(tmp_path, 2)).ok
+
+
+def test_output_dir_beside_automatic_naming_has_no_effect_but_a_warning(tmp_path, caplog):
+    one = Training(accelerator(tmp_path)).accelerator
+    assert one.save_state(tmp_path / "other") == pathlib.Path(at(tmp_path, 0))
+    assert "output_dir=" in caplog.text
+    one.wait_for_checkpoint()
+    assert os.listdir(tmp_path) == ["checkpoints"]
+
+
+def test_an_accelerator_can_be_pickled_for_a_worker_and_saves_there(tmp_path):
+    one = alone(tmp_path, background=False).accelerator
+    one.save_state(tmp_path / "state")
+    copy = pickle.loads(pickle.dumps(RingstowAccelerator(cpu=True, background=False)))
+    assert ringstow.verify(copy.save_state(tmp_path / "other")).ok
 
 
 def test_with_background_false_the_directory_is_there(tmp_path):

@@ -139,8 +139,8 @@ class RingstowAccelerator(Accelerator):  # type: ignore[misc, unused-ignore]
         ``total_limit`` are removed once this one is complete.
 
         Args:
-            output_dir: the checkpoint's directory, which the save replaces as a whole; ignored
-                with automatic naming, as by the Accelerator.
+            output_dir: the checkpoint's directory, which the save replaces as a whole. Leave
+                it out with automatic naming, where it has no effect but a warning.
             safe_serialization: False is refused.
             save_model_func_kwargs: refused; they are DeepSpeed's.
 

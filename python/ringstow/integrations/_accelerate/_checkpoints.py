@@ -43,6 +43,10 @@ class Checkpoints:
         self._saves = _saves.Saves("accelerate", "total_limit")
         self._part: str | None = None
 
+    def __reduce__(self) -> tuple[type[Checkpoints], tuple[Any, Options]]:
+        """Pickle without saves and ranks: a dataloader's worker may get the Accelerator."""
+        return type(self), (self._accelerator, self._options)
+
     # A save.
 
     def save(self, output_dir: str | os.PathLike[str] | None) -> str:
@@ -92,6 +96,13 @@ class Checkpoints:
         if self._is_named():
             names = _places.NAMES
             shown = os.path.join(self._root(), f"checkpoint_{self._accelerator.save_iteration}")
+            if output_dir is not None:
+                _log.warning(
+                    "automatic_checkpoint_naming saves to %s, and output_dir=%r has no effect: "
+                    "leave it out",
+                    shown,
+                    output_dir,
+                )
             if os.path.lexists(shown):
                 raise ValueError(
                     f"{shown} exists already: call load_state() before the first save, or set "
@@ -103,7 +114,7 @@ class Checkpoints:
                 "ProjectConfiguration(automatic_checkpoint_naming=True)"
             )
         else:
-            shown = os.fspath(output_dir)
+            shown = os.path.expanduser(os.fspath(output_dir))
             names = re.compile(re.escape(os.path.basename(absolute(shown))))
             _places.check_replaced(absolute(shown))
         os.mkdir(os.path.join(_named.prepare(absolute(shown), names), _places.HOOKS))
@@ -212,6 +223,8 @@ class Checkpoints:
                 f"ringstow.load({path!r}, prefix='model') for the weights"
             )
         load = self._load_shards if mark.is_sharded else self._load_whole
+
+        self._ranks.see(path)
 
         def load_all() -> None:
             meta = load(path, mark, strict)

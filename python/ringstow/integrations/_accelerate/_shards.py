@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from ringstow.dcp import LoadPlanner, StorageReader, _latest, _private
+from ringstow.dcp import LoadPlanner, StorageReader, _private
 from ringstow.dcp._together import gathered
 from ringstow.integrations import _values
 from ringstow.integrations._accelerate._states import ACCELERATOR, key, put_scaler
@@ -70,7 +70,6 @@ def load_into(
         KeyMismatchError: the checkpoint has other names, or tensors of other shapes.
         CheckpointException: torch's, if a rank cannot read.
     """
-    _latest.agree_on(path, group)
     meta = _load_meta(path, group, config, allow_pickle)
     fresh = meta[_FRESH]
     for name, _, optimizer in _optimizers(accelerator):

@@ -80,6 +80,13 @@ class Together:
 
         return gathered(value, self.group)
 
+    def see(self, path: str) -> None:
+        """Wait until all ranks see a checkpoint: a network file system may show it late."""
+        if _has_ranks():
+            from ringstow.dcp._latest import agree_on
+
+            agree_on(path, self.group)
+
     def writers(self, config: Config | None, staging: Staging, allow_pickle: bool) -> Ranks:
         """Return what saves shards on all ranks; the same for each save, as it keeps its memory."""
         if self._writers is None:
