@@ -20,6 +20,7 @@ from accelerate.utils import (
 )
 from torch.distributed.tensor import DTensor
 
+from ringstow.integrations._accelerate import _shards  # noqa: F401, the server imports it
 from ringstow.integrations.accelerate import RingstowAccelerator
 
 forked_ranks.preload(__name__)

@@ -17,6 +17,7 @@ import sys
 from multiprocessing import forkserver
 
 import torch
+import torch._dynamo  # each optimizer imports it, which takes as long as a small run
 
 _context = multiprocessing.get_context("forkserver")
 _preloaded: list[str] = []
