@@ -45,6 +45,23 @@ class Progress:
         vars(self).update(state)
 
 
+class Odd(Progress):
+    """Holds what only a pickle can keep."""
+
+    def state_dict(self):
+        return {"odd": type(self)}
+
+    def load_state_dict(self, state):
+        self.odd = state["odd"]
+
+
+class Average(Progress):
+    """Holds a large tensor, which training changes outside of the optimizer."""
+
+    def __init__(self):
+        self.average = torch.zeros(1 << 20)
+
+
 def model():
     torch.manual_seed(0)
     return torch.nn.Sequential(

@@ -10,6 +10,8 @@ import accelerate
 import accelerate_runs as runs
 import pytest
 import torch
+from accelerate.data_loader import get_sampler
+from accelerate.utils import DataLoaderConfiguration
 from accelerate_runs import EVERY, STEPS, Training, accelerator, checkpoints, fit, fit_stock
 from support import assert_same, flip
 
@@ -49,7 +51,13 @@ def at(root, number=LAST):
 def alone(root, **options):
     """Return a training whose checkpoints have no automatic names."""
     runs.reset()
-    return Training(RingstowAccelerator(cpu=True, project_dir=str(root), **options))
+    one = RingstowAccelerator(
+        cpu=True,
+        project_dir=str(root),
+        dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=1),
+        **options,
+    )
+    return Training(one)
 
 
 def test_a_run_ends_as_one_of_the_stock_accelerator(finished, tmp_path, unbroken):
@@ -338,13 +346,6 @@ def test_ctrl_c_in_a_save_leaves_what_was_committed(tmp_path):
     assert ringstow.verify(tmp_path / "state").ok
 
 
-class Average(runs.Progress):
-    """Holds a large tensor, which training changes outside of the optimizer."""
-
-    def __init__(self):
-        self.average = torch.zeros(1 << 20)
-
-
 def test_a_registered_object_with_large_tensors_is_copied_in_the_call(tmp_path, monkeypatch):
     staged = []
     save = _whole.save_async
@@ -354,7 +355,7 @@ def test_a_registered_object_with_large_tensors_is_copied_in_the_call(tmp_path, 
         return save(*args, **options)
 
     monkeypatch.setattr(_whole, "save_async", seen)
-    one, large = alone(tmp_path).accelerator, Average()
+    one, large = alone(tmp_path).accelerator, runs.Average()
     one.register_for_checkpointing(large)
     path = one.save_state(tmp_path / "state")
     large.average.add_(1)
@@ -363,23 +364,27 @@ def test_a_registered_object_with_large_tensors_is_copied_in_the_call(tmp_path, 
     assert not large.average.any()
 
 
+def test_a_dataloader_comes_back_with_its_epoch_and_seed(tmp_path):
+    training = alone(tmp_path)
+    training.loader.set_epoch(3)
+    get_sampler(training.loader).initial_seed = 77
+    order = torch.cat(list(training.loader))
+    training.loader.set_epoch(3)
+    path = training.accelerator.save_state(tmp_path / "state")
+    training.accelerator.wait_for_checkpoint()
+    other = alone(tmp_path)
+    assert not torch.equal(torch.cat(list(other.loader)), order)
+    other.accelerator.load_state(path)
+    assert torch.equal(torch.cat(list(other.loader)), order)
+
+
 def test_torch_s_versions_of_modules_come_back(finished, tmp_path):
     saved = ringstow.load(at(finished), prefix="model")["model"]
     assert saved._metadata == runs.model().state_dict()._metadata
 
 
-class Odd(runs.Progress):
-    """Holds what only a pickle can keep."""
-
-    def state_dict(self):
-        return {"odd": type(self)}
-
-    def load_state_dict(self, state):
-        self.odd = state["odd"]
-
-
 def test_values_that_need_a_pickle_are_refused_by_name(tmp_path):
-    odd = Odd()
+    odd = runs.Odd()
     one = alone(tmp_path).accelerator
     one.register_for_checkpointing(odd)
     with pytest.raises(ringstow.InvalidStateError, match="odd") as raised:
@@ -389,7 +394,7 @@ def test_values_that_need_a_pickle_are_refused_by_name(tmp_path):
     one.register_for_checkpointing(odd)
     path = one.save_state(tmp_path / "state")
     one.load_state(path)
-    assert odd.odd is Odd
+    assert odd.odd is runs.Odd
 
 
 def test_a_checkpoint_that_lacks_something_changes_nothing(finished, tmp_path):

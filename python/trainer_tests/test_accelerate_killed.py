@@ -46,7 +46,9 @@ MOMENTS = [
     ("one", "complete", 1, (0,), 0),
     ("one", "named", 1, (0,), 3),
     ("one", "removing", 1, (0,), 3),
+    ("ddp", "starting", 3, (0, 1), 2),
     ("ddp", "writing", 2, (0,), 1),
+    ("ddp", "committed", 2, (0,), 1),
     ("ddp", "complete", 3, (0,), 2),
     ("ddp", "named", 1, (0, 1), 3),
     ("fsdp2", "hooks", 2, (0,), 1),
@@ -54,8 +56,11 @@ MOMENTS = [
     ("fsdp2", "writing", 3, (1,), 2),
     ("fsdp2", "written", 3, (1,), 2),
     ("fsdp2", "committing", 3, (0,), 2),
+    ("fsdp2", "committed", 2, (0,), 1),
+    ("fsdp2", "durable", 1, (0, 1), 0),
     ("fsdp2", "complete", 3, (0, 1), 2),
     ("fsdp2", "named", 1, (0,), 3),
+    ("fsdp2", "removing", 1, (0, 1), 3),
 ]
 
 

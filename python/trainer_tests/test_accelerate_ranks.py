@@ -159,6 +159,39 @@ def test_a_failure_of_one_rank_raises_on_all_and_the_next_save_works(kind, victi
         assert ringstow.verify(tmp_path / "checkpoints" / name).ok
 
 
+def refused(rank, ranks, root, options):
+    """Save what only a pickle can keep; each rank exits with 3 if that is refused at the call."""
+    training = runs.Training(runs.accelerator(root, **options))
+    training.accelerator.register_for_checkpointing(runs.Odd())
+    try:
+        training.accelerator.save_state()
+    except ringstow.Error as error:
+        notes = getattr(error, "__notes__", [""])
+        is_told = "allow_pickle=True" in notes[-1] if rank == 0 else "rank 0 failed" in str(error)
+        sys.exit(3 if "odd" in str(error) and is_told else 4)
+
+
+@pytest.mark.parametrize("fsdp", [False, True], ids=["ddp", "fsdp2"])
+def test_a_value_that_cannot_be_saved_is_refused_on_all_ranks_at_the_call(fsdp, tmp_path):
+    assert forked_ranks.exit_codes(RANKS, refused, tmp_path, {"fsdp": fsdp}) == [3] * RANKS
+    assert runs.checkpoints(tmp_path) == []
+
+
+def averaging(rank, ranks, root, options):
+    """Change a large tensor of a registered object right after the call."""
+    large = runs.Average()
+    one = runs.Training(runs.accelerator(root, **options)).accelerator
+    one.register_for_checkpointing(large)
+    one.save_state()
+    large.average.add_(1)
+    one.load_state()
+    sys.exit(4 if large.average.any() else 3)
+
+
+def test_large_tensors_of_objects_are_saved_by_fsdp2_as_they_were_at_the_call(tmp_path):
+    assert forked_ranks.exit_codes(RANKS, averaging, tmp_path, {"fsdp": True}) == [3] * RANKS
+
+
 def leaving(rank, ranks, root, options):
     """Exit with a save in flight."""
     training = runs.Training(runs.accelerator(root, **options))
