@@ -77,6 +77,8 @@ def reset():
     """Forget the Accelerator that was in this process before."""
     AcceleratorState._reset_state(True)
     GradientState._reset_state()
+    for name in ("ACCELERATE_USE_FSDP", "FSDP_CPU_RAM_EFFICIENT_LOADING"):  # plugins set them
+        os.environ.pop(name, None)
 
 
 def accelerator(root, *, kind=RingstowAccelerator, fsdp=False, limit=None, plugin=None, **options):
@@ -98,7 +100,6 @@ def accelerator(root, *, kind=RingstowAccelerator, fsdp=False, limit=None, plugi
         # Each object that is prepared copies this one to the Accelerator's own state.
         PartialState._shared_state["distributed_type"] = DistributedType.FSDP
         one.state.distributed_type = DistributedType.FSDP
-        os.environ.pop("ACCELERATE_USE_FSDP", None)
     return one
 
 
@@ -190,6 +191,23 @@ def fit_stock(root, *, steps=STEPS, **options):
     training = Training(accelerator(root, kind=accelerate.Accelerator, **options))
     training.run(steps=steps)
     return training
+
+
+def at(root, number=STEPS // EVERY - 1):
+    """Return the path of a checkpoint of a run."""
+    return os.path.join(root, "checkpoints", f"checkpoint_{number}")
+
+
+def alone(root, **options):
+    """Return a training whose checkpoints have no automatic names."""
+    reset()
+    one = RingstowAccelerator(
+        cpu=True,
+        project_dir=str(root),
+        dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=1),
+        **options,
+    )
+    return Training(one)
 
 
 def checkpoints(root):
