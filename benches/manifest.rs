@@ -83,6 +83,7 @@ fn receipts(manifest: &Manifest) -> Vec<Vec<u8>> {
             block_bytes: manifest.block_bytes,
             files,
             tensors,
+            apart: Vec::new(),
         };
         receipt.encode().expect("it can be written")
     };

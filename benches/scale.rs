@@ -214,7 +214,8 @@ fn write_ranks(ranks: usize, dir: &Path) -> Vec<Receipt> {
         };
         let files = vec![FileEntry { name, bytes: 8192, crc32: vec![0] }];
         let (rank, block_bytes, tensors) = (rank as u32, 1 << 20, vec![tensor]);
-        let receipt = Receipt { rank, session, write, block_bytes, files, tensors };
+        let receipt =
+            Receipt { rank, session, write, block_bytes, files, tensors, apart: Vec::new() };
         let done = dir.join(names::done(receipt.rank));
         std::fs::write(done, receipt.mark()).expect("it can be made");
         receipt

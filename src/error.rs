@@ -172,6 +172,16 @@ pub enum Error {
         path: PathBuf,
     },
 
+    /// [`slim`](crate::slim()) has removed files that the load needs since the checkpoint was opened. The rest still loads.
+    #[error("`slim` has dropped {} from {} since it was opened: load the rest by its names, or open it again",
+            dropped.join(" and "), path.display())]
+    Slimmed {
+        /// The checkpoint's directory.
+        path: PathBuf,
+        /// The names below which it has dropped everything.
+        dropped: Vec<String>,
+    },
+
     /// A save is committed, and the last sync after that failed: readers see the new checkpoint, and a crash or power
     /// cut may bring the earlier one back. The files of both are there. An export returns it if the disk also refuses to
     /// remove the exported model again.

@@ -5,6 +5,7 @@ use crate::device::TensorSource;
 use crate::device::cuda::CudaSource;
 use crate::device::host::ViewSource;
 use crate::error::{Error, Result};
+use crate::format::part::Part;
 use crate::format::select::is_below;
 use crate::format::value::{Leaf, Named};
 use crate::format::{Dtype, Element, Item, Metrics, Region, TensorInfo, Value, metrics};
@@ -234,7 +235,8 @@ impl<'a> StateDict<'a> {
     /// The tensors, for the save.
     pub(crate) fn contents(&self) -> Contents<'_> {
         let (items, sources, apart) = (&self.items, &self.sources, &self.apart);
-        Contents { items, sources, apart, check: self.check.as_deref() }
+        let (tree, check) = (self.tree.as_deref(), self.check.as_deref());
+        Contents { items, sources, apart, tree, check }
     }
 
     /// The tree of values, as it is written.
@@ -267,10 +269,28 @@ impl<'a> StateDict<'a> {
 pub(crate) struct Contents<'a> {
     pub items: &'a [Item],
     pub sources: &'a [TensorSource<'a>],
-    /// Names below which tensors lie in files of their own.
+    /// Names of parts whose tensors get files of their own.
     pub apart: &'a [String],
+    /// The tree of values that refers to them, if [`StateDict::set_tree`] set one.
+    tree: Option<&'a RawValue>,
     /// Called once all of these bytes have been copied.
     pub check: Option<&'a Check<'a>>,
+}
+
+impl Contents<'_> {
+    /// The parts whose tensors get files of their own, and all of these parts together: a tensor of two of them goes with
+    /// neither alone.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a tree that cannot be read.
+    pub fn parts(&self) -> Result<Vec<Part>> {
+        let part = |names: &[String]| match self.tree {
+            Some(tree) => Part::of_tree(tree, names),
+            None => Ok(Part::named(names)),
+        };
+        let together = (self.apart.len() > 1).then_some(self.apart);
+        self.apart.iter().map(std::slice::from_ref).chain(together).map(part).collect()
+    }
 }
 
 /// The tree of values of a state: one dictionary of all tensors and values, unless [`StateDict::set_tree`] set

@@ -41,7 +41,8 @@ fn receipts(ranks: usize) -> Vec<Receipt> {
         let (files, mut tensors) = (one.files.clone(), one.tensors.clone());
         tensors[0].name = nowhere::name(rank as usize);
         let (session, write) = ("a".into(), "b".into());
-        Receipt { rank, session, write, block_bytes: one.block_bytes, files, tensors }
+        let (block_bytes, apart) = (one.block_bytes, Vec::new());
+        Receipt { rank, session, write, block_bytes, files, tensors, apart }
     };
     (0..ranks as u32).map(receipt).collect()
 }

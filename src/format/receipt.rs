@@ -25,6 +25,9 @@ pub struct Receipt {
     /// The tensors in them; chunks number the files in the order of `files`.
     #[serde(deserialize_with = "lists::entries")]
     pub tensors: Vec<TensorEntry>,
+    /// The parts whose tensors have files of their own: see [`StateDict::apart`](crate::StateDict::apart).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub apart: Vec<String>,
 }
 
 /// The receipts of all ranks, put together.
@@ -36,6 +39,8 @@ pub struct Merged {
     pub files: Vec<FileEntry>,
     /// All tensors, in the order in which the ranks first name them.
     pub tensors: Vec<TensorEntry>,
+    /// The parts that all ranks have set apart.
+    pub apart: Vec<String>,
 }
 
 impl Receipt {
@@ -77,7 +82,7 @@ impl Receipt {
 ///
 /// # Errors
 /// [`Error::Invalid`] for two receipts of one rank, for a receipt with a chunk in a file that it does not list,
-/// and for ranks that disagree on the block size or on a tensor's dtype or shape.
+/// and for ranks that disagree on the block size, on the parts that they set apart, or on a tensor's dtype or shape.
 pub fn merge(mut receipts: Vec<Receipt>) -> Result<Merged> {
     receipts.sort_by_key(|receipt| receipt.rank);
     check_ranks(&receipts)?;
@@ -85,6 +90,7 @@ pub fn merge(mut receipts: Vec<Receipt>) -> Result<Merged> {
         block_bytes: receipts.first().map_or(0, |receipt| receipt.block_bytes),
         files: Vec::new(),
         tensors: Vec::new(),
+        apart: receipts.first().map_or_else(Vec::new, |receipt| receipt.apart.clone()),
     };
     let mut numbers: HashMap<String, (usize, u32)> = HashMap::new();
     for receipt in receipts {
@@ -132,6 +138,13 @@ fn check_ranks(receipts: &[Receipt]) -> Result<()> {
                 one.rank, one.block_bytes, other.rank, other.block_bytes
             )));
         }
+        // A rank that sets nothing apart would keep the others' part from being freed.
+        if one.apart != other.apart {
+            return Err(Error::invalid(format!(
+                "rank {} set {:?} apart, rank {} {:?}: set the same parts apart on all ranks, in the same order",
+                one.rank, one.apart, other.rank, other.apart
+            )));
+        }
     }
     Ok(())
 }
@@ -177,8 +190,8 @@ mod tests {
     fn receipt(rank: u32, tensors: Vec<TensorEntry>) -> Receipt {
         let name = crate::format::names::shard(rank, 0, 0);
         let files = vec![FileEntry { name, bytes: 4096, crc32: vec![0] }];
-        let (session, write) = ("s".into(), "w".into());
-        Receipt { rank, session, write, block_bytes: 4096, files, tensors }
+        let (session, write, apart) = ("s".into(), "w".into(), Vec::new());
+        Receipt { rank, session, write, block_bytes: 4096, files, tensors, apart }
     }
 
     fn tensor(name: &str, shape: &[u64], boxes: &[(u64, u64)]) -> TensorEntry {
@@ -222,6 +235,9 @@ mod tests {
         let other = Receipt { block_bytes: 8192, ..receipt(1, Vec::new()) };
         let error = merge(vec![receipt(0, Vec::new()), other]).unwrap_err();
         assert!(error.to_string().contains("block_bytes"), "{error}");
+        let other = Receipt { apart: vec!["opt".into()], ..receipt(1, Vec::new()) };
+        let error = merge(vec![receipt(0, Vec::new()), other]).unwrap_err();
+        assert!(error.to_string().contains("rank 0 set [] apart, rank 1 [\"opt\"]"), "{error}");
     }
 
     #[test]

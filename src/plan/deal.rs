@@ -4,9 +4,9 @@ use crate::error::{Error, Result};
 use crate::format::Item;
 use crate::format::header::{Length, Reader};
 use crate::format::lists::LongDims;
-use crate::format::select::is_below;
+use crate::format::part::Part;
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, HashSet};
+use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
 
 /// Bytes of a header beyond which a shard is full. Keeps the first read of a shard short.
 pub const HEADER_BYTES_FULL: u64 = 50_000_000;
@@ -95,21 +95,19 @@ pub fn total(order: &[Member]) -> Result<u64> {
         .ok_or_else(|| Error::invalid("the tensors add up to more than 2^62 bytes"))
 }
 
-/// The items below each name of `apart`, the longest that fits, and before them all others. No file holds items of two groups. Groups without
-/// items are left out, but for the only one of a state without any.
-pub fn groups(order: Vec<Member>, items: &[Item], apart: &[String]) -> Vec<Vec<Member>> {
-    if apart.is_empty() {
+/// Splits the items into groups that get files of their own: what goes with the same parts. Each keeps its order; what goes
+/// with none comes first.
+pub fn groups(order: Vec<Member>, items: &[Item], apart: &[Part]) -> Vec<Vec<Member>> {
+    if apart.is_empty() || order.is_empty() {
         return vec![order];
     }
-    let mut groups = vec![Vec::new(); apart.len() + 1];
+    let mut groups: BTreeMap<Vec<bool>, Vec<Member>> = BTreeMap::new();
     for member in order {
         let name = &items[member.item].info.name;
-        let names = apart.iter().enumerate().filter(|(_, part)| is_below(name, part));
-        let group = names.max_by_key(|(_, part)| part.len()).map(|(number, _)| number);
-        groups[group.map_or(0, |group| group + 1)].push(member);
+        let goes_with = apart.iter().map(|part| part.has(name)).collect();
+        groups.entry(goes_with).or_default().push(member);
     }
-    groups.retain(|group| !group.is_empty());
-    if groups.is_empty() { vec![Vec::new()] } else { groups }
+    groups.into_values().collect()
 }
 
 /// Distributes the items over at most `lanes` lanes, none of them empty: the largest first, each to the lane with the

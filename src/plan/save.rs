@@ -10,6 +10,7 @@
 use super::deal::{Member, deal, groups, order, split, total};
 use crate::error::Result;
 use crate::format::header::{self, Header, Placed, Reader};
+use crate::format::part::Part;
 use crate::format::{Chunk, Item, TensorEntry, names};
 use serde::{Serialize, Serializer};
 use std::cmp::Reverse;
@@ -29,8 +30,8 @@ pub struct Options<'a> {
     pub shard_bytes: u64,
     /// Number of lanes: files that are written at the same time.
     pub lanes: usize,
-    /// Names below which tensors lie in files of their own, so that these files can go before the others.
-    pub apart: &'a [String],
+    /// Parts whose tensors get files of their own, so that these files can go before the others.
+    pub apart: &'a [Part],
 }
 
 /// Where everything of a save goes.

@@ -78,7 +78,7 @@ proptest! {
             item(format!("{}.{i}", names[group]), Dtype::U8, n)
         };
         let items: Vec<Item> = groups.iter().enumerate().map(named).collect();
-        let apart = ["optimizer".to_owned(), "ema".to_owned(), "absent".to_owned()];
+        let apart = ["optimizer", "ema", "absent"].map(|name| Part::named(&[name.into()]));
         let plan = plan(&items, Options { apart: &apart, ..Options { shard_bytes, ..in_lanes(lanes) } }).unwrap();
         let mut placed = HashSet::new();
         for shard in &plan.shards {
@@ -273,7 +273,7 @@ fn more_dimensions_than_a_reader_takes_are_refused() {
 fn longest_name_that_fits_decides_in_any_order() {
     let items = ["opt.x", "opt.y.a", "model"].map(|name| item(name.into(), Dtype::U8, 10));
     for apart in [["opt", "opt.y"], ["opt.y", "opt"]] {
-        let apart = apart.map(str::to_owned);
+        let apart = apart.map(|name| Part::named(&[name.into()]));
         let plan = plan(&items, Options { apart: &apart, ..in_lanes(1) }).unwrap();
         assert!(plan.shards.iter().all(|shard| shard.items.len() == 1), "{apart:?}");
     }

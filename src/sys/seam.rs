@@ -56,6 +56,8 @@ pub enum Call {
     Lock,
     /// Finding out whether another process has a file open.
     Lease,
+    /// Setting an extended attribute.
+    Attribute,
     /// Reading what a file or file system is or has: free space, flags, attributes.
     Query,
     /// Reading or raising a limit of the process.

@@ -102,11 +102,36 @@ impl State {
     pub fn save_with_extra(&self, runtime: &Runtime, path: &Path) -> ringstow::Result<SaveReport> {
         let extra = noise(77, 30_000);
         let mut state = self.to_save()?;
-        for (name, data) in [("extra.a", &extra[..20_000]), ("extra.b", &extra[20_000..])] {
-            state.bytes(name, Dtype::U8, &[data.len() as u64], data)?;
+        for (name, range) in EXTRAS {
+            state.bytes(name, Dtype::U8, &[range.len() as u64], &extra[range])?;
         }
         state.value("extra.lr", 0.5).apart(EXTRA);
         ringstow::internals::store::save(runtime, &state, path, &Arc::default())
+    }
+
+    /// As [`State::save_with_extra`], by two ranks that each have some of the tensors and half of one extra tensor.
+    pub fn save_with_extra_by_ranks(&self, runtime: &Runtime, path: &Path) -> ringstow::Result<()> {
+        let extra = noise(77, 30_000);
+        let session = ringstow::Session::begin_with(path, 2, runtime.config())?;
+        let write = |rank: u32| -> ringstow::Result<Receipt> {
+            let mut share = self.share((rank, 2))?;
+            let (name, range) = EXTRAS[rank as usize].clone();
+            share.bytes(name, Dtype::U8, &[range.len() as u64], &extra[range])?;
+            let half = rank as usize * 5000..(rank as usize + 1) * 5000;
+            let info =
+                TensorInfo { name: "extra.both".into(), dtype: Dtype::U8, shape: vec![5000] };
+            let region = ringstow::Region { shape: vec![10_000], offsets: vec![half.start as u64] };
+            share.region(info, region, Box::new(extra[half].to_vec())).apart(EXTRA);
+            let job = Arc::default();
+            Ok(ringstow::internals::store::write_rank(runtime, &share, rank, path, &job)?.0)
+        };
+        let receipts = vec![write(0)?, write(1)?];
+        let extra = ["extra.a", "extra.b", "extra.both"].map(|name| Value::Tensor(name.into()));
+        let lr = [Value::Float(0.5)];
+        let keys = ["a", "b", "both", "lr"].map(Value::from);
+        let extra = keys.into_iter().zip(extra.into_iter().chain(lr)).collect();
+        let tree = self.tree_with(vec![(EXTRA.into(), Value::Dict(extra))]);
+        session.commit(receipts, tree).map(drop)
     }
 
     /// As [`State::save`], by several ranks at once that each have some of the tensors.
@@ -133,11 +158,15 @@ impl State {
 
     /// What the coordinator commits with the ranks' shares.
     pub fn tree(&self) -> Box<RawValue> {
+        self.tree_with(Vec::new())
+    }
+
+    fn tree_with(&self, more: Vec<(Value, Value)>) -> Box<RawValue> {
         let tensors = self.tensors.iter();
         let tensors =
             tensors.map(|(name, _)| (Value::from(name.as_str()), Value::Tensor(name.clone())));
         let step = (Value::from("step"), Value::Int(self.step));
-        Value::Dict([step].into_iter().chain(tensors).collect()).to_json().unwrap()
+        Value::Dict([step].into_iter().chain(tensors).chain(more).collect()).to_json().unwrap()
     }
 
     /// The checkpoint at `path` is this state, byte by byte.
@@ -169,6 +198,10 @@ impl State {
 
 /// What [`State::save_with_extra`] adds.
 pub const EXTRA: &str = "extra";
+
+/// The tensors of it, and which bytes of the same noise they hold.
+const EXTRAS: [(&str, std::ops::Range<usize>); 2] =
+    [("extra.a", 0..20_000), ("extra.b", 20_000..30_000)];
 
 /// Whether a tensor is none of a [`State`]'s.
 pub fn is_extra(name: &str) -> bool {

@@ -85,13 +85,15 @@ pub const OPERATIONS: [Operation; 9] = [
     },
     Operation {
         name: "slim",
-        ways: &SINGLE,
         before: &[(1, 1), (2, 2)],
         after: &[(1, 1), (2, 2)],
         partial: true,
         prepare: |place| {
-            let state = State::new(2, &SIZES);
-            state.save_with_extra(&place.runtime, &step_dir(place, 2)).unwrap();
+            let (state, dir) = (State::new(2, &SIZES), step_dir(place, 2));
+            match place.way {
+                Way::ByRanks => state.save_with_extra_by_ranks(&place.runtime, &dir).unwrap(),
+                _ => drop(state.save_with_extra(&place.runtime, &dir).unwrap()),
+            }
         },
         act: |place| {
             let drop = [EXTRA.to_owned()];

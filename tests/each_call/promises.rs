@@ -80,6 +80,10 @@ pub fn check(
     then.insert(operation.next, 9);
     prune(place, &then);
     check_latest(place, &then);
+    // Where a call failed, it may be the one that notes which directories go once they are empty.
+    if matches!(end, End::Done | End::Died) {
+        assert_eq!(empty_dirs(place), [] as [PathBuf; 0], "prune leaves no empty directory");
+    }
 }
 
 /// A checkpoint that opens is whole, and is what was saved.
@@ -156,6 +160,14 @@ fn strangers(place: &Place, found: &Found) -> Vec<PathBuf> {
     ["run", "disk"].iter().for_each(|dir| files_below(&place.root.join(dir), &mut all));
     all.retain(|path| !known.contains(path));
     all
+}
+
+/// Directories that hold nothing, besides that of the recycled files.
+fn empty_dirs(place: &Place) -> Vec<PathBuf> {
+    let dirs = ["run", "disk"].map(|dir| place.root.join(dir));
+    let below = dirs.iter().flat_map(|dir| names_in(dir).into_iter().map(|name| dir.join(name)));
+    let is_empty = |path: &PathBuf| path.is_dir() && names_in(path).is_empty();
+    below.filter(|path| is_empty(path) && !path.ends_with(names::RECYCLED_DIR)).collect()
 }
 
 fn files_below(dir: &Path, found: &mut Vec<PathBuf>) {

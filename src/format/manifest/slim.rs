@@ -1,12 +1,10 @@
 //! A manifest without a part of the state, such as the optimizer's.
 
-use super::{FileEntry, Manifest};
+use super::{FileEntry, Listed, Manifest};
 use crate::error::{Error, Result};
-use crate::format::Value;
-use crate::format::select::{Wanted, cut, is_below};
+use crate::format::part::{self, Part};
+use crate::format::select::is_below;
 use crate::limits::DROPPED_MAX;
-use serde_json::value::RawValue;
-use std::collections::HashSet;
 
 /// What a manifest no longer lists.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -17,6 +15,16 @@ pub struct Dropped {
     pub tensors: usize,
     /// Files that held nothing else.
     pub files: Vec<FileEntry>,
+}
+
+impl Listed {
+    /// Whether this is the manifest of the same save, slimmed since `before` was read: it lists some of the same files.
+    pub fn is_slimmer_than(&self, before: &Manifest) -> bool {
+        let mut files = before.files.iter();
+        (self.generation, self.created_unix_ms) == (before.generation, before.created_unix_ms)
+            && self.dropped.len() > before.dropped.len()
+            && self.files.iter().all(|file| files.any(|other| other == file))
+    }
 }
 
 impl Manifest {
@@ -41,6 +49,25 @@ impl Manifest {
         Ok(dropped)
     }
 
+    /// Checks that the state has something of each part that is set apart: a misspelled one would get no files.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] naming one that it does not have.
+    pub fn check_apart(&self, names: &[String]) -> Result<()> {
+        for name in names {
+            let is_part = |part: Part| self.tensors.iter().any(|tensor| part.has(&tensor.name));
+            if !part::has(&self.state, name)?
+                && !is_part(Part::of_tree(&self.state, std::slice::from_ref(name))?)
+            {
+                return Err(Error::invalid(format!(
+                    "the state has nothing named {name:?}, which is to be set apart, and nothing below it, in \
+                     dictionaries with keys of text or integers"
+                )));
+            }
+        }
+        Ok(())
+    }
+
     /// Drops what has one name. Returns the number of its tensors, and its files.
     fn slim_by(&mut self, name: &str) -> Result<(usize, Vec<FileEntry>)> {
         if self.dropped.len() == DROPPED_MAX {
@@ -48,17 +75,10 @@ impl Manifest {
                 "a checkpoint is slimmed by at most {DROPPED_MAX} names"
             )));
         }
-        let state = without(&self.state, name)?;
-        let (before, after) = match &state {
-            Some(state) => (stored(&self.state)?, stored(state)?),
-            None => (HashSet::new(), stored(&self.state)?),
-        };
-        let goes = |tensor: &str| {
-            !after.contains(tensor) && (before.contains(tensor) || is_below(tensor, name))
-        };
-        let stays: Vec<bool> = self.tensors.iter().map(|tensor| !goes(&tensor.name)).collect();
+        let part = Part::of_tree(&self.state, std::slice::from_ref(&name.to_owned()))?;
+        let stays: Vec<bool> = self.tensors.iter().map(|tensor| !part.has(&tensor.name)).collect();
         let tensors = stays.iter().filter(|stays| !**stays).count();
-        if state.is_none() && tensors == 0 {
+        if part.rest.is_none() && tensors == 0 {
             return Err(Error::invalid(format!(
                 "the checkpoint has nothing named {name:?}, and nothing below {name}. (with a dot): \
                  `ringstow show` lists its names. Only dicts with keys of text or integers are cut"
@@ -76,8 +96,8 @@ impl Manifest {
                  the save) to slim the checkpoint later"
             )));
         }
-        if let Some(state) = state {
-            self.state = state;
+        if let Some(rest) = part.rest {
+            self.state = rest;
         }
         self.dropped.push(name.into());
         self.keep_tensors(&stays, &number_of);
@@ -108,48 +128,11 @@ impl Manifest {
     }
 }
 
-/// The tree without what is at a name and below it; `None` if there is nothing.
-///
-/// # Errors
-/// [`Error::Invalid`] for text that is no tree.
-fn without(tree: &RawValue, name: &str) -> Result<Option<Box<RawValue>>> {
-    let unreadable = |e| Error::invalid(format!("the state's values cannot be read: {e}"));
-    let all = cut(tree, &Wanted::NotBelow(vec![name.into()])).and_then(RawValue::from_string);
-    let rest = all.map_err(unreadable)?;
-    // The texts may differ in spaces alone.
-    let plain = |tree: &RawValue| {
-        Value::from_json_with_types(tree)?.to_json().map(|text| text.get().to_owned())
-    };
-    Ok((plain(tree)? != plain(&rest)?).then_some(rest))
-}
-
-/// Names of the tensors, arrays and objects that a tree refers to.
-fn stored(tree: &RawValue) -> Result<HashSet<String>> {
-    fn add(value: &Value, names: &mut HashSet<String>) {
-        if let Some(name) = value.stored() {
-            names.insert(name.into());
-        }
-        match value {
-            Value::List(items) | Value::Tuple(items) => {
-                items.iter().for_each(|item| add(item, names));
-            }
-            Value::Dict(items) => items.iter().for_each(|(key, value)| {
-                add(key, names);
-                add(value, names);
-            }),
-            Value::Other(fields) => fields.iter().for_each(|(_, value)| add(value, names)),
-            _ => {}
-        }
-    }
-    let mut names = HashSet::new();
-    add(&Value::from_json_with_types(tree)?, &mut names);
-    Ok(names)
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::tests::sample;
     use super::*;
+    use serde_json::value::RawValue;
 
     /// The sample with a tree that refers to its tensors: `w` and `b` lie in the first file, `none` in the second.
     fn with_tree(tree: &str) -> Manifest {

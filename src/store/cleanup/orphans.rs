@@ -7,6 +7,7 @@ use crate::store::layout::stripe_marker::{is_foreign, stripe_owner};
 use crate::store::write::stripe_dir::markers_alone;
 use crate::sys::dir::{self, file_names};
 use crate::sys::lock;
+use crate::sys::removal_note;
 use std::path::{Path, PathBuf};
 
 /// A stripe directory that no checkpoint leads to.
@@ -16,7 +17,7 @@ pub(in crate::store) enum Orphan {
     /// It holds shards of this checkpoint, which is gone from its path. Nobody can tell whether it was moved.
     Shards(String),
     /// It holds what a rank was writing, and no marker or one without its final name: the rank outlived its session, whose
-    /// cancellation was killed.
+    /// cancellation was killed. Or it holds nothing, and its removal was killed.
     Unmarked,
 }
 
@@ -41,7 +42,7 @@ pub(in crate::store) fn find(stripe_dir: &Path, root: &Path) -> Result<Option<Or
             let names = file_names(stripe_dir)?;
             let is_left = names.iter().any(|name| names::split_write(name).is_some())
                 && names.iter().all(|name| name == lock::FILE || names::is_left_unmarked(name));
-            is_left.then_some(Orphan::Unmarked)
+            (is_left || removal_note::is_left_empty(stripe_dir)).then_some(Orphan::Unmarked)
         }
     })
 }

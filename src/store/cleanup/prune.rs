@@ -19,6 +19,7 @@ use crate::sys::dir::{self, directories, file_names};
 use crate::sys::file;
 use crate::sys::file_system::Reach;
 use crate::sys::lock::{self, DirLock};
+use crate::sys::removal_note;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -195,7 +196,8 @@ impl CleanUp<'_> {
             Ok(swept) => swept,
         };
         // After a failure it stays: it leads to what is left in its stripe directories.
-        if !swept.removed.is_empty() && !swept.left.iter().any(|left| left.failed) {
+        let is_done = !swept.left.iter().any(|left| left.failed);
+        if is_done && (!swept.removed.is_empty() || removal_note::is_left_empty(dir)) {
             match self.remove_emptied(dir, &swept) {
                 Ok(true) => swept.removed.push(dir.into()),
                 Ok(false) => {}

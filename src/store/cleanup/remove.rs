@@ -19,6 +19,7 @@ use crate::store::write::swept::{Left, Swept};
 use crate::sys::dir;
 use crate::sys::dir::remove;
 use crate::sys::lock::{self, DirLock};
+use crate::sys::removal_note;
 use crate::sys::rlimit::make_room_for;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -89,6 +90,10 @@ fn explained(dir: &Path, error: Error) -> Error {
 }
 
 fn remove_all(dir: &Path, disposal: Disposal, config: &Config) -> Result<Removed> {
+    if removal_note::is_left_empty(dir) {
+        let left = remove_if_empty(dir, None).into_iter().collect();
+        return Ok(Removed::of(dir, Swept { left, ..Swept::default() }));
+    }
     match rank_dirs::parts(dir)? {
         parts if parts.is_empty() => remove_one(dir, disposal, config),
         parts => {
@@ -175,6 +180,7 @@ pub(in crate::store) fn remove_parts(
     // Remove the recycled files of ranks that saved over their own checkpoints first: once the last rank checkpoint
     // is gone, nothing marks them for removal.
     RecycledFiles::under(dir).clear_but(std::iter::empty(), &mut done.removed)?;
+    removal_note::note(dir);
     for (((part, lock), stripes), scope) in parts.iter().zip(locks).zip(stripes).zip(scopes) {
         retired(&stripes, scope)?.carry_out(done)?;
         done.left.extend(remove_if_empty(part, Some(lock)));

@@ -6,7 +6,6 @@
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::pipeline::load::FileOwner as _;
 use crate::store::cleanup::remove;
 use crate::store::layout::rank_dirs;
 use crate::store::layout::stripes::Stripes;
@@ -51,7 +50,7 @@ pub fn slim(dir: &Path, drop: &[String], config: &Config) -> Result<Slimmed> {
     let swept = match dropped.names.is_empty() {
         true => transaction.clear_but(&slimmer.files), // what a killed call left
         false => {
-            let is_unchanged = || checkpoint.check_same(false);
+            let is_unchanged = || checkpoint.check_unchanged(false);
             transaction.commit_change(&slimmer, &dropped.files, is_unchanged)?
         }
     };

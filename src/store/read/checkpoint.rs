@@ -220,6 +220,14 @@ impl Checkpoint {
         self.values.value(name)
     }
 
+    /// Checks that the manifest is still the one that was opened; see [`Fingerprint::check`].
+    ///
+    /// # Errors
+    /// As for [`Fingerprint::check`].
+    pub(in crate::store) fn check_unchanged(&self, all_open: bool) -> Result<()> {
+        self.fingerprint.map_or(Ok(()), |fingerprint| fingerprint.check(&self.path, all_open))
+    }
+
     /// The configuration that it was opened with.
     pub(crate) fn config(&self) -> &Config {
         &self.config
@@ -227,9 +235,20 @@ impl Checkpoint {
 }
 
 impl FileOwner for Checkpoint {
-    /// Accepts another program's directory, which has no fingerprint.
+    /// Accepts another program's directory, which has no fingerprint, and files that were opened before the checkpoint
+    /// was slimmed.
     fn check_same(&self, all_open: bool) -> Result<()> {
-        self.fingerprint.map_or(Ok(()), |fingerprint| fingerprint.check(&self.path, all_open))
+        let error = match self.check_unchanged(all_open) {
+            Err(error @ Error::Replaced { .. }) => error,
+            checked => return checked,
+        };
+        match manifest::read_files(&self.path)? {
+            Some(now) if now.is_slimmer_than(&self.manifest) && all_open => Ok(()),
+            Some(now) if now.is_slimmer_than(&self.manifest) => {
+                Err(Error::Slimmed { path: self.path.clone(), dropped: now.dropped })
+            }
+            _ => Err(error),
+        }
     }
 
     fn tensors_in(&self, file: usize, range: &Range<u64>) -> Vec<String> {

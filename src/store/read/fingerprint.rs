@@ -65,7 +65,7 @@ impl Fingerprint {
     }
 }
 
-/// Repeats `attempt` while a save replaces the checkpoint that it reads. Every repetition takes one complete save in
+/// Repeats `attempt` while a save replaces the checkpoint that it reads, or it is slimmed. Every repetition takes one complete save in
 /// between, so the limit is never reached in practice. The only such loop of a call: never nest it.
 ///
 /// # Errors
@@ -74,7 +74,7 @@ pub(crate) fn while_replaced<T>(mut attempt: impl FnMut() -> Result<T>) -> Resul
     const ATTEMPTS_MAX: usize = 100;
     for _ in 1..ATTEMPTS_MAX {
         match attempt() {
-            Err(error @ Error::Replaced { .. }) => {
+            Err(error @ (Error::Replaced { .. } | Error::Slimmed { .. })) => {
                 tracing::debug!(%error, "the checkpoint was replaced; reading the new one")
             }
             done => return done,

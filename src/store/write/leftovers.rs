@@ -15,6 +15,7 @@ use crate::store::write::swept::{Left, Swept};
 use crate::sys::dir;
 use crate::sys::dir::{entries, remove};
 use crate::sys::lock;
+use crate::sys::removal_note;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
@@ -220,6 +221,8 @@ impl Leftovers {
             synced?;
         }
         if let Some(mark) = self.mark {
+            // Without its mark, nothing else would tell the directory from an empty one of the user's.
+            mark.parent().into_iter().for_each(removal_note::note);
             remove(&mark)?;
             done.removed.push(mark);
         }

@@ -100,7 +100,7 @@ impl Contents<'_> {
         let config = runtime.config();
         let (block_bytes, shard_bytes) = (config.block_bytes, config.shard_bytes);
         let lanes = stripes.lanes(config.files);
-        let apart = self.apart;
+        let apart = &self.parts()?;
         plan(self.items, Options { rank, generation, block_bytes, shard_bytes, lanes, apart })
     }
 

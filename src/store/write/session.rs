@@ -157,7 +157,8 @@ impl Session {
     /// Commits what all ranks wrote as one checkpoint, with `state` as its tree of values.
     ///
     /// # Errors
-    /// - [`Error::Invalid`] for receipts that are missing, from an earlier save, inconsistent, or do not cover a tensor.
+    /// - [`Error::Invalid`] for receipts that are missing, from an earlier save, inconsistent, or do not cover a tensor;
+    ///   for a part that the ranks set apart and that the state does not have.
     /// - [`Error::MissingShare`] for a file that the coordinator does not see.
     /// - [`Error::Io`].
     ///
@@ -199,6 +200,7 @@ impl Session {
             Error::invalid(format!("what the ranks wrote is not a checkpoint: {reason}"))
         })?;
         self.check_names(&manifest, names)?;
+        manifest.check_apart(&parts.apart)?;
         self.check_marks(&writes)?;
         let found = self.check_files(manifest.files.iter(), &writes)?;
         self.adopt(&manifest, &found)?;

@@ -9,6 +9,7 @@ use crate::store::write::swept::{Left, Swept};
 use crate::sys::dir::{self, entries, remove};
 use crate::sys::file;
 use crate::sys::lock::{self, DirLock};
+use crate::sys::removal_note;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
@@ -59,6 +60,9 @@ pub(in crate::store) fn remove_stripe_dir(
     let Some(markers) = markers_alone(dir)? else { return Ok(Swept::default()) };
     let marker = read_marker(dir)?;
     let mut left = Vec::new();
+    if whole {
+        removal_note::note(dir);
+    }
     // They are sorted: the one that says whose the directory is goes last.
     let is_done = match markers.iter().rev().try_for_each(|marker| remove(marker)) {
         Err(error) => {

@@ -83,6 +83,7 @@ fn write_part(
         block_bytes: runtime.config().checksum_bytes(),
         files: file_entries(&plan, &written.crc32),
         tensors: plan.entries(contents.items).iter().collect(),
+        apart: contents.apart.to_vec(),
     };
     file::write(&done, receipt.mark().as_bytes())?;
     rollback.keep();
