@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ringstow._report import SaveReport
 
 _T = TypeVar("_T")
+_log = logging.getLogger("ringstow")
 _Handle = TypeVar("_Handle", covariant=True)
 
 
@@ -138,6 +140,9 @@ class Alone:
 
     def load(self, found: Step, into: dict[Any, Any] | None) -> Attempt:
         options: dict[str, Any] = {"config": self._config, "allow_pickle": self._allow_pickle}
+        if found.dropped:
+            parts = " and ".join(found.dropped)
+            _log.warning("%s: `slim` has dropped %s from this checkpoint", found.path, parts)
         try:
             if into is None:
                 return Attempt(load(found.path, **options))

@@ -73,6 +73,10 @@ class DiffReport(Report):
     """The one checkpoint's directory."""
     b: str
     """The other's."""
+    dropped_a: tuple[str, ...]
+    """Names below which `slim` has dropped everything from ``a``."""
+    dropped_b: tuple[str, ...]
+    """Likewise from ``b``."""
     only_in_a: tuple[str, ...]
     """Names of the tensors and arrays that only ``a`` has."""
     only_in_b: tuple[str, ...]

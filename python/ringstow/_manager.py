@@ -17,7 +17,6 @@ from ringstow._alone import Alone, Side
 from ringstow._arguments import StrPath, absolute, step_number
 from ringstow._config import Config
 from ringstow._damage import OnCorrupt
-from ringstow._errors import InvalidStateError
 from ringstow._guard import Staging, check_staging
 from ringstow._resume import Restored, first_intact
 from ringstow._rules import Mode, Retention
@@ -99,8 +98,8 @@ class CheckpointManager:
 
         Raises:
             TypeError, ValueError: a rule cannot be used.
-            InvalidStateError: ``root`` is a URL; or ``staging`` is unknown; or it or ``slim_after``
-                is not for several ranks.
+            InvalidStateError: ``root`` is a URL; or ``staging`` is unknown, or not for several
+                ranks; or a name in ``slim`` is none.
         """
         self._rules = _rules.checked(keep_last, keep_every, keep_best, slim_after, slim)
         self._root = absolute(root)
@@ -109,13 +108,9 @@ class CheckpointManager:
         check_staging(staging)
         self._side: Side[Any] = Alone(config, staging, allow_pickle, self._rules.apart)
         if group is not None or _others.ranks() is not None:
-            if slim_after is not None:
-                raise InvalidStateError(
-                    "slim_after is for one process: a save by several ranks sets no part apart yet"
-                )
             from ringstow.dcp._ranks import Ranks
 
-            self._side = Ranks(config, staging, allow_pickle, group)
+            self._side = Ranks(config, staging, allow_pickle, group, self._rules.apart)
         self._turn = Turn(self._root)
         self._saving: _Saving | None = None
         self._has_read_newest = False
@@ -149,7 +144,7 @@ class CheckpointManager:
 
     @property
     def retention_error(self) -> Exception | None:
-        """Why the last removal of old steps failed, on the rank that removes them, or None."""
+        """Why the last removal or slimming of old steps failed, or None. Rank 0 alone knows it."""
         return self._retention.error
 
     # Saves.

@@ -177,7 +177,13 @@ def start_export(tensors: Tensors, path: str, config: str) -> SaveJob: ...
 # Writes one rank's share of a checkpoint: durable, not committed. Fails with TornSaveError if a
 # watched tensor has changed once all have been copied.
 def start_write(
-    items: list[ItemSpec], path: str, rank: int, config: str, watched: Watch | None = None
+    items: list[ItemSpec],
+    path: str,
+    rank: int,
+    config: str,
+    watched: Watch | None = None,
+    *,
+    apart: list[str] = ...,
 ) -> SaveJob: ...
 
 # The coordinator's claim on a directory, made before any rank writes. Dropping it without a commit

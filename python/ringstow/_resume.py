@@ -29,6 +29,8 @@ class Restored:
     """The metrics that were saved with it."""
     state: dict[Any, Any]
     """The state dict; the caller's own if it was passed as ``into``."""
+    dropped: tuple[str, ...] = ()
+    """Names below which `ringstow.slim` has dropped everything: the state lacks them."""
 
 
 def first_intact(
@@ -48,7 +50,7 @@ def first_intact(
         if attempt.error is None:
             assert attempt.state is not None
             assert found.step is not None
-            return Restored(found.step, found.path, found.metrics, attempt.state)
+            return Restored(found.step, found.path, found.metrics, attempt.state, found.dropped)
         if not attempt.is_damage:
             raise attempt.error
         if on_corrupt == "raise":

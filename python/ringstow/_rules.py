@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import operator
+import os
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from ringstow import _catalog
@@ -71,11 +72,14 @@ class Retention:
         self.report: Retained | None = None
         """What the last one did; None before the first, or if it failed."""
         self.error: Exception | None = None
-        """Why the last one failed."""
+        """Why the last removal or slimming failed."""
         self._not_apart: set[str] = set()
+        self._has_slimmed = False
+        """Whether this process has looked for files that a killed slimming has left."""
 
     def run(self) -> None:
         """Remove steps, slim others; log a failure, and never raise one: the save went well."""
+        self.error = None
         if not self._rules.keeps_all:
             self._remove()
         if self._rules.slim_after is not None:
@@ -84,7 +88,9 @@ class Retention:
     def _slim(self, after: int) -> None:
         try:
             steps = _catalog.steps(self._root, config=self._config)
+            linked = _linked(self._root)
         except Exception as error:
+            self.error = self.error or error
             _log.error("old steps in %s were not slimmed: %s", self._root, error)
             return
         committed = [step for step in steps if step.status == "committed"]
@@ -92,8 +98,12 @@ class Retention:
         by_time = sorted(committed, key=lambda step: step.created_unix_ms or 0)
         stays = {step.path for step in committed[-after:] + by_time[-after:]} | self._not_apart
         for step in committed:
-            if step.path not in stays and set(self._rules.slim) - set(step.dropped):
+            is_whole = bool(set(self._rules.slim) - set(step.dropped))
+            if step.path in stays or os.path.realpath(step.path) in linked:
+                continue
+            if is_whole or not self._has_slimmed:
                 self._slim_one(step.path)
+        self._has_slimmed = True
 
     def _slim_one(self, path: str) -> None:
         try:
@@ -102,6 +112,7 @@ class Retention:
             self._not_apart.add(path)  # as before slim_after was set: it stays so
             _log.warning("%s stays whole: %s", path, error)
         except Exception as error:
+            self.error = self.error or error
             _log.warning("%s was not slimmed: %s. The next save tries again", path, error)
         else:
             for left in report.left:
@@ -126,12 +137,18 @@ class Retention:
                 self._root,
             )
             return
-        self.report, self.error = report, None
+        self.report = report
         for left in report.left:
             if left.failed:
                 _log.warning(
                     "%s was not removed: %s. The next save tries again", left.path, left.reason
                 )
+
+
+def _linked(root: str) -> set[str]:
+    """Return what links in a directory lead to: something may rely on it, so it stays whole."""
+    with os.scandir(root) as entries:
+        return {os.path.realpath(entry.path) for entry in entries if entry.is_symlink()}
 
 
 def checked(

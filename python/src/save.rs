@@ -192,7 +192,7 @@ pub(crate) fn start_export(
 
 /// Starts writing one rank's part of a checkpoint and returns at once.
 #[pyfunction]
-#[pyo3(signature = (items, path, rank, config, watched=None))]
+#[pyo3(signature = (items, path, rank, config, watched=None, *, apart=Vec::new()))]
 pub(crate) fn start_write(
     py: Python<'_>,
     items: Vec<ItemSpec>,
@@ -200,6 +200,7 @@ pub(crate) fn start_write(
     rank: u32,
     config: &str,
     watched: Option<&Bound<'_, Watch>>,
+    apart: Vec<String>,
 ) -> PyResult<SaveJob> {
     SaveJob::start(py, config, |config, raised| {
         let (mut dict, mut ready) = (StateDict::new(), Ready::default());
@@ -208,6 +209,9 @@ pub(crate) fn start_write(
             let (info, source) = spec.source(raised, &mut ready)?;
             let region = region.map(|(shape, offsets)| Region { shape, offsets });
             dict.item(Item { info, region, object }, source);
+        }
+        for name in apart {
+            dict.apart(name);
         }
         if let Some(watched) = watched {
             watch(&mut dict, watched.get().list.clone(), &path, raised);

@@ -124,3 +124,28 @@ def test_part_that_could_not_be_dropped_later_is_not_set_apart(tmp_path):
     ):
         with pytest.raises(ringstow.InvalidStateError, match="nothing named"):
             ringstow.save(state, tmp_path / "step-1", apart=[name])
+
+
+def test_tensors_that_the_model_shares_with_the_part_keep_none_of_its_files(tmp_path):
+    path = tmp_path / "step-1"
+    weight, moment = torch.ones(5000), torch.full((50_000,), 2.0)
+    # the optimizer comes first, so the weight has its name
+    state = {"optimizer": {"params": {"w": weight}, "m": moment}, "model": {"w": weight}}
+    ringstow.save(state, path, apart=["optimizer"])
+    done = ringstow.slim(path, drop=["optimizer"])
+    assert done.tensors == 1
+    assert done.file_bytes > moment.nbytes
+    assert size(path) < weight.nbytes + 2 * 4096
+    loaded = ringstow.load(path)
+    assert list(loaded) == ["model"]
+    assert torch.equal(loaded["model"]["w"], weight)
+
+
+def test_checkpoint_opened_before_reads_the_rest_and_says_what_was_dropped(tmp_path):
+    path, state = tmp_path / "step-1", state_of()
+    ringstow.save(state, path, apart=["optimizer"])
+    with ringstow.open(path) as opened:
+        ringstow.slim(path, drop=["optimizer"])
+        assert torch.equal(opened["model.weight"][:], state["model"]["weight"])
+        with pytest.raises(ringstow.ReplacedCheckpointError, match="`slim` has dropped optimizer"):
+            opened["optimizer.state.0.exp_avg"][:]

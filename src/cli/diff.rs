@@ -99,6 +99,12 @@ fn render(report: &DiffReport, most: usize) -> String {
     });
     section("tensors that differ", differing.collect());
     section("values", report.values.iter().map(value).collect());
+    for (side, dropped) in [("A", &report.dropped_a), ("B", &report.dropped_b)] {
+        if !dropped.is_empty() {
+            let names = text::printable(&dropped.join(" and "));
+            lines.push(format!("`slim` has dropped {names} from {side}"));
+        }
+    }
     let equal = text::count(report.equal_tensors, "tensor");
     let values = if report.values_compared { "and all values" } else { "values not compared" };
     lines.push(match (report.is_equal(), report.values_compared) {

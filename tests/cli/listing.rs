@@ -349,3 +349,24 @@ fn diff_exits_with_0_1_or_2() {
     assert_eq!((failed.code, failed.json()["error"].is_string()), (Some(2), true));
     assert_eq!(ringstow(&["diff", &one]).code, Some(2));
 }
+
+#[test]
+fn diff_says_what_slim_has_dropped() {
+    let dir = Checkpoints::new();
+    let (whole, slim) = (dir.step(1), dir.step(2));
+    let bias = 1f32.to_le_bytes();
+    for path in [&whole, &slim] {
+        let mut state = StateDict::new();
+        state.bytes("layer.bias", Dtype::F32, &[1], &bias).unwrap();
+        state.bytes("optimizer.m", Dtype::F32, &[1], &bias).unwrap().apart("optimizer");
+        save(&state, Path::new(path));
+    }
+    let said = "`slim` has dropped";
+    assert!(!ringstow(&["diff", &whole, &slim]).out.contains(said));
+    assert_eq!(ringstow(&["slim", &slim, "--drop", "optimizer"]).code, Some(0));
+    let ran = ringstow(&["diff", &whole, &slim]);
+    assert!(ran.out.contains("`slim` has dropped optimizer from B"), "{}", ran.out);
+    assert!(ran.out.contains("- optimizer.m") && ran.code == Some(1), "{}", ran.out);
+    let json = ringstow(&["diff", &slim, &whole, "--json"]).json();
+    assert_eq!((&json["dropped_a"], &json["dropped_b"]), (&json!(["optimizer"]), &json!([])));
+}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import io
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from ringstow.dcp._metadata import Shape, in_elements
 from ringstow.tensors import _cuda, _torch
 from ringstow.tensors._memory import ItemSpec, Memory
 from ringstow.tree._remedies import Refusals
+from ringstow.tree._select import is_below
 
 
 class Items(NamedTuple):
@@ -167,6 +169,23 @@ def _spec(item: WriteItem, memory: Memory, *, keeps_empty: bool) -> ItemSpec | N
             memory = memory._replace(shape=shape)
     region = None if memory.shape == shape else (shape, offsets)
     return (item.index.fqn, memory, region, False)
+
+
+def check_parts(plans: Sequence[SavePlan], parts: Iterable[str]) -> None:
+    """Refuse parts that no plan has anything of, before anything is written.
+
+    The commit checks it too: with torch's plan caching the plans may be left out here.
+
+    Raises:
+        InvalidStateError: there is nothing of a part.
+    """
+    if not all(getattr(plan, "usable", True) for plan in plans):
+        return
+    for part in parts:
+        if not any(is_below(item.index.fqn, part) for plan in plans for item in plan.items):
+            raise InvalidStateError(
+                f"apart: the state has nothing named {part!r}, and nothing below it"
+            )
 
 
 def sharded(plan: SavePlan) -> list[str]:

@@ -40,6 +40,9 @@ _log = logging.getLogger("ringstow")
 # A list with up to this many gaps has None in them; with more it becomes a dict.
 _GAPS_MAX = 4096
 
+# An attribute of DCP's Metadata that only ringstow knows.
+_DROPPED = "ringstow_dropped"
+
 
 class _Branch(dict[Step, Any]):
     """A container of the state: a dict if its keys are str, a list if they are int."""
@@ -99,6 +102,17 @@ def _json(node: Any) -> Json:
     if not steps and not any(str(step).startswith("$") for step in node):
         return {str(step): _json(child) for step, child in node.items()}
     return {"$dict": [[step, _json(child)] for step, child in node.items()]}
+
+
+def note_dropped(metadata: Metadata, names: tuple[str, ...]) -> None:
+    """Note which parts `slim` has dropped from a checkpoint, for ringstow's planner."""
+    setattr(metadata, _DROPPED, names)
+
+
+def dropped_from(metadata: Metadata) -> tuple[str, ...]:
+    """Return the parts that `slim` has dropped from a checkpoint, as far as it is known."""
+    names: tuple[str, ...] = getattr(metadata, _DROPPED, ())
+    return names
 
 
 class Entry(NamedTuple):

@@ -14,7 +14,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import LoadPlan
 
-from ringstow.tree._select import check_match
+from ringstow.dcp._metadata import dropped_from
+from ringstow.tree._select import by_slim, check_match
 
 
 class LoadPlanner(DefaultLoadPlanner):
@@ -74,7 +75,8 @@ class LoadPlanner(DefaultLoadPlanner):
         pairs = ((name, wanted[name], saved[name]) for name in wanted if name in saved)
         mismatched = [text for pair in pairs if (text := _difference(*pair))]
         path = str(getattr(metadata.storage_meta, "checkpoint_id", None) or "the checkpoint")
-        check_match(path, missing, unexpected, mismatched)
+        lost = by_slim(missing, dropped_from(metadata))
+        check_match(path, missing, unexpected, mismatched, *lost)
 
 
 def _difference(name: str, here: Any, there: Any) -> str | None:

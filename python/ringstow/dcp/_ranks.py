@@ -51,6 +51,7 @@ class Ranks:
         staging: Staging,
         allow_pickle: bool,
         group: dist.ProcessGroup | None,
+        apart: tuple[str, ...] = (),
     ) -> None:
         if staging == "unguarded":
             raise InvalidStateError(
@@ -75,7 +76,7 @@ class Ranks:
                 "group's ranks only"
             )
         self.is_first = dist.get_rank(self._group) == 0
-        self._writer = StorageWriter(config=config, allow_pickle=allow_pickle)
+        self._writer = StorageWriter(config=config, allow_pickle=allow_pickle, apart=apart)
 
     def check(self) -> None:
         if not dist.is_initialized():

@@ -38,7 +38,7 @@ from ringstow.dcp import _broadcast, _objects, _paths, _private, _targets
 from ringstow.dcp._absence import Absence
 from ringstow.dcp._broadcast import Broadcast, Exchange, Share
 from ringstow.dcp._errors import picklable
-from ringstow.dcp._metadata import Contents, Entry
+from ringstow.dcp._metadata import Contents, Entry, note_dropped
 from ringstow.dcp._objects import Blob
 from ringstow.dcp._targets import Fill
 from ringstow.tensors import _torch
@@ -151,12 +151,22 @@ class StorageReader(storage.StorageReader):
                 contents = _late.opened(
                     path, lambda: open_it(path), lambda error: self._is_late(error, rank, absence)
                 )
-            return self._with_ids(contents.metadata(allow_pickle=self._allow_pickle))
+            metadata = self._with_ids(contents.metadata(allow_pickle=self._allow_pickle))
+            self._tell_dropped(metadata)
+            return metadata
         except Exception as error:
             # DCP turns both failures into one AssertionError, which an older torch leaves empty.
             level = logging.ERROR if self._is_meant(rank) else logging.DEBUG
             _log.log(level, "the checkpoint cannot be loaded: %s", error)
             raise
+
+    def _tell_dropped(self, metadata: Metadata) -> None:
+        """Say what `slim` has dropped: torch's planner only says that keys are missing."""
+        dropped = () if self._checkpoint is None else tuple(self._checkpoint.dropped)
+        note_dropped(metadata, dropped)
+        if dropped:
+            parts = " and ".join(dropped)
+            _log.warning("%s: `slim` has dropped %s from this checkpoint", self._path, parts)
 
     def _is_meant(self, rank: int | None) -> bool:
         """Return whether this is the kind of checkpoint that DCP looks for; it tries both kinds."""

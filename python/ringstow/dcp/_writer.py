@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch.distributed.checkpoint import storage
@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from ringstow import _jobs, _late, _lines, _native, _others, _outcomes
-from ringstow._arguments import StrPath
+from ringstow._arguments import StrPath, names_of_parts
 from ringstow._collector import collector_paused
 from ringstow._config import Config
 from ringstow._errors import InvalidStateError, UnsupportedError
@@ -104,6 +104,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         allow_pickle: bool = False,
         step: int | None = None,
         metrics: Mapping[str, Any] | None = None,
+        apart: Iterable[str] = (),
     ) -> None:
         """Make a writer.
 
@@ -115,11 +116,17 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 Loading them also needs ``StorageReader(allow_pickle=True)``.
             step: for a writer of one save: as `note` sets it.
             metrics: likewise.
+            apart: names of parts whose tensors get files of their own on every rank, so that
+                `ringstow.slim` can drop them later: ``["optimizer"]``. A name stands for itself and
+                all below it, as in ``optimizer.state.0.exp_avg``. Every rank must give the same,
+                and every state must have something of each name, or the save fails on all ranks.
 
         Raises:
-            InvalidStateError: ``path`` is not a path in the file system, or a metric is no number.
-            TypeError, ValueError: as from `note`.
+            InvalidStateError: ``path`` is not a path in the file system, or a metric is no number,
+                or a name in ``apart`` is none.
+            TypeError, ValueError: as from `note`; ``apart`` is no list of names.
         """
+        self._apart = names_of_parts(apart, "apart")
         self._allow_pickle = allow_pickle
         own = None if path is None else _paths.directory(path)
         self._destination = Destination(own, keeps_id=self._keeps_id)
@@ -154,7 +161,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             future.is_elsewhere = True
         return {
             name: vars(self)[name]
-            for name in ("_destination", "_notes", "_config", "_allow_pickle")
+            for name in ("_destination", "_notes", "_config", "_allow_pickle", "_apart")
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -223,8 +230,14 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         Raises:
             InvalidStateError: neither the save nor the writer has a path, or the save would
                 replace the one before.
+            UnsupportedError: no collectives, and the writer sets parts apart.
         """
         self._adopt()
+        if self._apart and not kwargs.get("use_collectives", True):
+            raise UnsupportedError(
+                "StorageWriter(apart=...) needs collectives: `slim` does not change a checkpoint "
+                "that ranks save each by itself (use_collectives=False). Leave out apart="
+            )
         path, note = self._destination.take(), self._notes.take()
         save = Save(path, note)
         self._saves.begin(save)
@@ -264,11 +277,13 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 
         Raises:
             BusyError: another save into the directory is in progress.
-            InvalidStateError: it holds safetensors files of another program.
+            InvalidStateError: it holds safetensors files of another program; or no rank has
+                anything of a part that is to be set apart.
             OSError: it can't be made or locked.
         """
         save = self._current()
         with save.hook():
+            _items.check_parts(plans, self._apart)
             save.lock(len(plans), self._config.to_json())
         if save.rank is not None:
             return plans
@@ -357,6 +372,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 save.own_rank(),
                 self._config.to_json(),
                 None if stream is None else stream.watched,
+                apart=self._apart,
             )
             job.wait_staged()
             if stream is not None and job.staged():

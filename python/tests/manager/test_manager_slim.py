@@ -71,6 +71,42 @@ def test_slimming_that_fails_fails_no_save_and_is_tried_again(tmp_path, monkeypa
     assert whole(tmp_path) == [3]
 
 
+def test_best_and_regular_steps_lose_the_part_too_and_targets_of_links_do_not(tmp_path):
+    with ringstow.CheckpointManager(
+        tmp_path, keep_last=2, keep_every=3, keep_best=("loss", "min", 1), slim_after=1
+    ) as manager:
+        for step in (1, 2, 3, 4):
+            manager.save(step, state(step), metrics={"loss": step})
+            if step == 2:
+                (tmp_path / "mine").symlink_to("step-00000002")
+        manager.save(5, state(5), metrics={"loss": 5})
+    assert [step.step for step in ringstow.steps(tmp_path)] == [1, 2, 3, 4, 5]
+    assert whole(tmp_path) == [2, 5]
+
+
+def test_restore_says_what_the_step_lacks(tmp_path, caplog):
+    with ringstow.CheckpointManager(tmp_path, slim_after=1) as manager:
+        save_all(manager, [1, 2])
+        assert manager.restore().dropped == ()
+        assert "slim" not in caplog.text
+        assert manager.restore(1).dropped == ("optimizer",)
+    assert "`slim` has dropped optimizer from this checkpoint" in caplog.text
+
+
+def test_files_that_a_killed_slimming_left_go_after_the_next_save(tmp_path):
+    step = tmp_path / "step-00000001"
+    ringstow.save(state(1), step, step=1, apart=["optimizer"])
+    before = {file: file.read_bytes() for file in step.glob("*.safetensors")}
+    ringstow.slim(step, ["optimizer"])
+    left = [file for file in before if not file.exists()]
+    assert left
+    for file in left:
+        file.write_bytes(before[file])
+    with ringstow.CheckpointManager(tmp_path, slim_after=1) as manager:
+        manager.save(2, state(2))
+    assert not any(file.exists() for file in left)
+
+
 @pytest.mark.parametrize(
     ("rule", "error"),
     [

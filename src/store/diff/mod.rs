@@ -32,6 +32,10 @@ pub struct DiffReport {
     /// The other's.
     #[serde(with = "crate::path_text")]
     pub b: PathBuf,
+    /// Names below which [`slim`](crate::slim()) has dropped everything from `a`.
+    pub dropped_a: Vec<String>,
+    /// Likewise from `b`.
+    pub dropped_b: Vec<String>,
     /// Tensors that only `a` has.
     pub only_in_a: Vec<String>,
     /// Tensors that only `b` has.
@@ -161,6 +165,8 @@ fn diff_once(
     Ok(DiffReport {
         a: path_a.into(),
         b: path_b.into(),
+        dropped_a: a.manifest().dropped.clone(),
+        dropped_b: b.manifest().dropped.clone(),
         only_in_a,
         only_in_b,
         changed,
