@@ -3,6 +3,8 @@
 //! A manager decides when to save, remove and load; `Store` does the work. It never removes anything of which no
 //! newer step is committed, nor what it is restoring.
 
+mod slim;
+
 use crate::api::Store;
 use crate::error::{Error, Result};
 use crate::handle::SaveHandle;
@@ -10,12 +12,16 @@ use crate::pipeline::job::Job;
 use crate::pipeline::report::SaveReport;
 use crate::state::StateDict;
 use crate::store::{
-    Best, Direction, Disposal, Found, Loaded, Retained, Retention, Status, Wanted, is_of_checkpoint,
+    Best, Direction, Disposal, Found, Loaded, Retained, Retention, Slimmed, Status, Wanted,
+    is_of_checkpoint,
 };
 use crate::sys::dir;
 use crate::sys::path::absolute;
+use slim::Slimming;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+pub use slim::Slim;
 
 /// Which steps a [`CheckpointManager`] keeps. A step stays if one rule keeps it. Without a rule, all stay. The newest
 /// step always stays.
@@ -27,17 +33,17 @@ pub struct Keep {
     pub every: Option<u64>,
     /// The best steps by a metric.
     pub best: Option<Best>,
+    /// Which of the steps that stay lose a part, such as the optimizer's state. Removes no step.
+    pub slim: Option<Slim>,
 }
 
 impl Keep {
     /// The retention that carries these rules out; `None` if nothing is ever removed.
     fn retention(self, disposal: Disposal) -> Option<Retention> {
-        (self != Self::default()).then(|| Retention {
-            keep_every: self.every,
-            keep_best: self.best,
-            disposal,
-            ..Retention::new(self.last.unwrap_or(1))
-        })
+        let Self { last, every: keep_every, best: keep_best, slim: _ } = self;
+        let has_rule = last.is_some() || keep_every.is_some() || keep_best.is_some();
+        let newest = Retention::new(last.unwrap_or(1));
+        has_rule.then_some(Retention { keep_every, keep_best, disposal, ..newest })
     }
 }
 
@@ -60,6 +66,10 @@ pub struct Saved {
     pub report: SaveReport,
     /// What was removed after the commit, or why nothing could be, which is also logged; `None` without rules.
     pub retained: Option<Result<Retained>>,
+    /// The older steps that lost a part after the commit, or why they did not, which is also logged: see [`Keep::slim`].
+    /// Includes each older step once after a start, whose killed slimming it finishes. The root's path stands for an error
+    /// of the listing.
+    pub slimmed: Vec<(PathBuf, Result<Slimmed>)>,
 }
 
 /// What [`CheckpointManager::restore`] loaded.
@@ -71,6 +81,8 @@ pub struct Restored {
     pub path: PathBuf,
     /// Its tensors and values.
     pub loaded: Loaded,
+    /// Names below which [`slim`](crate::slim()) has dropped everything: `loaded` lacks them.
+    pub dropped: Vec<String>,
     /// Newer steps that are not intact, newest first, and why: empty with [`OnDamage::Raise`].
     pub passed_over: Vec<(PathBuf, Error)>,
 }
@@ -116,6 +128,8 @@ struct Shared {
     store: Store,
     root: PathBuf,
     retention: Option<Retention>,
+    slim: Option<Slim>,
+    slimming: Mutex<Slimming>,
     /// Held for reading by a restore, and for writing by a removal: nothing goes that is being restored.
     in_use: RwLock<()>,
 }
@@ -127,10 +141,13 @@ impl CheckpointManager {
     /// [`Error::Invalid`] for a rule that keeps nothing; [`Error::Io`] if the current directory of a relative `root`
     /// cannot be found.
     pub fn new(store: Store, root: impl AsRef<Path>, keep: Keep) -> Result<Self> {
+        let slim = keep.slim.clone();
         let retention = keep.retention(Disposal::of(store.config()));
         retention.as_ref().map_or(Ok(()), Retention::check)?;
-        let root = absolute(root.as_ref())?;
-        let shared = Arc::new(Shared { store, root, retention, in_use: RwLock::new(()) });
+        slim.as_ref().map_or(Ok(()), Slim::check)?;
+        let (root, in_use) = (absolute(root.as_ref())?, RwLock::new(()));
+        let slimming = Mutex::default();
+        let shared = Arc::new(Shared { store, root, retention, slim, slimming, in_use });
         Ok(Self { shared, saving: None })
     }
 
@@ -147,7 +164,7 @@ impl CheckpointManager {
         &self.shared.root
     }
 
-    /// Saves a step, and removes those that the rules do not keep. Notes `step` and `metrics` in `state`. First waits for
+    /// Saves a step, and removes those that the rules do not keep. Notes `step`, `metrics` and [`Slim::parts`] in `state`. First waits for
     /// the save in the background.
     ///
     /// # Errors
@@ -160,7 +177,7 @@ impl CheckpointManager {
         metrics: impl IntoIterator<Item = (K, f64)>,
     ) -> Result<Saved> {
         self.wait()?;
-        state.step(step).metrics(metrics)?;
+        self.shared.note(step, state, metrics)?;
         let path = self.path(step);
         let report = self.shared.store.save(state, &path)?;
         Ok(self.shared.clean_up(path, report))
@@ -180,7 +197,7 @@ impl CheckpointManager {
         metrics: impl IntoIterator<Item = (K, f64)>,
     ) -> Result<Arc<Job>> {
         self.wait()?;
-        state.step(step).metrics(metrics)?;
+        self.shared.note(step, &mut state, metrics)?;
         let (shared, path) = (self.shared.clone(), self.path(step));
         let to = path.clone();
         let saving =
@@ -251,10 +268,14 @@ impl CheckpointManager {
         }
         let _in_use = self.shared.in_use.read().unwrap_or_else(PoisonError::into_inner);
         let mut passed_over: Vec<(PathBuf, Error)> = Vec::new();
-        for (number, path) in self.shared.committed(step)? {
+        for (number, Found { path, dropped, .. }) in self.shared.committed(step)? {
             match self.shared.store.load(&path) {
                 Ok(loaded) => {
-                    return Ok(Some(Restored { step: number, path, loaded, passed_over }));
+                    if !dropped.is_empty() {
+                        let dropped = dropped.join(" and ");
+                        tracing::warn!("`slim` has dropped {dropped} from {}", path.display());
+                    }
+                    return Ok(Some(Restored { step: number, path, loaded, dropped, passed_over }));
                 }
                 Err(error) if on_damage == OnDamage::Previous && is_damage(&error) => {
                     tracing::warn!("passing over step {number}, {}: {error}", path.display());
@@ -278,17 +299,27 @@ impl CheckpointManager {
 }
 
 impl Shared {
-    /// Removes the steps that no rule keeps, after a commit.
+    /// Notes what a save needs to know.
+    fn note<K: Into<String>>(
+        &self,
+        step: u64,
+        state: &mut StateDict<'_>,
+        metrics: impl IntoIterator<Item = (K, f64)>,
+    ) -> Result<()> {
+        self.slim.iter().for_each(|slim| slim.set_apart(state));
+        state.step(step).metrics(metrics).map(drop)
+    }
+
+    /// Removes the steps that no rule keeps, and parts of older ones, after a commit.
     fn clean_up(&self, path: PathBuf, report: SaveReport) -> Saved {
-        let retained = self.retention.as_ref().map(|retention| {
-            let _alone = self.in_use.write().unwrap_or_else(PoisonError::into_inner);
-            self.store.retain(&self.root, retention)
-        });
+        let _alone = self.in_use.write().unwrap_or_else(PoisonError::into_inner);
+        let retained =
+            self.retention.as_ref().map(|retention| self.store.retain(&self.root, retention));
         if let Some(Err(error)) = &retained {
             let path = path.display();
             tracing::warn!(%path, %error, "the step is committed, and old steps could not be removed");
         }
-        Saved { path, report, retained }
+        Saved { path, report, retained, slimmed: self.slim() }
     }
 
     /// The steps that were committed, newest first, also damaged ones: from a step on, or all.
@@ -296,7 +327,7 @@ impl Shared {
     /// # Errors
     /// [`Error::NoCheckpoint`] if the step is not there; [`Error::Io`] if the root cannot be listed, or the system refuses
     /// to read a directory that may be one of these steps.
-    fn committed(&self, from: Option<u64>) -> Result<Vec<(u64, PathBuf)>> {
+    fn committed(&self, from: Option<u64>) -> Result<Vec<(u64, Found)>> {
         let all = match self.store.list(&self.root) {
             Err(error) if error.is_not_found() => Vec::new(), // nothing was saved yet
             all => all?,
@@ -306,9 +337,7 @@ impl Shared {
         let mut steps = Vec::new();
         for found in all.into_iter().rev().filter(was_committed) {
             match found.step {
-                Some(step) if from.is_none_or(|from| step <= from) => {
-                    steps.push((step, found.path))
-                }
+                Some(step) if from.is_none_or(|from| step <= from) => steps.push((step, found)),
                 // Only its manifest says which step it is.
                 None if found.status == Status::Unreadable => drop(self.store.open(&found.path)?),
                 _ => {}

@@ -178,7 +178,10 @@ impl<'a> StateDict<'a> {
     /// Writes the tensors of this name and below it (`optimizer` and `optimizer.state.0`) into files of their own, so that
     /// [`slim`](crate::slim()) can free them later. A save of a state that has nothing of the name fails.
     pub fn apart(&mut self, name: impl Into<String>) -> &mut Self {
-        self.apart.push(name.into());
+        let name = name.into();
+        if !self.apart.contains(&name) {
+            self.apart.push(name);
+        }
         self
     }
 

@@ -117,10 +117,9 @@ fn checkpoint_opened_before_loads_the_rest_and_says_what_slim_dropped() {
     let rest = opened.tensors().iter().map(|tensor| tensor.name.as_str());
     let rest = opened.load_names(rest.filter(|name| !is_extra(name)), options()).unwrap();
     State::new(1, &SIZES).assert_equals(&rest);
-    for error in [
-        load_opened(&runtime, &opened).unwrap_err(),
-        opened.load_part("extra.a", &[0..9]).unwrap_err(),
-    ] {
+    for error in
+        [load_opened(&runtime, &opened).unwrap_err(), opened.load_part("extra.a", &[]).unwrap_err()]
+    {
         assert!(matches!(&error, Error::Slimmed { dropped, .. } if dropped == &[EXTRA]), "{error}");
         assert_says(&error, &["`slim` has dropped extra from", "open it again"]);
     }

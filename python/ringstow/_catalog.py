@@ -124,6 +124,17 @@ def steps(
     return Step.list_from_json(_native.steps(absolute(directory), pattern, native_json(config)))
 
 
+def older_steps(directory: str, after: int, config: Config | None) -> list[Step]:
+    """List the steps that a manager slims: not the newest, the last saves and targets of links.
+
+    Raises:
+        OSError: as in `steps`.
+    """
+    from ringstow._catalog_report import Step
+
+    return Step.list_from_json(_native.older_steps(directory, after, native_json(config)))
+
+
 def latest(
     directory: StrPath,
     *,

@@ -34,6 +34,7 @@ __all__ = [
     "is_under_way",
     "latest",
     "nesting",
+    "older_steps",
     "parse_size",
     "prune",
     "remove",
@@ -182,7 +183,6 @@ def start_write(
     rank: int,
     config: str,
     watched: Watch | None = None,
-    *,
     apart: list[str] = ...,
 ) -> SaveJob: ...
 
@@ -317,6 +317,10 @@ def latest(
 
 # Returns the steps in a directory as a list of Found, oldest first.
 def steps(directory: str, pattern: str | None, config: str) -> str: ...
+
+# Returns those that can be loaded, except the newest ``after``, the last ``after`` saves, and what a
+# link leads to.
+def older_steps(directory: str, after: int, config: str) -> str: ...
 
 # Refuses to load a rank's own share of what ranks saved each by itself, in rank00003 below path,
 # if it is missing or not of the same save as rank 0's; for rank 0 also if any share is missing.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import operator
-import os
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from ringstow import _catalog
@@ -87,21 +86,14 @@ class Retention:
 
     def _slim(self, after: int) -> None:
         try:
-            steps = _catalog.steps(self._root, config=self._config)
-            linked = _linked(self._root)
+            steps = _catalog.older_steps(self._root, after, self._config)
         except Exception as error:
             self.error = self.error or error
             _log.error("old steps in %s were not slimmed: %s", self._root, error)
             return
-        committed = [step for step in steps if step.status == "committed"]
-        # After the run went back to an earlier step, the last saves have lower numbers.
-        by_time = sorted(committed, key=lambda step: step.created_unix_ms or 0)
-        stays = {step.path for step in committed[-after:] + by_time[-after:]} | self._not_apart
-        for step in committed:
+        for step in steps:
             is_whole = bool(set(self._rules.slim) - set(step.dropped))
-            if step.path in stays or os.path.realpath(step.path) in linked:
-                continue
-            if is_whole or not self._has_slimmed:
+            if step.path not in self._not_apart and (is_whole or not self._has_slimmed):
                 self._slim_one(step.path)
         self._has_slimmed = True
 
@@ -143,12 +135,6 @@ class Retention:
                 _log.warning(
                     "%s was not removed: %s. The next save tries again", left.path, left.reason
                 )
-
-
-def _linked(root: str) -> set[str]:
-    """Return what links in a directory lead to: something may rely on it, so it stays whole."""
-    with os.scandir(root) as entries:
-        return {os.path.realpath(entry.path) for entry in entries if entry.is_symlink()}
 
 
 def checked(

@@ -71,6 +71,18 @@ pub(crate) fn steps(
 }
 
 #[pyfunction]
+pub(crate) fn older_steps(
+    py: Python<'_>,
+    directory: PathBuf,
+    after: usize,
+    config: &str,
+) -> PyResult<String> {
+    let config = self::config(config)?;
+    let steps = || ringstow::internals::store::older_steps(&directory, after, &config);
+    to_json(&py.detach(steps).map_err(to_python)?)
+}
+
+#[pyfunction]
 pub(crate) fn remove(
     py: Python<'_>,
     path: PathBuf,

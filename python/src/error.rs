@@ -27,7 +27,9 @@ fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
         Error::MissingFiles { path, .. } => at_path("MissingFilesError", path)?,
         Error::Format { path, .. } => at_path("FormatError", path)?,
         Error::Busy { path } => at_path("BusyError", path)?,
-        Error::Replaced { path } | Error::Slimmed { path, .. } => at_path("ReplacedCheckpointError", path)?,
+        Error::Replaced { path } | Error::Slimmed { path, .. } => {
+            at_path("ReplacedCheckpointError", path)?
+        }
         Error::Cancelled { path } => at_path("SaveCancelledError", path)?,
         Error::Corrupt { path, offset, expected, got, tensors, .. } => {
             attributes.set_item("file", path.as_os_str())?;

@@ -142,7 +142,7 @@ mod _native {
 
     #[pymodule_export]
     use crate::{
-        catalog::{latest, prune, remove, retain, shared_file_system, slim, steps},
+        catalog::{latest, older_steps, prune, remove, retain, shared_file_system, slim, steps},
         encode::encode,
         exchange::Exchange,
         exit::{end_jobs, fail_exit},

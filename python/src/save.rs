@@ -192,7 +192,7 @@ pub(crate) fn start_export(
 
 /// Starts writing one rank's part of a checkpoint and returns at once.
 #[pyfunction]
-#[pyo3(signature = (items, path, rank, config, watched=None, *, apart=Vec::new()))]
+#[pyo3(signature = (items, path, rank, config, watched=None, apart=Vec::new()))]
 pub(crate) fn start_write(
     py: Python<'_>,
     items: Vec<ItemSpec>,

@@ -51,7 +51,10 @@ fn each_rule_keeps_its_steps_and_the_newest_always_stays() {
         (Keep { last: Some(2), ..Keep::default() }, &[5, 6][..]),
         (Keep { every: Some(4), ..Keep::default() }, &[4, 6]),
         (Keep { best: best("loss:max:1"), ..Keep::default() }, &[1, 6]),
-        (Keep { last: Some(1), every: Some(3), best: best("loss:max:2") }, &[1, 2, 3, 6]),
+        (
+            Keep { last: Some(1), every: Some(3), best: best("loss:max:2"), slim: None },
+            &[1, 2, 3, 6],
+        ),
     ] {
         let root = tempfile::tempdir().unwrap();
         let mut manager = manager(&root, keep.clone());
@@ -207,4 +210,102 @@ fn removal_waits_for_a_restore_and_follows_the_commit() {
     let retained = manager.wait().unwrap().unwrap().retained.unwrap().unwrap();
     assert_eq!(retained.removed, [manager.path(1)]);
     assert!(!manager.path(1).exists());
+}
+
+/// A state with a model and a part that older steps may lose.
+fn with_optimizer(step: u64) -> StateDict<'static> {
+    let mut state = state(step);
+    let info =
+        crate::TensorInfo { name: "optimizer.m".into(), dtype: Dtype::U8, shape: vec![9000] };
+    state.source(info, Box::new(vec![step as u8; 9000]));
+    state.value("optimizer.lr", 0.5);
+    state
+}
+
+fn slims(after: usize) -> Keep {
+    Keep { slim: Some(Slim::after(after)), ..Keep::default() }
+}
+
+fn save_all(manager: &mut CheckpointManager, steps: &[u64]) -> Vec<Saved> {
+    let save = |step: &u64| manager.save(*step, &mut with_optimizer(*step), NO_METRICS).unwrap();
+    steps.iter().map(save).collect()
+}
+
+/// The steps that have all parts.
+fn whole(manager: &CheckpointManager) -> Vec<u64> {
+    let steps = manager.steps().unwrap();
+    steps.iter().filter(|found| found.dropped.is_empty()).filter_map(|found| found.step).collect()
+}
+
+#[test]
+fn older_steps_lose_the_optimizer_and_keep_the_model() {
+    let root = tempfile::tempdir().unwrap();
+    let best = Some("loss:max:1".parse().unwrap());
+    let mut manager = manager(&root, Keep { last: Some(3), best, ..slims(2) });
+    for step in 1..7 {
+        let metrics = [("loss", 1.0 / step as f64)];
+        manager.save_async(step, with_optimizer(step), metrics).unwrap();
+    }
+    let saved = manager.wait().unwrap().unwrap();
+    let slimmed: Vec<_> = saved.slimmed.iter().map(|(path, _)| path.clone()).collect();
+    assert_eq!(slimmed, [manager.root().join("step-00000004")]);
+    assert_eq!((numbers(&manager), whole(&manager)), (vec![1, 4, 5, 6], vec![5, 6]));
+    let restored = manager.restore(Some(4), OnDamage::Raise).unwrap().unwrap();
+    assert_eq!(restored.dropped, ["optimizer"]);
+    assert_eq!(restored.loaded.tensor("w").unwrap().data(), vec![4; 9000]);
+    assert!(restored.loaded.tensor("optimizer.m").is_none());
+    assert!(manager.restore(None, OnDamage::Raise).unwrap().unwrap().dropped.is_empty());
+}
+
+#[test]
+fn last_saves_and_targets_of_links_stay_whole() {
+    let root = tempfile::tempdir().unwrap();
+    let mut manager = manager(&root, slims(1));
+    save_all(&mut manager, &[10]);
+    std::os::unix::fs::symlink("step-00000010", manager.root().join("mine")).unwrap();
+    save_all(&mut manager, &[20, 30, 11]);
+    assert_eq!(whole(&manager), [10, 11, 30]);
+}
+
+#[test]
+fn step_that_was_not_saved_apart_stays_whole_and_is_not_tried_again() {
+    let root = tempfile::tempdir().unwrap();
+    save_all(&mut manager(&root, Keep::default()), &[1]);
+    let mut manager = manager(&root, slims(1));
+    let saved = save_all(&mut manager, &[2, 3]);
+    assert!(matches!(saved[0].slimmed[..], [(_, Err(Error::Invalid { .. }))]), "{saved:?}");
+    assert!(matches!(saved[1].slimmed[..], [(_, Ok(_))]), "{saved:?}");
+    assert_eq!(whole(&manager), [1, 3]);
+}
+
+#[test]
+fn files_that_a_killed_slimming_left_go_after_the_next_save() {
+    let root = tempfile::tempdir().unwrap();
+    let step = root.path().join("run/step-00000001");
+    save_all(&mut manager(&root, slims(1)), &[1]);
+    let files = |dir: &Path| -> Vec<PathBuf> {
+        fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect()
+    };
+    let before: Vec<_> =
+        files(&step).into_iter().map(|path| (fs::read(&path).unwrap(), path)).collect();
+    crate::slim(&step, &["optimizer".into()]).unwrap();
+    let after = files(&step);
+    for (bytes, path) in before.iter().filter(|(_, path)| !path.exists()) {
+        fs::write(path, bytes).unwrap();
+    }
+    assert!(files(&step).len() > after.len());
+    save_all(&mut manager(&root, slims(1)), &[2]);
+    assert_eq!(files(&step).len(), after.len());
+}
+
+#[test]
+fn state_without_the_part_and_rules_that_drop_nothing_are_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let error = manager(&root, slims(1)).save(1, &mut state(1), NO_METRICS).unwrap_err();
+    assert!(error.to_string().contains("nothing named \"optimizer\""), "{error}");
+    for slim in [Slim::after(0), Slim { parts: Vec::new(), ..Slim::after(1) }] {
+        let keep = Keep { slim: Some(slim), ..Keep::default() };
+        let refused = CheckpointManager::found(root.path(), keep);
+        assert!(matches!(refused, Err(Error::Invalid { .. })));
+    }
 }

@@ -18,7 +18,7 @@ pub use cleanup::keep::{Best, Direction};
 pub use cleanup::prune::{Pruning, prune, prune_plan, prune_with};
 pub use cleanup::remove::{Disposal, Removed, remove_checkpoint};
 pub use cleanup::retain::{Retained, Retention, retain, retain_plan};
-pub use cleanup::slim::{Slimmed, slim};
+pub use cleanup::slim::{Slimmed, older_steps, slim};
 pub use diff::{DiffReport, ElementDiff, TensorChange, TensorDiff, ValueDiff, diff};
 pub use layout::recycled::{Recycled, recycled};
 pub use read::checkpoint::{Checkpoint, CheckpointKind};

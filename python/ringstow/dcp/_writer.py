@@ -372,7 +372,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 save.own_rank(),
                 self._config.to_json(),
                 None if stream is None else stream.watched,
-                apart=self._apart,
+                self._apart,
             )
             job.wait_staged()
             if stream is not None and job.staged():

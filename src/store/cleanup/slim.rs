@@ -6,6 +6,9 @@
 
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::store::catalog::found::{Found, Status};
+use crate::store::catalog::links::Links;
+use crate::store::catalog::steps::steps;
 use crate::store::cleanup::remove;
 use crate::store::layout::rank_dirs;
 use crate::store::layout::stripes::Stripes;
@@ -62,6 +65,31 @@ pub fn slim(dir: &Path, drop: &[String], config: &Config) -> Result<Slimmed> {
         removed: swept.removed,
         left: swept.left,
     })
+}
+
+/// The steps of a run that a trainer does not resume from soon, oldest first: all that can be loaded, except the newest
+/// `after`, and the last `after` that were saved. They differ after the run went back to an earlier step. What a link
+/// leads to is not among them: something may rely on it.
+///
+/// # Errors
+/// As for [`steps`].
+pub fn older_steps(root: &Path, after: usize, config: &Config) -> Result<Vec<Found>> {
+    let mut found = steps(root, None, config)?;
+    if found.is_empty() {
+        return Ok(found);
+    }
+    let links = Links::of(root)?;
+    found.retain(|step| step.status == Status::Committed && step.step.is_some());
+    let mut last_saves: Vec<usize> = (0..found.len()).collect();
+    last_saves.sort_by_key(|&number| found[number].created_unix_ms); // a stable sort
+    last_saves.drain(..found.len().saturating_sub(after));
+    let newest = found.len().saturating_sub(after);
+    let mut numbers = 0..;
+    found.retain(|step| {
+        let number = numbers.next().expect("numbers have no end");
+        number < newest && !last_saves.contains(&number) && links.to(&step.path).is_none()
+    });
+    Ok(found)
 }
 
 /// Opens a checkpoint of which all files are there.
