@@ -7,7 +7,7 @@ mod common;
 use common::{SIZES, State, runtime, scratch, small_config};
 use ringstow::internals::store;
 use ringstow::internals::sys::seam::{Call, Outcome, on_thread};
-use ringstow::{Config, Disposal, Error, Pruning, RankShare, Runtime, Session};
+use ringstow::{Config, Disposal, Error, Pruning, RankShare, Retention, Runtime, Session};
 use std::path::{Path, PathBuf};
 
 /// Removes a checkpoint, and lets no call pass from the removal of its directory on, as if the process had been killed.
@@ -40,6 +40,20 @@ fn prune_removes_it_and_leaves_the_users() {
     assert!(dir.exists());
     let swept = store::prune(root.path(), &small_config()).unwrap();
     assert_eq!((swept.removed, swept.left.len()), (vec![dir.clone()], 0));
+    assert!(!dir.exists() && own.exists());
+}
+
+#[test]
+fn retain_removes_it_and_leaves_the_users() {
+    let runtime = runtime();
+    let (root, dir, own) = left(&runtime);
+    State::new(3, &SIZES).save(&runtime, &root.path().join("step-3")).unwrap();
+    let retained = store::retain(root.path(), &Retention::new(1), &small_config()).unwrap();
+    assert_eq!(
+        (&retained.cleared, retained.removed.len()),
+        (&vec![dir.clone()], 0),
+        "{retained:?}"
+    );
     assert!(!dir.exists() && own.exists());
 }
 

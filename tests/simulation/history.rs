@@ -31,6 +31,8 @@ pub struct Seen {
     pub newest: Option<PathBuf>,
     /// The checkpoints that it removed.
     pub removed: Vec<PathBuf>,
+    /// Those at which it failed, and which it may have removed.
+    pub failed: Vec<PathBuf>,
 }
 
 #[derive(Debug, Clone)]
@@ -161,7 +163,11 @@ impl History {
         let above = |event: &Event| path.starts_with(&event.order.at) && path != event.order.at;
         match (&event.order.job, &event.outcome) {
             (Job::Remove | Job::Retain(_), Some(Outcome::Done(seen))) => {
-                seen.removed.iter().any(|removed| removed == path).then_some(true)
+                let is_in = |list: &[PathBuf]| list.iter().any(|other| other == path);
+                match is_in(&seen.removed) {
+                    true => Some(true),
+                    false => is_in(&seen.failed).then_some(false),
+                }
             }
             (Job::Remove | Job::Retain(_), _) if event.has_not_begun() => None,
             (Job::Remove, _) => (event.order.at == path).then_some(false),

@@ -112,8 +112,10 @@ pub fn carry_out(world: &World, runtime: &Runtime, order: &Order) -> Result<Seen
         }
         Job::Retain(keep) => {
             let retention = Retention { disposal, ..Retention::new(*keep) };
-            let removed = retain(&path, &retention, config)?.removed;
-            seen.removed = removed.into_iter().map(below).collect();
+            let retained = retain(&path, &retention, config)?;
+            seen.removed = retained.removed.into_iter().map(below).collect();
+            let failed = retained.left.into_iter().filter(|left| left.failed);
+            seen.failed = failed.map(|left| below(left.path)).collect();
         }
         Job::Prune => drop(prune(&path, config)?),
         Job::Remove => {

@@ -16,7 +16,7 @@ use crate::store::cleanup::remove::{
 use crate::store::layout::rank_dirs;
 use crate::store::layout::recycled::beside_all;
 use crate::store::write::swept::Left;
-use crate::sys::{dir, lock};
+use crate::sys::{dir, lock, removal_note};
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -141,6 +141,10 @@ fn plan(root: &Path, retention: &Retention, config: &Config, act: Act) -> Result
             }
         }
     }
+    // What a removal was killed before it removed is empty, and no step.
+    let emptied =
+        dir::directories(root)?.into_iter().filter(|dir| removal_note::is_left_empty(dir));
+    emptied.for_each(|dir| plan.clear(dir, config, Act::Plan, None));
     for (found, verdict) in plan.judge(steps, &retention.rules(), root) {
         match (verdict, links.to(&found.path)) {
             (Verdict::Stays(reason), _) => plan.keep(found.path, reason),
