@@ -2,8 +2,9 @@
 //! or the process dies before it. Each time every committed checkpoint is whole, `latest` names the newest, nothing
 //! loads by half, the next save works, and `prune` finds everything else.
 //!
-//! `RINGSTOW_SEED` chooses a tenth of all calls, `RINGSTOW_EACH_CALL=all` takes every one (`make torture-calls`). A
-//! failure prints its own name: `RINGSTOW_EACH_CALL='save new/Plain/Dies/17'` repeats it alone.
+//! `RINGSTOW_SEED` chooses a tenth of all calls, `RINGSTOW_EACH_CALL=all` takes every one (`make torture-calls`), and
+//! `RINGSTOW_EACH_CALL=slim/ByRanks` every one of an operation, or of one of its ways. A failure prints its own name:
+//! `RINGSTOW_EACH_CALL='save new/Plain/Dies/17'` repeats it alone.
 #![cfg(debug_assertions)] // the seam exists in these builds only
 
 #[path = "../common/mod.rs"]
@@ -157,8 +158,10 @@ struct Choice {
     random: Rng,
     /// One of so many.
     share: u64,
-    /// The group of trials, and the call, to repeat alone.
-    only: Option<(String, u64)>,
+    /// The groups of trials to make alone: an operation, its way, the trouble, or the first of these.
+    only: Option<String>,
+    /// The call to repeat alone.
+    call: Option<u64>,
 }
 
 impl Choice {
@@ -166,19 +169,24 @@ impl Choice {
         let text = |name| std::env::var(name).ok();
         let seed = text("RINGSTOW_SEED").map_or(0, |seed| seed.parse().expect("a number"));
         let asked = text("RINGSTOW_EACH_CALL");
-        let only = asked.as_deref().filter(|asked| *asked != "all").map(|one| {
-            let (group, call) = one.rsplit_once('/').expect("operation/way/trouble/call");
-            (group.to_string(), call.parse().expect("a number"))
-        });
-        Self { random: Rng::with_seed(seed), share: if asked.is_some() { 1 } else { 10 }, only }
+        let share = if asked.is_some() { 1 } else { 10 };
+        let only = asked.filter(|asked| *asked != "all");
+        let last = only.as_deref().and_then(|only| only.rsplit_once('/'));
+        let (only, call) = match last.map(|(group, call)| (group.to_owned(), call.parse().ok())) {
+            Some((group, Some(call))) => (Some(group), Some(call)),
+            _ => (only, None),
+        };
+        Self { random: Rng::with_seed(seed), share, only, call }
     }
 
     /// The calls of a group of trials; more than any operation has.
     fn calls(&mut self, group: &str) -> Box<dyn Iterator<Item = u64>> {
         let first = self.random.u64(1..=self.share);
-        match &self.only {
-            None => Box::new((first..1000).step_by(self.share as usize)),
-            Some((only, call)) => Box::new((only == group).then_some(*call).into_iter()),
+        let is_asked = |only: &String| format!("{group}/").starts_with(&format!("{only}/"));
+        match (self.only.as_ref().is_none_or(is_asked), self.call) {
+            (false, _) => Box::new(std::iter::empty()),
+            (true, Some(call)) => Box::new(std::iter::once(call)),
+            (true, None) => Box::new((first..1000).step_by(self.share as usize)),
         }
     }
 }
