@@ -318,8 +318,8 @@ def latest(
 # Returns the steps in a directory as a list of Found, oldest first.
 def steps(directory: str, pattern: str | None, config: str) -> str: ...
 
-# Returns those that can be loaded, except the newest ``after``, the last ``after`` saves, and what a
-# link leads to.
+# Returns those that can be loaded, except the newest ``after``, the last ``after`` saves, and what
+# a link leads to.
 def older_steps(directory: str, after: int, config: str) -> str: ...
 
 # Refuses to load a rank's own share of what ranks saved each by itself, in rank00003 below path,

@@ -242,8 +242,8 @@ class StorageReader(storage.StorageReader):
         if len({note.fingerprint for note in notes}) > 1:
             path = self._require_path()
             raise ReplacedCheckpointError(
-                f"another save replaced {path} while the ranks opened it, or it was slimmed, and not "
-                "all of them have the same checkpoint: load it again",
+                f"another save replaced {path} while the ranks opened it, or it was slimmed, and "
+                "not all of them have the same checkpoint: load it again",
                 path=path,
             )
         if not self._broadcast:

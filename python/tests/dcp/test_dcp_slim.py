@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import pickle
 
@@ -10,6 +11,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from layouts import HIDDEN, differences, trained, whole
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch_has import needs_use_collectives
 
@@ -180,6 +182,22 @@ def test_pickled_writer_sets_the_same_parts_apart(tmp_path):
     state = {"model": {"w": torch.ones(9)}, "optim": {"m": torch.ones(9)}}
     dcp.save(state, checkpoint_id=tmp_path / "a", storage_writer=writer)
     assert ringstow.slim(tmp_path / "a", drop=APART).tensors == 1
+
+
+def save_with_cached_plans(rank, root):
+    writer = StorageWriter(apart=APART)
+    for step in (1, 2, 3):
+        state = {"model": {f"w{rank}": torch.ones(9)}, "optim": {f"m{rank}": torch.ones(9)}}
+        planner = DefaultSavePlanner(enable_plan_caching=True)
+        dcp.save(state, checkpoint_id=root / str(step), storage_writer=writer, planner=planner)
+
+
+def test_plans_that_torch_keeps_set_the_part_apart_too(ranks, tmp_path):
+    if "enable_plan_caching" not in inspect.signature(DefaultSavePlanner).parameters:
+        pytest.skip("this torch keeps no plans")
+    ranks(2).run(save_with_cached_plans, tmp_path)
+    for step in (1, 2, 3):
+        assert ringstow.slim(tmp_path / str(step), drop=APART).tensors == 2
 
 
 # The manager.
