@@ -16,6 +16,7 @@ from transformers_runs import EVERY, STEPS, checkpoints, fit, model, state, trai
 import ringstow
 from ringstow.integrations import _named, _saves
 from ringstow.integrations import transformers as integration
+from ringstow.integrations._transformers import _refusals
 
 
 @pytest.fixture(scope="module")
@@ -252,9 +253,16 @@ def test_stripes_are_refused(tmp_path):
 def test_a_peft_model_is_refused_before_the_first_step(tmp_path):
     run = trainer(tmp_path)
     run.model.peft_config = {}
-    with pytest.raises(ringstow.UnsupportedError, match="PEFT: use Trainer"):
+    with pytest.raises(ringstow.UnsupportedError, match="make the model by peft.get_peft_model"):
         run.train()
     assert run.state.global_step == 0
+
+
+def test_fsdp1_is_refused_before_the_first_step(tmp_path):
+    run = trainer(tmp_path)
+    run.is_fsdp_enabled = True  # Accelerate makes no FSDP1 without a GPU
+    with pytest.raises(ringstow.UnsupportedError, match='FSDP1: use fsdp_config={"version": 2}'):
+        run.train()
 
 
 @pytest.mark.parametrize("option", ["push_to_hub", "enable_jit_checkpoint"])
@@ -281,9 +289,9 @@ def test_ctrl_c_in_a_wait_does_not_lose_the_save():
     assert saves.end() is None  # once
 
 
-@pytest.mark.parametrize("name", integration._SEAM)
+@pytest.mark.parametrize("name", _refusals.SEAM)
 def test_a_trainer_without_one_of_the_methods_is_refused(name):
-    Other = type("Other", (), {seam: None for seam in integration._SEAM if seam != name})
+    Other = type("Other", (), {seam: None for seam in _refusals.SEAM if seam != name})
     with pytest.raises(ringstow.UnsupportedError, match=f"no {name}\\."):
 
         class Changed(integration.RingstowTrainerMixin, Other):
@@ -310,7 +318,13 @@ def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
 
     page = pathlib.Path(__file__).parents[2] / "docs" / "trainers" / "transformers.md"
     monkeypatch.chdir(tmp_path)
-    names = {"model": model(), "args": arguments("run"), "dataset": Rows()}
+    names = {
+        "model": model(),
+        "args": arguments("run"),
+        "dataset": Rows(),
+        "lora_args": arguments("lora"),
+        "base": model(),
+    }
     for line, code in snippets.snippets(page):
         exec(compile("\n" * (line - 1) + code, str(page), "exec"), names)
     assert names["trainer"].state.global_step == STEPS

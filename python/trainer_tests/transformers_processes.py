@@ -9,17 +9,19 @@ import signal
 import sys
 
 import torch
-from transformers_runs import fit, state
+from transformers_runs import adapters, fit, model, state
 
 from ringstow.integrations import _named
 from ringstow.integrations import transformers as integration
-from ringstow.integrations._transformers import _weights
+from ringstow.integrations._transformers import _adapters, _shards, _weights
 
 # What is called at each moment of a save, in this order.
 CALLS = {
     "preparing": (_named, "prepare"),
     "copying": (integration, "save_async"),
     "committed": (_weights, "write_index"),
+    "filling": (_adapters, "_folder"),
+    "sharding": (_shards.Shards, "start"),
     "complete": (_named, "_take_name"),
     "named": (_named, "remove"),
     "removing": (shutil, "rmtree"),
@@ -45,6 +47,16 @@ def kill_at(moment: str, number: int) -> None:
         return call(*args, **options)
 
     setattr(module, name, counted)
+
+
+def run(root, results, moment, number, options):
+    """Do as `main` does, in a process that a test has forked."""
+    options = dict(options)
+    if moment:
+        kill_at(moment, number)
+    os.makedirs(root, exist_ok=True)
+    made = adapters() if options.pop("has_adapters", False) else model()
+    torch.save(state(fit(root, model=made, **options)), f"{results}.0")
 
 
 def main(root: str, results: str, moment: str = "", number: str = "0") -> None:

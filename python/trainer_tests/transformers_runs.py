@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import warnings
 
 import torch
 import transformers
@@ -11,6 +13,8 @@ from ringstow.integrations.transformers import RingstowTrainer
 
 STEPS = 8
 EVERY = 2  # steps between two saves
+
+torch.set_num_threads(1)  # for so small a model threads only wait for each other
 
 
 class Rows(torch.utils.data.Dataset):
@@ -57,9 +61,21 @@ def arguments(root, **options):
     )
 
 
-def trainer(root, *, kind=RingstowTrainer, callbacks=(), **options):
+def adapters(base=None, **options):
+    """Return a PeftModel of the small model."""
+    import peft
+
+    chosen = {"target_modules": ["q_proj", "v_proj"], "modules_to_save": ["lm_head"], **options}
+    base = base or model()
+    torch.manual_seed(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that lm_head is tied
+        return peft.get_peft_model(base, peft.LoraConfig(r=4, lora_dropout=0.1, **chosen))
+
+
+def trainer(root, *, kind=RingstowTrainer, callbacks=(), model=model, **options):
     return kind(
-        model=model(),
+        model=model() if inspect.isfunction(model) else model,
         args=arguments(root, **options),
         train_dataset=Rows(),
         eval_dataset=Rows(),

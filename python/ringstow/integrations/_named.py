@@ -31,6 +31,11 @@ def hidden(final: str) -> str:
     return os.path.join(run, f"{_HIDDEN}{name}")
 
 
+def is_hidden(name: str) -> bool:
+    """Return whether a directory of this name has no name of a checkpoint yet, or any more."""
+    return name.startswith((_HIDDEN, _REPLACED))
+
+
 def replaced(final: str) -> str:
     """Return where a checkpoint is for a moment while another one takes its name."""
     run, name = os.path.split(final)
@@ -96,12 +101,17 @@ def _sync(path: str) -> None:
     """Make all files and names below a directory durable."""
     for folder, _, names in os.walk(path):
         for name in names:
-            descriptor = os.open(os.path.join(folder, name), os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync_file(os.path.join(folder, name))
         _native.sync_dir(folder)
+
+
+def sync_file(path: str) -> None:
+    """Make a file durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _take_name(part: str, final: str, may_replace: Callable[[str], None] | None) -> None:

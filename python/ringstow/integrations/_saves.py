@@ -77,6 +77,7 @@ class Saves:
         seal: Callable[[], None],
         stale: Callable[[], Iterable[str]],
         may_replace: Callable[[str], None] | None = None,
+        announce: Callable[[], None] | None = None,
         is_alone: bool = True,
     ) -> None:
         """Complete a save once it has committed.
@@ -88,25 +89,38 @@ class Saves:
             seal: adds the last files to the hidden directory, after the commit.
             stale: returns the older checkpoints to remove, once this one is complete.
             may_replace: raises if what has the name by then must stay.
+            announce: called at the end; what it raises counts as the save's failure.
             is_alone: no other rank writes there, so a failure can remove the hidden directory.
         """
 
-        def finish() -> None:
+        def commit() -> None:
             try:
                 handle.result()
                 seal()
                 _named.complete(part, final, may_replace)
-            except BaseException as error:
+            except BaseException:
                 if is_alone:
                     shutil.rmtree(part, ignore_errors=True)
+                raise
+
+        def finish() -> None:
+            try:
+                commit()
+                self._remove(stale)
+                if announce is not None:
+                    announce()
+            except BaseException as error:
                 # Until `end` returns it: the exit reports what nobody has asked about.
                 self._failure = _jobs.Failure(final, error)
                 _jobs.unreported.append(self._failure)
                 raise
-            try:  # the save has succeeded, whatever becomes of older ones
-                for path in stale():
-                    _named.remove(path, self._limit)
-            except OSError as error:
-                _log.warning("checkpoints over %s could not be listed: %s", self._limit, error)
 
         self._in_flight = self._worker.submit(finish)
+
+    def _remove(self, stale: Callable[[], Iterable[str]]) -> None:
+        """Remove older checkpoints. The save has succeeded, whatever becomes of them."""
+        try:
+            for path in stale():
+                _named.remove(path, self._limit)
+        except OSError as error:
+            _log.warning("checkpoints over %s could not be listed: %s", self._limit, error)

@@ -15,37 +15,29 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 import torch.distributed as dist
 import transformers
+from torch.distributed.checkpoint.api import CheckpointException
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, sort_checkpoints
 
 from ringstow._config import Config
-from ringstow._errors import Error, UnsupportedError
+from ringstow._errors import Error, InvalidStateError, TornSaveError
 from ringstow._guard import Staging
 from ringstow._save import save_async
 from ringstow.integrations import _named, _saves
-from ringstow.integrations._transformers import _weights
+from ringstow.integrations._transformers import _adapters, _refusals, _shards, _weights
 
 __all__ = ["RingstowTrainer", "RingstowTrainerMixin"]
 
 _log = logging.getLogger("ringstow")
 if TYPE_CHECKING:
     from transformers import Trainer as _Base
+
+    from ringstow._handle import SaveHandle
+    from ringstow.dcp._handle import RanksHandle
 else:
     _Base = object
 
 # The names of its checkpoints.
 _NAMES = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-.*")
-
-# The Trainer has no public seam for saves. These are its methods that the mixin replaces or calls.
-_SEAM = (
-    "_get_output_dir",
-    "_load_best_model",
-    "_load_from_checkpoint",
-    "_load_optimizer_and_scheduler",
-    "_save_checkpoint",
-    "_save_rng_state",
-    "_save_scaler",
-    "store_flos",
-)
 
 
 class RingstowTrainerMixin(_Base):
@@ -61,39 +53,41 @@ class RingstowTrainerMixin(_Base):
     failure of a save.
 
     Raises:
-        UnsupportedError: by ``train``, for FSDP, DeepSpeed, PEFT, XLA, ``push_to_hub`` and
-            ``enable_jit_checkpoint``; by the class, for a ``transformers`` whose Trainer saves in
-            another way.
+        UnsupportedError: by ``train``, for what docs/trainers/transformers.md lists, such as
+            DeepSpeed; by the class, for methods of yours that would not be called, and for a
+            ``transformers`` whose Trainer saves in another way.
     """
 
-    ringstow_background: ClassVar[bool] = True
-    """Return from a save while it runs; False returns once ``checkpoint-N`` is complete."""
+    ringstow_background: ClassVar[bool | None] = None
+    """Return from a save while it runs; False returns once ``checkpoint-N`` is complete. None
+    means True, unless a callback has ``on_save`` or a subclass ``_save_checkpoint``: these may use
+    the checkpoint."""
     ringstow_config: ClassVar[Config | None] = None
     """ringstow's settings; None means the defaults."""
     ringstow_staging: ClassVar[Staging] = "guard"
     """How a background save keeps the values of the call: as in `ringstow.save_async`."""
 
     __saves: _saves.Saves | None = None
+    __shards: _shards.Shards | None = None
+    __has_said = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        others = [base for base in cls.__mro__ if base is not RingstowTrainerMixin]
-        if gone := [name for name in _SEAM if not any(name in vars(base) for base in others)]:
-            raise UnsupportedError(
-                f"transformers {transformers.__version__} saves in another way: its Trainer has no "
-                f"{', '.join(gone)}. docs/trainers/transformers.md has the versions that work"
-            )
+        _refusals.check_class(cls, RingstowTrainerMixin)
 
-    def train(self, *args: Any, **options: Any) -> Any:
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any
+    ) -> Any:
         """Train as the Trainer does, and return once the last save is complete.
 
         Raises:
             Exception: what the last save failed of.
         """
-        self.__refuse_unsupported()
+        _refusals.refuse_run(self)
+        _refusals.refuse_resume(resume_from_checkpoint)
         self.__agree(self.__attempt(lambda: _named.recover(self.args.output_dir, _NAMES)))
         try:
-            result = super().train(*args, **options)
+            result = super().train(resume_from_checkpoint, *args, **options)
         except BaseException:
             if error := self.__ended():
                 _log.error("the last save failed, too: %s", error)
@@ -102,89 +96,203 @@ class RingstowTrainerMixin(_Base):
         return result
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        self.__refuse_unsupported()
+        _refusals.refuse_run(self)
         self.__agree(self.__ended())
         if self.hp_search_backend is None and trial is None:
             self.store_flos()
         run = self._get_output_dir(trial=trial)
-        final = os.path.join(run, f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
         self.__note_best(run)
+        # Absolute: the save goes on in a thread, and the program may chdir.
+        name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        final = os.path.abspath(os.path.join(run, name))
         part = _named.hidden(final)
         self.__agree(self.__attempt(lambda: _named.prepare(final, _NAMES)))
         self.__agree(self.__attempt(lambda: self.__write_files(part), everywhere=True))
-        self.__agree(self.__attempt(lambda: self.__start(part, final)))
-        if not self.ringstow_background:
+        is_sharded = self.__kind() == "shards"
+        self.__agree(self.__attempt(lambda: self.__start(part, final), everywhere=is_sharded))
+        if self.__is_awaited():
             self.__agree(self.__ended())
 
+    def _finalize_training(self, *args: Any, **options: Any) -> Any:
+        # The Trainer cleans up next, and callbacks see the end: all checkpoints have their names.
+        self.__agree(self.__ended())
+        if not self.args.load_best_model_at_end:
+            self.__keep_best_alone()
+        return super()._finalize_training(*args, **options)
+
+    def on_checkpoint_complete(self, path: str) -> None:
+        """Act on a checkpoint that is complete; override it, or assign a function.
+
+        ringstow calls it for each checkpoint, once that has its name and is durable, and those over
+        ``save_total_limit`` are removed. It runs in a thread of ringstow's, on each rank with
+        ``args.should_save``: the first one. Training goes on meanwhile, so leave the model alone.
+        The next save waits for it. Its exception ends the run as a failed save does, and the
+        checkpoint stays.
+
+        Args:
+            path: the checkpoint, ``OUTPUT_DIR/checkpoint-N``.
+        """
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        if not _weights.is_ours(resume_from_checkpoint):
+        if _weights.kind_of(resume_from_checkpoint) is None:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             return
-        self.__refuse_unsupported()
+        _refusals.refuse_run(self)
         self.__load_weights(self.model if model is None else model, resume_from_checkpoint)
 
     def _load_best_model(self) -> None:
         self.__agree(self.__ended())
         best = self.state.best_model_checkpoint
-        if best is None or not _weights.is_ours(best):
+        if best is None or _weights.kind_of(best) is None:
             super()._load_best_model()
-            return
-        _log.info("loading the best model from %s (%s)", best, self.state.best_metric)
-        self.__load_weights(self.model, best)
+        else:
+            _log.info("loading the best model from %s (%s)", best, self.state.best_metric)
+            self.__load_weights(self.model, best)
+        self.__keep_best_alone()
+
+    def __keep_best_alone(self) -> None:
+        """Remove all but the best checkpoint at the end, as the Trainer does for a limit of 1."""
+        best = self.state.best_model_checkpoint
+        if best is not None and self.args.save_total_limit == 1 and os.path.isdir(best):
+            self.__agree(self.__attempt(lambda: _remove_others(best)))
+
+    def __is_awaited(self) -> bool:
+        """Return whether this save returns once it is complete; all ranks return the same."""
+        if self.ringstow_background is not None:
+            return not self.ringstow_background
+        readers = _refusals.early_readers(self, RingstowTrainerMixin)
+        if readers and not self.__has_said:
+            self.__has_said = True
+            _log.warning(
+                "saves do not run in the background, because %s may use the checkpoint. If not, "
+                "set ringstow_background = True",
+                " and ".join(readers),
+            )
+        return any(self.__gathered(bool(readers)))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is None or not _weights.is_ours(checkpoint):
+        kind = None if checkpoint is None else _weights.kind_of(checkpoint)
+        if checkpoint is None or kind is None:
             super()._load_optimizer_and_scheduler(checkpoint)
             return
-        saved = _weights.load_trainer(checkpoint, self.ringstow_config)
-        if saved is None:
+        if kind == "shards":
+            model = self.__unwrapped(self.model)
+            scheduler = self.__sharded().load_trainer(model, self.optimizer, checkpoint)
+        else:
+            saved = _weights.load_trainer(checkpoint, self.ringstow_config)
+            scheduler = None if saved is None else saved["scheduler"]
+            if saved is not None:
+                self.optimizer.load_state_dict(saved["optimizer"])
+        if scheduler is None:
             _log.warning(
-                "%s was saved with save_only_model=True: the optimizer starts anew", checkpoint
+                "%s holds the weights alone, by save_only_model=True or ringstow.slim: the "
+                "optimizer and the learning rate start anew",
+                checkpoint,
             )
             return
-        self.optimizer.load_state_dict(saved["optimizer"])
-        self.lr_scheduler.load_state_dict(saved["scheduler"])
+        self.lr_scheduler.load_state_dict(scheduler)
 
-    def __start(self, part: str, final: str) -> None:
-        """Start the save of all tensors."""
-        _saves.refuse_stripes(self.ringstow_config, ", and from_pretrained opens one directory")
-        state = dict(self.__unwrapped(self.model).state_dict())
-        apart = []
-        if not self.args.save_only_model:
-            apart = [_weights.TRAINER]
+    def __kind(self) -> _weights.Kind:
+        """Return what this Trainer's checkpoints hold."""
+        if self.is_fsdp_enabled:
+            return "shards"
+        is_peft = _adapters.is_peft_model(self.__unwrapped(self.model))
+        return "adapters" if is_peft else "a whole model"
+
+    def __state(self) -> dict[str, Any]:
+        """Return what this rank saves."""
+        model = self.__unwrapped(self.model)
+        optimizer = None if self.args.save_only_model else self.optimizer
+        kind = self.__kind()
+        if kind == "shards":
+            return _shards.state_of(model, optimizer, self.lr_scheduler)
+        is_whole = kind == "a whole model"
+        state = dict(model.state_dict()) if is_whole else _adapters.state_of(model)
+        if optimizer is not None:
             state[_weights.TRAINER] = {
-                "optimizer": self.optimizer.state_dict(),
+                "optimizer": optimizer.state_dict(),
                 "scheduler": self.lr_scheduler.state_dict(),
             }
-        handle = save_async(
-            state,
-            part,
-            step=self.state.global_step,
-            apart=apart,
-            config=self.ringstow_config,
-            staging=self.ringstow_staging,
-        )
+        return state
+
+    def __start(self, part: str, final: str) -> None:
+        """Start the save of all tensors and of what the optimizer holds."""
         if self.__saves is None:
             self.__saves = _saves.Saves("transformers", "save_total_limit")
+        kind, config = self.__kind(), self.ringstow_config
+        is_sharded = kind == "shards"
+        handle = self.__save_shards(part) if is_sharded else self.__save(part)
+        if not self.args.should_save:
+            self.__saves.follow(handle)
+            return
+        seal: dict[_weights.Kind, Callable[[], None]] = {
+            "a whole model": lambda: _weights.write_index(part),
+            "adapters": lambda: _adapters.write_files(part, config),
+            "shards": lambda: None,
+        }
         limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
+        kept = None if best is None else os.path.abspath(best)
         self.__saves.start(
             handle,
             part,
             final,
-            seal=lambda: _weights.write_index(part),
-            stale=lambda: _stale(final, limit, best),
+            seal=seal[kind],
+            stale=lambda: _stale(final, limit, kept),
+            announce=lambda: self.__announce(final),
         )
+
+    def __save(self, part: str) -> SaveHandle:
+        state = self.__state()
+        try:
+            return save_async(
+                state,
+                part,
+                step=self.state.global_step,
+                apart=[_weights.TRAINER] if _weights.TRAINER in state else [],
+                config=self.ringstow_config,
+                staging=self.__staging(),
+            )
+        except InvalidStateError as error:
+            if "allow_pickle" in str(error):
+                error.add_note("A Trainer's saves have no allow_pickle.")
+            raise
+
+    def __save_shards(self, part: str) -> RanksHandle:
+        return self.__sharded().start(self.__state(), part, self.state.global_step)
+
+    def __announce(self, final: str) -> None:
+        try:
+            self.on_checkpoint_complete(final)
+        except BaseException as error:
+            error.add_note(f"on_checkpoint_complete raised it. {final} is complete.")
+            raise
+
+    def __sharded(self) -> _shards.Shards:
+        """Return what saves and loads shards; all ranks make it together."""
+        if self.__shards is None:
+            self.__shards = _shards.Shards(config=self.ringstow_config, staging=self.__staging())
+        return self.__shards
+
+    def __staging(self) -> Staging:
+        is_guarded = self.ringstow_staging == "guard"
+        if is_guarded and _refusals.writes_beside_steps(self):
+            return "wait"  # nothing would wait for the save
+        return self.ringstow_staging
 
     def __write_files(self, part: str) -> None:
         """Write all small files; each rank writes the state of its random numbers."""
         if not self.args.save_only_model:
             self._save_scaler(part)
             self._save_rng_state(part)
+            if self.args.world_size > 1:  # the first rank syncs no other host's files
+                _named.sync_file(os.path.join(part, f"rng_state_{self.args.process_index}.pth"))
         if not self.args.should_save:
             return
         model = self.__unwrapped(self.model)
         if isinstance(model, transformers.PreTrainedModel):
             model.save_pretrained(part, state_dict={})  # its configuration; the weights come later
+        elif _adapters.is_peft_model(model):
+            _adapters.write_configs(model, part)
         collator = getattr(self.data_collator, "tokenizer", None)
         if (processor := self.processing_class or collator) is not None:
             processor.save_pretrained(part)
@@ -216,36 +324,22 @@ class RingstowTrainerMixin(_Base):
                 self.state.best_model_checkpoint = best
 
     def __load_weights(self, model: Any, path: str) -> None:
+        held, mine = _weights.kind_of(path), self.__kind()
+        if held != mine:
+            raise InvalidStateError(
+                f"{path} holds {held}, and this Trainer saves and resumes {mine}: use the model "
+                "and the argument fsdp of the run that saved it"
+            )
         module = self.__unwrapped(model)
-        state = module.state_dict()
-        _weights.load_weights(state, path, self.ringstow_config)
-        # The tensors are the model's own, and filled. What modules hand out besides them is new.
-        extra = {name: value for name, value in state.items() if not torch.is_tensor(value)}
-        if extra:
-            module.load_state_dict(extra, strict=False)
+        if held == "shards":
+            self.__sharded().load_weights(module, path)
+        elif held == "adapters":
+            _adapters.load_adapters(module, path, self.ringstow_config)
+        else:
+            _weights.load_whole(module, path, self.ringstow_config)
 
     def __unwrapped(self, model: Any) -> Any:
         return self.accelerator.unwrap_model(model, keep_torch_compile=False)
-
-    def __refuse_unsupported(self) -> None:
-        remedies = {
-            "FSDP": (self.is_fsdp_enabled, "use Trainer"),
-            "DeepSpeed": (self.is_deepspeed_enabled, "use Trainer"),
-            "PEFT": (hasattr(self.model, "peft_config"), "use Trainer"),
-            "XLA": (self.args.device.type == "xla", "use Trainer"),
-            "push_to_hub=True": (
-                self.args.push_to_hub,
-                "its uploads run while the next checkpoint is written. Call trainer.push_to_hub() "
-                "after train()",
-            ),
-            "enable_jit_checkpoint=True": (
-                getattr(self.args, "enable_jit_checkpoint", False),
-                "it makes an empty checkpoint-N first. Save more often",
-            ),
-        }
-        used = [f"{name}: {remedy}" for name, (is_used, remedy) in remedies.items() if is_used]
-        if used:
-            raise UnsupportedError(f"RingstowTrainer does not go with {'; nor with '.join(used)}")
 
     def __attempt(
         self, call: Callable[[], object], *, everywhere: bool = False
@@ -254,24 +348,34 @@ class RingstowTrainerMixin(_Base):
         if everywhere or self.args.should_save:
             try:
                 call()
-            except Exception as error:
+            except (Exception, CheckpointException) as error:  # DCP's is no Exception
                 return error
         return None
 
     def __ended(self) -> BaseException | None:
         """Wait for the save in flight; return what it failed of."""
-        return None if self.__saves is None else self.__saves.end()
+        if self.__saves is None:
+            return None
+        error = self.__saves.end()
+        if isinstance(error, TornSaveError):
+            error.add_note('In a Trainer: ringstow_staging = "wait"')
+        return error
 
     def __agree(self, error: BaseException | None) -> None:
         """Wait for all ranks, and raise if one failed."""
-        if self.args.world_size > 1:
-            texts: list[Any] = [None] * self.args.world_size
-            dist.all_gather_object(texts, error and f"{type(error).__name__}: {error}")
-            failed = [(rank, text) for rank, text in enumerate(texts) if text]
-            if failed and error is None:
-                raise Error(f"rank {failed[0][0]} could not save: {failed[0][1]}")
+        texts = self.__gathered(error and f"{type(error).__name__}: {error}")
         if error is not None:
             raise error
+        failed = [(rank, text) for rank, text in enumerate(texts) if text]
+        if failed:
+            raise Error(f"rank {failed[0][0]} could not save: {failed[0][1]}")
+
+    def __gathered(self, value: Any) -> list[Any]:
+        """Return every rank's value."""
+        values: list[Any] = [value] * self.args.world_size
+        if self.args.world_size > 1:
+            dist.all_gather_object(values, value)
+        return values
 
 
 class RingstowTrainer(RingstowTrainerMixin, transformers.Trainer):
@@ -283,6 +387,14 @@ def _stale(newest: str, limit: int | None, best: str | None) -> list[str]:
     if limit is None or limit <= 0:
         return []
     found = sort_checkpoints(os.path.dirname(newest), use_mtime=True)
-    stay = {os.path.abspath(path) for path in (newest, best) if path is not None}
+    stay = {newest} if best is None else {newest, best}
     others = [path for path in found if os.path.abspath(path) not in stay]
     return others[: max(0, len(found) - max(limit, len(stay)))]
+
+
+def _remove_others(best: str) -> None:
+    """Remove all checkpoints beside one."""
+    run, name = os.path.split(os.path.abspath(best))
+    for other in os.listdir(run):
+        if re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-\d+", other) and other != name:
+            _named.remove(os.path.join(run, other), "save_total_limit")

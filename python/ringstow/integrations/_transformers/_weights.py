@@ -1,28 +1,70 @@
 """The weights in a checkpoint: state dicts that hold them, and the index for ``from_pretrained``.
 
-A checkpoint's state has the weights under their own names, and all else below `TRAINER`. What lies
-there is saved apart, so the shards with the weights are those of a Hugging Face model.
+A checkpoint's state has the weights under their own names, and all else below `TRAINER`. That part
+is saved apart, so the shards with the weights are those of a Hugging Face model.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from ringstow._config import Config
-from ringstow._errors import KeyMismatchError
+from ringstow._errors import IncompleteCheckpointError, KeyMismatchError
 from ringstow._load import load, load_into
+from ringstow._open import open as open_checkpoint
+
+Kind = Literal["a whole model", "adapters", "shards"]
 
 TRAINER = "__trainer__"
+ADAPTERS = "__adapters__"
+"""The adapters of a PeftModel, each below its name, with peft's own names of tensors."""
+SHARDS = "__model__"
+"""The weights of a model whose ranks have saved shards."""
 _MANIFEST = "manifest.json"
+_SHARD = r"rank\d{5}-\d+\.safetensors"
 _INDEX = "model.safetensors.index.json"
 
 
-def is_ours(path: str) -> bool:
-    """Return whether a directory is a checkpoint that the mixin has saved."""
-    return all(os.path.isfile(os.path.join(path, name)) for name in (_MANIFEST, _INDEX))
+def kind_of(path: str) -> Kind | None:
+    """Return what a checkpoint of the mixin's holds; None if the mixin has not saved it.
+
+    Raises:
+        IncompleteCheckpointError: the manifest is missing, and ringstow's shards are there.
+        CorruptCheckpointError: the manifest is not what was written.
+    """
+    if not os.path.isfile(os.path.join(path, _MANIFEST)):
+        names = os.listdir(path) if os.path.isdir(path) else []
+        if any(re.fullmatch(_SHARD, name) for name in names):
+            raise IncompleteCheckpointError(
+                f"{path} has ringstow's shards and no {_MANIFEST}, so it cannot be loaded: restore "
+                "that file, or go back to an earlier checkpoint",
+                path=path,
+            )
+        return None
+    if os.path.isfile(os.path.join(path, _INDEX)):
+        return "a whole model"
+    with open_checkpoint(path) as opened:
+        tops = {name.split(".", 1)[0] for name in opened}
+    return "adapters" if ADAPTERS in tops else "shards" if SHARDS in tops else None
+
+
+def load_whole(module: Any, path: str, config: Config | None) -> None:
+    """Load all weights of a model.
+
+    Raises:
+        KeyMismatchError: the checkpoint has other weights than the model.
+        CorruptCheckpointError: the bytes on disk are not those that were written.
+    """
+    state = module.state_dict()
+    tensors = {name: one for name, one in state.items() if hasattr(one, "untyped_storage")}
+    load_weights(state, path, config)
+    # The tensors are the model's own, and filled. What modules hand out besides them is new.
+    if extra := {name: one for name, one in state.items() if name not in tensors}:
+        module.load_state_dict(extra, strict=False)
 
 
 def load_weights(state_dict: dict[str, Any], path: str, config: Config | None) -> None:
@@ -33,8 +75,8 @@ def load_weights(state_dict: dict[str, Any], path: str, config: Config | None) -
         CorruptCheckpointError: the bytes on disk are not those that were written.
     """
     report = load_into(state_dict, path, strict=False, config=config)
-    ours = f"{TRAINER}."
-    unexpected = [name for name in report.unexpected if f"{name}.".startswith(ours) is False]
+    besides = (f"{TRAINER}.", f"{ADAPTERS}.")
+    unexpected = [name for name in report.unexpected if not f"{name}.".startswith(besides)]
     if report.missing or unexpected:
         raise KeyMismatchError(
             f"{path} has other weights than the model; not in the checkpoint: "

@@ -1,0 +1,161 @@
+"""What `RingstowTrainerMixin` refuses: classes whose saves it would pass over, and runs.
+
+Each refusal comes before the first step, and says what to do instead.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import transformers
+from torch.distributed.tensor import DTensor
+from transformers.utils import is_sagemaker_mp_enabled
+
+from ringstow._errors import InvalidStateError, UnsupportedError
+from ringstow.integrations import _named, _saves
+from ringstow.integrations._transformers import _adapters
+
+# The Trainer has no public seam for saves. These are its methods that the mixin replaces or calls.
+SEAM = (
+    "_finalize_training",
+    "_get_output_dir",
+    "_load_best_model",
+    "_load_from_checkpoint",
+    "_load_optimizer_and_scheduler",
+    "_save_checkpoint",
+    "_save_rng_state",
+    "_save_scaler",
+    "store_flos",
+)
+# A checkpoint of the stock Trainer calls these, and one of the mixin's does not.
+_UNUSED = ("save_model", "_save", "_save_optimizer_and_scheduler")
+# The mixin's own come first, and may end there.
+_REPLACED = (
+    "_load_best_model",
+    "_load_from_checkpoint",
+    "_load_optimizer_and_scheduler",
+    "_save_checkpoint",
+)
+
+
+def check_class(cls: type, mixin: type) -> None:
+    """Refuse a class that the mixin does not fit.
+
+    Raises:
+        UnsupportedError: its Trainer saves in another way, or a class of the caller's has a method
+            that would not be called.
+    """
+    others = [base for base in cls.__mro__ if base is not mixin]
+    if gone := [name for name in SEAM if not any(name in vars(base) for base in others)]:
+        raise UnsupportedError(
+            f"transformers {transformers.__version__} saves in another way: its Trainer has no "
+            f"{', '.join(gone)}. docs/trainers/transformers.md has the versions that work"
+        )
+    place = cls.__mro__.index(mixin)
+    before, after = cls.__mro__[:place], cls.__mro__[place + 1 :]
+    for name in _UNUSED:
+        if found := _definer((*before, *after), name):
+            raise UnsupportedError(
+                f"{found}.{name} would not be called: ringstow saves model.state_dict(). Write "
+                "what it adds in on_checkpoint_complete(path), and give the method another name"
+            )
+    for name in _REPLACED:
+        found = _definer(after, name)
+        if found and not _definer(before, name):
+            raise UnsupportedError(
+                f"{found}.{name} would not be called: the mixin's comes first. Define {name} in "
+                f"{cls.__name__}, do there what {found}'s adds, and call super().{name}"
+            )
+
+
+def refuse_run(trainer: Any) -> None:
+    """Refuse what a Trainer is set up for and the mixin cannot save.
+
+    Raises:
+        InvalidStateError: the settings stripe checkpoints.
+        UnsupportedError: names each, with what to do instead.
+    """
+    _saves.refuse_stripes(trainer.ringstow_config, ", and from_pretrained opens one directory")
+    args = trainer.args
+    model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
+    is_peft = hasattr(model, "peft_config")
+    is_fsdp = trainer.is_fsdp_enabled
+    remedies = {
+        "FSDP1": (
+            is_fsdp and not trainer.accelerator.is_fsdp2,
+            'use fsdp_config={"version": 2}',
+        ),
+        "FSDP and PEFT together": (is_fsdp and is_peft, "use Trainer"),
+        "FSDP and save_on_each_node=True": (
+            is_fsdp and args.save_on_each_node,
+            "all ranks write to one directory: leave save_on_each_node out",
+        ),
+        "weights that are sharded without FSDP": (
+            not is_fsdp and any(isinstance(one, DTensor) for one in model.parameters()),
+            "use the argument fsdp, or Trainer",
+        ),
+        "DeepSpeed": (trainer.is_deepspeed_enabled, "use Trainer"),
+        "SageMaker's model parallelism": (is_sagemaker_mp_enabled(), "use Trainer"),
+        "adapters outside of a PeftModel": (
+            is_peft and not _adapters.is_peft_model(model),
+            "make the model by peft.get_peft_model",
+        ),
+        "XLA": (args.device.type == "xla", "use Trainer"),
+        "push_to_hub=True": (
+            args.push_to_hub,
+            "its uploads run while the next checkpoint is written. Upload in "
+            "on_checkpoint_complete(path), or call trainer.push_to_hub() after train()",
+        ),
+        "enable_jit_checkpoint=True": (
+            getattr(args, "enable_jit_checkpoint", False),
+            "it makes an empty checkpoint-N first. Save more often",
+        ),
+    }
+    used = [f"{name}: {remedy}" for name, (is_used, remedy) in remedies.items() if is_used]
+    if used:
+        raise UnsupportedError(f"RingstowTrainer does not go with {'; nor with '.join(used)}")
+
+
+def refuse_resume(path: object) -> None:
+    """Refuse to resume from a directory that `_named.recover` would remove.
+
+    Raises:
+        InvalidStateError: the path is that of a save that was killed.
+    """
+    if isinstance(path, str | os.PathLike):
+        name = os.path.basename(os.path.normpath(path))
+        if _named.is_hidden(name):
+            raise InvalidStateError(
+                f"{path} is a save that was killed before its last step, or an older checkpoint "
+                "that is being replaced. resume_from_checkpoint=True finds the newest checkpoint "
+                "that is complete"
+            )
+
+
+def writes_beside_steps(trainer: Any) -> bool:
+    """Return whether the optimizer changes weights outside of a torch optimizer's ``step``."""
+    name = str(getattr(trainer.args.optim, "value", trainer.args.optim))
+    return name in ("lomo", "adalomo") or name.startswith("schedule_free")
+
+
+def early_readers(trainer: Any, mixin: type) -> list[str]:
+    """Return the methods that may use ``checkpoint-N`` as soon as a save returns."""
+    stock = transformers.TrainerCallback.on_save
+    callbacks = [type(one) for one in trainer.callback_handler.callbacks]
+    found = [
+        f"{one.__name__}.on_save"
+        for one in callbacks
+        if getattr(one, "on_save", stock) is not stock
+    ]
+    classes = type(trainer).__mro__
+    own = _definer(classes[: classes.index(mixin)], "_save_checkpoint")
+    return found if own is None else [*found, f"{own}._save_checkpoint"]
+
+
+def _definer(classes: tuple[type, ...], name: str) -> str | None:
+    """Return the first class that has a method and is not one of Transformers'; or None."""
+    for one in classes:
+        if name in vars(one):
+            return None if one.__module__.startswith("transformers.") else one.__name__
+    return None

@@ -1,0 +1,132 @@
+"""A Trainer with FSDP2 saves by shards, and resumes on any number of ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import children
+import pytest
+import torch
+import transformers_sharded as sharded
+from support import assert_same
+from transformers.trainer_utils import get_last_checkpoint
+from transformers_runs import EVERY, STEPS, checkpoints, model
+
+import ringstow
+from ringstow.convert import ringstow_to_hf
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def ended(ranks, function, *args):
+    return children.exit_codes(ranks, function, *args)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Return the directory of a run of two ranks, and its end on each rank."""
+    root = tmp_path_factory.mktemp("sharded")
+    results = root / "results"
+    assert ended(2, sharded.stock_and_ours, str(root), str(results)) == [0, 0]
+    return root / "ours", [torch.load(f"{results}.{rank}") for rank in range(2)]
+
+
+def test_runs_end_and_resume_as_the_stock_trainers(run):
+    root, ends = run
+    assert ends[0]["step"] == STEPS
+    names = [f"checkpoint-{step}" for step in range(EVERY, STEPS + 1, EVERY)]
+    assert checkpoints(root) == names
+    for name in names:
+        assert ringstow.verify(root / name).ok
+        files = set(os.listdir(root / name))
+        assert {"rank00000-0.safetensors", "rank00001-0.safetensors"} <= files
+        assert {"rng_state_0.pth", "rng_state_1.pth", "config.json", "trainer_state.json"} <= files
+        assert not {"model.safetensors.index.json", "model.safetensors", "optimizer.pt"} & files
+
+
+def test_one_process_loads_the_whole_model(run):
+    root, ends = run
+    loaded = ringstow.load(root / f"checkpoint-{STEPS}", prefix="__model__")["__model__"]
+    assert_same(loaded, dict(ends[0]["model"]))
+
+
+def test_convert_makes_a_directory_that_from_pretrained_opens(run, tmp_path):
+    import shutil
+
+    root, ends = run
+    path = root / f"checkpoint-{STEPS}"
+    ringstow_to_hf(path, tmp_path / "model", prefix="__model__.")
+    shutil.copy(path / "config.json", tmp_path / "model")
+    loaded = type(model()).from_pretrained(tmp_path / "model")
+    assert_same(dict(loaded.state_dict()), dict(ends[0]["model"]))
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_another_number_of_ranks_resumes(run, tmp_path, ranks):
+    root, ends = run
+    results = str(tmp_path / "results")
+    assert ended(ranks, sharded.resumed_at_the_end, str(root), results) == [0] * ranks
+    for rank in range(ranks):
+        found = torch.load(f"{results}.{rank}")
+        for key in ("model", "optimizer", "scheduler", "step"):
+            assert_same(found[key], ends[0][key])
+
+
+def test_a_trainer_without_fsdp_says_what_it_does_not_resume(run, tmp_path):
+    assert ended(1, sharded.stock_loads, str(run[0]), str(tmp_path / "results")) == [0]
+    assert "holds shards" in (tmp_path / "results.0").read_text()
+
+
+def test_training_goes_on_while_the_ranks_save(run, tmp_path):
+    root, results = str(tmp_path / "run"), str(tmp_path / "results")
+    assert ended(2, sharded.in_the_background, root, results) == [0, 0]
+    assert_same(torch.load(f"{results}.0"), run[1][0])
+    assert len(checkpoints(root)) == STEPS // EVERY
+
+
+def test_the_best_model_is_loaded_at_the_end(tmp_path):
+    root, results = str(tmp_path / "run"), str(tmp_path / "results")
+    assert ended(2, sharded.best_at_the_end, root, results) == [0, 0]
+    assert checkpoints(root) == [f"checkpoint-{EVERY}"]
+    best = ringstow.load(f"{root}/checkpoint-{EVERY}", prefix="__model__")["__model__"]
+    assert_same(best, dict(torch.load(f"{results}.1")["model"]))
+
+
+@pytest.mark.parametrize(
+    ("moment", "number", "rank"),
+    [("preparing", 3, 0), ("sharding", 3, 1), ("complete", 3, 0), ("named", 1, 0)],
+)
+def test_a_killed_run_resumes_to_the_bit(run, tmp_path, moment, number, rank):
+    root, results = str(tmp_path / "run"), str(tmp_path / "results")
+    options = {"save_total_limit": 2}
+    ranks = children.start_ranks(2, sharded.trained, root, results, moment, number, rank, options)
+    ranks[rank].join(120)
+    ranks[1 - rank].kill()  # as torchrun does
+    assert children.ended(ranks)[rank] == -signal.SIGKILL
+    newest = get_last_checkpoint(root)
+    assert int(newest.rsplit("-", 1)[1]) == (3 if moment == "named" else 2) * EVERY
+    assert ringstow.verify(newest).ok
+    assert ended(2, sharded.trained, root, results, "", 0, 0, options) == [0, 0]
+    for number in range(2):
+        assert_same(torch.load(f"{results}.{number}"), run[1][number])
+    assert len(checkpoints(root)) == 2  # nothing hidden is left
+
+
+def test_a_rank_that_cannot_write_ends_the_run_on_all(run, tmp_path):
+    root, results = str(tmp_path / "run"), str(tmp_path / "results")
+    assert ended(2, sharded.filling_the_disk, root, results) == [0, 0]
+    said = [(tmp_path / f"results.{rank}").read_text() for rank in range(2)]
+    assert all("File too large" in one for one in said), said
+    assert [one for one in checkpoints(root) if one[0] != "."] == [f"checkpoint-{EVERY}"]
+    assert ended(2, sharded.trained, root, results) == [0, 0]
+    for rank in range(2):
+        assert_same(torch.load(f"{results}.{rank}"), run[1][rank])
+
+
+def test_what_does_not_go_with_shards_is_refused(tmp_path):
+    results = str(tmp_path / "results")
+    assert ended(1, sharded.refused, str(tmp_path), results) == [0]
+    said = (tmp_path / "results.0").read_text()
+    assert "FSDP and save_on_each_node=True: all ranks write to one directory" in said
+    assert "FSDP and PEFT together: use Trainer" in said
