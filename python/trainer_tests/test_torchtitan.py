@@ -186,7 +186,7 @@ def test_a_damaged_step_is_refused_on_all_ranks_and_no_older_one_is_loaded(runs,
     content = bytearray(shard.read_bytes())
     content[-100_000] ^= 1
     shard.write_bytes(content)
-    assert processes.exit_codes(2, refused, tmp_path, "CorruptCheckpointError") != [0, 0]
+    assert processes.exit_codes(2, refused, tmp_path, "rank00001-0.safetensors") == [0, 0]
 
 
 # The last step, initial checkpoints, the seed.
@@ -295,6 +295,29 @@ def with_own_state(rank, ranks, root, is_saved):
     run.close()
     assert own.value.pop("bytes").getvalue() == b"seven"
     assert own.value == {"text": "seven", "numbers": [7, 7.0], "none": None}
+
+
+@pytest.mark.parametrize("when", ["state_dict", "load_state_dict"])
+def test_a_state_that_fails_on_one_rank_fails_on_all(when, tmp_path):
+    if when == "load_state_dict":
+        assert processes.exit_codes(2, with_own_state, tmp_path, False) == [0, 0]
+    assert processes.exit_codes(2, with_failing_state, tmp_path, when) == [0, 0]
+
+
+def with_failing_state(rank, ranks, root, when):
+    import torchtitan_runs
+
+    def fail(*_):
+        raise KeyError("no such state")
+
+    own = Own(dict.fromkeys(("bytes", "text", "numbers", "none")))
+    if rank == 1:
+        setattr(own, when, fail)
+    run = torchtitan_runs.trainer(root, torchtitan_runs.settings(), steps=3)
+    run.checkpointer.states["own"] = own
+    with pytest.raises(KeyError if rank == 1 else ringstow.Error, match="no such state"):
+        run.train()
+    run.close()
 
 
 def test_a_value_that_cannot_be_saved_is_refused_on_all_ranks_by_name(tmp_path):

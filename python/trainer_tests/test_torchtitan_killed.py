@@ -155,4 +155,4 @@ def test_a_kill_before_the_export_has_its_name_leaves_the_steps_and_no_export(tm
     assert not any("step-4" in name for name in os.listdir(folder))
     assert processes.exit_codes(2, processes.fit, tmp_path, None, **last) == [0, 0]
     assert (folder / "step-4" / "model.safetensors.index.json").exists()
-    assert not any(name.startswith(".ringstow") for name in os.listdir(folder))
+    assert not any(name.startswith(".") for name in os.listdir(folder))

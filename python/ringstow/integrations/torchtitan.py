@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import torch
 import tyro
+from torch.distributed.checkpoint.stateful import Stateful
 from torchtitan.components.checkpointer import (
     DATALOADER,
     LR_SCHEDULER,
@@ -153,7 +154,7 @@ class CheckpointManager(BaseCheckpointManager):
         if last_step:
             self._save_last(path, curr_step)
             return True
-        state = self._flat(self.states)
+        state = self._values()
         if self._config.async_mode == "disabled":
             self._ranks.save(state, path, curr_step)
         else:
@@ -181,11 +182,8 @@ class CheckpointManager(BaseCheckpointManager):
         _log.info("loading %s", source.path)
         if source.in_hf:
             self._load_hf(source.path)
-            return True
-        state = self.states[MODEL].state_dict() if source.model_only else self._flat(states)
-        self._ranks.load(state, source.path)
-        # The names of the model's tensors are at the top: no key leads DCP to the model itself.
-        self.states[MODEL].load_state_dict(state)
+        else:
+            self._load_values({} if source.model_only else states, source.path)
         return True
 
     def _maybe_wait_for_staging(self) -> None:
@@ -236,21 +234,29 @@ class CheckpointManager(BaseCheckpointManager):
         is_first = step == 1 and config.enable_first_step_checkpoint
         return is_first or last_step or step % config.interval == 0
 
-    def _flat(self, states: dict[str, Any]) -> dict[str, Any]:
-        """Return states with the names of the model's tensors at the top, as torchtitan does."""
-        others = {key: one for key, one in states.items() if key != MODEL}
-        return {**others, **states[MODEL].state_dict()}
+    def _values(self) -> dict[str, Any]:
+        """Return what all states hold, the model's tensors by their names, as torchtitan does."""
+        others = {key: one for key, one in self.states.items() if key != MODEL}
+        values = self._ranks.together(
+            lambda: {k: v.state_dict() if isinstance(v, Stateful) else v for k, v in others.items()}
+        )
+        return {**values, **self._model()}
+
+    def _model(self) -> dict[str, Any]:
+        """Return the model's tensors. The ranks may communicate for that, so nothing else fails."""
+        tensors: dict[str, Any] = self._ranks.together(self.states[MODEL].state_dict)
+        return tensors
 
     def _save_last(self, path: str, step: int) -> None:
         """Save the last step, and return at the commit. As in torchtitan, no older step goes."""
         config = self._config
         if not config.last_save_model_only:
-            self._ranks.save(self._flat(self.states), path, step)
+            self._ranks.save(self._values(), path, step)
             return
         dtype = TORCH_DTYPE_MAP[config.export_dtype]
         state = {
             key: one.to(dtype) if torch.is_tensor(one) and one.is_floating_point() else one
-            for key, one in self.states[MODEL].state_dict().items()
+            for key, one in self._model().items()
         }
         if not config.last_save_in_hf:
             self._ranks.save(state, path, step)
@@ -340,9 +346,19 @@ class CheckpointManager(BaseCheckpointManager):
                 f"checkpoint.folder, and initial_load_path={source.path}"
             )
 
+    def _load_values(self, states: dict[str, Any], path: str) -> None:
+        """Load the model and other states. DCP calls `load_state_dict` of all but the model."""
+        ranks = self._ranks
+        others = {key: one for key, one in states.items() if key != MODEL}
+        state = {**others, **self._model()}
+        ranks.together(lambda: ranks.load(state, path))
+        ranks.together(lambda: self.states[MODEL].load_state_dict(state))
+
     def _load_hf(self, path: str) -> None:
-        adapter, model = self.sd_adapter, self.states[MODEL]
-        state = adapter.to_hf(model.state_dict())
+        ranks, adapter, model = self._ranks, self.sd_adapter, self._model()
+        state = ranks.together(lambda: adapter.to_hf(model))
         is_quantized = self._config.initial_load_in_hf_quantized
-        self._ranks.load_from(state, path, adapter.get_hf_storage_reader(path, is_quantized))
-        model.load_state_dict(adapter.from_hf(state))
+        reader = ranks.together(lambda: adapter.get_hf_storage_reader(path, is_quantized))
+        ranks.load_from(state, path, reader)
+        loaded = ranks.together(lambda: adapter.from_hf(state))
+        ranks.together(lambda: self.states[MODEL].load_state_dict(loaded))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import shutil
 from collections.abc import Callable
@@ -25,6 +26,8 @@ from ringstow.integrations._torchtitan import _steps
 
 _T = TypeVar("_T")
 
+_PART = ".ringstow-export-"
+
 
 class Ranks:
     """All ranks, in a group that training does not use. All of them make it together."""
@@ -43,6 +46,21 @@ class Ranks:
     def first(self, look: Callable[[], _T]) -> _T:
         """Return what a function returns on rank 0, or raise what it raises there, on all ranks."""
         return from_first(look, self._group)
+
+    def together(self, call: Callable[[], _T]) -> _T:
+        """Return what a function returns on this rank, once it has returned on all ranks.
+
+        Raises:
+            Exception: what it raises on a rank, on all ranks.
+        """
+        result: Any = None
+        failure: BaseException | None = None
+        try:
+            result = call()
+        except Exception as error:
+            failure = error
+        agree(failure, self._group)
+        return cast("_T", result)
 
     def save(self, state: dict[str, Any], path: str, step: int) -> None:
         """Save, and return at the commit.
@@ -92,18 +110,18 @@ class Ranks:
         """
         folder, name = os.path.split(path)
         # Without ``step-N``: torchtitan takes every name that contains it for a step.
-        part = os.path.join(folder, f".ringstow-{name.replace('-', '_')}")
-        self.first(lambda: shutil.rmtree(part, ignore_errors=True))
-        failure: BaseException | None = None
-        try:
-            write(part)
+        part = os.path.join(folder, f"{_PART}{name.replace('-', '_')}")
+
+        def write_durably() -> None:
+            try:
+                write(part)
+            except CheckpointException as failure:
+                raise explained(failure, f"{path} was not saved") from failure
             _sync(part)
-        except CheckpointException as error:
-            failure = explained(error, f"{path} was not saved")
-        except Exception as error:
-            failure = error
+
+        self.first(lambda: _remove_parts(folder))
         try:
-            agree(failure, self._group)
+            self.together(write_durably)
             self.first(lambda: _put(part, path))
         except BaseException:
             if self.is_first:
@@ -152,6 +170,12 @@ def explained(failure: BaseException, what: str) -> BaseException:
             'weights outside of optimizers.step(), or set async_mode="async_with_pinned_mem".'
         )
     return error
+
+
+def _remove_parts(folder: str) -> None:
+    """Remove what killed exports left."""
+    for path in glob.iglob(os.path.join(glob.escape(folder), f"{_PART}*")):
+        shutil.rmtree(path)
 
 
 def _sync(path: str) -> None:
