@@ -8,7 +8,6 @@ starts at once. It reads pickled requests from its standard input, and answers w
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import importlib
 import os
@@ -17,7 +16,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import traceback
 import warnings
 
@@ -95,35 +93,31 @@ def _fork(rank, ranks, port, module, function, args, options):
         WORLD_SIZE=str(ranks),
     )
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    code = 1
     try:
         getattr(importlib.import_module(module), function)(rank, ranks, *args, **options)
-    except SystemExit as end:
-        _exit(end.code)
+        code = 0
     except BaseException:
         traceback.print_exc()
-        _exit(1)
-    _exit(0)
-
-
-def _exit(code):
-    """End as a program does, with what ringstow does at the exit."""
-    with contextlib.suppress(BaseException):
+    finally:
         sys.stderr.flush()
-    atexit._run_exitfuncs()
-    os._exit(code)
+        os._exit(code)  # at once: threads of a rank whose peer is dead may never end
 
 
 def _ended(children):
-    until = time.monotonic() + _PATIENCE_S
+    """Wait for ranks, and kill those that take too long; return their exit codes."""
     codes = {}
-    while len(codes) < len(children):
+
+    def give_up(*_):
         for child in set(children) - set(codes):
-            done, status = os.waitpid(child, os.WNOHANG)
-            if done:
-                codes[child] = os.waitstatus_to_exitcode(status)
-            elif time.monotonic() > until:
-                os.kill(child, signal.SIGKILL)
-        time.sleep(0.01)
+            os.kill(child, signal.SIGKILL)
+
+    signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(_PATIENCE_S)
+    while len(codes) < len(children):
+        child, status = os.wait()
+        codes[child] = os.waitstatus_to_exitcode(status)
+    signal.alarm(0)
     return [codes[child] for child in children]
 
 
