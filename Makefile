@@ -21,7 +21,7 @@ SOAK_MINUTES  ?= 60
 SEEDS  ?= 100000
 # The directory that `make sweep` measures, and where it puts what it found.
 DIR    ?=
-# The training loop that `make step-time` measures: plain or lightning.
+# The training loop that `make step-time` measures: plain, lightning or transformers.
 TRAINER ?= plain
 OUT    ?= sweep-out
 # "2.11" has everything done with that PyTorch, in an environment of its own; empty: the newest.

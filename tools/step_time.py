@@ -2,7 +2,7 @@
 
     python tools/step_time.py                                # 0.3 GB, 3 rounds
     python tools/step_time.py --gb 2 --rounds 9 --dir /mnt/nvme --json result.json
-    python tools/step_time.py --trainer lightning
+    python tools/step_time.py --trainer lightning            # or transformers
     python tools/step_time.py --contenders ringstow ringstow-unguarded --no-gil --calls
 
 Each contender in turn saves in the same training loop; a round has one turn of each, and begins
@@ -39,6 +39,12 @@ SECONDS_MAX = 600.0
 TRAINERS = {
     "plain": ((), "stepping.training", "PlainTrainer", DCP_THREAD),
     "lightning": (("lightning",), "stepping.lightning_trainer", "LightningTrainer", "async-io"),
+    "transformers": (
+        ("transformers", "accelerate"),
+        "stepping.transformers_trainer",
+        "TransformersTrainer",
+        "trainer",
+    ),
 }
 
 

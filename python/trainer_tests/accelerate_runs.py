@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 import accelerate
-import forked_ranks
+import children
 import torch
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import (
@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from ringstow.integrations._accelerate import _shards  # noqa: F401, the server imports it
 from ringstow.integrations.accelerate import RingstowAccelerator
 
-forked_ranks.preload(__name__)
+children.preload(__name__)
 
 EVERY = 2  # steps between two saves
 EPOCHS = 2

@@ -7,9 +7,9 @@ import resource
 import sys
 import threading
 
-import forked_ranks
+import children
 import torch
-from forked_ranks import die, exit_code, process
+from children import die
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning_runs import BATCHES, RingstowCheckpointIO, fit, model, state, trainer
 from lightning_runs import lightning as pytorch_lightning
@@ -21,7 +21,7 @@ from ringstow.tensors._memory import LazyTensor
 EVERY = 2  # steps between two saves of one kind
 EPOCHS = 3
 
-forked_ranks.preload(__name__)
+children.preload(__name__)
 
 
 class Batches(pytorch_lightning.Callback):
@@ -122,6 +122,3 @@ def saving_after_the_run(root):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
     run.save_checkpoint(os.path.join(root, "final-2.ckpt"))
     sys.exit(0)
-
-
-__all__ = ["Batches", "die", "exit_code", "process"]

@@ -1,4 +1,4 @@
-"""Sharded runs of Lightning: two ranks on the CPU, with gloo, each forked from a server.
+"""Sharded runs of Lightning: two ranks on the CPU, with gloo.
 
 ModelParallelStrategy (FSDP2) runs there as it is. FSDP (FSDP1) does not: torch has to be told that
 the device is the CPU, and Lightning passes a device's number only. `OnCpu` tells torch.
@@ -6,9 +6,8 @@ the device is the CPU, and Lightning passes a device's number only. `OnCpu` tell
 
 from __future__ import annotations
 
-import lightning_processes  # noqa: F401, the server imports it
+import children
 import torch
-from forked_ranks import ended, exit_codes, start
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning_runs import Model, lightning, trainer
@@ -16,6 +15,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 import ringstow
 from ringstow.integrations.lightning import RingstowFSDPStrategy, RingstowModelParallelStrategy
+
+children.preload(__name__)
 
 EVERY = 2  # steps between two saves
 STEPS = 10
@@ -140,12 +141,9 @@ __all__ = [
     "STEPS",
     "ModelCheckpoint",
     "Sharded",
-    "ended",
-    "exit_codes",
     "fit",
     "model",
     "run",
-    "start",
     "strategy",
     "whole",
 ]

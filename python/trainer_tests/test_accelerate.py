@@ -153,7 +153,7 @@ def test_the_next_call_raises_a_failure_once(tmp_path, monkeypatch, call):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(_named, "_sync", fails)
+        patched.setattr(_named, "sync", fails)
         one.save_state()
         with pytest.raises(OSError, match="No space left"):
             getattr(one, call)()
@@ -245,13 +245,13 @@ def test_other_files_are_never_removed(tmp_path, monkeypatch):
     with pytest.raises(ringstow.InvalidStateError, match=r"notes\.txt"):
         one.save_state(path)
     (path / "notes.txt").unlink()
-    take = _named._take_name
+    take = _named.take_name
 
     def late(part, final, may_replace):
         (path / "late.txt").write_text("mine")
         take(part, final, may_replace)
 
-    monkeypatch.setattr(_named, "_take_name", late)
+    monkeypatch.setattr(_named, "take_name", late)
     one.save_state(path)
     with pytest.raises(ringstow.InvalidStateError, match=r"late\.txt"):
         one.wait_for_checkpoint()

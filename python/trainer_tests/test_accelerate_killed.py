@@ -7,7 +7,7 @@ import shutil
 import signal
 
 import accelerate_runs as runs
-import forked_ranks
+import children
 import pytest
 import torch
 from accelerate_runs import EVERY, STEPS
@@ -19,7 +19,7 @@ from ringstow.integrations._accelerate import _places, _whole
 from ringstow.tensors._memory import LazyTensor
 
 pytestmark = pytest.mark.timeout(300)  # four processes, each of them a whole run
-forked_ranks.preload(__name__)
+children.preload(__name__)
 
 LIMIT = 2
 KINDS = {"one": (1, False), "ddp": (2, False), "fsdp2": (2, True)}
@@ -29,8 +29,8 @@ CALLS = {
     "hooks": (_places, "hooks_files"),
     "starting": (_whole, "save_async"),
     "committed": (_places, "seal"),
-    "durable": (_named, "_sync"),
-    "complete": (_named, "_take_name"),
+    "durable": (_named, "sync"),
+    "complete": (_named, "take_name"),
     "named": (_named, "remove"),
     "removing": (shutil, "rmtree"),
 }
@@ -68,8 +68,8 @@ def run(kind, function, *args):
     """Run a function on each rank; return how they ended."""
     ranks, fsdp = KINDS[kind]
     if ranks == 1:
-        return [forked_ranks.exit_code(_alone, function, *args, {"fsdp": fsdp})]
-    return forked_ranks.exit_codes(ranks, function, *args, {"fsdp": fsdp})
+        return [children.exit_code(_alone, function, *args, {"fsdp": fsdp})]
+    return children.exit_codes(ranks, function, *args, {"fsdp": fsdp})
 
 
 def _alone(function, *args):

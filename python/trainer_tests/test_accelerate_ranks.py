@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import accelerate_runs as runs
-import forked_ranks
+import children
 import pytest
 import torch
 from accelerate_runs import EVERY, STEPS
@@ -21,7 +21,7 @@ from ringstow.integrations import _named
 from ringstow.integrations.accelerate import RingstowAccelerator
 
 pytestmark = pytest.mark.timeout(300)
-forked_ranks.preload(__name__)
+children.preload(__name__)
 
 RANKS = 2
 LAST = STEPS // EVERY - 1
@@ -38,7 +38,7 @@ def runs_of(tmp_path_factory):
     found = {}
     for kind, options in (("ddp", {}), ("fsdp2", {"fsdp": True})):
         root, results = at / kind, at / f"{kind}.end"
-        assert forked_ranks.exit_codes(RANKS, runs.ours, results, root, options) == [0] * RANKS
+        assert children.exit_codes(RANKS, runs.ours, results, root, options) == [0] * RANKS
         found[kind] = root, [torch.load(f"{results}.{rank}") for rank in range(RANKS)]
     return found
 
@@ -55,9 +55,9 @@ def runs_of(tmp_path_factory):
 def test_ranks_resume_from_what_the_stock_accelerator_left(kind, options, runs_of, tmp_path):
     root, results = tmp_path / "run", tmp_path / "end"
     first = {**options, "steps": 2 * EVERY}
-    assert forked_ranks.exit_codes(RANKS, runs.stock, results, root, first) == [0] * RANKS
+    assert children.exit_codes(RANKS, runs.stock, results, root, first) == [0] * RANKS
     options.pop("plugin", None)
-    assert forked_ranks.exit_codes(RANKS, runs.ours, results, root, options) == [0] * RANKS
+    assert children.exit_codes(RANKS, runs.ours, results, root, options) == [0] * RANKS
     for rank, end in enumerate(runs_of[kind][1]):  # of a run that was never broken
         assert_same(torch.load(f"{results}.{rank}"), end)
     assert ringstow.verify(newest(root)).ok
@@ -92,7 +92,7 @@ def test_a_checkpoint_loads_on_other_numbers_of_ranks(kind, ranks, runs_of, tmp_
     root, ends = runs_of[kind]
     results = str(tmp_path / "end")
     options = {"fsdp": kind == "fsdp2"}
-    codes = forked_ranks.exit_codes(ranks, loaded, newest(root), results, options)
+    codes = children.exit_codes(ranks, loaded, newest(root), results, options)
     assert codes == [0] * ranks
     for rank in range(ranks):
         found = torch.load(f"{results}.{rank}")
@@ -107,9 +107,7 @@ def test_a_checkpoint_loads_on_other_numbers_of_ranks(kind, ranks, runs_of, tmp_
 
 def test_kinds_do_not_mix(runs_of, tmp_path):
     results = str(tmp_path / "end")
-    codes = forked_ranks.exit_codes(
-        RANKS, loaded, newest(runs_of["ddp"][0]), results, {"fsdp": True}
-    )
+    codes = children.exit_codes(RANKS, loaded, newest(runs_of["ddp"][0]), results, {"fsdp": True})
     assert codes == [0] * RANKS
     for rank in range(RANKS):
         assert (
@@ -152,7 +150,7 @@ def failing(rank, ranks, root, victim, options):
 @pytest.mark.parametrize(("kind", "victim"), [("ddp", 0), ("fsdp2", 0), ("fsdp2", 1)])
 def test_a_failure_of_one_rank_raises_on_all_and_the_next_save_works(kind, victim, tmp_path):
     options = {"fsdp": kind == "fsdp2"}
-    assert forked_ranks.exit_codes(RANKS, failing, tmp_path, victim, options) == [3] * RANKS
+    assert children.exit_codes(RANKS, failing, tmp_path, victim, options) == [3] * RANKS
     # A failed save has used its number; the one of the hook has not.
     assert runs.checkpoints(tmp_path) == ["checkpoint_0", "checkpoint_2"]
     for name in runs.checkpoints(tmp_path):
@@ -173,7 +171,7 @@ def refused(rank, ranks, root, options):
 
 @pytest.mark.parametrize("fsdp", [False, True], ids=["ddp", "fsdp2"])
 def test_a_value_that_cannot_be_saved_is_refused_on_all_ranks_at_the_call(fsdp, tmp_path):
-    assert forked_ranks.exit_codes(RANKS, refused, tmp_path, {"fsdp": fsdp}) == [3] * RANKS
+    assert children.exit_codes(RANKS, refused, tmp_path, {"fsdp": fsdp}) == [3] * RANKS
     assert runs.checkpoints(tmp_path) == []
 
 
@@ -189,7 +187,7 @@ def averaging(rank, ranks, root, options):
 
 
 def test_large_tensors_of_objects_are_saved_by_fsdp2_as_they_were_at_the_call(tmp_path):
-    assert forked_ranks.exit_codes(RANKS, averaging, tmp_path, {"fsdp": True}) == [3] * RANKS
+    assert children.exit_codes(RANKS, averaging, tmp_path, {"fsdp": True}) == [3] * RANKS
 
 
 def leaving(rank, ranks, root, options):
@@ -200,7 +198,7 @@ def leaving(rank, ranks, root, options):
 
 @pytest.mark.parametrize("fsdp", [False, True], ids=["ddp", "fsdp2"])
 def test_a_process_that_exits_completes_its_save(fsdp, tmp_path):
-    assert forked_ranks.exit_codes(RANKS, leaving, tmp_path, {"fsdp": fsdp}) == [0] * RANKS
+    assert children.exit_codes(RANKS, leaving, tmp_path, {"fsdp": fsdp}) == [0] * RANKS
     assert runs.checkpoints(tmp_path) == ["checkpoint_0"]
     # No step was made: the optimizer has no state, and torch would make one up.
     assert "optimizer" not in ringstow.load(newest_of(tmp_path)) or not fsdp
@@ -223,7 +221,7 @@ def unstepped(rank, ranks, root, results, options):
 @pytest.mark.parametrize("fsdp", [False, True], ids=["one", "fsdp2"])
 def test_an_optimizer_before_its_first_step_comes_back_without_a_state(fsdp, tmp_path):
     results = tmp_path / "end"
-    assert forked_ranks.exit_codes(1, unstepped, tmp_path / "run", results, {"fsdp": fsdp}) == [0]
+    assert children.exit_codes(1, unstepped, tmp_path / "run", results, {"fsdp": fsdp}) == [0]
     moments, parameters = torch.load(results)
     assert moments == 0
     assert parameters > 0
@@ -235,7 +233,7 @@ def exits_with_a_failure(root):
     def fails(path):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    _named._sync = fails
+    _named.sync = fails
     one = RingstowAccelerator(cpu=True)
     one.prepare(torch.nn.Linear(2, 2))
     one.save_state(os.path.join(root, "state"))

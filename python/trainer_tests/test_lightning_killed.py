@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 
+import children
 import lightning_processes as processes
 import pytest
 import torch
@@ -48,7 +49,7 @@ def unbroken(tmp_path_factory):
 
 
 def resume(root, save_last, at):
-    assert processes.exit_code(processes.resumed, root, save_last, at / "results.pt") == 0
+    assert children.exit_code(processes.resumed, root, save_last, at / "results.pt") == 0
     results = torch.load(at / "results.pt")
     return results.pop("begun"), results
 
@@ -56,7 +57,7 @@ def resume(root, save_last, at):
 @pytest.mark.parametrize(("save_last", "moment", "number"), MOMENTS)
 def test_a_killed_run_resumes_to_the_bit(save_last, moment, number, tmp_path, unbroken):
     root = tmp_path / "run"
-    code = processes.exit_code(processes.killed, root, save_last, moment, number)
+    code = children.exit_code(processes.killed, root, save_last, moment, number)
     assert code == -signal.SIGKILL
     kinds = 2 if save_last is True else 1
     committed = (number - 1) // kinds * EVERY
@@ -73,7 +74,7 @@ def test_kills_at_random_lose_no_more_than_the_save_in_flight(save_last, tmp_pat
     root = tmp_path / "run"
     newest = 0
     for _ in range(KILLS):
-        one = processes.process(processes.resumed, root, save_last, tmp_path / "results.pt")
+        one = children.start(processes.resumed, root, save_last, tmp_path / "results.pt")
         time.sleep(chance.uniform(0.2, 1.2))
         one.kill()
         one.join()
@@ -87,7 +88,7 @@ def test_kills_at_random_lose_no_more_than_the_save_in_flight(save_last, tmp_pat
 
 @pytest.mark.parametrize("at_step", [5, 16])
 def test_a_full_disk_ends_the_run_and_keeps_the_older_checkpoint(at_step, tmp_path, unbroken):
-    code = processes.exit_code(processes.filling_the_disk, tmp_path / "run", at_step)
+    code = children.exit_code(processes.filling_the_disk, tmp_path / "run", at_step)
     assert code == 3
     kept = tmp_path / "run" / f"epoch={(at_step - 1) // 6}-step={at_step // EVERY * EVERY}.ckpt"
     assert ringstow.verify(kept).ok
@@ -101,7 +102,7 @@ def test_a_directory_that_cannot_be_written_ends_the_run():
     root = tempfile.mkdtemp()
     try:
         os.chmod(root, 0o555)
-        assert processes.exit_code(processes.as_nobody, root) == 3
+        assert children.exit_code(processes.as_nobody, root) == 3
         assert os.listdir(root) == []
     finally:
         shutil.rmtree(root)

@@ -23,6 +23,7 @@ from lightning_runs import (
 from support import assert_same
 
 import ringstow
+from ringstow import _others
 
 
 @pytest.mark.parametrize("package", ["lightning", "pytorch_lightning"])
@@ -122,6 +123,32 @@ def test_a_save_waits_for_the_one_before_and_raises_its_failure(held, tmp_path):
     io.save_checkpoint({"a": 1}, tmp_path / "next-3.ckpt")
     io.teardown()
     assert sorted(os.listdir(tmp_path)) == ["next-3.ckpt", "old-1.ckpt"]
+
+
+def test_a_rank_that_replaces_its_own_last_checkpoint_is_not_warned(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(_others, "ranks", lambda: (0, 2))  # those of DDP
+    io = RingstowCheckpointIO()
+    for number in range(3):
+        io.save_checkpoint({"a": number}, tmp_path / "last.ckpt")
+    io.teardown()
+    assert ringstow.load(tmp_path / "last.ckpt") == {"a": 2}
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("package", ["lightning", "pytorch_lightning"])
+def test_async_checkpoint_io_around_the_plugin_is_refused(package, tmp_path):
+    plugins = {"lightning": "lightning.pytorch"}.get(package, package) + ".plugins.io"
+    around = pytest.importorskip(plugins).AsyncCheckpointIO
+    ours = pytest.importorskip(f"ringstow.integrations.{package}").RingstowCheckpointIO
+    io = around(ours())
+
+    def save():
+        io.save_checkpoint({"a": torch.ones(3)}, tmp_path / "a.ckpt")
+        io.teardown()  # raises it at the latest
+
+    with pytest.raises(ringstow.InvalidStateError, match=r"the Trainer RingstowCheckpointIO\(\)"):
+        save()
+    assert not (tmp_path / "a.ckpt").exists()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import resource
 import shutil
 import sys
 
+import children
 import lightning_shards as shards
 import pytest
 import snippets
@@ -39,7 +40,7 @@ def runs(tmp_path_factory):
     learned = {}
     for kind in ("mp", "stock-mp", "fsdp", "stock-fsdp"):
         results = at / f"{kind}.pt"
-        codes = shards.exit_codes(2, shards.fit, kind, at / kind, results, None, None, ALL)
+        codes = children.exit_codes(2, shards.fit, kind, at / kind, results, None, None, ALL)
         assert codes == [0, 0]
         learned[kind] = torch.load(results)
         del learned[kind]["begun"]
@@ -75,7 +76,7 @@ def test_a_run_keeps_the_same_checkpoints_and_learns_the_same_as_with_lightnings
 def test_a_run_resumes_from_any_sharded_checkpoint(kind, saved, ranks, runs, tmp_path):
     at, learned = runs
     path, results = str(at / saved / FIRST), tmp_path / "results.pt"
-    assert shards.exit_codes(ranks, shards.fit, kind, tmp_path, results, path) == [0] * ranks
+    assert children.exit_codes(ranks, shards.fit, kind, tmp_path, results, path) == [0] * ranks
     resumed = torch.load(results)
     assert resumed.pop("begun") == EVERY
     expected = learned[kind]
@@ -90,11 +91,11 @@ def test_a_run_resumes_from_any_sharded_checkpoint(kind, saved, ranks, runs, tmp
 @pytest.mark.parametrize("kind", ["mp", "fsdp"])
 def test_checkpoints_of_stock_strategies_under_use_by_default_load(kind, tmp_path):
     root = tmp_path / "run"
-    assert shards.exit_codes(2, by_default, f"stock-{kind}", root) == [0, 0]
+    assert children.exit_codes(2, by_default, f"stock-{kind}", root) == [0, 0]
     (path,) = root.iterdir()
     assert (path / "manifest.json").exists()
     results = tmp_path / "results.pt"
-    assert shards.exit_codes(2, shards.fit, kind, root, results, str(path)) == [0, 0]
+    assert children.exit_codes(2, shards.fit, kind, root, results, str(path)) == [0, 0]
     assert torch.load(results)["begun"] == EVERY
     assert not path.exists() or (path / "meta.pt").exists()
 
@@ -124,7 +125,7 @@ def failing(rank, ranks, root, at_step, victim):
 @pytest.mark.parametrize("at_step", [5, STEPS - 1])
 def test_a_failed_save_ends_the_run_on_every_rank_and_keeps_the_older_checkpoint(at_step, tmp_path):
     root = tmp_path / "run"
-    assert shards.exit_codes(2, failing, root, at_step, 1) == [3, 3]
+    assert children.exit_codes(2, failing, root, at_step, 1) == [3, 3]
     kept = ringstow.latest(root)
     assert ringstow.verify(kept).ok
     assert ringstow.load(kept)["lightning"][0]["global_step"] == at_step // EVERY * EVERY
@@ -134,10 +135,13 @@ def test_a_failed_save_ends_the_run_on_every_rank_and_keeps_the_older_checkpoint
 def test_last_is_a_checkpoint_that_fit_resumes_from(save_last, tmp_path):
     root, results, checkpoints = tmp_path / "run", tmp_path / "results.pt", {"save_last": save_last}
     args = ("mp", root, results)
-    assert shards.exit_codes(2, shards.fit, *args, None, None, checkpoints, 4) == [0, 0]
+    assert children.exit_codes(2, shards.fit, *args, None, None, checkpoints, 4) == [0, 0]
     assert (root / "last.ckpt").is_symlink() == (save_last == "link")
     assert ringstow.load(root / "last.ckpt")["lightning"][0]["global_step"] == 4
-    assert shards.exit_codes(2, shards.fit, *args, "last", None, checkpoints, 6) == [0, 0]
+    assert children.exit_codes(2, shards.fit, *args, "last", None, checkpoints, 6) == [
+        0,
+        0,
+    ]
     assert torch.load(results)["begun"] == 4
     assert len(os.listdir(root)) == 2
 
@@ -163,7 +167,7 @@ class Tested(shards.Sharded):
 
 
 def test_a_checkpoint_of_weights_is_tested_and_not_trained_further(tmp_path):
-    assert shards.exit_codes(2, weights_only, tmp_path / "run") == [0, 0]
+    assert children.exit_codes(2, weights_only, tmp_path / "run") == [0, 0]
 
 
 def odd_values(rank, ranks, root):
@@ -187,13 +191,13 @@ def odd_values(rank, ranks, root):
     load = run.strategy.load_checkpoint
     # Lightning (2.6.6) does not pass fit's weights_only to strategies that load after the setup.
     run.strategy.load_checkpoint = lambda path, weights_only: load(path, weights_only=True)
-    with pytest.raises((CheckpointException, ringstow.UnsupportedError)):
+    with pytest.raises(ringstow.UnsupportedError):
         run.fit(odd(), ckpt_path=path)
     shards.run("mp", ranks, root, options=allowed, steps=6).fit(odd(), ckpt_path=path)
 
 
 def test_values_that_cannot_be_saved_are_refused_at_the_call_on_every_rank(tmp_path):
-    assert shards.exit_codes(2, odd_values, tmp_path / "run") == [0, 0]
+    assert children.exit_codes(2, odd_values, tmp_path / "run") == [0, 0]
 
 
 def averaging(rank, ranks, root):
@@ -220,7 +224,7 @@ def averaging(rank, ranks, root):
 
 
 def test_large_tensors_of_callbacks_are_saved_as_at_the_call(tmp_path):
-    assert shards.exit_codes(2, averaging, tmp_path / "run") == [0, 0]
+    assert children.exit_codes(2, averaging, tmp_path / "run") == [0, 0]
 
 
 def from_a_step(rank, ranks, root):
@@ -238,7 +242,7 @@ def from_a_step(rank, ranks, root):
 
 
 def test_a_save_within_a_step_is_committed_when_it_returns(tmp_path):
-    assert shards.exit_codes(2, from_a_step, tmp_path / "run") == [0, 0]
+    assert children.exit_codes(2, from_a_step, tmp_path / "run") == [0, 0]
 
 
 def test_arguments_that_cannot_be_honoured_are_refused():
@@ -250,6 +254,8 @@ def test_arguments_that_cannot_be_honoured_are_refused():
         RingstowFSDPStrategy(staging="unguarded")
     with pytest.raises(ringstow.InvalidStateError, match="leave the plugin out"):
         RingstowFSDPStrategy().checkpoint_io = RingstowCheckpointIO()
+    with pytest.raises(ringstow.InvalidStateError, match="would not ask RingstowCheckpointIO"):
+        RingstowFSDPStrategy(checkpoint_io=RingstowCheckpointIO())
     with pytest.raises(TypeError, match="leave them out"):
         RingstowFSDPStrategy().save_checkpoint({}, "a.ckpt", storage_options={"acl": "x"})
 
@@ -263,7 +269,7 @@ def full(rank, ranks, root):
 
 
 def test_the_plugin_refuses_strategies_that_load_files_only(tmp_path):
-    first, second = shards.exit_codes(2, full, tmp_path / "run")
+    first, second = children.exit_codes(2, full, tmp_path / "run")
     assert first == 3  # the rank that saves
     assert second != 0
     assert not os.path.exists(tmp_path / "run" / FIRST)
@@ -291,8 +297,9 @@ def test_a_model_is_made_of_a_sharded_checkpoint_or_one_of_the_plugins(runs, tmp
     one = load_from_checkpoint(shards.Sharded, path, map_location="cpu")
     assert one.hparams.rate == 0.01
     assert_same(dict(one.state_dict()), ringstow.load(path)["state_dict"])
-    with pytest.raises(ringstow.InvalidStateError, match="load_from_checkpoint"):
-        RingstowCheckpointIO().load_checkpoint(path)
+    ringstow.save({"state_dict": {}}, tmp_path / "plain")
+    with pytest.raises(ringstow.InvalidStateError, match="not saved by Lightning's Trainer"):
+        load_from_checkpoint(Model, tmp_path / "plain")
     run = trainer(tmp_path, epochs=1)
     run.fit(Model())
     run.save_checkpoint(tmp_path / "a.ckpt")
@@ -323,6 +330,6 @@ def snippet(rank, ranks, folder, code):
 def test_the_sharded_snippet_of_the_page_runs(tmp_path):
     page = pathlib.Path(__file__).parents[2] / "docs" / "trainers" / "lightning.md"
     (code,) = [code for _, code in snippets.snippets(page) if "Strategy" in code]
-    assert shards.exit_codes(2, snippet, tmp_path, code) == [0, 0]
+    assert children.exit_codes(2, snippet, tmp_path, code) == [0, 0]
     (kept,) = os.listdir(tmp_path / "run" / "sharded")
     assert ringstow.load(tmp_path / "run" / "sharded" / kept)["lightning"][0]["global_step"] == 6

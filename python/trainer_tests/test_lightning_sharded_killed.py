@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
+import children
 import lightning_shards as shards
 import pytest
 import torch
@@ -83,7 +84,10 @@ def unbroken(tmp_path_factory):
     learned = {}
     for kind in ("mp", "fsdp"):
         results = at / f"{kind}.pt"
-        assert shards.exit_codes(2, shards.fit, f"stock-{kind}", at / kind, results) == [0, 0]
+        assert children.exit_codes(2, shards.fit, f"stock-{kind}", at / kind, results) == [
+            0,
+            0,
+        ]
         learned[kind] = torch.load(results)
         assert learned[kind].pop("begun") == 0
     return learned
@@ -92,7 +96,7 @@ def unbroken(tmp_path_factory):
 @pytest.mark.parametrize(("kind", "moment", "number", "victims"), MOMENTS)
 def test_a_killed_sharded_run_resumes_to_the_bit(kind, moment, number, victims, tmp_path, unbroken):
     root, results = tmp_path / "run", tmp_path / "results.pt"
-    codes = shards.exit_codes(2, killed, kind, root, moment, number, victims)
+    codes = children.exit_codes(2, killed, kind, root, moment, number, victims)
     assert all(codes[victim] == -signal.SIGKILL for victim in victims)
     assert 0 not in codes  # the others do not take a lost save for a success
     is_committed = moment in ("committed", "removing")
@@ -104,7 +108,7 @@ def test_a_killed_sharded_run_resumes_to_the_bit(kind, moment, number, victims, 
     else:
         assert found is None or moment == "naming"
     checkpoint = None if found is None else "latest"
-    assert shards.exit_codes(2, shards.fit, kind, root, results, checkpoint) == [0, 0]
+    assert children.exit_codes(2, shards.fit, kind, root, results, checkpoint) == [0, 0]
     learned = torch.load(results)
     assert learned.pop("begun") >= at_least
     assert_same(learned, unbroken[kind])

@@ -44,7 +44,8 @@ def killed(rank, ranks, root, moment, victims, **options):
 
     from ringstow.dcp import _mark
     from ringstow.dcp._writer import StorageWriter
-    from ringstow.integrations._torchtitan import _ranks, _steps
+    from ringstow.integrations import _named
+    from ringstow.integrations._torchtitan import _steps
 
     count, has_begun = 0, threading.Event()
     set_up, write = StorageWriter.set_up_storage_writer, StorageWriter.write_data
@@ -80,7 +81,7 @@ def killed(rank, ranks, root, moment, victims, **options):
     _mark.write = before("committed", _mark.write)
     _steps.Steps._remove = before("removing", _steps.Steps._remove)
     _steps.remove = before("marked", _steps.remove)  # once `.metadata` is away
-    _ranks._put = before("exported", _ranks._put)
+    _named.take_name = before("exported", _named.take_name)
     if moment == "clearing":  # the manifest is renamed, and files are left
         _steps.remove = lambda path, **_: (
             os.rename(f"{path}/manifest.json", f"{path}/manifest.json.retired"),

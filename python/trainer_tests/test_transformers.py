@@ -198,7 +198,7 @@ def test_a_failed_save_ends_the_run(tmp_path, steps):
 def test_a_failed_save_leaves_no_checkpoint_and_the_next_run_goes_on(
     tmp_path, monkeypatch, unbroken
 ):
-    sync = _named._sync
+    sync = _named.sync
 
     def fails(path):
         if path.endswith(f"checkpoint-{2 * EVERY}"):
@@ -206,7 +206,7 @@ def test_a_failed_save_leaves_no_checkpoint_and_the_next_run_goes_on(
         sync(path)
 
     with monkeypatch.context() as patched:
-        patched.setattr(_named, "_sync", fails)
+        patched.setattr(_named, "sync", fails)
         with pytest.raises(OSError, match="Input/output"):
             fit(tmp_path)
     assert checkpoints(tmp_path) == [f"checkpoint-{EVERY}"]

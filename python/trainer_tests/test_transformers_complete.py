@@ -86,7 +86,7 @@ def test_it_is_not_called_for_a_save_that_failed(tmp_path, monkeypatch):
     def fails(*_):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(_named, "_take_name", fails)
+    monkeypatch.setattr(_named, "take_name", fails)
     paths = []
     run = trainer(tmp_path)
     run.on_checkpoint_complete = paths.append
@@ -148,7 +148,7 @@ def test_a_method_around_the_save_adds_to_a_complete_checkpoint(tmp_path):
 
 def test_a_run_that_says_so_does_not_wait_for_on_save(tmp_path, monkeypatch):
     was_called = threading.Event()
-    take = _named._take_name
+    take = _named.take_name
 
     def waits(*args):
         assert was_called.wait(60)
@@ -161,14 +161,14 @@ def test_a_run_that_says_so_does_not_wait_for_on_save(tmp_path, monkeypatch):
     class InTheBackground(RingstowTrainer):
         ringstow_background = True
 
-    monkeypatch.setattr(_named, "_take_name", waits)
+    monkeypatch.setattr(_named, "take_name", waits)
     fit(tmp_path, kind=InTheBackground, callbacks=[Called()])
     assert checkpoints(tmp_path) == NAMES
 
 
 def test_the_last_checkpoint_is_there_at_the_end_of_training(tmp_path, monkeypatch):
     is_waited_for = threading.Event()
-    end, take = _saves.Saves.end, _named._take_name
+    end, take = _saves.Saves.end, _named.take_name
 
     def noting(saves):
         if run.state.global_step == STEPS:
@@ -185,7 +185,7 @@ def test_the_last_checkpoint_is_there_at_the_end_of_training(tmp_path, monkeypat
             self.found = checkpoints(tmp_path)
 
     monkeypatch.setattr(_saves.Saves, "end", noting)
-    monkeypatch.setattr(_named, "_take_name", waits)
+    monkeypatch.setattr(_named, "take_name", waits)
     run = trainer(
         tmp_path,
         callbacks=[ends := Ends()],

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
+import pathlib
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 
+import children
 import pytest
 import torch
 import transformers_processes as processes
@@ -31,26 +31,18 @@ def unbroken(tmp_path_factory):
     return state(fit(tmp_path_factory.mktemp("unbroken")))
 
 
-def start(root, results, *moment, ranks=1):
-    command = [sys.executable]
-    if ranks > 1:
-        launch = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        command += ["-m", *launch, "--local-addr=localhost"]
-    here = os.pathsep.join(filter(None, sys.path))
-    return subprocess.Popen(
-        [*command, processes.__file__, str(root), str(results), *map(str, moment)],
-        env={**os.environ, "PYTHONPATH": here, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def ended(root, results, *moment, ranks=1):
+def ended(root, results, *moment):
     """Run to the end or the kill; return how the process ended and what it printed."""
-    with start(root, results, *moment, ranks=ranks) as one:
-        text, _ = one.communicate(timeout=300)
-    return one.returncode, text
+    output = f"{results}.log"
+    code = children.exit_code(processes.main, root, results, *moment, output=output)
+    return code, pathlib.Path(output).read_text()
+
+
+def both_ended(root, results, *moment):
+    """Do the same with two ranks."""
+    outputs = [f"{results}.{rank}.log" for rank in range(2)]
+    codes = children.exit_codes(2, processes.as_rank, root, results, *moment, outputs=outputs)
+    return codes, [pathlib.Path(one).read_text() for one in outputs]
 
 
 def newest(root):
@@ -79,15 +71,18 @@ def test_a_killed_run_resumes_to_the_bit(moment, number, tmp_path, unbroken):
 
 def test_kills_at_random_lose_no_more_than_the_save_in_flight(tmp_path, unbroken):
     chance = random.Random(0)
-    root, results = tmp_path / "run", tmp_path / "results"
+    root, results, pipe = tmp_path / "run", tmp_path / "results", tmp_path / "pipe"
     root.mkdir()
+    os.mkfifo(pipe)
     found = 0
     for _ in range(KILLS):
-        with start(root, results) as one:
-            for _ in itertools.takewhile(lambda line: "'loss'" not in line, one.stdout):
+        one = children.start(processes.main, root, results, output=pipe)
+        with open(pipe) as printed:
+            for _ in itertools.takewhile(lambda line: "'loss'" not in line, printed):
                 pass
             time.sleep(chance.uniform(0, 0.2))  # any moment will do
             one.kill()
+            one.join()
         assert newest(root) >= found
         found = newest(root)
     code, text = ended(root, results)
@@ -97,22 +92,24 @@ def test_kills_at_random_lose_no_more_than_the_save_in_flight(tmp_path, unbroken
 
 def test_two_ranks_save_and_resume_to_the_bit(tmp_path):
     whole, root, results = tmp_path / "whole", tmp_path / "run", tmp_path / "results"
-    code, text = ended(whole, tmp_path / "expected", ranks=2)
-    assert code == 0, text
+    codes, texts = both_ended(whole, tmp_path / "expected")
+    assert codes == [0, 0], texts
     names = sorted(os.listdir(whole / "checkpoint-8"))
     assert {"rng_state_0.pth", "rng_state_1.pth"} <= set(names)
-    code, text = ended(root, results, "complete", 2, ranks=2)
-    assert code != 0, text
+    codes, texts = both_ended(root, results, "complete", 2)
+    assert codes[0] == -signal.SIGKILL, texts
+    assert codes[1] not in (0, None), texts
     assert newest(root) == EVERY
-    code, text = ended(root, results, ranks=2)
-    assert code == 0, text
+    codes, texts = both_ended(root, results)
+    assert codes == [0, 0], texts
     for rank in range(2):
         assert_same(torch.load(f"{results}.{rank}"), torch.load(f"{tmp_path}/expected.{rank}"))
 
 
 def test_a_failure_of_rank_0_ends_both_ranks(tmp_path):
     root = tmp_path / "run"
-    code, text = ended(root, tmp_path / "results", "failing", 2, ranks=2)
-    assert code == 1, text
-    assert "rank 0 could not save: OSError: [Errno 28]" in text
+    codes, texts = both_ended(root, tmp_path / "results", "failing", 2)
+    assert codes == [1, 1], texts
+    assert "OSError: [Errno 28]" in texts[0]
+    assert "rank 0 could not save: OSError: [Errno 28]" in texts[1]
     assert checkpoints(root) == [f"checkpoint-{EVERY}"]

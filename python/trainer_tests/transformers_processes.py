@@ -6,14 +6,16 @@ import errno
 import os
 import shutil
 import signal
-import sys
 
+import children
 import torch
 from transformers_runs import adapters, fit, model, state
 
 from ringstow.integrations import _named
 from ringstow.integrations import transformers as integration
 from ringstow.integrations._transformers import _adapters, _shards, _weights
+
+children.preload(__name__)
 
 # What is called at each moment of a save, in this order.
 CALLS = {
@@ -22,10 +24,10 @@ CALLS = {
     "committed": (_weights, "write_index"),
     "filling": (_adapters, "_folder"),
     "sharding": (_shards.Shards, "start"),
-    "complete": (_named, "_take_name"),
+    "complete": (_named, "take_name"),
     "named": (_named, "remove"),
     "removing": (shutil, "rmtree"),
-    "failing": (_named, "_sync"),
+    "failing": (_named, "sync"),
 }
 
 
@@ -50,7 +52,7 @@ def kill_at(moment: str, number: int) -> None:
 
 
 def run(root, results, moment, number, options):
-    """Do as `main` does, in a process that a test has forked."""
+    """Do as `main` does, with options of the test's."""
     options = dict(options)
     if moment:
         kill_at(moment, number)
@@ -59,15 +61,16 @@ def run(root, results, moment, number, options):
     torch.save(state(fit(root, model=made, **options)), f"{results}.0")
 
 
-def main(root: str, results: str, moment: str = "", number: str = "0") -> None:
+def main(root, results, moment="", number=0):
     """Train to the end, from the newest checkpoint if there is one, and store how it ended."""
-    if moment and os.environ.get("RANK", "0") == "0":
-        kill_at(moment, int(number))
-    os.makedirs(root, exist_ok=True)
-    end = state(fit(root, save_total_limit=2))
+    torch.set_num_threads(1)
     rank = os.environ.get("RANK", "0")
-    torch.save(end, f"{results}.{rank}")
+    if moment and rank == "0":
+        kill_at(moment, number)
+    os.makedirs(root, exist_ok=True)
+    torch.save(state(fit(root, save_total_limit=2)), f"{results}.{rank}")
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def as_rank(rank, ranks, *args):
+    """Do the same as one of several ranks."""
+    main(*args)

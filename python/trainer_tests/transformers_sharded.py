@@ -105,7 +105,7 @@ def trained(rank, ranks, root, results, moment="", number=0, killed_rank=0, opti
 def in_the_background(rank, ranks, root, results):
     """Let the first checkpoint get its name only after the next step has begun."""
     goes_on = threading.Event()
-    take = _named._take_name
+    take = _named.take_name
 
     def waits(*args):
         assert goes_on.wait(60)
@@ -117,7 +117,7 @@ def in_the_background(rank, ranks, root, results):
                 assert not os.path.exists(f"{root}/checkpoint-{EVERY}")
                 goes_on.set()
 
-    _named._take_name = waits
+    _named.take_name = waits
     store(fit(root, callbacks=[Begins()]), results)
 
 

@@ -93,11 +93,11 @@ def complete(part: str, final: str, may_replace: Callable[[str], None] | None = 
         final: the checkpoint's path.
         may_replace: raises if what has the name must stay.
     """
-    _sync(part)
-    _take_name(part, final, may_replace)
+    sync(part)
+    take_name(part, final, may_replace)
 
 
-def _sync(path: str) -> None:
+def sync(path: str) -> None:
     """Make all files and names below a directory durable."""
     for folder, _, names in os.walk(path):
         for name in names:
@@ -114,7 +114,8 @@ def sync_file(path: str) -> None:
         os.close(descriptor)
 
 
-def _take_name(part: str, final: str, may_replace: Callable[[str], None] | None) -> None:
+def take_name(part: str, final: str, may_replace: Callable[[str], None] | None = None) -> None:
+    """Give a durable directory its name; what had the name goes."""
     run = os.path.dirname(final)
     if not os.path.lexists(final):
         os.rename(part, final)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
+from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 
-from ringstow.integrations._lightning._io import Saves
+from ringstow.integrations._lightning._io import Saves, within
 from ringstow.integrations._lightning._models import load_from_checkpoint
 from ringstow.integrations._lightning._parallel import Live
 from ringstow.integrations._lightning._sharded import Sharded
@@ -41,6 +42,7 @@ class RingstowCheckpointIO(Saves, CheckpointIO):
         FSDPStrategy.save_checkpoint.__code__,
         ModelParallelStrategy.save_checkpoint.__code__,
     )
+    _of_threads = within(AsyncCheckpointIO.save_checkpoint)
 
 
 class RingstowFSDPStrategy(Sharded, FSDPStrategy):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, ClassVar
 
@@ -20,6 +21,11 @@ from ringstow.integrations._lightning import _parts, _paths, _placement
 
 # The parts of a checkpoint whose tensors only an optimizer's step changes.
 _OF_STEPS = ("state_dict", "optimizer_states")
+
+
+def within(function: Callable[..., Any]) -> tuple[CodeType, ...]:
+    """Return the functions that a function defines."""
+    return tuple(one for one in function.__code__.co_consts if isinstance(one, CodeType))
 
 
 class Saves:
@@ -41,6 +47,9 @@ class Saves:
 
     _of_files: ClassVar[tuple[CodeType, ...]] = ()
     """``save_checkpoint`` of strategies that save by a plugin, and load nothing but files."""
+
+    _of_threads: ClassVar[tuple[CodeType, ...]] = ()
+    """What a plugin around this one calls in its thread to save."""
 
     def __init__(
         self,
@@ -78,10 +87,10 @@ class Saves:
         Raises:
             TypeError: ``storage_options`` are given: ringstow writes to directories only.
             InvalidStateError: values that ringstow cannot save; names each with its key. Or the
-                strategy could not load what this plugin saves.
+                strategy could not load what this plugin saves, or AsyncCheckpointIO is around it.
             Exception: what the save before this one failed of.
         """
-        self._refuse_file_strategies()
+        self._refuse_callers()
         if storage_options is not None:
             raise TypeError(
                 f"{type(self).__name__} has no use for storage_options={storage_options!r}: "
@@ -117,6 +126,8 @@ class Saves:
     ) -> dict[str, Any]:
         """Load a checkpoint of ringstow's, or a file that torch.save wrote.
 
+        A checkpoint of a sharded strategy comes back whole, as a Trainer without shards saves it.
+
         Args:
             path: the directory, or what Lightning's own plugin loads: a file or a URL.
             map_location: as in torch.load; None loads to the CPU. A checkpoint of ringstow's does
@@ -129,7 +140,6 @@ class Saves:
             FileNotFoundError: nothing is there.
             UnsupportedError: the checkpoint has pickled values, and they may not be unpickled.
             IncompleteCheckpointError: the directory holds no committed checkpoint.
-            InvalidStateError: a strategy saved it, in shards.
             Exception: what the save in flight failed of.
         """
         self.wait()
@@ -142,10 +152,7 @@ class Saves:
         unpickles = self._allow_pickle and not weights_only
         state = load(path, config=self._config, allow_pickle=unpickles, device=device)
         if _parts.is_sharded(state):
-            raise InvalidStateError(
-                f"{path} is sharded: resume with the strategy that saved it. For the model alone, "
-                "ringstow.integrations.lightning.load_from_checkpoint(Model, path)"
-            )
+            state = _parts.unsharded(state)
         if move is not None:
             _placement.apply(state, move)
         return state
@@ -177,16 +184,27 @@ class Saves:
                 failure.add_note(f'In Lightning: {type(self).__name__}(staging="wait")')
             raise failure
 
-    def _refuse_file_strategies(self) -> None:
-        """Refuse to save for a strategy that would not load it; Lightning names it to nobody."""
+    def _refuse_callers(self) -> None:
+        """Refuse to save for a strategy that would not load it, or within AsyncCheckpointIO.
+
+        Lightning names neither to a plugin.
+        """
+        own = type(self).__name__
         caller: FrameType | None = sys._getframe(1)
         while caller is not None:
             if caller.f_code in self._of_files:
                 name = caller.f_code.co_qualname.partition(".")[0]
                 raise InvalidStateError(
                     f"{name} loads an unsharded checkpoint from a file only, and "
-                    f"{type(self).__name__} saves directories: use Ringstow{name}(), which saves "
-                    f"shards, or leave the plugin out"
+                    f"{own} saves directories: use Ringstow{name}(), which saves shards, or leave "
+                    "the plugin out"
+                )
+            if caller.f_code in self._of_threads:
+                name = caller.f_code.co_qualname.partition(".")[0]
+                raise InvalidStateError(
+                    f"{name} copies every tensor, and removes older checkpoints before {own} has "
+                    f"saved the newer one: give the Trainer {own}() itself, which saves in the "
+                    "background"
                 )
             caller = caller.f_back
 

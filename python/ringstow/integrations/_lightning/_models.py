@@ -10,8 +10,9 @@ import torch
 
 from ringstow._arguments import StrPath
 from ringstow._config import Config
+from ringstow._errors import InvalidStateError
 from ringstow._load import load
-from ringstow.integrations._lightning._parts import META, MODEL, is_sharded
+from ringstow.integrations._lightning._parts import VERSION, is_sharded, unsharded
 
 _M = TypeVar("_M")
 
@@ -41,6 +42,7 @@ def load_from_checkpoint(
     Raises:
         UnsupportedError: the checkpoint has pickled values, and they may not be unpickled.
         IncompleteCheckpointError: the directory holds no committed checkpoint.
+        InvalidStateError: no Trainer saved the checkpoint.
     """
     make: Any = model
     if not os.path.isdir(path):
@@ -49,8 +51,12 @@ def load_from_checkpoint(
     may_unpickle = allow_pickle and not options.pop("weights_only", False)
     state = load(path, config=config, allow_pickle=may_unpickle)
     if is_sharded(state):
-        (meta,) = state[META]
-        state = {**meta, MODEL: state[MODEL]}
+        state = unsharded(state)
+    if VERSION not in state:
+        raise InvalidStateError(
+            f"{path} was not saved by Lightning's Trainer: it has no {VERSION!r}. Make the model "
+            "by yourself, and load its weights with ringstow.load"
+        )
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)

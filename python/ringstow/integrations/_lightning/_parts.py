@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 MODEL = "state_dict"
 META = "lightning"
 """Lightning's own values, in a tuple of one."""
+VERSION = "pytorch-lightning_version"
+"""In every checkpoint that Lightning's Trainer makes."""
 _OPTIMIZER = "optimizer_"
 
 
@@ -22,4 +25,17 @@ def is_optimizers(name: str) -> bool:
 
 def is_sharded(state: dict[str, Any]) -> bool:
     """Return whether a loaded state is a sharded strategy's, and not the plugin's."""
-    return META in state and MODEL in state and "pytorch-lightning_version" not in state
+    return META in state and MODEL in state and VERSION not in state
+
+
+def unsharded(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the loaded state of a sharded checkpoint as a Trainer without shards saves it.
+
+    An optimizer's state has the parameters' names where the Trainer has their numbers. Optimizers
+    load both.
+    """
+    (meta,) = state[META]
+    keys = itertools.takewhile(state.__contains__, map(optimizer_key, itertools.count()))
+    optimizers = [state[key] for key in keys]
+    whole = {**meta, MODEL: state[MODEL]}
+    return {**whole, "optimizer_states": optimizers} if optimizers else whole

@@ -14,7 +14,7 @@ import re
 import zipfile
 from collections.abc import Callable
 
-from ringstow import _native
+from ringstow import _native, _others
 from ringstow._catalog import prune
 from ringstow._errors import InvalidStateError, NotCommittedError
 
@@ -90,6 +90,7 @@ def put(beside: str, path: str) -> None:
     if not _is_replaced(path):
         os.rename(beside, path)
         _native.sync_dir(folder)
+        _others.saved(path)
         return
     try:
         _native.swap_names(beside, path)
@@ -97,6 +98,7 @@ def put(beside: str, path: str) -> None:
         error.add_note(f"The new checkpoint is complete: rename {path}, and {beside} to {path}.")
         raise
     _native.sync_dir(folder)
+    _others.saved(path)
     os.unlink(beside)  # the link, or the file of torch.save
 
 

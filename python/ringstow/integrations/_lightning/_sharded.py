@@ -7,6 +7,7 @@ the checkpoint, under the key ``lightning``.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -57,7 +58,7 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
         kwargs: the strategy's own.
 
     Raises:
-        InvalidStateError: the arguments ask for checkpoints that are one file.
+        InvalidStateError: the arguments ask for checkpoints that are one file, or for a plugin.
     """
 
     def __init__(
@@ -73,9 +74,11 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
             if kwargs.get(name, shards) != shards:
                 raise InvalidStateError(
                     f"{type(self).__name__} saves shards, so {name}={kwargs[name]!r} is not for "
-                    f"it: leave it out. ringstow.convert makes one file of a checkpoint, and "
-                    "ringstow.load reads all of it in one process"
+                    "it: leave it out. RingstowCheckpointIO().load_checkpoint(path) returns all of "
+                    "a checkpoint, and torch.save makes a file of that"
                 )
+        if kwargs.get("checkpoint_io") is not None:
+            self.checkpoint_io = kwargs["checkpoint_io"]  # refuses it
         from ringstow.integrations._lightning import _ranks  # needs a newer torch than the plugin
 
         check_staging(staging)
@@ -89,6 +92,7 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
         self._flight = Flight(self._remove)
         self._together = _ranks
         self._made: Ranks | None = None
+        self._unraised: Exception | None = None
 
     @property
     def checkpoint_io(self) -> Any:
@@ -138,7 +142,8 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
             return
         self._flight.handle = handle = ranks.save_async(state, plan.path, number)
         if _values.has_large(meta):
-            handle.wait_staged()
+            with contextlib.suppress(Exception):  # the next call raises it, on all ranks
+                handle.wait_staged()
 
     def load_checkpoint(
         self, checkpoint_path: str | os.PathLike[str], weights_only: bool | None = None
@@ -157,6 +162,7 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
         Raises:
             KeyMismatchError: the checkpoint has other keys, or tensors of other shapes.
             InvalidStateError: the checkpoint is not for this strategy, or has no optimizers.
+            IncompleteCheckpointError: the directory holds no committed checkpoint.
             BaseException: what a save in flight failed of, or what a rank cannot load.
         """
         ranks = self._ranks()
@@ -181,15 +187,24 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
         )
 
     def remove_checkpoint(self, filepath: str | os.PathLike[str]) -> None:
-        """Remove a checkpoint whole, on rank 0: once the save in flight has committed, else now."""
+        """Remove a checkpoint whole, on rank 0: once the save in flight has committed, else now.
+
+        The next call raises a failure, on all ranks: they must not wait for a rank 0 that raises.
+        """
         if self.is_global_zero:
-            self._flight.remove(absolute(filepath))
+            try:
+                self._flight.remove(absolute(filepath))
+            except Exception as error:
+                self._unraised = self._unraised or error
 
     def teardown(self) -> None:
-        """Wait as `wait` does, at the end of each run."""
+        """Wait as `wait` does, and end the group of saves, at the end of each run."""
         try:
             self.wait()
         finally:
+            if self._made is not None and self._flight.handle is None:
+                self._made.close()
+                self._made = None
             super().teardown()
 
     def wait(self) -> None:
@@ -208,7 +223,8 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
         causes = getattr(failure, "failures", {}).values()
         if failure is not None and any(isinstance(error, TornSaveError) for error, _ in causes):
             failure.add_note(f'In Lightning: {type(self).__name__}(staging="wait")')
-        return failure
+        unraised, self._unraised = self._unraised, None
+        return failure or unraised
 
     def _ranks(self) -> Ranks:
         """Return what the ranks save by: a group of its own, which all of them make together."""

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from ringstow import _native
 from ringstow._config import Config
 from ringstow._errors import Error, TornSaveError
 from ringstow._guard import Staging
@@ -22,6 +21,7 @@ from ringstow.dcp import _ranks as _dcp_ranks
 from ringstow.dcp._handle import RanksHandle
 from ringstow.dcp._stock import StockReader
 from ringstow.dcp._together import agree, from_first
+from ringstow.integrations import _named
 from ringstow.integrations._torchtitan import _steps
 
 _T = TypeVar("_T")
@@ -117,12 +117,12 @@ class Ranks:
                 write(part)
             except CheckpointException as failure:
                 raise explained(failure, f"{path} was not saved") from failure
-            _sync(part)
+            _named.sync(part)
 
         self.first(lambda: _remove_parts(folder))
         try:
             self.together(write_durably)
-            self.first(lambda: _put(part, path))
+            self.first(lambda: _named.take_name(part, path))
         except BaseException:
             if self.is_first:
                 shutil.rmtree(part, ignore_errors=True)
@@ -176,25 +176,3 @@ def _remove_parts(folder: str) -> None:
     """Remove what killed exports left."""
     for path in glob.iglob(os.path.join(glob.escape(folder), f"{_PART}*")):
         shutil.rmtree(path)
-
-
-def _sync(path: str) -> None:
-    """Make all files and names below a directory durable."""
-    for folder, _, names in os.walk(path):
-        for name in names:
-            descriptor = os.open(os.path.join(folder, name), os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        _native.sync_dir(folder)
-
-
-def _put(part: str, path: str) -> None:
-    """Give a complete directory its name; what has the name goes."""
-    if os.path.lexists(path):
-        _native.swap_names(part, path)
-    else:
-        os.rename(part, path)
-    _native.sync_dir(os.path.dirname(path))
-    shutil.rmtree(part, ignore_errors=True)
