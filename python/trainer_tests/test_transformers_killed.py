@@ -16,7 +16,7 @@ import torch
 import transformers_processes as processes
 from support import assert_same
 from transformers.trainer_utils import get_last_checkpoint
-from transformers_runs import EVERY, checkpoints, fit, state
+from transformers_runs import EVERY, STEPS, checkpoints, fit, state
 
 import ringstow
 
@@ -87,7 +87,10 @@ def test_kills_at_random_lose_no_more_than_the_save_in_flight(tmp_path, unbroken
         found = newest(root)
     code, text = ended(root, results)
     assert code == 0, text
-    assert_same(torch.load(f"{results}.0"), unbroken)
+    end, expected = torch.load(f"{results}.0"), dict(unbroken)
+    if found == STEPS:  # no step was left, and then the Trainer restores no random numbers
+        end["random"] = expected["random"] = None
+    assert_same(end, expected)
 
 
 def test_two_ranks_save_and_resume_to_the_bit(tmp_path):
