@@ -207,6 +207,17 @@ pub fn rank_dir(rank: u32) -> String {
     format!("rank{rank:05}")
 }
 
+/// Whether a directory of this name waits for the rename that gives it a checkpoint's name, or for its removal:
+/// `.ringstow-checkpoint-1000`. Integrations of trainers use such names.
+pub fn is_unnamed(path: &std::path::Path) -> bool {
+    path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b".ringstow"))
+}
+
+/// Whether a directory is never a step by itself: it holds one rank's share, or [has no name yet](is_unnamed).
+pub fn is_never_a_step(path: &std::path::Path) -> bool {
+    rank_of_dir(path).is_some() || is_unnamed(path)
+}
+
 /// Whether a file of this name shows that its directory holds a checkpoint, or the rest of one.
 pub fn is_trace(name: &str) -> bool {
     [MANIFEST, REMOVAL_MARK].contains(&name) || is_uncommitted(name) || is_shard(name)

@@ -27,8 +27,8 @@ pub(in crate::store) fn survey(
     let mut all = look_below(dir, pattern, config)?;
     if let Some(own) = look(dir, config)? {
         // A save into the run's own directory must not hide the run's checkpoints.
-        let is_part = |found: &Found| names::rank_of_dir(&found.path).is_some();
-        if all.iter().any(|found| found.status == Status::Committed && !is_part(found)) {
+        let may_be_step = |found: &Found| !names::is_never_a_step(&found.path);
+        if all.iter().any(|found| found.status == Status::Committed && may_be_step(found)) {
             tracing::warn!("{}", why_ignored(dir, &own));
         } else {
             all = vec![own];

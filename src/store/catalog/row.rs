@@ -87,7 +87,7 @@ impl Row {
     /// The checkpoint's step number; `None` if it is not a step.
     pub fn step(&self, found: &Found) -> Option<u64> {
         let link = Link::of(&found.path);
-        if link == Link::Inside || names::rank_of_dir(&found.path).is_some() {
+        if link == Link::Inside || names::is_never_a_step(&found.path) {
             return None;
         }
         let named = |stem: &Stem| {
@@ -137,7 +137,7 @@ impl Row {
     /// Warnings for a clean-up of `dir`, if nothing counts as a step or the row is a guess.
     pub fn warnings(&self, dir: &Path, all: &[Found]) -> Vec<String> {
         let is_whole = |found: &&Found| {
-            found.status == Status::Committed && names::rank_of_dir(&found.path).is_none()
+            found.status == Status::Committed && !names::is_never_a_step(&found.path)
         };
         let wholes = all.iter().filter(is_whole).count();
         let none = wholes > 0 && all.iter().all(|found| found.step.is_none());
@@ -180,7 +180,7 @@ fn age(found: &Found) -> (Option<u64>, Option<u64>) {
 
 /// Whether a directory, being this kind of link, takes part in deciding the row.
 fn may_lead(found: &Found, link: Link) -> bool {
-    names::rank_of_dir(&found.path).is_none() && Link::of(&found.path) == link
+    !names::is_never_a_step(&found.path) && Link::of(&found.path) == link
 }
 
 fn file_name(path: &Path) -> &[u8] {

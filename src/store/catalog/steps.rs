@@ -38,7 +38,7 @@ pub(in crate::store) fn steps_and_row(
     };
     // A rank checkpoint in `dir` is not a step: all ranks cannot resume from one rank's share.
     let is_one = |found: &Found| {
-        names::rank_of_dir(&found.path).is_none() && Link::of(&found.path) != Link::Inside
+        !names::is_never_a_step(&found.path) && Link::of(&found.path) != Link::Inside
     };
     all.retain(|found| found.path == dir || is_one(found));
     if matches!(row.rule, Rule::Pattern(_)) || all.iter().any(|found| found.step.is_some()) {
