@@ -43,7 +43,7 @@ TRAINERS = {
         ("transformers", "accelerate"),
         "stepping.transformers_trainer",
         "TransformersTrainer",
-        "trainer",
+        "dcp-callback",
     ),
 }
 

@@ -19,6 +19,7 @@ from transformers_runs import EVERY, STEPS, RingstowTrainer, checkpoints, fit, s
 
 import ringstow
 from ringstow.integrations import _named, _saves
+from ringstow.integrations._transformers import _refusals
 
 NAMES = [f"checkpoint-{step}" for step in range(EVERY, STEPS + 1, EVERY)]
 
@@ -129,6 +130,25 @@ def test_a_callback_with_on_save_reads_a_complete_checkpoint(tmp_path, caplog):
     assert reads.found == [True] * len(NAMES)
     said = [one for one in caplog.messages if "Reads.on_save may use the checkpoint" in one]
     assert len(said) == 1
+
+
+def test_transformers_own_callbacks_are_waited_for_only_if_they_upload_checkpoints():
+    from transformers.integrations import integration_utils
+
+    stock = transformers.TrainerCallback.on_save
+    kinds = [one for one in vars(integration_utils).values() if isinstance(one, type)]
+    kinds = [one for one in kinds if getattr(one, "on_save", stock) is not stock]
+    assert {one.__name__ for one in kinds} == set(_refusals._IDLE)
+    for kind in kinds:
+        one = object.__new__(kind)  # without the package that it logs to
+        one.__dict__.update(_log_model=None, _log_artifacts=False, _log_checkpoints=None)
+        one.__dict__.update(sync_checkpoints=False, _should_upload_checkpoint=False)
+        assert not _refusals._may_read(one), kind
+    wandb = object.__new__(integration_utils.WandbCallback)
+    assert _refusals._may_read(wandb)  # its setting cannot be found
+    for setting, uploads in (("false", False), ("end", False), ("checkpoint", True)):
+        wandb._log_model = integration_utils.WandbLogModel(setting)
+        assert _refusals._may_read(wandb) == uploads
 
 
 def test_a_method_around_the_save_adds_to_a_complete_checkpoint(tmp_path):

@@ -123,12 +123,17 @@ fn a_directory_that_waits_for_its_name_is_no_step() {
         let (root, runtime) = (root(&["checkpoint-2", "checkpoint-3"]), runtime());
         State::new(4, &SIZES).save(&runtime, &root.path().join(hidden)).unwrap();
         crate::save(&runtime, &root.path().join(".ringstow-checkpoint-5"), Some(5));
-        let names: Vec<String> = steps(root.path()).unwrap().iter().map(|f| named(&f.path)).collect();
+        let names: Vec<String> =
+            steps(root.path()).unwrap().iter().map(|f| named(&f.path)).collect();
         assert_eq!(names, ["checkpoint-2", "checkpoint-3"]);
         assert_eq!(latest(root.path()).unwrap(), Some(root.path().join("checkpoint-3")));
         let done = crate::retain_as_planned(root.path(), &ringstow::Retention::new(1));
         assert_eq!(crate::all_named(&done.removed), ["checkpoint-2"]);
         assert!(root.path().join(hidden).join("manifest.json").exists());
-        assert_eq!(ringstow::list(root.path()).unwrap().len(), 3, "`ls` still shows what takes room");
+        assert_eq!(
+            ringstow::list(root.path()).unwrap().len(),
+            3,
+            "`ls` still shows what takes room"
+        );
     }
 }

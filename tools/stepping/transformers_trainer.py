@@ -118,6 +118,10 @@ class Watch(TrainerCallback):
         return time.perf_counter() if self._path.exists() else None
 
 
+class InTheBackground(RingstowTrainer):
+    ringstow_background = True  # although `Watch` has on_save: it does not read the checkpoint
+
+
 class TransformersTrainer:
     """`Trainer.train` with one save in it: a Trainer for each turn.
 
@@ -126,7 +130,7 @@ class TransformersTrainer:
     """
 
     contenders: Mapping[str, Way] = {
-        "ringstow": Way(("ringstow",), OWN, kind=RingstowTrainer),
+        "ringstow": Way(("ringstow",), OWN, kind=InTheBackground),
         "dcp-callback": Way(("torch",), OWN_FILES, is_own=False),
         TRAINER: Way(("transformers",), ADDED_IN_CALL),
     }

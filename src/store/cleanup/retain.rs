@@ -319,7 +319,9 @@ fn none_of_the_row(path: &Path) -> Option<&'static str> {
         return Some("it is a link; `retain` only counts checkpoints in their own directory");
     }
     if names::is_unnamed(path) {
-        return Some("its save or removal has not ended; if that was killed, the trainer's next save removes it");
+        return Some(
+            "its save or removal has not ended; if that was killed, the trainer's next save removes it",
+        );
     }
     let name = path.file_name().and_then(|name| name.to_str());
     name.is_some_and(names::is_rank_dir).then_some(

@@ -6,6 +6,7 @@ Each refusal comes before the first step, and says what to do instead.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import transformers
@@ -30,6 +31,17 @@ SEAM = (
 )
 # A checkpoint of the stock Trainer calls these, and one of the mixin's does not.
 _UNUSED = ("save_model", "_save", "_save_optimizer_and_scheduler")
+# Transformers' own callbacks whose on_save leaves the checkpoint alone, by their setting.
+_IDLE: dict[str, Callable[[Any], bool]] = {
+    "ClearMLCallback": lambda one: not one._log_model,
+    "DVCLiveCallback": lambda one: one._log_model != "all",
+    "FlyteCallback": lambda one: not one.sync_checkpoints,
+    "MLflowCallback": lambda one: not one._log_artifacts,
+    "NeptuneCallback": lambda one: not one._should_upload_checkpoint,
+    "SwanLabCallback": lambda one: True,
+    "TrackioCallback": lambda one: True,
+    "WandbCallback": lambda one: one._log_model != "checkpoint",
+}
 # The mixin's own come first, and may end there.
 _REPLACED = (
     "_load_best_model",
@@ -141,16 +153,24 @@ def writes_beside_steps(trainer: Any) -> bool:
 
 def early_readers(trainer: Any, mixin: type) -> list[str]:
     """Return the methods that may use ``checkpoint-N`` as soon as a save returns."""
-    stock = transformers.TrainerCallback.on_save
-    callbacks = [type(one) for one in trainer.callback_handler.callbacks]
-    found = [
-        f"{one.__name__}.on_save"
-        for one in callbacks
-        if getattr(one, "on_save", stock) is not stock
-    ]
+    callbacks = trainer.callback_handler.callbacks
+    found = [f"{type(one).__name__}.on_save" for one in callbacks if _may_read(one)]
     classes = type(trainer).__mro__
     own = _definer(classes[: classes.index(mixin)], "_save_checkpoint")
     return found if own is None else [*found, f"{own}._save_checkpoint"]
+
+
+def _may_read(callback: Any) -> bool:
+    """Return whether a callback's ``on_save`` may use the checkpoint."""
+    kind = type(callback)
+    stock = transformers.TrainerCallback.on_save
+    if getattr(kind, "on_save", stock) is stock:
+        return False
+    is_idle = _IDLE.get(kind.__name__) if kind.__module__.startswith("transformers.") else None
+    try:
+        return is_idle is None or not is_idle(callback)
+    except AttributeError:  # another transformers: its setting has another name
+        return True
 
 
 def _definer(classes: tuple[type, ...], name: str) -> str | None:
