@@ -22,7 +22,7 @@ PACKAGES = {
 def test_the_page_names_the_versions_that_are_tested(page):
     tested = page.read_text().split("\n## Tested\n")[1]
     found = re.findall(rf"({'|'.join(PACKAGES)}) (\d+\.\d+)", tested)
-    named = {name: version for name, version in reversed(found)}  # the first one counts
+    named = dict(reversed(found))  # the first one counts
     assert "PyTorch" in named
     assert page.stem in {PACKAGES[name] for name in named}
     installed = {name: importlib.metadata.version(PACKAGES[name]) for name in named}
