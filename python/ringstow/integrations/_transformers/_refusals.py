@@ -162,9 +162,8 @@ def early_readers(trainer: Any, mixin: type) -> list[str]:
 
 def _may_read(callback: Any) -> bool:
     """Return whether a callback's ``on_save`` may use the checkpoint."""
-    kind = type(callback)
-    stock = transformers.TrainerCallback.on_save
-    if getattr(kind, "on_save", stock) is stock:
+    kind = next((one for one in type(callback).__mro__ if "on_save" in vars(one)), None)
+    if kind is None or kind is transformers.TrainerCallback:
         return False
     is_idle = _IDLE.get(kind.__name__) if kind.__module__.startswith("transformers.") else None
     try:
