@@ -14,7 +14,9 @@ import children
 import pytest
 import torch
 from accelerate_runs import EVERY, STEPS
+from slimming import assert_slims
 from support import assert_same
+from torch.distributed.checkpoint.api import CheckpointException
 
 import ringstow
 from ringstow.integrations import _named
@@ -79,7 +81,7 @@ def loaded(rank, ranks, path, results, options):
     before = torch.random.get_rng_state()
     try:
         training.accelerator.load_state(path)
-    except ringstow.Error as error:
+    except (ringstow.Error, CheckpointException) as error:  # DCP's is no Exception
         torch.save({"error": str(error)}, f"{results}.{rank}")
         return
     found = {"logged": logged, "is_kept": torch.random.get_rng_state().equal(before)}
@@ -103,6 +105,13 @@ def test_a_checkpoint_loads_on_other_numbers_of_ranks(kind, ranks, runs_of, tmp_
             assert_same(found["random"], ends[rank]["random"])
         expected = {2: "rank 2 keeps the random numbers"}.get(rank, "ranks 1 to 1 are left out")
         assert any(expected in line for line in found["logged"]) == (ranks == 1 or rank == 2)
+
+
+def test_slim_drops_the_optimizer_of_all_ranks(runs_of, tmp_path):
+    root, results = tmp_path / "checkpoints" / "checkpoint_0", str(tmp_path / "end")
+    assert_slims(newest(runs_of["fsdp2"][0]), root, "optimizer")
+    assert children.exit_codes(RANKS, loaded, root, results, {"fsdp": True}) == [0] * RANKS
+    assert "slim" in torch.load(f"{results}.0")["error"]
 
 
 def test_kinds_do_not_mix(runs_of, tmp_path):

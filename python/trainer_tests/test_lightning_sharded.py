@@ -17,6 +17,7 @@ import snippets
 import torch
 from lightning_runs import Model, RingstowCheckpointIO, lightning, trainer
 from lightning_shards import EVERY, STEPS
+from slimming import assert_slims
 from support import assert_same
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -86,6 +87,11 @@ def test_a_run_resumes_from_any_sharded_checkpoint(kind, saved, ranks, runs, tmp
         for name, tensor in expected["model"].items():
             assert torch.allclose(resumed["model"][name], tensor, rtol=1e-4, atol=1e-6)
         assert resumed["step"] == STEPS
+
+
+@pytest.mark.parametrize("kind", ["mp", "fsdp"])
+def test_slim_drops_the_optimizer_of_all_ranks(kind, runs, tmp_path):
+    assert_slims(runs[0] / kind / FIRST, tmp_path / "slim.ckpt", "optimizer_0")
 
 
 @pytest.mark.parametrize("kind", ["mp", "fsdp"])

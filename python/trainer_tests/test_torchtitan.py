@@ -9,6 +9,7 @@ import shutil
 import pytest
 import torch
 import torchtitan_processes as processes
+from slimming import assert_slims
 from support import assert_same
 
 import ringstow
@@ -93,6 +94,12 @@ def test_a_checkpoint_loads_on_another_number_of_ranks(saved, ranks, runs, tmp_p
     expected = runs[1][f"ringstow-{saved}"]
     for key in ("model", "optimizer", "schedule", "train"):
         assert_same(learned[key], expected[key])
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_slim_drops_the_optimizer_of_all_ranks(ranks, runs, tmp_path):
+    source = runs[0] / f"ringstow-{ranks}" / "checkpoint" / "step-2"
+    assert_slims(source, tmp_path / "step-2", "optimizer")
 
 
 @pytest.mark.parametrize("mode", ["disabled", "async"])

@@ -9,6 +9,7 @@ import children
 import pytest
 import torch
 import transformers_sharded as sharded
+from slimming import assert_slims
 from support import assert_same
 from transformers.trainer_utils import get_last_checkpoint
 from transformers_runs import EVERY, STEPS, checkpoints, model
@@ -49,6 +50,15 @@ def test_one_process_loads_the_whole_model(run):
     root, ends = run
     loaded = ringstow.load(root / f"checkpoint-{STEPS}", prefix="__model__")["__model__"]
     assert_same(loaded, dict(ends[0]["model"]))
+
+
+def test_slim_drops_the_optimizer_of_all_ranks(run, tmp_path):
+    root, results = tmp_path / "run", str(tmp_path / "results")
+    root.mkdir()
+    assert_slims(run[0] / f"checkpoint-{STEPS}", root / f"checkpoint-{STEPS}", "__trainer__")
+    assert ended(2, sharded.resumed_at_the_end, str(root), results) == [0, 0]
+    for rank in range(2):
+        assert_same(torch.load(f"{results}.{rank}")["model"], run[1][rank]["model"])
 
 
 def test_convert_makes_a_directory_that_from_pretrained_opens(run, tmp_path):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch.distributed as dist
@@ -115,17 +115,29 @@ class Ranks:
         return from_first(look, self._group)
 
     def save(
-        self, state: dict[Any, Any], path: str, step: int | None, metrics: Mapping[str, Any] | None
+        self,
+        state: dict[Any, Any],
+        path: str,
+        step: int | None,
+        metrics: Mapping[str, Any] | None = None,
+        apart: Iterable[str] | None = None,
     ) -> SaveReport:
-        self._note(step, metrics)
+        """Save; ``apart`` is the same on all ranks, and None means the one before."""
+        self._note(step, metrics, apart)
         save(state, checkpoint_id=path, storage_writer=self._writer, process_group=self._group)
         assert self._writer.report is not None
         return self._writer.report
 
     def save_async(
-        self, state: dict[Any, Any], path: str, step: int | None, metrics: Mapping[str, Any] | None
+        self,
+        state: dict[Any, Any],
+        path: str,
+        step: int | None,
+        metrics: Mapping[str, Any] | None = None,
+        apart: Iterable[str] | None = None,
     ) -> RanksHandle:
-        self._note(step, metrics)
+        """Save in the background, as `save` does."""
+        self._note(step, metrics, apart)
         options: dict[str, Any] = {}
         if _takes_stager():
             stager = self._writer if self._staging == "snapshot" else self._writer.stager()
@@ -143,11 +155,18 @@ class Ranks:
                 handle.wait_staged()
         return handle
 
-    def _note(self, step: int | None, metrics: Mapping[str, Any] | None) -> None:
+    def _note(
+        self,
+        step: int | None,
+        metrics: Mapping[str, Any] | None,
+        apart: Iterable[str] | None,
+    ) -> None:
         """Give the writer what the manifest is to note; fail on all ranks if one can't."""
         error: Exception | None = None
         try:
             self._writer.note(step=step, metrics=metrics_of(metrics))
+            if apart is not None:
+                self._writer.set_apart(apart)
         except Exception as caught:
             error = caught
         agree(error, self._group)

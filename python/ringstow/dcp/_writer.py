@@ -201,6 +201,16 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         self._adopt()
         self._notes.give(step, metrics)
 
+    def set_apart(self, parts: Iterable[str]) -> None:
+        """Set which parts the next saves set apart, in place of the class's argument ``apart``.
+
+        Raises:
+            InvalidStateError: a name is none.
+            TypeError, ValueError: as from the class.
+        """
+        self._adopt()
+        self._apart = names_of_parts(parts, "apart")
+
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: StrPath) -> bool:
         """Tell whether an id is a path in the file system; a URL is not."""

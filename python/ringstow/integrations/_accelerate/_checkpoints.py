@@ -191,7 +191,8 @@ class Checkpoints:
 
         state = self._ranks.each(collect)
         writers = self._ranks.writers(*self._options)
-        handle = writers.save_async(state, part, self._step(), None)
+        apart = [name for name in state if _states.is_optimizers(name)]
+        handle = writers.save_async(state, part, self._step(), apart=apart)
         if _values.has_large(state.get(_states.ACCELERATOR)):
             handle.wait_staged()
         return handle

@@ -24,6 +24,11 @@ def key(kind: str, number: int) -> str:
     return kind if number == 0 else f"{kind}_{number}"
 
 
+def is_optimizers(name: str) -> bool:
+    """Return whether a name of `key` is an optimizer's."""
+    return name.partition("_")[0] == "optimizer"
+
+
 def counts(accelerator: Any, models: int | None) -> dict[str, int]:
     """Return how many of each an Accelerator saves.
 

@@ -50,11 +50,11 @@ class Ranks:
 
     def save(self, state: dict[str, Any], path: str, step: int | None) -> None:
         """Save, and return at the commit."""
-        self._saves.save(state, path, step, None)
+        self._saves.save(state, path, step, apart=filter(is_optimizers, state))
 
     def save_async(self, state: dict[str, Any], path: str, step: int | None) -> RanksHandle:
         """Save in the background."""
-        return self._saves.save_async(state, path, step, None)
+        return self._saves.save_async(state, path, step, apart=filter(is_optimizers, state))
 
     def load(
         self,

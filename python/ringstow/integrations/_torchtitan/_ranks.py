@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
+from torchtitan.components.checkpointer import OPTIMIZER
 
 from ringstow._config import Config
 from ringstow._errors import Error, TornSaveError
@@ -69,13 +70,13 @@ class Ranks:
             Exception: what a rank failed of, on all ranks.
         """
         try:
-            self._saves.save(state, path, step, None)
+            self._saves.save(state, path, step, apart=_apart(state))
         except CheckpointException as failure:
             raise explained(failure, f"{path} was not saved") from failure
 
     def save_async(self, state: dict[str, Any], path: str, step: int) -> RanksHandle:
         """Save in the background."""
-        return self._saves.save_async(state, path, step, None)
+        return self._saves.save_async(state, path, step, apart=_apart(state))
 
     def names(self, path: str) -> set[str]:
         """Return the names of all values in a checkpoint of ringstow's or torch's."""
@@ -145,6 +146,11 @@ class Ranks:
             load(state, storage_reader=reader, planner=planner, process_group=self._group)
         except CheckpointException as failure:
             raise explained(failure, f"{path} could not be loaded") from failure
+
+
+def _apart(state: dict[str, Any]) -> list[str]:
+    """Return what `ringstow.slim` can drop later."""
+    return [OPTIMIZER] if OPTIMIZER in state else []
 
 
 def explained(failure: BaseException, what: str) -> BaseException:

@@ -48,7 +48,8 @@ class Shards:
 
     def start(self, state: dict[str, Any], part: str, step: int) -> RanksHandle:
         """Start to save a state of `state_of`, into a directory that rank 0 has prepared."""
-        return self._saves.save_async(state, part, step, None)
+        apart = [_weights.TRAINER] if _weights.TRAINER in state else []
+        return self._saves.save_async(state, part, step, apart=apart)
 
     def load_weights(self, model: torch.nn.Module, path: str) -> None:
         """Load the weights of a checkpoint into a model.
