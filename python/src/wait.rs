@@ -59,11 +59,13 @@ const TICK_S: f64 = 0.1;
 fn until_ended(py: Python<'_>, job: &Job, progress: Option<&Progress>) -> PyResult<bool> {
     let wait = |slice| job.wait_ended(Some(slice));
     let Some(progress) = progress else { return until(py, None, true, wait) };
-    while !until(py, Some(TICK_S), true, wait)? {
+    loop {
         let done = job.progress();
         progress.call1(py, (done.written, done.total))?;
+        if until(py, Some(TICK_S), true, wait)? {
+            return Ok(true);
+        }
     }
-    Ok(true)
 }
 
 /// Runs `work` on a thread of its own; Ctrl-C cancels its job, and is raised once it has stopped, and so does
