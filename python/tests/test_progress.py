@@ -17,7 +17,7 @@ import ringstow
 
 # A bar appears at once, and the moments at which progress is shown come often.
 CODE = """
-import os, sys, time, threading, numpy as np, ringstow, torch
+import os, signal, sys, threading, numpy as np, ringstow, torch
 from ringstow import _jobs, _progress
 from ringstow.tensors._memory import LazyTensor
 _progress._PATIENCE_S = float(os.environ.get("PATIENCE", "0"))
@@ -32,11 +32,16 @@ what, path = sys.argv[1:3]
 """
 
 SAVE = """
+interrupted = threading.Event()
+def interrupt(*_):
+    interrupted.set()
+    raise KeyboardInterrupt
+signal.signal(signal.SIGINT, interrupt)
 def load():
     if what == "interrupted":
         assert shown.wait(60)
-        os.kill(os.getpid(), 2)
-        time.sleep(60)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert interrupted.wait(60)  # the main thread cancels before it lets this one go on
     if what != "off":
         assert shown.wait(60)
     if what == "failed":
