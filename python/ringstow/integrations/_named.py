@@ -8,6 +8,7 @@ save.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -56,7 +57,7 @@ def prepare(final: str, names: re.Pattern[str]) -> str:
         OSError: the system refused.
     """
     run = os.path.dirname(final)
-    os.makedirs(run, exist_ok=True)
+    _make_dirs(run)
     recover(run, names)
     part = hidden(final)
     os.mkdir(part)
@@ -82,7 +83,10 @@ def recover(run: str, names: re.Pattern[str]) -> None:
             os.rename(path, final)
             _native.sync_dir(run)
         else:
-            _delete(path)
+            try:
+                _delete(path)
+            except OSError as error:  # such as NFS, while another process reads a file
+                _log.warning("%s, which an earlier save left, stays: %s", path, error)
 
 
 def complete(part: str, final: str, may_replace: Callable[[str], None] | None = None) -> None:
@@ -133,7 +137,8 @@ def take_name(part: str, final: str, may_replace: Callable[[str], None] | None =
         os.rename(final, old)
         os.rename(part, final)
     _native.sync_dir(run)
-    shutil.rmtree(old, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        _delete(old)  # or the next save does
 
 
 def remove(path: str, limit: str) -> None:
@@ -152,8 +157,18 @@ def remove(path: str, limit: str) -> None:
 
 
 def _delete(path: str) -> None:
-    """Delete a directory; of a link only the link."""
-    if os.path.islink(path):
-        os.unlink(path)
-    else:
+    """Delete a directory or a file; of a link only the link."""
+    if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
+    else:
+        os.unlink(path)
+
+
+def _make_dirs(path: str) -> None:
+    """Make a directory and those above it, and make their names durable."""
+    above = os.path.dirname(path)
+    if os.path.isdir(path) or above == path:
+        return
+    _make_dirs(above)
+    os.makedirs(path, exist_ok=True)
+    _native.sync_dir(above)

@@ -1,0 +1,43 @@
+"""Checkpoints that get their name by one rename: what is left, and what must stay."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+
+import pytest
+
+from ringstow import _native
+from ringstow.integrations import _named
+
+NAMES = re.compile(r"checkpoint-\d+")
+
+
+def test_a_left_over_that_cannot_be_removed_fails_no_save(tmp_path, monkeypatch, caplog):
+    (tmp_path / ".ringstow-checkpoint-1").mkdir()
+
+    def refuses(path, *_, **__):
+        raise OSError(39, "Directory not empty", path)  # NFS, while another process reads a file
+
+    monkeypatch.setattr(shutil, "rmtree", refuses)
+    part = _named.prepare(str(tmp_path / "checkpoint-2"), NAMES)
+    assert os.path.isdir(part)
+    assert ".ringstow-checkpoint-1" in caplog.text
+    with pytest.raises(FileExistsError, match="checkpoint-2"):  # its own must be new
+        _named.prepare(str(tmp_path / "checkpoint-2"), NAMES)
+
+
+def test_a_file_that_had_the_name_of_a_checkpoint_fails_no_save(tmp_path):
+    final = tmp_path / "checkpoint-1"
+    final.write_text("mine")
+    for _ in range(2):
+        _named.complete(_named.prepare(str(final), NAMES), str(final))
+    assert os.listdir(tmp_path) == ["checkpoint-1"]
+
+
+def test_the_directories_above_a_checkpoint_are_durable_too(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(_native, "sync_dir", synced.append)
+    _named.prepare(str(tmp_path / "run" / "checkpoints" / "checkpoint-1"), NAMES)
+    assert synced == [str(tmp_path), str(tmp_path / "run")]
