@@ -273,6 +273,15 @@ def test_a_killed_save_is_not_resumed_and_not_removed_by_that(tmp_path):
     assert hidden.exists()
 
 
+def test_a_copy_of_a_checkpoint_under_a_name_of_yours_is_not_over_the_limit(tmp_path):
+    fit(tmp_path, max_steps=EVERY)
+    mine = [tmp_path / f"{NAMES[0]}-backup", tmp_path / "checkpoint-best"]
+    for path in mine:
+        shutil.copytree(tmp_path / NAMES[0], path)
+    fit(tmp_path, save_total_limit=1)
+    assert checkpoints(tmp_path) == sorted([NAMES[-1], *(path.name for path in mine)])
+
+
 def test_shards_without_their_manifest_are_refused(tmp_path):
     fit(tmp_path, max_steps=EVERY)
     (tmp_path / NAMES[0] / "manifest.json").unlink()

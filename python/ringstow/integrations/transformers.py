@@ -38,6 +38,7 @@ else:
 
 # The names of its checkpoints.
 _NAMES = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-.*")
+_NUMBERED = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-\d+")
 
 
 class RingstowTrainerMixin(_Base):
@@ -383,10 +384,15 @@ class RingstowTrainer(RingstowTrainerMixin, transformers.Trainer):
 
 
 def _stale(newest: str, limit: int | None, best: str | None) -> list[str]:
-    """Return the checkpoints to remove: those over the limit, by the Trainer's rules."""
+    """Return the checkpoints to remove: those over the limit, in the Trainer's order."""
     if limit is None or limit <= 0:
         return []
-    found = sort_checkpoints(os.path.dirname(newest), use_mtime=True)
+    # The Trainer would also remove a user's copy of one, such as checkpoint-500-backup.
+    found = [
+        path
+        for path in sort_checkpoints(os.path.dirname(newest), use_mtime=True)
+        if _NUMBERED.fullmatch(os.path.basename(path))
+    ]
     stay = {newest} if best is None else {newest, best}
     others = [path for path in found if os.path.abspath(path) not in stay]
     return others[: max(0, len(found) - max(limit, len(stay)))]
@@ -396,5 +402,5 @@ def _remove_others(best: str) -> None:
     """Remove all checkpoints beside one."""
     run, name = os.path.split(os.path.abspath(best))
     for other in os.listdir(run):
-        if re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-\d+", other) and other != name:
+        if _NUMBERED.fullmatch(other) and other != name:
             _named.remove(os.path.join(run, other), "save_total_limit")
