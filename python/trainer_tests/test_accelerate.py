@@ -91,6 +91,9 @@ def test_no_checkpoint_is_none_and_an_error_of_load_state(tmp_path):
         one.load_state()
     with pytest.raises(ValueError, match="does not exist"):
         one.load_state(str(tmp_path / "none"))
+    (tmp_path / "checkpoints" / "checkpoint_0").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match="This is no checkpoint"):
+        one.load_state(tmp_path)  # the project's directory
 
 
 def test_a_number_that_is_taken_is_refused_until_load_state(finished):
@@ -100,6 +103,15 @@ def test_a_number_that_is_taken_is_refused_until_load_state(finished):
     one.load_state()
     assert one.save_iteration == LAST + 1
     assert not [name for name in checkpoints(finished) if name.startswith(".")]
+
+
+def test_a_run_that_begins_anew_mixes_with_no_older_one(tmp_path):
+    fit(tmp_path, limit=2)
+    kept = checkpoints(tmp_path)
+    one = Training(accelerator(tmp_path, limit=2)).accelerator
+    with pytest.raises(ValueError, match="call load_state"):
+        one.save_state()  # checkpoint_0 is free, and load_state() would return the older run
+    assert checkpoints(tmp_path) == kept
 
 
 def test_older_checkpoints_go_only_once_the_newer_one_is_complete(tmp_path, monkeypatch):

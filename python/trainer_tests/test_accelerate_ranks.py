@@ -184,6 +184,24 @@ def test_a_value_that_cannot_be_saved_is_refused_on_all_ranks_at_the_call(fsdp, 
     assert runs.checkpoints(tmp_path) == []
 
 
+def lopsided(rank, ranks, root, options):
+    """Register an object on rank 0 alone; each rank exits with 3 if the load is refused."""
+    one = runs.Training(runs.accelerator(root, **options)).accelerator
+    if rank == 0:
+        one.register_for_checkpointing(runs.Progress())
+    one.save_state()
+    one.wait_for_checkpoint()
+    try:
+        one.load_state()
+    except ringstow.Error as error:
+        sys.exit(3 if "2 registered objects, and 1 are here" in str(error) else 4)
+
+
+@pytest.mark.parametrize("fsdp", [False, True], ids=["ddp", "fsdp2"])
+def test_an_object_of_one_rank_alone_is_refused_on_all_ranks_by_load_state(fsdp, tmp_path):
+    assert children.exit_codes(RANKS, lopsided, tmp_path, {"fsdp": fsdp}) == [3] * RANKS
+
+
 def averaging(rank, ranks, root, options):
     """Change a large tensor of a registered object right after the call."""
     large = runs.Average()

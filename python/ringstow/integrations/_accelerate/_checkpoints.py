@@ -103,10 +103,12 @@ class Checkpoints:
                     shown,
                     output_dir,
                 )
-            if os.path.lexists(shown):
+            number = _places.next_number(self._root())
+            if os.path.lexists(shown) or number > self._accelerator.save_iteration:
                 raise ValueError(
-                    f"{shown} exists already: call load_state() before the first save, or set "
-                    "accelerator.project_configuration.iteration to a higher number"
+                    f"{shown} exists already, or one with a higher number: call load_state() "
+                    "before the first save, or set accelerator.project_configuration.iteration to "
+                    f"{number} or more"
                 )
         elif output_dir is None:
             raise InvalidStateError(
@@ -274,6 +276,10 @@ class Checkpoints:
                 f"{found} was not saved by RingstowAccelerator: load it by ringstow.load or "
                 "ringstow.dcp"
             )
+        if mark is None and not _places.is_stock(found):
+            raise FileNotFoundError(
+                errno.ENOENT, "This is no checkpoint: no file in it is one of Accelerate's", found
+            )
         return found, mark
 
     def _load_whole(self, path: str, mark: _places.Mark, strict: bool) -> dict[str, Any]:
@@ -294,7 +300,8 @@ class Checkpoints:
         from ringstow.integrations._accelerate import _shards
 
         accelerator, options = self._accelerator, self._options
-        _states.check_counts(accelerator, mark.counts, None, path)
+        # All ranks together: a rank with other objects must not leave the others in DCP's load.
+        self._ranks.each(lambda: _states.check_counts(accelerator, mark.counts, None, path))
         meta = _shards.load_into(
             accelerator,
             path,

@@ -64,6 +64,11 @@ def mark_of(path: str) -> Mark | None:
         raise FormatError(f"{file} is not what ringstow writes: {error}", path=path) from error
 
 
+def is_stock(path: str) -> bool:
+    """Return whether a directory has a file of the stock Accelerator's checkpoints."""
+    return any(_STOCK.fullmatch(name) for name in os.listdir(path))
+
+
 def numbered(root: str) -> list[str]:
     """Return the directories ``checkpoint_N`` in a directory, by number."""
     if not os.path.isdir(root):

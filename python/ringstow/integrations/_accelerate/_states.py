@@ -88,7 +88,9 @@ def check_counts(accelerator: Any, saved: dict[str, int], models: int | None, pa
         )
     more = [f"{saved[kind]} {kind}" for kind, number in here.items() if saved[kind] > number]
     if more:
-        _log.warning("%s holds %s, which is more than is here: the rest is left out", path, more)
+        _log.warning(
+            "%s holds %s, which is more than is here: the rest is left out", path, ", ".join(more)
+        )
 
 
 def put_common(accelerator: Any, saved: dict[str, Any]) -> None:
