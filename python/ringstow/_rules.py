@@ -72,9 +72,8 @@ class Retention:
         """What the last one did; None before the first, or if it failed."""
         self.error: Exception | None = None
         """Why the last removal or slimming failed."""
-        self._not_apart: set[str] = set()
-        self._has_slimmed = False
-        """Whether this process has looked for files that a killed slimming has left."""
+        self._settled: set[tuple[str, int | None]] = set()
+        """Saves that this process need not slim: done, or their parts are not apart."""
 
     def run(self) -> None:
         """Remove steps, slim others; log a failure, and never raise one: the save went well."""
@@ -92,23 +91,29 @@ class Retention:
             _log.error("old steps in %s were not slimmed: %s", self._root, error)
             return
         for step in steps:
-            is_whole = bool(set(self._rules.slim) - set(step.dropped))
-            if step.path not in self._not_apart and (is_whole or not self._has_slimmed):
-                self._slim_one(step.path)
-        self._has_slimmed = True
+            save = (
+                step.path,
+                step.created_unix_ms,
+            )  # a later save to the path may have the parts apart
+            if save not in self._settled and self._is_settled(step.path):
+                self._settled.add(save)
 
-    def _slim_one(self, path: str) -> None:
+    def _is_settled(self, path: str) -> bool:
+        """Slim a step, or remove what a killed slimming left; return whether nothing is left."""
         try:
             report = _catalog.slim(path, self._rules.slim, config=self._config)
         except InvalidStateError as error:
-            self._not_apart.add(path)  # as before slim_after was set: it stays so
-            _log.warning("%s stays whole: %s", path, error)
+            _log.warning("%s was not slimmed, and stays as it is: %s", path, error)
+            return True
         except Exception as error:
             self.error = self.error or error
             _log.warning("%s was not slimmed: %s. The next save tries again", path, error)
-        else:
-            for left in report.left:
-                _log.warning("%s was not removed: %s", left.path, left.reason)
+            return False
+        for left in report.left:
+            _log.warning(
+                "%s was not removed: %s. The next save tries again", left.path, left.reason
+            )
+        return not report.left
 
     def _remove(self) -> None:
         try:

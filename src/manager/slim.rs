@@ -3,7 +3,7 @@
 use super::Shared;
 use crate::error::{Error, Result};
 use crate::state::StateDict;
-use crate::store::{Found, Slimmed, older_steps};
+use crate::store::{Slimmed, older_steps};
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::PoisonError;
@@ -55,15 +55,14 @@ impl Slim {
 /// What a manager remembers of its slimming.
 #[derive(Debug, Default)]
 pub(super) struct Slimming {
-    /// Steps that were saved without the parts apart: they stay whole.
-    not_apart: HashSet<PathBuf>,
-    /// Whether this process has looked for files that a killed slimming has left.
-    has_looked: bool,
+    /// Saves that need no more slimming, by path and time: done, or their parts are not apart. A later save to the path
+    /// may have them apart.
+    settled: HashSet<(PathBuf, Option<u64>)>,
 }
 
 impl Shared {
-    /// Slims the older steps, and says what came of each. A step that was saved without the parts apart stays whole, with
-    /// one warning.
+    /// Slims the older steps, and says what came of each. A step that was saved without the parts apart stays as it is,
+    /// with one warning. What failed is tried again after the next save.
     pub(super) fn slim(&self) -> Vec<(PathBuf, Result<Slimmed>)> {
         let Some(Slim { after, parts }) = &self.slim else { return Vec::new() };
         let steps = match older_steps(&self.root, *after, self.store.config()) {
@@ -74,19 +73,22 @@ impl Shared {
             }
         };
         let mut slimming = self.slimming.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_whole = |step: &Found| parts.iter().any(|part| !step.dropped.contains(part));
-        let has_looked = std::mem::replace(&mut slimming.has_looked, true);
         let mut outcomes = Vec::new();
         for step in steps {
-            if slimming.not_apart.contains(&step.path) || has_looked && !is_whole(&step) {
+            let save = (step.path.clone(), step.created_unix_ms);
+            if slimming.settled.contains(&save) {
                 continue;
             }
             let outcome = self.store.slim(&step.path, parts);
             if let Err(error) = &outcome {
-                tracing::warn!(path = %step.path.display(), %error, "an old step stays whole");
+                tracing::warn!(path = %step.path.display(), %error, "an old step was not slimmed");
             }
-            if matches!(outcome, Err(Error::Invalid { .. })) {
-                slimming.not_apart.insert(step.path.clone());
+            let is_settled = match &outcome {
+                Ok(slimmed) => slimmed.left.is_empty(),
+                Err(error) => matches!(error, Error::Invalid { .. }),
+            };
+            if is_settled {
+                slimming.settled.insert(save);
             }
             outcomes.push((step.path, outcome));
         }

@@ -279,6 +279,15 @@ fn step_that_was_not_saved_apart_stays_whole_and_is_not_tried_again() {
 }
 
 #[test]
+fn step_that_is_saved_again_with_the_part_apart_is_slimmed() {
+    let root = tempfile::tempdir().unwrap();
+    save_all(&mut manager(&root, Keep::default()), &[1, 2, 3, 4]);
+    let mut manager = manager(&root, slims(1));
+    save_all(&mut manager, &[2, 3, 4, 5]); // the run went back to step 1
+    assert_eq!(whole(&manager), [1, 5]);
+}
+
+#[test]
 fn files_that_a_killed_slimming_left_go_after_the_next_save() {
     let root = tempfile::tempdir().unwrap();
     let step = root.path().join("run/step-00000001");

@@ -48,7 +48,15 @@ def test_steps_that_were_not_saved_apart_stay_whole_with_one_warning(tmp_path, c
     with ringstow.CheckpointManager(tmp_path, slim_after=1) as manager:
         save_all(manager, [2, 3, 4])
     assert whole(tmp_path) == [1, 4]
-    assert caplog.text.count("stays whole") == 1
+    assert caplog.text.count("stays as it is") == 1
+
+
+def test_step_that_is_saved_again_with_the_part_apart_is_slimmed(tmp_path):
+    with ringstow.CheckpointManager(tmp_path) as manager:
+        save_all(manager, [1, 2, 3, 4])
+    with ringstow.CheckpointManager(tmp_path, slim_after=1) as manager:
+        save_all(manager, [2, 3, 4, 5])  # the run went back to step 1
+    assert whole(tmp_path) == [1, 5]
 
 
 def test_state_without_the_part_is_refused(tmp_path):
@@ -69,6 +77,28 @@ def test_slimming_that_fails_fails_no_save_and_is_tried_again(tmp_path, monkeypa
         assert whole(tmp_path) == [1, 2]
         save_all(manager, [3])
     assert whole(tmp_path) == [3]
+
+
+def test_files_that_a_slimming_could_not_remove_go_after_the_next_save(
+    tmp_path, monkeypatch, caplog
+):
+    from ringstow import _catalog
+
+    step = tmp_path / "step-00000001"
+    ringstow.save(state(1), step, step=1, apart=["optimizer"])
+    before = {file: file.read_bytes() for file in step.glob("*.safetensors")}
+    ringstow.slim(step, ["optimizer"])
+    left = [file for file in before if not file.exists()]
+    for file in left:
+        file.write_bytes(before[file])
+    with ringstow.CheckpointManager(tmp_path, slim_after=1) as manager:
+        with monkeypatch.context() as broken:
+            broken.setattr(_catalog, "slim", lambda *_, **__: (_ for _ in ()).throw(OSError("no")))
+            manager.save(2, state(2))
+        assert "The next save tries again" in caplog.text
+        assert left and all(file.exists() for file in left)
+        manager.save(3, state(3))
+    assert not any(file.exists() for file in left)
 
 
 def test_best_and_regular_steps_lose_the_part_too_and_targets_of_links_do_not(tmp_path):
