@@ -41,3 +41,19 @@ def test_the_directories_above_a_checkpoint_are_durable_too(tmp_path, monkeypatc
     monkeypatch.setattr(_native, "sync_dir", synced.append)
     _named.prepare(str(tmp_path / "run" / "checkpoints" / "checkpoint-1"), NAMES)
     assert synced == [str(tmp_path), str(tmp_path / "run")]
+
+
+def test_a_sync_that_fails_after_the_swap_keeps_the_older_checkpoint(tmp_path, monkeypatch):
+    final = tmp_path / "checkpoint-1"
+    final.mkdir()
+    (final / "old").touch()
+    part = _named.prepare(str(final), NAMES)
+
+    def fails(path):
+        raise OSError(5, "Input/output error", path)
+
+    monkeypatch.setattr(_native, "sync_dir", fails)
+    with pytest.raises(OSError, match="Input/output"):
+        _named.take_name(part, str(final))
+    assert not os.path.exists(part)  # which the caller discards
+    assert os.listdir(tmp_path / ".ringstow_replaced-checkpoint-1") == ["old"]

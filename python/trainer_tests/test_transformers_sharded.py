@@ -123,6 +123,15 @@ def test_a_killed_run_resumes_to_the_bit(run, tmp_path, moment, number, rank):
     assert len(checkpoints(root)) == 2  # nothing hidden is left
 
 
+def test_a_rank_without_a_state_ends_the_run_on_all(tmp_path):
+    results = str(tmp_path / "results")
+    assert ended(2, sharded.without_a_state, str(tmp_path / "run"), results) == [0, 0]
+    for rank in range(2):
+        with open(f"{results}.{rank}") as stream:
+            assert "no state" in stream.read()
+    assert checkpoints(tmp_path / "run") == []
+
+
 def test_a_rank_that_cannot_write_ends_the_run_on_all(run, tmp_path):
     root, results = str(tmp_path / "run"), str(tmp_path / "results")
     assert ended(2, sharded.filling_the_disk, root, results) == [0, 0]

@@ -29,6 +29,7 @@ from transformers_runs import model as made
 
 import ringstow
 from ringstow.integrations import _named
+from ringstow.integrations._transformers import _shards
 
 children.preload(__name__)
 
@@ -151,6 +152,22 @@ def filling_the_disk(rank, ranks, root, results):
     try:
         fit(root, callbacks=[Full()])
     except BaseException as error:  # CheckpointException is no Exception
+        with open(f"{results}.{rank}", "w") as stream:
+            stream.write(repr(error))
+
+
+def without_a_state(rank, ranks, root, results):
+    """Let rank 1 fail before it saves: no rank may begin a save that waits for it."""
+
+    def fails(*_):
+        raise RuntimeError("no state")
+
+    run = trainer(root)
+    if rank == 1:
+        _shards.state_of = fails
+    try:
+        run.train()
+    except Exception as error:
         with open(f"{results}.{rank}", "w") as stream:
             stream.write(repr(error))
 

@@ -127,15 +127,16 @@ def take_name(part: str, final: str, may_replace: Callable[[str], None] | None =
         return
     if may_replace is not None:
         may_replace(final)
-    old = part
+    old = replaced(final)
     try:
         _native.swap_names(part, final)
     except OSError as error:
         if error.errno not in _NO_SWAP:
             raise
-        old = replaced(final)
         os.rename(final, old)
         os.rename(part, final)
+    else:
+        os.rename(part, old)  # if the sync fails, the caller discards `part`, and must not this
     _native.sync_dir(run)
     with contextlib.suppress(OSError):
         _delete(old)  # or the next save does

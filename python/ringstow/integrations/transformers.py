@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,14 +17,20 @@ import torch
 import torch.distributed as dist
 import transformers
 from torch.distributed.checkpoint.api import CheckpointException
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, sort_checkpoints
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 
 from ringstow._config import Config
 from ringstow._errors import Error, InvalidStateError, TornSaveError
 from ringstow._guard import Staging
 from ringstow._save import save_async
 from ringstow.integrations import _named, _saves
-from ringstow.integrations._transformers import _adapters, _refusals, _shards, _weights
+from ringstow.integrations._transformers import (
+    _adapters,
+    _refusals,
+    _removals,
+    _shards,
+    _weights,
+)
 
 __all__ = ["RingstowTrainer", "RingstowTrainerMixin"]
 
@@ -38,7 +45,6 @@ else:
 
 # The names of its checkpoints.
 _NAMES = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-.*")
-_NUMBERED = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-\d+")
 
 
 class RingstowTrainerMixin(_Base):
@@ -108,11 +114,25 @@ class RingstowTrainerMixin(_Base):
         final = os.path.abspath(os.path.join(run, name))
         part = _named.hidden(final)
         self.__agree(self.__attempt(lambda: _named.prepare(final, _NAMES)))
-        self.__agree(self.__attempt(lambda: self.__write_files(part), everywhere=True))
-        is_sharded = self.__kind() == "shards"
-        self.__agree(self.__attempt(lambda: self.__start(part, final), everywhere=is_sharded))
+        try:
+            self.__begin(part, final)
+        except BaseException:
+            if self.args.should_save:
+                shutil.rmtree(part, ignore_errors=True)
+            raise
         if self.__is_awaited():
             self.__agree(self.__ended())
+
+    def __begin(self, part: str, final: str) -> None:
+        """Write the small files, and start the save of all else."""
+        self.__agree(self.__attempt(lambda: self.__write_files(part), everywhere=True))
+        is_sharded = self.__kind() == "shards"
+        # In two steps: no rank begins a save that waits for one that has failed.
+        saved: list[dict[str, Any]] = []
+        collect = self.__attempt(lambda: saved.append(self.__state()), everywhere=is_sharded)
+        self.__agree(collect)
+        start = self.__attempt(lambda: self.__start(saved[0], part, final), everywhere=is_sharded)
+        self.__agree(start)
 
     def _finalize_training(self, *args: Any, **options: Any) -> Any:
         # The Trainer cleans up next, and callbacks see the end: all checkpoints have their names.
@@ -155,7 +175,7 @@ class RingstowTrainerMixin(_Base):
         """Remove all but the best checkpoint at the end, as the Trainer does for a limit of 1."""
         best = self.state.best_model_checkpoint
         if best is not None and self.args.save_total_limit == 1 and os.path.isdir(best):
-            self.__agree(self.__attempt(lambda: _remove_others(best)))
+            self.__agree(self.__attempt(lambda: _removals.remove_others(best)))
 
     def __is_awaited(self) -> bool:
         """Return whether this save returns once it is complete; all ranks return the same."""
@@ -216,13 +236,17 @@ class RingstowTrainerMixin(_Base):
             }
         return state
 
-    def __start(self, part: str, final: str) -> None:
+    def __start(self, state: dict[str, Any], part: str, final: str) -> None:
         """Start the save of all tensors and of what the optimizer holds."""
         if self.__saves is None:
             self.__saves = _saves.Saves("transformers", "save_total_limit")
         kind, config = self.__kind(), self.ringstow_config
         is_sharded = kind == "shards"
-        handle = self.__save_shards(part) if is_sharded else self.__save(part)
+        handle: SaveHandle | RanksHandle
+        if is_sharded:
+            handle = self.__sharded().start(state, part, self.state.global_step)
+        else:
+            handle = self.__save(state, part)
         if not self.args.should_save:
             self.__saves.follow(handle)
             return
@@ -238,12 +262,11 @@ class RingstowTrainerMixin(_Base):
             part,
             final,
             seal=seal[kind],
-            stale=lambda: _stale(final, limit, kept),
+            stale=lambda: _removals.stale(final, limit, kept),
             announce=lambda: self.__announce(final),
         )
 
-    def __save(self, part: str) -> SaveHandle:
-        state = self.__state()
+    def __save(self, state: dict[str, Any], part: str) -> SaveHandle:
         try:
             return save_async(
                 state,
@@ -257,9 +280,6 @@ class RingstowTrainerMixin(_Base):
             if "allow_pickle" in str(error):
                 error.add_note("A Trainer's saves have no allow_pickle.")
             raise
-
-    def __save_shards(self, part: str) -> RanksHandle:
-        return self.__sharded().start(self.__state(), part, self.state.global_step)
 
     def __announce(self, final: str) -> None:
         try:
@@ -381,26 +401,3 @@ class RingstowTrainerMixin(_Base):
 
 class RingstowTrainer(RingstowTrainerMixin, transformers.Trainer):
     """Hugging Face's ``Trainer`` that saves by ringstow; see `RingstowTrainerMixin`."""
-
-
-def _stale(newest: str, limit: int | None, best: str | None) -> list[str]:
-    """Return the checkpoints to remove: those over the limit, in the Trainer's order."""
-    if limit is None or limit <= 0:
-        return []
-    # The Trainer would also remove a user's copy of one, such as checkpoint-500-backup.
-    found = [
-        path
-        for path in sort_checkpoints(os.path.dirname(newest), use_mtime=True)
-        if _NUMBERED.fullmatch(os.path.basename(path))
-    ]
-    stay = {newest} if best is None else {newest, best}
-    others = [path for path in found if os.path.abspath(path) not in stay]
-    return others[: max(0, len(found) - max(limit, len(stay)))]
-
-
-def _remove_others(best: str) -> None:
-    """Remove all checkpoints beside one."""
-    run, name = os.path.split(os.path.abspath(best))
-    for other in os.listdir(run):
-        if _NUMBERED.fullmatch(other) and other != name:
-            _named.remove(os.path.join(run, other), "save_total_limit")

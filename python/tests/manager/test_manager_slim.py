@@ -96,7 +96,8 @@ def test_files_that_a_slimming_could_not_remove_go_after_the_next_save(
             broken.setattr(_catalog, "slim", lambda *_, **__: (_ for _ in ()).throw(OSError("no")))
             manager.save(2, state(2))
         assert "The next save tries again" in caplog.text
-        assert left and all(file.exists() for file in left)
+        assert left
+        assert all(file.exists() for file in left)
         manager.save(3, state(3))
     assert not any(file.exists() for file in left)
 

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from ringstow.dcp import LoadPlanner, StorageReader, _private
-from ringstow.dcp._together import gathered
+from ringstow.dcp._together import from_first, gathered
 from ringstow.integrations import _values
 from ringstow.integrations._accelerate._states import ACCELERATOR, key, put_scaler
 
@@ -84,7 +84,7 @@ def load_into(
         state[name] = get_optimizer_state_dict(model, optimizer)
     names = set().union(*gathered(list(_private.flattened(state)[0]), group))
     reader = StorageReader(path, config=config, allow_pickle=allow_pickle)
-    saved = reader.read_metadata().state_dict_metadata
+    saved = from_first(lambda: set(reader.read_metadata().state_dict_metadata), group)
     planner = LoadPlanner(strict=strict)
     planner.elsewhere = names | {one for one in saved if one.partition(".")[0] not in state}
     load(

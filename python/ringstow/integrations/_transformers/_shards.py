@@ -21,6 +21,7 @@ from ringstow._config import Config
 from ringstow._guard import Staging
 from ringstow.dcp import LoadPlanner, StorageReader, _latest
 from ringstow.dcp import _ranks as _dcp_ranks
+from ringstow.dcp._together import from_first
 from ringstow.integrations._transformers import _weights
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class Shards:
 
     def _names(self, path: str) -> set[str]:
         reader = StorageReader(path, config=self._config)
-        return set(reader.read_metadata().state_dict_metadata)
+        return from_first(lambda: set(reader.read_metadata().state_dict_metadata), self._group)
 
 
 def state_of(model: torch.nn.Module, optimizer: Any, scheduler: Any) -> dict[str, Any]:
