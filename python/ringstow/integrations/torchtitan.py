@@ -236,11 +236,15 @@ class CheckpointManager(BaseCheckpointManager):
 
     def _values(self) -> dict[str, Any]:
         """Return what all states hold, the model's tensors by their names, as torchtitan does."""
-        others = {key: one for key, one in self.states.items() if key != MODEL}
-        values = self._ranks.together(
+        return {**self._others(self.states), **self._model()}
+
+    def _others(self, states: dict[str, Any]) -> dict[str, Any]:
+        """Return what states other than the model hold."""
+        others = {key: one for key, one in states.items() if key != MODEL}
+        values: dict[str, Any] = self._ranks.together(
             lambda: {k: v.state_dict() if isinstance(v, Stateful) else v for k, v in others.items()}
         )
-        return {**values, **self._model()}
+        return values
 
     def _model(self) -> dict[str, Any]:
         """Return the model's tensors. The ranks may communicate for that, so nothing else fails."""
@@ -347,12 +351,24 @@ class CheckpointManager(BaseCheckpointManager):
             )
 
     def _load_values(self, states: dict[str, Any], path: str) -> None:
-        """Load the model and other states. DCP calls `load_state_dict` of all but the model."""
+        """Load the model and other states.
+
+        DCP gets their values: a state that fails within DCP would leave the other ranks waiting.
+        """
         ranks = self._ranks
-        others = {key: one for key, one in states.items() if key != MODEL}
-        state = {**others, **self._model()}
-        ranks.together(lambda: ranks.load(state, path))
-        ranks.together(lambda: self.states[MODEL].load_state_dict(state))
+        values = {**self._others(states), **self._model()}
+        ranks.load(values, path)
+
+        def give(*keys: str) -> None:
+            for key in keys:
+                if isinstance(one := states[key], Stateful):
+                    one.load_state_dict(values[key])
+
+        # The ranks may communicate while they give the optimizer or the model its values.
+        ranks.together(lambda: give(*(key for key in states if key not in (OPTIMIZER, MODEL))))
+        if OPTIMIZER in states:
+            ranks.together(lambda: give(OPTIMIZER))
+        ranks.together(lambda: self.states[MODEL].load_state_dict(values))
 
     def _load_hf(self, path: str) -> None:
         ranks, adapter, model = self._ranks, self.sd_adapter, self._model()

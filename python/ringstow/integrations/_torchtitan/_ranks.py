@@ -80,7 +80,7 @@ class Ranks:
 
     def names(self, path: str) -> set[str]:
         """Return the names of all values in a checkpoint of ringstow's or torch's."""
-        return set(self._reader(path).read_metadata().state_dict_metadata)
+        return set(self._reader(path, _steps.kind_of(path)).read_metadata().state_dict_metadata)
 
     def load(self, state: dict[str, Any], path: str) -> None:
         """Fill a state from a checkpoint of ringstow's or torch's, which may hold more.
@@ -88,11 +88,12 @@ class Ranks:
         Raises:
             Exception: what a rank failed of, on all ranks.
         """
-        if _steps.kind_of(path) == "ringstow":
+        kind = self.first(lambda: _steps.kind_of(path))  # a rank may see a new step later
+        if kind == "ringstow":
             _latest.agree_on(path, self._group)
         planner = LoadPlanner()
         planner.may_hold_more = True
-        self._load(state, path, self._reader(path), planner)
+        self._load(state, path, self.together(lambda: self._reader(path, kind)), planner)
 
     def load_from(self, state: dict[str, Any], path: str, reader: Any) -> None:
         """Fill a state by a reader of torch's or torchtitan's.
@@ -136,8 +137,8 @@ class Ranks:
             with contextlib.suppress(Exception):  # it may have ended with the ranks
                 dist.destroy_process_group(self._group)
 
-    def _reader(self, path: str) -> Any:
-        if _steps.kind_of(path) == "torch":
+    def _reader(self, path: str, kind: _steps.Kind | None) -> Any:
+        if kind == "torch":
             return StockReader(path)
         return StorageReader(path, config=self._config, allow_pickle=self._allow_pickle)
 
