@@ -6,6 +6,7 @@ Each test's pool dies with its rank; the next test gets another.
 from __future__ import annotations
 
 import os
+import pathlib
 import signal
 
 import pytest
@@ -36,13 +37,19 @@ def save(rank, path, world, sign):
 def save_and_die(rank, path, world, sign, victim, moment):
     """Save, and kill the victim's process at the given moment."""
     if rank == victim:
-        die_at(moment)
+        die_at(moment, path, 1 - rank)
     save(rank, path, world, sign)
 
 
-def die_at(moment):
+def die_at(moment, path, other):
     def die(*_):
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def die_after_the_other(*_):  # which is killed, too, once this rank has died
+        done = pathlib.Path(path) / f"rank{other:05}.done.part"
+        while not done.exists():
+            os.sched_yield()
+        die()
 
     native = _native.Session
 
@@ -59,7 +66,7 @@ def die_at(moment):
             die()
 
     if moment == "while writing":
-        _native.start_write = die
+        _native.start_write = die_after_the_other
     elif moment == "after writing":
         _writer.Future = die  # dies before write_data returns its future
     else:
