@@ -35,7 +35,7 @@ class Program:
         """Send SIGKILL."""
         self._process.kill()
 
-    def wait(self, timeout=110):
+    def wait(self, timeout=300):
         """Return the completed process, with text; kill it after the timeout."""
         self._process.join(timeout)
         if self._process.exitcode is None:

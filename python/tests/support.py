@@ -120,7 +120,7 @@ def flip(file, offset):
     file.write_bytes(data)
 
 
-def python(code, *args, limit=120, **options):
+def python(code, *args, limit=300, **options):
     """Run Python code in a new process; return the completed process, with text."""
     command = [sys.executable, "-c", code, *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, timeout=limit, **options)

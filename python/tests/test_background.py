@@ -59,7 +59,7 @@ def test_dropped_handle_and_state_do_not_harm_the_save(tmp_path):
     ringstow.save_async({"w": torch.arange(10_000_000)}, tmp_path / "c")
     handle = ringstow.save_async({"x": torch.ones(3)}, tmp_path / "d")
     handle.result()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not (tmp_path / "c" / "manifest.json").exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -173,7 +173,7 @@ def test_cancelled_save_leaves_no_files(slow_state, tmp_path):
     handle.wait_staged(0.1)
     handle.cancel()
     with pytest.raises(ringstow.SaveCancelledError) as caught:
-        handle.result(timeout=30)
+        handle.result(timeout=300)
     assert caught.value.path == str(tmp_path / "c")
     assert litter(tmp_path / "c") == []
 
@@ -184,7 +184,7 @@ def test_cancelling_keeps_the_earlier_checkpoint(slow_state, tmp_path):
     handle.wait_staged(0.1)
     handle.cancel()
     with pytest.raises(ringstow.SaveCancelledError):
-        handle.result(timeout=30)
+        handle.result(timeout=300)
     assert ringstow.load(tmp_path / "c") == {"a": 1}
     assert litter(tmp_path / "c") == []
 
@@ -215,7 +215,7 @@ except KeyboardInterrupt:
     while not list((tmp_path / "c").glob("*.part")):
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=3000)
     assert out == "interrupted\n", err
     assert litter(tmp_path / "c") == []
     assert not (tmp_path / "c" / "manifest.json").exists()
@@ -341,7 +341,7 @@ ringstow.save({"other": 1}, sys.argv[1])
     assert other.stdout.readline() == "ready\n"
     handle = ringstow.save_async(slow_state, tmp_path / "c", config=SLOW)
     handle.wait_staged(0.1)
-    _, err = other.communicate("go\n", timeout=60)
+    _, err = other.communicate("go\n", timeout=3000)
     assert "BusyError" in err
     with pytest.raises(ringstow.BusyError) as caught:
         ringstow.save({"other": 1}, tmp_path / "c")

@@ -57,7 +57,7 @@ def killed(root, save_last, moment, number):
 
     def load():
         if moment == "training":
-            batches.has_begun.wait(60)
+            batches.has_begun.wait(300)
         die()
 
     def on_save(checkpoint):

@@ -54,7 +54,7 @@ def killed(rank, ranks, kind, root, moment, number, victims):
 
     def write_data(self, plan, planner):
         if is_now("training"):
-            assert batches.has_begun.wait(60)
+            assert batches.has_begun.wait(300)
         if is_now("writing", "training"):
             die()
         done = write(self, plan, planner)

@@ -53,7 +53,7 @@ def killed(rank, ranks, root, moment, victims, **options):
     def die_at(*moments):
         if rank in victims and moment in moments and count == NUMBER:
             if moment == "training":
-                assert has_begun.wait(60)
+                assert has_begun.wait(300)
             processes.die()
 
     def begin(self, *args, **more):

@@ -112,7 +112,7 @@ def closing(rank, ranks, root):
     write, end = StorageWriter.write_data, run.checkpointer._flight.end
 
     def write_data(self, plan, planner):
-        assert is_closing.wait(60)
+        assert is_closing.wait(300)
         return write(self, plan, planner)
 
     def ending():

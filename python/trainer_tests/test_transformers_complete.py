@@ -47,7 +47,7 @@ def test_training_goes_on_meanwhile_and_the_next_save_waits(tmp_path):
     class Waits(RingstowTrainer):
         def on_checkpoint_complete(self, path):
             if path.endswith(NAMES[0]):
-                assert has_trained.wait(60)
+                assert has_trained.wait(300)
             ended.append(path)
 
     class Trains(transformers.TrainerCallback):
@@ -172,7 +172,7 @@ def test_a_run_that_says_so_does_not_wait_for_on_save(tmp_path, monkeypatch):
     take = _named.take_name
 
     def waits(*args):
-        assert was_called.wait(60)
+        assert was_called.wait(300)
         return take(*args)
 
     class Called(transformers.TrainerCallback):
@@ -198,7 +198,7 @@ def test_the_last_checkpoint_is_there_at_the_end_of_training(tmp_path, monkeypat
 
     def waits(part, *args):
         if part.endswith(NAMES[-1]):
-            assert is_waited_for.wait(60)
+            assert is_waited_for.wait(300)
         return take(part, *args)
 
     class Ends(transformers.TrainerCallback):
@@ -248,7 +248,7 @@ def test_a_save_goes_on_where_the_program_was_when_it_began(tmp_path, monkeypatc
     complete = _named.complete
 
     def waits(*args):
-        assert has_moved.wait(60)
+        assert has_moved.wait(300)
         complete(*args)
 
     class Moves(transformers.TrainerCallback):

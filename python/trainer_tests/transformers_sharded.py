@@ -109,7 +109,7 @@ def in_the_background(rank, ranks, root, results):
     take = _named.take_name
 
     def waits(*args):
-        assert goes_on.wait(60)
+        assert goes_on.wait(300)
         return take(*args)
 
     class Begins(transformers.TrainerCallback):

@@ -27,8 +27,9 @@ import warnings
 from forked import CONTEXT
 
 # A rank's limit for waiting for others. Shorter than `run`'s, so that the ranks report the cause.
-COLLECTIVE_S = 40
-RUN_S = 60
+# Both only end a test that hangs: a shared disk can make an fsync take a minute.
+COLLECTIVE_S = 300
+RUN_S = 400
 
 
 class Ranks:
@@ -43,8 +44,8 @@ class Ranks:
     def run(self, function, *args, timeout=RUN_S):
         """Run ``function(rank, *args)`` on every rank; return the results by rank.
 
-        Raises the error of the lowest rank that failed. If the pool does not answer in time, `run`
-        ends it, and the next call starts another.
+        Raises the error of the lowest rank that failed. If the pool does not answer in time, or its
+        group has lost a connection, `run` ends it, and the next call starts another.
         """
         if not self._processes:
             self._start()
@@ -55,6 +56,8 @@ class Ranks:
         except BaseException:
             self.stop()
             raise
+        if any(_has_lost_its_group(trace) for _, _, trace in outcomes):
+            self.stop()
         for rank, (_, error, trace) in enumerate(outcomes):
             if error is not None:
                 error.add_note(f"raised by rank {rank} of {self.world_size}:\n{trace}")
@@ -108,6 +111,11 @@ class Ranks:
                     code = self._processes[rank].exitcode
                     raise RuntimeError(f"rank {rank} died with exit code {code}") from None
         return [outcomes[rank] for rank in range(self.world_size)]
+
+
+def _has_lost_its_group(trace):
+    """Whether a collective failed: all later ones of the same process group would fail too."""
+    return trace is not None and "distributed_c10d" in trace
 
 
 def _serve(pipe, rank, world_size, meeting):

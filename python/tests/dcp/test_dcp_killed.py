@@ -37,17 +37,19 @@ def save(rank, path, world, sign):
 def save_and_die(rank, path, world, sign, victim, moment):
     """Save, and kill the victim's process at the given moment."""
     if rank == victim:
-        die_at(moment, path, 1 - rank)
+        # The other rank is killed too, once this one has died: it must have written before.
+        die_at(moment, after=pathlib.Path(path) / f"rank{1 - rank:05}.done.part")
     save(rank, path, world, sign)
 
 
-def die_at(moment, path, other):
+def die_at(moment, after=None):
+    """Kill this process at a moment of its next save; "while writing" waits for a file."""
+
     def die(*_):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def die_after_the_other(*_):  # which is killed, too, once this rank has died
-        done = pathlib.Path(path) / f"rank{other:05}.done.part"
-        while not done.exists():
+    def die_while_writing(*_):
+        while after is not None and not after.exists():
             os.sched_yield()
         die()
 
@@ -66,7 +68,7 @@ def die_at(moment, path, other):
             die()
 
     if moment == "while writing":
-        _native.start_write = die_after_the_other
+        _native.start_write = die_while_writing
     elif moment == "after writing":
         _writer.Future = die  # dies before write_data returns its future
     else:
