@@ -30,7 +30,7 @@ from ringstow.dcp._handle import RanksHandle
 from ringstow.dcp._planner import LoadPlanner
 from ringstow.dcp._reader import StorageReader
 from ringstow.dcp._stream import StagingFuture
-from ringstow.dcp._together import agree, from_first, gathered, sendable
+from ringstow.dcp._together import agree, each, from_first, gathered, sendable
 from ringstow.dcp._writer import StorageWriter
 
 if TYPE_CHECKING:
@@ -162,14 +162,13 @@ class Ranks:
         apart: Iterable[str] | None,
     ) -> None:
         """Give the writer what the manifest is to note; fail on all ranks if one can't."""
-        error: Exception | None = None
-        try:
+
+        def note() -> None:
             self._writer.note(step=step, metrics=metrics_of(metrics))
             if apart is not None:
                 self._writer.set_apart(apart)
-        except Exception as caught:
-            error = caught
-        agree(error, self._group)
+
+        each(note, self._group)
 
     def check_into(self, into: dict[Any, Any] | None) -> None:
         error = None

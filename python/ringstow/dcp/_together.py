@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -11,6 +14,11 @@ from ringstow._errors import Error
 from ringstow.dcp._errors import survives
 
 T = TypeVar("T")
+
+_log = logging.getLogger("ringstow")
+
+# After this time a rank says that it waits for the others.
+_PATIENCE_S = 60.0
 
 
 def sendable(error: BaseException) -> BaseException:
@@ -21,7 +29,8 @@ def sendable(error: BaseException) -> BaseException:
 def gathered(value: T, group: dist.ProcessGroup | None) -> list[T]:
     """Return every rank's value."""
     values: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(values, value, group=group)
+    with _patient(group):
+        dist.all_gather_object(values, value, group=group)
     return values
 
 
@@ -38,12 +47,30 @@ def from_first(look: Callable[[], T], group: dist.ProcessGroup | None) -> T:
             answer[0] = look()
         except Exception as error:  # the others must not wait for this rank
             answer[1] = sendable(error)
-    dist.broadcast_object_list(answer, src=first, group=group)
+    with _patient(group):
+        dist.broadcast_object_list(answer, src=first, group=group)
     found, failure = answer
     if failure is not None:
         raise failure
     result: T = found
     return result
+
+
+def each(call: Callable[[], T], group: dist.ProcessGroup | None) -> T:
+    """Return what a function returns on this rank, once it has returned on all ranks.
+
+    Raises:
+        Exception: what it raises on this rank.
+        Error: what it raises on another, with that rank.
+    """
+    results: list[T] = []
+    error: Exception | None = None
+    try:
+        results.append(call())
+    except Exception as caught:
+        error = caught
+    agree(error, group)
+    return results[0]
 
 
 def agree(error: BaseException | None, group: dist.ProcessGroup | None) -> None:
@@ -64,3 +91,17 @@ def agree(error: BaseException | None, group: dist.ProcessGroup | None) -> None:
     for rank, other in enumerate(errors):
         if other is not None:
             raise Error(f"rank {rank} failed: {type(other).__name__}: {other}") from other
+
+
+@contextlib.contextmanager
+def _patient(group: dist.ProcessGroup | None) -> Iterator[None]:
+    """Log a warning if the other ranks are late."""
+    ranks = f"{dist.get_rank(group)} of {dist.get_world_size(group)}"
+    text = "rank %s has waited %.0f s for the other ranks: all of them must make this call"
+    timer = threading.Timer(_PATIENCE_S, _log.warning, (text, ranks, _PATIENCE_S))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

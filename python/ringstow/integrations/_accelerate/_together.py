@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch.distributed as dist
@@ -16,10 +13,6 @@ if TYPE_CHECKING:
     from ringstow.dcp._ranks import Ranks
 
 _T = TypeVar("_T")
-_log = logging.getLogger("ringstow")
-
-# After this time a rank says for whom it waits.
-_PATIENCE_S = 60.0
 
 
 class Together:
@@ -47,8 +40,7 @@ class Together:
             return look()
         from ringstow.dcp._together import from_first
 
-        with _patient():
-            return from_first(look, self.group)
+        return from_first(look, self.group)
 
     def agree(self, error: BaseException | None) -> None:
         """Raise on all ranks if one has failed."""
@@ -58,19 +50,15 @@ class Together:
             return
         from ringstow.dcp._together import agree
 
-        with _patient():
-            agree(error, self.group)
+        agree(error, self.group)
 
     def each(self, call: Callable[[], _T]) -> _T:
         """Call a function on every rank, and raise on all ranks if it raises on one."""
-        result: list[_T] = []
-        error: BaseException | None = None
-        try:
-            result.append(call())
-        except Exception as caught:
-            error = caught
-        self.agree(error)
-        return result[0]
+        if not _has_ranks():
+            return call()
+        from ringstow.dcp._together import each
+
+        return each(call, self.group)
 
     def gathered(self, value: _T) -> list[_T]:
         """Return every rank's value, on all ranks."""
@@ -107,20 +95,3 @@ class Together:
 
 def _has_ranks() -> bool:
     return dist.is_available() and dist.is_initialized()
-
-
-@contextlib.contextmanager
-def _patient() -> Iterator[None]:
-    """Say that the other ranks are late, if they are."""
-    text = (
-        f"rank {dist.get_rank()} has waited {_PATIENCE_S:.0f} s for the other ranks: call "
-        "save_state, load_state and wait_for_checkpoint on every rank, not on the main process "
-        "alone"
-    )
-    timer = threading.Timer(_PATIENCE_S, _log.warning, (text,))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()

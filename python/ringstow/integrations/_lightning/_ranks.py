@@ -26,7 +26,7 @@ from ringstow._guard import Staging
 from ringstow.dcp import LoadPlanner, StorageReader, _latest, _private
 from ringstow.dcp import _ranks as _dcp_ranks
 from ringstow.dcp._handle import RanksHandle
-from ringstow.dcp._together import agree, from_first, gathered
+from ringstow.dcp._together import each, from_first, gathered
 from ringstow.integrations._lightning._parts import META, MODEL, is_optimizers, optimizer_key
 
 _T = TypeVar("_T")
@@ -109,13 +109,7 @@ class Ranks:
 
     def _all(self, call: Callable[[], _T]) -> _T:
         """Return what a function returns; if one rank fails, fail on all."""
-        error: Exception | None = None
-        try:
-            made = call()
-        except Exception as caught:
-            error = caught
-        agree(error, self._group)
-        return made
+        return each(call, self._group)
 
 
 def _wanted(

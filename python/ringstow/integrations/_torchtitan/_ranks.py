@@ -21,7 +21,7 @@ from ringstow.dcp import LoadPlanner, StorageReader, _latest
 from ringstow.dcp import _ranks as _dcp_ranks
 from ringstow.dcp._handle import RanksHandle
 from ringstow.dcp._stock import StockReader
-from ringstow.dcp._together import agree, from_first
+from ringstow.dcp._together import each, from_first
 from ringstow.integrations import _named
 from ringstow.integrations._torchtitan import _steps
 
@@ -54,14 +54,7 @@ class Ranks:
         Raises:
             Exception: what it raises on a rank, on all ranks.
         """
-        result: Any = None
-        failure: BaseException | None = None
-        try:
-            result = call()
-        except Exception as error:
-            failure = error
-        agree(failure, self._group)
-        return cast("_T", result)
+        return each(call, self._group)
 
     def save(self, state: dict[str, Any], path: str, step: int) -> None:
         """Save, and return at the commit.

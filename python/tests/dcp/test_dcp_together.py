@@ -1,0 +1,66 @@
+"""Ranks look, call and fail together."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import pytest
+
+from ringstow.dcp import _together
+
+
+def one_fails(rank, victim):
+    def call():
+        if rank == victim:
+            raise KeyError(f"no key on rank {rank}")
+        return rank
+
+    try:
+        return _together.each(call, None)
+    except Exception as error:
+        return type(error).__name__, str(error)
+
+
+def test_each_returns_its_own_result_on_each_rank(ranks):
+    assert ranks(2).run(one_fails, None) == [0, 1]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_each_raises_on_all_ranks_what_one_raises(ranks, victim):
+    said = ranks(2).run(one_fails, victim)
+    assert said[victim] == ("KeyError", f"'no key on rank {victim}'")
+    kind, text = said[1 - victim]
+    assert kind == "Error"
+    assert f"rank {victim} failed: KeyError" in text
+
+
+def one_is_late(rank, mark):
+    """Rank 1 comes once rank 0 has logged."""
+    said = []
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            said.append(record.getMessage())
+            mark.touch()
+
+    handler, logger = Handler(), logging.getLogger("ringstow")
+    before = _together._PATIENCE_S
+    _together._PATIENCE_S = 0.0 if rank == 0 else before
+    logger.addHandler(handler)
+    try:
+        while rank == 1 and not mark.exists():
+            os.sched_yield()
+        _together.gathered(rank, None)
+    finally:
+        logger.removeHandler(handler)
+        _together._PATIENCE_S = before
+    return said
+
+
+def test_a_rank_says_that_it_waits_for_others(ranks, tmp_path):
+    said, none = ranks(2).run(one_is_late, tmp_path / "logged")
+    assert said == [
+        "rank 0 of 2 has waited 0 s for the other ranks: all of them must make this call"
+    ]
+    assert none == []
