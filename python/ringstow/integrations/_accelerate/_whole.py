@@ -60,8 +60,8 @@ def load_into(
 ) -> dict[str, Any]:
     """Load models and optimizers; return the rest.
 
-    Everything is read, and its bytes are checked, before anything changes. A model with other shapes
-    may be half loaded when torch raises, as with the stock Accelerator.
+    Everything is read, and its bytes are checked, before anything changes. A model with other
+    shapes may be half loaded when torch raises, as with the stock Accelerator.
 
     Raises:
         KeyMismatchError: ``ringstow slim`` has dropped a part.
