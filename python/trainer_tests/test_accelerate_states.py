@@ -3,7 +3,6 @@
 import inspect
 import os
 import pathlib
-import threading
 
 import accelerate
 import accelerate_runs as runs
@@ -23,7 +22,7 @@ from support import assert_same, flip
 
 import ringstow
 from ringstow.integrations import accelerate as integration
-from ringstow.integrations._accelerate import _together, _whole
+from ringstow.integrations._accelerate import _whole
 from ringstow.integrations.accelerate import RingstowAccelerator
 
 
@@ -235,17 +234,6 @@ def test_other_checkpoints_of_ringstow_are_refused(tmp_path):
     ringstow.save({"a": torch.ones(1)}, tmp_path / "other")
     with pytest.raises(ringstow.InvalidStateError, match="not saved by RingstowAccelerator"):
         one.load_state(tmp_path / "other")
-
-
-def test_a_rank_that_waits_alone_says_so(monkeypatch, caplog):
-    class Late(threading.Timer):
-        def start(self):
-            self.function(*self.args)
-
-    monkeypatch.setattr(_together.threading, "Timer", Late)
-    monkeypatch.setattr(_together.dist, "get_rank", lambda: 1)
-    with _together._patient():
-        assert "call save_state, load_state and wait_for_checkpoint on every rank" in caplog.text
 
 
 # What is refused.
