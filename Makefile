@@ -4,6 +4,7 @@ PYTHON ?= python3
 GB     ?= 1
 ROUNDS ?= 3
 LOOPS  ?= 1000
+RANKS  ?= 8
 SEED   ?= 0
 MINUTES ?= 10
 # How much of each rig, at full length; tools/torture.py has the same numbers. CUTS are for each file system, from Rust
@@ -46,7 +47,7 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 	torture torture-address torture-background torture-calls torture-calls-python torture-cuts torture-flips \
 	torture-fuzz torture-hosts torture-image torture-kills torture-leaks torture-miri torture-simulation torture-soak \
 	torture-threads \
-	lint doc bench bench-check bench-baseline compare compare-dcp step-time sweep wheel gpu-bundle gpu-report clean
+	lint doc bench bench-check bench-baseline compare compare-dcp compare-export step-time sweep wheel gpu-bundle gpu-report clean
 .DEFAULT_GOAL := help
 
 help:
@@ -76,6 +77,7 @@ help:
 	@echo "make bench-check  instructions of planner, manifest, checksum, pipeline against the baseline"
 	@echo "make compare  ringstow beside its peers and fio (GB=$(GB) ROUNDS=$(ROUNDS)); installs peers in .peers"
 	@echo "make compare-dcp  PyTorch DCP with its own storage and with ringstow's"
+	@echo "make compare-export  one Hugging Face model by all ranks, beside a sharded save (RANKS=$(RANKS) GB=$(GB))"
 	@echo "make step-time  what a background save costs training, beside other ways (GB=$(GB) ROUNDS=$(ROUNDS) TRAINER=$(TRAINER))"
 	@echo "make sweep DIR=/mnt/nvme  the fastest setting there, and what each knob is worth (MINUTES=$(MINUTES) GB=$(GB))"
 	@echo "make gpu-bundle  all that tests and measures GPUs, in dist/gpu, for a machine without Rust or network"
@@ -216,6 +218,10 @@ bench-check:
 
 bench-baseline:
 	$(PYTHON) tools/bench_check.py --write
+
+compare-export: $(READY)
+	$(BIN)/python tools/compare_dcp.py --export --ranks $(RANKS) --gb $(GB) --rounds $(ROUNDS)
+	$(BIN)/python tools/compare_dcp.py --export --columns --ranks $(RANKS) --gb $(GB) --rounds $(ROUNDS)
 
 compare-dcp: $(READY)
 	$(BIN)/python tools/compare_dcp.py --gb $(GB) --rounds $(ROUNDS)

@@ -7,6 +7,7 @@ use crate::handle::{Handle, LoadHandle, SaveHandle, Work};
 use crate::pipeline::job::Job;
 use crate::pipeline::report::{SaveReport, VerifyReport};
 use crate::pipeline::runtime::Runtime;
+use crate::plan::share::{Place, SharedFile};
 use crate::state::StateDict;
 use crate::store::{
     self, Checkpoint, DiffReport, Disposal, Found, LoadOptions, Loaded, Pruning, Removed, Retained,
@@ -108,6 +109,23 @@ impl Store {
     ) -> Result<SaveHandle> {
         self.start(path.as_ref(), move |runtime, path, job| {
             store::export(runtime, &state, path, job)
+        })
+    }
+
+    /// Writes one rank's share of a model that several ranks export. For the Python binding, which does the ranks' part.
+    ///
+    /// # Errors
+    /// As for [`export_async`].
+    #[doc(hidden)]
+    pub fn write_model_share_async(
+        &self,
+        state: StateDict<'static>,
+        dir: impl AsRef<Path>,
+        files: Vec<(PathBuf, SharedFile)>,
+        places: Vec<Place>,
+    ) -> Result<SaveHandle> {
+        self.start(dir.as_ref(), move |runtime, dir, job| {
+            store::write_model_share(runtime, &state, dir, (&files, &places), job)
         })
     }
 

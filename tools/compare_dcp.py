@@ -3,6 +3,7 @@
     python tools/compare_dcp.py                          # 2 ranks, 3 GB, 3 rounds, on this disk
     python tools/compare_dcp.py --tensors 100000         # the cost of planning and metadata
     python tools/compare_dcp.py --replicated --gb 0.5    # loads with and without broadcast
+    python tools/compare_dcp.py --export --ranks 8       # one Hugging Face model, by all ranks
     python tools/compare_dcp.py --gb 6 --ranks 4 --dir /mnt/nvme --json result.json
 
 Rounds are interleaved. Saves are durable; loads are cold and their bytes are checked.
@@ -31,12 +32,15 @@ def run_ranks(args: argparse.Namespace, directory: Path) -> list[Measurement]:
     """Run the ranks, print each measurement as it arrives, and return all."""
     command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={args.ranks}"]
     command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
-    command += [str(Path(__file__).with_name("dcp_ranks.py")), f"--dir={directory}"]
-    command += [f"--gb={args.gb}", f"--rounds={args.rounds}", f"--tensors={args.tensors}"]
-    if args.replicated:
-        command.append("--replicated")
-    if shutil.which("fio"):
-        command.append("--fio")
+    program = "export_ranks.py" if args.export else "dcp_ranks.py"
+    command += [str(Path(__file__).with_name(program)), f"--dir={directory}"]
+    command += [f"--gb={args.gb}", f"--rounds={args.rounds}"]
+    if args.export:
+        command += ["--columns"] if args.columns else []
+    else:
+        command += [f"--tensors={args.tensors}"]
+        command += ["--replicated"] if args.replicated else []
+        command += ["--fio"] if shutil.which("fio") else []
     found: list[Measurement] = []
     environment = {"OMP_NUM_THREADS": "1"} | os.environ
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as ranks:
@@ -114,6 +118,18 @@ def replicated_lines(found: list[Measurement]) -> Iterator[str]:
         yield f"{row:<10} {spread(seconds)} s, {spread(read)} GB read by all ranks"
 
 
+def export_lines(found: list[Measurement]) -> Iterator[str]:
+    rows = {row: values(found, row, "export", "seconds") for row in ("sharded", "export", "torch")}
+    for row, title in [
+        ("sharded", "sharded save by ringstow's StorageWriter"),
+        ("export", "export_hf"),
+        ("torch", "torch's HuggingFaceStorageWriter, consolidated, synced"),
+    ]:
+        yield f"{title}: {spread(list(rows[row].values()))} s"
+    yield f"export_hf / sharded save {ratio(rows['export'], rows['sharded'])}"
+    yield f"torch's / export_hf {ratio(rows['torch'], rows['export'])}"
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="DCP's own storage and ringstow's, side by side.")
     parser.add_argument("--gb", type=float, default=3.0, help="size of the state, 1e9 bytes")
@@ -124,6 +140,12 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--replicated", action="store_true", help="measure loads with and without broadcast"
+    )
+    parser.add_argument(
+        "--export", action="store_true", help="measure writing one Hugging Face model"
+    )
+    parser.add_argument(
+        "--columns", action="store_true", help="of a model that is sharded along inner dimensions"
     )
     parser.add_argument("--dir", type=Path, default=Path(), help="directory on the disk to measure")
     parser.add_argument("--json", type=Path, help="write every measurement to this file")
@@ -140,6 +162,7 @@ def main() -> int:
         return 1
     say()
     told_by = planning_lines if args.tensors else replicated_lines if args.replicated else lines
+    told_by = export_lines if args.export else told_by
     for line in told_by(found):
         say(line)
     say()

@@ -188,3 +188,17 @@ def in_bytes(size: int | str) -> int:
         return _native.parse_size(size)
     except ValueError as why:
         raise InvalidStateError(f"{size!r}: {why}") from None
+
+
+def parse_size(size: int | str) -> int:
+    """Return a size in bytes: ``"5GB"`` is 5 * 10^9; ``"5GiB"`` and ``"5G"`` are 5 * 2^30.
+
+    Raises:
+        InvalidStateError: it is not a size, or not positive.
+    """
+    size = in_bytes(size)
+    if size <= 0:
+        raise InvalidStateError(
+            f"a file of at most {size} bytes holds nothing; give a size such as 5GB"
+        )
+    return size

@@ -12,6 +12,7 @@ __all__ = [
     "Block",
     "Checkpoint",
     "Exchange",
+    "ModelSession",
     "Pin",
     "SaveJob",
     "Session",
@@ -33,6 +34,7 @@ __all__ = [
     "gpus",
     "is_under_way",
     "latest",
+    "model_layout",
     "nesting",
     "older_steps",
     "parse_size",
@@ -44,11 +46,13 @@ __all__ = [
     "shows_progress",
     "slim",
     "start_export",
+    "start_model_share",
     "start_save",
     "start_write",
     "steps",
     "swap_names",
     "sync_dir",
+    "tiles",
     "verify",
     "watch",
 ]
@@ -185,6 +189,46 @@ def start_write(
     watched: Watch | None = None,
     apart: list[str] = ...,
 ) -> SaveJob: ...
+
+# Where a model's tensors (name, dtype, shape) are in its files: each file's name, bytes of its
+# header and length; each tensor's file and the offset of its first byte there. With `numbers`, each
+# tensor has the number of its file, from 1.
+def model_layout(
+    tensors: Sequence[tuple[str, str, _Shape]], config: str, numbers: list[int] | None = None
+) -> tuple[list[tuple[str, int, int]], list[tuple[int, int]]]: ...
+
+# The coordinator's hold on a directory for an export by several ranks: it has created the files of
+# the layout, at their final length and with their headers. Dropping it removes them.
+@final
+class ModelSession:
+    def __new__(
+        cls,
+        path: str,
+        tensors: Sequence[tuple[str, str, _Shape]],
+        config: str,
+        numbers: list[int] | None = None,
+    ) -> ModelSession: ...
+    # The files to be written, in the order of the layout.
+    @property
+    def paths(self) -> list[os.PathLike[str]]: ...
+    # Once every rank's share is durable: gives the files their names.
+    def publish(self) -> None: ...
+    def abandon(self) -> None: ...
+
+# Writes one rank's share of such files: durable, not published. A file is its path, its final name
+# and its final length. A place is a file's number, the offset in it, an item's number, the offset
+# in its bytes, the number of bytes, and a round: places of earlier rounds are written first. Places
+# are sorted by file and offset, and fill the pages that they are in.
+def start_model_share(
+    items: Sequence[Memory | LazyMemory],
+    path: str,
+    files: Sequence[tuple[str, str, int]],
+    places: Sequence[tuple[int, int, int, int, int, int]],
+    config: str,
+) -> SaveJob: ...
+
+# Whether boxes (offsets and sizes) hold each element of an array exactly once.
+def tiles(shape: _Shape, boxes: Sequence[tuple[_Shape, _Shape]]) -> bool: ...
 
 # The coordinator's claim on a directory, made before any rank writes. Dropping it without a commit
 # removes what the ranks wrote.

@@ -12,6 +12,7 @@ mod exit;
 mod lazy;
 mod load;
 mod logging;
+mod model;
 mod place;
 mod save;
 mod session;
@@ -148,6 +149,7 @@ mod _native {
         exit::{end_jobs, fail_exit},
         load::{Block, Checkpoint},
         logging::deliver,
+        model::{ModelSession, model_layout, start_model_share, tiles},
         place::{Pin, gpus},
         save::{SaveJob, check_metrics, start_export, start_save, start_write},
         session::{Session, is_under_way},

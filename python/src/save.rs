@@ -33,14 +33,14 @@ pub(crate) struct SaveJob {
 }
 
 /// A whole checkpoint, or a rank's part of one.
-enum Handle {
+pub(crate) enum Handle {
     Save(SaveHandle),
     Rank(SaveHandle<(Receipt, SaveReport)>),
 }
 
 impl SaveJob {
     /// Starts a save, of tensors whose loading puts what it raises into the `Raised` that `start` gets.
-    fn start(
+    pub(crate) fn start(
         py: Python<'_>,
         config: &str,
         start: impl FnOnce(&Config, &Raised) -> Result<Handle>,

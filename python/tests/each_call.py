@@ -170,6 +170,9 @@ TASKS = {
         ("dcp-async-save", True),
         ("dcp-save-by-ranks", True),
         ("dcp-save-by-ranks-1", True),
+        ("hf-export-by-ranks", False),
+        ("hf-export-by-ranks", True),
+        ("hf-export-by-ranks-1", True),
     ]
 } | {
     "remove": Task(prepare_removal, run_removal, check_removal),

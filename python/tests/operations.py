@@ -38,10 +38,10 @@ def state(step):
 
 def step_of(found):
     """Return the step of a state after checking every element."""
-    step = int(found["w0"][0])
+    step = int(found["w0"].view(-1)[0])
     assert set(found) == set(NAMES)
     for name, tensor in state(step).items():
-        assert torch.equal(found[name], tensor), f"MIXED: {name} is not of step {step}"
+        assert torch.equal(found[name].view(-1), tensor), f"MIXED: {name} is not of step {step}"
     return step
 
 
@@ -114,6 +114,36 @@ def saves_by_ranks(number):
     return operation
 
 
+def exports_by_ranks(number):
+    """Return an export of sharded tensors by two ranks; calls ``begins`` on the one of this number.
+
+    The second half of the tensors is sharded along the inner dimension: the ranks exchange them.
+    """
+
+    def operation(step, path, outside, begins):
+        store = tempfile.mktemp(dir=outside)
+        overwrite = load(path, outside) is not None
+        in_children(RANKS, lambda rank: export(rank, store, step, path, overwrite, begins))
+
+    def export(rank, store, step, path, overwrite, begins):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        join(rank, RANKS, store)
+        mesh = init_device_mesh("cpu", (RANKS,))
+        shards = {
+            name: distribute_tensor(tensor.view(-1, 50), mesh, [Shard(n // 2)], src_data_rank=None)
+            for n, (name, tensor) in enumerate(state(step).items())
+        }
+        if rank == number:
+            begins()
+        ringstow.dcp.export_hf(
+            shards, path, max_shard_size=SMALL.shard_bytes, overwrite=overwrite, config=SMALL
+        )
+
+    return operation
+
+
 def join(rank, ranks, store):
     """Become a rank."""
     if dist.is_initialized():
@@ -131,6 +161,8 @@ OPERATIONS = {
     "dcp-async-save": saves_with_dcp_in_background,
     "dcp-save-by-ranks": saves_by_ranks(0),
     "dcp-save-by-ranks-1": saves_by_ranks(1),
+    "hf-export-by-ranks": exports_by_ranks(0),
+    "hf-export-by-ranks-1": exports_by_ranks(1),
 }
 
 

@@ -14,9 +14,9 @@ from converted import Evil, read_hf, saved, trained
 from support import python
 
 import ringstow
-from ringstow import _lines
+from ringstow import _lines, _replace
 from ringstow import convert as conversions
-from ringstow.convert import _cli, _replace, _targets, torch_to_ringstow
+from ringstow.convert import _cli, _targets, torch_to_ringstow
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -280,7 +280,8 @@ def test_ctrl_c_after_the_success_line_does_not_change_the_result(at):
 TWICE = """
 import os, signal, sys
 from ringstow import _cli
-from ringstow.convert import _files, _replace
+from ringstow import _replace
+from ringstow.convert import _files
 
 unlink = _replace.os.unlink
 

@@ -22,8 +22,8 @@ from two_hosts import Killed
 import ringstow
 import ringstow.dcp
 from ringstow import _late
+from ringstow._kinds import is_dcp, is_model
 from ringstow.convert import convert
-from ringstow.convert._paths import is_dcp, is_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

@@ -239,13 +239,22 @@ pub fn none_left(failed: &[(IoMode, Refusal)]) -> Error {
     Error::Unsupported { what: causes.join("; "), remedy: remedies.join("; ") }
 }
 
-/// Writes the first [`ALIGN`] bytes of a buffer to the start of a file, or reads them from there if the file may be
-/// shorter: some file systems take O_DIRECT at open and refuse it here. The buffer is lost only with the engine.
-pub fn trial(queue: &Queue, file: &Attached, write: bool, buffer: Buffer) -> Outcome {
-    let transfer = Transfer::of(buffer, ALIGN, 0);
-    match write {
-        true => queue.start_one(file, Action::Write(transfer), ALIGN).wait(),
-        false => queue.start_one(file, Action::Read(transfer), 0).wait(),
+/// What [`trial`] does with a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trial {
+    /// Writes to it, from this byte offset on.
+    Write(u64),
+    /// Reads its start; the file may be shorter.
+    Read,
+}
+
+/// Writes the first [`ALIGN`] bytes of a buffer to a file, or reads them: some file systems take O_DIRECT at open and
+/// refuse it here. The buffer is lost only with the engine.
+pub fn trial(queue: &Queue, file: &Attached, trial: Trial, buffer: Buffer) -> Outcome {
+    let of = |offset| Transfer::of(buffer, ALIGN, offset);
+    match trial {
+        Trial::Write(offset) => queue.start_one(file, Action::Write(of(offset)), ALIGN).wait(),
+        Trial::Read => queue.start_one(file, Action::Read(of(0)), 0).wait(),
     }
 }
 

@@ -199,6 +199,11 @@ impl Header {
         header
     }
 
+    /// No header at all: of a file whose header another process writes.
+    pub fn none() -> Self {
+        Self { reader: Reader::Model, tensors: 0, unpadded: 0, marks: Vec::new() }
+    }
+
     /// Its length, a multiple of 4096.
     pub fn bytes(&self) -> u64 {
         self.unpadded.next_multiple_of(ALIGN as u64)

@@ -49,10 +49,18 @@ pub fn shard(rank: u32, index: usize, generation: u64) -> String {
 /// Name of file number `index`, from 0, of `count` files with a model's weights, as Hugging Face's programs name them.
 pub fn model_shard(index: usize, count: usize) -> String {
     match count {
-        1 => "model.safetensors".into(),
-        _ => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
+        1 => MODEL.into(),
+        _ => numbered_model_shard(index + 1, count),
     }
 }
+
+/// Name of the file with this number, from 1, of `count` files with a model's weights.
+pub fn numbered_model_shard(number: usize, count: usize) -> String {
+    format!("model-{number:05}-of-{count:05}.safetensors")
+}
+
+/// The file of a model that has only one.
+pub const MODEL: &str = "model.safetensors";
 
 /// The index of a model with several files: which weights are in which file.
 pub const MODEL_INDEX: &str = "model.safetensors.index.json";
@@ -63,9 +71,11 @@ pub const MODEL_CLAIM: &str = ".ringstow-model";
 
 /// Whether this is a file that an unfinished export left behind.
 pub fn is_uncommitted_model(name: &str) -> bool {
-    let Some(name) = name.strip_suffix(UNCOMMITTED_SUFFIX) else { return false };
+    let Some(part) = name.strip_suffix(UNCOMMITTED_SUFFIX) else { return false };
+    // Several ranks write to names that are unique to one export.
+    let name = split_unique(name).map_or(part, |(name, _)| name);
     let is_numbered = || name.starts_with("model-") && numbered(name).is_some();
-    name == MODEL_INDEX || name == "model.safetensors" || is_numbered()
+    name == MODEL_INDEX || name == MODEL || is_numbered()
 }
 
 /// Splits the name of one of several files, such as `model-00002-of-00003.safetensors`, into their common name
@@ -296,6 +306,7 @@ mod tests {
         assert_eq!(model_shard(1, 12), "model-00002-of-00012.safetensors");
         for own in [&*model_shard(0, 1), &*model_shard(99_999, 100_000), MODEL_INDEX] {
             assert!(is_uncommitted_model(&uncommitted(own)) && !is_uncommitted_model(own), "{own}");
+            assert!(is_uncommitted_model(&uncommitted_write(own, "00ff00ff00ff00ff")), "{own}");
         }
         assert_eq!(numbered("my-model-00002-of-00012.safetensors"), Some(("my-model", 2, 12)));
         for other in ["model-2-of-3.safetensors", "model-00002-of-00003", "model.safetensors"] {

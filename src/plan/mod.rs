@@ -3,4 +3,5 @@
 mod deal;
 pub mod load;
 pub mod save;
+pub mod share;
 pub mod slab;

@@ -8,13 +8,13 @@
 //! the lanes take turns.
 
 use super::deal::{Member, deal, groups, order, split, total};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::header::{self, Header, Placed, Reader};
 use crate::format::part::Part;
 use crate::format::{Chunk, Item, TensorEntry, names};
 use serde::{Serialize, Serializer};
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 /// Everything besides the tensors that a layout depends on.
@@ -43,6 +43,8 @@ pub struct SavePlan {
     pub blocks: Vec<Block>,
     /// Bytes of tensor data.
     pub tensor_bytes: u64,
+    /// Whether other processes write other blocks of the same files, which have their length already.
+    pub is_share: bool,
 }
 
 /// One file.
@@ -67,6 +69,8 @@ pub struct ItemRange {
     pub item: usize,
     /// Byte offsets in the file.
     pub range: Range<u64>,
+    /// Which of the item's bytes is the first; 0 unless the plan is a share of a file.
+    pub from: u64,
 }
 
 /// A run of a file that is filled, checksummed and written at once.
@@ -118,6 +122,35 @@ pub fn plan_model(items: &[Item], block_bytes: u64, shard_bytes: u64) -> Result<
     plan_files(items, options, names::model_shard, Reader::Model)
 }
 
+/// [`plan_model`] with the number of each item's file, from 1. Every file is numbered, even if there is only one.
+///
+/// # Errors
+/// As for [`plan`]; [`Error::Invalid`] if a file's header is too long for its tensors.
+pub fn plan_numbered(items: &[Item], numbers: &[u32], block_bytes: u64) -> Result<SavePlan> {
+    let order = order(items)?;
+    let tensor_bytes = total(&order)?;
+    let count = numbers.iter().copied().max().unwrap_or(1);
+    let mut files: BTreeMap<u32, Vec<Member>> = BTreeMap::new();
+    for member in order {
+        let number = numbers.get(member.item).filter(|&&number| number > 0);
+        let number =
+            *number.ok_or_else(|| Error::invalid("each tensor needs a file number from 1"))?;
+        files.entry(number).or_default().push(member);
+    }
+    let mut shards = Vec::with_capacity(files.len());
+    for (number, members) in files {
+        let name = names::numbered_model_shard(number as usize, count as usize);
+        if split(items, &members, 0, Reader::Model)?.len() > 1 {
+            return Err(Error::invalid(format!(
+                "{name} would hold too many tensors: spread them over more files"
+            )));
+        }
+        shards.push(lay_out(name, items, 0, members, Reader::Model));
+    }
+    let blocks = interleave(&shards, block_bytes);
+    Ok(SavePlan { blocks, shards, tensor_bytes, is_share: false })
+}
+
 /// `name` gets the number of a file, from 0, and the number of files.
 fn plan_files(
     items: &[Item],
@@ -142,7 +175,7 @@ fn plan_files(
         .map(|(number, (lane, members))| lay_out(name(number, count), items, lane, members, reader))
         .collect();
     let blocks = interleave(&shards, options.block_bytes);
-    Ok(SavePlan { blocks, shards, tensor_bytes })
+    Ok(SavePlan { blocks, shards, tensor_bytes, is_share: false })
 }
 
 fn lay_out(
@@ -162,7 +195,7 @@ fn lay_out(
     let extent = |member: Member| {
         let begin = at;
         at += member.nbytes;
-        ItemRange { item: member.item, range: begin..at }
+        ItemRange { item: member.item, range: begin..at, from: 0 }
     };
     let mut extents: Vec<ItemRange> = members.into_iter().map(extent).collect();
     // Offsets in the header count from the data section, so they do not depend on the header's length.
@@ -220,9 +253,9 @@ fn interleave(shards: &[Shard], block_bytes: u64) -> Vec<Block> {
 }
 
 impl SavePlan {
-    /// Bytes of all files.
+    /// Bytes of all blocks: those of all files, unless the plan is a share of them.
     pub fn file_bytes(&self) -> u64 {
-        self.shards.iter().map(|shard| shard.bytes).sum()
+        self.blocks.iter().map(|block| block.len as u64).sum()
     }
 
     /// The pieces that fill a block, in order, without gaps.
@@ -232,16 +265,16 @@ impl SavePlan {
         let first = shard.items.partition_point(|item| item.range.end <= span.start);
         let count = shard.items[first..].partition_point(|item| item.range.start < span.end);
         let mut pieces = Vec::with_capacity(count + 1);
-        let mut add = |from, extent: &Range<u64>| {
+        let mut add = |from, extent: &Range<u64>, skipped: u64| {
             let (begin, end) = (span.start.max(extent.start), span.end.min(extent.end));
             if begin < end {
-                let range = (begin - extent.start) as usize..(end - extent.start) as usize;
-                pieces.push(Piece { from, range });
+                let at = |offset: u64| (offset - extent.start + skipped) as usize;
+                pieces.push(Piece { from, range: at(begin)..at(end) });
             }
         };
-        add(PieceSource::Header, &(0..shard.header.bytes()));
+        add(PieceSource::Header, &(0..shard.header.bytes()), 0);
         for extent in &shard.items[first..first + count] {
-            add(PieceSource::Item(extent.item), &extent.range);
+            add(PieceSource::Item(extent.item), &extent.range, extent.from);
         }
         debug_assert_eq!(pieces.iter().map(|piece| piece.range.len()).sum::<usize>(), block.len);
         pieces

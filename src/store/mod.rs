@@ -30,6 +30,8 @@ pub use read::part::TensorPart;
 pub use read::slices::Slice;
 pub use read::verify::verify;
 pub use write::export::export;
+pub use write::model_session::{ModelLayout, ModelSession};
+pub use write::model_share::write_model_share;
 pub use write::save::save;
 pub use write::session::{Committed, Session, is_under_way};
 pub use write::swept::{Left, Swept};

@@ -109,6 +109,15 @@ pub(crate) fn take_after(file: &File, other: &Path) -> io::Result<()> {
     })
 }
 
+/// Writes the start of an open file, and does not sync it.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(crate) fn write_start(file: &File, path: &Path, bytes: &[u8]) -> Result<()> {
+    let written = made(Call::Write, path, || Ok(())).and_then(|()| file.write_all_at(bytes, 0));
+    written.map_err(writing(path))
+}
+
 fn write_by(path: &Path, content: impl FnOnce(&File) -> io::Result<()>) -> Result<File> {
     let file = create(path, false).map_err(|error| inodes::creating(path, error))?;
     // `write_all` repeats an interrupted write itself.

@@ -1,6 +1,6 @@
 //! The disk space of files: reserve, count, cut.
 
-use crate::error::is_unsupported;
+use crate::error::{Shortage, is_unsupported};
 use crate::sys::file::look;
 use crate::sys::rlimit::limits;
 use crate::sys::seam::{Call, made};
@@ -49,11 +49,31 @@ pub fn preallocate(file: &File, len: u64) -> io::Result<Preallocated> {
 
 /// Checks RLIMIT_FSIZE. A write beyond it raises SIGXFSZ, which ends every process that does not ignore the
 /// signal, and few do except Python.
-fn check_limit(len: u64) -> io::Result<()> {
+///
+/// # Errors
+/// `EFBIG`.
+pub(crate) fn check_limit(len: u64) -> io::Result<()> {
     match limits(Resource::RLIMIT_FSIZE) {
         Ok((limit, _)) if limit < len => Err(rustix::io::Errno::FBIG.into()),
         _ => Ok(()),
     }
+}
+
+/// The bytes that files need and the bytes that their file system has for them, if it is full. Looks while the open
+/// files still hold what they got of it.
+pub(crate) fn shortage<'a>(
+    error: &io::Error,
+    needed: u64,
+    open: impl Iterator<Item = &'a File> + Clone,
+) -> Option<Shortage> {
+    if error.kind() != io::ErrorKind::StorageFull {
+        return None;
+    }
+    let last = open.clone().last()?;
+    let held: u64 = open.map(|file| allocated(file).unwrap_or_default()).sum();
+    let free = free(last).ok()?.saturating_add(held);
+    // Otherwise something else took the space: the file system's own needs, or other writers.
+    (free < needed).then_some(Shortage::Bytes { needed, free })
 }
 
 /// Bytes of disk that a file has.

@@ -3,7 +3,7 @@
 use crate::setup::*;
 use crossbeam_channel::{Receiver, unbounded};
 use fake_engines::{Twist, Twisted};
-use ringstow::internals::engine::io_mode::trial;
+use ringstow::internals::engine::io_mode::{Trial, trial};
 use ringstow::internals::engine::queue::{
     Answer, Attached, Outcome, Queue, Reply, Request, is_cancelled,
 };
@@ -140,12 +140,12 @@ pub fn a_reply_may_submit_the_next_request(setup: &Setup) {
 pub fn a_trial_tells_whether_a_file_takes_transfers(setup: &Setup) {
     let queue = setup.queue();
     let file = queue.attach(setup.create("file")).unwrap();
-    trial(&queue, &file, true, setup.filled(0)).result.unwrap();
+    trial(&queue, &file, Trial::Write(0), setup.filled(0)).result.unwrap();
     let back = queue.attach(setup.open("file")).unwrap();
-    let read = trial(&queue, &back, false, setup.pool.lease().unwrap());
+    let read = trial(&queue, &back, Trial::Read, setup.pool.lease().unwrap());
     read.result.unwrap();
     assert_eq!(read.buffer.unwrap()[..4096], pattern(0)[..4096]);
-    assert!(trial(&queue, &back, true, setup.filled(0)).result.is_err());
+    assert!(trial(&queue, &back, Trial::Write(0), setup.filled(0)).result.is_err());
 }
 
 /// Syncs all files at the same time.

@@ -25,9 +25,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Literal, TypedDict, Unpack
 
-from ringstow import _catalog, _native
+from ringstow import _catalog, _kinds, _native, _replace
 from ringstow._arguments import StrPath, absolute
-from ringstow._config import Config, in_bytes
+from ringstow._config import Config, parse_size
 from ringstow._errors import (
     CorruptCheckpointError,
     Error,
@@ -36,10 +36,11 @@ from ringstow._errors import (
     ReplacedCheckpointError,
 )
 from ringstow._report import SaveReport
-from ringstow.convert import _paths, _replace, _targets
+from ringstow.convert import _targets
 from ringstow.convert._check import Comparison
 from ringstow.convert._sources import Options, open_source
 from ringstow.convert._walk import State, stored, total_bytes
+from ringstow.tensors import _torch
 from ringstow.tree._select import listed
 
 __all__ = [
@@ -149,9 +150,10 @@ def convert(
     started = time.monotonic()
     here, there = absolute(src), absolute(dst)
     _replace.put_back(there)
-    source_kind = source or _paths.kind_of(here)
-    target_kind = target or _paths.target_kind(source_kind, there)
-    check = functools.partial(_paths.check_target, here, there, target_kind, overwrite=overwrite)
+    source_kind = source or _kinds.kind_of(here)
+    target_kind = target or _kinds.target_kind(source_kind, there)
+    _kinds.check_other(here, there)
+    check = functools.partial(_kinds.check_target, there, target_kind, overwrite=overwrite)
     check()
     _check_options(target_kind, prefix, dtype)
     options = Options(
@@ -258,27 +260,13 @@ def ringstow_to_hf(src: StrPath, dst: StrPath, **options: Unpack[_HfOptions]) ->
     return convert(src, dst, source="ringstow", target="hf", **options)
 
 
-def parse_size(size: int | str) -> int:
-    """Return a size in bytes: ``"5GB"`` is 5 * 10^9; ``"5GiB"`` and ``"5G"`` are 5 * 2^30.
-
-    Raises:
-        InvalidStateError: it is not a size, or not positive.
-    """
-    size = in_bytes(size)
-    if size <= 0:
-        raise InvalidStateError(
-            f"a file of at most {size} bytes holds nothing; give a size such as 5GB"
-        )
-    return size
-
-
 def _check_options(kind: str, prefix: str, dtype: str | None) -> None:
     if kind != "hf" and (prefix or dtype):
         raise InvalidStateError(
             f"prefix and dtype are for hf; a conversion to {kind} leaves all tensors as they are"
         )
-    if dtype not in (None, "float32", "bfloat16", "float16"):
-        raise InvalidStateError(f"dtype {dtype!r} is not one of float32, bfloat16, float16")
+    if dtype not in (None, *_torch.CASTS):
+        raise InvalidStateError(f"dtype {dtype!r} is not one of {', '.join(_torch.CASTS)}")
 
 
 def _recognizer(to: str, path: str, kind: str, report: SaveReport | None) -> Callable[[], bool]:
@@ -299,7 +287,7 @@ def _recognizer(to: str, path: str, kind: str, report: SaveReport | None) -> Cal
 
         return has_generation
     made = os.stat(to)
-    return lambda: os.path.samestat(made, os.stat(path)) and _paths.kind_of(path) == kind
+    return lambda: os.path.samestat(made, os.stat(path)) and _kinds.kind_of(path) == kind
 
 
 @contextlib.contextmanager

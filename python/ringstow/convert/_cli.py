@@ -13,10 +13,10 @@ from typing import Any, Self
 
 from ringstow import _progress as _progress_bars
 from ringstow._errors import CorruptCheckpointError, Error
+from ringstow._kinds import KINDS
 from ringstow._lines import size
+from ringstow._replace import complete
 from ringstow.convert import ConvertReport, Progress, convert
-from ringstow.convert._paths import KINDS
-from ringstow.convert._replace import complete
 
 _EXAMPLES = """\
 examples:

@@ -27,11 +27,11 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from ringstow import _native
+from ringstow import _native, _replace
 from ringstow._errors import FormatError, InvalidStateError, UnsupportedError
+from ringstow._kinds import DCP_DATA, taken
 from ringstow.convert import _files
 from ringstow.convert._files import plain_numpy, reading, unreadable
-from ringstow.convert._paths import DCP_DATA, taken
 from ringstow.convert._walk import State, is_tensor, loaded, replaced, spec_of
 from ringstow.dcp import _private
 from ringstow.tensors import _torch
@@ -248,7 +248,7 @@ def write(state: State, path: str, wrote: Callable[[int], None]) -> None:
             save(shadows, storage_writer=writer, planner=_Planner(), no_dist=True)
         _native.sync_dir(path)
     except BaseException as error:
-        _files.remove_dcp(path, writer.created)
+        _replace.remove_dcp(path, writer.created)
         raise _cause(error) from None
 
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
-import os
 import pickle
 from collections.abc import Iterator
 from typing import IO, Any, cast
 
-from ringstow import _native
 from ringstow._errors import CorruptCheckpointError, Error, UnsupportedError
-from ringstow.convert._paths import DCP_DATA
 
 REMEDY = "take another copy of it, or an earlier checkpoint"
 
@@ -54,16 +51,6 @@ class _Sink(io.BufferedIOBase):
         except BaseException as error:
             self.refused = error
             raise
-
-
-def remove_dcp(path: str, names: list[str]) -> None:
-    """Remove files of a conversion to ``dcp``, also after a loss of power in between."""
-    for name in sorted(names, key=DCP_DATA.__eq__):
-        if name == DCP_DATA and len(names) > 1:
-            with contextlib.suppress(OSError):  # the disk may be failing
-                _native.sync_dir(path)  # this file tells whose the others are, so it goes last
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(path, name))
 
 
 @contextlib.contextmanager

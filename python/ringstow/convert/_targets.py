@@ -25,8 +25,6 @@ Advance = Callable[[str, int, int], None]
 """Called with the phase, its bytes done, and its bytes in all."""
 
 _ALIGN = 4096
-_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-_CAST = {"F64", "F32", "BF16", "F16"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -192,8 +190,8 @@ def cast(value: Any, dtype: str | None, key: str) -> Any:
     if dtype is None:
         return value
     memory = _memory(value, key)
-    code = _DTYPES[dtype]
-    if memory.dtype not in _CAST or memory.dtype == code:
+    code = _torch.cast_code(memory.dtype, dtype)
+    if memory.dtype == code:
         return value
     to = _torch.dtype_of(code, key)
     size = to.itemsize

@@ -8,6 +8,7 @@
     dcp.save(state, checkpoint_id=path, storage_writer=ringstow.dcp.StorageWriter())
     dcp.load(state, checkpoint_id=path, storage_reader=ringstow.dcp.StorageReader())
     path = ringstow.dcp.latest("run")  # the same on every rank
+    ringstow.dcp.export_hf(model.state_dict(), "out/model")  # one model, written by all ranks
 
 Unlike ``import ringstow`` this imports torch. ``docs/dcp.md`` is the guide.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 try:
     from ringstow.dcp._defaults import use_by_default
+    from ringstow.dcp._export import ExportReport, export_hf
     from ringstow.dcp._latest import latest
     from ringstow.dcp._planner import LoadPlanner
     from ringstow.dcp._reader import StorageReader
@@ -23,4 +25,12 @@ try:
 except ImportError as error:
     raise ImportError(f"ringstow.dcp needs torch 2.6 or newer: {error}") from error
 
-__all__ = ["LoadPlanner", "StorageReader", "StorageWriter", "latest", "use_by_default"]
+__all__ = [
+    "ExportReport",
+    "LoadPlanner",
+    "StorageReader",
+    "StorageWriter",
+    "export_hf",
+    "latest",
+    "use_by_default",
+]

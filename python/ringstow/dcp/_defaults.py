@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch.distributed.checkpoint as dcp
 
 from ringstow._config import Config
-from ringstow.dcp import _stock
+from ringstow.dcp import _stock, _stock_hf
 from ringstow.dcp._stock import FileSystemReader, FileSystemWriter, StockReader, StockWriter
 from ringstow.tree._select import listed
 
@@ -21,6 +21,8 @@ _log = logging.getLogger("ringstow")
 
 _PACKAGE = dcp.__name__
 _OURS: dict[type, type] = {StockWriter: FileSystemWriter, StockReader: FileSystemReader}
+if _stock_hf.IS_KNOWN:
+    _OURS[_stock_hf.StockHfWriter] = _stock_hf.HuggingFaceStorageWriter
 _STOCK = {ours: stock for stock, ours in _OURS.items()}
 
 
@@ -42,7 +44,7 @@ def use_by_default(config: Config | None = None, *, allow_pickle: bool = False) 
     From then on ``FileSystemWriter`` and ``FileSystemReader`` are ringstow's in all of
     ``torch.distributed.checkpoint``: for ``dcp.save(state, checkpoint_id=path)`` and similar calls,
     and for programs that look up these names when they save. Modules that have imported the classes
-    by name keep torch's; a warning names each.
+    by name keep torch's; a warning names each. ``HuggingFaceStorageWriter`` is `export_hf`.
 
     The classes take the arguments of torch's. An argument without effect is logged once; with
     ``_extensions``, torch's own writer saves. Checkpoints by torch's own writer still load.
@@ -95,7 +97,9 @@ def _warn_of_others() -> None:
         for module, name, _ in _naming(_OURS)
         if not _is_dcp(module) and not module.startswith("ringstow.")
     ]
-    kinds: list[type] = [*StockWriter.__subclasses__(), *StockReader.__subclasses__()]
+    kinds: list[type] = []
+    for stock in _OURS:
+        kinds += stock.__subclasses__()
     derived = [f"{k.__module__}.{k.__qualname__}" for k in kinds if not _is_dcp(k.__module__)]
     new = [name for name in dict.fromkeys(holders + derived) if name not in _warned]
     _warned.update(new)

@@ -111,6 +111,22 @@ def load_ranks() -> list[int] | None:
         return None
 
 
+def save_group() -> tuple[dist.ProcessGroup | None, bool] | None:
+    """Return the process group of the ``dcp.save`` that calls this, and whether it is one at all.
+
+    None if unknown. DCP passes a writer neither its process group nor ``no_dist``: they are in its
+    frame.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "_save_state_dict":
+        frame = frame.f_back
+    save: Any = None if frame is None else frame.f_locals.get("distW")
+    try:
+        return save.group, bool(save.use_dist)
+    except AttributeError:  # another torch's, or a call by other means
+        return None
+
+
 def set_version(metadata: Metadata) -> None:
     """Note the version of DCP's format, as torch's writer does; without a version, do nothing."""
     version = getattr(filesystem, "CURRENT_DCP_VERSION", None)

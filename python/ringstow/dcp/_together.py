@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from ringstow._errors import Error
@@ -80,17 +81,67 @@ def agree(error: BaseException | None, group: dist.ProcessGroup | None) -> None:
         BaseException: this rank's own error.
         Error: another rank's, with its rank.
     """
+    _agreed(error, None, group)
+
+
+class Team:
+    """The ranks of a group, or one process alone."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None, *, alone: bool = False) -> None:
+        """Name the ranks.
+
+        Args:
+            group: the group; None means all ranks, or this process if there is no group at all.
+            alone: this process is the only rank, whatever groups there are.
+        """
+        self.group = group
+        self._is_alone = alone or not dist.is_initialized()
+        self.rank = 0 if self._is_alone else dist.get_rank(group)
+        """This process's rank in the group; -1 if it is not in it."""
+        self.size = 1 if self._is_alone else dist.get_world_size(group)
+
+    @property
+    def device(self) -> torch.device:
+        """The device whose memory the back end sends: NCCL sends that of GPUs only."""
+        is_nccl = not self._is_alone and dist.get_backend(self.group) == "nccl"
+        return torch.device("cuda" if is_nccl else "cpu")
+
+    def global_rank(self, rank: int) -> int:
+        """Return the rank in the default group of a rank of this one."""
+        return rank if self.group is None else dist.get_global_rank(self.group, rank)
+
+    def together(self, work: Callable[[], T]) -> list[T]:
+        """Do something on every rank, and return what all return; fail on all if one fails.
+
+        Raises:
+            BaseException: this rank's own error.
+            Error: another rank's, with its rank.
+        """
+        if self._is_alone:
+            return [work()]
+        done: list[T] = []
+        error: BaseException | None = None
+        try:
+            done.append(work())
+        except BaseException as caught:  # the others must not wait for this rank
+            error = caught
+        return [value for values in _agreed(error, done, self.group) for value in values]
+
+
+def _agreed(error: BaseException | None, value: T, group: dist.ProcessGroup | None) -> list[T]:
+    """Return every rank's value, or fail on all ranks if one of them has failed."""
     try:
-        errors = gathered(None if error is None else sendable(error), group)
+        said = gathered((value, None if error is None else sendable(error)), group)
     except BaseException:
         if error is not None:
             raise error from None
         raise
     if error is not None:
         raise error
-    for rank, other in enumerate(errors):
+    for rank, (_, other) in enumerate(said):
         if other is not None:
             raise Error(f"rank {rank} failed: {type(other).__name__}: {other}") from other
+    return [one for one, _ in said]
 
 
 @contextlib.contextmanager

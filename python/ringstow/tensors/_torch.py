@@ -47,6 +47,8 @@ CODES = {
     "complex128": "C128",
 }
 NAMES = {code: name for name, code in CODES.items()}
+CASTS = ("float32", "bfloat16", "float16")
+"""The dtypes that a model's weights can be cast to."""
 
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
@@ -80,6 +82,15 @@ def dtype_of(code: str, key: str) -> torch.dtype:
         UnsupportedError: this torch has no such dtype.
     """
     return dtype_named(NAMES.get(code, code), key)
+
+
+def cast_code(code: str, dtype: str | None) -> str:
+    """Return the code of a tensor's dtype after a cast to a dtype of `CASTS`; None casts nothing.
+
+    Floats of eight bits and less stay: they are codes, with their scales in other tensors.
+    """
+    is_cast = dtype is not None and code in ("F64", "F32", "BF16", "F16")
+    return CODES[dtype] if is_cast and dtype is not None else code
 
 
 def device_named(name: str, key: str) -> torch.device:

@@ -2,7 +2,7 @@
 
 use super::reads::{Reads, ShardFile};
 use crate::config::Config;
-use crate::engine::io_mode::{self, IoMode, Stage};
+use crate::engine::io_mode::{self, IoMode, Stage, Trial};
 use crate::engine::queue::Queue;
 use crate::error::{Result, is_bad_medium};
 use crate::limits::ALIGN;
@@ -59,7 +59,7 @@ fn open_in_directory<'a>(
         let open = attach(queue, &shard.path, file)?;
         if files.is_empty() {
             // A page of its own is enough: the load may never need the pool.
-            let trial = |buffer| io_mode::trial(queue, &open.attached, false, buffer).result;
+            let trial = |buffer| io_mode::trial(queue, &open.attached, Trial::Read, buffer).result;
             match Buffer::alone(ALIGN).and_then(trial) {
                 // No other mode reads a bad sector; its own read says that it is bad.
                 Err(error) if collects && is_bad_medium(&error) => {}

@@ -2,9 +2,9 @@
 
 use crate::engine::Action;
 use crate::engine::fallback::Fallback;
-use crate::engine::io_mode::{self, IoMode, Stage};
+use crate::engine::io_mode::{self, IoMode, Stage, Trial};
 use crate::engine::queue::{Answer, Queue};
-use crate::error::{Error, Result, Shortage};
+use crate::error::{Error, Result};
 use crate::limits::ALIGN;
 use crate::pipeline::open::{Attempt, OpenFailure, Opened, attach, open_each};
 use crate::pipeline::report::Moved;
@@ -14,8 +14,6 @@ use crate::plan::save::SavePlan;
 use crate::pool::Pool;
 use crate::sys::space::{self, Preallocated};
 use crate::sys::{file, rlimit};
-use std::fs::File;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -33,7 +31,10 @@ pub(super) fn open(
         let padded = |n: usize| plan.shards[n].bytes.next_multiple_of(ALIGN as u64);
         let files: Vec<(&Path, u64)> =
             numbers.iter().map(|&n| (paths[n].as_path(), padded(n))).collect();
-        open_in_directory(queue, mode, pool, &files)
+        match plan.is_share {
+            true => open_shared(queue, mode, pool, (&files, first_offset(plan, numbers[0]))),
+            false => open_in_directory(queue, mode, pool, &files),
+        }
     })
 }
 
@@ -52,7 +53,9 @@ fn open_in_directory(
         // Attached at once: a child that is forked before would keep it open.
         let open = attach(queue, path, file)?;
         let preallocated = space::preallocate(&open.file, bytes).map_err(|error| {
-            let shortage = too_little_space(&error, paths, &files, &open.file);
+            let needed = paths.iter().map(|(_, bytes)| bytes).sum();
+            let so_far = files.iter().chain([&open]).map(|open: &OpenFile| &*open.file);
+            let shortage = space::shortage(&error, needed, so_far);
             OpenFailure { shortage, ..failed(Stage::Open, "preallocating")(error) }
         })?;
         if preallocated == Preallocated::SizeOnly && notes.is_empty() {
@@ -60,7 +63,7 @@ fn open_in_directory(
         }
         if files.is_empty() {
             let buffer = pool.lease().map_err(failed(Stage::Open, "taking staging memory for"))?;
-            let trial = io_mode::trial(queue, &open.attached, true, buffer);
+            let trial = io_mode::trial(queue, &open.attached, Trial::Write(0), buffer);
             trial.result.map_err(failed(Stage::Trial, "writing"))?;
         }
         files.push(open);
@@ -68,23 +71,34 @@ fn open_in_directory(
     Ok((files, notes))
 }
 
-/// The bytes that a directory's files need and the bytes that their file system has for them, if it is
-/// full. Looks while the open files still hold what they got of it.
-fn too_little_space(
-    error: &io::Error,
-    paths: &[(&Path, u64)],
-    open: &[OpenFile],
-    last: &File,
-) -> Option<Shortage> {
-    if error.kind() != io::ErrorKind::StorageFull {
-        return None;
+/// Where the first block of a file is.
+fn first_offset(plan: &SavePlan, shard: usize) -> u64 {
+    let of_shard = plan.blocks.iter().filter(|block| block.shard == shard);
+    of_shard.map(|block| block.offset).min().unwrap_or_default()
+}
+
+/// Opens files of one directory that another process has created, and reserved space for. `trial_at` is the offset of
+/// a block of the first: other processes write those that are not this plan's.
+fn open_shared(
+    queue: &Arc<Queue>,
+    mode: &IoMode,
+    pool: &Pool,
+    (paths, trial_at): (&[(&Path, u64)], u64),
+) -> Attempt<Opened> {
+    let mut files: Vec<OpenFile> = Vec::with_capacity(paths.len());
+    for &(path, bytes) in paths {
+        let failed = |stage, doing| OpenFailure::of(stage, doing, path);
+        space::check_limit(bytes).map_err(failed(Stage::Open, "opening"))?;
+        let file = file::open_write(path, mode.direct).map_err(failed(Stage::Open, "opening"))?;
+        files.push(attach(queue, path, file)?);
     }
-    let needed = paths.iter().map(|(_, bytes)| bytes).sum();
-    let files = open.iter().map(|open| &*open.file).chain([last]);
-    let held: u64 = files.map(|file| space::allocated(file).unwrap_or_default()).sum();
-    let free = space::free(last).ok()?.saturating_add(held);
-    // Otherwise something else took the space: the file system's own needs, or other writers.
-    (free < needed).then_some(Shortage::Bytes { needed, free })
+    if let Some(first) = files.first() {
+        let failed = |stage, doing| OpenFailure::of(stage, doing, &first.path);
+        let buffer = pool.lease().map_err(failed(Stage::Open, "taking staging memory for"))?;
+        let trial = io_mode::trial(queue, &first.attached, Trial::Write(trial_at), buffer);
+        trial.result.map_err(failed(Stage::Trial, "writing"))?;
+    }
+    Ok((files, Vec::new()))
 }
 
 fn no_preallocation() -> Fallback {
@@ -97,9 +111,11 @@ fn no_preallocation() -> Fallback {
     }
 }
 
-/// Cuts the padding off every file, then syncs them all at once: they may be on several disks.
+/// Cuts the padding off every file that no other process writes, then syncs them all at once: they may be on several
+/// disks.
 pub(super) fn make_durable(files: &OpenFiles, plan: &SavePlan) -> Result<()> {
-    for (open, shard) in files.iter().zip(&plan.shards) {
+    let own = if plan.is_share { &[] } else { plan.shards.as_slice() };
+    for (open, shard) in files.iter().zip(own) {
         space::finish(&open.file, shard.bytes)
             .map_err(|e| Error::io("cutting to length", &*open.path, e))?;
     }

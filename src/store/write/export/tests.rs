@@ -2,8 +2,10 @@
 
 use super::*;
 use crate::format::Dtype;
+use crate::sys::dir::{file_names, remove};
 use crate::sys::seam::{Call, fail_call};
 use crate::{Config, Error};
+use serde_json::json;
 use std::fs;
 
 fn runtime(shard_bytes: u64) -> Arc<Runtime> {

@@ -29,8 +29,7 @@ from ringstow._errors import (
     NotDurableError,
     ReplacedCheckpointError,
 )
-from ringstow.convert._files import remove_dcp
-from ringstow.convert._paths import (
+from ringstow._kinds import (
     DCP_DATA,
     commit_of,
     is_dcp,
@@ -81,8 +80,8 @@ def _put_back(path: str) -> None:
 
 def _busy(left: str, remedy: str) -> BusyError:
     return BusyError(
-        f"{left} is of a conversion that was killed, or that another host is running, and no lock "
-        f"would show that: if none is running, {remedy}"
+        f"{left} is of a conversion or export that was killed, or that another host is running, "
+        f"and no lock would show that: if none is running, {remedy}"
     )
 
 
@@ -326,12 +325,22 @@ def _clear_unfinished(path: str) -> None:
     remove_dcp(path, names)
 
 
+def remove_dcp(path: str, names: list[str]) -> None:
+    """Remove files of a conversion to ``dcp``, also after a loss of power in between."""
+    for name in sorted(names, key=DCP_DATA.__eq__):
+        if name == DCP_DATA and len(names) > 1:
+            with contextlib.suppress(OSError):  # the disk may be failing
+                _native.sync_dir(path)  # this file tells whose the others are, so it goes last
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(path, name))
+
+
 def _clear_replaced(path: str, is_part_of: Callable[[str], bool]) -> None:
     try:
         _clear_all(path, is_part_of)
     except OSError as error:
         _log.warning(
-            "%s is written, but what it replaces is left: %s. The next conversion there removes it",
+            "%s is written, but what it replaces is left: %s. The next one there removes it",
             path,
             error,
         )

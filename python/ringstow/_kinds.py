@@ -31,6 +31,8 @@ _COMMITS = {
     "hf": (_INDEX, "model.safetensors"),
 }
 """The files in a target of each kind, the first of which commits it."""
+# With the unique text that ranks add to the names of uncommitted files.
+_MODEL = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json|\.[0-9a-f]{16})?")
 _TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".tar")
 
 
@@ -103,15 +105,22 @@ def target_kind(source: str, path: str) -> str:
     )
 
 
-def check_target(source: str, path: str, kind: str, *, overwrite: bool) -> None:
-    """Refuse a target that is the source, or that holds files which must not be replaced.
+def check_other(source: str, path: str) -> None:
+    """Refuse a target that is the source.
 
     Raises:
         InvalidStateError: the two paths are the same.
-        FileExistsError: something is at the target; names it.
     """
     if os.path.realpath(source) == os.path.realpath(path):
         raise InvalidStateError(f"{path} is both source and target: give another target")
+
+
+def check_target(path: str, kind: str, *, overwrite: bool) -> None:
+    """Refuse a target that holds files which must not be replaced.
+
+    Raises:
+        FileExistsError: something is at the target; names it.
+    """
     if not os.path.lexists(path):
         return
     if os.path.isdir(path) == (kind == "torch"):
@@ -151,7 +160,7 @@ def is_unfinished_dcp(names: list[str]) -> bool:
 
 def is_model(name: str) -> bool:
     """Tell whether Hugging Face's programs give the files of a model this name."""
-    return re.fullmatch(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json)?", name) is not None
+    return _MODEL.fullmatch(name) is not None
 
 
 def _may_stay_or_go(name: str, names: list[str], kind: str) -> bool:
