@@ -23,6 +23,9 @@ _HIDDEN = ".ringstow-"
 _REPLACED = ".ringstow_replaced-"
 _NO_SWAP = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
+# What `begin` has begun.
+_in_progress: set[str] = set()
+
 _log = logging.getLogger("ringstow")
 
 
@@ -64,6 +67,26 @@ def prepare(final: str, names: re.Pattern[str]) -> str:
     return part
 
 
+def begin(final: str) -> str:
+    """Do as `prepare` for all hidden names beside a checkpoint, until `end`.
+
+    Saves of this process that are in progress beside it keep their directories.
+
+    Returns:
+        The hidden directory.
+    """
+    run = os.path.dirname(final)
+    busy = [re.escape(os.path.basename(one)) for one in _in_progress if os.path.dirname(one) == run]
+    part = prepare(final, re.compile(rf"(?!(?:{'|'.join(busy) or '(?!)'})\Z).*", re.DOTALL))
+    _in_progress.add(final)
+    return part
+
+
+def end(final: str) -> None:
+    """Note that a save that `begin` began has ended."""
+    _in_progress.discard(final)
+
+
 def recover(run: str, names: re.Pattern[str]) -> None:
     """Give a replaced checkpoint its name back if nothing took it; remove other hidden ones.
 
@@ -99,6 +122,33 @@ def complete(part: str, final: str, may_replace: Callable[[str], None] | None = 
     """
     sync(part)
     take_name(part, final, may_replace)
+
+
+def keep_others(final: str, part: str, is_own: Callable[[str], bool]) -> None:
+    """Put the user's files of a checkpoint that will be replaced into its successor.
+
+    Args:
+        final: the checkpoint's path.
+        part: the hidden directory of its successor.
+        is_own: whether the framework writes a file of this name.
+    """
+    for name in os.listdir(final) if os.path.isdir(final) else ():
+        target = os.path.join(part, name)
+        if not is_own(name) and not os.path.lexists(target):
+            link(os.path.join(final, name), target)
+
+
+def link(source: str, target: str) -> None:
+    """Put a file or directory at a second place, without its bytes where links work."""
+    if os.path.isdir(source) and not os.path.islink(source):
+        os.mkdir(target)
+        for name in os.listdir(source):
+            link(os.path.join(source, name), os.path.join(target, name))
+        return
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:  # the file system has no links
+        shutil.copy2(source, target, follow_symlinks=False)
 
 
 def sync(path: str) -> None:

@@ -64,6 +64,10 @@ class Saves:
             _jobs.unreported.remove(failure)
         return None if error is None else error.with_traceback(None)
 
+    def ended(self) -> BaseException | None:
+        """Wait as `end` does, and return what the save failed of, which `end` still returns."""
+        return None if self._in_flight is None else self._in_flight.exception()
+
     def follow(self, handle: Future[Any]) -> None:
         """Let `end` wait for a save that another rank completes."""
         self._in_flight = handle
@@ -104,18 +108,31 @@ class Saves:
                 raise
 
         def finish() -> None:
+            commit()
+            self._remove(stale)
+            if announce is not None:
+                announce()
+
+        self.run(final, finish)
+
+    def run(self, final: str, finish: Callable[[], None]) -> None:
+        """Complete a save by a function, in the background.
+
+        Args:
+            final: the checkpoint's path.
+            finish: the function; what it raises is the save's failure.
+        """
+
+        def work() -> None:
             try:
-                commit()
-                self._remove(stale)
-                if announce is not None:
-                    announce()
+                finish()
             except BaseException as error:
                 # Until `end` returns it: the exit reports what nobody has asked about.
                 self._failure = _jobs.Failure(final, error)
                 _jobs.unreported.append(self._failure)
                 raise
 
-        self._in_flight = self._worker.submit(finish)
+        self._in_flight = self._worker.submit(work)
 
     def _remove(self, stale: Callable[[], Iterable[str]]) -> None:
         """Remove older checkpoints. The save has succeeded, whatever becomes of them."""

@@ -1,0 +1,1 @@
+"""What `ringstow.integrations.deepspeed` is made of."""

@@ -1,0 +1,64 @@
+"""What the ranks of an engine tell each other, in a group that training does not use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+import torch
+import torch.distributed as dist
+
+from ringstow._errors import Error, InvalidStateError
+from ringstow.dcp._together import agree, from_first, gathered
+
+_T = TypeVar("_T")
+_TEXT_BYTES = 4096
+
+
+class Ranks:
+    """All ranks; they make it together."""
+
+    def __init__(self) -> None:
+        self._group = cast("dist.ProcessGroup", dist.new_group(backend="gloo"))
+        self.is_first = dist.get_rank() == 0
+
+    def first(self, look: Callable[[], _T]) -> _T:
+        """Return what a function returns on rank 0, or raise what it raises, on all ranks."""
+        return from_first(look, self._group)
+
+    def agree(self, error: BaseException | None) -> None:
+        """Raise on all ranks if one has failed."""
+        agree(error, self._group)
+
+    def same(self, path: str) -> None:
+        """Raise on all ranks if they do not save to the same path."""
+        paths = gathered(path, self._group)
+        if len(set(paths)) > 1:
+            named = "; ".join(f"rank {rank}: {one}" for rank, one in enumerate(paths))
+            raise InvalidStateError(
+                f"the ranks save to different paths: {named}. Give save_checkpoint the same "
+                "save_dir and tag on every rank"
+            )
+
+    def settle(self, error: BaseException | None) -> None:
+        """Raise on all ranks if one has failed, in the thread of a background save.
+
+        This works after ``destroy_process_group``, too, since it calls the group's own method: a
+        training may end its groups while its last save is in progress.
+        """
+        said = "" if error is None else f"{type(error).__name__}: {error}"
+        own = torch.zeros(_TEXT_BYTES, dtype=torch.uint8)
+        if text := said.encode()[:_TEXT_BYTES]:
+            own[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+        every = [torch.empty_like(own) for _ in range(self._group.size())]
+        try:
+            self._group.allgather([every], [own]).wait()
+        except BaseException:
+            if error is not None:
+                raise error from None
+            raise
+        if error is not None:
+            raise error
+        for rank, one in enumerate(every):
+            if text := bytes(one.tolist()).rstrip(b"\0"):
+                raise Error(f"rank {rank} failed: {text.decode(errors='replace')}")

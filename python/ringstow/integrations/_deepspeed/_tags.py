@@ -1,0 +1,50 @@
+"""The directories of tags, and the file ``latest`` that names the newest."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from ringstow import _native
+from ringstow._errors import NoCheckpointError
+from ringstow.integrations import _named
+
+STATES = "_states.pt"
+"""How the names of all files end that DeepSpeed saves in a tag's directory."""
+_LATEST = "latest"
+
+
+def publish(part: str, final: str) -> None:
+    """Give a complete tag its name, with the files that the user put into an older one."""
+    _named.keep_others(final, part, lambda name: name.endswith(STATES))
+    _named.complete(part, final)
+
+
+def name_latest(save_dir: str, tag: str) -> None:
+    """Let ``latest`` name a tag, durably, and never anything else than one tag."""
+    new = os.path.join(save_dir, f".ringstow-{_LATEST}")
+    with open(new, "w") as stream:
+        stream.write(tag)
+    _named.sync_file(new)
+    os.rename(new, os.path.join(save_dir, _LATEST))
+    _native.sync_dir(save_dir)
+
+
+def to_load(load_dir: str, tag: str | None) -> str | None:
+    """Return the tag to load; None if ``latest`` is not there.
+
+    Raises:
+        NoCheckpointError: the tag is not there.
+    """
+    named = os.path.join(load_dir, _LATEST)
+    if tag is None:
+        if not os.path.isfile(named):
+            return None
+        with open(named) as stream:
+            tag = stream.read().strip()
+    final = os.path.abspath(os.path.join(load_dir, str(tag)))
+    if not os.path.lexists(final) and os.path.lexists(_named.replaced(final)):
+        _named.recover(os.path.dirname(final), re.compile(re.escape(os.path.basename(final))))
+    if not os.path.isdir(final):
+        raise NoCheckpointError(f"{final} is not there; {named} or the caller names it")
+    return str(tag)

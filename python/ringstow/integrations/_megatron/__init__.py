@@ -1,0 +1,1 @@
+"""What `ringstow.integrations.megatron` is made of."""
