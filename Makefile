@@ -38,7 +38,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 # Training frameworks for python/trainer_tests, as extras of python/pyproject.toml; PyTorch is in $(READY).
 TRAINERS       := $(VENV)/.trainers
-TRAINER_EXTRAS := accelerate,deepspeed,lightning,megatron,peft,pytorch-lightning,torchtitan,transformers
+TRAINER_EXTRAS := accelerate,deepspeed,lightning,megatron,nvrx,peft,pytorch-lightning,ray,torchtitan,transformers
 INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 	\( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name '*.toml' \) \
 	-not -path 'python/tests/*' -not -path 'python/trainer_tests/*' -not -path '*/target/*' 2>/dev/null)

@@ -122,7 +122,7 @@ class Alone:
         )
 
     def save_async(
-        self, state: dict[Any, Any], path: str, step: int, metrics: Mapping[str, Any] | None
+        self, state: dict[Any, Any], path: str, step: int | None, metrics: Mapping[str, Any] | None
     ) -> SaveHandle:
         return save_async(
             state,

@@ -60,27 +60,11 @@ class Run:
         Raises:
             OSError: there is none: the error of the newest.
         """
-        from ringstow._catalog_report import Step
-
         path = _catalog.latest(self.root, verify=True, config=self._config)  # logs what it passes
-        if path is None:
+        step = None if path is None else step_at(path, self._config)
+        if step is None or step.step is None:
             raise error
-        with open_checkpoint(path, config=self._config) as checkpoint:
-            info = checkpoint.info
-        if info.step is None:
-            raise error
-        return [
-            Step(
-                path=path,
-                step=info.step,
-                metrics=info.metrics,
-                dropped=info.dropped,
-                created_unix_ms=info.created_unix_ms,
-                nbytes=None,
-                status="committed",
-                problem=None,
-            )
-        ]
+        return [step]
 
     def named(self, step: int) -> list[Step]:
         """Return the step of this number, in a list.
@@ -132,6 +116,28 @@ class Run:
                 "must not begin anew beside it. Load it with ringstow.load, or give the manager "
                 "another directory"
             )
+
+
+def step_at(path: str, config: Config | None) -> Step:
+    """Return the committed checkpoint at a path.
+
+    Raises:
+        Error, OSError: it cannot be opened.
+    """
+    from ringstow._catalog_report import Step
+
+    with open_checkpoint(path, config=config) as checkpoint:
+        info = checkpoint.info
+    return Step(
+        path=path,
+        step=info.step,
+        metrics=info.metrics,
+        dropped=info.dropped,
+        created_unix_ms=info.created_unix_ms,
+        nbytes=None,
+        status="committed",
+        problem=None,
+    )
 
 
 def _has_lost_manifest(path: str) -> bool:

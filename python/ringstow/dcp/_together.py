@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
 from ringstow._errors import Error
 from ringstow.dcp._errors import survives
@@ -156,3 +157,24 @@ def _patient(group: dist.ProcessGroup | None) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def explained(failure: BaseException, what: str) -> BaseException:
+    """Return why ranks have failed together, as an Exception: DCP's CheckpointException is none.
+
+    Args:
+        failure: any failure; all but a CheckpointException are returned as they are.
+        what: a sentence that says what has failed.
+
+    Returns:
+        This rank's own error if it has failed; otherwise one that names the first rank that has.
+    """
+    if not isinstance(failure, CheckpointException):
+        return failure
+    failures = {rank: error for rank, (error, _) in failure.failures.items()}
+    error = failures.get(dist.get_rank()) if dist.is_initialized() else None
+    if error is None:
+        rank, first = min(failures.items())
+        error = Error(f"rank {rank} failed: {type(first).__name__}: {first}")
+    error.add_note(what)
+    return error

@@ -15,9 +15,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torchtitan.components.checkpointer import OPTIMIZER
 
 from ringstow._config import Config
-from ringstow._errors import Error, TornSaveError
+from ringstow._errors import TornSaveError
 from ringstow._guard import Staging
-from ringstow.dcp import LoadPlanner, StorageReader, _latest
+from ringstow.dcp import LoadPlanner, StorageReader, _latest, _together
 from ringstow.dcp import _ranks as _dcp_ranks
 from ringstow.dcp._handle import RanksHandle
 from ringstow.dcp._stock import StockReader
@@ -150,21 +150,14 @@ def _apart(state: dict[str, Any]) -> list[str]:
 def explained(failure: BaseException, what: str) -> BaseException:
     """Return why ranks have failed together, as an Exception.
 
-    DCP's CheckpointException is none: torchtitan would neither close its trainer nor log it.
+    With DCP's CheckpointException, torchtitan would neither close its trainer nor log it.
 
     Returns:
         This rank's own error if it has failed; otherwise one that names the first rank that has.
     """
-    if not isinstance(failure, CheckpointException):
-        return failure
-    failures = {rank: error for rank, (error, _) in failure.failures.items()}
-    own = failures.get(dist.get_rank()) if dist.is_initialized() else None
-    rank, first = min(failures.items())
-    error = (
-        own if own is not None else Error(f"rank {rank} failed: {type(first).__name__}: {first}")
-    )
-    error.add_note(f"{what}.")
-    if isinstance(first, TornSaveError):
+    error = _together.explained(failure, f"{what}.")
+    ranks = failure.failures.values() if isinstance(failure, CheckpointException) else ()
+    if any(isinstance(one, TornSaveError) for one, _ in ranks):
         error.add_note(
             "In torchtitan: call trainer.checkpointer.maybe_wait_for_staging() before you change "
             'weights outside of optimizers.step(), or set async_mode="async_with_pinned_mem".'

@@ -1,0 +1,317 @@
+"""Ray Train with ringstow's saves: ``report`` for ``ray.train.report``, and ``restore``.
+
+Needs the package ``ray[train]``. docs/trainers/ray.md says what it gains and what it does not
+support.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import inspect
+import logging
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+
+import pyarrow.fs
+import ray
+import ray.train
+import torch.distributed as dist
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.tensor import DTensor
+
+from ringstow._alone import Alone
+from ringstow._catalog import prune
+from ringstow._config import Config
+from ringstow._errors import InvalidStateError, UnsupportedError
+from ringstow._guard import Staging, check_staging
+from ringstow._run import step_at
+from ringstow.dcp import _mark, _private
+from ringstow.dcp._ranks import Ranks
+from ringstow.dcp._together import agree, explained, from_first, gathered
+from ringstow.integrations import _values
+
+if TYPE_CHECKING:
+    from ringstow._handle import SaveHandle
+    from ringstow.dcp._handle import RanksHandle
+
+__all__ = ["report", "restore"]
+
+_T = TypeVar("_T")
+_log = logging.getLogger("ringstow")
+
+# What Ray's report must take: without one of them a checkpoint could count before its commit.
+_ARGUMENTS = {
+    "checkpoint_dir_name",
+    "checkpoint_upload_mode",
+    "checkpoint_upload_fn",
+    "delete_local_checkpoint_after_upload",
+    "validation",
+}
+if _gone := _ARGUMENTS - set(inspect.signature(ray.train.report).parameters):
+    raise UnsupportedError(
+        f"ray {ray.__version__} reports in another way: its ray.train.report does not take "
+        f"{', '.join(sorted(_gone))}. docs/trainers/ray.md has the versions that work"
+    )
+
+
+def report(
+    metrics: Mapping[str, Any],
+    state: dict[Any, Any] | None = None,
+    *,
+    step: int | None = None,
+    validation: Any = False,
+    config: Config | None = None,
+    staging: Staging = "guard",
+    allow_pickle: bool = False,
+) -> None:
+    """Report metrics, and save a state in the background as the checkpoint of this report.
+
+    Call it on every worker, as ``ray.train.report``. It waits first for the save before. Ray counts
+    the checkpoint once it is complete and durable. The next optimizer step waits until the save
+    has copied all tensors.
+
+    A state with DTensors, or with objects that have ``state_dict`` and ``load_state_dict``, is
+    saved by all workers together, as ``torch.distributed.checkpoint`` does. Any other state is the
+    same on all workers, and rank 0 saves it: the others may leave it out.
+
+    Args:
+        metrics: as in ``ray.train.report``. The checkpoint notes those of rank 0 that are numbers.
+        state: tensors and values in any nesting. None on all workers reports the metrics alone.
+        step: a number to note in the checkpoint.
+        validation: as in ``ray.train.report``.
+        config: ringstow's settings; None means the defaults. Stripes are refused.
+        staging: how the save keeps the values of the call: as in `ringstow.save_async`, without
+            ``"unguarded"``.
+        allow_pickle: pickle values that ringstow cannot save by itself.
+
+    Raises:
+        Exception: what the save before failed of, on all workers. Ray also ends the workers then.
+        InvalidStateError: the workers' states do not go together; or ``staging`` or ``config`` is
+            not for Ray; or a value cannot be saved.
+        UnsupportedError: the storage is not local, or several workers have no process group.
+    """
+    check_staging(staging)
+    if (config or Config()).stripe:
+        raise InvalidStateError(
+            "checkpoints cannot be striped here: Ray removes old checkpoints, and would leave "
+            "their stripes. Give a config with stripe=[]"
+        )
+    worker = _worker()
+    ranks = worker.ranks(config, staging, allow_pickle)
+    name, is_sharded = worker.plan(state)
+    if name is None:
+        ray.train.report(dict(metrics))
+        return
+    path = os.path.join(worker.root, name)
+    saves = is_sharded or ranks.is_first
+    checkpoint = ray.train.Checkpoint(path, worker.filesystem) if saves else None
+    started: Future[SaveHandle | RanksHandle | None] = Future()
+
+    def wait(*_: Any) -> Any:
+        """Return the checkpoint once it is durable. Ray calls it in a thread of its own."""
+        if (failure := _failure_of(started.result())) is not None:
+            raise failure
+        return checkpoint
+
+    def start() -> SaveHandle | RanksHandle | None:
+        numbers = {key: one for key, one in metrics.items() if type(one) in (int, float)}
+        if is_sharded:
+            return ranks.save_async(state or {}, path, step, numbers)
+        alone = Alone(config, staging, allow_pickle, ())
+        return worker.together(
+            lambda: alone.save_async(state or {}, path, step, numbers) if saves else None
+        )
+
+    try:
+        # First, so that nothing is saved if Ray refuses the report.
+        ray.train.report(
+            dict(metrics),
+            checkpoint=checkpoint,
+            checkpoint_dir_name=name,
+            checkpoint_upload_mode=ray.train.CheckpointUploadMode.ASYNC,
+            checkpoint_upload_fn=wait,
+            delete_local_checkpoint_after_upload=False,
+            validation=validation if saves else False,
+        )
+        worker.handle = start()
+        started.set_result(worker.handle)
+    except BaseException as error:
+        started.set_exception(error)
+        raise
+
+
+def restore(
+    into: dict[Any, Any] | None = None,
+    *,
+    config: Config | None = None,
+    allow_pickle: bool = False,
+) -> dict[Any, Any] | None:
+    """Load the newest checkpoint that Ray counts; call it on every worker.
+
+    Args:
+        into: a state to fill, as in `ringstow.load_into`. A sharded checkpoint needs it: it says
+            which shards this worker has.
+        config: ringstow's settings; None means the defaults.
+        allow_pickle: unpickle values, which can run any code.
+
+    Returns:
+        The state, ``into`` if it was given; None if Ray counts no checkpoint yet.
+
+    Raises:
+        Exception: what the save in flight failed of, or what a worker cannot load, on all workers.
+        InvalidStateError: the checkpoint is sharded, and there is no ``into``.
+        KeyMismatchError: the checkpoint does not fit ``into``.
+        CorruptCheckpointError: the bytes on disk are not those that were written.
+        NoCheckpointError: ringstow did not save the checkpoint.
+        UnsupportedError: as in `report`.
+    """
+    worker = _worker()
+    worker.end()
+    path = from_first(lambda: getattr(ray.train.get_checkpoint(), "path", None), worker.group)
+    if path is None:
+        return None
+    found = from_first(lambda: step_at(path, config), worker.group)
+    is_sharded = from_first(lambda: os.path.lexists(f"{path}/{_mark.NAME}"), worker.group)
+    if is_sharded and into is None:
+        raise InvalidStateError(
+            f"{path} is sharded: restore(into=state) with the state of a new model and optimizer, "
+            "which says which shards this worker has"
+        )
+    if is_sharded or (into is not None and _is_sharded(into)):
+        attempt = worker.ranks(config, "guard", allow_pickle).load(found, into)
+    else:
+        attempt = Alone(config, "guard", allow_pickle, ()).load(found, into)
+        agree(attempt.error, worker.group)
+    if attempt.error is not None:
+        raise explained(attempt.error, f"{path} could not be loaded.")
+    return attempt.state
+
+
+class _Plan(NamedTuple):
+    """What a worker says before a report."""
+
+    name: str | None
+    """A name for the checkpoint; None without a state."""
+    is_sharded: bool
+    leaves: frozenset[str]
+    """The names in its state, unless that is sharded."""
+
+
+class _Worker:
+    """A worker and its saves, one at a time. All workers call each method together."""
+
+    def __init__(self) -> None:
+        self.root, self.filesystem = _storage()
+        if not dist.is_initialized():
+            raise UnsupportedError(
+                "the workers agree on a checkpoint by torch.distributed, which has no process "
+                "group: use ray.train.torch.TorchTrainer"
+            )
+        self.group: Any = dist.new_group(backend="gloo")  # training must not use it
+        self.handle: SaveHandle | RanksHandle | None = None
+        self._ranks: tuple[Ranks, tuple[Any, ...]] | None = None
+        if dist.get_rank() == 0:
+            try:
+                prune(self.root)  # Ray gives each new save another name
+            except OSError as error:
+                _log.warning("%s: leftovers of killed saves stay: %s", self.root, error)
+
+    def ranks(self, config: Config | None, staging: Staging, allow_pickle: bool) -> Ranks:
+        """Return what saves and loads shards, the same for the same options: it keeps memory."""
+        options = (config, staging, allow_pickle)
+        if self._ranks is None or self._ranks[1] != options:
+            self._ranks = Ranks(config, staging, allow_pickle, self.group), options
+        return self._ranks[0]
+
+    def end(self) -> None:
+        """Wait for the save in flight, and raise what it failed of, on all workers."""
+        handle, self.handle = self.handle, None
+        agree(_failure_of(handle), self.group)
+
+    def together(self, call: Callable[[], _T]) -> _T:
+        """Return what a function returns here; raise what it raises on a worker, on all."""
+        result: Any = None
+        failure: BaseException | None = None
+        try:
+            result = call()
+        except Exception as error:
+            failure = error
+        agree(failure, self.group)
+        return cast("_T", result)
+
+    def plan(self, state: dict[Any, Any] | None) -> tuple[str | None, bool]:
+        """Return the name of the next checkpoint, None without one, and whether it is sharded."""
+        self.end()
+        plans = gathered(self.together(lambda: _plan(state)), self.group)
+        is_sharded = any(one.is_sharded for one in plans)
+        has_state = [one.name is not None for one in plans]
+        for rank, one in enumerate(plans):
+            is_odd = has_state[rank] and not is_sharded and one.leaves != plans[0].leaves
+            if is_odd or (is_sharded and not has_state[rank]):
+                differing = ", ".join(sorted(one.leaves ^ plans[0].leaves)[:5])
+                raise InvalidStateError(
+                    f"worker {rank}'s state does not go with worker 0's ({differing or 'none'}). "
+                    "States with shards are needed from all workers. Worker 0 saves any other "
+                    "state, which is the same on all: gather there what only some workers have"
+                )
+        return plans[0].name, is_sharded
+
+
+@functools.cache
+def _worker() -> _Worker:
+    """Return this process's worker. All workers make the first call together."""
+    return _Worker()
+
+
+def _storage() -> tuple[str, Any]:
+    """Return the run's directory and Ray's file system, which must be local.
+
+    Raises:
+        UnsupportedError: it is not.
+        InvalidStateError: this worker does not see it.
+    """
+    try:
+        storage = ray.train.get_context().get_storage()
+    except NotImplementedError:
+        raise UnsupportedError(
+            "Ray's local mode has no storage: use ScalingConfig(num_workers=1) or more"
+        ) from None
+    path, filesystem = storage.experiment_fs_path, storage.storage_filesystem
+    if not isinstance(filesystem, pyarrow.fs.LocalFileSystem):
+        raise UnsupportedError(
+            f"the run's storage is {path} on a file system of the kind {filesystem.type_name!r}, "
+            "and ringstow writes local paths: mount it, and give RunConfig that path as "
+            "storage_path, without a storage_filesystem. Or use ray.train.report"
+        )
+    if not os.path.isdir(path):
+        raise InvalidStateError(
+            f"{path} is not on this node: give RunConfig(storage_path=...) a directory that all "
+            "nodes share"
+        )
+    return path, filesystem
+
+
+def _plan(state: dict[Any, Any] | None) -> _Plan:
+    if state is None:
+        return _Plan(None, False, frozenset())
+    is_sharded = _is_sharded(state)
+    leaves = frozenset() if is_sharded else frozenset(_private.flattened(state)[0])
+    name = f"checkpoint_{datetime.datetime.now():%Y-%m-%d_%H-%M-%S.%f}"  # Ray's own form
+    return _Plan(name, is_sharded, leaves)
+
+
+def _is_sharded(state: dict[Any, Any]) -> bool:
+    """Return whether all workers save a state together."""
+    return any(isinstance(one, Stateful) for one in state.values()) or any(
+        isinstance(one, DTensor | _private.ShardedTensor) for one in _values.tensors_of(state)
+    )
+
+
+def _failure_of(handle: SaveHandle | RanksHandle | None) -> BaseException | None:
+    """Wait for a save; return what it failed of, as an Exception: Ray catches no others."""
+    if handle is None or (failure := handle.exception()) is None:
+        return None
+    return explained(failure, f"{handle.path} was not saved.")

@@ -1,0 +1,77 @@
+"""Workers, and whole runs, of Ray Train that are killed while they save resume to the bit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import children
+import pytest
+import ray_runs as runs
+import torch
+from support import assert_same
+
+import ringstow
+from ringstow.dcp._private import flattened
+
+pytest.importorskip("ray.train", reason="needs the extra ray: make test-trainers installs it")
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    ray = runs.start_cluster()
+    yield ray
+    ray.shutdown()
+
+
+def flat(state):
+    return by_name(flattened(state)[0])
+
+
+def by_name(state):
+    return dict(sorted(state.items()))
+
+
+def assert_complete(root, steps):
+    """Only complete checkpoints are in the run's directory, and these."""
+    found = runs.checkpoints(root)
+    assert all(ringstow.verify(path).ok for path in found)
+    assert [ringstow.open(path).info.step for path in found] == steps
+
+
+def test_a_killed_worker_resumes_from_the_last_checkpoint_that_ray_counts(cluster, tmp_path):
+    moments = [("writing", 2, 0), ("committed", 3, 0), ("full", 3, 0)]
+    result = runs.fit(runs.train, tmp_path, failures=3, keep=2, moments=moments)
+    assert runs.seen(tmp_path) == ["0", "2", "3", "3"]
+    assert_same(ringstow.load(result.checkpoint.path), runs.unbroken())
+    assert_complete(tmp_path, [3, 4, 5])  # the first of them is not Ray's, which keeps two
+    assert [metrics["epoch"] for _, metrics in result.best_checkpoints] == [4, 5]
+
+
+def test_workers_with_shards_resume_if_any_of_them_is_killed(cluster, tmp_path):
+    moments = [("shard", 1, 1), ("committing", 2, 0)]
+    options = {"workers": 2, "sharded": True, "keep": 2, "moments": moments}
+    result = runs.fit(runs.train, tmp_path, failures=2, **options)
+    assert runs.seen(tmp_path) == ["0", "1", "2"]
+    found = flat(ringstow.load(result.checkpoint.path))
+    assert children.exit_codes(2, runs.unbroken_shards, tmp_path / "end.pt") == [0, 0]
+    assert_same(found, by_name(torch.load(tmp_path / "end.pt")))
+    assert_complete(tmp_path, [4, 5])
+
+
+def test_a_killed_driver_leaves_a_run_to_resume(cluster, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    address = cluster.get_runtime_context().gcs_address
+    command = [sys.executable, runs.__file__, address, str(tmp_path)]
+    driver = subprocess.Popen(command)
+    with open(tmp_path / "pipe", "rb") as pipe:
+        assert pipe.read(6) == b"saving"
+        driver.kill()
+        driver.wait()
+        assert pipe.read() == b""  # the worker has ended
+    result = runs.fit(runs.train, tmp_path)
+    assert runs.seen(tmp_path) == ["0", "2"]
+    assert_same(ringstow.load(result.checkpoint.path), runs.unbroken())
+    assert_complete(tmp_path, list(range(runs.EPOCHS)))
