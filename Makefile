@@ -39,11 +39,13 @@ READY  := $(VENV)/.ready
 # Training frameworks for python/trainer_tests, as extras of python/pyproject.toml; PyTorch is in $(READY).
 TRAINERS       := $(VENV)/.trainers
 TRAINER_EXTRAS := accelerate,deepspeed,lightning,megatron,nvrx,peft,pytorch-lightning,ray,torchtitan,transformers
+# burn needs a newer Rust than ringstow: empty where rustc is older.
+BURN := $(shell printf '1.95\n%s\n' "$$(PATH=$(HOME)/.cargo/bin:$$PATH rustc --version 2>/dev/null | cut -d' ' -f2)" | sort -VC && echo yes)
 INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 	\( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name '*.toml' \) \
 	-not -path 'python/tests/*' -not -path 'python/trainer_tests/*' -not -path '*/target/*' 2>/dev/null)
 
-.PHONY: help demo test test-rust test-python test-trainers test-gpu fuzz \
+.PHONY: help demo test test-rust test-mpi test-python test-trainers test-gpu fuzz \
 	torture torture-address torture-background torture-calls torture-calls-python torture-cuts torture-flips \
 	torture-fuzz torture-hosts torture-image torture-kills torture-leaks torture-miri torture-simulation torture-soak \
 	torture-threads \
@@ -54,6 +56,7 @@ help:
 	@echo "make demo     train a small transformer, kill it while it saves, resume it, compare peers"
 	@echo "make test     every Rust and Python test (test-rust, test-python; TORCH=2.11 for that PyTorch)"
 	@echo "make test-trainers  training frameworks that save by ringstow; installs it in .venv the first time"
+	@echo "make test-mpi ranks in Rust over MPI; needs libopenmpi-dev, openmpi-bin, libclang-dev"
 	@echo "make test-gpu the tests that need a GPU; says so and goes on where there is none"
 	@echo "make fuzz     all fuzz targets in turn, on a nightly toolchain (MINUTES=$(MINUTES) in all)"
 	@echo "make torture  every rig below at full length; MINUTES=5 a share of each (SEED=$(SEED), RIGS='cuts hosts')"
@@ -94,6 +97,13 @@ test: test-python test-rust
 test-rust:
 	tools/preflight.sh $(PYTHON)
 	cargo test -p ringstow -p durable-image -p fake-cuda -p interleavings -p ringstow-cudarc-example
+	cargo test --features ringstow/candle -p ringstow -p ringstow-candle-example -p ringstow-ranks-example \
+		$(if $(BURN),-p ringstow-burn --test store -p ringstow-burn-example) --test candle --test killed
+	$(if $(BURN),,@echo "burn: skipped, it needs Rust 1.95")
+
+# Needs Open MPI and libclang.
+test-mpi:
+	examples/mpi/tests.sh
 
 test-gpu: $(READY)
 	@if $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then \
@@ -199,7 +209,8 @@ lint: $(READY) doc
 	tools/preflight.sh $(PYTHON) lint
 	cargo fmt --all --check
 	PYO3_PYTHON=$(abspath $(BIN)/python) \
-		cargo clippy --workspace --all-targets --all-features -- -D warnings
+		cargo clippy --workspace --all-targets --all-features \
+		$(if $(BURN),,--exclude ringstow-burn --exclude ringstow-burn-example) -- -D warnings
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy tools examples
@@ -208,7 +219,7 @@ lint: $(READY) doc
 	$(BIN)/stubtest --ignore-disjoint-bases --allowlist python/stubtest-allowlist.txt ringstow._native
 
 doc:
-	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --all-features
+	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --all-features -p ringstow $(if $(BURN),-p ringstow-burn)
 
 bench:
 	cargo bench

@@ -89,6 +89,7 @@ impl Store {
         then: impl FnOnce(SaveReport) -> T + Send + 'static,
     ) -> Result<SaveHandle<T>> {
         state.tree()?; // refuses invalid values here rather than in the background
+        state.lock()?;
         self.start(path, move |runtime, path, job| {
             let report = store::save(runtime, &state, path, job)?;
             drop(state); // its tensors need not outlive the save
@@ -107,6 +108,7 @@ impl Store {
         state: StateDict<'static>,
         path: impl AsRef<Path>,
     ) -> Result<SaveHandle> {
+        state.lock()?;
         self.start(path.as_ref(), move |runtime, path, job| {
             store::export(runtime, &state, path, job)
         })
@@ -152,6 +154,7 @@ impl Store {
         rank: u32,
         path: impl AsRef<Path>,
     ) -> Result<SaveHandle<(Receipt, SaveReport)>> {
+        state.lock()?;
         self.start(path.as_ref(), move |runtime, path, job| {
             store::write_rank(runtime, &state, rank, path, job)
         })

@@ -37,6 +37,8 @@ compile_error!(
 
 mod api;
 mod background;
+#[cfg(feature = "candle")]
+pub mod candle;
 #[cfg(feature = "cli")]
 pub mod cli;
 mod config;
@@ -52,6 +54,7 @@ mod path_text;
 mod pipeline;
 mod plan;
 mod pool;
+mod ranks;
 mod state;
 mod store;
 mod sys;
@@ -79,6 +82,7 @@ pub use pipeline::report::{
     Damage, DamagedTensor, LoadReport, LoadSeconds, Moved, SaveReport, SaveSeconds, VerifyReport,
 };
 pub use pipeline::runtime::Runtime;
+pub use ranks::{Exchange, RanksSave};
 pub use state::StateDict;
 pub use store::{
     Before, Best, Checkpoint, CheckpointKind, Committed, DiffReport, Direction, Disposal,

@@ -12,6 +12,7 @@ use crate::format::{Dtype, Element, Item, Metrics, Region, TensorInfo, Value, me
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 use std::collections::HashSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The state to save. Tensors are borrowed or owned; only the save copies them.
 #[derive(Default)]
@@ -25,10 +26,31 @@ pub struct StateDict<'a> {
     only_new: bool,
     tree: Option<Box<RawValue>>,
     check: Option<Box<Check<'a>>>,
+    locks: Vec<Box<Lock<'a>>>,
+    held: Held,
 }
 
 /// What [`StateDict::check_staged`] calls.
 pub(crate) type Check<'a> = dyn Fn() -> Result<()> + Send + Sync + 'a;
+
+/// What [`StateDict::lock_while_read`] calls.
+type Lock<'a> = dyn Fn() -> Result<Box<dyn Send>> + Send + Sync + 'a;
+
+/// The locks that a save holds; `None` if no save has begun.
+#[derive(Default)]
+pub(crate) struct Held(Mutex<Option<Vec<Box<dyn Send>>>>);
+
+impl Held {
+    fn inner(&self) -> MutexGuard<'_, Option<Vec<Box<dyn Send>>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Unlocks the tensors: every byte is copied, or the save has failed. Does nothing in a second call.
+    pub fn unlock(&self) {
+        let locks = self.inner().as_mut().map(std::mem::take);
+        drop(locks);
+    }
+}
 
 impl<'a> StateDict<'a> {
     /// An empty state, which can be saved like any other.
@@ -206,6 +228,44 @@ impl<'a> StateDict<'a> {
         self
     }
 
+    /// Sets how to lock tensors that their library can change in place. Each save calls `lock` when it begins:
+    /// [`save_async`](crate::save_async) and its like before they return. It drops the guard once every byte is copied, or
+    /// the save has failed. So the save stores the values of its call, and whoever changes a tensor waits.
+    ///
+    /// The thread that drops the guard is not the one that made it.
+    pub fn lock_while_read<G: Send + 'static>(
+        &mut self,
+        lock: impl Fn() -> Result<G> + Send + Sync + 'a,
+    ) -> &mut Self {
+        self.locks.push(Box::new(move || Ok(Box::new(lock()?))));
+        self
+    }
+
+    /// Locks the tensors for a save, unless the caller of this save has done so.
+    ///
+    /// # Errors
+    /// Those of [`StateDict::lock_while_read`].
+    pub(crate) fn lock(&self) -> Result<()> {
+        let mut held = self.held.inner();
+        if held.is_none() {
+            *held = Some(self.locks.iter().map(|lock| lock()).collect::<Result<_>>()?);
+        }
+        Ok(())
+    }
+
+    /// Runs a save. The tensors are locked until the save has copied every byte, or ends.
+    pub(crate) fn while_locked<T>(&self, save: impl FnOnce() -> Result<T>) -> Result<T> {
+        struct Unlock<'s>(&'s Held);
+        impl Drop for Unlock<'_> {
+            fn drop(&mut self) {
+                drop(self.0.inner().take());
+            }
+        }
+        let _unlock = Unlock(&self.held);
+        self.lock()?;
+        save()
+    }
+
     /// Checks that the state has something of each name that is set apart: a misspelled one would get no files.
     ///
     /// # Errors
@@ -230,6 +290,16 @@ impl<'a> StateDict<'a> {
         &self.metrics
     }
 
+    /// The values that are not tensors.
+    pub(crate) fn saved_values(&self) -> &[(String, Value)] {
+        &self.values
+    }
+
+    /// What [`StateDict::set_tree`] set.
+    pub(crate) fn saved_tree(&self) -> Option<&RawValue> {
+        self.tree.as_deref()
+    }
+
     /// Whether [`StateDict::only_new`] was called.
     pub(crate) fn is_only_new(&self) -> bool {
         self.only_new
@@ -238,8 +308,8 @@ impl<'a> StateDict<'a> {
     /// The tensors, for the save.
     pub(crate) fn contents(&self) -> Contents<'_> {
         let (items, sources, apart) = (&self.items, &self.sources, &self.apart);
-        let (tree, check) = (self.tree.as_deref(), self.check.as_deref());
-        Contents { items, sources, apart, tree, check }
+        let (tree, check, held) = (self.tree.as_deref(), self.check.as_deref(), &self.held);
+        Contents { items, sources, apart, tree, check, held }
     }
 
     /// The tree of values, as it is written.
@@ -278,6 +348,8 @@ pub(crate) struct Contents<'a> {
     tree: Option<&'a RawValue>,
     /// Called once all of these bytes have been copied.
     pub check: Option<&'a Check<'a>>,
+    /// Unlocked after that.
+    pub held: &'a Held,
 }
 
 impl Contents<'_> {

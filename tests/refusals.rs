@@ -248,3 +248,70 @@ fn staging_check_runs_once_after_the_last_byte() {
     let checks = seen.iter().filter(|&&what| what == "checked").count();
     assert_eq!((checks, seen.last()), (1, Some(&"checked")));
 }
+
+/// Bytes that can be read only while they are locked.
+struct Lockable(std::sync::Arc<Mutex<bool>>);
+
+impl Source for Lockable {
+    fn nbytes(&self) -> u64 {
+        3 << 20
+    }
+
+    fn read(&self, _: usize, to: &mut [u8]) -> ringstow::Result<()> {
+        assert!(*self.0.lock().unwrap(), "it is not locked");
+        to.fill(7);
+        Ok(())
+    }
+}
+
+/// Unlocks when it is dropped.
+struct Unlocks(std::sync::Arc<Mutex<bool>>);
+
+impl Drop for Unlocks {
+    fn drop(&mut self) {
+        *self.0.lock().unwrap() = false;
+    }
+}
+
+#[test]
+fn tensors_are_locked_from_the_call_until_they_are_copied_or_the_save_fails() {
+    let root = scratch();
+    let dir = root.path().join("ckpt");
+    let store = ringstow::Store::new(small_config()).unwrap();
+    let locked = std::sync::Arc::new(Mutex::new(false));
+    let is_locked = || *locked.lock().unwrap();
+    let state = || {
+        let mut state = StateDict::new();
+        let info = TensorInfo { name: "t".into(), dtype: Dtype::U8, shape: vec![3 << 20] };
+        state.source(info, Box::new(Lockable(locked.clone())));
+        let lock = locked.clone();
+        state.lock_while_read(move || {
+            assert!(!std::mem::replace(&mut *lock.lock().unwrap(), true), "it is locked once");
+            Ok(Unlocks(lock.clone()))
+        });
+        state
+    };
+    let borrowed = state();
+    assert!(!is_locked(), "a state alone locks nothing");
+    for _ in 0..2 {
+        store.save(&borrowed, &dir).unwrap();
+        assert!(!is_locked());
+    }
+    let saving = store.save_async(state(), &dir).unwrap();
+    assert!(saving.wait_staged(None) && !is_locked());
+    saving.result().unwrap();
+
+    let held = HeldUp::save(7, &dir);
+    assert!(matches!(store.save(&borrowed, &dir).unwrap_err(), Error::Busy { .. }));
+    assert!(!is_locked(), "a save that failed holds no lock");
+    assert!(store.save_async(state(), &dir).unwrap().result().is_err() && !is_locked());
+    held.end().unwrap();
+
+    let mut broken = state();
+    broken.lock_while_read(|| Err::<(), _>(Error::invalid("the trainer's lock is broken")));
+    assert_says(&store.save(&broken, &dir).unwrap_err(), &["lock is broken"]);
+    assert!(!is_locked());
+    assert_says(&store.save_async(broken, &dir).unwrap_err(), &["lock is broken"]);
+    assert_eq!(step_at(&dir), 7);
+    assert_no_litter(&dir);
+}

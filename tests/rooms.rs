@@ -13,7 +13,7 @@ use syn::{Attribute, Item, UseTree, Visibility};
 /// other.
 const ROOMS: &[&[&str]] = &[
     &["cli"],
-    &["manager"],
+    &["manager", "candle", "ranks"],
     &["api", "doctor"],
     &["background"],
     &["handle"],

@@ -5,13 +5,14 @@
 //! cargo run --release -p ringstow-candle-example -- --dir run
 //! ```
 
-mod adam;
-
-use adam::Adam;
 use candle_core::{D, DType, Device, Result as CandleResult, Tensor};
-use candle_nn::{Embedding, Linear, Module, VarBuilder, VarMap, embedding, linear, loss};
+use candle_nn::{
+    Embedding, Linear, Module, Optimizer, VarBuilder, VarMap, embedding, linear, loss,
+};
 use clap::Parser;
-use ringstow::SaveHandle;
+use ringstow::candle::{AdamW, VarMaps};
+use ringstow::{CheckpointManager, Keep, OnDamage};
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::PathBuf;
 
@@ -34,11 +35,13 @@ struct Args {
     /// Steps from one checkpoint to the next.
     #[arg(long, default_value_t = 20)]
     every: u64,
+    /// Width of the hidden layers.
+    #[arg(long, default_value_t = 512)]
+    width: usize,
 }
 
-/// Numbers in an embedded character, and width of the hidden layers.
+/// Numbers in an embedded character.
 const EMBEDDED: usize = 32;
-const WIDTH: usize = 512;
 
 /// Embeds the last characters and guesses the next one.
 struct Model {
@@ -47,13 +50,13 @@ struct Model {
 }
 
 impl Model {
-    fn new(vars: VarBuilder) -> CandleResult<Self> {
+    fn new(width: usize, vars: VarBuilder) -> CandleResult<Self> {
         Ok(Self {
             embedding: embedding(VOCABULARY, EMBEDDED, vars.pp("embedding"))?,
             layers: [
-                linear(CONTEXT * EMBEDDED, WIDTH, vars.pp("layer.0"))?,
-                linear(WIDTH, WIDTH, vars.pp("layer.1"))?,
-                linear(WIDTH, VOCABULARY, vars.pp("layer.2"))?,
+                linear(CONTEXT * EMBEDDED, width, vars.pp("layer.0"))?,
+                linear(width, width, vars.pp("layer.1"))?,
+                linear(width, VOCABULARY, vars.pp("layer.2"))?,
             ],
         })
     }
@@ -79,8 +82,10 @@ fn random(seed: u64) -> impl FnMut() -> u64 {
 }
 
 /// Starts all parameters from a seed: candle's own numbers differ from run to run.
-fn initialise(adam: &Adam) -> CandleResult<()> {
-    for (seed, (_, parameter, ..)) in (0..).zip(&adam.slots) {
+fn initialise(vars: &VarMap) -> CandleResult<()> {
+    let vars = vars.data().lock().expect("no panic while it is held");
+    let sorted: BTreeMap<_, _> = vars.iter().collect();
+    for (seed, parameter) in (0..).zip(sorted.into_values()) {
         let mut random = random(seed);
         let bound = 1.0 / (parameter.dim(D::Minus1)? as f32).sqrt();
         let mut uniform = || ((random() >> 40) as f32 / (1 << 23) as f32 - 1.0) * bound;
@@ -106,33 +111,34 @@ fn batch(step: u64) -> CandleResult<(Tensor, Tensor)> {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let args = Args::parse();
-    let parameters = VarMap::new();
-    let vars = VarBuilder::from_varmap(&parameters, DType::F32, &Device::Cpu);
-    let model = Model::new(vars)?;
-    let mut adam = Adam::new(&parameters)?;
-    std::fs::create_dir_all(&args.dir)?;
-    match ringstow::latest(&args.dir)? {
-        Some(newest) => {
-            adam.resume(&newest)?;
-            println!("resumed from {}", newest.display());
+    let vars = VarMap::new();
+    let model = Model::new(args.width, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu))?;
+    let mut adam = AdamW::new_lr(&vars, 1e-3)?;
+    let training = VarMaps::new([("model", &vars), ("optimizer", adam.vars())]);
+    let mut manager =
+        CheckpointManager::found(&args.dir, Keep { last: Some(2), ..Keep::default() })?;
+    let done = match manager.restore(None, OnDamage::Raise)? {
+        Some(restored) => {
+            training.set(&restored.loaded)?;
+            println!("resumed from {}", restored.path.display());
+            restored.step
         }
-        None => initialise(&adam)?,
-    }
-    let mut saving: Option<SaveHandle> = None;
-    while adam.step < args.steps {
-        let loss = model.loss(&batch(adam.step)?)?;
-        // The save in progress may still be reading what this step is about to change.
-        saving.as_ref().inspect(|save| _ = save.wait_staged(None));
-        adam.step(&loss)?;
-        println!("step {} loss {:.9}", adam.step, loss.to_scalar::<f32>()?);
-        if adam.step.is_multiple_of(args.every) || adam.step == args.steps {
-            if let Some(save) = saving.take() {
-                let report = save.result()?;
-                println!("saved {} at {:.2} GB/s", report.path.display(), report.gb_per_s());
-            }
-            saving = Some(adam.save(&args.dir)?);
+        None => {
+            initialise(&vars)?;
+            0
+        }
+    };
+    for step in done + 1..=args.steps {
+        let loss = model.loss(&batch(step)?)?;
+        adam.backward_step(&loss)?; // waits until a save in progress has copied all variables
+        let loss = loss.to_scalar::<f32>()?;
+        println!("step {step} loss {loss:.9}");
+        if step.is_multiple_of(args.every) || step == args.steps {
+            manager.save_async(step, training.state()?, [("loss", f64::from(loss))])?;
         }
     }
-    saving.map(SaveHandle::result).transpose()?;
+    if let Some(saved) = manager.wait()? {
+        println!("saved {} at {:.2} GB/s", saved.path.display(), saved.report.gb_per_s());
+    }
     Ok(())
 }

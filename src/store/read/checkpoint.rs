@@ -103,7 +103,7 @@ impl Checkpoint {
     }
 
     /// [`Checkpoint::open_foreign`] without its retry on [`Error::Replaced`].
-    pub(in crate::store) fn open_foreign_once(path: &Path, config: &Config) -> Result<Self> {
+    pub(crate) fn open_foreign_once(path: &Path, config: &Config) -> Result<Self> {
         let checkpoint = Self::open_any_once(path, config)?;
         checkpoint.check_files()?;
         Ok(checkpoint)

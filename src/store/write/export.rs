@@ -35,7 +35,8 @@ pub fn export(
     path: &Path,
     job: &Arc<Job>,
 ) -> Result<SaveReport> {
-    let exported = job.traced(runtime.config(), || export_all(runtime, state, path, job));
+    let export = || state.while_locked(|| export_all(runtime, state, path, job));
+    let exported = job.traced(runtime.config(), export);
     exported.inspect(|report| tracing::info!(target: TARGET, "{report}"))
 }
 

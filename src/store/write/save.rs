@@ -10,7 +10,7 @@ use crate::pipeline::line::TARGET;
 use crate::pipeline::report::SaveReport;
 use crate::pipeline::runtime::Runtime;
 use crate::pipeline::save as pipeline;
-use crate::pipeline::save::Written;
+use crate::pipeline::save::{Check, Written};
 use crate::pipeline::trace::What;
 use crate::plan::save::{Options, SavePlan, Shard, plan};
 use crate::state::{Contents, StateDict};
@@ -32,7 +32,8 @@ pub fn save(
     path: &Path,
     job: &Arc<Job>,
 ) -> Result<SaveReport> {
-    let saved = job.traced(runtime.config(), || save_all(runtime, state, path, job));
+    let save = || state.while_locked(|| save_all(runtime, state, path, job));
+    let saved = job.traced(runtime.config(), save);
     saved.inspect(|report| tracing::info!(target: TARGET, "{report}"))
 }
 
@@ -164,7 +165,12 @@ impl Contents<'_> {
         job: &Arc<Job>,
     ) -> Result<Written> {
         job.set_total(plan.file_bytes());
-        let sources = (self.items, self.sources, self.check);
+        let staged = || {
+            self.check.map_or(Ok(()), |check| check())?;
+            self.held.unlock();
+            Ok(())
+        };
+        let sources = (self.items, self.sources, Some(&staged as Check<'_>));
         pipeline::write(runtime, plan, sources, (dir, paths), job)
     }
 

@@ -32,7 +32,8 @@ pub fn write_rank(
     path: &Path,
     job: &Arc<Job>,
 ) -> Result<(Receipt, SaveReport)> {
-    let written = job.traced(runtime.config(), || write_part(runtime, state, rank, path, job));
+    let write = || state.while_locked(|| write_part(runtime, state, rank, path, job));
+    let written = job.traced(runtime.config(), write);
     written.inspect(|(_, report)| tracing::info!(target: TARGET, rank, "{report}"))
 }
 

@@ -1,0 +1,227 @@
+//! A save by several ranks that talk through a channel of the trainer's: MPI, sockets. Every rank learns what becomes of the save.
+
+use crate::api::Store;
+use crate::error::{Error, Result, some_of};
+use crate::format::{Receipt, Value};
+use crate::handle::SaveHandle;
+use crate::pipeline::report::SaveReport;
+use crate::state::StateDict;
+use crate::store::{Committed, Session};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// How the ranks of a training talk: over MPI, sockets, whatever the trainer has. All ranks make the same calls in the same order.
+///
+/// If a rank dies, calls of the others must fail in the end: a closed socket does that, and so does MPI, which ends all ranks.
+pub trait Exchange {
+    /// This rank's number, from 0 on.
+    fn rank(&self) -> u32;
+
+    /// How many ranks there are.
+    fn ranks(&self) -> u32;
+
+    /// Sends bytes to rank 0. Returns those of all ranks in their order on rank 0, and nothing on the others.
+    ///
+    /// # Errors
+    /// Why rank 0, or on rank 0 a rank, cannot be reached.
+    fn gather(&mut self, own: &[u8]) -> io::Result<Vec<Vec<u8>>>;
+
+    /// Sends bytes of rank 0 to all. The others pass none. Returns rank 0's on every rank.
+    ///
+    /// # Errors
+    /// As for [`Exchange::gather`].
+    fn broadcast(&mut self, own: &[u8]) -> io::Result<Vec<u8>>;
+}
+
+/// What rank 0 says once it has begun, or could not.
+#[derive(Serialize, Deserialize)]
+struct Begun {
+    step: Option<u64>,
+    refused: Option<String>,
+}
+
+/// What a rank says once it has written, or could not.
+#[derive(Serialize, Deserialize)]
+enum Wrote {
+    Receipt(Box<Receipt>),
+    Failed(String),
+}
+
+/// A save by several ranks whose shares are being written. [`RanksSave::commit`] ends it. Dropping it on rank 0 gives the save up, and
+/// removes what was written.
+#[must_use = "without `commit` nothing is saved"]
+#[derive(Debug)]
+pub struct RanksSave {
+    path: PathBuf,
+    writing: Result<SaveHandle<(Receipt, SaveReport)>>,
+    coordinated: Option<Coordinated>,
+}
+
+/// What only rank 0 has.
+#[derive(Debug)]
+struct Coordinated {
+    session: Session,
+    values: Values,
+}
+
+/// Rank 0's values.
+#[derive(Debug)]
+enum Values {
+    Named(Vec<(String, Value)>),
+    /// Set by [`StateDict::set_tree`].
+    Tree(Box<RawValue>),
+}
+
+impl RanksSave {
+    /// Begins a save of all ranks to one path, and returns while this rank's share is being written. Step, metrics and values are those
+    /// of rank 0's state; the tensors are those of all ranks.
+    ///
+    /// The tensors must stay as they are until [`RanksSave::wait_staged`] returns; see [`save_async`](crate::save_async()).
+    ///
+    /// # Errors
+    /// On all ranks if rank 0 cannot begin: as for [`Session::begin`] and [`StateDict::metrics`], and [`Error::Unsupported`] for
+    /// [`StateDict::only_new`]. [`Error::Io`] if the exchange fails.
+    pub fn begin(
+        store: &Store,
+        state: StateDict<'static>,
+        path: impl AsRef<Path>,
+        exchange: &mut impl Exchange,
+    ) -> Result<Self> {
+        let (path, rank) = (path.as_ref().to_path_buf(), exchange.rank());
+        let own_step = state.saved_step();
+        let begun = match rank {
+            0 => Some(Coordinated::begin(store, &state, &path, exchange.ranks())),
+            _ => None,
+        };
+        let said = begun.as_ref().map_or_else(Vec::new, |begun| {
+            let refused = begun.as_ref().err().map(ToString::to_string);
+            encode(&Begun { step: own_step, refused })
+        });
+        let heard = exchange.broadcast(&said).map_err(|error| talking(&path, error))?;
+        let coordinated = begun.transpose()?;
+        let Begun { step, refused } = decode(&heard)?;
+        if let Some(why) = refused {
+            return Err(Error::invalid(format!("rank 0 cannot begin the save: {why}")));
+        }
+        // From here on, this rank's failure reaches the others at the commit.
+        let writing = match step == own_step {
+            true => store.write_rank_async(state, rank, &path),
+            false => Err(Error::invalid(format!(
+                "rank {rank} saves step {own_step:?} where rank 0 saves step {step:?}"
+            ))),
+        };
+        Ok(Self { path, writing, coordinated })
+    }
+
+    /// Waits until every byte of this rank is copied: from then on its tensors may change.
+    pub fn wait_staged(&self) {
+        if let Ok(writing) = &self.writing {
+            writing.wait_staged(None);
+        }
+    }
+
+    /// Waits until all ranks have written, and commits. All ranks call it. `None` on the others than rank 0.
+    ///
+    /// # Errors
+    /// On all ranks, naming those that could not write; as for [`Session::commit`]. Then nothing is committed, and what the ranks
+    /// wrote is removed. [`Error::Io`] if the exchange fails: on another rank than 0, the save may be committed all the same.
+    pub fn commit(self, exchange: &mut impl Exchange) -> Result<Option<Committed>> {
+        let Self { path, writing, coordinated } = self;
+        let wrote = writing.and_then(SaveHandle::result).map(|(receipt, _)| receipt);
+        let said = match &wrote {
+            Ok(receipt) => Wrote::Receipt(Box::new(receipt.clone())),
+            Err(error) => Wrote::Failed(error.to_string()),
+        };
+        let heard = exchange.gather(&encode(&said)).map_err(|error| talking(&path, error))?;
+        let committed = coordinated.map(|coordinated| coordinated.commit(&heard));
+        let said = committed.as_ref().map_or_else(Vec::new, |committed| {
+            encode(&committed.as_ref().err().map(ToString::to_string))
+        });
+        let heard = exchange.broadcast(&said).map_err(|error| talking(&path, error))?;
+        let failed: Option<String> = decode(&heard)?;
+        wrote?; // this rank's own error says more
+        match (committed.transpose()?, failed) {
+            (None, Some(why)) => Err(Error::invalid(why)),
+            (committed, _) => Ok(committed),
+        }
+    }
+}
+
+impl Coordinated {
+    fn begin(store: &Store, state: &StateDict<'_>, path: &Path, ranks: u32) -> Result<Self> {
+        if state.is_only_new() {
+            return Err(Error::Unsupported {
+                what: "a save by several ranks cannot refuse to replace a checkpoint (`only_new`)"
+                    .into(),
+                remedy: "save to a path of its own, such as one with the step's number".into(),
+            });
+        }
+        state.tree()?; // refuses two values of one name before anything is written
+        let mut session = store.begin(path, ranks)?.metrics(state.saved_metrics().clone())?;
+        if let Some(step) = state.saved_step() {
+            session = session.step(step);
+        }
+        let values = match state.saved_tree() {
+            Some(tree) => Values::Tree(tree.to_owned()),
+            None => Values::Named(state.saved_values().to_vec()),
+        };
+        Ok(Self { session, values })
+    }
+
+    fn commit(self, heard: &[Vec<u8>]) -> Result<Committed> {
+        let (mut receipts, mut failed) = (Vec::new(), Vec::new());
+        for (rank, said) in heard.iter().enumerate() {
+            match decode(said)? {
+                Wrote::Receipt(receipt) => receipts.push(*receipt),
+                Wrote::Failed(why) => failed.push(format!("rank {rank}: {why}")),
+            }
+        }
+        if !failed.is_empty() {
+            let path = self.session.path().display();
+            return Err(Error::invalid(format!(
+                "nothing is committed to {path}, because ranks could not write: {}",
+                some_of(&failed)
+            )));
+        }
+        let tree = self.values.tree(&receipts)?;
+        self.session.commit(receipts, tree)
+    }
+}
+
+impl Values {
+    /// One dictionary of all ranks' tensors and rank 0's values.
+    fn tree(self, receipts: &[Receipt]) -> Result<Box<RawValue>> {
+        let named = match self {
+            Self::Tree(tree) => return Ok(tree),
+            Self::Named(named) => named,
+        };
+        let tensors = receipts.iter().flat_map(|receipt| &receipt.tensors);
+        let tensors: BTreeSet<&str> = tensors.map(|tensor| tensor.name.as_str()).collect();
+        if let Some((name, _)) = named.iter().find(|(name, _)| tensors.contains(name.as_str())) {
+            return Err(Error::invalid(format!("two entries of the state are named {name:?}")));
+        }
+        let tensors = tensors.into_iter().map(|name| (name.into(), Value::Tensor(name.into())));
+        let named = named.into_iter().map(|(name, value)| (name.into(), value));
+        Value::Dict(tensors.chain(named).collect()).to_json()
+    }
+}
+
+fn talking(path: &Path, error: io::Error) -> Error {
+    Error::io("talking to the other ranks about", path, error)
+}
+
+fn encode(said: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(said).expect("texts and numbers can be written")
+}
+
+fn decode<'a, T: Deserialize<'a>>(heard: &'a [u8]) -> Result<T> {
+    serde_json::from_slice(heard).map_err(|error| {
+        Error::invalid(format!(
+            "{} bytes of another rank are not an answer ({error}): do all ranks make the same calls, in the same order?",
+            heard.len()
+        ))
+    })
+}
