@@ -17,6 +17,7 @@ from ringstow._arguments import (
 )
 from ringstow._config import Config, native_json
 from ringstow._progress import Progress
+from ringstow.foreign import _steps
 
 if TYPE_CHECKING:
     from ringstow._catalog_report import DiffReport, Removed, Retained, Slimmed, Step, Swept
@@ -150,6 +151,11 @@ def latest(
     itself (DCP's ``use_collectives=False``), a checkpoint is committed once the rank checkpoints
     of all ranks are, and all belong to one save.
 
+    If nothing was committed, it returns the newest checkpoint that another program has left in the
+    directory, such as ``checkpoint-500`` or ``epoch=1-step=500.ckpt``: `load` reads it, and
+    training must not begin anew beside it. docs/loading.md says which count. Not so with
+    ``verify``, ``before`` or ``pattern``, which are for ringstow's.
+
     Args:
         directory: the directory that holds the checkpoints; it need not exist.
         verify: read every byte and compare it with its checksum. Skips a damaged checkpoint with a
@@ -161,7 +167,8 @@ def latest(
 
     Raises:
         InvalidStateError: the pattern does not have exactly one place for the step; or ``before``
-            is not a step in the directory.
+            is not a step in the directory; or other programs have left checkpoints, and their
+            names do not say which is the newest.
         MissingFilesError, CorruptCheckpointError, FormatError: steps were committed, and none of
             them can be loaded: why the newest cannot. Training must not begin anew beside them.
         OSError: the directory, or one in it that may be the newest step, can't be read. With
@@ -172,7 +179,23 @@ def latest(
         limit = absolute(before)
     else:
         limit = step_number(before, "before")
-    found = _native.latest(absolute(directory), verify, limit, pattern, native_json(config))
+    root = absolute(directory)
+    found = own_latest(root, verify, limit, pattern, config)
+    if found is not None or verify or before is not None or pattern is not None:
+        return found
+    left = _steps.newest_in(root)
+    return None if left is None else left.path
+
+
+def own_latest(
+    root: str,
+    verify: bool = False,
+    before: int | str | None = None,
+    pattern: str | None = None,
+    config: Config | None = None,
+) -> str | None:
+    """Return the newest of ringstow's steps, as `latest` does; never another program's."""
+    found = _native.latest(root, verify, before, pattern, native_json(config))
     return None if found is None else os.fspath(found)
 
 

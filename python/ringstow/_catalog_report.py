@@ -119,8 +119,10 @@ class CheckpointInfo(Report):
 
     path: str
     """The checkpoint's directory."""
-    kind: Literal["ringstow", "safetensors"]
-    """``"safetensors"``: files of another program, without checksums; times and versions are 0."""
+    kind: str
+    """``"ringstow"``; or which other program wrote it, and times and versions are 0:
+    ``"safetensors"``, ``"torch"``, ``"dcp"``, ``"lightning"``, ``"trainer"``, ``"accelerate"``,
+    ``"deepspeed"``, ``"megatron"``, ``"hf"``."""
     version: int
     """Version of the format."""
     writer: str

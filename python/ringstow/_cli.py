@@ -1,6 +1,6 @@
 """The ``ringstow`` program as the wheel installs it: the Rust program, run in this process.
 
-``ringstow convert`` alone is Python's own: the formats that it reads and writes are torch's.
+``ringstow convert`` is Python's own, and ``show`` of other programs' checkpoints: torch reads them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,19 @@ def main() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.argv[1:2] == ["show"]:
+        from ringstow import _show
+
+        code = _show.main(sys.argv[2:])
+        if code is not None:
+            sys.exit(code)
     if sys.argv[1:2] != ["convert"]:
-        sys.exit(_native.cli(sys.argv))
+        code = _native.cli(sys.argv)
+        if sys.argv[1:2] == ["ls"] and code == 0:
+            from ringstow import _show
+
+            _show.tell_left(sys.argv[2:])
+        sys.exit(code)
     from ringstow.convert import _cli
 
     code = _cli.main(sys.argv[2:])

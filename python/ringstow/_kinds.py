@@ -6,17 +6,17 @@ import contextlib
 import os
 import re
 
-from ringstow import _native
+from ringstow import _native, foreign
 from ringstow._config import Config
 from ringstow._errors import InvalidStateError
 from ringstow._others import RANK_DIR
 
 KINDS = {
     "ringstow": "a directory with manifest.json",
-    "dcp": "a directory with .metadata, by torch.distributed.checkpoint",
-    "torch": "a file, by torch.save",
-    "hf": "a directory of *.safetensors files, by Hugging Face's programs",
+    **{kind: what for kind, what in foreign.KINDS.items() if kind != "safetensors"},
 }
+TARGETS = ("ringstow", "dcp", "torch", "hf")
+"""The kinds that a conversion writes."""
 # Files that make a directory a checkpoint: errors name these first.
 _INDEX = "model.safetensors.index.json"
 _MARKS = ("manifest.json", ".metadata", _INDEX, "model.safetensors")
@@ -51,10 +51,10 @@ def kind_of(path: str) -> str:
     names = os.listdir(path)
     if "manifest.json" in names:  # first: ringstow.dcp leaves a .metadata beside it
         return "ringstow"
-    if ".metadata" in names:
+    if kind := foreign.kind_of(path):
+        return kind
+    if ".metadata" in names:  # ringstow.dcp's, without its manifest
         return "dcp"
-    if any(name.endswith(".safetensors") for name in names):
-        return "hf"
     if any(map(is_dcp, names)) and not any(name.endswith(".metadata") for name in names):
         _native.Checkpoint(path, Config().to_json())  # its error says what to do
     listed = "; ".join(f"{kind}: {what}" for kind, what in KINDS.items())

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from ringstow import _arguments, _late, _lines, _merge, _native, _outcomes, _salvage
+from ringstow import _arguments, _late, _lines, _merge, _native, _outcomes, _salvage, foreign
 from ringstow._arguments import StrPath, of_checkpoint
 from ringstow._collector import collector_paused
 from ringstow._config import Config, native_json
@@ -116,7 +116,14 @@ def load(
         loaded, report = _while_replaced(
             lambda: _load(
                 where,
-                _opened(where, config, progress, damaged=skips, verify=verify),
+                _opened(
+                    where,
+                    config,
+                    progress,
+                    damaged=skips,
+                    verify=verify,
+                    allow_pickle=allow_pickle,
+                ),
                 prefix,
                 names,
                 gpu,
@@ -141,16 +148,38 @@ def _tell(report: LoadReport) -> None:
 
 
 def _opened(
-    where: str, config: Config | None, progress: Progress, *, damaged: bool, verify: bool
-) -> _native.Checkpoint:
+    where: str,
+    config: Config | None,
+    progress: Progress,
+    *,
+    damaged: bool,
+    verify: bool,
+    allow_pickle: bool,
+) -> _native.Checkpoint | foreign.Foreign:
     settings = native_json(config)
+    others = foreign.opened(
+        where, verify=verify, allow_pickle=allow_pickle, progress=progress.advance
+    )
+    if others is not None:
+        return others
 
     def attempt() -> _native.Checkpoint:
         return _native.Checkpoint(
-            where, settings, damaged=damaged, verify=verify, progress=progress.advance
+            where,
+            settings,
+            foreign=_holds_model(where),
+            damaged=damaged,
+            verify=verify,
+            progress=progress.advance,
         )
 
     return _late.opened(where, attempt)
+
+
+def _holds_model(where: str) -> bool:
+    """Tell whether a directory holds safetensors files of another program, and no checkpoint."""
+    is_one = os.path.isfile(os.path.join(where, "manifest.json")) or not os.path.isdir(where)
+    return not is_one and foreign.kind_of(where) == "hf"
 
 
 def check_framework(framework: str, device: object) -> None:
@@ -168,7 +197,7 @@ def check_framework(framework: str, device: object) -> None:
 @collector_paused()
 def _load(
     where: str,
-    checkpoint: _native.Checkpoint,
+    checkpoint: _native.Checkpoint | foreign.Foreign,
     prefix: str | None,
     names: list[str] | None,
     gpu: torch.device | None,
@@ -182,7 +211,7 @@ def _load(
         skeleton = _selected(checkpoint, where, prefix, names)
         rows = checkpoint.tensors_named(_walk.stored_in(skeleton))
     else:
-        skeleton, rows = _skeleton.parse(checkpoint.state, where), checkpoint.tensors
+        skeleton, rows = _merge.skeleton_of(checkpoint, where), checkpoint.tensors
     damaged = _salvage.find(checkpoint, skeleton) if skips else {}
     skeleton = _salvage.without(skeleton, damaged)
     contents = _build.Contents(where, rows, allow_pickle=allow_pickle)
@@ -200,7 +229,9 @@ def _load(
 
 
 def _summed(
-    checkpoint: _native.Checkpoint, reports: list[str], damaged: tuple[DamagedTensor, ...]
+    checkpoint: _native.Checkpoint | foreign.Foreign,
+    reports: list[str],
+    damaged: tuple[DamagedTensor, ...],
 ) -> LoadReport:
     """Return one report of several reads."""
     from ringstow._report import LoadReport
@@ -212,7 +243,10 @@ def _summed(
 
 
 def _selected(
-    checkpoint: _native.Checkpoint, where: str, prefix: str | None, names: list[str] | None
+    checkpoint: _native.Checkpoint | foreign.Foreign,
+    where: str,
+    prefix: str | None,
+    names: list[str] | None,
 ) -> dict[Any, Any]:
     """Return the skeleton of the selected leaves.
 
@@ -225,6 +259,10 @@ def _selected(
             return _select.by_prefix(skeleton, prefix or "", where, checkpoint.dropped)
         return _select.by_keys(skeleton, names, where, checkpoint.dropped)
 
+    if isinstance(checkpoint, foreign.Foreign):
+        return select(checkpoint.tree_of(prefix, names))
+    if checkpoint.kind != "ringstow":
+        return select(_merge.skeleton_of(checkpoint, where))
     part = _skeleton.parse(checkpoint.part_of_state(prefix, names), where)
     if part:
         with contextlib.suppress(KeyMismatchError):
@@ -234,7 +272,7 @@ def _selected(
 
 def _load_to(
     device: torch.device,
-    checkpoint: _native.Checkpoint,
+    checkpoint: _native.Checkpoint | foreign.Foreign,
     tensors: dict[str, Stored],
     reports: list[str],
 ) -> dict[str, torch.Tensor]:
@@ -316,7 +354,14 @@ def load_into(
             lambda: _merge.load_into(
                 state_dict,
                 where,
-                _opened(where, config, progress, damaged=skips, verify=verify),
+                _opened(
+                    where,
+                    config,
+                    progress,
+                    damaged=skips,
+                    verify=verify,
+                    allow_pickle=allow_pickle,
+                ),
                 strict=strict,
                 cast=cast,
                 skips=skips,

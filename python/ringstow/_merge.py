@@ -14,6 +14,7 @@ from ringstow._collector import collector_paused
 from ringstow._errors import InvalidStateError
 from ringstow._salvage import find, holds_damage, marked
 from ringstow._ties import Fill
+from ringstow.foreign import Foreign
 from ringstow.tensors import _cuda, _device_array, _numpy, _torch
 from ringstow.tensors._memory import Target, dense_strides, moved, place_at
 from ringstow.tree import _program
@@ -214,11 +215,24 @@ class Merge:
         self.mismatched.append(f"{flat_name(path)} is {here} here and {there} in the checkpoint")
 
 
+def skeleton_of(checkpoint: _native.Checkpoint | Foreign, path: str) -> dict[Any, Any]:
+    """Return the skeleton of a checkpoint: of another program's, too.
+
+    Raises:
+        Exception: as `_skeleton.parse` and `Foreign.tree_of`.
+    """
+    if isinstance(checkpoint, Foreign):
+        return checkpoint.tree
+    if checkpoint.kind == "ringstow":
+        return parse(checkpoint.state, path)
+    return {name: Leaf("$tensor", name) for name, *_ in checkpoint.tensors}
+
+
 @collector_paused()
 def load_into(
     state: object,
     path: str,
-    checkpoint: _native.Checkpoint,
+    checkpoint: _native.Checkpoint | Foreign,
     *,
     strict: bool,
     skips: bool,
@@ -237,8 +251,8 @@ def load_into(
         raise InvalidStateError(f"a state dict must be a dict, not {type_name(state)}")
     from ringstow._report import LoadReport
 
+    skeleton = skeleton_of(checkpoint, path)
     contents = Contents(path, checkpoint.tensors, allow_pickle=allow_pickle)
-    skeleton = parse(checkpoint.state, path)
     damaged = find(checkpoint, skeleton) if skips else {}
     merge = Merge(contents, cast=cast, damaged=damaged)
     merge.merge(state, skeleton, ())
@@ -326,7 +340,7 @@ def _split(fills: list[Fill]) -> _Ways:
     return ways
 
 
-def _slices(fills: list[Fill], checkpoint: _native.Checkpoint) -> list[Any]:
+def _slices(fills: list[Fill], checkpoint: _native.Checkpoint | Foreign) -> list[Any]:
     """Return the stored chunks to read, each with the strided region of its target."""
     slices = []
     for fill in fills:

@@ -8,13 +8,14 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from ringstow import _index, _native
+from ringstow import _index, _native, foreign
 from ringstow._arguments import StrPath, of_checkpoint
 from ringstow._config import Config, native_json
 from ringstow._errors import KeyMismatchError, UnsupportedError
 from ringstow._load import check_framework
+from ringstow._merge import skeleton_of
 from ringstow.tensors import _numpy, _torch
-from ringstow.tree import _build, _skeleton, _walk
+from ringstow.tree import _build, _walk
 from ringstow.tree._select import missing_names
 from ringstow.tree._walk import Box, Leaf, Path, flat_name
 
@@ -96,14 +97,18 @@ class Checkpoint(Mapping[str, "Entry"]):
         self.path = path
         """The checkpoint's directory."""
         self._as_numpy = as_numpy
-        opened = _native.Checkpoint(path, config, foreign=True, damaged=True, verify=verify)
+        opened: _native.Checkpoint | foreign.Foreign | None
+        opened = foreign.opened(path, verify=verify, allow_pickle=allow_pickle)
+        if opened is None:
+            opened = _native.Checkpoint(path, config, foreign=True, damaged=True, verify=verify)
         if opened.problem is not None:
             _log.warning("%s. Tensors in its other files can be read", opened.problem)
-        self._opened: _native.Checkpoint | None = opened
+        self._opened: _native.Checkpoint | foreign.Foreign | None = opened
+        is_tree = isinstance(opened, foreign.Foreign) or (
+            opened.kind == "ringstow" and opened.state != "null"
+        )
+        self._skeleton: dict[Any, Any] = skeleton_of(opened, path) if is_tree else {}
         self._contents = _build.Contents(path, opened.tensors, allow_pickle=allow_pickle)
-        state = opened.state
-        is_tree = opened.kind == "ringstow" and state != "null"
-        self._skeleton: dict[Any, Any] = _skeleton.parse(state, path) if is_tree else {}
         self._entries = self._all(opened)
 
     def __getitem__(self, name: str) -> Entry:
@@ -201,7 +206,7 @@ class Checkpoint(Mapping[str, "Entry"]):
         path, node = found
         return self._value(node, path)
 
-    def _alive(self) -> _native.Checkpoint:
+    def _alive(self) -> _native.Checkpoint | foreign.Foreign:
         if self._opened is None:
             raise ValueError(f"{self.path} is closed: open it again")
         return self._opened
@@ -231,7 +236,7 @@ class Checkpoint(Mapping[str, "Entry"]):
         known = self._entries.get(name)
         return Entry(self, name, path, leaf) if known is None or known._leaf != leaf else known
 
-    def _all(self, opened: _native.Checkpoint) -> dict[str, Entry]:
+    def _all(self, opened: _native.Checkpoint | foreign.Foreign) -> dict[str, Entry]:
         entries: dict[str, Entry] = {}
         unreferenced = {name: None for name, *_ in opened.tensors}
         for path, leaf in _walk.leaves(self._skeleton):

@@ -10,6 +10,7 @@ from ringstow import _catalog
 from ringstow._damage import OnCorrupt, is_damage
 from ringstow._errors import InvalidStateError, NoCheckpointError
 from ringstow._open import open as open_checkpoint
+from ringstow.foreign import _steps
 
 if TYPE_CHECKING:
     from ringstow._catalog_report import Step
@@ -37,7 +38,8 @@ class Run:
                 return found
             _log.warning("passing over %s, which cannot be loaded: %s", found.path, found.problem)
         self._refuse_other_checkpoints()
-        return None
+        left = _steps.newest_in(self.root)
+        return None if left is None else _step_of(left)
 
     def candidates(self, on_corrupt: OnCorrupt) -> list[Step]:
         """Return the steps that were committed, newest first, damaged ones too.
@@ -50,9 +52,34 @@ class Run:
             if on_corrupt == "raise" or not is_damage(error):
                 raise
             return self._intact(error)
-        if not found:
-            self._refuse_other_checkpoints()
+        if found:
+            self._tell_newer(found[0])
+            return found
+        self._refuse_other_checkpoints()
+        left = _steps.newest_in(self.root)
+        if left is not None:
+            _log.warning(
+                "%s holds no step of ringstow's yet: restoring %s, which another program has left "
+                "(%s). The next save is ringstow's; that program's checkpoints stay until you "
+                "remove them",
+                self.root,
+                left.path,
+                left.kind,
+            )
+            return [_step_of(left)]
         return found
+
+    def _tell_newer(self, found: Step) -> None:
+        """Warn of checkpoints of another program with a higher number, which are passed over."""
+        newer = [one for one in _steps.found_in(self.root) if (one.step or 0) > (found.step or 0)]
+        if newer:
+            _log.warning(
+                "%s, which another program has left, has a higher step than %s, and is passed "
+                "over: to go on from it, load it with ringstow.load(%r)",
+                newer[-1].path,
+                found.path,
+                newer[-1].path,
+            )
 
     def _intact(self, error: OSError) -> list[Step]:
         """Return the newest step whose every byte is intact, in a list.
@@ -75,6 +102,9 @@ class Run:
         steps = self._committed()
         wanted = [found for found in steps if found.step == step]
         if not wanted:
+            left = [one for one in _steps.found_in(self.root) if one.step == step]
+            if len(left) == 1:
+                return [_step_of(left[0])]
             there = ", ".join(str(found.step) for found in reversed(steps)) or "none yet"
             raise NoCheckpointError(
                 f"{self.root} has no step {step}; its steps: {there}", path=self.root
@@ -109,7 +139,7 @@ class Run:
 
     def _refuse_other_checkpoints(self) -> None:
         """Raise why nothing can be loaded, unless nothing was committed yet."""
-        path = _catalog.latest(self.root, config=self._config)
+        path = _catalog.own_latest(self.root, config=self._config)
         if path is not None:
             raise InvalidStateError(
                 f"{path} is a checkpoint, but nothing in {self.root} counts as a step: training "
@@ -134,6 +164,21 @@ def step_at(path: str, config: Config | None) -> Step:
         metrics=info.metrics,
         dropped=info.dropped,
         created_unix_ms=info.created_unix_ms,
+        nbytes=None,
+        status="committed",
+        problem=None,
+    )
+
+
+def _step_of(left: _steps.Left) -> Step:
+    from ringstow._catalog_report import Step
+
+    return Step(
+        path=left.path,
+        step=left.step,
+        metrics={},
+        dropped=(),
+        created_unix_ms=None,
         nbytes=None,
         status="committed",
         problem=None,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
-from ringstow import _native
 from ringstow._errors import CorruptCheckpointWarning
 from ringstow.tree._damaged import DamagedTensor
 from ringstow.tree._select import listed
@@ -36,7 +35,14 @@ def check_choice(on_corrupt: str, *, verify: bool) -> bool:
     return on_corrupt == "skip"
 
 
-def find(checkpoint: _native.Checkpoint, skeleton: Any) -> dict[str, DamagedTensor]:
+class Checked(Protocol):
+    """A checkpoint that can be searched for damage."""
+
+    def damaged(self, names: list[str]) -> str:
+        """Return a list of DamagedTensor as JSON."""
+
+
+def find(checkpoint: Checked, skeleton: Any) -> dict[str, DamagedTensor]:
     """Read and check what a skeleton refers to, and return what is damaged, by name."""
     found = json.loads(checkpoint.damaged(stored_in(skeleton)))
     return {values["name"]: DamagedTensor(**values) for values in found}

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ringstow import _native
+from ringstow.foreign import Foreign
 from ringstow.tensors._memory import Stored, Target, place_at
 from ringstow.tree._walk import Leaf, Path, flat_name
 
@@ -25,7 +26,7 @@ class Fill(NamedTuple):
     """Where the target is in the state dict."""
 
 
-def differing(checkpoint: _native.Checkpoint, fills: list[Fill]) -> Iterator[str]:
+def differing(checkpoint: _native.Checkpoint | Foreign, fills: list[Fill]) -> Iterator[str]:
     """Yield a sentence for each two fills of one tensor here with tensors that differ.
 
     Only one of the two could be in the memory that they share. Equal ones are read twice.
@@ -39,7 +40,7 @@ def differing(checkpoint: _native.Checkpoint, fills: list[Fill]) -> Iterator[str
             yield f"{names} are one tensor here and two that differ in the checkpoint"
 
 
-def _are_equal(checkpoint: _native.Checkpoint, one: Fill, other: Fill) -> bool:
+def _are_equal(checkpoint: _native.Checkpoint | Foreign, one: Fill, other: Fill) -> bool:
     if one.stored != other.stored and (one.cast or other.cast):
         return False
     blocks, _ = checkpoint.load([one.leaf.body, other.leaf.body])

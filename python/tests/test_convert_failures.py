@@ -144,7 +144,7 @@ def test_missing_or_cut_dcp_file_is_named(at, change):
         file.unlink()
     else:
         os.truncate(file, file.stat().st_size // 2)
-    with pytest.raises((FileNotFoundError, ringstow.CorruptCheckpointError), match="dcp"):
+    with pytest.raises((ringstow.MissingFilesError, ringstow.CorruptCheckpointError), match="dcp"):
         dcp_to_ringstow(at / "dcp", at / "ckpt")
     assert not (at / "ckpt").exists()
 

@@ -29,16 +29,31 @@ def others(tmp_path):
 
 CASES = [
     ("run", ringstow.IncompleteCheckpointError, ["step-2", "`latest`", "`ringstow ls`"]),
-    ("stock", ringstow.IncompleteCheckpointError, ["dcp.load", "`ringstow convert"]),
-    ("hf", ringstow.IncompleteCheckpointError, ["ringstow.open", "`ringstow convert"]),
     ("empty", ringstow.IncompleteCheckpointError, ["nothing was saved here"]),
-    ("model.pt", NotADirectoryError, ["torch.load", "`ringstow convert"]),
     (
         "run/step-3",
         FileNotFoundError,
         ["no checkpoint was saved there, or it was removed", "step-2"],
     ),
 ]
+
+
+OF_OTHERS = [
+    ("stock", ringstow.IncompleteCheckpointError, ["ringstow.load", "`ringstow convert"]),
+    ("hf", ringstow.IncompleteCheckpointError, ["ringstow.load", "`ringstow convert"]),
+    ("model.pt", NotADirectoryError, ["ringstow.load", "`ringstow convert"]),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "words"), OF_OTHERS, ids=[one[0] for one in OF_OTHERS])
+def test_only_load_and_open_read_what_another_program_wrote(others, name, kind, words):
+    assert ringstow.load(others / name)["w"].tolist() == [1, 1, 1]
+    with ringstow.open(others / name) as opened:
+        assert opened["w"].load().tolist() == [1, 1, 1]
+    with pytest.raises(kind) as caught:
+        ringstow.verify(others / name)
+    for word in [str(others / name), *words]:
+        assert word in str(caught.value)
 
 
 @pytest.mark.parametrize(("name", "kind", "words"), CASES, ids=[case[0] for case in CASES])
@@ -73,7 +88,7 @@ def test_unfinished_dcp_directory_gets_one_message(others, capfd):
 
 @pytest.mark.parametrize("name", ["run", "stock", "empty"])
 def test_dcp_reader_raises_the_same_error(others, name):
-    words = next(words for case, _, words in CASES if case == name)
+    words = next(words for case, _, words in [*CASES, *OF_OTHERS] if case == name)
     reader = ringstow.dcp.StorageReader()
     with pytest.raises(CheckpointException) as caught:
         dcp.load({"w": torch.zeros(3)}, checkpoint_id=others / name, storage_reader=reader)

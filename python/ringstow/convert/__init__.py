@@ -7,6 +7,11 @@ kind           meaning
 ``dcp``        a directory by torch.distributed.checkpoint's own writer, of any number of ranks
 ``torch``      a file by ``torch.save``
 ``hf``         a directory of safetensors files, as Hugging Face's programs read and write them
+``lightning``  a directory of Lightning's sharded strategies; only read, like all below
+``trainer``    a ``checkpoint-N`` of Transformers' Trainer
+``accelerate`` a directory of Accelerate's ``save_state``
+``deepspeed``  a directory of DeepSpeed's, of any stage of ZeRO
+``megatron``   a directory of Megatron-Core's ``torch_dist``
 =============  ===================================================================================
 
 `convert` takes any two kinds; each other function converts one pair. What was written is read again
@@ -39,7 +44,7 @@ from ringstow._report import SaveReport
 from ringstow.convert import _targets
 from ringstow.convert._check import Comparison
 from ringstow.convert._sources import Options, open_source
-from ringstow.convert._walk import State, stored, total_bytes
+from ringstow.foreign._states import State, stored, total_bytes
 from ringstow.tensors import _torch
 from ringstow.tree._select import listed
 
@@ -56,6 +61,7 @@ __all__ = [
 ]
 
 Kind = Literal["ringstow", "dcp", "torch", "hf"]
+SourceKind = Kind | Literal["lightning", "trainer", "accelerate", "deepspeed", "megatron"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 Progress = Callable[[str, int, int], None]
@@ -73,9 +79,9 @@ class ConvertReport:
     target: str
     """The path that was written."""
     source_kind: str
-    """``"ringstow"``, ``"dcp"``, ``"torch"`` or ``"hf"``."""
+    """One of the kinds above."""
     target_kind: str
-    """Likewise."""
+    """``"ringstow"``, ``"dcp"``, ``"torch"`` or ``"hf"``."""
     tensors: int
     """Number of tensors and arrays written; tied ones count once."""
     tensor_bytes: int
@@ -97,7 +103,7 @@ def convert(
     src: StrPath,
     dst: StrPath,
     *,
-    source: Kind | None = None,
+    source: SourceKind | None = None,
     target: Kind | None = None,
     progress: Progress | None = None,
     verify: bool = True,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ringstow._errors import CorruptCheckpointError
-from ringstow.convert._walk import is_stored, is_tensor, loaded
+from ringstow.foreign._states import is_stored, is_tensor, loaded
 from ringstow.tensors import _numpy
 from ringstow.tensors._memory import LazyTensor
 from ringstow.tree import _program

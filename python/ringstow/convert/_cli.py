@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from ringstow import _progress as _progress_bars
 from ringstow._errors import CorruptCheckpointError, Error
-from ringstow._kinds import KINDS
+from ringstow._kinds import KINDS, TARGETS
 from ringstow._lines import size
 from ringstow._replace import complete
 from ringstow.convert import ConvertReport, Progress, convert
@@ -166,14 +166,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "dst", metavar="DST", help="where to write; must be missing or empty without --overwrite"
     )
-    kinds = list(KINDS)
     parser.add_argument(
-        "--from", dest="source", choices=kinds, help="kind of SRC (default: detect)"
+        "--from", dest="source", choices=list(KINDS), help="kind of SRC (default: detect)"
     )
     parser.add_argument(
         "--to",
         dest="target",
-        choices=kinds,
+        choices=TARGETS,
         help="kind of DST (default: ringstow, or torch for *.pt)",
     )
     parser.add_argument(

@@ -10,23 +10,15 @@ import dataclasses
 import functools
 import os
 import threading
-import warnings
-import zipfile
 from typing import Any
 
-from ringstow import _native
+from ringstow import _native, foreign
 from ringstow._config import Config
-from ringstow._errors import CorruptCheckpointError, InvalidStateError
-from ringstow.convert._files import REMEDY, plain_numpy, reading
-from ringstow.convert._walk import State
+from ringstow.foreign import _torch_file as _torch_files
+from ringstow.foreign._states import State
 from ringstow.tensors._memory import LazyTensor
 from ringstow.tree import _build, _skeleton
 from ringstow.tree._walk import STORED, Leaf, Path
-
-# How files by torch.save begin: as a zip archive; before torch 1.6 with a pickled number.
-_ZIP = b"PK\x03\x04"
-_OLD = (b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", b"L119547037146038801333356L\n.")
-_HEAD_BYTES = 512
 
 # In bytes: read at once, and held for later calls. Larger tensors are read alone.
 _WINDOW_BYTES = 4 << 20
@@ -67,8 +59,10 @@ def open_source(path: str, kind: str, options: Options) -> State:
         CorruptCheckpointError: the file is damaged.
         OSError: the system refused.
     """
-    openers = {"ringstow": _ringstow, "dcp": _dcp, "torch": _torch_file, "hf": _hf}
-    return openers[kind](path, options)
+    openers = {"ringstow": _ringstow, "torch": _torch_file, "hf": _hf}
+    if kind in openers:
+        return openers[kind](path, options)
+    return foreign.state_of(path, kind, allow_pickle=options.allow_pickle, verify=options.verify)
 
 
 def _ringstow(path: str, options: Options) -> State:
@@ -78,6 +72,8 @@ def _ringstow(path: str, options: Options) -> State:
 
 
 def _hf(path: str, options: Options) -> State:
+    if not any(name.endswith(".safetensors") for name in os.listdir(path)):
+        return foreign.state_of(path, "hf", allow_pickle=options.allow_pickle, verify=True)
     knobs = options.reading.to_json()
     checkpoint = _native.Checkpoint(path, knobs, foreign=True, verify=options.verify)
     skeleton = {name: Leaf("$tensor", name) for name, *_ in checkpoint.tensors}
@@ -152,73 +148,8 @@ def _alignment(nbytes: int) -> int:
     return min(nbytes & -nbytes, 4096) if nbytes else 4096
 
 
-def _dcp(path: str, options: Options) -> State:
-    from ringstow.convert import _dcp
-
-    return _dcp.read(path, allow_pickle=options.allow_pickle)
-
-
 def _torch_file(path: str, options: Options) -> State:
-    import torch
-
-    mapped = _check_beginning(path)
-    if not mapped:
-        warnings.warn(
-            f"{path} is in the format of torch before 1.6: it can't be mapped, and is loaded into "
-            "memory at once",
-            stacklevel=2,
-        )
-    elif options.verify:
-        _check_zip(path)
-    with reading(path, "it"), plain_numpy():
-        return torch.load(  # type: ignore[no-any-return]
-            path, map_location="cpu", mmap=mapped, weights_only=not options.allow_pickle
-        )
-
-
-def _check_beginning(path: str) -> bool:
-    """Tell whether torch.save wrote a file as a zip archive, not in its older format.
-
-    Raises:
-        CorruptCheckpointError: the file is empty, zeroed or truncated.
-        InvalidStateError: torch.save never writes such a beginning.
-    """
-    with open(path, "rb") as file:
-        head = file.read(_HEAD_BYTES)
-        size = os.fstat(file.fileno()).st_size
-    if not head:
-        raise _damaged(path, "is empty")
-    if not head.strip(b"\0"):
-        raise _damaged(path, f"begins with {len(head)} zeros, as a file whose writer was cut off")
-    if head.startswith(_ZIP):
-        with reading(path, "it"):
-            if zipfile.is_zipfile(path):
-                return True
-        what = f"is cut short: of a file by torch.save its {size} bytes are the beginning only"
-        raise _damaged(path, f"{what}, without the list of what is in it")
-    if any(begin.startswith(head) for begin in (_ZIP, b"\x80\x02" + _OLD[0])):
-        raise _damaged(path, f"is cut short, to {size} bytes")
-    # The number comes after the pickle's protocol and frame.
-    if not (any(begin in head[:32] for begin in _OLD) or head[257:262] == b"ustar"):
-        raise InvalidStateError(
-            f"{path} was not written by torch.save, or its beginning is overwritten: it begins "
-            f"with {head[:8]!r}, and neither as a zip archive does nor as torch's older format. "
-            "Give a file by torch.save, or the directory of a checkpoint of another kind"
-        )
-    return False
-
-
-def _damaged(path: str, what: str) -> CorruptCheckpointError:
-    return CorruptCheckpointError(f"{path} {what}; {REMEDY}", file=path)
-
-
-def _check_zip(path: str) -> None:
-    """Verify the checksums that torch.save wrote; torch does not for a mapped file."""
-    with reading(path, "it"), zipfile.ZipFile(path) as file:
-        bad = file.testzip()
-    if bad is not None:
-        raise CorruptCheckpointError(
-            f"{path}: the checksum of {bad} is not that which torch.save recorded; take another "
-            "copy, or pass verify=False (--no-verify) if it was written without checksums",
-            file=path,
-        )
+    if options.verify and _torch_files.is_zip(path):
+        _torch_files.check_zip(path)
+    files = _torch_files.Files(allow_pickle=options.allow_pickle, verify=False)
+    return files.read(path)  # type: ignore[no-any-return]

@@ -15,7 +15,8 @@ from ringstow._errors import InvalidStateError, KeyMismatchError
 from ringstow._report import SaveReport
 from ringstow.convert import _files
 from ringstow.convert._sources import Options
-from ringstow.convert._walk import State, is_stored, is_tensor, loaded, replaced, stored
+from ringstow.foreign import _pickles
+from ringstow.foreign._states import State, is_stored, is_tensor, loaded, replaced, stored
 from ringstow.tensors import _torch
 from ringstow.tensors._memory import LazyTensor
 from ringstow.tree import _encode
@@ -81,7 +82,7 @@ def to_torch(state: State, path: str, advance: Advance, options: Options) -> Wri
     so that the system decides how much of it stays in memory. numpy's arrays stay in memory.
     """
     with (
-        _files.naming(path),
+        _pickles.naming(path),
         tempfile.TemporaryFile(dir=os.path.dirname(path)) as scratch,
         open(path, "r+b") as stream,
     ):

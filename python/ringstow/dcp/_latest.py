@@ -16,7 +16,7 @@ from ringstow import _late, _others
 from ringstow._arguments import StrPath
 from ringstow._config import Config
 from ringstow._errors import NoCheckpointError
-from ringstow.dcp import _paths
+from ringstow.dcp import _mark, _paths
 from ringstow.dcp._together import from_first, gathered
 
 
@@ -97,4 +97,6 @@ def _sees(path: str) -> bool:
     except OSError:
         return False
     # Not `rank00000-0.safetensors.part`: a save that is not committed.
-    return _paths.MANIFEST in names or any(map(_others.RANK_DIR.fullmatch, names))
+    is_torchs = _mark.NAME in names and any(name.endswith(".distcp") for name in names)
+    has_parts = any(map(_others.RANK_DIR.fullmatch, names))
+    return _paths.MANIFEST in names or has_parts or is_torchs

@@ -1,4 +1,4 @@
-"""What ringstow uses of torch that torch does not document. No other file of dcp or convert does.
+"""What ringstow.dcp uses of torch that torch does not document. No other file of dcp does.
 
 A new torch may rename any of it. Each function says what it then does instead.
 """
@@ -20,6 +20,9 @@ from torch.distributed._shard.sharded_tensor.shard import Shard
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.tensor import DTensor
+
+from ringstow.foreign._private import flattened as flattened
+from ringstow.foreign._private import refusal_of as refusal_of
 
 
 class Call:
@@ -164,47 +167,3 @@ def sharded_tensor_of(parts: list[torch.Tensor], like: ShardedTensor) -> Sharded
     shards = zip(parts, like.local_shards(), strict=True)
     sharded._local_shards = [Shard(part, shard.metadata) for part, shard in shards]
     return sharded
-
-
-# What torch.load(weights_only=True) says of a pickle stands after this, in a page of advice.
-_UNPICKLER = "WeightsUnpickler error: "
-
-
-def refusal_of(error: Exception) -> str:
-    """Return what torch.load(weights_only=True) says of a pickle, in one line.
-
-    The first line of all that it says if the text is laid out in another way.
-    """
-    text = str(error)
-    lines = (text.partition(_UNPICKLER)[2] or text).strip().splitlines()
-    return lines[0].partition(" Please use ")[0] if lines else "torch does not say what"
-
-
-# What ringstow.convert needs of torch's own format. Without these names it can't read or write that
-# format: it raises ImportError or AttributeError, which name them.
-
-
-def storage_info(name: str, offset: int, length: int) -> Any:
-    """Return where torch's own format keeps an item: a file, an offset and a length in bytes."""
-    return filesystem._StorageInfo(name, offset, length)
-
-
-def flattened(state: dict[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a state's values by flat name, and the path of each, as DCP's planner has them."""
-    from torch.distributed.checkpoint._nested_dict import flatten_state_dict
-
-    return flatten_state_dict(state)
-
-
-def set_element(state: dict[Any, Any], path: tuple[Any, ...], value: Any) -> None:
-    """Put a value at a path of a nested state, as DCP's planner does."""
-    from torch.distributed.checkpoint import _traverse
-
-    _traverse.set_element(state, path, value)
-
-
-def read_items(name: str, stored: Any, chunks: list[Any]) -> list[Any]:
-    """Return what to read of a stored tensor to fill these chunks."""
-    from torch.distributed.checkpoint import planner_helpers
-
-    return planner_helpers.create_read_items_for_chunk_list(name, stored, chunks)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -19,14 +20,15 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from torch.distributed.checkpoint.stateful import Stateful
 
-from ringstow import _native
+from ringstow import _native, foreign
 from ringstow._alone import Attempt
 from ringstow._config import Config, native_json
 from ringstow._damage import is_damage
 from ringstow._errors import Error, InvalidStateError
 from ringstow._metrics import metrics_of
-from ringstow.dcp import _latest, _private
+from ringstow.dcp import _latest, _paths, _private
 from ringstow.dcp._handle import RanksHandle
+from ringstow.dcp._others_reader import OthersReader
 from ringstow.dcp._planner import LoadPlanner
 from ringstow.dcp._reader import StorageReader
 from ringstow.dcp._stream import StagingFuture
@@ -188,11 +190,12 @@ class Ranks:
             if found.status != "committed":  # DCP hides why: open it once for the reason
                 knobs = native_json(self._config)
                 self.first(lambda: str(_native.Checkpoint(found.path, knobs).kind))
+            reader = self._reader(found.path)
             _latest.agree_on(found.path, self._group)
             load(
                 into,
                 checkpoint_id=found.path,
-                storage_reader=StorageReader(config=self._config, allow_pickle=self._allow_pickle),
+                storage_reader=reader,
                 planner=planner,
                 process_group=self._group,
             )
@@ -206,6 +209,19 @@ class Ranks:
             rank, (_, other) = failed[0]
             error = Error(f"rank {rank} could not load {found.path}: {other}")
         return Attempt(error=error, is_damage=all(one[0] for _, one in failed))
+
+    def _reader(self, path: str) -> StorageReader | OthersReader:
+        """Return what reads a checkpoint: of ringstow's, or a directory of torch's own."""
+        kind = self.first(lambda: None if _is_ours(path) else foreign.kind_of(path))
+        if kind is None:
+            return StorageReader(config=self._config, allow_pickle=self._allow_pickle)
+        if kind != "dcp":
+            raise InvalidStateError(
+                f"{path} is a checkpoint of another program ({kind}), and several ranks restore "
+                "ringstow's and torch.distributed.checkpoint's: load it by ringstow.load(path) on "
+                "each rank and put it into the model, or convert it once by `ringstow convert`"
+            )
+        return OthersReader(path, allow_pickle=self._allow_pickle)
 
     def _names(self, into: dict[Any, Any]) -> set[str]:
         """Return the keys of all ranks' state dicts: each may have some of its own."""
@@ -224,6 +240,13 @@ def _is_damage(error: BaseException) -> bool:
     if isinstance(error, CheckpointException):
         return all(is_damage(one) for one, _ in error.failures.values())
     return is_damage(error)
+
+
+def _is_ours(path: str) -> bool:
+    return any(
+        os.path.exists(os.path.join(one, _paths.MANIFEST))
+        for one in (path, _paths.of_rank(path, 0))
+    )
 
 
 def _takes_stager() -> bool:

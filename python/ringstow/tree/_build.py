@@ -11,9 +11,8 @@ import contextlib
 import io
 import logging
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
-from ringstow import _native
 from ringstow._errors import FormatError, UnsupportedError
 from ringstow.tensors import _numpy, _torch
 from ringstow.tensors._memory import Stored
@@ -85,9 +84,14 @@ class Contents:
         return FormatError(message, path=self.manifest)
 
 
-def read(
-    checkpoint: _native.Checkpoint, names: list[str], reports: list[str] | None = None
-) -> dict[str, Any]:
+class Loads(Protocol):
+    """What blocks are read of: a checkpoint of ringstow's, or of another program."""
+
+    def load(self, names: list[str]) -> tuple[list[Any], str]:
+        """Return the bytes of tensors, in the order of their names, and a report."""
+
+
+def read(checkpoint: Loads, names: list[str], reports: list[str] | None = None) -> dict[str, Any]:
     """Return the bytes of tensors and objects by name; add the JSON report to ``reports``."""
     if not names:
         return {}

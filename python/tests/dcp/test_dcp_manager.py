@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import pickle
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from converted import Evil
 from layouts import HIDDEN, differences, trained, whole
 from support import flip, shards_of
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import ringstow
@@ -280,3 +284,62 @@ def refused(rank, root):
 
 def test_unguarded_saves_are_refused(ranks, tmp_path):
     assert [kind for kind, _ in ranks(2).run(refused, tmp_path)] == ["InvalidStateError"] * 2
+
+
+def save_by_torch(rank, root, name, layout):
+    model, optimizer, state = state_of(layout, 4, 4)
+    dcp.save(state, checkpoint_id=root / name)
+    return whole(model, optimizer)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_ranks_resume_from_what_torchs_own_writer_left(ranks, tmp_path, layout):
+    saved = ranks(2).run(save_by_torch, tmp_path, "step-4", layout)[0]
+    assert differences(saved, ranks(2).run(first_start, tmp_path, layout)[0]) == []
+    assert sorted(os.listdir(tmp_path)) == ["step-00000005", "step-4"]
+
+
+def first_start(rank, root, layout):
+    with CheckpointManager(root) as manager:
+        model, optimizer, state = state_of(layout, 9, 0)
+        restored = manager.restore(into=state)
+        assert (restored.step, restored.path, state["step"]) == (4, str(root / "step-4"), 4)
+        set_state_dict(
+            model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"]
+        )
+        manager.save(5, state)
+        assert manager.restore(into=state).step == 5
+        return whole(model, optimizer)
+
+
+def refused_start(rank, root, words):
+    with CheckpointManager(root) as manager:
+        _, _, state = state_of("plain", 9, 0)
+        with pytest.raises((ringstow.Error, CheckpointException)) as caught:
+            manager.restore(into=state)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_ranks_are_told_what_to_do_with_a_file(ranks, tmp_path):
+    torch.save({"w": torch.ones(1)}, tmp_path / "checkpoint-3.pt")
+    ranks(2).run(refused_start, tmp_path, ["checkpoint-3.pt", "(torch)", "ringstow.load(path)"])
+
+
+def test_ranks_unpickle_nothing_hostile_that_torchs_writer_left(ranks, tmp_path):
+    ranks(2).run(save_by_torch, tmp_path, "step-4", "plain")
+    metadata = pickle.loads((tmp_path / "step-4" / ".metadata").read_bytes())
+    metadata.storage_meta = Evil(tmp_path / "mark")
+    (tmp_path / "step-4" / ".metadata").write_bytes(pickle.dumps(metadata))
+    ranks(2).run(refused_start, tmp_path, ["mkdir"])
+    assert not (tmp_path / "mark").exists()
+
+
+def save_evil(rank, root):
+    _, _, state = state_of("plain", 4, 4)
+    dcp.save({**state, "step": Evil(root / "mark")}, checkpoint_id=root / "step-4")
+
+
+def test_ranks_unpickle_no_hostile_value_that_torchs_writer_left(ranks, tmp_path):
+    ranks(2).run(save_evil, tmp_path)
+    ranks(2).run(refused_start, tmp_path, ["step", "allow_pickle"])
+    assert not (tmp_path / "mark").exists()

@@ -157,20 +157,21 @@ fn kind_of_directory(dir: &Path, names: &[String]) -> String {
         || (first(|name| name == names::DCP_MARK).is_some()
             && !dcp_mark::is_ours(dir).unwrap_or(false))
     {
-        return "it is a checkpoint of torch.distributed.checkpoint's own format: load it with dcp.load without \
-                ringstow's reader, or convert it (`ringstow convert OLD NEW`)"
+        return "it is a checkpoint of torch.distributed.checkpoint's own format: load it with ringstow.load in Python, \
+                with dcp.load without ringstow's reader, or convert it (`ringstow convert OLD NEW`)"
             .into();
     }
     if let Some(file) = first(|name| name.ends_with(".safetensors")) {
         return format!(
             "it has no {manifest} but safetensors files of another program, such as {file}: read them with \
-             ringstow.open (in Rust Checkpoint::open_foreign), or convert them (`ringstow convert OLD NEW`)"
+             ringstow.load or ringstow.open (in Rust Checkpoint::open_foreign), or convert them (`ringstow convert OLD \
+             NEW`)"
         );
     }
     if let Some(file) = first(is_torch_name) {
         return format!(
-            "it has no {manifest} but files of torch.save, such as {file}: read them with torch.load, or convert \
-             them one by one (`ringstow convert OLD NEW`)"
+            "it has no {manifest} but files of torch.save, such as {file}: load one of them with ringstow.load in \
+             Python, or convert them one by one (`ringstow convert OLD NEW`)"
         );
     }
     let is_empty = dir::entries(dir).is_ok_and(|entries| entries.is_empty());
@@ -202,11 +203,12 @@ fn kind_of_file(path: &Path) -> String {
         return "it is a file of numpy.savez: read it with numpy.load".into();
     }
     if is_zip || (begin.starts_with(b"\x80") && is_torch_name(&name)) {
-        return "it is a file of torch.save: read it with torch.load, or convert it (`ringstow convert FILE NEW`)"
+        return "it is a file of torch.save: load it with ringstow.load in Python, or convert it (`ringstow convert FILE \
+                NEW`)"
             .into();
     }
     if name.ends_with(".safetensors") || begin.get(8) == Some(&b'{') {
-        return "it is a safetensors file: read it with safetensors' load_file, or open its directory with \
+        return "it is a safetensors file: load it with ringstow.load in Python, or open its directory with \
                 ringstow.open (in Rust Checkpoint::open_foreign)"
             .into();
     }

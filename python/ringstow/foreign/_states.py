@@ -13,6 +13,8 @@ from ringstow.tree._walk import Box, Path, describe, rebuild
 
 State = dict[Any, Any]
 Make = Callable[[Any, Path], Any]
+Parts = dict[str, Callable[[], Any]]
+"""What opens each part of a state, by its key."""
 
 
 def is_stored(value: object) -> bool:

@@ -1,0 +1,249 @@
+"""Reads checkpoints of torch.distributed.checkpoint's own format, a tensor at a time.
+
+``.metadata`` is a pickle. A restricted unpickler reads it and makes only the classes of metadata.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
+
+from ringstow._errors import FormatError, MissingFilesError, UnsupportedError
+from ringstow.foreign import _private
+from ringstow.foreign._pickles import REMEDY, plain_classes, reading, unreadable
+from ringstow.foreign._states import State, spec_of
+from ringstow.tensors._memory import LazyTensor
+from ringstow.tree._skeleton import DEPTH_MAX
+
+_METADATA = ".metadata"
+_PACKAGE = "torch.distributed.checkpoint"
+# The classes of metadata, besides dtypes. Two have the names of torch 2.0.
+_KNOWN = {
+    *(f"{_PACKAGE}.metadata.{name}" for name in metadata.__all__),
+    f"{_PACKAGE}.metadata._MEM_FORMAT_ENCODING",
+    f"{_PACKAGE}.filesystem._StorageInfo",
+    # Megatron-Core keeps its plans.
+    *(
+        f"{_PACKAGE}.planner.{name}"
+        for name in (
+            "SavePlan",
+            "WriteItem",
+            "WriteItemType",
+            "TensorWriteData",
+            "BytesIOWriteData",
+        )
+    ),
+    "torch.distributed._shard.sharded_tensor.metadata.TensorProperties",
+    "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING",
+    "torch.Size",
+    "torch.serialization._get_layout",
+    "collections.OrderedDict",
+    "pathlib.PosixPath",
+    "pathlib.PurePosixPath",
+    "pathlib._local.PosixPath",
+}
+
+
+# Elements of lists without a value: empty containers have none.
+_GAPS_MAX = 1 << 20
+
+
+class _MetadataUnpickler(pickle.Unpickler):
+    """Makes only the classes of metadata."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        if f"{module}.{name}" in _KNOWN:
+            return super().find_class(module, name)
+        raise UnsupportedError(
+            f"it asks for {module}.{name}, which metadata never needs, so it is not unpickled: if "
+            "you trust who wrote it, pass allow_pickle=True (--allow-pickle); it can run any code"
+        )
+
+
+def read(path: str, *, allow_pickle: bool) -> State:
+    """Return the nested state of a checkpoint, with lazy tensors and all other values loaded.
+
+    Raises:
+        UnsupportedError: a value can only be unpickled, which needs ``allow_pickle``.
+        CorruptCheckpointError: a file is damaged.
+        FormatError: the metadata is not what DCP writes.
+    """
+    state: State = {}
+    # Its objects may lack any attribute, and have values of any type: nothing checks a pickle.
+    with reading(os.path.join(path, ".metadata"), "the metadata"):
+        reader = _Reader(path, allow_pickle)
+        mappings = reader.metadata.planner_data or {}
+        _check_lists(path, mappings)
+        for name, entry in reader.metadata.state_dict_metadata.items():
+            _private.set_element(state, mappings.get(name, (name,)), reader.value(name, entry))
+    return state
+
+
+def number(state: Any) -> None:
+    """Give the parameters in optimizers' states their numbers back, which DCP stores as text.
+
+    ``Optimizer.load_state_dict`` would ignore state under the text, and begin anew.
+    """
+    if not isinstance(state, dict):
+        return
+    groups, held = state.get("param_groups"), state.get("state")
+    if isinstance(groups, list) and isinstance(held, dict):
+        lists = [one.get("params") for one in groups if isinstance(one, dict)]
+        numbers = {n for one in lists if isinstance(one, list) for n in one if type(n) is int}
+        if numbers and all(str(key).isdecimal() and int(key) in numbers for key in held):
+            state["state"] = {int(key): one for key, one in held.items()}
+            return
+    for one in state.values():
+        number(one)
+
+
+def _check_lists(path: str, mappings: Mapping[str, tuple[str | int, ...]]) -> None:
+    """Refuse lists that are mostly gaps: DCP fills each up to its last index before it has a value.
+
+    Raises:
+        FormatError: the paths of the values lead to such a list, or are no paths.
+    """
+    ends: dict[tuple[str | int, ...], int] = {}
+    leaves = 0
+    for name, steps in mappings.items():
+        if not isinstance(steps, tuple) or len(steps) > DEPTH_MAX:
+            raise FormatError(f"{path}/.metadata: the path of {name!r} is not one", path=path)
+        leaves += 1
+        for at, step in enumerate(steps):
+            if type(step) is int:
+                ends[steps[:at]] = max(ends.get(steps[:at], 0), step + 1)
+    if sum(ends.values()) > _GAPS_MAX + leaves * DEPTH_MAX:
+        longest = max(ends, key=lambda prefix: ends[prefix])
+        where = ".".join(map(str, longest))
+        raise FormatError(
+            f"{path}/.metadata: the list {where!r} would have {ends[longest]} elements, and the "
+            f"checkpoint has {leaves} values",
+            path=path,
+        )
+
+
+def metadata_at(path: str, *, allow_pickle: bool) -> Any:
+    """Return the metadata of a checkpoint.
+
+    Raises:
+        UnsupportedError: it asks for classes that metadata never needs.
+        CorruptCheckpointError: it is damaged.
+        FormatError: it is not what DCP writes.
+    """
+    file = os.path.join(path, _METADATA)
+    with open(file, "rb") as stream:
+        unpickler = pickle.Unpickler if allow_pickle else _MetadataUnpickler
+        try:
+            found = unpickler(stream).load()
+        except UnsupportedError as error:
+            raise UnsupportedError(f"{file}: {error}") from None
+        except Exception as error:  # a damaged pickle raises anything
+            raise unreadable(file, "the metadata", error) from error
+    if not isinstance(found, metadata.Metadata) or not isinstance(found.storage_data, dict):
+        raise FormatError(f"{file} is not metadata of torch.distributed.checkpoint", path=file)
+    for place in found.storage_data.values():
+        name = getattr(place, "relative_path", None)
+        if not isinstance(name, str) or name in ("", ".", "..") or os.path.basename(name) != name:
+            raise FormatError(
+                f"{file} refers to {name!r}, which is not a file in its directory", path=file
+            )
+    _check_files(path, {place.relative_path for place in found.storage_data.values()})
+    return found
+
+
+def _check_files(path: str, names: set[str]) -> None:
+    """Refuse a checkpoint that lacks files, or has something else in their place.
+
+    Raises:
+        MissingFilesError, FormatError: either of these.
+    """
+    files = {name: os.path.join(path, name) for name in sorted(names)}
+    missing = [name for name, file in files.items() if not os.path.exists(file)]
+    if missing:
+        raise MissingFilesError(
+            f"{path} lacks {len(missing)} of the files that its .metadata lists: "
+            f"{', '.join(missing[:20])}; {REMEDY}",
+            path=path,
+        )
+    for file in files.values():
+        if not os.path.isfile(file):
+            raise FormatError(f"{file} is not a regular file", path=file)
+
+
+class _Reader:
+    def __init__(self, path: str, allow_pickle: bool) -> None:
+        self._path = path
+        self._allow_pickle = allow_pickle
+        self.metadata = metadata_at(path, allow_pickle=allow_pickle)
+        self._files = filesystem.FileSystemReader(path)
+        self._files.set_up_storage_reader(self.metadata, True)
+
+    def value(self, name: str, entry: Any) -> Any:
+        if isinstance(entry, metadata.BytesStorageMetadata):
+            return self._object(name)
+        spec = spec_of(entry.properties.dtype, entry.size, name)
+        return LazyTensor(*spec, functools.partial(self._tensor, name, entry))
+
+    def _tensor(self, name: str, entry: Any) -> torch.Tensor:
+        with reading(os.path.join(self._path, ".metadata"), f"the metadata of {name!r}"):
+            tensor = torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu")
+            if tensor.numel() == 0:
+                return tensor
+            whole = metadata.ChunkStorageMetadata(torch.Size([0] * tensor.dim()), tensor.size())
+            items = _private.read_items(name, entry, [whole])
+            covered = sum(torch.Size(item.lengths).numel() for item in items)
+        if covered != tensor.numel():
+            raise FormatError(
+                f"{self._path}/.metadata: the chunks of {name!r} hold {covered} elements of "
+                f"{tensor.numel()}",
+                path=self._path,
+            )
+        self._read(name, items, _Into(tensor))
+        return tensor
+
+    def _object(self, name: str) -> Any:
+        into = _Into(None)
+        index, nothing = metadata.MetadataIndex(name), torch.Size([0])
+        item = ReadItem(LoadItemType.BYTE_IO, index, nothing, index, nothing, nothing)
+        self._read(name, [item], into)
+        with reading(self._path, f"the value {name!r}"), plain_classes():
+            return torch.load(into.blob, map_location="cpu", weights_only=not self._allow_pickle)
+
+    def _read(self, name: str, items: list[Any], into: _Into) -> None:
+        with reading(self._path, repr(name)):
+            self._files.read_data(LoadPlan(items), into)
+
+
+class _Into(DefaultLoadPlanner):
+    """Receives what is read of one tensor, or of one value."""
+
+    def __init__(self, tensor: torch.Tensor | None) -> None:
+        super().__init__()
+        self._tensor = tensor
+        self.blob = io.BytesIO()
+
+    def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+        self.blob = value
+
+    def resolve_tensor(self, read_item: Any) -> torch.Tensor:
+        tensor = self._tensor
+        assert tensor is not None
+        for dim, (offset, length) in enumerate(
+            zip(read_item.dest_offsets, read_item.lengths, strict=True)
+        ):
+            tensor = tensor.narrow(dim, offset, length)
+        return tensor
+
+    def commit_tensor(self, read_item: Any, tensor: torch.Tensor) -> None:
+        pass

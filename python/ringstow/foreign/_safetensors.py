@@ -1,0 +1,97 @@
+"""One safetensors file, mapped into memory."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from typing import Any
+
+from ringstow._errors import CorruptCheckpointError, MissingFilesError, UnsupportedError
+from ringstow.foreign._pickles import REMEDY, reading
+from ringstow.foreign._states import State
+from ringstow.tensors import _torch
+
+_LENGTH = 8
+_HEADER_BYTES_MAX = 100_000_000
+
+
+def read(path: str) -> State:
+    """Return a file's tensors by name, as views of the mapped file.
+
+    Raises:
+        CorruptCheckpointError: the file is cut short, or its header is not what the format says.
+        UnsupportedError: this torch does not have a tensor's dtype.
+    """
+    import torch
+
+    size = os.path.getsize(path)
+    with reading(path, "its header"):
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(_LENGTH), "little")
+            if not 2 <= length <= min(_HEADER_BYTES_MAX, size - _LENGTH):
+                raise _damaged(path, f"has {size} bytes, which is no safetensors file")
+            header = json.loads(file.read(length))
+        header.pop("__metadata__", None)
+        base = _LENGTH + length
+        mapped = torch.UntypedStorage.from_file(path, False, size)
+        return {name: _tensor(path, name, one, mapped, base) for name, one in header.items()}
+
+
+def read_listed(path: str, index: str) -> State:
+    """Return the tensors of all files that an index lists.
+
+    Raises:
+        MissingFilesError: files that it lists are missing; names them.
+        CorruptCheckpointError: the index or a file is damaged.
+    """
+    files = listed(path, index)
+    return {name: one for file in files for name, one in read(file).items()}
+
+
+def listed(path: str, index: str) -> list[str]:
+    """Return the files that an index such as ``model.safetensors.index.json`` lists.
+
+    Raises:
+        MissingFilesError: some are missing; names them.
+        CorruptCheckpointError: it is no index, or leads out of its directory.
+    """
+    at = os.path.join(path, index)
+    with reading(at, "the index"), open(at, encoding="utf-8") as stream:
+        names = list(dict.fromkeys(json.load(stream)["weight_map"].values()))
+        for name in names:
+            if os.path.basename(name) != name or name in ("", ".", ".."):
+                raise _damaged(at, f"refers to {name!r}, which is not a file in its directory")
+    missing = [name for name in names if not os.path.isfile(os.path.join(path, name))]
+    if missing:
+        raise MissingFilesError(
+            f"{path} lacks {len(missing)} of the files that {index} lists: "
+            f"{', '.join(missing[:20])}; {REMEDY}",
+            path=path,
+        )
+    return [os.path.join(path, name) for name in names]
+
+
+def _tensor(path: str, name: str, entry: dict[str, Any], mapped: Any, base: int) -> Any:
+    import torch
+
+    if entry["dtype"] not in _torch.NAMES:
+        raise UnsupportedError(f"{path}: {name} has the dtype {entry['dtype']!r}, unknown here")
+    dtype = _torch.dtype_of(entry["dtype"], name)
+    shape = list(entry["shape"])
+    if entry["dtype"] == "F4":  # torch counts pairs
+        shape[-1] //= 2
+    begin, end = (base + offset for offset in entry["data_offsets"])
+    count = math.prod(shape)
+    if min(shape, default=0) < 0 or end - begin != count * dtype.itemsize:
+        raise _damaged(path, f"has {end - begin} bytes for {name}, {entry['dtype']} {shape}")
+    if not base <= begin <= end <= mapped.nbytes():
+        raise _damaged(path, f"is cut short: {name} ends at byte {end} of {mapped.nbytes()}")
+    flat = torch.empty(0, dtype=torch.uint8).set_(mapped, begin, (end - begin,), (1,))
+    if begin % dtype.itemsize:  # a view of this dtype must be aligned
+        flat = flat.clone()
+    return flat.view(dtype).reshape(shape) if count else torch.empty(shape, dtype=dtype)
+
+
+def _damaged(path: str, what: str) -> CorruptCheckpointError:
+    return CorruptCheckpointError(f"{path} {what}; {REMEDY}", file=path)

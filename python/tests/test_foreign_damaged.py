@@ -1,0 +1,263 @@
+"""Other programs' checkpoints that are hostile, damaged or unfinished: nothing of them runs."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import pickle
+import shutil
+
+import forked
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from converted import Evil
+from safetensors.torch import save_file
+from support import flip
+
+import ringstow
+from ringstow.convert import convert
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+LEFT = pathlib.Path(__file__).parent / "left"
+
+
+def open_all(path):
+    with ringstow.open(path) as opened:
+        return {name: one.load() for name, one in opened.items()}
+
+
+READS = [ringstow.load, open_all, lambda path: ringstow.load_into({}, path, strict=False)]
+
+
+def refused(path, kind, match):
+    """Assert that no way to read a checkpoint does, and that each says why."""
+    for read in READS:
+        with pytest.raises(kind, match=match) as caught:
+            read(path)
+        assert str(path) in str(caught.value)
+
+
+def left(at, name):
+    shutil.copytree(LEFT / name, at / name)
+    return at / name
+
+
+# Hostile
+
+
+@pytest.mark.parametrize("how", ["file", "folder", "deepspeed", "lightning", "metadata", "object"])
+def test_a_hostile_pickle_is_refused_and_does_not_run(at, how):
+    evil = {"w": torch.ones(1), "evil": Evil(at / "mark")}
+    path = at / "ckpt"
+    if how == "file":
+        path = at / "x.pt"
+        torch.save(evil, path)
+    elif how == "folder":
+        path.mkdir()
+        (path / "trainer_state.json").write_text("{}")
+        torch.save(evil, path / "optimizer.pt")
+    elif how == "deepspeed":
+        path = left(at, "deepspeed-2")
+        torch.save(evil, path / "global_step2" / "zero_pp_rank_1_mp_rank_00_optim_states.pt")
+    else:
+        state = evil if how == "object" else {"w": torch.ones(1)}
+        dcp.save(state, checkpoint_id=path, no_dist=True)
+        if how == "metadata":
+            metadata = pickle.loads((path / ".metadata").read_bytes())
+            metadata.planner_data = Evil(at / "mark")
+            (path / ".metadata").write_bytes(pickle.dumps(metadata))
+        if how == "lightning":
+            torch.save(evil, path / "meta.pt")
+    refused(path, ringstow.UnsupportedError, "allow_pickle=True")
+    assert not (at / "mark").exists()
+
+
+def test_a_trusted_pickle_loads_when_allowed(at):
+    torch.save({"f": max}, at / "x.pt")
+    refused(at / "x.pt", ringstow.UnsupportedError, "allow_pickle")
+    assert ringstow.load(at / "x.pt", allow_pickle=True) == {"f": max}
+
+
+def test_values_that_hold_themselves_are_refused(at):
+    state = {"w": torch.ones(1)}
+    state["self"] = state
+    torch.save(state, at / "x.pt")
+    refused(at / "x.pt", ringstow.FormatError, "hold themselves")
+
+
+def test_names_that_lead_out_of_the_directory_are_refused(at):
+    save_file({"w": torch.ones(1)}, at / "outside.safetensors")
+    path = at / "ckpt"
+    path.mkdir()
+    (path / "trainer_state.json").write_text("{}")
+    listed = '{"weight_map": {"w": "../outside.safetensors"}}'
+    (path / "model.safetensors.index.json").write_text(listed)
+    refused(path, ringstow.CorruptCheckpointError, "not a file in its directory")
+    run = left(at, "deepspeed-1")
+    (run / "latest").write_text("../ckpt")
+    refused(run, ringstow.NoCheckpointError, "nothing was saved here")
+
+
+def test_a_pipe_in_place_of_a_file_is_refused_at_once(at):
+    os.mkfifo(at / "x.pt")
+    with pytest.raises(NotADirectoryError):
+        ringstow.load(at / "x.pt")
+    dcp.save({"w": torch.ones(1)}, checkpoint_id=at / "dcp", no_dist=True)
+    (data,) = (at / "dcp").glob("*.distcp")
+    data.unlink()
+    os.mkfifo(data)
+    refused(at / "dcp", ringstow.FormatError, "not a regular file")
+
+
+def test_links_are_followed_as_in_the_hubs_cache_and_a_loop_is_an_error(at):
+    torch.save({"w": torch.ones(1)}, at / "blob")
+    (at / "model.pt").symlink_to(at / "blob")
+    assert ringstow.load(at / "model.pt")["w"].tolist() == [1]
+    (at / "loop.pt").symlink_to(at / "loop.pt")
+    with pytest.raises(OSError, match=r"loop\.pt"):
+        ringstow.load(at / "loop.pt")
+
+
+# Damaged
+
+
+def test_a_cut_torch_file_is_damaged(at):
+    torch.save({"w": torch.randn(1000)}, at / "a.pt")
+    data = (at / "a.pt").read_bytes()
+    for length in (0, 3, 100, len(data) // 2, len(data) - 1):
+        (at / "x.pt").write_bytes(data[:length])
+        refused(at / "x.pt", ringstow.CorruptCheckpointError, "is cut short|is empty")
+
+
+def test_a_file_of_another_program_is_named(at):
+    (at / "x.pt").write_bytes(b"hello, this is no checkpoint")
+    refused(at / "x.pt", ringstow.InvalidStateError, "not written by torch.save")
+    (at / "x.txt").write_bytes(b"hello, this is no checkpoint")
+    refused(at / "x.txt", NotADirectoryError, "a checkpoint is a directory")
+
+
+def test_a_changed_byte_of_a_tensor_is_found_when_it_is_read(at):
+    torch.save({"a": torch.zeros(5000), "b": torch.ones(5000)}, at / "x.pt")
+    flip(at / "x.pt", (at / "x.pt").read_bytes().index(torch.ones(9).numpy().tobytes()) + 400)
+    assert ringstow.load(at / "x.pt", keys=["a"])["a"].sum() == 0
+    for read in (ringstow.load, open_all):
+        with pytest.raises(ringstow.CorruptCheckpointError, match="checksum"):
+            read(at / "x.pt")
+    ringstow.load(at / "x.pt", verify=False)
+
+
+def test_a_changed_byte_of_a_slice_is_found_before_it_is_joined(at):
+    path = left(at, "deepspeed-2")
+    file = path / "global_step2" / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    state = ringstow.load(file)
+    vector = state["optimizer_state_dict"]["single_partition_of_fp32_groups"][0]
+    flip(file, file.read_bytes().index(vector.numpy().tobytes()))
+    with pytest.raises(ringstow.CorruptCheckpointError, match="checksum"):
+        ringstow.load(path, prefix="fp32")
+
+
+@pytest.mark.parametrize("cut", [4, 20, 200])
+def test_a_cut_safetensors_file_is_damaged(at, cut):
+    save_file({"w": torch.ones(100)}, at / "x.safetensors")
+    os.truncate(at / "x.safetensors", cut)
+    refused(at / "x.safetensors", ringstow.CorruptCheckpointError, "safetensors|cut short")
+
+
+def test_a_missing_file_of_dcp_is_named(at):
+    dcp.save({"w": torch.ones(1)}, checkpoint_id=at / "dcp", no_dist=True)
+    (data,) = (at / "dcp").glob("*.distcp")
+    data.unlink()
+    refused(at / "dcp", ringstow.MissingFilesError, data.name)
+
+
+@pytest.mark.parametrize("name", ["deepspeed-1", "deepspeed-3"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_missing_file_of_a_deepspeed_rank_is_named(at, name, rank):
+    path = left(at, name)
+    (path / "global_step2" / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt").unlink()
+    refused(path, ringstow.MissingFilesError, f"zero_pp_rank_{rank}_")
+
+
+def test_slices_that_do_not_fit_are_refused(at):
+    path = left(at, "deepspeed-2")
+    tag = path / "global_step2"
+    state = ringstow.load(tag / "mp_rank_00_model_states.pt")
+    state["param_shapes"][0]["0.weight"] = torch.Size([50, 4])
+    torch.save(state, tag / "mp_rank_00_model_states.pt")
+    refused(path, ringstow.FormatError, "elements")
+
+
+# Unfinished, or of a format that is not read
+
+
+@pytest.mark.parametrize(
+    ("names", "program", "last"),
+    [
+        (["model.safetensors", "optimizer.pt", "scheduler.pt"], "Trainer", "trainer_state.json"),
+        (["model.safetensors", "optimizer.bin"], "Accelerate", "random_states_0.pkl"),
+        (["metadata.json", "common.pt", "__0_0.distcp"], "Megatron-Core", ".metadata"),
+    ],
+)
+def test_a_save_that_has_not_ended_is_named_with_its_program(at, names, program, last):
+    for name in names:
+        (at / name).write_text('{"sharded_backend": "torch_dist"}')
+    refused(at, ringstow.NotCommittedError, f"{program}.* lacks {last}")
+    with pytest.raises(ringstow.NotCommittedError):
+        convert(at, at.parent / "to")
+
+
+def test_megatrons_other_backends_are_named(at):
+    (at / "metadata.json").write_text('{"sharded_backend": "zarr"}')
+    refused(at, ringstow.UnsupportedError, "'zarr'.*--dist-ckpt-format torch_dist")
+
+
+def test_sparse_and_quantized_tensors_are_named(at):
+    torch.save({"m": {"s": torch.eye(3).to_sparse()}}, at / "x.pt")
+    refused(at / "x.pt", ringstow.UnsupportedError, r"m\['s'\] is sparse")
+
+
+def test_damage_cannot_be_skipped(at):
+    torch.save({"w": torch.ones(1)}, at / "x.pt")
+    with pytest.raises(ringstow.UnsupportedError, match="on_corrupt"):
+        ringstow.load(at / "x.pt", on_corrupt="skip")
+
+
+# Memory
+
+
+BOUNDED = """
+import resource, sys
+import ringstow, torch
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+ringstow.load(sys.argv[1])
+before = peak()
+path = sys.argv[2]
+if sys.argv[3] == "one":
+    ringstow.load(path, keys=["w7"])
+    with ringstow.open(path) as opened:
+        opened["w9"][3:5]
+else:
+    into = {f"w{n}": torch.zeros(256, 1024) for n in range(100)}
+    before = peak()
+    ringstow.load_into(into, path, verify=False)
+print(peak() - before)
+"""
+
+
+@pytest.mark.parametrize("kind", ["torch", "dcp"])
+@pytest.mark.parametrize("what", ["one", "into"])
+def test_a_load_needs_no_second_copy(at, kind, what):
+    for name, count in (("small", 2), ("big", 100)):
+        state = {f"w{n}": torch.randn(256, 1024) for n in range(count)}
+        if kind == "torch":
+            torch.save(state, at / name)
+        else:
+            dcp.save(state, checkpoint_id=at / name, no_dist=True)
+    ran = forked.python(BOUNDED, at / "small", at / "big", what)
+    assert ran.returncode == 0, ran.stderr
+    # Pages of a mapped file count, though the system takes them back when it needs memory.
+    limit = 150 << 20 if (kind, what) == ("torch", "into") else 40 << 20
+    assert int(ran.stdout) < limit
