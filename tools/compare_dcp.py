@@ -103,13 +103,14 @@ def later(rounds: dict[int, float]) -> str:
 
 
 def planning_lines(found: list[Measurement]) -> Iterator[str]:
-    rows = {
-        row: values(found, row, "planning", "seconds") for row in ("no writer", "ringstow", "dcp")
-    }
+    names = ("no writer", "ringstow", "distributed", "dcp", "load distributed", "load dcp")
+    rows = {row: values(found, row, "planning", "seconds") for row in names}
     for row, seconds in rows.items():
-        yield f"{row:<10} {spread(list(seconds.values()))} s"
+        yield f"{row:<16} {spread(list(seconds.values()))} s"
     yield f"ringstow / no writer {ratio(rows['ringstow'], rows['no writer'])}"
     yield f"ringstow / dcp       {ratio(rows['ringstow'], rows['dcp'])}"
+    yield f"dcp / distributed    {ratio(rows['dcp'], rows['distributed'])}"
+    yield f"dcp / distributed, loads {ratio(rows['load dcp'], rows['load distributed'])}"
 
 
 def replicated_lines(found: list[Measurement]) -> Iterator[str]:

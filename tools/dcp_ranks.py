@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import ringstow.dcp
+import ringstow.distributed
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -371,17 +372,26 @@ def measure_planning(args: argparse.Namespace) -> None:
         for i in range(args.tensors)
     }
     for round_ in range(args.rounds):
+        ours, own = args.dir / "many", args.dir / "many-own"
+        theirs = args.dir / "many-dcp"
+        save = partial(dcp.save, state)
         rows: list[tuple[str, Any]] = [
-            ("no writer", NullWriter()),
-            ("ringstow", ringstow.dcp.StorageWriter(args.dir / "many")),
-            ("dcp", dcp.FileSystemWriter(args.dir / "many-dcp")),
+            ("no writer", partial(save, storage_writer=NullWriter())),
+            ("ringstow", partial(save, storage_writer=ringstow.dcp.StorageWriter(ours))),
+            ("distributed", partial(ringstow.distributed.save, state, own)),
+            ("dcp", partial(save, storage_writer=dcp.FileSystemWriter(theirs))),
         ]
-        for row, writer in rows[round_ % 3 :] + rows[: round_ % 3]:
+        for row, saves in rows[round_ % 4 :] + rows[: round_ % 4]:
             settle()
-            seconds = timed(partial(dcp.save, state, storage_writer=writer))
-            report(round_, row, "planning", tensors=args.tensors, seconds=seconds)
-    remove(args.dir / "many")
-    remove(args.dir / "many-dcp")
+            report(round_, row, "planning", tensors=args.tensors, seconds=timed(saves))
+        for row, loads in [
+            ("load distributed", partial(ringstow.distributed.load_into, state, own)),
+            ("load dcp", partial(dcp.load, state, checkpoint_id=theirs)),
+        ]:
+            settle()
+            report(round_, row, "planning", tensors=args.tensors, seconds=timed(loads))
+    for path in (ours, own, theirs):
+        remove(path)
 
 
 def main() -> None:

@@ -132,7 +132,7 @@ def load(
                 as_numpy=framework == "numpy",
             )
         )
-    _tell(report)
+    tell(report)
     damaged = report.damaged
     if not skips:
         return loaded
@@ -142,7 +142,8 @@ def load(
     return salvaged
 
 
-def _tell(report: LoadReport) -> None:
+def tell(report: LoadReport) -> None:
+    """Tell of a load that has ended: its log line, and the callbacks of `on_done`."""
     _outcomes.tell(_outcomes.Outcome(kind="load", path=report.path, report=report))
     _outcomes.log(_lines.of_load(report))
 
@@ -368,7 +369,7 @@ def load_into(
                 allow_pickle=allow_pickle,
             )
         )
-    _tell(report)
+    tell(report)
     _salvage.warn(where, report.damaged, "what these tensors would fill stays as it was")
     return report
 

@@ -9,14 +9,15 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ringstow import _native, _ties
+from ringstow import _boxes, _native, _ties
+from ringstow._boxes import Boxed
 from ringstow._collector import collector_paused
 from ringstow._errors import InvalidStateError
 from ringstow._salvage import find, holds_damage, marked
 from ringstow._ties import Fill
 from ringstow.foreign import Foreign
-from ringstow.tensors import _cuda, _device_array, _numpy, _torch
-from ringstow.tensors._memory import Target, dense_strides, moved, place_at
+from ringstow.tensors import _cuda, _device_array, _numpy, _shards, _torch
+from ringstow.tensors._memory import Stored, Target, dense_strides, moved, place_at
 from ringstow.tree import _program
 from ringstow.tree._build import Builder, Contents, Survey
 from ringstow.tree._damaged import DamagedTensor
@@ -57,6 +58,8 @@ class Merge:
         self.survey = Survey(contents)
         """The tensors that new values need."""
         self.fills: list[Fill] = []
+        self.boxes: list[Boxed] = []
+        """What is filled with only a part of a stored tensor."""
         self.assigns: list[tuple[Callable[[Any], None], Make]] = []
         """Pairs of a function that stores a new value and one that builds it."""
         self.missing: list[str] = []
@@ -83,7 +86,9 @@ class Merge:
         """
         is_opaque = isinstance(node, Leaf) and node.tag in ("$pickle", "$object")
         is_array = isinstance(node, Leaf) and node.tag in ("$tensor", "$ndarray")
-        if type(target) in self._usual.kinds or _torch.is_tensor(target):
+        if type(target) not in self._usual.kinds and _shards.is_sharded(target):
+            self._sharded(target, node, path)
+        elif type(target) in self._usual.kinds or _torch.is_tensor(target):
             self._fill(target, node, path, self._tensor, ("$tensor",), "a tensor")
         elif _numpy.is_array(target) and _numpy.code_of_array(target):
             self._fill(target, node, path, self._array, ("$ndarray", "$tensor"), "a numpy array")
@@ -134,18 +139,38 @@ class Merge:
         if target.problem:
             return self._differ(path, f"{target.problem}, which can't be filled,", _kind(node))
         stored = self.contents.stored(node, path)
-        here, there = (target.dtype, target.shape), (stored.dtype, stored.shape)
-        cast = (
-            stored.dtype != target.dtype
-            and stored.shape == target.shape
-            and target.value is not None
-            and any({stored.dtype, target.dtype} <= family for family in _FAMILIES)
-        )
-        self.needs_cast = self.needs_cast or cast
-        if here != there and not (cast and self.cast):
-            self._differ(path, *(f"{dtype} {list(shape)}" for dtype, shape in (here, there)))
-        elif stored.nbytes and node.body not in self.damaged:
+        cast = target.value is not None and _can_cast(stored, target.dtype, target.shape)
+        if not self._fits(stored, (target.dtype, target.shape), path, cast=cast):
+            return None
+        if stored.nbytes and node.body not in self.damaged:
             self.fills.append(Fill(target, node, stored, cast, path))
+        return None
+
+    def _fits(
+        self, stored: Stored, here: tuple[str, tuple[int, ...]], path: Path, *, cast: bool
+    ) -> bool:
+        self.needs_cast = self.needs_cast or cast
+        there = (stored.dtype, stored.shape)
+        if here == there or (cast and self.cast):
+            return True
+        self._differ(path, *(f"{dtype} {list(shape)}" for dtype, shape in (here, there)))
+        return False
+
+    def _sharded(self, tensor: Any, node: Any, path: Path) -> None:
+        if not (isinstance(node, Leaf) and node.tag == "$tensor"):
+            return self._differ(path, "a sharded tensor", _kind(node))
+        stored = self.contents.stored(node, path)
+        shape, pieces = _shards.sharded(tensor, functools.partial(describe, path))
+        code = _torch.code_of(tensor, describe(path))
+        is_half = code == "F4"
+        here = (code, _boxes.doubled(shape) if is_half else shape)
+        if not self._fits(stored, here, path, cast=_can_cast(stored, *here)):
+            return None
+        for local, offsets, _ in pieces:
+            at = _boxes.doubled(offsets) if is_half else offsets
+            if node.body not in self.damaged:
+                self.boxes.append(Boxed(local.detach(), at, node, stored, path))
+        return None
 
     def _dict(self, target: dict[Any, Any], node: Any, path: Path) -> None:
         if not isinstance(node, dict):
@@ -238,8 +263,12 @@ def load_into(
     skips: bool,
     allow_pickle: bool,
     cast: bool,
+    ready: Callable[[], None] = lambda: None,
+    kind: type[Merge] = Merge,
 ) -> LoadReport:
     """Fill a state dict from the checkpoint at a path, if everything fits.
+
+    Calls ``ready`` once it does, before anything changes; what that raises ends the load.
 
     Raises:
         KeyMismatchError: lists all mismatches.
@@ -254,8 +283,9 @@ def load_into(
     skeleton = skeleton_of(checkpoint, path)
     contents = Contents(path, checkpoint.tensors, allow_pickle=allow_pickle)
     damaged = find(checkpoint, skeleton) if skips else {}
-    merge = Merge(contents, cast=cast, damaged=damaged)
-    merge.merge(state, skeleton, ())
+    merge = kind(contents, cast=cast, damaged=damaged)
+    with _torch.without_autograd():
+        merge.merge(state, skeleton, ())
     merge.mismatched += _ties.differing(checkpoint, merge.fills)
     merge.check(path, strict=strict, dropped=checkpoint.dropped)
     ways = _split(merge.fills)
@@ -263,8 +293,9 @@ def load_into(
         merge.survey.add(fill.leaf)
     targets = [(fill.leaf.body, fill.target.address, fill.stored.nbytes) for fill in ways.direct]
 
-    # Strided targets are read after the first change, so check their tensors now.
-    checkpoint.check_whole([fill.leaf.body for fill in ways.strided()])
+    # These are read after the first change, so check their tensors now.
+    late = [fill.leaf.body for fill in ways.strided()] + [box.leaf.body for box in merge.boxes]
+    checkpoint.check_whole(late)
     blocks, read = checkpoint.load(merge.survey.names)
     named = dict(zip(merge.survey.names, blocks, strict=True))
     builder = Builder(contents, named)
@@ -275,8 +306,12 @@ def load_into(
         for fill in ways.copied
     ]
 
+    ready()
     # From here on the state dict changes.
     report = LoadReport.from_json(checkpoint.load_into(targets))
+    boxed = _boxes.fill(checkpoint, merge.boxes)
+    if boxed is not None:
+        report = report.followed_by(boxed)
     for fills in filter(None, ways.regions):
         regions = checkpoint.read(_slices(fills, checkpoint))
         report = report.followed_by(LoadReport.from_json(regions))
@@ -374,6 +409,12 @@ _FAMILIES = (
     {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"},
     {"C128", "C64", "C32"},
 )
+
+
+def _can_cast(stored: Stored, dtype: str, shape: tuple[int, ...]) -> bool:
+    """Return whether ``cast=True`` makes a stored tensor one of that dtype and shape."""
+    is_family = any({stored.dtype, dtype} <= family for family in _FAMILIES)
+    return stored.dtype != dtype and stored.shape == shape and is_family
 
 
 def _names(value: Any, path: Path) -> Iterator[str]:

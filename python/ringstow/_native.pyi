@@ -37,6 +37,7 @@ __all__ = [
     "model_layout",
     "nesting",
     "older_steps",
+    "outline",
     "parse_size",
     "prune",
     "remove",
@@ -49,6 +50,7 @@ __all__ = [
     "start_model_share",
     "start_save",
     "start_write",
+    "start_write_dealt",
     "steps",
     "swap_names",
     "sync_dir",
@@ -98,6 +100,20 @@ class Tensors:
     # Returns the name under which the tensor is stored: that of an earlier one with the same
     # elements in the same memory; otherwise this name, with "#2" and so on if it is taken.
     def add(self, name: str, memory: Memory | LazyMemory) -> str: ...
+    # Returns a name that no other tensor gets: this one, with "#2" and so on if it is taken.
+    def reserve(self, name: str) -> str: ...
+    # Notes what this rank has of a tensor, under a name that was reserved: its memory, the tensor's
+    # shape and the offsets in it; and which of how many equal replicas this is.
+    def add_region(
+        self, name: str, memory: Memory, region: tuple[_Shape, _Shape], replica: tuple[int, int]
+    ) -> None: ...
+    # The name, dtype and shape of all others. With a checksum of those in host memory that have at
+    # most `largest` bytes.
+    def replicated(self, largest: int) -> list[tuple[str, str, _Shape, int | None]]: ...
+    # Keeps what this rank writes of them. Those that `replicated` returns are shared out among
+    # `ranks` (this rank's number, and how many there are); `holders` has other ranks by name, and
+    # None for what others write.
+    def deal(self, ranks: tuple[int, int], holders: dict[str, tuple[int, int] | None]) -> None: ...
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> tuple[str, _Stored]: ...
 
@@ -188,6 +204,11 @@ def start_write(
     config: str,
     watched: Watch | None = None,
     apart: list[str] = ...,
+) -> SaveJob: ...
+
+# Writes what `Tensors.deal` has left of a state, as start_write does.
+def start_write_dealt(
+    tensors: Tensors, path: str, rank: int, config: str, *, apart: list[str] = ...
 ) -> SaveJob: ...
 
 # Where a model's tensors (name, dtype, shape) are in its files: each file's name, bytes of its
@@ -396,6 +417,10 @@ def slim(path: str, drop: list[str], config: str) -> str: ...
 def prune(
     directory: str, recycled: bool, no_other_writers: bool, dry_run: bool, config: str
 ) -> str: ...
+
+# A hash of a JSON tree's structure, one of its values, and the names of the tensors in it. Two
+# processes with the same build get the same.
+def outline(tree: str) -> tuple[int, int, list[str]]: ...
 
 # The nesting depth of valid JSON.
 def nesting(json: str) -> int: ...

@@ -100,6 +100,15 @@ fn nesting(json: &str) -> usize {
     ringstow::internals::format::value::nesting(json)
 }
 
+/// Hashes of a tree's structure and of its values, and the names that it refers to.
+#[pyfunction]
+fn outline(py: Python<'_>, tree: &str) -> PyResult<(u64, u64, Vec<String>)> {
+    use ringstow::internals::format::outline::Outline;
+    let Outline { structure, values, names } =
+        py.detach(|| Outline::of(tree)).map_err(error::to_python)?;
+    Ok((structure, values, names))
+}
+
 /// Renames a file to a name that must be free.
 #[pyfunction]
 fn rename_new(py: Python<'_>, from: PathBuf, to: PathBuf) -> PyResult<()> {
@@ -151,13 +160,16 @@ mod _native {
         logging::deliver,
         model::{ModelSession, model_layout, start_model_share, tiles},
         place::{Pin, gpus},
-        save::{SaveJob, check_metrics, start_export, start_save, start_write},
+        save::{SaveJob, check_metrics, start_export, start_save, start_write, start_write_dealt},
         session::{Session, is_under_way},
         snapshot::{copy_now, watch},
         tensors::Tensors,
         watch::Watch,
         {check_config, check_own_share, cli, forget_after_fork, found_config},
-        {diff, nesting, parse_size, rename_new, shows_progress, swap_names, sync_dir, verify},
+        {
+            diff, nesting, outline, parse_size, rename_new, shows_progress, swap_names, sync_dir,
+            verify,
+        },
     };
 
     #[pymodule_init]

@@ -136,8 +136,8 @@ pub(crate) fn start_model_share(
         let (mut dict, mut ready) = (StateDict::new(), Ready::default());
         for (number, memory) in items.into_iter().enumerate() {
             let (spec, _) = memory.named(number.to_string())?;
-            let (info, source) = spec.source(raised, &mut ready)?;
-            dict.source(info, source);
+            let (item, source) = spec.source(raised, &mut ready)?;
+            dict.item(item, source);
         }
         let files = files.into_iter();
         let files = files.map(|(path, name, bytes)| (path, SharedFile { name, bytes })).collect();

@@ -15,6 +15,18 @@ pub(crate) enum Address {
     Cuda(u64, u32, usize),
 }
 
+impl Address {
+    /// The address so many bytes further on.
+    pub(crate) fn moved(self, bytes: isize) -> Self {
+        match self {
+            Self::Host(at) => Self::Host(at.wrapping_add_signed(bytes)),
+            Self::Cuda(at, gpu, stream) => {
+                Self::Cuda(at.wrapping_add_signed(bytes as i64), gpu, stream)
+            }
+        }
+    }
+}
+
 /// A tensor to save, with strides in bytes (none: dense).
 ///
 /// # Safety

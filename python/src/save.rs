@@ -206,15 +206,34 @@ pub(crate) fn start_write(
         let (mut dict, mut ready) = (StateDict::new(), Ready::default());
         for (name, memory, region, object) in items {
             let (spec, _) = memory.named(name)?;
-            let (info, source) = spec.source(raised, &mut ready)?;
+            let (item, source) = spec.source(raised, &mut ready)?;
             let region = region.map(|(shape, offsets)| Region { shape, offsets });
-            dict.item(Item { info, region, object }, source);
+            dict.item(Item { region, object, ..item }, source);
         }
         for name in apart {
             dict.apart(name);
         }
         if let Some(watched) = watched {
             watch(&mut dict, watched.get().list.clone(), &path, raised);
+        }
+        ringstow::Store::new(config.clone())?.write_rank_async(dict, rank, path).map(Handle::Rank)
+    })
+}
+
+/// Starts writing what this rank has dealt itself of a state, and returns at once.
+#[pyfunction]
+#[pyo3(signature = (tensors, path, rank, config, *, apart=Vec::new()))]
+pub(crate) fn start_write_dealt(
+    tensors: &Bound<'_, Tensors>,
+    path: PathBuf,
+    rank: u32,
+    config: &str,
+    apart: Vec<String>,
+) -> PyResult<SaveJob> {
+    SaveJob::start(tensors.py(), config, |config, raised| {
+        let mut dict = tensors.borrow_mut().take(tensors.py(), &path, raised)?;
+        for name in apart {
+            dict.apart(name);
         }
         ringstow::Store::new(config.clone())?.write_rank_async(dict, rank, path).map(Handle::Rank)
     })

@@ -8,11 +8,12 @@ use crate::watch::{WatchList, Watched};
 use hashbrown::{DefaultHashBuilder, HashTable};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use ringstow::internals::device::TensorSource;
 use ringstow::internals::device::cuda::Ready;
 use ringstow::internals::device::host::Strided;
-use ringstow::{Dtype, Error, Result, StateDict, TensorInfo};
-use std::collections::HashSet;
+use ringstow::internals::device::{Source, TensorSource};
+use ringstow::internals::plan::replicas::{Replica, rows_of};
+use ringstow::{Dtype, Error, Item, Region, Result, StateDict, TensorInfo};
+use std::collections::{HashMap, HashSet};
 use std::hash::BuildHasher;
 use std::path::Path;
 use std::sync::Arc;
@@ -45,7 +46,8 @@ impl Memory {
                 info.name, info.shape
             )));
         }
-        Ok((Spec { info, strides, data, tensor: None, version: None }, owner))
+        let (tensor, version, region, replica) = Default::default();
+        Ok((Spec { info, strides, data, tensor, version, region, replica }, owner))
     }
 }
 
@@ -58,6 +60,10 @@ pub(crate) struct Spec {
     pub(crate) tensor: Option<Py<PyAny>>,
     /// The version that the tensor had at the call, if it is to have that still once it was copied.
     pub(crate) version: Option<u64>,
+    /// Which region it is of a tensor; none: all of it.
+    region: Option<Region>,
+    /// Which replica of that region it is; none: of a tensor that all ranks have, or that is not shared out.
+    replica: Option<Replica>,
 }
 
 /// Tensors at one place that are alike in type, shape and strides are the same.
@@ -97,6 +103,61 @@ impl Tensors {
         Ok(self.store(spec, nbytes, owner))
     }
 
+    /// Returns a name that no other tensor gets: this one, with a number if it is taken.
+    fn reserve(&mut self, name: String) -> String {
+        let name = if self.is_free(&name) { name } else { self.unique(&name) };
+        self.taken.insert(name.clone());
+        name
+    }
+
+    /// Notes what this rank has of a tensor, under a name that was reserved.
+    fn add_region(
+        &mut self,
+        name: String,
+        memory: Memory,
+        region: (Vec<u64>, Vec<u64>),
+        replica: (u32, u32),
+    ) -> PyResult<()> {
+        let ((shape, offsets), (number, count)) = (region, replica);
+        let (mut spec, owner) = memory.named(name).map_err(to_python)?;
+        spec.region = (spec.info.shape != shape).then_some(Region { shape, offsets });
+        spec.replica = Some(Replica { number, count });
+        self.specs.push(spec);
+        self.owners.push(owner);
+        Ok(())
+    }
+
+    /// The name, dtype and shape of each tensor that is not a region of one: each rank that has it has the same. With a
+    /// checksum if it is in host memory and has at most `largest` bytes.
+    fn replicated(&self, largest: u64) -> PyResult<Vec<(&str, &str, Vec<u64>, Option<u32>)>> {
+        let whole = self.specs.iter().filter(|spec| spec.replica.is_none());
+        whole
+            .map(|spec| {
+                let Spec { info, data, .. } = spec;
+                let is_on_host = matches!(data, Data::Address(Address::Host(_)));
+                let is_small = is_on_host && spec.nbytes() <= largest;
+                let crc32 = is_small.then(|| spec.crc32()).transpose().map_err(to_python)?;
+                Ok((&*info.name, info.dtype.name(), info.shape.clone(), crc32))
+            })
+            .collect()
+    }
+
+    /// Keeps what this rank writes. `ranks` is its number among those that have all the replicated tensors, and how many
+    /// there are; `holders` says it for tensors that only some ranks have, and has none for what others write.
+    fn deal(&mut self, ranks: (u32, u32), holders: HashMap<String, Option<(u32, u32)>>) {
+        (self.by_name, self.by_place) = Default::default();
+        let (specs, owners) = (std::mem::take(&mut self.specs), std::mem::take(&mut self.owners));
+        for (spec, owner) in specs.into_iter().zip(owners) {
+            let of_all = || holders.get(&spec.info.name).copied().unwrap_or(Some(ranks));
+            let replica = spec.replica.map(|one| (one.number, one.count)).or_else(of_all);
+            let replica = replica.map(|(number, count)| Replica { number, count });
+            if let Some(share) = replica.and_then(|replica| spec.share_of(replica)) {
+                self.specs.push(share);
+                self.owners.push(owner);
+            }
+        }
+    }
+
     fn __len__(&self) -> usize {
         self.specs.len()
     }
@@ -123,7 +184,9 @@ impl Tensors {
         let Plain { dtype, shape, address, nbytes, owner } = plain;
         let info = TensorInfo { name: name.to_owned(), dtype, shape };
         let data = Data::Address(address);
-        let spec = Spec { info, strides: None, data, tensor: Some(tensor), version: None };
+        let (strides, version, region, replica) = Default::default();
+        let tensor = Some(tensor);
+        let spec = Spec { info, strides, data, tensor, version, region, replica };
         self.store(spec, nbytes, owner.unbind())
     }
 
@@ -190,8 +253,8 @@ impl Tensors {
                 let (name, tensor) = (spec.info.name.clone(), spec.tensor(py, &self.owners[at]));
                 watched.push(Watched::new(py, name, tensor, version));
             }
-            let (info, source) = spec.source(raised, &mut ready)?;
-            dict.source(info, source);
+            let (item, source) = spec.source(raised, &mut ready)?;
+            dict.item(item, source);
         }
         watch(&mut dict, Arc::new(WatchList::new(watched)), path, raised);
         Ok(dict)
@@ -227,8 +290,8 @@ impl Spec {
         self,
         raised: &Raised,
         ready: &mut Ready,
-    ) -> Result<(TensorInfo, TensorSource<'static>)> {
-        let Self { info, strides, data, .. } = self;
+    ) -> Result<(Item, TensorSource<'static>)> {
+        let Self { info, strides, data, region, .. } = self;
         let source = match data {
             // SAFETY: the caller, `ringstow.tree._encode`, took the address from a live tensor with this shape
             // and these strides, and keeps the tensor alive until the save has staged it.
@@ -237,7 +300,39 @@ impl Spec {
                 Box::new(Lazy::new(info.clone(), info.nbytes()?, load, raised.clone())).into()
             }
         };
-        Ok((info, source))
+        Ok((Item { info, region, object: false }, source))
+    }
+
+    /// The checksum of the elements, which are in host memory.
+    fn crc32(&self) -> Result<u32> {
+        let mut bytes = vec![0; self.nbytes() as usize];
+        if !bytes.is_empty() {
+            self.strided()?.read(0, &mut bytes)?;
+        }
+        Ok(crc32fast::hash(&bytes))
+    }
+
+    /// What a replica writes of it, if anything.
+    fn share_of(mut self, replica: Replica) -> Option<Self> {
+        let is_lazy = matches!(self.data, Data::Lazy(_));
+        // Half a byte an element: a row may begin within a byte.
+        let is_one = is_lazy || self.info.shape.is_empty() || self.info.dtype == Dtype::F4;
+        let (nbytes, rows) = (self.nbytes(), if is_one { 1 } else { self.info.shape[0] });
+        let share = rows_of(&self.info.name, nbytes, rows, replica)?;
+        if share == (0..rows) {
+            return Some(self);
+        }
+        let shape = self.info.shape.clone();
+        let mut region =
+            self.region.unwrap_or_else(|| Region { offsets: vec![0; shape.len()], shape });
+        region.offsets[0] += share.start;
+        self.region = Some(region);
+        let step = self.strides.as_ref().map_or((nbytes / rows) as isize, |strides| strides[0]);
+        if let Data::Address(address) = &mut self.data {
+            *address = address.moved(step * share.start as isize);
+        }
+        self.info.shape[0] = share.end - share.start;
+        Some(self)
     }
 
     /// The tensor in host memory.

@@ -11,6 +11,7 @@ pub(crate) mod metrics;
 pub mod model_index;
 pub mod names;
 pub mod object;
+pub mod outline;
 pub(crate) mod part;
 pub mod receipt;
 pub mod safetensors_header;

@@ -2,6 +2,7 @@
 
 mod deal;
 pub mod load;
+pub mod replicas;
 pub mod save;
 pub mod share;
 pub mod slab;

@@ -5,32 +5,44 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from ringstow import _jobs
 from ringstow._report import SaveReport
-from ringstow.dcp._writer import StorageWriter
 
 
 class RanksHandle(concurrent.futures.Future[SaveReport]):
     """A save of several ranks in the background: a future of this rank's report.
 
-    `result` raises torch's CheckpointException if a rank failed, on all ranks: its ``failures``
-    have each rank's error. If nobody asks, the failure is reported as that of a `SaveHandle`.
+    If a rank failed, `result` raises on all ranks: under torch.distributed.checkpoint a
+    CheckpointException, whose ``failures`` have each rank's error. If nobody asks, the failure is
+    reported as that of a `SaveHandle`.
     """
 
-    def __init__(self, path: str, writer: StorageWriter, response: Any) -> None:
+    def __init__(
+        self,
+        path: str,
+        upload: concurrent.futures.Future[Any],
+        staged: concurrent.futures.Future[None] | None,
+        report: Callable[[], SaveReport],
+    ) -> None:
+        """Make one.
+
+        Args:
+            path: the checkpoint's directory.
+            upload: the save.
+            staged: is done once this rank's tensors may be changed; None if they may be at once.
+            report: returns this rank's report, once the save has ended well.
+        """
         super().__init__()
         self.set_running_or_notify_cancel()
         self._path = path
-        self._writer = writer
+        self._report = report
         self._lock = threading.RLock()
         self._is_asked = False
         self._failure: _jobs.Failure | None = None
-        self._staged: concurrent.futures.Future[None] | None = None
-        upload = response
-        if not isinstance(response, concurrent.futures.Future):
-            self._staged, upload = response.staging_completion, response.upload_completion
+        self._staged = staged
         upload.add_done_callback(self._ended)
 
     def __repr__(self) -> str:
@@ -70,7 +82,7 @@ class RanksHandle(concurrent.futures.Future[SaveReport]):
 
         Raises:
             TimeoutError: the time ran out; the save goes on.
-            CheckpointException: a rank failed.
+            BaseException: what the save failed of, on all ranks.
         """
         error = self.exception(timeout)
         if error is not None:
@@ -106,8 +118,7 @@ class RanksHandle(concurrent.futures.Future[SaveReport]):
         """End with what DCP's future ended with, in the thread of the save."""
         error = upload.exception()
         if error is None:
-            assert self._writer.report is not None
-            self.set_result(self._writer.report)
+            self.set_result(self._report())
             return
         with self._lock:
             if not self._is_asked:

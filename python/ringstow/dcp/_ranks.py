@@ -6,6 +6,7 @@ what they call and what has failed, so that all of them fail together.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import inspect
 import logging
@@ -127,8 +128,7 @@ class Ranks:
         """Save; ``apart`` is the same on all ranks, and None means the one before."""
         self._note(step, metrics, apart)
         save(state, checkpoint_id=path, storage_writer=self._writer, process_group=self._group)
-        assert self._writer.report is not None
-        return self._writer.report
+        return self._written()
 
     def save_async(
         self,
@@ -151,11 +151,22 @@ class Ranks:
             process_group=self._group,
             **options,
         )
-        handle = RanksHandle(path, self._writer, response)
+        upload: concurrent.futures.Future[Any]
+        staged: concurrent.futures.Future[None] | None = None
+        if isinstance(response, concurrent.futures.Future):
+            upload = response
+        else:
+            upload, staged = response.upload_completion, response.staging_completion
+        handle = RanksHandle(path, upload, staged, self._written)
         if self._staging == "wait":
             with contextlib.suppress(Exception):  # result() raises it
                 handle.wait_staged()
         return handle
+
+    def _written(self) -> SaveReport:
+        """Return the report of this rank's last save."""
+        assert self._writer.report is not None
+        return self._writer.report
 
     def _note(
         self,

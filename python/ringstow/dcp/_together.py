@@ -31,7 +31,7 @@ def sendable(error: BaseException) -> BaseException:
 def gathered(value: T, group: dist.ProcessGroup | None) -> list[T]:
     """Return every rank's value."""
     values: list[Any] = [None] * dist.get_world_size(group)
-    with _patient(group):
+    with patient(group):
         dist.all_gather_object(values, value, group=group)
     return values
 
@@ -49,7 +49,7 @@ def from_first(look: Callable[[], T], group: dist.ProcessGroup | None) -> T:
             answer[0] = look()
         except Exception as error:  # the others must not wait for this rank
             answer[1] = sendable(error)
-    with _patient(group):
+    with patient(group):
         dist.broadcast_object_list(answer, src=first, group=group)
     found, failure = answer
     if failure is not None:
@@ -146,7 +146,7 @@ def _agreed(error: BaseException | None, value: T, group: dist.ProcessGroup | No
 
 
 @contextlib.contextmanager
-def _patient(group: dist.ProcessGroup | None) -> Iterator[None]:
+def patient(group: dist.ProcessGroup | None) -> Iterator[None]:
     """Log a warning if the other ranks are late."""
     ranks = f"{dist.get_rank(group)} of {dist.get_world_size(group)}"
     text = "rank %s has waited %.0f s for the other ranks: all of them must make this call"

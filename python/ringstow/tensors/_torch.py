@@ -6,6 +6,7 @@ tensor if the caller has imported torch already.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterable
@@ -217,7 +218,8 @@ def check_device(tensor: torch.Tensor, key: str) -> None:
 def _remedy(kind: type) -> str:
     if kind.__name__ == "DTensor":
         return (
-            "save it by torch.distributed.checkpoint with ringstow.dcp.StorageWriter(), or "
+            "save it on all ranks with ringstow.distributed.save, or by "
+            "torch.distributed.checkpoint with ringstow.dcp.StorageWriter(), or "
             ".full_tensor() on one rank, or .to_local() on each"
         )
     return "it computes its elements (__torch_dispatch__); save a plain tensor made from it"
@@ -366,6 +368,12 @@ def mark_changed(tensors: Iterable[torch.Tensor]) -> None:
     """Tell autograd that the elements changed, as an in-place operation would."""
     if imported("torch") is not None:
         sys.modules["torch"].autograd.graph.increment_version(list(tensors))
+
+
+def without_autograd() -> contextlib.AbstractContextManager[object]:
+    """Return a context in which autograd records nothing; an empty one without torch."""
+    torch = imported("torch")
+    return contextlib.nullcontext() if torch is None else torch.no_grad()
 
 
 def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:

@@ -15,7 +15,7 @@ import base64
 import collections
 import enum
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from ringstow import _native
@@ -36,6 +36,9 @@ Parts = tuple[str | list[Any] | dict[Any, Any] | tuple[tuple[str, Any], ...], ..
 They are in a list, in a dict (written as an object where its keys allow that, else as pairs), or in
 a tuple of (name, item), which is written as an object.
 """
+
+Special = Callable[[Any, Path, _native.Tensors], "str | None"]
+"""Adds the tensors of a value at a path, and returns its JSON; None for a value like any other."""
 
 _NOT_UNICODE = "which is not valid Unicode (a lone surrogate)"
 # safetensors keeps this name in a shard's header for itself.
@@ -58,6 +61,7 @@ def encode(
     allow_pickle: bool = False,
     refusals: Refusals | None = None,
     fast: bool = True,
+    special: Special | None = None,
 ) -> Encoded:
     """Encode a state dict; every value but the tensors' elements is copied now.
 
@@ -68,6 +72,7 @@ def encode(
             them; without it they are one here.
         fast: look at the usual tensors natively. Without it the owner of each tensor's memory is a
             tensor of that dtype and shape.
+        special: encodes what the caller knows and this module does not.
 
     Raises:
         InvalidStateError: values that can't be saved; names the key and type of each, and what to
@@ -80,6 +85,7 @@ def encode(
         raise InvalidStateError(f"a state dict must be a dict, not {type_name(state)}")
     tensors = _native.Tensors(RESERVED_NAMES)
     others = _Others(tensors, allow_pickle, Refusals() if refusals is None else refusals)
+    others.special = special
     if not fast:
         others.exchange = None
     tree = ""
@@ -101,6 +107,7 @@ class _Others:
         self.address_of = _cuda.finder()
         self.describe = describe
         self.refusals = refusals
+        self.special: Special | None = None
         self._tensors = tensors
         self._allow_pickle = allow_pickle
 
@@ -110,7 +117,8 @@ class _Others:
         What can't be saved is noted, so that one error names all of it.
         """
         try:
-            return self._value(value, path)
+            known = None if self.special is None else self.special(value, path, self._tensors)
+            return self._value(value, path) if known is None else known
         except Refused as refused:
             key = describe(path)
             self.refusals.add_value(key, value, refused, pickled=self._allow_pickle)

@@ -45,10 +45,10 @@ def save_and_die(rank, path, world, sign, victim, moment):
 def die_at(moment, after=None):
     """Kill this process at a moment of its next save; "while writing" waits for a file."""
 
-    def die(*_):
+    def die(*_, **__):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def die_while_writing(*_):
+    def die_while_writing(*_, **__):
         while after is not None and not after.exists():
             os.sched_yield()
         die()

@@ -1,0 +1,25 @@
+"""Save and load the state that the ranks of a job have in parts, without a planner.
+
+::
+
+    import ringstow.distributed
+
+    state = {"model": model.state_dict(), "step": step, "rng": PerRank(torch.get_rng_state())}
+    ringstow.distributed.save(state, path)             # on every rank
+    ringstow.distributed.load_into(state, path)        # on any number of ranks
+
+Each rank knows from its DTensors what it writes and reads. The files are those of ringstow.dcp:
+either loads the other's. Unlike ``import ringstow`` this imports torch. ``docs/distributed.md`` is
+the guide.
+"""
+
+from __future__ import annotations
+
+try:
+    from ringstow.distributed._load import load, load_into
+    from ringstow.distributed._save import save, save_async
+    from ringstow.distributed._state import PerRank
+except ImportError as error:
+    raise ImportError(f"ringstow.distributed needs torch 2.6 or newer: {error}") from error
+
+__all__ = ["PerRank", "load", "load_into", "save", "save_async"]

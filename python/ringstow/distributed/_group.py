@@ -1,0 +1,102 @@
+"""The ranks that save and load together, and what they ask each other."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import torch.distributed as dist
+
+from ringstow._errors import InvalidStateError
+from ringstow.dcp import _together
+
+T = TypeVar("T")
+
+
+class Group:
+    """Ranks, with a process group that training does not use, since saves run beside it."""
+
+    def __init__(self, own: dist.ProcessGroup) -> None:
+        self._own = own
+        self.rank = dist.get_rank(own)
+        self.size = dist.get_world_size(own)
+        self.turn = threading.Lock()
+        """Held by the call that communicates. Calls follow each other in one order on all ranks."""
+        self.known: dict[Any, Any] = {}
+        """What earlier saves have found out about states of the same structure."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank commits."""
+        return self.rank == 0
+
+    def gathered(self, value: T) -> list[T]:
+        """Return every rank's value, on all ranks."""
+        return _together.gathered(value, self._own)
+
+    def to_first(self, value: T) -> list[T]:
+        """Return every rank's value, on the first rank; nothing on the others."""
+        values: list[Any] | None = [None] * self.size if self.is_first else None
+        with _together.patient(self._own):
+            dist.gather_object(
+                value, values, dst=dist.get_global_rank(self._own, 0), group=self._own
+            )
+        return values or []
+
+    def from_first(self, look: Callable[[], T]) -> T:
+        """Return what a function returns on the first rank, or raise what it raises, on all."""
+        return _together.from_first(look, self._own)
+
+    def agree(self, error: BaseException | None) -> None:
+        """Fail on all ranks if one has failed."""
+        _together.agree(error, self._own)
+
+    def see(self, path: str) -> None:
+        """Wait until all ranks see a checkpoint: a network file system may show it late."""
+        from ringstow.dcp import _latest
+
+        _latest.agree_on(path, self._own)
+
+
+# The groups made so far, by the caller's; those of a default group that has ended are forgotten.
+_made: dict[int, tuple[object, Group]] = {}
+_lock = threading.Lock()
+
+
+def group_of(given: dist.ProcessGroup | None) -> Group:
+    """Return the ranks of a process group; all of them must call it. None means the default one.
+
+    Raises:
+        InvalidStateError: there is no process group, or this rank is not in it.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        raise InvalidStateError(
+            "ringstow.distributed needs a process group: call "
+            "torch.distributed.init_process_group first, or use ringstow.save in one process"
+        )
+    world = dist.group.WORLD
+    asked: Any = world if given is None else given
+    if asked is dist.GroupMember.NON_GROUP_MEMBER or dist.get_rank(asked) < 0:
+        raise InvalidStateError(
+            f"rank {dist.get_rank()} is not in the group: call this on the group's ranks only"
+        )
+    with _lock:
+        known, made = _made.get(id(asked), (None, None))
+        if known is not asked or made is None:
+            ranks = dist.get_process_group_ranks(asked)
+            own = dist.new_group(
+                ranks, backend="gloo", use_local_synchronization=asked is not world
+            )
+            made = Group(cast("dist.ProcessGroup", own))
+            for key in [key for key, (one, _) in _made.items() if not _lives(one)]:
+                del _made[key]
+            _made[id(asked)] = (asked, made)
+    return made
+
+
+def _lives(group: object) -> bool:
+    try:
+        return dist.get_rank(cast("dist.ProcessGroup", group)) >= 0
+    except Exception:  # of a process group that was destroyed
+        return False

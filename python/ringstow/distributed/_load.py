@@ -1,0 +1,261 @@
+"""Load on all ranks of a group: each reads its own boxes, and all fail together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal
+
+from ringstow import _arguments, _late, _load, _merge, _native, _outcomes
+from ringstow._arguments import StrPath, of_checkpoint
+from ringstow._config import Config, native_json
+from ringstow._errors import Error, ReplacedCheckpointError
+from ringstow.dcp._together import sendable
+from ringstow.distributed._group import Group, group_of
+from ringstow.distributed._state import PerRank
+from ringstow.tree._select import check_match
+from ringstow.tree._walk import Path, flat_name
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+    from ringstow._report import LoadReport
+
+_ATTEMPTS = 100
+
+
+@_arguments.explained(_arguments.LOAD_INTO_ARGUMENTS)
+def load_into(
+    state_dict: dict[Any, Any],
+    path: StrPath,
+    *,
+    group: dist.ProcessGroup | None = None,
+    strict: bool = True,
+    cast: bool = False,
+    verify: bool = True,
+    allow_pickle: bool = False,
+    config: Config | None = None,
+) -> LoadReport:
+    """Load a checkpoint into the state dicts of all ranks.
+
+    Call it on every rank of the group. Each rank reads the boxes that its tensors have now: any
+    mesh, placements and number of ranks, whichever saved it; also a checkpoint of `ringstow.save`
+    or ringstow.dcp. Changes nothing on any rank unless everything fits on all of them.
+
+    Args:
+        state_dict: this rank's. DTensors and ShardedTensors are filled in place, and everything
+            else as by `ringstow.load_into`. A `PerRank` gets the value that the rank of the same
+            number has saved.
+        path: the checkpoint's directory.
+        group: the ranks; None means all.
+        strict: require that this rank's keys are in the checkpoint, and the checkpoint's on some
+            rank. False loads the keys that both have, and the report lists the others.
+        cast: as in `ringstow.load_into`.
+        verify: as in `ringstow.load_into`.
+        allow_pickle: as in `ringstow.load_into`.
+        config: as in `ringstow.load_into`.
+
+    Returns:
+        What this rank has read, and how long it took.
+
+    Raises:
+        KeyMismatchError: lists every key of this rank that is missing, unexpected or different.
+        Error: another rank failed; names it. After damage or a read error on any rank, the
+            elements of the tensors are undefined on all.
+        Exception: as from `ringstow.load_into`.
+    """
+    ranks = group_of(group)
+    where = of_checkpoint(path)
+    settings = native_json(config)
+    with ranks.turn, _outcomes.failing("load", where):
+        ranks.see(where)
+        for attempt in range(_ATTEMPTS):
+            one = _Load(ranks, where, strict=strict)
+            try:
+                report = one.run(
+                    state_dict, settings, cast=cast, verify=verify, allow_pickle=allow_pickle
+                )
+                break
+            except ReplacedCheckpointError:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+    _load.tell(report)
+    return report
+
+
+def load(
+    path: StrPath,
+    *,
+    group: dist.ProcessGroup | None = None,
+    prefix: str | None = None,
+    keys: Iterable[str] | None = None,
+    verify: bool = True,
+    allow_pickle: bool = False,
+    config: Config | None = None,
+    device: str | torch.device | None = None,
+    framework: Literal["torch", "numpy"] = "torch",
+) -> dict[Any, Any]:
+    """Load a checkpoint, or a part of it, into new tensors, whole on every rank.
+
+    Call it on every rank of the group; if it fails on one rank, it fails on all. What was saved as
+    `PerRank` comes back as a dict of all ranks' values by rank, in text.
+
+    Args:
+        path: the checkpoint's directory.
+        group: the ranks; None means all.
+        prefix: as in `ringstow.load`.
+        keys: as in `ringstow.load`.
+        verify: as in `ringstow.load`.
+        allow_pickle: as in `ringstow.load`.
+        config: as in `ringstow.load`.
+        device: as in `ringstow.load`.
+        framework: as in `ringstow.load`.
+
+    Returns:
+        The state dict.
+
+    Raises:
+        Error: another rank failed; names it.
+        Exception: as from `ringstow.load`.
+    """
+    ranks = group_of(group)
+    loaded: dict[Any, Any] = {}
+    failure: BaseException | None = None
+    with ranks.turn:
+        try:
+            where = of_checkpoint(path)
+            loaded = _load.load(
+                where,
+                prefix=prefix,
+                keys=keys,
+                verify=verify,
+                allow_pickle=allow_pickle,
+                config=config,
+                device=device,
+                framework=framework,
+            )
+        except Exception as error:
+            failure = error
+        ranks.agree(failure)
+    return loaded
+
+
+class _Said:
+    """What a rank says of its load: what has failed, or which checkpoint it has opened."""
+
+    def __init__(self, error: BaseException | None, stamp: str | None, names: set[str]) -> None:
+        self.error = None if error is None else sendable(error)
+        self.stamp = stamp
+        self.names = names
+        """Keys of the checkpoint that this rank has not."""
+
+
+class _Load:
+    """One attempt of this rank."""
+
+    def __init__(self, ranks: Group, path: str, *, strict: bool) -> None:
+        self._ranks = ranks
+        self._path = path
+        self._strict = strict
+        self._is_ready = False
+        self._stamp: str | None = None
+        self._left: list[str] = []
+
+    def run(
+        self, state: dict[Any, Any], settings: str, *, cast: bool, verify: bool, allow_pickle: bool
+    ) -> LoadReport:
+        """Load; the ranks speak before the first change, and once all have read."""
+        load, rank = self, self._ranks.rank
+
+        class Merge(_Merge):
+            number = rank
+
+            def check(self, path: str, *, strict: bool, dropped: list[str]) -> None:
+                # Other ranks may have what this one has not.
+                load._left, self.unexpected = self.unexpected, []
+                super().check(path, strict=strict, dropped=dropped)
+                self.unexpected = [] if strict else load._left
+
+        report: LoadReport | None = None
+        error: BaseException | None = None
+        try:
+            checkpoint = _late.opened(
+                self._path, lambda: _native.Checkpoint(self._path, settings, verify=verify)
+            )
+            self._stamp = checkpoint.stamp
+            report = _merge.load_into(
+                state,
+                self._path,
+                checkpoint,
+                strict=self._strict,
+                skips=False,
+                allow_pickle=allow_pickle,
+                cast=cast,
+                ready=self._ready,
+                kind=Merge,
+            )
+        except Exception as caught:
+            error = caught
+        if not self._is_ready:
+            self._say(error)  # raises
+        elif isinstance(error, _TogetherError):
+            raise error.cause from None
+        self._say(error)
+        assert report is not None
+        return report
+
+    def _ready(self) -> None:
+        """Go on if nothing has failed on any rank."""
+        self._is_ready = True
+        try:
+            self._say(None)
+        except BaseException as error:  # all ranks have it, and none changes anything
+            raise _TogetherError(error) from None
+
+    def _say(self, error: BaseException | None) -> None:
+        """Raise on all ranks if one has failed."""
+        all_said = self._ranks.gathered(_Said(error, self._stamp, set(self._left)))
+        failures = {rank: one.error for rank, one in enumerate(all_said) if one.error is not None}
+        if failures and all(isinstance(one, ReplacedCheckpointError) for one in failures.values()):
+            raise next(iter(failures.values()))
+        if error is not None:
+            raise error
+        for rank, one in failures.items():
+            raise Error(f"rank {rank} failed: {type(one).__name__}: {one}") from one
+        stamps = {one.stamp for one in all_said}
+        if len(stamps) > 1:
+            raise ReplacedCheckpointError(f"{self._path} was replaced while the ranks opened it")
+        unexpected = sorted(set.intersection(*(one.names for one in all_said)))
+        if self._strict and unexpected:
+            check_match(self._path, [], unexpected, [])
+
+
+class _TogetherError(Exception):
+    """What all ranks have raised."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+class _Merge(_merge.Merge):
+    """Fills a `PerRank` with the value of the rank of the same number."""
+
+    number = 0
+
+    def merge(self, target: Any, node: Any, path: Path) -> _merge.Make | None:
+        """Plan the changes; see the base class."""
+        if type(target) is not PerRank:
+            return super().merge(target, node, path)
+        key = str(self.number)
+        if not isinstance(node, dict) or key not in node:
+            ranks = len(node) if isinstance(node, dict) else 0
+            self.mismatched.append(
+                f"{flat_name(path)} is a PerRank here, and the checkpoint has no value of rank "
+                f"{key}: it has those of {ranks} ranks"
+            )
+            return None
+        make = super().merge(target.value, node[key], (*path, key))
+        if make is not None:
+            self.assigns.append((lambda value: setattr(target, "value", value), make))
+        return None

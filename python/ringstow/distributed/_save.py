@@ -1,0 +1,392 @@
+"""Save a state that the ranks of a group have in parts.
+
+Each rank knows from its tensors alone what it writes. The ranks speak three times: before they
+write, when all has been written, and when the first rank has committed.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import json
+import threading
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ringstow import _guard, _jobs, _late, _lines, _native, _others, _outcomes
+from ringstow._arguments import StrPath, absolute, names_of_parts, step_number
+from ringstow._config import Config, native_json
+from ringstow._errors import Error, InvalidStateError
+from ringstow._guard import Staging
+from ringstow._metrics import metrics_of
+from ringstow._report import SaveReport
+from ringstow.dcp import _mark
+from ringstow.dcp._handle import RanksHandle
+from ringstow.dcp._together import sendable
+from ringstow.distributed import _deal, _tree
+from ringstow.distributed._group import Group, group_of
+from ringstow.distributed._state import State, encode
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+
+class _Asked(NamedTuple):
+    """What a call asks for, the same on all ranks."""
+
+    path: str
+    step: int | None
+    metrics: dict[str, float]
+    apart: list[str]
+    config: str
+
+    def call(self) -> tuple[object, ...]:
+        """Return what the ranks compare: the metrics are the first rank's."""
+        return ("save", self.path, self.step, *self.apart)
+
+
+class _Written(NamedTuple):
+    """What a rank sends to the first one."""
+
+    error: BaseException | None
+    receipt: bytes = b""
+    tree: str | None = None
+    names: list[str] | None = None
+    own: Mapping[str, str] = {}
+
+
+def save(
+    state_dict: dict[Any, Any],
+    path: StrPath,
+    *,
+    group: dist.ProcessGroup | None = None,
+    step: int | None = None,
+    metrics: Mapping[str, Any] | None = None,
+    apart: Iterable[str] = (),
+    config: Config | None = None,
+    allow_pickle: bool = False,
+) -> SaveReport:
+    """Save a state dict of all ranks, and return once the checkpoint is durable.
+
+    Call it on every rank of the group, with each rank's own state dict: DTensors of any mesh,
+    FSDP1's ShardedTensors, other tensors, and values. No rank plans for the others. Of a tensor
+    that several ranks have, such as a replicated one, each writes a part.
+
+    A tensor that is not sharded is taken for the same on all ranks that have it, and a value
+    likewise: the first rank's is saved. If small ones differ, a warning names them once. Wrap what
+    each rank has of its own in `PerRank`. A key that only some ranks have is saved, too.
+
+    Args:
+        state_dict: this rank's.
+        path: the checkpoint's directory, which all ranks see.
+        group: the ranks; None means all.
+        step: as in `ringstow.save`.
+        metrics: as in `ringstow.save`; the first rank's are noted.
+        apart: as in `ringstow.save`, the same on all ranks; some rank must have each.
+        config: as in `ringstow.save`.
+        allow_pickle: as in `ringstow.save`.
+
+    Returns:
+        What this rank has written, and how long it took.
+
+    Raises:
+        InvalidStateError: as from `ringstow.save`; or the ranks make different calls, or have a
+            tensor in different shapes; or there is no process group.
+        UnsupportedError: as from `ringstow.save`; or a DTensor of partial sums.
+        Error: another rank failed; names it. All ranks fail, and nothing is committed.
+        BusyError, TornSaveError, NotDurableError, OSError: as from `ringstow.save`.
+    """
+    ranks = group_of(group)
+    hold = _guard.Hold()
+    with ranks.turn, hold.waited.here(), hold:
+        hold.begin(may_wait=False)
+        asked, state, error = _begun(
+            ranks, (state_dict, path, step, metrics, apart, config), hold, allow_pickle=allow_pickle
+        )
+        if error is None:
+            assert state is not None
+            _guard.stage(state.tensors, "wait", asked.path, hold)
+        job = _Save(ranks, asked, state, error, hold)
+        report = job.run()
+    return _told(asked, ranks, dataclasses.replace(report, blocked_seconds=hold.waited.seconds()))
+
+
+def save_async(
+    state_dict: dict[Any, Any],
+    path: StrPath,
+    *,
+    group: dist.ProcessGroup | None = None,
+    step: int | None = None,
+    metrics: Mapping[str, Any] | None = None,
+    apart: Iterable[str] = (),
+    config: Config | None = None,
+    allow_pickle: bool = False,
+    staging: Staging = "guard",
+) -> RanksHandle:
+    """Start `save` in the background, and return.
+
+    As with `ringstow.save_async` the training loop needs no change: the next ``step()`` of any
+    torch optimizer waits until this rank's tensors have been copied. A second save waits until the
+    one before has ended on this rank.
+
+    Args:
+        state_dict: as in `save`.
+        path: as in `save`.
+        group: as in `save`.
+        step: as in `save`.
+        metrics: as in `save`.
+        apart: as in `save`.
+        config: as in `save`.
+        allow_pickle: as in `save`.
+        staging: as in `ringstow.save_async`, without ``"unguarded"``.
+
+    Returns:
+        The handle. Its ``result()`` raises what `save` raises, on all ranks.
+
+    Raises:
+        InvalidStateError, UnsupportedError: as from `save`, on a rank whose state can't be saved;
+            the handles of the others raise it.
+    """
+    _guard.check_staging(staging)
+    if staging == "unguarded":
+        raise InvalidStateError(
+            'staging="unguarded" is not for several ranks: use "guard", which copies no large '
+            'tensor either, or "snapshot"'
+        )
+    ranks = group_of(group)
+    hold = _guard.Hold()
+    ranks.turn.acquire()  # released by the thread that saves
+    try:
+        with hold.waited.here():
+            may_return = hold.begin()
+            hold.let_steps_end()
+            asked, state, error = _begun(
+                ranks,
+                (state_dict, path, step, metrics, apart, config),
+                hold,
+                allow_pickle=allow_pickle,
+            )
+            is_copied = True
+            if error is None:
+                assert state is not None
+                room = json.loads(asked.config)["pool_bytes"]
+                is_copied = _guard.stage(state.tensors, staging, asked.path, hold, room)
+        job = _Save(ranks, asked, state, error, hold)
+        handle = job.start()
+    except BaseException:
+        hold.end()
+        ranks.turn.release()
+        raise
+    if error is not None:
+        handle.exception()
+        raise error
+    if not (may_return and is_copied):
+        with hold.waited.here():
+            job.staged.exception()
+    return handle
+
+
+def _begun(
+    ranks: Group, given: tuple[Any, ...], hold: _guard.Hold, *, allow_pickle: bool
+) -> tuple[_Asked, State | None, BaseException | None]:
+    """Check the arguments and encode the state; return what failed instead of raising it."""
+    state_dict, path, step, metrics, apart, config = given
+    asked = _Asked(absolute(path), None, {}, [], "")
+    try:
+        asked = _Asked(
+            absolute(path),
+            step_number(step),
+            metrics_of(metrics),
+            names_of_parts(apart, "apart"),
+            native_json(config),
+        )
+        _jobs.log_unreported()
+        return asked, encode(state_dict, ranks.rank, allow_pickle=allow_pickle), None
+    except Exception as error:  # the other ranks must not wait for this one
+        return asked, None, error
+
+
+def _told(asked: _Asked, ranks: Group, report: SaveReport) -> SaveReport:
+    _outcomes.tell(_outcomes.Outcome(kind="save", path=asked.path, step=asked.step, report=report))
+    _outcomes.log(_lines.of_save(report, f"rank {ranks.rank}"))
+    return report
+
+
+class _Save:
+    """One save of this rank."""
+
+    def __init__(
+        self,
+        group: Group,
+        asked: _Asked,
+        state: State | None,
+        error: BaseException | None,
+        hold: _guard.Hold,
+    ) -> None:
+        self._group = group
+        self._asked = asked
+        self._state = state
+        self._error = error
+        self._hold = hold
+        self._session: _native.Session | None = None
+        self.staged: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+    def start(self) -> RanksHandle:
+        """Run in a thread of its own."""
+        done: concurrent.futures.Future[SaveReport] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                try:
+                    report = self.run()
+                finally:
+                    self._group.turn.release()
+                waited = self._hold.waited.seconds()
+                done.set_result(
+                    _told(
+                        self._asked,
+                        self._group,
+                        dataclasses.replace(report, blocked_seconds=waited),
+                    )
+                )
+            except BaseException as error:
+                done.set_exception(error)
+
+        handle = RanksHandle(self._asked.path, done, self.staged, done.result)
+        threading.Thread(target=run, name="ringstow-ranks", daemon=False).start()
+        return handle
+
+    def run(self) -> SaveReport:
+        """Save; on failure of one rank, fail on all."""
+        try:
+            with _outcomes.failing("save", self._asked.path, self._asked.step):
+                return self._run()
+        except BaseException as error:
+            self._let_go(error)
+            if self._session is not None:
+                self._session.abandon()
+            raise
+
+    def _run(self) -> SaveReport:
+        dealt = self._meet()
+        written, report = self._write(dealt)
+        own = written.error
+        said = written if own is None else _Written(sendable(own))
+        try:
+            all_written = self._group.to_first(said)
+            self._group.from_first(lambda: self._commit(all_written))
+        except Exception:
+            if own is not None:
+                raise own from None
+            raise
+        assert report is not None
+        return report
+
+    def _meet(self) -> _deal.Deal | None:
+        """Learn what all ranks save. The first rank locks the directory before that."""
+        call, error = self._asked.call(), self._error
+        own: _deal.Own | None = None
+        if error is None:
+            try:
+                assert self._state is not None
+                own = _deal.looked_at(self._state, call, self._asked.apart)
+                if self._group.is_first:
+                    self._session = _native.Session(
+                        self._asked.path,
+                        self._group.size,
+                        self._asked.config,
+                        None,
+                        self._asked.step,
+                        self._asked.metrics,
+                    )
+            except Exception as caught:
+                error = caught
+        said = own.said if own is not None and error is None else None
+        all_said = _deal.agreed(
+            self._group, said or _deal.failed(call, error or InvalidStateError("no state")), error
+        )
+        assert own is not None
+        assert self._state is not None
+        had = {part for one in all_said for part in one.parts}
+        if missing := [part for part in self._asked.apart if part not in had]:
+            raise InvalidStateError(
+                f"apart: no rank's state has anything named {missing[0]!r}, or below it"
+            )
+        return _deal.deal(self._group, self._state, own, all_said)
+
+    def _write(self, dealt: _deal.Deal | None) -> tuple[_Written, SaveReport | None]:
+        """Write this rank's share."""
+        assert self._state is not None
+        assert dealt is not None
+        try:
+            receipt, report = self._write_share()
+        except BaseException as error:  # Ctrl-C, too: the others must not wait for this rank
+            return _Written(error), None
+        is_first = self._group.is_first
+        tree = self._state.tree if is_first or dealt.sends_tree else None
+        names = dealt.names if tree is not None else [*self._own_names()]
+        return _Written(None, receipt, tree, names, self._state.own), report
+
+    def _own_names(self) -> Iterable[str]:
+        assert self._state is not None
+        for tree in self._state.own.values():
+            yield from _native.outline(tree)[2]
+
+    def _write_share(self) -> tuple[bytes, SaveReport]:
+        assert self._state is not None
+        path = self._asked.path
+        _late.awaited(
+            path, "the save that the first rank has begun", lambda: _native.is_under_way(path)
+        )
+        job = _native.start_write_dealt(
+            self._state.tensors,
+            path,
+            self._group.rank,
+            self._asked.config,
+            apart=self._asked.apart,
+        )
+        self._hold.follow(lambda: job.staged() or job.done())
+        try:
+            job.wait_staged()
+            if job.staged():
+                self._let_go(None)
+            job.wait()
+        except BaseException:  # Ctrl-C
+            _jobs.abandon(job)
+            raise
+        report = SaveReport.from_json(job.result())
+        return job.receipt(), report
+
+    def _commit(self, all_written: list[_Written]) -> None:
+        """Commit, on the first rank.
+
+        Raises:
+            Error: a rank has failed to write its share.
+        """
+        for rank, one in enumerate(all_written):
+            if one.error is not None:
+                raise Error(
+                    f"rank {rank} failed: {type(one.error).__name__}: {one.error}"
+                ) from one.error
+        receipts = [one.receipt for one in all_written]
+        trees = [one.tree for one in all_written if one.tree is not None]
+        names = [name for one in all_written for name in one.names or ()]
+        tree = _tree.merged(trees, [one.own for one in all_written])
+        session, path = self._session, self._asked.path
+        assert session is not None
+        _late.awaited(path, "all that the ranks have written", lambda: session.sees(receipts))
+        session.commit(receipts, tree, names)
+        _mark.write(path)
+        _others.saved(path)
+
+    def _let_go(self, error: BaseException | None) -> None:
+        """Let this rank's tensors be changed."""
+        if self.staged.done():
+            return
+        if error is not None:
+            self._hold.wait_copied()
+        self._hold.end()
+        if error is None:
+            self.staged.set_result(None)
+        else:
+            self.staged.set_exception(sendable(error))

@@ -1,0 +1,389 @@
+"""ringstow.distributed: every layout to every other, the same files as ringstow.dcp's."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+import layouts
+import pytest
+import torch
+import torch.distributed as dist
+from layouts import EVEN_HIDDEN, differences, trained, whole
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+import ringstow
+import ringstow.dcp
+from ringstow import distributed
+from ringstow.distributed import PerRank
+
+SHARED = ("plain", "fsdp1", "fsdp2", "hsdp", "tp", "fsdp2_tp")
+
+
+def state_of(layout, seed, step, hidden=EVEN_HIDDEN):
+    model, optimizer = trained(layout, hidden, seed)
+    parts = get_state_dict(model, optimizer)
+    return model, optimizer, {"model": parts[0], "optim": parts[1], "step": step}
+
+
+def save(rank, layout, path, hidden=EVEN_HIDDEN, start=distributed.save):
+    model, optimizer, state = state_of(layout, 1, 7, hidden)
+    done = start(state, path)
+    if start is distributed.save_async:
+        done = done.result()
+    assert done.path == str(path)
+    state = whole(model, optimizer)
+    return state if rank == 0 else None
+
+
+def load(rank, layout, path, hidden=EVEN_HIDDEN):
+    model, optimizer, state = state_of(layout, 2, 0, hidden)
+    distributed.load_into(state, path)
+    assert state["step"] == 7
+    set_state_dict(
+        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"]
+    )
+    state = whole(model, optimizer)
+    return state if rank == 0 else None
+
+
+@pytest.mark.parametrize("layout", SHARED)
+def test_each_layout_loads_into_each_other(ranks, tmp_path, layout):
+    saved = ranks(4).run(save, layout, tmp_path)[0]
+    assert ringstow.verify(tmp_path).ok
+    for other, world in [*itertools.product(SHARED, [4]), ("plain", 1), ("fsdp2", 2), ("tp", 2)]:
+        loaded = ranks(world).run(load, other, tmp_path)[0]
+        assert differences(saved, loaded) == [], (other, world)
+
+
+@pytest.mark.parametrize("layout", ["fsdp1", "fsdp2", "hsdp"])
+def test_uneven_shards(ranks, tmp_path, layout):
+    saved = ranks(4).run(save, layout, tmp_path, layouts.HIDDEN)[0]
+    for other, world in (("fsdp2", 3), ("plain", 1), ("fsdp1", 4)):
+        assert differences(saved, ranks(world).run(load, other, tmp_path, layouts.HIDDEN)[0]) == []
+
+
+@pytest.mark.parametrize("layout", ["fsdp1", "fsdp2_tp"])
+def test_dcp_and_distributed_load_each_others(ranks, tmp_path, layout):
+    saved = ranks(4).run(save, layout, tmp_path / "ours")[0]
+    loaded = ranks(2).run(layouts.load, "fsdp2", tmp_path / "ours", EVEN_HIDDEN)[0]
+    assert differences(saved, loaded) == []
+    saved = ranks(4).run(layouts.save, layout, tmp_path / "theirs", EVEN_HIDDEN)[0]
+    loaded = ranks(2).run(load, "fsdp2", tmp_path / "theirs")[0]
+    assert differences(saved, loaded) == []
+
+
+def test_one_process_loads_it_whole(ranks, tmp_path):
+    saved = ranks(4).run(save, "hsdp", tmp_path)[0]
+    loaded = ringstow.load(tmp_path)
+    assert loaded["step"] == 7
+    assert differences(saved[0], loaded["model"]) == []
+
+
+def test_in_the_background(ranks, tmp_path):
+    saved = ranks(2).run(save, "fsdp2", tmp_path, EVEN_HIDDEN, distributed.save_async)[0]
+    assert differences(saved, ranks(2).run(load, "fsdp2", tmp_path)[0]) == []
+
+
+def train_on(rank, path):
+    """Take a step while the save runs: it has the values of the call."""
+    model, optimizer, state = state_of("fsdp2", 1, 7)
+    before = whole(model, optimizer)
+    handle = distributed.save_async(state, path)
+    model(torch.randn(5, layouts.INPUT)).square().sum().backward()
+    optimizer.step()
+    second = distributed.save_async({**state, "step": 8}, f"{path}-2")
+    assert [handle.result().path, second.result().path] == [str(path), f"{path}-2"]
+    return before if rank == 0 else None
+
+
+def test_training_goes_on_meanwhile(ranks, tmp_path):
+    before = ranks(2).run(train_on, tmp_path / "a")[0]
+    assert differences(before, ranks(2).run(load, "fsdp2", tmp_path / "a")[0]) == []
+
+
+# Replicas, each of which writes a part.
+
+
+def replicated(rank, path):
+    large = torch.arange(6 << 20, dtype=torch.int32).reshape(-1, 256)  # 24 MiB
+    mesh = init_device_mesh("cpu", (2, 2))
+    state = {
+        "plain": large,
+        "mesh": distribute_tensor(large + 1, mesh, [Replicate(), Shard(1)]),
+        "strided": distribute_tensor(large.t() + 2, mesh, [Shard(0), Replicate()]),
+    }
+    report = distributed.save(state, path)
+    return report.file_bytes
+
+
+def test_replicas_share_the_writing(ranks, tmp_path):
+    written = ranks(4).run(replicated, tmp_path)
+    assert max(written) < 1.1 * min(written)
+    assert sum(written) < 3.1 * (24 << 20)
+    loaded = ringstow.load(tmp_path)
+    large = torch.arange(6 << 20, dtype=torch.int32).reshape(-1, 256)
+    assert torch.equal(loaded["plain"], large)
+    assert torch.equal(loaded["mesh"], large + 1)
+    assert torch.equal(loaded["strided"], large.t() + 2)
+
+
+# Values, and what only some ranks have.
+
+
+def values(rank, path):
+    state = {
+        "rng": PerRank({"cpu": torch.full((3,), rank), "seen": rank * 10}),
+        "step": 5,
+        "stage": {f"w{rank}": torch.full((4,), float(rank))},
+        "nested": {"deep": PerRank(rank)},
+        f"only{rank}": rank,
+    }
+    distributed.save(state, path)
+    into = {
+        "rng": PerRank({"cpu": torch.zeros(3, dtype=torch.int64), "seen": 0}),
+        "step": 0,
+        "stage": {f"w{rank}": torch.zeros(4)},
+        "nested": {"deep": PerRank(None)},
+        f"only{rank}": None,
+    }
+    distributed.load_into(into, path)
+    assert into["rng"].value["cpu"].tolist() == [rank] * 3
+    assert (into["rng"].value["seen"], into["step"], into[f"only{rank}"]) == (rank * 10, 5, rank)
+    assert into["stage"][f"w{rank}"].tolist() == [rank] * 4
+    return into["nested"]["deep"].value
+
+
+def test_values_of_each_rank_come_back(ranks, tmp_path):
+    assert ranks(3).run(values, tmp_path) == [0, 1, 2]
+    loaded = ringstow.load(tmp_path)
+    assert loaded["rng"]["2"]["seen"] == 20
+    assert sorted(loaded["stage"]) == ["w0", "w1", "w2"]
+    assert loaded["only1"] == 1
+
+
+def more_ranks(rank, path):
+    with pytest.raises(ringstow.Error) as caught:
+        distributed.load_into({"rng": PerRank(0)}, path, strict=False)
+    return str(caught.value)
+
+
+def test_a_rank_without_a_value_of_its_own_is_refused_on_all(ranks, tmp_path):
+    ranks(2).run(values_of_two, tmp_path)
+    said = ranks(3).run(more_ranks, tmp_path)
+    assert all("no value of rank 2: it has those of 2 ranks" in text for text in said)
+    assert "rank 2 failed" in said[0]
+
+
+def values_of_two(rank, path):
+    distributed.save({"rng": PerRank(rank)}, path)
+
+
+def differing(rank, path):
+    import logging
+
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("ringstow").addHandler(handler)
+    try:
+        for step in range(2):
+            state = {"rng": torch.full((9,), rank), "loss": rank / 2, "same": 1, "step": step}
+            distributed.save(state, f"{path}/{step}")
+    finally:
+        logging.getLogger("ringstow").removeHandler(handler)
+    return [text for text in said if "different" in text]
+
+
+def test_values_that_differ_are_the_first_ranks_and_named(ranks, tmp_path):
+    said, nothing = ranks(2).run(differing, tmp_path)
+    assert nothing == []
+    assert ["tensors of rng" in text for text in said].count(True) == 2
+    assert ["values of loss:" in text for text in said].count(True) == 1  # once a structure
+    loaded = ringstow.load(tmp_path / "1")
+    assert (loaded["rng"].tolist(), loaded["loss"]) == ([0] * 9, 0.0)
+
+
+def own_keys(rank, path):
+    """A pipeline: each rank has its own layers, and both have the head."""
+    state = {f"layer{rank}": torch.full((3, 3), float(rank)), "head": torch.arange(5)}
+    if rank == 2:
+        del state["head"]
+    for step in range(2):
+        distributed.save(state, f"{path}/{step}")
+    into = {key: torch.zeros_like(one) for key, one in state.items()}
+    distributed.load_into(into, f"{path}/1")
+    assert all(torch.equal(into[key], state[key]) for key in state)
+
+
+def test_ranks_with_different_keys(ranks, tmp_path):
+    ranks(3).run(own_keys, tmp_path)
+    loaded = ringstow.load(tmp_path / "1")
+    assert sorted(loaded) == ["head", "layer0", "layer1", "layer2"]
+    assert loaded["head"].tolist() == [0, 1, 2, 3, 4]
+
+
+# Failures.
+
+
+def raised(call):
+    try:
+        call()
+    except BaseException as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+def bad_states(rank, path):
+    generator = (x for x in "ab") if rank == 1 else 1
+    shapes = torch.zeros(3 + rank)
+    mesh = init_device_mesh("cpu", (2,))
+    from torch.distributed.tensor import Partial
+
+    partial = DTensor.from_local(torch.ones(2), mesh, [Partial()])
+    said = [
+        raised(lambda: distributed.save({"bad": generator}, path)),
+        raised(lambda: distributed.save({"w": shapes}, path)),
+        raised(lambda: distributed.save({"w": partial}, path)),
+        raised(lambda: distributed.save({}, f"{path}{rank}")),
+        raised(lambda: distributed.save({"a": 1}, path, apart=["b"])),
+        raised(lambda: distributed.save_async({"bad": generator}, path).result()),
+        raised(lambda: distributed.load_into({}, path)),
+    ]
+    distributed.save({"good": torch.ones(2)}, path)
+    return said
+
+
+def test_all_ranks_raise_what_is_wrong_with_a_state(ranks, tmp_path):
+    one, other = ranks(2).run(bad_states, tmp_path / "a")
+    assert "rank 1 failed: InvalidStateError: bad" in one[0][1]
+    assert "bad is a generator" in other[0][1]
+    assert "F32 [3] on rank 0 and F32 [4] on rank 1" in one[1][1]
+    assert one[1] == other[1]
+    assert "partial sums" in one[2][1]
+    assert "the same call" in one[3][1]
+    assert "apart" in one[4][1]
+    assert "rank 1 failed: InvalidStateError: bad" in one[5][1]
+    assert "bad is a generator" in other[5][1]
+    assert one[6][0] == other[6][0] == "NoCheckpointError"
+    assert torch.equal(ringstow.load(tmp_path / "a")["good"], torch.ones(2))
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def fails_to_write(rank, path, victim):
+    from ringstow.distributed import _save
+
+    start = _save._native.start_write_dealt
+
+    def fail(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    if rank == victim:
+        _save._native.start_write_dealt = fail
+    state = {"w": torch.full((9,), 2.0), f"own{rank}": torch.ones(4)}
+    try:
+        said = [
+            raised(lambda: distributed.save(state, path)),
+            raised(lambda: distributed.save_async(state, path).result()),
+        ]
+    finally:
+        _save._native.start_write_dealt = start
+    return said
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_cannot_write_fails_all_and_keeps_the_checkpoint(ranks, tmp_path, victim):
+    ranks(2).run(save, "fsdp2", tmp_path)
+    before = sorted(os.listdir(tmp_path))
+    said = ranks(2).run(fails_to_write, tmp_path, victim)
+    assert all("No space left" in text for _, text in said[victim])
+    assert all(f"rank {victim} failed: OSError" in text for _, text in said[1 - victim])
+    assert ringstow.load(tmp_path)["step"] == 7
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def mismatched(rank, path):
+    state = {"w": torch.zeros(4 + rank), "gone": 1}
+    before = state["w"].clone()
+    said = raised(lambda: distributed.load_into(state, path))
+    assert torch.equal(state["w"], before)
+    return said
+
+
+def save_small(rank, path):
+    distributed.save({"w": torch.ones(4), "extra": 3}, path)
+
+
+def test_a_load_that_does_not_fit_one_rank_changes_none(ranks, tmp_path):
+    ranks(2).run(save_small, tmp_path)
+    one, other = ranks(2).run(mismatched, tmp_path)
+    assert one[0] == other[0] == "KeyMismatchError"
+    assert "F32 [5] here and F32 [4]" in other[1]
+
+
+def extra_only(rank, path):
+    state = {"w": torch.zeros(4)}
+    if rank == 0:
+        state["extra"] = 0
+    distributed.load_into(state, path)  # some rank has each
+    del state["w"]
+    return raised(lambda: distributed.load_into(state, path))
+
+
+def test_a_key_of_the_checkpoint_must_be_on_some_rank(ranks, tmp_path):
+    ranks(2).run(save_small, tmp_path)
+    for kind, text in ranks(2).run(extra_only, tmp_path):
+        assert kind == "KeyMismatchError"
+        assert "only in the checkpoint (1): w;" in text
+
+
+def loads_damaged(rank, path):
+    state = {"w": torch.zeros(64 << 10)}
+    return raised(lambda: distributed.load_into(state, path))
+
+
+def save_large(rank, path):
+    distributed.save({"w": torch.arange(64.0 * 1024)}, path)
+
+
+def test_damage_is_every_ranks_error(ranks, tmp_path):
+    from support import flip, shards_of
+
+    ranks(2).run(save_large, tmp_path)
+    flip(shards_of(tmp_path)[0], 5000)
+    assert [kind for kind, _ in ranks(2).run(loads_damaged, tmp_path)] == [
+        "CorruptCheckpointError"
+    ] * 2
+
+
+def test_without_a_process_group_it_says_what_to_do(tmp_path):
+    if dist.is_initialized():
+        pytest.skip("another test left a group")
+    with pytest.raises(ringstow.InvalidStateError, match=r"init_process_group.*ringstow\.save"):
+        distributed.save({}, tmp_path)
+
+
+def dies(rank, path, victim, moment):
+    from test_dcp_killed import die_at
+
+    from ringstow.distributed import _save
+
+    if rank == victim:
+        die_at("before the commit" if moment == "commit" else "while writing")
+        if moment == "write":
+            _save._native.start_write_dealt = _save._native.start_write
+    state = {"w": torch.full((64,), -1.0), "step": 8}
+    distributed.save(state, path)
+
+
+@pytest.mark.parametrize(("victim", "moment"), [(1, "write"), (0, "write"), (0, "commit")])
+def test_a_killed_rank_leaves_the_earlier_checkpoint(ranks, tmp_path, victim, moment):
+    ranks(2).run(save, "fsdp2", tmp_path)
+    with pytest.raises(RuntimeError, match=f"rank {victim} died with exit code -9"):
+        ranks(2).run(dies, tmp_path, victim, moment)
+    assert ringstow.load(tmp_path)["step"] == 7
+    saved = ranks(2).run(save, "fsdp2", tmp_path)[0]  # leftovers do not block the next save
+    assert differences(saved, ranks(2).run(load, "fsdp2", tmp_path)[0]) == []
+    assert not list(tmp_path.glob("*.part"))
