@@ -66,6 +66,9 @@ pub(crate) struct Spec {
     replica: Option<Replica>,
 }
 
+/// The name, dtype, shape and checksum of a tensor that each rank has.
+type Replicated<'a> = (&'a str, &'a str, Vec<u64>, Option<u32>);
+
 /// Tensors at one place that are alike in type, shape and strides are the same.
 #[derive(PartialEq, Eq, Hash)]
 enum Place {
@@ -129,7 +132,7 @@ impl Tensors {
 
     /// The name, dtype and shape of each tensor that is not a region of one: each rank that has it has the same. With a
     /// checksum if it is in host memory and has at most `largest` bytes.
-    fn replicated(&self, largest: u64) -> PyResult<Vec<(&str, &str, Vec<u64>, Option<u32>)>> {
+    fn replicated(&self, largest: u64) -> PyResult<Vec<Replicated<'_>>> {
         let whole = self.specs.iter().filter(|spec| spec.replica.is_none());
         whole
             .map(|spec| {

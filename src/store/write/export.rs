@@ -29,6 +29,7 @@ use std::time::Instant;
 /// [`Error::NotDurable`]: the model is there, complete, and may not survive a crash.
 ///
 /// [`Checkpoint::open_foreign`]: crate::Checkpoint::open_foreign
+/// [`Error::NotDurable`]: crate::Error::NotDurable
 pub fn export(
     runtime: &Runtime,
     state: &StateDict<'_>,
