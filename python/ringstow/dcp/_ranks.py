@@ -232,7 +232,10 @@ class Ranks:
                 "ringstow's and torch.distributed.checkpoint's: load it by ringstow.load(path) on "
                 "each rank and put it into the model, or convert it once by `ringstow convert`"
             )
-        return OthersReader(path, allow_pickle=self._allow_pickle)
+        reader = OthersReader(path, allow_pickle=self._allow_pickle)
+        # DCP hides why this fails: read it once for the reason.
+        self.first(lambda: len(reader.read_metadata().state_dict_metadata))
+        return reader
 
     def _names(self, into: dict[Any, Any]) -> set[str]:
         """Return the keys of all ranks' state dicts: each may have some of its own."""
