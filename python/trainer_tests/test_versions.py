@@ -9,6 +9,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "trainers"
+FORM = ["What you gain", "Load elsewhere", "Not supported", "Tested"]
 # How a page calls a package, and the package.
 PACKAGES = {
     "Accelerate": "accelerate",
@@ -42,6 +43,14 @@ def test_the_page_names_the_versions_that_are_tested(page):
     assert "PyTorch" in named
     assert page.stem in {name.lower().removesuffix("-core") for name in named}
     assert named == {name: minor(importlib.metadata.version(PACKAGES[name])) for name in named}
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.stem)
+def test_all_pages_have_one_form(page):
+    text = page.read_text()
+    assert "the line that changes" in text.split("\n## ")[0]
+    places = [text.index(f"\n## {title}\n") for title in FORM]
+    assert places == sorted(places)
 
 
 @pytest.mark.parametrize("page", CRATES)
