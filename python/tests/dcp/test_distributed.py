@@ -387,3 +387,66 @@ def test_a_killed_rank_leaves_the_earlier_checkpoint(ranks, tmp_path, victim, mo
     saved = ranks(2).run(save, "fsdp2", tmp_path)[0]  # leftovers do not block the next save
     assert differences(saved, ranks(2).run(load, "fsdp2", tmp_path)[0]) == []
     assert not list(tmp_path.glob("*.part"))
+
+
+def some_ranks(rank, path):
+    group = dist.new_group([1, 2], backend="gloo")
+    said = None
+    if rank == 0:
+        said = raised(lambda: distributed.save({}, path, group=group))
+    else:
+        state = {"w": torch.arange(4.0), f"own{rank}": torch.full((2,), rank)}
+        distributed.save(state, path, group=group)
+        into = {"w": torch.zeros(4), f"own{rank}": torch.zeros(2, dtype=torch.int64)}
+        distributed.load_into(into, path, group=group)
+        assert into[f"own{rank}"].tolist() == [rank] * 2
+    dist.barrier()
+    return said
+
+
+def test_a_group_of_some_ranks(ranks, tmp_path):
+    said, *_ = ranks(3).run(some_ranks, tmp_path)
+    assert "not in the group" in said[1]
+    assert sorted(ringstow.load(tmp_path)) == ["own1", "own2", "w"]
+
+
+def parts_apart(rank, path):
+    state = {"model": {f"w{rank}": torch.ones(3)}}
+    if rank == 0:
+        state["optimizer"] = {"m": torch.ones(3)}
+    distributed.save(state, path, apart=["optimizer"], metrics={"loss": rank + 0.5}, step=3)
+    dist.barrier()
+    if rank == 0:
+        ringstow.slim(path, drop=["optimizer"])
+    dist.barrier()
+    return raised(lambda: distributed.load_into(state, path))
+
+
+def test_parts_that_are_set_apart_can_be_dropped(ranks, tmp_path):
+    one, _ = ranks(2).run(parts_apart, tmp_path)
+    assert one[0] == "KeyMismatchError"
+    assert "slim" in one[1]
+    assert sorted(ringstow.load(tmp_path)["model"]) == ["w0", "w1"]
+    with ringstow.open(tmp_path) as checkpoint:
+        assert (checkpoint.info.step, checkpoint.info.metrics) == (3, {"loss": 0.5})
+
+
+def save_often(rank, path):
+    import psutil
+
+    state = {"w": torch.ones(1 << 16), "step": 0}
+    used = []
+    for step in range(60):
+        handle = distributed.save_async({**state, "step": step}, path)
+        if step % 20 == 10:
+            used.append((psutil.Process().num_fds(), psutil.Process().num_threads()))
+    handle.result()
+    return used
+
+
+def test_saves_one_after_the_other_leak_nothing(ranks, tmp_path):
+    pytest.importorskip("psutil")
+    for used in ranks(2).run(save_often, tmp_path):
+        assert max(used)[0] <= min(used)[0] + 2
+        assert max(threads for _, threads in used) <= min(threads for _, threads in used) + 2
+    assert ringstow.load(tmp_path)["step"] == 59
