@@ -261,3 +261,15 @@ def test_a_load_needs_no_second_copy(at, kind, what):
     # Pages of a mapped file count, though the system takes them back when it needs memory.
     limit = 150 << 20 if (kind, what) == ("torch", "into") else 40 << 20
     assert int(ran.stdout) < limit
+
+
+@pytest.mark.parametrize("saves", [1, 2])
+def test_files_of_a_checkpoint_without_its_manifest_are_no_model(tmp_path, saves):
+    for _ in range(saves):  # later files have the number of the save in their names
+        ringstow.save({"w": torch.ones(9)}, tmp_path)
+    (shard,) = tmp_path.glob("*.safetensors")
+    with pytest.raises(ringstow.UnsupportedError, match=f"one file of .* load {tmp_path}"):
+        ringstow.load(shard)
+    (tmp_path / "manifest.json").unlink()
+    with pytest.raises(ringstow.Error, match=r"manifest\.json"):
+        ringstow.load(tmp_path)

@@ -23,7 +23,8 @@ KINDS = {
 """Each kind of another program, and what it is told by."""
 
 TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".tar")
-_SHARD = re.compile(r"rank\d{5,}-\d+\.safetensors")
+# One that ringstow has written: it holds only parts of tensors.
+_SHARD = re.compile(r"rank\d{5,}-\d+(\.g\d+)?\.safetensors")
 _TRAINER = re.compile(r"optimizer\.(pt|bin)|scheduler\.pt|rng_state(_\d+)?\.pth")
 _ACCELERATE = re.compile(r"(optimizer|scheduler|sampler|dl_state_dict)(_\d+)?\.bin")
 _RANDOM = re.compile(r"random_states_\d+\.pkl")
@@ -65,6 +66,11 @@ def kind_of(path: str) -> str | None:
 def _kind_of_file(path: str) -> str | None:
     if not os.path.isfile(path):
         return None
+    if _SHARD.fullmatch(os.path.basename(path)):
+        raise UnsupportedError(
+            f"{path} is one file of a ringstow checkpoint, which may hold only parts of tensors: "
+            f"load {os.path.dirname(path) or '.'}"
+        )
     if path.endswith(".safetensors"):
         return "safetensors"
     with open(path, "rb") as file:
