@@ -152,7 +152,9 @@ def _dtype_name(dtype: torch.dtype | str | None) -> str | None:
 
 def _plan(state_dict: Mapping[str, Any]) -> tuple[SavePlan, SavePlanner]:
     if not isinstance(state_dict, Mapping):
-        raise InvalidStateError(f"{type(state_dict).__name__} is not a state dict: pass model.state_dict()")
+        raise InvalidStateError(
+            f"{type(state_dict).__name__} is not a state dict: pass model.state_dict()"
+        )
     planner = DefaultSavePlanner()
     planner.set_up_planner(dict(state_dict), None, True)
     state = planner.state_dict
