@@ -120,7 +120,7 @@ fn foreign_directories_are_named_with_their_reader() {
             &[("model.safetensors", b"x"), ("config.json", b"{}")],
             &["model.safetensors", "ringstow.open"],
         ),
-        (&[("pytorch_model.bin", b"x")], &["pytorch_model.bin", "torch.load"]),
+        (&[("pytorch_model.bin", b"x")], &["pytorch_model.bin", "ringstow.load"]),
         (&[("notes.txt", b"x")], &["manifest.json", "nothing was saved here"]),
         (&[], &["empty", "nothing was saved here"]),
     ];
@@ -156,8 +156,8 @@ fn files_are_named_with_what_reads_them() {
         ("notes.txt", b"hello"),
     ]);
     let cases = [
-        ("model.pt", "torch.load"),
-        ("old.pth", "torch.load"),
+        ("model.pt", "ringstow.load"),
+        ("old.pth", "ringstow.load"),
         ("a.npz", "numpy.load"),
         ("m.safetensors", "safetensors file"),
         ("notes.txt", "a checkpoint is a directory"),
