@@ -6,7 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ringstow._errors import InvalidStateError
+
 Json = Any
+
+_TENSORS = {"$tensor", "$ndarray"}
+_RANK = "$rank"
+# Their items may be a list of pairs without a $dict around it.
+_DICTS = {"$odict", "$defaultdict"}
 
 
 def merged(trees: Sequence[str], own: Sequence[Mapping[str, str]]) -> str:
@@ -16,15 +23,18 @@ def merged(trees: Sequence[str], own: Sequence[Mapping[str, str]]) -> str:
         trees: the first rank's, and those of ranks that have other keys, in JSON. Where several
             have a value, the first one's counts.
         own: for each rank its own values, in JSON, by the name that the trees have for them.
+
+    Raises:
+        InvalidStateError: ranks have different things at one key, and one would be lost.
     """
     first, *others = trees
     if others:
         whole = json.loads(first)
         for other in others:
-            _add(whole, json.loads(other))
+            whole = _both(whole, json.loads(other), "")
         first = json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
     for name in {name: None for values in own for name in values}:
-        here = json.dumps({"$rank": name}, ensure_ascii=False, separators=(",", ":"))
+        here = json.dumps({_RANK: name}, ensure_ascii=False, separators=(",", ":"))
         ranks = ",".join(
             f'"{rank}":{values[name]}' for rank, values in enumerate(own) if name in values
         )
@@ -32,33 +42,80 @@ def merged(trees: Sequence[str], own: Sequence[Mapping[str, str]]) -> str:
     return first
 
 
-def _add(node: Json, other: Json) -> None:
-    """Add to a node what only another one has."""
+def _both(node: Json, other: Json, name: str) -> Json:
+    """Return a node with what only another rank's node has."""
     if isinstance(node, list) and isinstance(other, list):
-        for here, there in zip(node, other, strict=False):
-            _add(here, there)
-    if not isinstance(node, dict) or not isinstance(other, dict):
-        return
-    if "$dict" in node and "$dict" in other:
-        _add_pairs(node["$dict"], other["$dict"])
-        return
-    if any(key.startswith("$") for key in node.keys() | other.keys()):
-        if node.keys() == other.keys() and not node.keys() & {"$tensor", "$ndarray"}:
-            for key in node:
-                _add(node[key], other[key])
-        return
-    for key, child in other.items():
-        if key in node:
-            _add(node[key], child)
-        else:
-            node[key] = child
+        if any(map(_has_tensors, other[len(node) :])):
+            raise _clash(name)
+        pairs = enumerate(zip(node, other, strict=False))
+        return [*(_both(*pair, _below(name, at)) for at, pair in pairs), *node[len(other) :]]
+    items, others = _items(node), _items(other)
+    if items is not None and others is not None:
+        return _joined(items, others, name)
+    tags, other_tags = _tags(node), _tags(other)
+    common = tags & other_tags
+    if (tags & _TENSORS and other_tags & _TENSORS) or _RANK in common:
+        return node
+    if common & _DICTS or (common and tags == other_tags):
+        return {**other, **node} | {tag: _inner(tag, node, other, name) for tag in common}
+    if others or _RANK in tags or _has_tensors(other):
+        raise _clash(name)
+    return node
 
 
-def _add_pairs(pairs: list[list[Json]], others: list[list[Json]]) -> None:
-    known = {json.dumps(key, sort_keys=True): child for key, child in pairs}
+def _inner(tag: str, node: Json, other: Json, name: str) -> Json:
+    """Return what follows a tag that both nodes have."""
+    here, there = node[tag], other[tag]
+    if tag in _DICTS:
+        here, there = ({"$dict": one} if isinstance(one, list) else one for one in (here, there))
+    both = _both(here, there, name)
+    return both.get("$dict", both) if tag in _DICTS else both
+
+
+def _joined(items: list[list[Json]], others: list[list[Json]], name: str) -> Json:
+    """Return the dict of the items of two."""
+    joined = {json.dumps(key, sort_keys=True): (key, child) for key, child in items}
     for key, child in others:
         text = json.dumps(key, sort_keys=True)
-        if text in known:
-            _add(known[text], child)
-        else:
-            pairs.append([key, child])
+        known = joined.get(text)
+        joined[text] = (key, child if known is None else _both(known[1], child, _below(name, key)))
+    if all(isinstance(key, str) and not key.startswith("$") for key, _ in joined.values()):
+        return dict(joined.values())
+    return {"$dict": [*map(list, joined.values())]}
+
+
+def _items(node: Json) -> list[list[Json]] | None:
+    """Return the items of a dict; None if a node is something else."""
+    if not isinstance(node, dict):
+        return None
+    if "$dict" in node:
+        items: list[list[Json]] = node["$dict"]
+        return items
+    return None if _tags(node) else [[key, child] for key, child in node.items()]
+
+
+def _tags(node: Json) -> set[str]:
+    """Return the keys of a node that says what it is."""
+    if not isinstance(node, dict) or not any(key.startswith("$") for key in node):
+        return set()
+    return {*node}
+
+
+def _has_tensors(node: Json) -> bool:
+    """Return whether a node refers to tensors, or to a rank's own values."""
+    if isinstance(node, list):
+        return any(map(_has_tensors, node))
+    if not isinstance(node, dict):
+        return False
+    return bool(node.keys() & {*_TENSORS, _RANK}) or any(map(_has_tensors, node.values()))
+
+
+def _below(name: str, key: Json) -> str:
+    return f"{name}.{key}" if name else str(key)
+
+
+def _clash(name: str) -> InvalidStateError:
+    return InvalidStateError(
+        f"the ranks have different kinds of values, or lists of different lengths, at {name!r}, "
+        "and those of one would be lost: give each its own key, or make it a PerRank on all ranks"
+    )

@@ -1,0 +1,84 @@
+"""What ranks have of one state that differs: all of it is saved, or the save says what is not."""
+
+from __future__ import annotations
+
+import collections
+
+import pytest
+import torch
+
+import ringstow
+from ringstow import distributed
+from ringstow.distributed import PerRank
+
+
+def raised(call):
+    try:
+        call()
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+def own(number):
+    return torch.full((2,), float(number))
+
+
+def of_each(rank):
+    """Return dicts of all kinds, of which each rank has another part."""
+    return {
+        "empty first": {} if rank == 0 else {0: {"m": own(1)}},
+        "empty second": {0: {"m": own(0)}} if rank == 0 else {},
+        "text and numbers": {"a": own(0)} if rank == 0 else {5: own(1)},
+        "ordered": collections.OrderedDict({rank: own(rank)}),
+        "ordered texts": collections.OrderedDict({"ab"[rank]: own(rank)}),
+        "default": collections.defaultdict(dict, {rank: own(rank)}),
+    }
+
+
+def save_and_load_parts(rank, path):
+    distributed.save(of_each(rank), path)
+    into = of_each(rank)
+    for part in into.values():
+        for value in part.values():
+            (value["m"] if isinstance(value, dict) else value).zero_()
+    distributed.load_into(into, path)
+    return str(into) == str(of_each(rank))
+
+
+def test_keys_that_only_some_ranks_have_are_saved_in_all_kinds_of_dicts(ranks, tmp_path):
+    assert ranks(2).run(save_and_load_parts, tmp_path) == [True, True]
+    loaded = ringstow.load(tmp_path)
+    keys = {name: [*part] for name, part in loaded.items()}
+    assert keys == {
+        "empty first": [0],
+        "empty second": [0],
+        "text and numbers": ["a", 5],
+        "ordered": [0, 1],
+        "ordered texts": ["a", "b"],
+        "default": [0, 1],
+    }
+    assert loaded["default"][1].tolist() == [1, 1]
+    assert type(loaded["ordered"]) is collections.OrderedDict
+
+
+CLASHES = {
+    "value and dict": (None, {"w": 1}),
+    "value and tensor": (3, torch.ones(2)),
+    "tensor and dict": (torch.ones(2), {"w": torch.ones(3)}),
+    "longer list": ([torch.ones(1)], [torch.ones(1), torch.ones(2)]),
+    "own and common": (PerRank(1), 2),
+    "common and own": (2, PerRank(1)),
+}
+
+
+def clash(rank, path, name):
+    return raised(lambda: distributed.save({"kept": 1, "here": [CLASHES[name][rank]]}, path))
+
+
+@pytest.mark.parametrize("name", CLASHES)
+def test_what_would_be_lost_is_refused_on_all_ranks(ranks, tmp_path, name):
+    for kind, text in ranks(2).run(clash, tmp_path / "a", name):
+        assert kind == "InvalidStateError"
+        assert "'here.0" in text
+    assert not (tmp_path / "a").exists()
