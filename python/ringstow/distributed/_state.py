@@ -128,5 +128,7 @@ def _add_own(
     for step in steps:
         tree = tree[step]
     name = flat_name(path)
+    if name in own:
+        raise InvalidStateError(f"{key}: the state has two PerRanks named {name!r}; rename one")
     own[name] = json.dumps(tree, ensure_ascii=False, separators=(",", ":"))
     return f'{{"$rank":{json.dumps(name, ensure_ascii=False)}}}'

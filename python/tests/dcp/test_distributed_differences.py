@@ -82,3 +82,15 @@ def test_what_would_be_lost_is_refused_on_all_ranks(ranks, tmp_path, name):
         assert kind == "InvalidStateError"
         assert "'here.0" in text
     assert not (tmp_path / "a").exists()
+
+
+def two_of_one_name(rank, path):
+    return [
+        raised(lambda: distributed.save({"a.b": PerRank(1), "a": {"b": PerRank(2)}}, path)),
+        raised(lambda: distributed.save({"a": {1: PerRank(1), "1": PerRank(2)}}, path)),
+    ]
+
+
+def test_two_values_of_each_rank_of_one_name_are_refused(ranks, tmp_path):
+    for said in ranks(2).run(two_of_one_name, tmp_path / "a"):
+        assert ["two PerRanks named" in text for _, text in said] == [True, True]
