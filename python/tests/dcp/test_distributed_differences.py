@@ -6,10 +6,15 @@ import collections
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ringstow
 from ringstow import distributed
 from ringstow.distributed import PerRank
+from ringstow.tensors import _shards
 
 
 def raised(call):
@@ -94,3 +99,15 @@ def two_of_one_name(rank, path):
 def test_two_values_of_each_rank_of_one_name_are_refused(ranks, tmp_path):
     for said in ranks(2).run(two_of_one_name, tmp_path / "a"):
         assert ["two PerRanks named" in text for _, text in said] == [True, True]
+
+
+def test_a_rank_of_another_number_has_another_box():
+    offsets = []
+    for rank in (0, 1):
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=2)
+        try:
+            tensor = DTensor.from_local(own(rank), init_device_mesh("cpu", (2,)), [Shard(0)])
+            offsets.append(_shards.sharded(tensor, str).pieces[0].offsets)
+        finally:
+            dist.destroy_process_group()
+    assert offsets == [(0,), (2,)]
