@@ -41,17 +41,24 @@ def from_first(look: Callable[[], T], group: dist.ProcessGroup | None) -> T:
 
     Raises:
         Exception: what it raises there, on all ranks.
+        Error: that rank was interrupted; the interrupt itself is raised there.
     """
     first = 0 if group is None else dist.get_global_rank(group, 0)
     answer: list[Any] = [None, None]
+    interrupt: BaseException | None = None
     if dist.get_rank() == first:
         try:
             answer[0] = look()
         except Exception as error:  # the others must not wait for this rank
             answer[1] = sendable(error)
+        except BaseException as error:  # Ctrl-C, which is this rank's alone
+            interrupt = error
+            answer[1] = Error(f"the first rank failed: {type(error).__name__}: {error}")
     with patient(group):
         dist.broadcast_object_list(answer, src=first, group=group)
     found, failure = answer
+    if interrupt is not None:
+        raise interrupt
     if failure is not None:
         raise failure
     result: T = found

@@ -86,7 +86,12 @@ def agreed(group: Group, said: Said, error: BaseException | None) -> list[Said]:
         Error: another rank's, with its rank.
         InvalidStateError: the ranks make different calls.
     """
-    all_said = group.gathered(said)
+    try:
+        all_said = group.gathered(said)
+    except BaseException:
+        if error is not None:
+            raise error from None
+        raise
     if error is not None:
         raise error
     for rank, one in enumerate(all_said):

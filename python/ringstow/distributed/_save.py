@@ -45,6 +45,15 @@ class _Asked(NamedTuple):
         return ("save", self.path, self.step, *self.apart)
 
 
+class _Begun(NamedTuple):
+    """What a rank has before it meets the others."""
+
+    asked: _Asked
+    state: State | None
+    error: BaseException | None
+    is_copied: bool
+
+
 class _Written(NamedTuple):
     """What a rank sends to the first one."""
 
@@ -100,15 +109,12 @@ def save(
     hold = _guard.Hold()
     with ranks.turn, hold.waited.here(), hold:
         hold.begin(may_wait=False)
-        asked, state, error = _begun(
-            ranks, (state_dict, path, step, metrics, apart, config), hold, allow_pickle=allow_pickle
-        )
-        if error is None:
-            assert state is not None
-            _guard.stage(state.tensors, "wait", asked.path, hold)
-        job = _Save(ranks, asked, state, error, hold)
+        given = (state_dict, path, step, metrics, apart, config)
+        begun = _begun(ranks, given, hold, None, allow_pickle=allow_pickle)
+        job = _Save(ranks, begun, hold)
         report = job.run()
-    return _told(asked, ranks, dataclasses.replace(report, blocked_seconds=hold.waited.seconds()))
+    report = dataclasses.replace(report, blocked_seconds=hold.waited.seconds())
+    return _told(begun.asked, ranks, report)
 
 
 def save_async(
@@ -147,51 +153,43 @@ def save_async(
         InvalidStateError, UnsupportedError: as from `save`, on a rank whose state can't be saved;
             the handles of the others raise it.
     """
-    _guard.check_staging(staging)
-    if staging == "unguarded":
-        raise InvalidStateError(
-            'staging="unguarded" is not for several ranks: use "guard", which copies no large '
-            'tensor either, or "snapshot"'
-        )
     ranks = group_of(group)
     hold = _guard.Hold()
     ranks.turn.acquire()  # released by the thread that saves
     try:
         with hold.waited.here():
             may_return = hold.begin()
-            hold.let_steps_end()
-            asked, state, error = _begun(
-                ranks,
-                (state_dict, path, step, metrics, apart, config),
-                hold,
-                allow_pickle=allow_pickle,
-            )
-            is_copied = True
-            if error is None:
-                assert state is not None
-                room = json.loads(asked.config)["pool_bytes"]
-                is_copied = _guard.stage(state.tensors, staging, asked.path, hold, room)
-        job = _Save(ranks, asked, state, error, hold)
+            given = (state_dict, path, step, metrics, apart, config)
+            begun = _begun(ranks, given, hold, staging, allow_pickle=allow_pickle)
+        job = _Save(ranks, begun, hold)
         handle = job.start()
     except BaseException:
         hold.end()
         ranks.turn.release()
         raise
-    if error is not None:
+    if begun.error is not None:
         handle.exception()
-        raise error
-    if not (may_return and is_copied):
+        raise begun.error
+    if not (may_return and begun.is_copied):
         with hold.waited.here():
             job.staged.exception()
     return handle
 
 
 def _begun(
-    ranks: Group, given: tuple[Any, ...], hold: _guard.Hold, *, allow_pickle: bool
-) -> tuple[_Asked, State | None, BaseException | None]:
-    """Check the arguments and encode the state; return what failed instead of raising it."""
+    ranks: Group,
+    given: tuple[Any, ...],
+    hold: _guard.Hold,
+    staging: Staging | None,
+    *,
+    allow_pickle: bool,
+) -> _Begun:
+    """Check the arguments and encode the state; return what failed instead of raising it.
+
+    Staging is None for a save that does not return before its end.
+    """
     state_dict, path, step, metrics, apart, config = given
-    asked = _Asked(absolute(path), None, {}, [], "")
+    asked = _Asked(str(path), None, {}, [], "")
     try:
         asked = _Asked(
             absolute(path),
@@ -201,9 +199,24 @@ def _begun(
             native_json(config),
         )
         _jobs.log_unreported()
-        return asked, encode(state_dict, ranks.rank, allow_pickle=allow_pickle), None
-    except Exception as error:  # the other ranks must not wait for this one
-        return asked, None, error
+        if staging is not None:
+            _check_staging(staging)
+            hold.let_steps_end()
+        state = encode(state_dict, ranks.rank, allow_pickle=allow_pickle)
+        room = json.loads(asked.config)["pool_bytes"]
+        is_copied = _guard.stage(state.tensors, staging or "wait", asked.path, hold, room)
+        return _Begun(asked, state, None, is_copied)
+    except BaseException as error:  # Ctrl-C, too: the other ranks must not wait for this one
+        return _Begun(asked, None, error, True)
+
+
+def _check_staging(staging: Staging) -> None:
+    _guard.check_staging(staging)
+    if staging == "unguarded":
+        raise InvalidStateError(
+            'staging="unguarded" is not for several ranks: use "guard", which copies no large '
+            'tensor either, or "snapshot"'
+        )
 
 
 def _told(asked: _Asked, ranks: Group, report: SaveReport) -> SaveReport:
@@ -215,18 +228,9 @@ def _told(asked: _Asked, ranks: Group, report: SaveReport) -> SaveReport:
 class _Save:
     """One save of this rank."""
 
-    def __init__(
-        self,
-        group: Group,
-        asked: _Asked,
-        state: State | None,
-        error: BaseException | None,
-        hold: _guard.Hold,
-    ) -> None:
+    def __init__(self, group: Group, begun: _Begun, hold: _guard.Hold) -> None:
         self._group = group
-        self._asked = asked
-        self._state = state
-        self._error = error
+        self._asked, self._state, self._error, _ = begun
         self._hold = hold
         self._session: _native.Session | None = None
         self.staged: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -299,7 +303,7 @@ class _Save:
                         self._asked.step,
                         self._asked.metrics,
                     )
-            except Exception as caught:
+            except BaseException as caught:
                 error = caught
         said = own.said if own is not None and error is None else None
         all_said = _deal.agreed(

@@ -111,3 +111,83 @@ def test_a_rank_of_another_number_has_another_box():
         finally:
             dist.destroy_process_group()
     assert offsets == [(0,), (2,)]
+
+
+# What fails on one rank before it meets the others.
+
+
+class Interrupts:
+    """Raises, as Ctrl-C does, when it is saved."""
+
+    def __reduce__(self):
+        raise KeyboardInterrupt
+
+
+def interrupted(call):
+    try:
+        call()
+    except BaseException as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+def fail_early(rank, path):
+    """Fail on rank 1 alone, in ways that its arguments or its memory can."""
+    state = {"w": torch.ones(2)}
+    guard = distributed._save._guard
+    stage = guard.stage
+    wrong = None if rank == 1 else path
+    unknown = "no such staging" if rank == 1 else "guard"
+    value = Interrupts() if rank == 1 else 1
+
+    def no_memory(*_, **__):
+        raise MemoryError("no memory")
+
+    said = [
+        interrupted(lambda: distributed.save(state, wrong)),
+        interrupted(lambda: distributed.save_async(state, wrong).result()),
+        interrupted(lambda: distributed.save_async(state, path, staging=unknown).result()),
+        interrupted(lambda: distributed.save({"x": value}, path, allow_pickle=True)),
+    ]
+    if rank == 1:
+        guard.stage = no_memory
+    try:
+        said += [
+            interrupted(lambda: distributed.save(state, path)),
+            interrupted(lambda: distributed.save_async(state, path).result()),
+        ]
+    finally:
+        guard.stage = stage
+    distributed.save(state, path)
+    return said
+
+
+def test_a_rank_that_fails_before_it_meets_the_others_fails_all(ranks, tmp_path):
+    others, own = ranks(2).run(fail_early, tmp_path / "a")
+    kinds = ["TypeError", "TypeError", "InvalidStateError", "KeyboardInterrupt"]
+    kinds += ["MemoryError", "MemoryError"]
+    assert [kind for kind, _ in own] == kinds
+    for (kind, text), cause in zip(others, kinds, strict=True):
+        assert kind == "Error"
+        assert text.startswith(f"rank 1 failed: {cause}")
+    assert ringstow.load(tmp_path / "a")["w"].tolist() == [1, 1]
+
+
+def interrupt_commit(rank, path):
+    write = distributed._save._mark.write
+
+    def interrupt(path):
+        raise KeyboardInterrupt
+
+    if rank == 0:
+        distributed._save._mark.write = interrupt
+    try:
+        return interrupted(lambda: distributed.save({"w": torch.ones(2)}, path))
+    finally:
+        distributed._save._mark.write = write
+
+
+def test_an_interrupt_of_the_rank_that_commits_is_an_error_of_the_others(ranks, tmp_path):
+    own, others = ranks(2).run(interrupt_commit, tmp_path)
+    assert own[0] == "KeyboardInterrupt"
+    assert others == ("Error", "the first rank failed: KeyboardInterrupt: ")
