@@ -82,15 +82,15 @@ def agree_on(path: str, group: dist.ProcessGroup | None) -> None:
 def _wait_for(path: str) -> bool:
     """Wait until this rank sees a checkpoint; tell whether it does."""
     until = time.monotonic() + _late.SEEN_S
-    while not _sees(path):
+    while not sees(path):
         if time.monotonic() >= until:
             return False
         time.sleep(_late.POLL_S)
     return True
 
 
-def _sees(path: str) -> bool:
-    """Tell whether this rank sees a checkpoint, or the rank checkpoints that it consists of."""
+def sees(path: str) -> bool:
+    """Return whether this rank sees a checkpoint, or the rank checkpoints that it consists of."""
     _late.look_again(path)
     try:
         names = os.listdir(path)

@@ -53,10 +53,12 @@ class Group:
         _together.agree(error, self._own)
 
     def see(self, path: str) -> None:
-        """Wait until all ranks see a checkpoint: a network file system may show it late."""
+        """Wait until all ranks see what one sees: a network file system may show it late."""
         from ringstow.dcp import _latest
 
-        _latest.agree_on(path, self._own)
+        seen = self.gathered(_latest.sees(path))
+        if any(seen) and not all(seen):
+            _latest.agree_on(path, self._own)
 
 
 # The groups made so far, by the caller's; those of a default group that has ended are forgotten.

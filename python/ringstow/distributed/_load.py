@@ -10,6 +10,7 @@ from ringstow._arguments import StrPath, of_checkpoint
 from ringstow._config import Config, native_json
 from ringstow._errors import Error, ReplacedCheckpointError
 from ringstow.dcp._together import sendable
+from ringstow.distributed._deal import Said, agreed, failed
 from ringstow.distributed._group import Group, group_of
 from ringstow.distributed._state import PerRank
 from ringstow.tree._select import check_match
@@ -65,10 +66,8 @@ def load_into(
         Exception: as from `ringstow.load_into`.
     """
     ranks = group_of(group)
-    where = of_checkpoint(path)
-    settings = native_json(config)
-    with ranks.turn, _outcomes.failing("load", where):
-        ranks.see(where)
+    with ranks.turn, _outcomes.failing("load", str(path)):
+        where, settings = _meet(ranks, "load_into", path, config, strict)
         for attempt in range(_ATTEMPTS):
             one = _Load(ranks, where, strict=strict)
             try:
@@ -122,8 +121,8 @@ def load(
     loaded: dict[Any, Any] = {}
     failure: BaseException | None = None
     with ranks.turn:
+        where, _ = _meet(ranks, "load", path, config)
         try:
-            where = of_checkpoint(path)
             loaded = _load.load(
                 where,
                 prefix=prefix,
@@ -134,13 +133,35 @@ def load(
                 device=device,
                 framework=framework,
             )
-        except Exception as error:
+        except BaseException as error:  # Ctrl-C, too: the others must not wait for this rank
             failure = error
         ranks.agree(failure)
     return loaded
 
 
-class _Said:
+def _meet(
+    ranks: Group, call: str, path: StrPath, config: Config | None, *options: object
+) -> tuple[str, str]:
+    """Return the path and the configuration, once all ranks make the same call and see the path.
+
+    Raises:
+        BaseException: what is wrong with this rank's arguments.
+        Error: another rank's error, with its rank.
+        InvalidStateError: the ranks make different calls.
+    """
+    where, settings = str(path), ""
+    error: BaseException | None = None
+    try:
+        where, settings = of_checkpoint(path), native_json(config)
+    except BaseException as caught:
+        error = caught
+    said = (call, where, *options)
+    agreed(ranks, failed(said, error) if error is not None else Said(said, None), error)
+    ranks.see(where)
+    return where, settings
+
+
+class _Opened:
     """What a rank says of its load: what has failed, or which checkpoint it has opened."""
 
     def __init__(self, error: BaseException | None, stamp: str | None, names: set[str]) -> None:
@@ -194,7 +215,7 @@ class _Load:
                 ready=self._ready,
                 kind=Merge,
             )
-        except Exception as caught:
+        except BaseException as caught:
             error = caught
         if not self._is_ready:
             self._say(error)  # raises
@@ -214,7 +235,7 @@ class _Load:
 
     def _say(self, error: BaseException | None) -> None:
         """Raise on all ranks if one has failed."""
-        all_said = self._ranks.gathered(_Said(error, self._stamp, set(self._left)))
+        all_said = self._ranks.gathered(_Opened(error, self._stamp, set(self._left)))
         failures = {rank: one.error for rank, one in enumerate(all_said) if one.error is not None}
         if failures and all(isinstance(one, ReplacedCheckpointError) for one in failures.values()):
             raise next(iter(failures.values()))

@@ -267,7 +267,7 @@ def test_all_ranks_raise_what_is_wrong_with_a_state(ranks, tmp_path):
     assert "apart" in one[4][1]
     assert "rank 1 failed: InvalidStateError: bad" in one[5][1]
     assert "bad is a generator" in other[5][1]
-    assert one[6][0] == other[6][0] == "NoCheckpointError"
+    assert one[6][0] == other[6][0] == "FileNotFoundError"
     assert torch.equal(ringstow.load(tmp_path / "a")["good"], torch.ones(2))
     assert os.listdir(tmp_path) == ["a"]
 

@@ -191,3 +191,54 @@ def test_an_interrupt_of_the_rank_that_commits_is_an_error_of_the_others(ranks, 
     own, others = ranks(2).run(interrupt_commit, tmp_path)
     assert own[0] == "KeyboardInterrupt"
     assert others == ("Error", "the first rank failed: KeyboardInterrupt: ")
+
+
+def load_differently(rank, path):
+    """Make calls of loads that differ between the ranks."""
+    for number in (0, 1):
+        distributed.save({"w": own(number)}, f"{path}{number}")
+    mine, wrong = f"{path}{rank}", None if rank == 1 else f"{path}0"
+    into = {"w": own(9)}
+    bad = 5 if rank == 1 else None
+    first = f"{path}0"
+    either = (
+        (lambda: distributed.load_into(into, first))
+        if rank == 1
+        else (lambda: distributed.save(into, first))
+    )
+    said = [
+        interrupted(lambda: distributed.load_into(into, mine)),
+        interrupted(lambda: distributed.load(mine)),
+        interrupted(lambda: distributed.load_into(into, first, strict=rank == 1)),
+        interrupted(either),
+        interrupted(lambda: distributed.load_into(into, wrong)),
+        interrupted(lambda: distributed.load_into(into, first, config=bad)),
+    ]
+    assert into["w"].tolist() == [9, 9]
+    distributed.load_into(into, first)
+    return said, into["w"].tolist()
+
+
+def test_loads_that_differ_between_ranks_are_refused(ranks, tmp_path):
+    (others, loaded), (own_errors, _) = ranks(2).run(load_differently, tmp_path / "a")
+    for said in (others, own_errors):
+        assert ["the same call" in text for _, text in said[:4]] == [True] * 4
+    assert [kind for kind, _ in own_errors[4:]] == ["NoCheckpointError", "TypeError"]
+    assert all(text.startswith("rank 1 failed: ") for _, text in others[4:])
+    assert loaded == [0, 0]
+
+
+def test_a_load_of_what_no_rank_sees_does_not_wait(ranks, tmp_path):
+    said = ranks(2).run(load_nothing, tmp_path / "none")
+    assert [(kind, waits) for (kind, _), waits in said] == [("FileNotFoundError", False)] * 2
+
+
+def load_nothing(rank, path):
+    from ringstow.dcp import _latest
+
+    wait, waits = _latest._wait_for, []
+    _latest._wait_for = lambda path: waits.append(path) or False
+    try:
+        return interrupted(lambda: distributed.load_into({"w": own(0)}, path)), bool(waits)
+    finally:
+        _latest._wait_for = wait
