@@ -8,6 +8,7 @@ import pickle
 import shutil
 
 import forked
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -273,3 +274,71 @@ def test_files_of_a_checkpoint_without_its_manifest_are_no_model(tmp_path, saves
     (tmp_path / "manifest.json").unlink()
     with pytest.raises(ringstow.Error, match=r"manifest\.json"):
         ringstow.load(tmp_path)
+
+
+# numpy
+
+
+class _Forged:
+    """Pickles as a call of numpy's and a state for its result."""
+
+    def __init__(self, *reduced):
+        self.reduced = reduced
+
+    def __reduce__(self):
+        return self.reduced
+
+
+def _pointer(how):
+    """Return what counts bytes of the file as pointers once numpy has unpickled it."""
+    fields = (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)
+    dtype = _Forged(np.dtype, ("V8", False, True), fields)
+    if how == "scalar":
+        return _Forged(np._core.multiarray.scalar, (dtype, b"A" * 8))
+    made = (np._core.multiarray._reconstruct, (np.ndarray, (0,), b"b"))
+    return {"in a list": [_Forged(*made, (1, (1,), dtype, False, b"A" * 8))]}
+
+
+@pytest.mark.parametrize("how", ["scalar", "array"])
+def test_a_forged_dtype_of_numpy_is_refused_before_its_bytes_count_as_pointers(at, how):
+    torch.save({"w": torch.ones(1), "x": _pointer(how)}, at / "x.pt")
+    refused(at / "x.pt", ringstow.UnsupportedError, "dtype that is not plain")
+
+
+def test_forged_flags_of_a_plain_dtype_are_refused(at):
+    dtype = _Forged(np.dtype, ("f8", False, True), (3, "<", None, None, None, -1, -1, 0x1))
+    one = _Forged(np._core.multiarray.scalar, (dtype, np.float64(2.5).tobytes()))
+    torch.save({"x": one}, at / "x.pt")
+    refused(at / "x.pt", ringstow.UnsupportedError, "dtype f8 that is not plain")
+
+
+@pytest.mark.parametrize("module", [b"numpy.core.multiarray", b"numpy._core.multiarray"])
+def test_arrays_of_numpy_1_and_2_load_with_their_order_and_layout(at, module):
+    state = {
+        "big": np.arange(6, dtype=">i4").reshape(2, 3),
+        "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        "nested": [(np.float32(1.5), {"empty": np.zeros((0, 2), np.uint8)})],
+        "scalar": np.bool_(True),
+        "text": np.str_("abc"),
+    }
+    state["twice"] = state["big"]
+    torch.save(state, at / "x.pt", _use_new_zipfile_serialization=False)
+    data = (at / "x.pt").read_bytes()
+    (at / "x.pt").write_bytes(data.replace(b"numpy._core.multiarray", module))
+    with pytest.warns(UserWarning, match="before 1.6"):
+        found = ringstow.load(at / "x.pt")
+    for key in ("big", "fortran", "twice"):
+        assert np.array_equal(found[key], state[key])
+        assert found[key].dtype.isnative  # as numpy itself does
+    number, rest = found["nested"][0]
+    assert number == np.float32(1.5)
+    assert rest["empty"].shape == (0, 2)
+    assert found["scalar"] == np.bool_(True)
+    assert found["text"] == "abc"
+
+
+def test_an_array_with_fewer_bytes_than_its_shape_is_damage(at):
+    made = (np._core.multiarray._reconstruct, (np.ndarray, (0,), b"b"))
+    short = _Forged(*made, (1, (4,), np.dtype("f8"), False, b"A" * 8))
+    torch.save({"x": short}, at / "x.pt")
+    refused(at / "x.pt", ringstow.CorruptCheckpointError, "8 bytes are not")

@@ -9,14 +9,13 @@ from __future__ import annotations
 import io
 from typing import Any
 
-import torch
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
 from ringstow.dcp._stock import StockReader
 from ringstow.foreign import _dcp
-from ringstow.foreign._pickles import plain_classes, reading
+from ringstow.foreign._pickles import reading, unpickled
 
 
 class OthersReader(StockReader):
@@ -49,8 +48,8 @@ def _refuse_objects(planner: LoadPlanner, where: str) -> None:
     load_bytes = planner.load_bytes
 
     def checked(item: ReadItem, value: io.BytesIO) -> None:
-        with reading(where, f"the value {item.storage_index.fqn!r}"), plain_classes():
-            torch.load(value, map_location="cpu", weights_only=True)
+        with reading(where, f"the value {item.storage_index.fqn!r}"):
+            unpickled(value)
         value.seek(0)
         load_bytes(item, value)
 

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadIte
 
 from ringstow._errors import FormatError, MissingFilesError, UnsupportedError
 from ringstow.foreign import _private
-from ringstow.foreign._pickles import REMEDY, plain_classes, reading, unreadable
+from ringstow.foreign._pickles import REMEDY, reading, unpickled, unreadable
 from ringstow.foreign._states import State, spec_of
 from ringstow.tensors._memory import LazyTensor
 from ringstow.tree._skeleton import DEPTH_MAX
@@ -217,8 +217,8 @@ class _Reader:
         index, nothing = metadata.MetadataIndex(name), torch.Size([0])
         item = ReadItem(LoadItemType.BYTE_IO, index, nothing, index, nothing, nothing)
         self._read(name, [item], into)
-        with reading(self._path, f"the value {name!r}"), plain_classes():
-            return torch.load(into.blob, map_location="cpu", weights_only=not self._allow_pickle)
+        with reading(self._path, f"the value {name!r}"):
+            return unpickled(into.blob, allow_pickle=self._allow_pickle)
 
     def _read(self, name: str, items: list[Any], into: _Into) -> None:
         with reading(self._path, repr(name)):

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ringstow._errors import CorruptCheckpointError, Error, UnsupportedError
+from ringstow.foreign import _arrays
 
 REMEDY = "take another copy of it, or an earlier checkpoint"
 
@@ -40,27 +41,29 @@ _STAND_INS: dict[str, Any] = {
 }
 
 
-@contextlib.contextmanager
-def plain_classes() -> Iterator[None]:
-    """Let torch.load with ``weights_only`` also read values that run no code when they are made.
+def unpickled(source: Any, *, allow_pickle: bool = False, mmap: bool = False) -> Any:
+    """Return what torch.save wrote to a file or stream, on the CPU, without running code.
 
-    These are numpy's arrays and scalars of plain dtypes, namespaces, and the small objects that
-    DeepSpeed keeps beside its tensors.
+    Besides tensors and plain values it may hold numpy's arrays and scalars of plain dtypes,
+    namespaces, and the small objects that DeepSpeed keeps beside its tensors.
+
+    Args:
+        source: a path, or a stream.
+        allow_pickle: unpickle all, which can run any code.
+        mmap: map the file, which must be a zip archive.
+
+    Raises:
+        pickle.UnpicklingError: a value needs other classes.
+        Exception: the file is damaged.
     """
     import torch
 
-    known: list[Any] = [(kind, name) for name, kind in _STAND_INS.items()]
-    try:
-        import numpy
-    except ImportError:
-        pass
-    else:
-        core = numpy._core if hasattr(numpy, "_core") else numpy.core
-        names = [name for name in dir(numpy.dtypes) if name.endswith("DType")]
-        known += [core.multiarray._reconstruct, core.multiarray.scalar]
-        known += [numpy.ndarray, numpy.dtype, *(getattr(numpy.dtypes, name) for name in names)]
-    with torch.serialization.safe_globals(known):
-        yield
+    if allow_pickle:
+        return torch.load(source, map_location="cpu", mmap=mmap, weights_only=False)
+    named = {**_STAND_INS, **_arrays.stand_ins()}
+    with torch.serialization.safe_globals([(kind, name) for name, kind in named.items()]):
+        value = torch.load(source, map_location="cpu", mmap=mmap, weights_only=True)
+    return _arrays.with_arrays(value)
 
 
 def refused(what: str, error: Exception) -> UnsupportedError:

@@ -14,7 +14,7 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from ringstow._errors import CorruptCheckpointError, InvalidStateError
-from ringstow.foreign._pickles import REMEDY, plain_classes, reading
+from ringstow.foreign._pickles import REMEDY, reading, unpickled
 from ringstow.tensors import _torch
 
 if TYPE_CHECKING:
@@ -48,8 +48,6 @@ class Files:
             InvalidStateError: torch.save did not write it.
             OSError: the system refused.
         """
-        import torch
-
         mapped = is_zip(path)
         if not mapped:
             self.has_checksums = False
@@ -58,10 +56,8 @@ class Files:
                 "into memory at once",
                 stacklevel=2,
             )
-        with reading(path, "it"), plain_classes():
-            value = torch.load(
-                path, map_location="cpu", mmap=mapped, weights_only=not self.allow_pickle
-            )
+        with reading(path, "it"):
+            value = unpickled(path, allow_pickle=self.allow_pickle, mmap=mapped)
         if mapped and self._verify:
             sums = Checksums(path)
             for storage in _storages(value):

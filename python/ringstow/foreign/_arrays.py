@@ -1,0 +1,126 @@
+"""numpy's arrays and scalars in pickles, made without numpy's own ``__setstate__``.
+
+``dtype.__setstate__`` believes what a pickle says of its fields and flags: bytes of the file could
+then count as pointers. Stand-ins take numpy's names, and only bytes and plain dtypes get in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import pickle
+import re
+import types
+from typing import Any
+
+_PLAIN = re.compile(r"[biufc]\d{1,2}|[SU]\d{1,9}")
+_ORDERS = ("<", ">", "|", "=")
+_MODULES = ("numpy.core.multiarray", "numpy._core.multiarray")  # numpy 1, numpy 2
+
+
+class _Dtype:
+    """Stands in for a dtype."""
+
+    def __init__(self, code: Any, align: Any = False, copy: Any = False) -> None:
+        if type(code) is not str or _PLAIN.fullmatch(code) is None:
+            raise pickle.UnpicklingError(f"it has a numpy dtype that is not plain: {code!r:.100}")
+        self._code, self._order = code, "="
+
+    def __setstate__(self, state: Any) -> None:
+        order = state[1]
+        if type(order) is not str or order not in _ORDERS:
+            raise ValueError(f"{order!r:.100} is not an order of bytes")
+        self._order = order
+        # Not ignored: a program that unpickles the same bytes itself would believe them.
+        if tuple(state) != self.real().__reduce__()[2]:
+            raise pickle.UnpicklingError(f"it has a numpy dtype {self._code} that is not plain")
+
+    def real(self) -> Any:
+        """Return the dtype."""
+        import numpy
+
+        dtype: Any = numpy.dtype(self._code)
+        return dtype.newbyteorder(self._order)
+
+
+class _Array:
+    """Stands in for an array until `with_arrays` replaces it."""
+
+    __hash__ = None  # type: ignore[assignment]  # so that no key of a dict hides one
+    made: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        shape, dtype, is_fortran, data = state[-4:]
+        self.made = _made(dtype, tuple(shape), data, "F" if is_fortran else "C")
+
+
+def _reconstruct(*_: Any) -> _Array:
+    return _Array()
+
+
+def _scalar(dtype: Any, data: Any = None) -> Any:
+    return _made(dtype, (), data, "C")[()]
+
+
+def _no_bytes() -> bytes:
+    """Return what protocol 2 pickles as a call of ``bytes``: the elements of an empty array."""
+    return b""
+
+
+def _made(dtype: Any, shape: tuple[int, ...], data: Any, order: Any) -> Any:
+    import numpy
+
+    if type(dtype) is not _Dtype or type(data) is not bytes:
+        raise pickle.UnpicklingError("it has an array or scalar of numpy that is not plain bytes")
+    real = dtype.real()
+    if len(data) != math.prod(shape) * real.itemsize:
+        raise ValueError(f"{len(data)} bytes are not {shape} elements of {real}")
+    array: Any = numpy.ndarray(shape, real, data, order=order)
+    return array.astype(real.newbyteorder("="))  # as numpy does; a copy
+
+
+def stand_ins() -> dict[str, Any]:
+    """Return what to make in place of each of numpy's names; nothing without numpy."""
+    try:
+        import numpy  # noqa: F401
+    except ImportError:
+        return {}
+    named: dict[str, Any] = {f"{module}._reconstruct": _reconstruct for module in _MODULES}
+    named |= {f"{module}.scalar": _scalar for module in _MODULES}
+    named["builtins.bytes"] = _no_bytes
+    return {**named, "numpy.dtype": _Dtype, "numpy.ndarray": _Array}
+
+
+def with_arrays(value: Any) -> Any:
+    """Return a value that was unpickled with `stand_ins`, with its arrays.
+
+    Dicts, lists and namespaces are changed in place; a value may hold itself.
+    """
+    return _replaced(value, {})
+
+
+def _replaced(value: Any, seen: dict[int, Any]) -> Any:
+    if type(value) is _Array:
+        if value.made is None:
+            raise ValueError("an array of numpy has no elements")
+        return value.made
+    if id(value) in seen:
+        return seen[id(value)]
+    if isinstance(value, dict):
+        seen[id(value)] = value
+        for key, one in value.items():
+            value[key] = _replaced(one, seen)
+        if hasattr(value, "__dict__"):
+            _replaced(vars(value), seen)
+    elif isinstance(value, list):
+        seen[id(value)] = value
+        value[:] = [_replaced(one, seen) for one in value]
+    elif isinstance(value, types.SimpleNamespace | argparse.Namespace):
+        seen[id(value)] = value
+        _replaced(vars(value), seen)
+    elif type(value) is tuple:
+        made = tuple([_replaced(one, seen) for one in value])
+        is_same = all(new is old for new, old in zip(made, value, strict=True))
+        seen[id(value)] = made = value if is_same else made
+        return made
+    return value
