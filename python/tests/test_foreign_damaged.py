@@ -15,6 +15,7 @@ import torch.distributed.checkpoint as dcp
 from converted import Evil
 from safetensors.torch import save_file
 from support import flip
+from torch.distributed.checkpoint.planner import WriteItemType
 
 import ringstow
 from ringstow.convert import convert
@@ -274,6 +275,46 @@ def test_files_of_a_checkpoint_without_its_manifest_are_no_model(tmp_path, saves
     (tmp_path / "manifest.json").unlink()
     with pytest.raises(ringstow.Error, match=r"manifest\.json"):
         ringstow.load(tmp_path)
+
+
+# Classes of this process
+
+
+def _changing(metadata, target, name, value):
+    """Return a pickle that sets an attribute of what a pickled expression names, then goes on."""
+    state = b"(N}X" + len(name).to_bytes(4, "little") + name.encode() + value + b"st"
+    return metadata[:2] + target + state + b"b0" + metadata[2:]
+
+
+_ORDERED = b"ccollections\nOrderedDict\n"
+_WRITE = b"ctorch.distributed.checkpoint.planner\nWriteItemType\n"
+
+
+@pytest.mark.parametrize("how", ["method", "new name", "bases", "member", "function"])
+def test_metadata_that_changes_classes_of_the_process_leaves_them_as_they_were(at, how):
+    dcp.save({"t": torch.ones(3)}, checkpoint_id=at / "c")
+    file = at / "c" / ".metadata"
+    target, name, value = {
+        "method": (b"cpathlib\nPosixPath\n", "exists", _ORDERED),
+        "new name": (b"cpathlib\nPosixPath\n", "ringstow", _ORDERED),
+        "bases": (b"cpathlib\nPosixPath\n", "__bases__", b"cpathlib\nPurePosixPath\n\x85"),
+        "member": (_WRITE + b"K\x02\x85R", "_value_", b"K\x09"),
+        "function": (b"ctorch.serialization\n_get_layout\n", "__defaults__", b"N"),
+    }[how]
+    kinds = [pathlib.PosixPath, WriteItemType, WriteItemType(2)]
+    before = [dict(vars(one)) for one in kinds]
+    before.append(pathlib.PosixPath.__bases__)
+    file.write_bytes(_changing(file.read_bytes(), target, name, value))
+    if how == "function":
+        torch.serialization._get_layout.__defaults__ = defaults = (1,)
+        try:
+            ringstow.load(at / "c")
+            assert torch.serialization._get_layout.__defaults__ is defaults
+        finally:
+            torch.serialization._get_layout.__defaults__ = None
+    else:
+        refused(at / "c", ringstow.UnsupportedError, f"it changes .*{name}")
+    assert [*[dict(vars(one)) for one in kinds], pathlib.PosixPath.__bases__] == before
 
 
 # numpy

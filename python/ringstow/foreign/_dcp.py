@@ -10,7 +10,7 @@ import io
 import os
 import pickle
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch.distributed.checkpoint import filesystem, metadata
@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadIte
 
 from ringstow._errors import FormatError, MissingFilesError, UnsupportedError
 from ringstow.foreign import _private
+from ringstow.foreign._kept import Kept
 from ringstow.foreign._pickles import REMEDY, reading, unpickled, unreadable
 from ringstow.foreign._states import State, spec_of
 from ringstow.tensors._memory import LazyTensor
@@ -58,13 +59,32 @@ _GAPS_MAX = 1 << 20
 
 
 class _MetadataUnpickler(pickle.Unpickler):
-    """Makes only the classes of metadata."""
+    """Makes only the classes of metadata, and lets none of them be changed."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        super().__init__(stream)
+        self._kept = Kept()
+
+    def load(self) -> Any:
+        try:
+            return super().load()
+        finally:
+            if changed := self._kept.restore():
+                raise UnsupportedError(
+                    f"it changes {', '.join(changed[:5])}, which metadata never does. Do not load "
+                    "it: who made it wanted to change your program"
+                )
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         if f"{module}.{name}" in _KNOWN:
-            return super().find_class(module, name)
+            found = super().find_class(module, name)
+            if isinstance(found, type):
+                self._kept.note(found)
+                return found
+            # A function of this load alone: a pickle can also change a function.
+            return lambda *arguments: found(*arguments)
         raise UnsupportedError(
             f"it asks for {module}.{name}, which metadata never needs, so it is not unpickled: if "
             "you trust who wrote it, pass allow_pickle=True (--allow-pickle); it can run any code"
