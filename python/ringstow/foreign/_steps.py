@@ -12,7 +12,7 @@ import re
 from typing import NamedTuple
 
 from ringstow._errors import IncompleteCheckpointError, InvalidStateError, UnsupportedError
-from ringstow.foreign._kinds import TORCH_ENDINGS, kind_of
+from ringstow.foreign._kinds import TORCH_ENDINGS, deepspeed_tag, kind_of
 
 _log = logging.getLogger("ringstow")
 
@@ -57,7 +57,33 @@ def found_in(root: str) -> list[Left]:
             continue
         if left is not None:
             found.append(left)
-    return sorted(found, key=lambda one: (-1 if one.step is None else one.step, one.path))
+    ordered = sorted(found, key=lambda one: (-1 if one.step is None else one.step, one.path))
+    return _up_to_latest(root, ordered)
+
+
+def _up_to_latest(root: str, found: list[Left]) -> list[Left]:
+    """Pass over DeepSpeed's tags after the one that its file ``latest`` names.
+
+    DeepSpeed writes ``latest`` last, and nothing in a tag says that its save has ended.
+    """
+    tag = deepspeed_tag(root)
+    named = next((one.step for one in found if one.path == tag), None)
+    if named is None:
+        return found
+    kept: list[Left] = []
+    for one in found:
+        if one.kind == "deepspeed" and (one.step or 0) > named:
+            _log.warning(
+                "passing over %s: %s names %s, so the save was killed, is in progress, or had "
+                "save_latest=False. If it is complete, load it with ringstow.load(%r)",
+                one.path,
+                os.path.join(root, "latest"),
+                os.path.basename(str(tag)),
+                one.path,
+            )
+        else:
+            kept.append(one)
+    return kept
 
 
 def newest_in(root: str) -> Left | None:
