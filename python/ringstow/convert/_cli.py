@@ -49,6 +49,8 @@ def main(argv: list[str]) -> int:
     """Run ``ringstow convert`` with these arguments, and return its exit code."""
     args = _parser().parse_args(argv)
     logging.basicConfig(format="ringstow: %(message)s", level=logging.WARNING)
+    # For those who develop libraries, such as torch's about a deprecated package.
+    warnings.simplefilter("ignore", FutureWarning)
     warnings.showwarning = lambda message, *_, **__: print(f"ringstow: {message}", file=sys.stderr)
     with _Interrupts() as interrupts:
         report = None
