@@ -404,3 +404,23 @@ def test_an_array_with_fewer_bytes_than_its_shape_is_damage(at):
     short = _Forged(*made, (1, (4,), np.dtype("f8"), False, b"A" * 8))
     torch.save({"x": short}, at / "x.pt")
     refused(at / "x.pt", ringstow.CorruptCheckpointError, "8 bytes are not")
+
+
+@pytest.mark.parametrize("how", ["scalar", "array"])
+def test_what_a_program_lets_torch_unpickle_lets_no_forged_array_in(at, how):
+    """Transformers and Accelerate let torch make numpy's own classes, for their own files."""
+    core = np._core.multiarray
+    theirs = [core._reconstruct, core.scalar, np.ndarray, np.dtype, pathlib.PurePosixPath]
+    plain = {"rng": np.arange(5, dtype=np.uint32), "n": np.float64(2.5)}
+    torch.save(plain, at / "plain.pt")
+    torch.save({"x": _pointer(how)}, at / "x.pt")
+    torch.save({"path": pathlib.PurePosixPath("a")}, at / "path.pt")
+    with torch.serialization.safe_globals(theirs):
+        before = set(torch.serialization.get_safe_globals())
+        found = ringstow.load(at / "plain.pt")
+        assert np.array_equal(found["rng"], plain["rng"])
+        assert found["n"] == 2.5
+        refused(at / "x.pt", ringstow.UnsupportedError, "not plain")
+        assert set(torch.serialization.get_safe_globals()) == before
+        # What else the program allows still counts.
+        assert torch.load(at / "path.pt", weights_only=True) == {"path": pathlib.PurePosixPath("a")}

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import io
 import pickle
+import threading
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -60,10 +61,40 @@ def unpickled(source: Any, *, allow_pickle: bool = False, mmap: bool = False) ->
 
     if allow_pickle:
         return torch.load(source, map_location="cpu", mmap=mmap, weights_only=False)
-    named = {**_STAND_INS, **_arrays.stand_ins()}
-    with torch.serialization.safe_globals([(kind, name) for name, kind in named.items()]):
+    with _only_known({**_STAND_INS, **_arrays.stand_ins()}):
         value = torch.load(source, map_location="cpu", mmap=mmap, weights_only=True)
     return _arrays.with_arrays(value)
+
+
+# torch has one list for the process.
+_lock = threading.RLock()
+
+
+@contextlib.contextmanager
+def _only_known(named: dict[str, Any]) -> Iterator[None]:
+    """Let torch.load with ``weights_only`` make these, by name, besides what the program allows.
+
+    Trainers have it allow numpy's own classes, which would win over those of the same name here.
+    """
+    from torch import serialization
+
+    with _lock:
+        allowed = serialization.get_safe_globals()
+        kept = [one for one in allowed if _name_of(one) not in named]
+        serialization.clear_safe_globals()
+        try:
+            serialization.add_safe_globals([*kept, *((kind, name) for name, kind in named.items())])
+            yield
+        finally:
+            serialization.clear_safe_globals()
+            serialization.add_safe_globals(allowed)
+
+
+def _name_of(allowed: Any) -> str:
+    """Return the name under which torch finds what a program allows."""
+    if isinstance(allowed, tuple):
+        return str(allowed[1])
+    return f"{allowed.__module__}.{allowed.__qualname__}"
 
 
 def refused(what: str, error: Exception) -> UnsupportedError:
