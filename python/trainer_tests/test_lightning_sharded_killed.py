@@ -37,17 +37,21 @@ def killed(rank, ranks, kind, root, moment, number, victims):
     from lightning_processes import Batches, die
 
     from ringstow.dcp import _mark, _writer
-    from ringstow.integrations._lightning import _paths
+    from ringstow.integrations._lightning import _paths, _ranks
 
     batches, count = Batches(), 0
     set_up = _writer.StorageWriter.set_up_storage_writer
+    start = _ranks.Ranks.save_async
     write, finish = _writer.StorageWriter.write_data, _writer.StorageWriter.finish
 
     def begin(self, *args, **kwargs):
         nonlocal count
         count += 1
-        batches.has_begun.clear()
         return set_up(self, *args, **kwargs)
+
+    def save_async(*args):  # in training's thread: no batch begins meanwhile
+        batches.has_begun.clear()
+        return start(*args)
 
     def is_now(*moments):
         return count == number and rank in victims and moment in moments
@@ -68,6 +72,7 @@ def killed(rank, ranks, kind, root, moment, number, victims):
     def after(moment, function):
         return lambda *args, **more: die() if is_now(moment) else function(*args, **more)
 
+    _ranks.Ranks.save_async = save_async
     _writer.StorageWriter.set_up_storage_writer = begin
     _writer.StorageWriter.write_data = write_data
     _writer.StorageWriter.finish = commit

@@ -22,7 +22,8 @@ def publish(part: str, final: str) -> None:
 
 def name_latest(save_dir: str, tag: str) -> None:
     """Let ``latest`` name a tag, durably, and never anything else than one tag."""
-    new = os.path.join(save_dir, f".ringstow-{_LATEST}")
+    # Another engine of the program may do so in the same directory, for a tag of its own.
+    new = os.path.join(save_dir, f".ringstow-{_LATEST}-{tag}")
     with open(new, "w") as stream:
         stream.write(tag)
     _named.sync_file(new)
