@@ -230,7 +230,7 @@ impl<'a> StateDict<'a> {
 
     /// Sets how to lock tensors that their library can change in place. Each save calls `lock` when it begins:
     /// [`save_async`](crate::save_async) and its like before they return. It drops the guard once every byte is copied, or
-    /// the save has failed. So the save stores the values of its call, and whoever changes a tensor waits.
+    /// the save has failed. So the save stores the values of its call, and code that changes a tensor waits.
     ///
     /// The thread that drops the guard is not the one that made it.
     pub fn lock_while_read<G: Send + 'static>(

@@ -1,7 +1,7 @@
 """numpy's arrays and scalars in pickles, made without numpy's own ``__setstate__``.
 
 ``dtype.__setstate__`` believes what a pickle says of its fields and flags: bytes of the file could
-then count as pointers. Stand-ins take numpy's names, and only bytes and plain dtypes get in.
+then count as pointers. The classes here replace numpy's, and accept only bytes and plain dtypes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MODULES = ("numpy.core.multiarray", "numpy._core.multiarray")  # numpy 1, numpy
 
 
 class _Dtype:
-    """Stands in for a dtype."""
+    """Replaces numpy's dtype while a pickle is read."""
 
     def __init__(self, code: Any, align: Any = False, copy: Any = False) -> None:
         if type(code) is not str or _PLAIN.fullmatch(code) is None:
@@ -44,7 +44,7 @@ class _Dtype:
 
 
 class _Array:
-    """Stands in for an array until `with_arrays` replaces it."""
+    """Replaces numpy's array while a pickle is read. `with_arrays` then returns the real one."""
 
     __hash__ = None  # type: ignore[assignment]  # so that no key of a dict hides one
     made: Any = None
@@ -79,7 +79,7 @@ def _made(dtype: Any, shape: tuple[int, ...], data: Any, order: Any) -> Any:
     return array.astype(real.newbyteorder("="))  # as numpy does; a copy
 
 
-def stand_ins() -> dict[str, Any]:
+def replacements() -> dict[str, Any]:
     """Return what to make in place of each of numpy's names; nothing without numpy."""
     try:
         import numpy  # noqa: F401
@@ -92,7 +92,7 @@ def stand_ins() -> dict[str, Any]:
 
 
 def with_arrays(value: Any) -> Any:
-    """Return a value that was unpickled with `stand_ins`, with its arrays.
+    """Return a value that was unpickled with `replacements`, with its arrays.
 
     Dicts, lists and namespaces are changed in place; a value may hold itself.
     """

@@ -1,4 +1,4 @@
-"""Which program's checkpoint is at a path. Goes by names of files; reads no tensor."""
+"""Recognizes the checkpoints of other programs by the names of their files. Reads no tensor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = {
     "hf": "a directory of *.safetensors files, by Hugging Face's programs",
     "safetensors": "a *.safetensors file",
 }
-"""Each kind of another program, and what it is told by."""
+"""The kinds of other programs' checkpoints, and how each is recognized."""
 
 TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".tar")
 # One that ringstow has written: it holds only parts of tensors.

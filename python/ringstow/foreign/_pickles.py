@@ -31,7 +31,7 @@ def naming(path: str) -> Iterator[None]:
 
 # Objects that checkpoints hold and that are no more than their attributes. No package is imported
 # for them: each comes back as what is named here.
-_STAND_INS: dict[str, Any] = {
+_OBJECTS: dict[str, Any] = {
     "argparse.Namespace": argparse.Namespace,
     "types.SimpleNamespace": types.SimpleNamespace,
     "_io.BytesIO": io.BytesIO,
@@ -61,7 +61,7 @@ def unpickled(source: Any, *, allow_pickle: bool = False, mmap: bool = False) ->
 
     if allow_pickle:
         return torch.load(source, map_location="cpu", mmap=mmap, weights_only=False)
-    with _only_known({**_STAND_INS, **_arrays.stand_ins()}):
+    with _only_known({**_OBJECTS, **_arrays.replacements()}):
         value = torch.load(source, map_location="cpu", mmap=mmap, weights_only=True)
     return _arrays.with_arrays(value)
 

@@ -1,7 +1,7 @@
 """The checkpoints that another program has left in the directory of a run, and their order.
 
-A training that begins anew beside them would lose what they hold. The order goes by the numbers in
-their names, which is how their programs order them.
+A training must not start from scratch beside them. They are ordered by the numbers in their names,
+as their programs order them.
 """
 
 from __future__ import annotations
