@@ -13,6 +13,7 @@ mod lazy;
 mod load;
 mod logging;
 mod model;
+mod owned;
 mod place;
 mod save;
 mod session;

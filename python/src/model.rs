@@ -1,6 +1,7 @@
 //! An export of a model by several ranks: the layout, the coordinator's session, and a rank's share.
 
 use crate::error::to_python;
+use crate::owned::Owned;
 use crate::save::{Handle, SaveJob};
 use crate::tensors::Memory;
 use pyo3::prelude::*;
@@ -9,7 +10,6 @@ use ringstow::internals::plan::share::{Place, SharedFile};
 use ringstow::internals::store::{self, ModelLayout};
 use ringstow::{Dtype, Error, Result, StateDict, TensorInfo};
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
 
 /// Name, dtype, shape.
 type TensorSpec = (String, String, Vec<u64>);
@@ -59,24 +59,8 @@ pub(crate) fn tiles(shape: Vec<u64>, boxes: Vec<(Vec<u64>, Vec<u64>)>) -> bool {
 /// The coordinator's hold on a directory, until the model is published or given up.
 #[pyclass(frozen, module = "ringstow._native")]
 pub(crate) struct ModelSession {
-    inner: Mutex<Option<store::ModelSession>>,
+    session: Owned<store::ModelSession>,
     paths: Vec<PathBuf>,
-    /// The process that began it.
-    process: u32,
-}
-
-impl ModelSession {
-    /// The session, for the process that began it: a forked child leaves its parent's alone.
-    fn take(&self) -> Option<store::ModelSession> {
-        let session = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
-        match std::process::id() == self.process {
-            true => session,
-            false => {
-                std::mem::forget(session);
-                None
-            }
-        }
-    }
 }
 
 #[pymethods]
@@ -93,7 +77,7 @@ impl ModelSession {
         let layout = layout(tensors, config, numbers.as_deref())?;
         let session = py.detach(|| store::ModelSession::begin(path, layout)).map_err(to_python)?;
         let paths = session.paths();
-        Ok(Self { inner: Mutex::new(Some(session)), paths, process: std::process::id() })
+        Ok(Self { session: Owned::new(session), paths })
     }
 
     #[getter]
@@ -103,19 +87,19 @@ impl ModelSession {
 
     fn publish(&self, py: Python<'_>) -> PyResult<()> {
         let none = || to_python(Error::invalid("the export was given up before its end"));
-        let session = self.take().ok_or_else(none)?;
+        let session = self.session.take().ok_or_else(none)?;
         py.detach(|| session.publish()).map_err(to_python)
     }
 
     fn abandon(&self, py: Python<'_>) {
-        let session = self.take();
+        let session = self.session.take();
         py.detach(|| drop(session));
     }
 }
 
 impl Drop for ModelSession {
     fn drop(&mut self) {
-        drop(self.take());
+        drop(self.session.take());
     }
 }
 

@@ -1,13 +1,13 @@
 //! The coordinator's side of a save by several ranks.
 
 use crate::error::to_python;
+use crate::owned::Owned;
 use crate::to_json;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use ringstow::{Error, Metrics, RankShare, Receipt, Result};
 use serde_json::value::RawValue;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
 
 /// Whether this host sees the session that a coordinator has begun in a directory.
 #[pyfunction]
@@ -17,25 +17,7 @@ pub(crate) fn is_under_way(py: Python<'_>, path: PathBuf) -> PyResult<bool> {
 
 /// A hold on a checkpoint's directory, until it is committed or abandoned.
 #[pyclass(frozen, module = "ringstow._native")]
-pub(crate) struct Session {
-    inner: Mutex<Option<ringstow::Session>>,
-    /// The process that began it.
-    process: u32,
-}
-
-impl Session {
-    /// The session, for the process that began it: a forked child leaves its parent's alone.
-    fn take(&self) -> Option<ringstow::Session> {
-        let session = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
-        match std::process::id() == self.process {
-            true => session,
-            false => {
-                std::mem::forget(session);
-                None
-            }
-        }
-    }
-}
+pub(crate) struct Session(Owned<ringstow::Session>);
 
 #[pymethods]
 impl Session {
@@ -57,15 +39,14 @@ impl Session {
             let session = part_of.into_iter().fold(session, ringstow::Session::rank_share);
             step.into_iter().fold(session, ringstow::Session::step).metrics(metrics)
         };
-        let inner = Mutex::new(Some(py.detach(begin).map_err(to_python)?));
-        Ok(Self { inner, process: std::process::id() })
+        Ok(Self(Owned::new(py.detach(begin).map_err(to_python)?)))
     }
 
     /// Whether this host sees what the ranks of these receipts wrote; true if there is no session any more.
     fn sees(&self, py: Python<'_>, receipts: Vec<Bound<'_, PyBytes>>) -> PyResult<bool> {
         let receipts: Vec<&[u8]> = receipts.iter().map(|receipt| receipt.as_bytes()).collect();
         let sees = || -> Result<_> {
-            let session = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+            let session = self.0.lock();
             let receipts: Vec<_> =
                 receipts.into_iter().map(Receipt::decode).collect::<Result<_>>()?;
             Ok(session.as_ref().is_none_or(|session| session.sees(&receipts)))
@@ -80,7 +61,7 @@ impl Session {
         state: String,
         names: Vec<String>,
     ) -> PyResult<String> {
-        let Some(session) = self.take() else {
+        let Some(session) = self.0.take() else {
             return Err(to_python(Error::invalid(
                 "the save was given up before its commit: another one has begun, or it was closed",
             )));
@@ -96,13 +77,13 @@ impl Session {
     }
 
     fn abandon(&self, py: Python<'_>) {
-        let session = self.take();
+        let session = self.0.take();
         py.detach(|| drop(session));
     }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        drop(self.take());
+        drop(self.0.take());
     }
 }

@@ -4,15 +4,15 @@
 //! cargo run --release -p ringstow-candle-example --example candle_gain -- DIR 1.5
 //! ```
 
+#[path = "../../../tests/common/gain.rs"]
+mod gain;
+
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::VarMap;
+use gain::Way;
 use std::error::Error;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
-use std::time::Instant;
-
-const ROUNDS: usize = 7;
 
 /// A model of this many GB in weights of 32 MB.
 fn model(gb: f64) -> candle_core::Result<VarMap> {
@@ -24,45 +24,37 @@ fn model(gb: f64) -> candle_core::Result<VarMap> {
     Ok(vars)
 }
 
-/// Lowest, median and highest.
-fn spread(mut seconds: Vec<f64>) -> String {
-    seconds.sort_by(f64::total_cmp);
-    let (low, median, high) = (seconds[0], seconds[seconds.len() / 2], seconds[seconds.len() - 1]);
-    format!("{median:.3} s ({low:.3} to {high:.3})")
-}
-
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let dir = args.next().ok_or("say where: candle_gain DIR GB")?;
     let (dir, gb) = (Path::new(&dir), args.next().map_or(Ok(1.5), |gb| gb.parse())?);
     let vars = model(gb)?;
-    let mut seconds: [(&str, Vec<f64>); 4] = [
-        ("VarMap::save, not durable", Vec::new()),
-        ("VarMap::save and fsync", Vec::new()),
-        ("ringstow::candle::save, durable", Vec::new()),
-        ("ringstow::candle::save_async, until it returns", Vec::new()),
+    let (stock, own) = (dir.join("stock.safetensors"), dir.join("own"));
+    let save = || -> Result<_, Box<dyn Error>> {
+        vars.save(&stock)?;
+        Ok(None)
+    };
+    let ways: Vec<Way<'_>> = vec![
+        ("VarMap::save, not durable", Box::new(save)),
+        (
+            "VarMap::save and fsync",
+            Box::new(|| {
+                save()?;
+                fs::File::open(&stock)?.sync_all()?;
+                Ok(None)
+            }),
+        ),
+        (
+            "ringstow::candle::save, durable",
+            Box::new(|| {
+                ringstow::candle::save(&vars, &own)?;
+                Ok(None)
+            }),
+        ),
+        (
+            "ringstow::candle::save_async, until it returns",
+            Box::new(|| Ok(Some(ringstow::candle::save_async(&vars, &own)?))),
+        ),
     ];
-    for _ in 0..ROUNDS {
-        let (stock, own) = (dir.join("stock.safetensors"), dir.join("own"));
-        for (number, (_, seconds)) in seconds.iter_mut().enumerate() {
-            let begun = Instant::now();
-            let mut saving = None;
-            match number {
-                0 => vars.save(&stock)?,
-                1 => {
-                    vars.save(&stock)?;
-                    fs::File::open(&stock)?.sync_all()?;
-                }
-                2 => drop(ringstow::candle::save(&vars, &own)?),
-                _ => saving = Some(ringstow::candle::save_async(&vars, &own)?),
-            }
-            seconds.push(begun.elapsed().as_secs_f64());
-            saving.map(|saving| saving.result()).transpose()?;
-            Command::new("sync").status()?; // what was not synced must not slow the next one down
-        }
-    }
-    for (name, seconds) in seconds {
-        println!("{name}: {}", spread(seconds));
-    }
-    Ok(())
+    gain::compare(ways)
 }
