@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ringstow import _native
 from ringstow.foreign import Foreign
 from ringstow.tensors import _cuda, _torch
-from ringstow.tensors._memory import Stored, moved, share_elements
+from ringstow.tensors._memory import Stored, in_elements, moved, share_elements
 from ringstow.tree._walk import Leaf, describe
 
 if TYPE_CHECKING:
@@ -36,13 +36,7 @@ class Boxed(NamedTuple):
     @property
     def shape(self) -> Shape:
         """The box's, in elements of the stored dtype."""
-        sizes = tuple(self.local.shape)
-        return doubled(sizes) if self.stored.dtype == "F4" else sizes
-
-
-def doubled(lengths: Shape) -> Shape:
-    """Return lengths of 4-bit elements, which torch counts in pairs."""
-    return (*lengths[:-1], lengths[-1] * 2) if lengths else lengths
+        return in_elements(tuple(self.local.shape), self.stored.dtype)
 
 
 def fill(checkpoint: _native.Checkpoint | Foreign, boxes: list[Boxed]) -> LoadReport | None:

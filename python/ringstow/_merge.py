@@ -17,7 +17,14 @@ from ringstow._salvage import find, holds_damage, marked
 from ringstow._ties import Fill
 from ringstow.foreign import Foreign
 from ringstow.tensors import _cuda, _device_array, _numpy, _shards, _torch
-from ringstow.tensors._memory import Stored, Target, dense_strides, moved, place_at
+from ringstow.tensors._memory import (
+    Stored,
+    Target,
+    dense_strides,
+    in_elements,
+    moved,
+    place_at,
+)
 from ringstow.tree import _program
 from ringstow.tree._build import Builder, Contents, Survey
 from ringstow.tree._damaged import DamagedTensor
@@ -162,12 +169,11 @@ class Merge:
         stored = self.contents.stored(node, path)
         shape, pieces = _shards.sharded(tensor, functools.partial(describe, path))
         code = _torch.code_of(tensor, describe(path))
-        is_half = code == "F4"
-        here = (code, _boxes.doubled(shape) if is_half else shape)
+        here = (code, in_elements(shape, code))
         if not self._fits(stored, here, path, cast=_can_cast(stored, *here)):
             return None
         for local, offsets, _ in pieces:
-            at = _boxes.doubled(offsets) if is_half else offsets
+            at = in_elements(offsets, code)
             if node.body not in self.damaged:
                 self.boxes.append(Boxed(local.detach(), at, node, stored, path))
         return None

@@ -13,9 +13,9 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 
 from ringstow._errors import Error, InvalidStateError
 from ringstow.dcp import _objects, _private
-from ringstow.dcp._metadata import Shape, in_elements
+from ringstow.dcp._metadata import Shape
 from ringstow.tensors import _cuda, _torch
-from ringstow.tensors._memory import ItemSpec, Memory
+from ringstow.tensors._memory import ItemSpec, Memory, in_elements
 from ringstow.tree._remedies import Refusals
 from ringstow.tree._select import is_below
 

@@ -26,6 +26,7 @@ from torch.distributed.checkpoint.planner import ReadItem
 
 from ringstow._errors import FormatError, UnsupportedError
 from ringstow.tensors import _torch
+from ringstow.tensors._memory import in_elements
 from ringstow.tree import _skeleton
 from ringstow.tree._encode import Json
 from ringstow.tree._skeleton import DEPTH_MAX
@@ -146,11 +147,6 @@ class Entry(NamedTuple):
         if hint is not None and hint < len(self.chunks) and self.chunks[hint][0] == offset:
             return hint
         return next((n for n, chunk in enumerate(self.chunks) if chunk[0] == offset), None)
-
-
-def in_elements(lengths: Shape, dtype: str) -> Shape:
-    """Return torch's sizes or offsets in elements; torch counts 4-bit elements in pairs."""
-    return (*lengths[:-1], lengths[-1] * 2) if dtype == "F4" and lengths else lengths
 
 
 @dataclasses.dataclass

@@ -17,10 +17,9 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from ringstow import _native
 from ringstow._errors import Error, InvalidStateError, KeyMismatchError
 from ringstow.dcp import _items
-from ringstow.dcp._metadata import in_elements
 from ringstow.dcp._shares import Box, Shape, Tensor
 from ringstow.tensors import _torch
-from ringstow.tensors._memory import Memory
+from ringstow.tensors._memory import Memory, in_elements
 from ringstow.tree._remedies import Refusals
 from ringstow.tree._select import listed
 

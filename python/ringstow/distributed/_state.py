@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ringstow import _native
 from ringstow._errors import InvalidStateError
 from ringstow.tensors import _cuda, _shards, _torch
-from ringstow.tensors._memory import Memory
+from ringstow.tensors._memory import Memory, in_elements
 from ringstow.tree import _encode
 from ringstow.tree._walk import Path, describe, flat_name
 
@@ -90,14 +90,9 @@ def _add_sharded(
     name = tensors.reserve(flat_name(path))
     for local, offsets, replica in pieces:
         memory = memory_of(local, path)
-        if memory.dtype == "F4":  # torch counts pairs
-            shape, offsets = _doubled(shape), _doubled(offsets)
-        tensors.add_region(name, memory, (shape, offsets), replica)
+        region = (in_elements(shape, memory.dtype), in_elements(offsets, memory.dtype))
+        tensors.add_region(name, memory, region, replica)
     return f'{{"$tensor":{json.dumps(name, ensure_ascii=False)}}}'
-
-
-def _doubled(lengths: tuple[int, ...]) -> tuple[int, ...]:
-    return (*lengths[:-1], lengths[-1] * 2) if lengths else lengths
 
 
 def _add_own(

@@ -37,6 +37,11 @@ def dense_strides(shape: Sequence[int], item_bytes: int) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+def in_elements(lengths: tuple[int, ...], dtype: str) -> tuple[int, ...]:
+    """Return torch's sizes or offsets in elements; torch counts 4-bit elements in pairs."""
+    return (*lengths[:-1], lengths[-1] * 2) if dtype == "F4" and lengths else lengths
+
+
 def share_elements(shape: Iterable[int], strides: Iterable[int]) -> bool:
     """Return whether two elements of a strided tensor may be the same memory."""
     reach = 0
