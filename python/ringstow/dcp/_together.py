@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -89,7 +89,7 @@ def agree(error: BaseException | None, group: dist.ProcessGroup | None) -> None:
         BaseException: this rank's own error.
         Error: another rank's, with its rank.
     """
-    _agreed(error, None, group)
+    agreed(error, None, group)
 
 
 class Team:
@@ -133,11 +133,16 @@ class Team:
             done.append(work())
         except BaseException as caught:  # the others must not wait for this rank
             error = caught
-        return [value for values in _agreed(error, done, self.group) for value in values]
+        return [value for values in agreed(error, done, self.group) for value in values]
 
 
-def _agreed(error: BaseException | None, value: T, group: dist.ProcessGroup | None) -> list[T]:
-    """Return every rank's value, or fail on all ranks if one of them has failed."""
+def agreed(error: BaseException | None, value: T, group: dist.ProcessGroup | None) -> list[T]:
+    """Return every rank's value, or fail on all ranks if one of them has failed.
+
+    Raises:
+        BaseException: this rank's own error.
+        Error: another rank's, with its rank.
+    """
     try:
         said = gathered((value, None if error is None else sendable(error)), group)
     except BaseException:
@@ -146,10 +151,19 @@ def _agreed(error: BaseException | None, value: T, group: dist.ProcessGroup | No
         raise
     if error is not None:
         raise error
-    for rank, (_, other) in enumerate(said):
-        if other is not None:
-            raise Error(f"rank {rank} failed: {type(other).__name__}: {other}") from other
+    raise_first(other for _, other in said)
     return [one for one, _ in said]
+
+
+def raise_first(errors: Iterable[BaseException | None]) -> None:
+    """Raise what the first rank that failed has met, if one has.
+
+    Raises:
+        Error: names the rank.
+    """
+    for rank, error in enumerate(errors):
+        if error is not None:
+            raise Error(f"rank {rank} failed: {type(error).__name__}: {error}") from error
 
 
 @contextlib.contextmanager

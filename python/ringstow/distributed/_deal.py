@@ -5,11 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ringstow import _native
-from ringstow._errors import Error, InvalidStateError
-from ringstow.dcp._together import sendable
+from ringstow._errors import InvalidStateError
 from ringstow.distributed._group import Group
 from ringstow.distributed._state import State
 
@@ -19,6 +18,7 @@ _SHOWN = 5
 
 _log = logging.getLogger("ringstow")
 
+T = TypeVar("T")
 Holder = tuple[int, int] | None
 """Which of how many ranks with a tensor this one is; None if another one writes it."""
 
@@ -26,16 +26,14 @@ Holder = tuple[int, int] | None
 class Said(NamedTuple):
     """What a rank tells all others before a save."""
 
-    call: tuple[object, ...]
-    error: BaseException | None
-    structure: int = 0
+    structure: int
     """A hash of what `_native.outline` calls so."""
-    values: int = 0
-    replicated: str = ""
+    values: int
+    replicated: str
     """A digest of the names, dtypes and shapes of tensors that are not sharded."""
-    copies: str = ""
+    copies: str
     """A digest of the elements of the small ones among them."""
-    parts: tuple[str, ...] = ()
+    parts: tuple[str, ...]
     """Which of the parts to set apart the rank has something of."""
 
 
@@ -56,14 +54,12 @@ class Own(NamedTuple):
     rows: list[tuple[str, str, tuple[int, ...], int | None]]
 
 
-def looked_at(state: State, call: tuple[object, ...], parts: list[str]) -> Own:
+def looked_at(state: State, parts: list[str]) -> Own:
     """Return what a rank tells the others of its state."""
     structure, values, names = _native.outline(state.tree)
     rows = state.tensors.replicated(COMPARED_BYTES)
     had = tuple(part for part in parts if any(_is_below(name, part) for name in names))
     said = Said(
-        call,
-        None,
         structure,
         values,
         _digest([row[:3] for row in rows]),
@@ -73,12 +69,7 @@ def looked_at(state: State, call: tuple[object, ...], parts: list[str]) -> Own:
     return Own(said, names, rows)
 
 
-def failed(call: tuple[object, ...], error: BaseException) -> Said:
-    """Return what a rank tells the others that has failed."""
-    return Said(call, sendable(error))
-
-
-def agreed(group: Group, said: Said, error: BaseException | None) -> list[Said]:
+def agreed(group: Group, call: tuple[object, ...], said: T, error: BaseException | None) -> list[T]:
     """Return what all ranks say, if none has failed and all make the same call.
 
     Raises:
@@ -86,26 +77,14 @@ def agreed(group: Group, said: Said, error: BaseException | None) -> list[Said]:
         Error: another rank's, with its rank.
         InvalidStateError: the ranks make different calls.
     """
-    try:
-        all_said = group.gathered(said)
-    except BaseException:
-        if error is not None:
-            raise error from None
-        raise
-    if error is not None:
-        raise error
-    for rank, one in enumerate(all_said):
-        if one.error is not None:
-            raise Error(
-                f"rank {rank} failed: {type(one.error).__name__}: {one.error}"
-            ) from one.error
-    if any(one.call != said.call for one in all_said):
-        calls = "; ".join(f"rank {rank}: {one.call}" for rank, one in enumerate(all_said))
+    all_said = group.agreed(error, (call, said))
+    if any(other != call for other, _ in all_said):
+        calls = "; ".join(f"rank {rank}: {other}" for rank, (other, _) in enumerate(all_said))
         raise InvalidStateError(
             f"the ranks do not make the same call: {calls}. Call it on every rank, in the same "
             "order and with the same arguments"
         )
-    return all_said
+    return [one for _, one in all_said]
 
 
 def deal(group: Group, state: State, own: Own, all_said: list[Said]) -> Deal:

@@ -48,9 +48,9 @@ class Group:
         """Return what a function returns on the first rank, or raise what it raises, on all."""
         return _together.from_first(look, self._own)
 
-    def agree(self, error: BaseException | None) -> None:
-        """Fail on all ranks if one has failed."""
-        _together.agree(error, self._own)
+    def agreed(self, error: BaseException | None, value: T) -> list[T]:
+        """Return every rank's value, or fail on all ranks if one has failed."""
+        return _together.agreed(error, value, self._own)
 
     def see(self, path: str) -> None:
         """Wait until all ranks see what one sees: a network file system may show it late."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from ringstow import _arguments, _late, _load, _merge, _native, _outcomes
 from ringstow._arguments import StrPath, of_checkpoint
 from ringstow._config import Config, native_json
-from ringstow._errors import Error, ReplacedCheckpointError
-from ringstow.dcp._together import sendable
-from ringstow.distributed._deal import Said, agreed, failed
+from ringstow._errors import ReplacedCheckpointError
+from ringstow.dcp._together import raise_first, sendable
+from ringstow.distributed._deal import agreed
 from ringstow.distributed._group import Group, group_of
 from ringstow.distributed._state import PerRank
 from ringstow.tree._select import check_match
@@ -135,7 +135,7 @@ def load(
             )
         except BaseException as error:  # Ctrl-C, too: the others must not wait for this rank
             failure = error
-        ranks.agree(failure)
+        ranks.agreed(failure, None)
     return loaded
 
 
@@ -155,8 +155,7 @@ def _meet(
         where, settings = of_checkpoint(path), native_json(config)
     except BaseException as caught:
         error = caught
-    said = (call, where, *options)
-    agreed(ranks, failed(said, error) if error is not None else Said(said, None), error)
+    agreed(ranks, (call, where, *options), None, error)
     ranks.see(where)
     return where, settings
 
@@ -236,13 +235,12 @@ class _Load:
     def _say(self, error: BaseException | None) -> None:
         """Raise on all ranks if one has failed."""
         all_said = self._ranks.gathered(_Opened(error, self._stamp, set(self._left)))
-        failures = {rank: one.error for rank, one in enumerate(all_said) if one.error is not None}
-        if failures and all(isinstance(one, ReplacedCheckpointError) for one in failures.values()):
-            raise next(iter(failures.values()))
+        failures = [one.error for one in all_said if one.error is not None]
+        if failures and all(isinstance(one, ReplacedCheckpointError) for one in failures):
+            raise failures[0]
         if error is not None:
             raise error
-        for rank, one in failures.items():
-            raise Error(f"rank {rank} failed: {type(one).__name__}: {one}") from one
+        raise_first(one.error for one in all_said)
         stamps = {one.stamp for one in all_said}
         if len(stamps) > 1:
             raise ReplacedCheckpointError(f"{self._path} was replaced while the ranks opened it")

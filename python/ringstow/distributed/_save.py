@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ringstow import _guard, _jobs, _late, _lines, _native, _others, _outcomes
 from ringstow._arguments import StrPath, absolute, names_of_parts, step_number
 from ringstow._config import Config, native_json
-from ringstow._errors import Error, InvalidStateError
+from ringstow._errors import InvalidStateError
 from ringstow._guard import Staging
 from ringstow._metrics import metrics_of
 from ringstow._report import SaveReport
 from ringstow.dcp import _mark
 from ringstow.dcp._handle import RanksHandle
-from ringstow.dcp._together import sendable
+from ringstow.dcp._together import raise_first, sendable
 from ringstow.distributed import _deal, _tree
 from ringstow.distributed._group import Group, group_of
 from ringstow.distributed._state import State, encode
@@ -272,8 +272,8 @@ class _Save:
             raise
 
     def _run(self) -> SaveReport:
-        dealt = self._meet()
-        written, report = self._write(dealt)
+        state, dealt = self._meet()
+        written, report = self._write(state, dealt)
         own = written.error
         said = written if own is None else _Written(sendable(own))
         try:
@@ -286,64 +286,59 @@ class _Save:
         assert report is not None
         return report
 
-    def _meet(self) -> _deal.Deal | None:
-        """Learn what all ranks save. The first rank locks the directory before that."""
-        call, error = self._asked.call(), self._error
+    def _meet(self) -> tuple[State, _deal.Deal]:
+        """Return this rank's share of what all ranks save."""
         own: _deal.Own | None = None
-        if error is None:
-            try:
-                assert self._state is not None
-                own = _deal.looked_at(self._state, call, self._asked.apart)
-                if self._group.is_first:
-                    self._session = _native.Session(
-                        self._asked.path,
-                        self._group.size,
-                        self._asked.config,
-                        None,
-                        self._asked.step,
-                        self._asked.metrics,
-                    )
-            except BaseException as caught:
-                error = caught
-        said = own.said if own is not None and error is None else None
-        all_said = _deal.agreed(
-            self._group, said or _deal.failed(call, error or InvalidStateError("no state")), error
-        )
+        error = self._error
+        try:
+            own = self._look() if error is None else None
+        except BaseException as caught:  # Ctrl-C, too: the others must not wait for this rank
+            error = caught
+        call = self._asked.call()
+        all_said = _deal.agreed(self._group, call, None if own is None else own.said, error)
         assert own is not None
         assert self._state is not None
-        had = {part for one in all_said for part in one.parts}
+        ranks = [one for one in all_said if one is not None]  # all of them: none has failed
+        had = {part for one in ranks for part in one.parts}
         if missing := [part for part in self._asked.apart if part not in had]:
             raise InvalidStateError(
                 f"apart: no rank's state has anything named {missing[0]!r}, or below it"
             )
-        return _deal.deal(self._group, self._state, own, all_said)
+        return self._state, _deal.deal(self._group, self._state, own, ranks)
 
-    def _write(self, dealt: _deal.Deal | None) -> tuple[_Written, SaveReport | None]:
-        """Write this rank's share."""
+    def _look(self) -> _deal.Own:
+        """Look at this rank's state. The first rank also locks the directory."""
         assert self._state is not None
-        assert dealt is not None
+        own = _deal.looked_at(self._state, self._asked.apart)
+        if self._group.is_first:
+            self._session = _native.Session(
+                self._asked.path,
+                self._group.size,
+                self._asked.config,
+                None,
+                self._asked.step,
+                self._asked.metrics,
+            )
+        return own
+
+    def _write(self, state: State, dealt: _deal.Deal) -> tuple[_Written, SaveReport | None]:
+        """Write this rank's share."""
         try:
-            receipt, report = self._write_share()
+            receipt, report = self._write_share(state)
         except BaseException as error:  # Ctrl-C, too: the others must not wait for this rank
             return _Written(error), None
-        is_first = self._group.is_first
-        tree = self._state.tree if is_first or dealt.sends_tree else None
-        names = dealt.names if tree is not None else [*self._own_names()]
-        return _Written(None, receipt, tree, names, self._state.own), report
+        if self._group.is_first or dealt.sends_tree:
+            return _Written(None, receipt, state.tree, dealt.names, state.own), report
+        names = [name for tree in state.own.values() for name in _native.outline(tree)[2]]
+        return _Written(None, receipt, None, names, state.own), report
 
-    def _own_names(self) -> Iterable[str]:
-        assert self._state is not None
-        for tree in self._state.own.values():
-            yield from _native.outline(tree)[2]
-
-    def _write_share(self) -> tuple[bytes, SaveReport]:
-        assert self._state is not None
+    def _write_share(self, state: State) -> tuple[bytes, SaveReport]:
         path = self._asked.path
         _late.awaited(
             path, "the save that the first rank has begun", lambda: _native.is_under_way(path)
         )
         job = _native.start_write_dealt(
-            self._state.tensors,
+            state.tensors,
             path,
             self._group.rank,
             self._asked.config,
@@ -367,11 +362,7 @@ class _Save:
         Raises:
             Error: a rank has failed to write its share.
         """
-        for rank, one in enumerate(all_written):
-            if one.error is not None:
-                raise Error(
-                    f"rank {rank} failed: {type(one.error).__name__}: {one.error}"
-                ) from one.error
+        raise_first(one.error for one in all_written)
         receipts = [one.receipt for one in all_written]
         trees = [one.tree for one in all_written if one.tree is not None]
         names = [name for one in all_written for name in one.names or ()]
