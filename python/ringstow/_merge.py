@@ -167,7 +167,7 @@ class Merge:
         if not (isinstance(node, Leaf) and node.tag == "$tensor"):
             return self._differ(path, "a sharded tensor", _kind(node))
         stored = self.contents.stored(node, path)
-        shape, pieces = _shards.sharded(tensor, functools.partial(describe, path))
+        shape, pieces, _ = _shards.sharded(tensor, functools.partial(describe, path))
         code = _torch.code_of(tensor, describe(path))
         here = (code, in_elements(shape, code))
         if not self._fits(stored, here, path, cast=_can_cast(stored, *here)):

@@ -110,6 +110,9 @@ class Tensors:
     # The name, dtype and shape of all others. With a checksum of those in host memory that have at
     # most `largest` bytes.
     def replicated(self, largest: int) -> list[tuple[str, str, _Shape, int | None]]: ...
+    # The name, offsets, shape and checksum of each region of these tensors. For memory on a GPU,
+    # what keeps it is in place of the checksum.
+    def checksums(self, names: set[str]) -> list[tuple[str, list[int], list[int], Any]]: ...
     # Keeps what this rank writes of them. Those that `replicated` returns are shared out among
     # `ranks` (this rank's number, and how many there are); `holders` has other ranks by name, and
     # None for what others write.

@@ -69,6 +69,19 @@ pub(crate) struct Spec {
 /// The name, dtype, shape and checksum of a tensor that each rank has.
 type Replicated<'a> = (&'a str, &'a str, Vec<u64>, Option<u32>);
 
+/// A region's tensor, its offsets and its shape in it, and its checksum.
+type Checksum = (String, Vec<u64>, Vec<u64>, Summed);
+
+/// A checksum, or what keeps the memory that this side cannot read.
+#[derive(IntoPyObject)]
+enum Summed {
+    Crc32(u32),
+    Owner(Py<PyAny>),
+}
+
+/// Bytes that are checksummed at a time: a multiple of every element's size.
+const BLOCK_BYTES: usize = 1 << 20;
+
 /// Tensors at one place that are alike in type, shape and strides are the same.
 #[derive(PartialEq, Eq, Hash)]
 enum Place {
@@ -136,13 +149,29 @@ impl Tensors {
         let whole = self.specs.iter().filter(|spec| spec.replica.is_none());
         whole
             .map(|spec| {
-                let Spec { info, data, .. } = spec;
-                let is_on_host = matches!(data, Data::Address(Address::Host(_)));
-                let is_small = is_on_host && spec.nbytes() <= largest;
+                let info = &spec.info;
+                let is_small = spec.is_on_host() && spec.nbytes() <= largest;
                 let crc32 = is_small.then(|| spec.crc32()).transpose().map_err(to_python)?;
                 Ok((&*info.name, info.dtype.name(), info.shape.clone(), crc32))
             })
             .collect()
+    }
+
+    /// The name, offsets, shape and checksum of each region of these tensors. For memory on a GPU, what keeps it is in place
+    /// of the checksum.
+    fn checksums(&self, py: Python<'_>, names: HashSet<String>) -> PyResult<Vec<Checksum>> {
+        let chosen =
+            self.specs.iter().zip(&self.owners).filter(|(spec, _)| names.contains(&spec.info.name));
+        let summed = chosen.map(|(spec, owner)| {
+            let offsets = spec.region.as_ref().map(|region| region.offsets.clone());
+            let offsets = offsets.unwrap_or_else(|| vec![0; spec.info.shape.len()]);
+            let summed = match spec.is_on_host() {
+                true => Summed::Crc32(spec.crc32().map_err(to_python)?),
+                false => Summed::Owner(spec.tensor(py, owner)),
+            };
+            Ok((spec.info.name.clone(), offsets, spec.info.shape.clone(), summed))
+        });
+        summed.collect()
     }
 
     /// Keeps what this rank writes. `ranks` is its number among those that have all the replicated tensors, and how many
@@ -306,13 +335,21 @@ impl Spec {
         Ok((Item { info, region, object: false }, source))
     }
 
+    fn is_on_host(&self) -> bool {
+        matches!(self.data, Data::Address(Address::Host(_)))
+    }
+
     /// The checksum of the elements, which are in host memory.
     fn crc32(&self) -> Result<u32> {
-        let mut bytes = vec![0; self.nbytes() as usize];
-        if !bytes.is_empty() {
-            self.strided()?.read(0, &mut bytes)?;
+        let nbytes = self.nbytes() as usize;
+        let mut hasher = crc32fast::Hasher::new();
+        let mut block = vec![0; nbytes.min(BLOCK_BYTES)];
+        for at in (0..nbytes).step_by(BLOCK_BYTES) {
+            let block = &mut block[..BLOCK_BYTES.min(nbytes - at)];
+            self.strided()?.read(at, block)?;
+            hasher.update(block);
         }
-        Ok(crc32fast::hash(&bytes))
+        Ok(hasher.finalize())
     }
 
     /// What a replica writes of it, if anything.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeVar
 
 from ringstow import _native
 from ringstow._errors import InvalidStateError
 from ringstow.distributed._group import Group
 from ringstow.distributed._state import State
+from ringstow.tensors import _cuda, _torch
 
 # The largest tensor whose copies on the ranks are compared.
 COMPARED_BYTES = 64 << 10
@@ -33,6 +35,8 @@ class Said(NamedTuple):
     """A digest of the names, dtypes and shapes of tensors that are not sharded."""
     copies: str
     """A digest of the elements of the small ones among them."""
+    meshes: str
+    """A digest of the ranks that have sharded tensors, as far as these are not all."""
     parts: tuple[str, ...]
     """Which of the parts to set apart the rank has something of."""
 
@@ -64,6 +68,7 @@ def looked_at(state: State, parts: list[str]) -> Own:
         values,
         _digest([row[:3] for row in rows]),
         _digest([row[3] for row in rows]),
+        _digest(sorted(state.meshes.items())),
         had,
     )
     return Own(said, names, rows)
@@ -93,11 +98,14 @@ def deal(group: Group, state: State, own: Own, all_said: list[Said]) -> Deal:
     Only ranks whose states differ say more to each other than `Said`.
 
     Raises:
-        InvalidStateError: a tensor that is not sharded has another dtype or shape on another rank.
+        InvalidStateError: a tensor that is not sharded has another dtype or shape on another rank,
+            or is sharded there; or ranks have different tensors of one name.
     """
     holders: dict[str, Holder] = {}
     if len({one.replicated for one in all_said}) > 1:
         holders = _holders(group, own, all_said)
+    if len({one.meshes for one in all_said}) > 1:
+        _refuse_different(group, state, all_said)
     if len({(one.replicated, one.copies) for one in all_said}) > 1:
         holders |= _differing(group, own, holders)
     if len({(one.structure, one.values) for one in all_said}) > 1:
@@ -115,6 +123,9 @@ def _holders(group: Group, own: Own, all_said: list[Said]) -> dict[str, Holder]:
     if known is None:
         ranks: dict[str, list[int]] = {}
         kinds: dict[str, tuple[int, tuple[object, ...]]] = {}
+        plain = {row[0] for row in own.rows}
+        sharded = set(own.names) - plain
+        mixed = ""
         for rank, rows in enumerate(group.gathered([row[:3] for row in own.rows])):
             for name, *kind in rows:
                 first, of_first = kinds.setdefault(name, (rank, tuple(kind)))
@@ -125,10 +136,64 @@ def _holders(group: Group, own: Own, all_said: list[Said]) -> dict[str, Holder]:
                         "give each its own name, or make it a PerRank"
                     )
                 ranks.setdefault(name, []).append(rank)
+                if name in sharded:
+                    mixed = f"{name} is a sharded tensor here, and not on rank {rank}"
+        group.agreed(InvalidStateError(f"{mixed}: give each its own name") if mixed else None, None)
         known = {row[0]: (ranks[row[0]].index(group.rank), len(ranks[row[0]])) for row in own.rows}
         group.known = {key: value for key, value in group.known.items() if key[0] != "holders"}
         group.known[asked] = known
     return dict(known)
+
+
+def _refuse_different(group: Group, state: State, all_said: list[Said]) -> None:
+    """Refuse tensors of one name that are not the same: only one of them would be saved.
+
+    Groups of ranks may have copies of a tensor, sharded alike, such as tensor parallelism within
+    data parallelism. Stages of a pipeline may have different tensors of one name, such as
+    an optimizer's, which numbers its parameters from 0 on in each stage.
+
+    Raises:
+        InvalidStateError: names one.
+    """
+    asked = ("meshes", tuple(one.meshes for one in all_said))
+    twins: set[str] | None = group.known.get(asked)
+    if twins is None:
+        first: dict[str, tuple[int, ...]] = {}
+        twins = set()
+        for meshes in group.gathered(state.meshes):
+            twins |= {n for n, ranks in meshes.items() if first.setdefault(n, ranks) != ranks}
+        group.known = {key: value for key, value in group.known.items() if key[0] != "meshes"}
+        group.known[asked] = twins
+    if not twins:
+        return
+    seen: dict[tuple[object, ...], tuple[int, int]] = {}
+    for rank, regions in enumerate(group.gathered(list(_checksums(state.tensors, twins)))):
+        for name, offsets, shape, crc32 in regions:
+            other, known = seen.setdefault((name, *offsets, *shape), (rank, crc32))
+            if known != crc32:
+                raise InvalidStateError(
+                    f"{name} is one tensor on rank {other} and a different one on rank {rank}, and "
+                    "only one of them would be saved: give each its own name, such as by the "
+                    "stage of a pipeline; or save an optimizer's state by "
+                    "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict, which "
+                    "names it by parameters"
+                )
+
+
+def _checksums(
+    tensors: _native.Tensors, names: set[str]
+) -> Iterator[tuple[str, list[int], list[int], int]]:
+    """Yield the name, offsets, shape and checksum of each region of these tensors."""
+    for name, offsets, shape, summed in tensors.checksums(names):
+        if not isinstance(summed, int):
+            # Its tensor, on a GPU; or the copy that the call made there, and that tensor.
+            local = summed[0] if isinstance(summed, tuple) else summed
+            (host,) = _cuda.to_host([local])
+            memory = _torch.memory_of(host, name)
+            alone = _native.Tensors()
+            alone.add_region(name, memory, (memory.shape, (0,) * len(memory.shape)), (0, 1))
+            ((_, _, _, summed),) = alone.checksums({name})
+        yield name, offsets, shape, summed
 
 
 def _differing(group: Group, own: Own, holders: dict[str, Holder]) -> dict[str, Holder]:

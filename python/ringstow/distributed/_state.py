@@ -46,6 +46,8 @@ class State(NamedTuple):
     """JSON. A `PerRank` is ``{"$rank":"rng"}`` in it, which `own` has by that name."""
     own: dict[str, str]
     """The JSON of this rank's own values."""
+    meshes: dict[str, tuple[int, ...]]
+    """The ranks that have each sharded tensor, if they are not all of the default group."""
 
 
 def encode(state: object, rank: int, *, allow_pickle: bool) -> State:
@@ -58,6 +60,8 @@ def encode(state: object, rank: int, *, allow_pickle: bool) -> State:
     import torch
 
     own: dict[str, str] = {}
+    meshes: dict[str, tuple[int, ...]] = {}
+    world = torch.distributed.get_world_size()
     exchange, address_of = _torch.usual().exchange, _cuda.finder()
 
     def memory_of(local: torch.Tensor, path: Path) -> Memory:
@@ -69,14 +73,17 @@ def encode(state: object, rank: int, *, allow_pickle: bool) -> State:
 
     def special(value: Any, path: Path, tensors: _native.Tensors) -> str | None:
         if _shards.is_sharded(value):
-            return _add_sharded(value, path, tensors, memory_of)
+            name, ranks = _add_sharded(value, path, tensors, memory_of)
+            if ranks is not None and len(ranks) < world:
+                meshes[name] = ranks
+            return f'{{"$tensor":{json.dumps(name, ensure_ascii=False)}}}'
         if type(value) is PerRank:
             return _add_own(value.value, path, rank, tensors, own, allow_pickle=allow_pickle)
         return None
 
     with torch.no_grad():
         encoded = _encode.encode(state, allow_pickle=allow_pickle, special=special)
-    return State(encoded.tensors, encoded.tree, own)
+    return State(encoded.tensors, encoded.tree, own, meshes)
 
 
 def _add_sharded(
@@ -84,15 +91,15 @@ def _add_sharded(
     path: Path,
     tensors: _native.Tensors,
     memory_of: Callable[[torch.Tensor, Path], Memory],
-) -> str:
-    """Add what this rank has of a sharded tensor, under one name on all ranks."""
-    shape, pieces = _shards.sharded(value, functools.partial(describe, path))
+) -> tuple[str, tuple[int, ...] | None]:
+    """Add what this rank has of a sharded tensor; return its name and the ranks that have it."""
+    shape, pieces, ranks = _shards.sharded(value, functools.partial(describe, path))
     name = tensors.reserve(flat_name(path))
     for local, offsets, replica in pieces:
         memory = memory_of(local, path)
         region = (in_elements(shape, memory.dtype), in_elements(offsets, memory.dtype))
         tensors.add_region(name, memory, region, replica)
-    return f'{{"$tensor":{json.dumps(name, ensure_ascii=False)}}}'
+    return name, ranks
 
 
 def _add_own(

@@ -34,6 +34,8 @@ class Sharded(NamedTuple):
     shape: Shape
     """Of the complete tensor, in torch's elements."""
     pieces: list[Piece]
+    ranks: Shape | None
+    """The numbers of all ranks that have a part of it; None if unknown."""
 
 
 class _Layout(NamedTuple):
@@ -42,6 +44,7 @@ class _Layout(NamedTuple):
     offsets: Shape | None
     """None: this rank has no element."""
     replica: tuple[int, int]
+    ranks: Shape
 
 
 _layouts: dict[tuple[Any, ...], _Layout] = {}
@@ -79,8 +82,8 @@ def sharded(value: Any, key: Callable[[], str]) -> Sharded:
         layout = _layouts[asked] = _layout(value, key)
     local = _local(value)
     if layout.offsets is None:
-        return Sharded(shape, [])
-    return Sharded(shape, [Piece(local, layout.offsets, layout.replica)])
+        return Sharded(shape, [], layout.ranks)
+    return Sharded(shape, [Piece(local, layout.offsets, layout.replica)], layout.ranks)
 
 
 def _kind(module: str, name: str) -> object:
@@ -102,11 +105,12 @@ def _layout(value: Any, key: Callable[[], str]) -> _Layout:
             "Replicate first"
         )
     place = mesh.get_coordinate()
+    ranks = tuple(sorted(mesh.mesh.flatten().tolist()))
     if place is None:  # this rank is not in the mesh
-        return _Layout(None, (0, 1))
+        return _Layout(None, (0, 1), ranks)
     if 0 in value.shape:
-        ranks = [(at, mesh.size(dim)) for dim, at in enumerate(place)]
-        return _Layout((0,) * value.dim(), _number(ranks))
+        places = [(at, mesh.size(dim)) for dim, at in enumerate(place)]
+        return _Layout((0,) * value.dim(), _number(places), ranks)
     replicated = [
         (at, mesh.size(dim))
         for dim, (at, one) in enumerate(zip(place, placements, strict=True))
@@ -115,13 +119,13 @@ def _layout(value: Any, key: Callable[[], str]) -> _Layout:
     replica = _number(replicated)
     chunks = _chunks(value, key)
     if not chunks or 0 in chunks[0].sizes:
-        return _Layout(None, replica)
+        return _Layout(None, replica, ranks)
     (chunk,) = chunks
     if tuple(chunk.sizes) != tuple(_local(value).shape):
         raise InvalidStateError(
             f"{key()} has {list(_local(value).shape)} here, and its layout says {list(chunk.sizes)}"
         )
-    return _Layout(tuple(chunk.offsets), replica)
+    return _Layout(tuple(chunk.offsets), replica, ranks)
 
 
 def _chunks(value: Any, key: Callable[[], str]) -> list[Any]:
@@ -147,4 +151,4 @@ def _of_sharded_tensor(value: Any) -> Sharded:
         for shard in value.local_shards()
         if shard.tensor.numel()
     ]
-    return Sharded(tuple(value.metadata().size), pieces)
+    return Sharded(tuple(value.metadata().size), pieces, None)

@@ -89,6 +89,34 @@ def test_what_would_be_lost_is_refused_on_all_ranks(ranks, tmp_path, name):
     assert not (tmp_path / "a").exists()
 
 
+def of_a_stage(rank, path, kind):
+    """Save a tensor of one name that each of two pipeline stages shards on its own mesh."""
+    stage = init_device_mesh("cpu", (2, 1), mesh_dim_names=("pipeline", "model"))["model"]
+    sharded = DTensor.from_local(own(0 if kind == "equal" else rank), stage, [Shard(0)])
+    value = own(rank) if kind == "plain" and rank == 1 else sharded
+    return raised(lambda: distributed.save({"state": {0: value}}, path))
+
+
+def test_different_sharded_tensors_of_one_name_are_refused_on_all_ranks(ranks, tmp_path):
+    for kind, text in ranks(2).run(of_a_stage, tmp_path / "a", "different"):
+        assert kind == "InvalidStateError"
+        assert "state.0 is one tensor on rank 0 and a different one on rank 1" in text
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_tensor_that_is_sharded_on_one_rank_alone_is_refused_on_all_ranks(ranks, tmp_path):
+    (kind, _), _ = said = ranks(2).run(of_a_stage, tmp_path / "a", "plain")
+    assert kind == "InvalidStateError"
+    for _, text in said:
+        assert "state.0 is a sharded tensor here, and not on rank 1" in text
+    assert not (tmp_path / "a").exists()
+
+
+def test_equal_sharded_tensors_of_one_name_are_saved(ranks, tmp_path):
+    assert ranks(2).run(of_a_stage, tmp_path / "a", "equal") == [None, None]
+    assert ringstow.load(tmp_path / "a")["state"][0].tolist() == [0, 0]
+
+
 def two_of_one_name(rank, path):
     return [
         raised(lambda: distributed.save({"a.b": PerRank(1), "a": {"b": PerRank(2)}}, path)),
