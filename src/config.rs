@@ -1,8 +1,11 @@
 //! The settings. Python's `Config` has the same fields.
 
 pub mod found;
+mod priority;
 mod variables;
 
+pub use priority::IoPriority;
+pub(crate) use priority::Priority;
 pub use variables::shows_progress;
 
 use crate::error::{Error, Result};
@@ -61,6 +64,15 @@ pub struct Config {
     pub queue_depth: u32,
     /// Threads that copy and checksum. 0, the default, means one per core, at most four.
     pub fillers: u32,
+    /// How far the threads that ringstow starts come after the program's own where cores are short: added to the niceness
+    /// of the process, as `nice` does. A thread of the caller's that saves keeps its priority. From 0, the default, to 19.
+    pub nice: u32,
+    /// How far their disk I/O comes after that of others. Default normal.
+    pub io_priority: IoPriority,
+    /// Most bytes per second that a save writes, so that others get their share of a disk or network. Copying tensors does
+    /// not slow down until the pool is full. 0, the default, means no limit.
+    #[serde(deserialize_with = "size")]
+    pub write_rate: u64,
     /// Which engine moves the bytes.
     pub engine: EngineChoice,
     /// O_DIRECT: bypass the page cache.
@@ -94,6 +106,7 @@ pub(crate) struct MachineConfig {
     pub block_bytes: u64,
     pub queue_depth: u32,
     pub fixed: Switch,
+    pub priority: Priority,
 }
 
 impl Default for Config {
@@ -103,6 +116,9 @@ impl Default for Config {
             block_bytes: 4 << 20,
             queue_depth: 8,
             fillers: 0,
+            nice: 0,
+            io_priority: IoPriority::Normal,
+            write_rate: 0,
             engine: EngineChoice::Auto,
             direct: Switch::Auto,
             fixed: Switch::Auto,
@@ -147,6 +163,7 @@ impl Config {
         let (depth, fillers, files) = (self.queue_depth, self.fillers, self.files);
         check("queue_depth", depth.into(), (1..=1024).contains(&depth), "from 1 to 1024");
         check("fillers", fillers.into(), fillers <= 256, "from 0 (automatic) to 256");
+        check("nice", self.nice.into(), self.nice <= 19, "from 0 to 19");
         check("files", files.into(), (1..=64).contains(&files), "from 1 to 64");
         if self.engine == EngineChoice::Portable && self.fixed == Switch::On {
             found.push(
@@ -154,6 +171,9 @@ impl Config {
                  buffers; leave one of them on auto"
                     .into(),
             );
+        }
+        if cfg!(not(target_os = "linux")) && self.priority() != Priority::default() {
+            found.push("Config.nice and Config.io_priority need Linux: leave them out".into());
         }
         found.extend(self.stripe_mistake().map(|why| format!("Config.stripe {why}")));
         let stripe = self.stripe.iter().map(|dir| ("stripe", dir));
@@ -187,7 +207,13 @@ impl Config {
     /// The settings that pool and engines depend on. Each save or load passes the others.
     pub(crate) fn machine(&self) -> MachineConfig {
         let Self { block_bytes, queue_depth, fixed, .. } = *self;
-        MachineConfig { buffers: self.buffers(), block_bytes, queue_depth, fixed }
+        let (buffers, priority) = (self.buffers(), self.priority());
+        MachineConfig { buffers, block_bytes, queue_depth, fixed, priority }
+    }
+
+    /// The priority of the threads that ringstow starts.
+    pub(crate) fn priority(&self) -> Priority {
+        Priority { nice: self.nice, io: self.io_priority }
     }
 
     /// Buffers in the pool.

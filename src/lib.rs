@@ -64,7 +64,7 @@ pub use api::{
     remove, retain, save, save_async, slim, steps, verify, write_rank, write_rank_async,
 };
 pub use background::Filled;
-pub use config::{Config, EngineChoice, Switch};
+pub use config::{Config, EngineChoice, IoPriority, Switch};
 #[cfg(feature = "cuda")]
 pub use device::cuda::{CudaSource, DeviceMemory, Ready, StreamHandle};
 pub use device::{Source, StridedTarget, Target, TensorSource};

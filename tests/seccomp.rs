@@ -9,7 +9,7 @@ mod common;
 use common::*;
 use nix::libc;
 use ringstow::internals::engine::fallback::Fallback;
-use ringstow::{Config, EngineChoice, Error, Runtime, SaveReport};
+use ringstow::{Config, EngineChoice, Error, IoPriority, Runtime, SaveReport};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 use std::path::Path;
 use std::process::Command;
@@ -45,6 +45,20 @@ fn save_and_load(path: &Path) -> SaveReport {
     let report = state.save(&runtime, path).unwrap();
     state.assert_at(&runtime, path);
     report
+}
+
+#[test]
+fn priorities_that_a_filter_refuses_are_reported_and_the_save_goes_on() {
+    let root = scratch();
+    let config = Config { io_priority: IoPriority::Low, nice: 5, ..small_config() };
+    let runtime = Runtime::new(config).unwrap();
+    let state = State::new(1, &SIZES);
+    let report = denied(&[libc::SYS_ioprio_set], libc::EPERM, || {
+        state.save(&runtime, &root.path().join("a")).unwrap()
+    });
+    let why = said(&report);
+    assert!(why.contains("Config.io_priority") && why.contains("ioprio_set"), "{why}");
+    state.assert_at(&runtime, &root.path().join("a"));
 }
 
 #[test]

@@ -4,6 +4,7 @@
     python tools/step_time.py --gb 2 --rounds 9 --dir /mnt/nvme --json result.json
     python tools/step_time.py --trainer lightning            # or transformers
     python tools/step_time.py --contenders ringstow ringstow-unguarded --no-gil --calls
+    python tools/step_time.py --contenders ringstow ringstow:nice=10,io_priority=low --no-gil
 
 Each contender in turn saves in the same training loop; a round has one turn of each, and begins
 with another. A turn takes a few steps, saves, and goes on until the save is durable. The time lost
@@ -28,7 +29,7 @@ from comparing.directories import check_room, fresh_directory, machine
 from comparing.measuring import in_turn
 from comparing.processes import CompareFailed, last_json, run_kept, say
 from stepping import calls, gil
-from stepping.contenders import DCP_THREAD, PLAIN, Row, closing, missing
+from stepping.contenders import DCP_THREAD, PLAIN, Row, closing, missing, with_settings
 from stepping.report import Found, gil_table, table
 from stepping.training import Turn
 
@@ -122,6 +123,8 @@ def measure(options: argparse.Namespace) -> Found:
 
 
 def chosen(rows: dict[str, Row], names: list[str] | None) -> dict[str, Row]:
+    if rows is PLAIN:
+        PLAIN.update((n, with_settings(n)) for n in names or [] if n.startswith("ringstow:"))
     unknown = [name for name in names or [] if name not in rows]
     if unknown:
         raise CompareFailed(f"no contender {', '.join(unknown)}; there are {', '.join(rows)}")

@@ -14,6 +14,7 @@ from ringstow._errors import InvalidStateError
 
 Switch = Literal["auto", "on", "off"]
 Engine = Literal["auto", "uring", "portable", "tokio-uring"]
+IoPriority = Literal["normal", "low", "idle"]
 
 _UNSET: Any = object()
 """Marks a field that is not given."""
@@ -61,6 +62,19 @@ class Config:
     fillers: int = _UNSET
     """Threads that copy and checksum; 0, the default, means one per core, at most four."""
 
+    nice: int = _UNSET
+    """How far ringstow's threads come after the program's own where cores are short: added to the
+    niceness of the process, as ``nice`` does. From 0, the default, to 19."""
+
+    io_priority: IoPriority = _UNSET
+    """How far ringstow's disk I/O comes after that of others. It works where the disk's scheduler
+    knows priorities: bfq and mq-deadline. Default normal."""
+
+    write_rate: int = _UNSET
+    """Most bytes per second that a save writes, so that others get their share of a disk or
+    network. Copying tensors does not slow down until the pool is full: give a background save a
+    pool as large as the state. 0, the default, is no limit."""
+
     engine: Engine = _UNSET
     """Which engine moves the bytes. Only "auto" falls back to another one. The wheel has no
     "tokio-uring"; it needs a Rust build with that feature. Default auto."""
@@ -105,6 +119,9 @@ class Config:
             block_bytes: int | str = ...,
             queue_depth: int = ...,
             fillers: int = ...,
+            nice: int = ...,
+            io_priority: IoPriority = ...,
+            write_rate: int | str = ...,
             engine: Engine = ...,
             direct: Switch = ...,
             fixed: Switch = ...,
@@ -125,12 +142,13 @@ class Config:
             found = json.loads(_native.found_config())
             for name in unset:
                 object.__setattr__(self, name, found[name])
-        for name in ("pool_bytes", "block_bytes", "shard_bytes"):
+        for name in ("pool_bytes", "block_bytes", "write_rate", "shard_bytes"):
             self._check_size(name)
-        for name in ("queue_depth", "fillers", "files"):
+        for name in ("queue_depth", "fillers", "nice", "files"):
             self._check_kind(name, type(getattr(self, name)) is int, "an int")
             self._check(name, 0 <= getattr(self, name) <= _U32_MAX, "a number from 0 to 4294967295")
-        for name, words in (("engine", Engine), ("direct", Switch), ("fixed", Switch)):
+        chosen = {"io_priority": IoPriority, "engine": Engine, "direct": Switch, "fixed": Switch}
+        for name, words in chosen.items():
             one_of = _listed(get_args(words))
             self._check_kind(name, isinstance(getattr(self, name), str), one_of)
             self._check(name, getattr(self, name) in get_args(words), one_of)

@@ -1,7 +1,7 @@
 //! The library's [`Config`], as flags.
 
 use super::place::place;
-use crate::config::{Config, EngineChoice, Switch, parse_size};
+use crate::config::{Config, EngineChoice, IoPriority, Switch, parse_size};
 use crate::error::Result;
 use clap::Args;
 use std::path::PathBuf;
@@ -25,6 +25,18 @@ pub struct ConfigFlags {
     /// Threads that copy and checksum; 0: one per core, at most four [default: 0]
     #[arg(long, value_name = "N")]
     fillers: Option<u32>,
+
+    /// How far ringstow's threads come after others where cores are short, 0 to 19 [default: 0]
+    #[arg(long, value_name = "N")]
+    nice: Option<u32>,
+
+    /// How far disk I/O comes after that of others: normal, low or idle [default: normal]
+    #[arg(long, value_name = "PRIORITY", hide_possible_values = true)]
+    io_priority: Option<IoPriority>,
+
+    /// Most bytes per second that a save writes; 0: no limit [default: 0]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    write_rate: Option<u64>,
 
     /// Engine that moves the bytes: auto, uring, portable or, in builds that have it, tokio-uring [default: auto]
     #[arg(long, value_name = "ENGINE", hide_possible_values = true)]
@@ -92,6 +104,9 @@ impl ConfigFlags {
             block_bytes: self.block_bytes.unwrap_or(found.block_bytes),
             queue_depth: self.queue_depth.unwrap_or(found.queue_depth),
             fillers: self.fillers.unwrap_or(found.fillers),
+            nice: self.nice.unwrap_or(found.nice),
+            io_priority: self.io_priority.unwrap_or(found.io_priority),
+            write_rate: self.write_rate.unwrap_or(found.write_rate),
             engine: self.engine.unwrap_or(found.engine),
             direct: self.direct.unwrap_or(found.direct),
             fixed: self.fixed.unwrap_or(found.fixed),

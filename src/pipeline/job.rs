@@ -1,7 +1,7 @@
 //! The state of a running save or load that other threads see: progress, cancellation, end.
 
 use super::trace::{Interval, Trace, What};
-use crate::config::Config;
+use crate::config::{Config, Priority};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
@@ -18,6 +18,8 @@ pub struct Job {
     written: AtomicU64,
     stop: Arc<AtomicBool>,
     trace: OnceLock<Trace>,
+    /// That of the thread that works on it in the background.
+    priority: Priority,
     /// Whether an operation is in progress that will write the trace.
     is_traced: AtomicBool,
     phase: Mutex<Phase>,
@@ -68,7 +70,13 @@ impl Job {
 
     /// A job for a save or load with this configuration.
     pub fn of(config: &Config) -> Arc<Self> {
-        Arc::new(config.trace.as_ref().map_or_else(Self::default, Self::tracing))
+        let job = config.trace.as_ref().map_or_else(Self::default, Self::tracing);
+        Arc::new(Self { priority: config.priority(), ..job })
+    }
+
+    /// The priority of the thread that works on it in the background.
+    pub(crate) fn priority(&self) -> Priority {
+        self.priority
     }
 
     /// Traces a step of block number `block` from `from` until now.

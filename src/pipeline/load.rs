@@ -205,10 +205,11 @@ fn read_blocks(
     job.note(What::Prepare, started, None, 0);
     let reading = Instant::now();
     let threads = config.filler_threads().min(reads.blocks.len()).max(1);
+    let workers = (threads, config.priority());
     // Twice the queue's depth, so that the queue has the next read at hand while blocks are checked.
     let share = (2 * config.queue_depth as usize).div_ceil(threads).max(2);
     let readers = Readers::new(reads, &files, job, share, memory, deliver, damages);
-    job.traced(config, || scoped_workers(threads, || readers.work(), || job.cancel()));
+    job.traced(config, || scoped_workers(workers, || readers.work(), || job.cancel()));
     seconds.read = reading.elapsed().as_secs_f64();
     readers.report(&mut moved, &mut seconds);
     update(&mut moved, reads.dir, &files.queues());

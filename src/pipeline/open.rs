@@ -5,7 +5,7 @@ use super::fallbacks::warn_once;
 use super::report::Moved;
 use super::runtime::Runtime;
 use super::transfers::OpenFile;
-use crate::config::Config;
+use crate::config::{Config, Priority};
 use crate::engine::fallback::{Fallback, Refusal};
 use crate::engine::io_mode::{self, IoMode, Stage};
 use crate::engine::queue::Queue;
@@ -14,6 +14,7 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
 
 /// What failed while files were opened: at which stage, what was being done, and to which file.
 pub(super) struct OpenFailure {
@@ -64,7 +65,31 @@ pub(super) fn open_each(
         numbers.into_iter().zip(opened).for_each(|(number, file)| files[number] = Some(file));
         ways.push((dir, moved));
     }
-    Ok((files, merge(ways)))
+    let mut moved = merge(ways);
+    moved.fallbacks.extend(lowered(config.priority(), paths));
+    Ok((files, moved))
+}
+
+/// The fallback if the system refuses to lower a thread's priority.
+fn lowered(priority: Priority, paths: &[Option<&Path>]) -> Option<Fallback> {
+    if priority == Priority::default() {
+        return None;
+    }
+    // On a thread of its own: the caller's keeps its priority. The kernel answers all threads alike.
+    let thread = thread::Builder::new().spawn(move || priority.apply()).ok()?;
+    let error = thread.join().ok()?.err()?;
+    let fallback = Fallback {
+        wanted: "Config.nice and Config.io_priority".into(),
+        got: "the priority of the process".into(),
+        reason: format!("the system refused to lower a thread's priority: {error}"),
+        remedy:
+            "allow setpriority and ioprio_set in the container's seccomp profile, or leave both \
+                 settings out"
+                .into(),
+    };
+    let dir = paths.iter().flatten().find_map(|path| path.parent());
+    warn_once(dir.unwrap_or(Path::new("/")), [&fallback]);
+    Some(fallback)
 }
 
 /// Tries `open` with each I/O mode that `config` allows, best first, until one works. A failure that

@@ -74,7 +74,7 @@ impl Runtime {
     }
 
     /// A runtime over the pool and engines that the process shares among configurations with the same size and number
-    /// of buffers, queue depth and `fixed`. The two sets used last are kept, so that a save finds its memory again
+    /// of buffers, queue depth, `fixed` and priorities. The two sets used last are kept, so that a save finds its memory again
     /// even if loads use another configuration.
     ///
     /// # Errors
@@ -192,9 +192,13 @@ impl Machine {
         let (depth, build) = (self.made_for.queue_depth as usize, self.build.clone());
         // Whether registering the pool is required, optional or off.
         let fixed = if pool.is_some() { self.made_for.fixed } else { Switch::Off };
-        Queue::start(THREAD, move || match build {
-            Some(build) => build(),
-            None => build_engine(engine, depth, pool.as_ref(), fixed),
+        let priority = self.made_for.priority;
+        Queue::start(THREAD, move || {
+            priority.try_apply(); // before the engine starts threads, which inherit it
+            match build {
+                Some(build) => build(),
+                None => build_engine(engine, depth, pool.as_ref(), fixed),
+            }
         })
     }
 }

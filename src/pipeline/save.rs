@@ -11,6 +11,7 @@
 mod block;
 mod files;
 mod fillers;
+mod pace;
 
 pub(crate) use block::Check;
 
@@ -73,7 +74,7 @@ pub(crate) fn write(
 
     let checksum_bytes = runtime.config().checksum_bytes() as usize;
     let inputs = Inputs::new(plan, items, sources, check, checksum_bytes);
-    let fillers = Fillers::new(&inputs, &pool, &files, runtime.config().filler_threads(), job);
+    let fillers = Fillers::new(&inputs, &pool, &files, runtime.config(), job);
     let filling = Instant::now();
     fillers.fill();
     seconds.stage = fillers.staged_at().map_or(0.0, |at| (at - filling).as_secs_f64());

@@ -17,6 +17,7 @@ pub mod lease;
 pub(crate) mod lock;
 pub mod memlock;
 pub(crate) mod path;
+pub(crate) mod priority;
 pub(crate) mod removal_note;
 pub mod rlimit;
 pub mod seam;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -76,10 +76,11 @@ def missing(needs: tuple[str, ...]) -> str | None:
 # --- ringstow ------------------------------------------------------------------------------------
 
 
-def ringstow_async(staging: Any, state: State, path: Path) -> Finish:
+def ringstow_async(staging: Any, state: State, path: Path, **settings: Any) -> Finish:
     import ringstow
 
-    return ringstow.save_async(state, path, staging=staging).result
+    config = ringstow.Config(**settings)
+    return ringstow.save_async(state, path, staging=staging, config=config).result
 
 
 @cache
@@ -177,7 +178,7 @@ def meta_lock() -> AbstractContextManager[object]:
 
 DCP_THREAD = "dcp-thread"
 
-PLAIN: Mapping[str, Contender] = {
+PLAIN: dict[str, Contender] = {
     "ringstow": Contender(("ringstow",), OWN, partial(ringstow_async, "guard")),
     "ringstow-manager": Contender(("ringstow",), OWN, ringstow_manager),
     "ringstow-dcp": Contender(("ringstow",), OWN, ringstow_dcp),
@@ -194,3 +195,10 @@ PLAIN: Mapping[str, Contender] = {
         for staging in ("snapshot", "wait", "unguarded")
     },
 }
+
+
+def with_settings(name: str) -> Contender:
+    """Return `ringstow` with settings, from a name such as "ringstow:nice=10,write_rate=500M"."""
+    pairs = (setting.partition("=") for setting in name.removeprefix("ringstow:").split(","))
+    settings = {field: int(text) if text.isdigit() else text for field, _, text in pairs}
+    return Contender(("ringstow",), OWN, partial(ringstow_async, "guard", **settings))

@@ -12,7 +12,7 @@ from comparing.table import spread
 from stepping.contenders import Row
 from stepping.training import Turn
 
-NAME = 20
+NAME = 24
 WIDTHS = (19, 19, 17, 17, 19)
 HEAD = ("lost, s", "blocked, s", "step, times", "save, s", "of {base}'s")
 

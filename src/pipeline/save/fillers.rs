@@ -1,6 +1,8 @@
 //! The threads that fill blocks from tensors and submit them.
 
 use super::block::{Filled, Filling, Inputs};
+use super::pace::{Pace, wait_until};
+use crate::config::{Config, Priority};
 use crate::engine::{Action, Transfer};
 use crate::error::{Error, Result};
 use crate::limits::ALIGN;
@@ -21,7 +23,8 @@ pub(super) struct Fillers<'a> {
     pool: &'a Pool,
     files: &'a OpenFiles,
     job: &'a Arc<Job>,
-    threads: usize,
+    workers: (usize, Priority),
+    pace: Option<Pace>,
     /// The next block to fill.
     next: AtomicUsize,
     /// Blocks of which not all bytes have left their tensors.
@@ -38,11 +41,18 @@ struct InHand<'a> {
     claimed: Option<usize>,
     /// Blocks whose bytes are on their way.
     begun: VecDeque<(usize, Filling<'a>)>,
+    /// Full blocks, and when each may be written.
+    held: VecDeque<(Instant, usize, Buffer)>,
 }
 
 impl InHand<'_> {
     fn is_empty(&self) -> bool {
-        self.claimed.is_none() && self.begun.is_empty()
+        self.claimed.is_none() && self.blocks() == 0
+    }
+
+    /// Blocks that have a buffer.
+    fn blocks(&self) -> usize {
+        self.begun.len() + self.held.len()
     }
 }
 
@@ -51,16 +61,18 @@ impl<'a> Fillers<'a> {
         inputs: &'a Inputs<'a>,
         pool: &'a Pool,
         files: &'a OpenFiles,
-        threads: usize,
+        config: &Config,
         job: &'a Arc<Job>,
     ) -> Self {
         let blocks = &inputs.plan.blocks;
+        let threads = config.filler_threads().min(blocks.len()).max(1);
         Self {
             inputs,
             pool,
             files,
             job,
-            threads: threads.min(blocks.len()).max(1),
+            workers: (threads, config.priority()),
+            pace: Pace::new(config.write_rate),
             next: AtomicUsize::new(0),
             unstaged: AtomicUsize::new(blocks.len()),
             staged_at: OnceLock::new(),
@@ -70,7 +82,7 @@ impl<'a> Fillers<'a> {
 
     /// Fills and submits all blocks; when it returns, transfers may still be in flight.
     pub fn fill(&self) {
-        scoped_workers(self.threads, || self.fill_blocks(), || self.job.cancel());
+        scoped_workers(self.workers, || self.fill_blocks(), || self.job.cancel());
     }
 
     /// One filler: blocks are begun in order, and finished in the order in which they were begun.
@@ -83,22 +95,31 @@ impl<'a> Fillers<'a> {
         }
     }
 
-    /// Finishes the block that was begun first if its bytes have arrived; otherwise begins one more, if
-    /// there is one and a buffer for it; otherwise waits for the first.
+    /// Writes the block that was held first if it is due; otherwise finishes the block that was begun first if
+    /// its bytes have arrived; otherwise begins one more, if there is one and a buffer for it; otherwise waits
+    /// for the first.
     fn fill_next(&self, hand: &mut InHand<'a>) -> Result<()> {
+        let is_due = hand.held.front().is_some_and(|(due, ..)| *due <= Instant::now());
+        if is_due && let Some((_, number, buffer)) = hand.held.pop_front() {
+            self.write_block(number, buffer);
+            return Ok(());
+        }
         let has_arrived = match hand.begun.front_mut() {
             Some((_, first)) => first.has_arrived()?,
             None => false,
         };
         // No more than its share of the pool: other fillers take checksums meanwhile.
-        let may_begin = !has_arrived && hand.begun.len() <= self.pool.count() / self.threads;
+        let may_begin = !has_arrived && hand.blocks() <= self.pool.count() / self.workers.0;
         if may_begin && let Some((number, buffer)) = self.lease(hand)? {
             hand.begun.push_back(self.begin(number, buffer)?);
             return Ok(());
         }
         match hand.begun.pop_front() {
-            Some((number, first)) => self.finish(number, first),
-            None => Ok(()),
+            Some((number, first)) => self.finish(number, first, hand),
+            None => {
+                hand.held.front().inspect(|(due, ..)| wait_until(*due, self.job));
+                Ok(())
+            }
         }
     }
 
@@ -123,7 +144,7 @@ impl<'a> Fillers<'a> {
         };
         let Some(number) = hand.claimed.take().or_else(next) else { return Ok(None) };
         let buffer = match self.pool.try_lease() {
-            None if hand.begun.is_empty() => Some(self.wait_for_buffer(number)?),
+            None if hand.blocks() == 0 => Some(self.wait_for_buffer(number)?),
             leased => leased,
         };
         if buffer.is_none() {
@@ -143,8 +164,8 @@ impl<'a> Fillers<'a> {
         buffer
     }
 
-    /// Waits for a block's bytes, and submits them.
-    fn finish(&self, number: usize, filling: Filling) -> Result<()> {
+    /// Waits for a block's bytes, and submits them, or keeps them until they are due.
+    fn finish(&self, number: usize, filling: Filling, hand: &mut InHand<'a>) -> Result<()> {
         let (block, copying) = (&self.inputs.plan.blocks[number], filling.copying_since());
         let mut arrived = Instant::now();
         let staged = |block: &Block| {
@@ -158,7 +179,12 @@ impl<'a> Fillers<'a> {
             self.job.note(What::Checksum, arrived, Some(number), bytes);
         }
         *self.crc32[number].lock().expect("no panic while it is held") = checksums;
-        self.write_block(number, block, buffer);
+        match &self.pace {
+            None => self.write_block(number, buffer),
+            Some(pace) => {
+                hand.held.push_back((pace.due(Instant::now(), block.len), number, buffer));
+            }
+        }
         Ok(())
     }
 
@@ -177,7 +203,8 @@ impl<'a> Fillers<'a> {
     }
 
     /// Submits a full buffer, which returns to the pool when it is written.
-    fn write_block(&self, number: usize, block: &Block, buffer: Buffer) {
+    fn write_block(&self, number: usize, buffer: Buffer) {
+        let block = &self.inputs.plan.blocks[number];
         let (offset, bytes) = (block.offset, block.len as u64);
         let len = block.len.next_multiple_of(ALIGN);
         let action = Action::Write(Transfer { offset, buffer, start: 0, len });
