@@ -197,8 +197,12 @@ PLAIN: dict[str, Contender] = {
 }
 
 
+def settings_of(name: str) -> dict[str, Any]:
+    """Return the settings in a name such as "ringstow:nice=10,write_rate=500M"."""
+    pairs = [setting.partition("=") for setting in name.partition(":")[2].split(",") if setting]
+    return {field: int(text) if text.isdigit() else text for field, _, text in pairs}
+
+
 def with_settings(name: str) -> Contender:
-    """Return `ringstow` with settings, from a name such as "ringstow:nice=10,write_rate=500M"."""
-    pairs = (setting.partition("=") for setting in name.removeprefix("ringstow:").split(","))
-    settings = {field: int(text) if text.isdigit() else text for field, _, text in pairs}
-    return Contender(("ringstow",), OWN, partial(ringstow_async, "guard", **settings))
+    begin = partial(ringstow_async, "guard", **settings_of(name))
+    return Contender(("ringstow",), OWN, begin)
