@@ -1,4 +1,4 @@
-"""How one process saves and loads for a `CheckpointManager`; `dcp._ranks` is the other way."""
+"""How one process saves and loads for a `CheckpointManager`; see also `distributed._ranks`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`CheckpointManager`: the object by which a training loop saves, keeps and resumes.
 
 It decides when to save, remove and load, and in which order. How one process or several ranks do
-that is in `_alone` and `dcp._ranks`. It never reads or writes a checkpoint's bytes itself.
+that is in `_alone` and `distributed._ranks`. It never reads or writes a checkpoint's bytes itself.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class CheckpointManager:
     save failed, and nobody has asked its handle, the method raises the failure, once.
 
     With several ranks (``torch.distributed``) every rank makes the manager and calls each method in
-    the same order. Sharded states are saved and loaded by ``ringstow.dcp``.
+    the same order. States are saved and loaded as by ``ringstow.distributed``.
 
     Call it from one thread. A second thread waits until the first one's call returns. A signal
     handler that interrupts a call gets BusyError. A forked child must make a manager of its own.
@@ -108,7 +108,7 @@ class CheckpointManager:
         check_staging(staging)
         self._side: Side[Any] = Alone(config, staging, allow_pickle, self._rules.apart)
         if group is not None or _others.ranks() is not None:
-            from ringstow.dcp._ranks import Ranks
+            from ringstow.distributed._ranks import Ranks
 
             self._side = Ranks(config, staging, allow_pickle, group, self._rules.apart)
         self._turn = Turn(self._root)
@@ -160,16 +160,16 @@ class CheckpointManager:
 
         Args:
             step: the step's number.
-            state: as in `ringstow.save`; on several ranks, as ``torch.distributed.checkpoint.save``
-                takes it.
+            state: as in `ringstow.save`; on several ranks, as in ``ringstow.distributed.save``. Of
+                objects with ``state_dict`` and ``load_state_dict`` the state dict is saved.
             metrics: numbers by name, for ``keep_best`` and `best`. On several ranks rank 0's count.
 
         Returns:
             What was done, on several ranks by this rank.
 
         Raises:
-            Exception: as in `ringstow.save`. On several ranks, what
-                ``torch.distributed.checkpoint.save`` raises, on all of them.
+            Exception: as in `ringstow.save`. On several ranks, as in ``ringstow.distributed.save``,
+                on all of them.
         """
         number = _numbered(step)
         with self._call("save", number):

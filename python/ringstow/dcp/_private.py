@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import concurrent.futures.thread
 import copy
+import logging
 import sys
 import threading
+import uuid
 import weakref
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -23,6 +25,8 @@ from torch.distributed.tensor import DTensor
 
 from ringstow.foreign._private import flattened as flattened
 from ringstow.foreign._private import refusal_of as refusal_of
+
+_log = logging.getLogger("ringstow")
 
 
 class Call:
@@ -167,3 +171,32 @@ def sharded_tensor_of(parts: list[torch.Tensor], like: ShardedTensor) -> Sharded
     shards = zip(parts, like.local_shards(), strict=True)
     sharded._local_shards = [Shard(part, shard.metadata) for part, shard in shards]
     return sharded
+
+
+def beside(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Make a gloo group of the ranks of a group. They call this, and no other ranks need to.
+
+    torch names a group by the groups that a process knows, which ranks know different ones of: the
+    members could wait for each other under different names, and then all ranks in their next
+    ``new_group``. So the first rank chooses a name, and torch's count of groups stays as it is. If
+    a newer torch names groups in another way, this returns the group itself, with a warning.
+    """
+    c10d = dist.distributed_c10d
+    named_by, world = getattr(c10d, "_hash_ranks_to_str", None), getattr(c10d, "_world", None)
+    count = getattr(world, "group_count", None)
+    if named_by is None or count is None:
+        _log.warning(
+            "this torch gives ringstow no group of its own: do not communicate in the group of a "
+            "save while it runs in the background"
+        )
+        return group
+    name = [uuid.uuid4().hex]
+    dist.broadcast_object_list(name, src=dist.get_global_rank(group, 0), group=group)
+    ranks = dist.get_process_group_ranks(group)
+    setattr(c10d, "_hash_ranks_to_str", lambda _: name[0])  # noqa: B010
+    try:
+        made: Any = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+    finally:
+        setattr(c10d, "_hash_ranks_to_str", named_by)  # noqa: B010
+        setattr(world, "group_count", count)  # noqa: B010
+    return cast("dist.ProcessGroup", made)

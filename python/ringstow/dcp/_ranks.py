@@ -1,4 +1,4 @@
-"""How several ranks save and load for a `CheckpointManager`, by torch.distributed.checkpoint.
+"""How several ranks save and load for a framework's adapter, by torch.distributed.checkpoint.
 
 Rank 0 looks into the directory and removes old steps. Before each call the ranks tell each other
 what they call and what has failed, so that all of them fail together.
@@ -69,7 +69,9 @@ class Ranks:
             staging = "snapshot"
         self._config = config
         self._staging = staging
+        self._given = group
         self._allow_pickle = allow_pickle
+        self._apart = apart
         # A background save communicates in a thread: not in a group that training uses.
         self._own = dist.new_group(backend="gloo") if group is None else None
         self._group = cast("dist.ProcessGroup", self._own if group is None else group)
@@ -247,6 +249,8 @@ class Ranks:
         if self._own is not None and dist.is_initialized():
             with contextlib.suppress(Exception):  # it may have ended with the ranks
                 dist.destroy_process_group(self._own)
+            # Its connections end with the last reference: ranks that wait for this one notice.
+            self._own = self._group = cast("dist.ProcessGroup", None)
 
 
 def _is_damage(error: BaseException) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import torch.distributed as dist
 
 from ringstow._errors import InvalidStateError
-from ringstow.dcp import _together
+from ringstow.dcp import _private, _together
 
 T = TypeVar("T")
 
@@ -86,10 +86,7 @@ def group_of(given: dist.ProcessGroup | None) -> Group:
     with _lock:
         known, made = _made.get(id(asked), (None, None))
         if known is not asked or made is None:
-            ranks = dist.get_process_group_ranks(asked)
-            own = dist.new_group(
-                ranks, backend="gloo", use_local_synchronization=asked is not world
-            )
+            own = dist.new_group(backend="gloo") if asked is world else _private.beside(asked)
             made = Group(cast("dist.ProcessGroup", own))
             for key in [key for key, (one, _) in _made.items() if not _lives(one)]:
                 del _made[key]

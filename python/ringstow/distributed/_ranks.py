@@ -1,0 +1,117 @@
+"""How several ranks save and load for a `CheckpointManager`: without a planner.
+
+What PyTorch's own writer has left, and what ranks have saved each by itself, loads by
+torch.distributed.checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.checkpoint.stateful import Stateful
+
+from ringstow._alone import Attempt
+from ringstow._damage import is_damage
+from ringstow.dcp import _paths, _ranks
+from ringstow.dcp._together import agree, gathered, sendable
+from ringstow.distributed._load import load_into
+from ringstow.distributed._save import save, save_async
+
+if TYPE_CHECKING:
+    from ringstow._catalog_report import Step
+    from ringstow._report import SaveReport
+    from ringstow.dcp._handle import RanksHandle
+
+
+class Ranks(_ranks.Ranks):
+    """The ranks of one process group, each of which knows what it writes and reads."""
+
+    def save(
+        self,
+        state: dict[Any, Any],
+        path: str,
+        step: int | None,
+        metrics: Mapping[str, Any] | None = None,
+        apart: Iterable[str] | None = None,
+    ) -> SaveReport:
+        return save(_states(state), path, **self._options(step, metrics, apart))
+
+    def save_async(
+        self,
+        state: dict[Any, Any],
+        path: str,
+        step: int | None,
+        metrics: Mapping[str, Any] | None = None,
+        apart: Iterable[str] | None = None,
+    ) -> RanksHandle:
+        options = self._options(step, metrics, apart)
+        handle: RanksHandle | None = None
+        failure: BaseException | None = None
+        try:
+            handle = save_async(_states(state), path, staging=self._staging, **options)
+        except BaseException as error:  # Ctrl-C, too: the others must not wait for this rank
+            failure = error
+        try:
+            agree(failure, self._group)
+        except BaseException:
+            if handle is not None:
+                handle.exception()  # of the same failure, which the call raises
+            raise
+        assert handle is not None
+        return handle
+
+    def _options(
+        self,
+        step: int | None,
+        metrics: Mapping[str, Any] | None,
+        apart: Iterable[str] | None,
+    ) -> dict[str, Any]:
+        return {
+            "group": self._given,
+            "step": step,
+            "metrics": metrics,
+            "apart": self._apart if apart is None else tuple(apart),
+            "config": self._config,
+            "allow_pickle": self._allow_pickle,
+        }
+
+    def load(self, found: Step, into: dict[Any, Any] | None) -> Attempt:
+        assert into is not None
+        manifest = os.path.join(found.path, _paths.MANIFEST)
+        if not self.first(lambda: os.path.exists(manifest)):
+            return super().load(found, into)
+        error: BaseException | None = None
+        try:
+            self._load(found, into)
+        except Exception as caught:
+            error = caught
+        # On the other ranks the cause is the error of the rank that met the damage.
+        met = any(is_damage(one) for one in (error, error and error.__cause__) if one)
+        failed = [one for one in gathered((error and sendable(error), met), self._group) if one[0]]
+        if not failed:
+            return Attempt(into)
+        return Attempt(error=error or failed[0][0], is_damage=all(met for _, met in failed))
+
+    def _load(self, found: Step, into: dict[Any, Any]) -> None:
+        states = _states(into)
+        load_into(
+            states,
+            found.path,
+            group=self._given,
+            config=self._config,
+            allow_pickle=self._allow_pickle,
+        )
+        for key, value in into.items():
+            if isinstance(value, Stateful):
+                value.load_state_dict(states[key])
+            else:
+                into[key] = states[key]
+
+
+def _states(state: Any) -> Any:
+    """Return the state with the state dicts of the objects that have one, as DCP saves them."""
+    if type(state) is not dict:
+        return state
+    return {k: v.state_dict() if isinstance(v, Stateful) else v for k, v in state.items()}
