@@ -39,6 +39,7 @@ def run_ranks(args: argparse.Namespace, directory: Path) -> list[Measurement]:
         command += ["--columns"] if args.columns else []
     else:
         command += [f"--tensors={args.tensors}"]
+        command += ["--flat"] if args.flat else []
         command += ["--replicated"] if args.replicated else []
         command += ["--fio"] if shutil.which("fio") else []
     found: list[Measurement] = []
@@ -103,12 +104,18 @@ def later(rounds: dict[int, float]) -> str:
 
 
 def planning_lines(found: list[Measurement]) -> Iterator[str]:
-    names = ("no writer", "ringstow", "distributed", "dcp", "load distributed", "load dcp")
+    saves = ("no writer", "ringstow", "planner first", "planner later")
+    others = ("caching first", "caching later", "distributed", "dcp")
+    loads = ("load ringstow", "load planner", "load distributed", "load dcp")
+    names = (*saves, *others, *loads)
     rows = {row: values(found, row, "planning", "seconds") for row in names}
     for row, seconds in rows.items():
         yield f"{row:<16} {spread(list(seconds.values()))} s"
     yield f"ringstow / no writer {ratio(rows['ringstow'], rows['no writer'])}"
     yield f"ringstow / dcp       {ratio(rows['ringstow'], rows['dcp'])}"
+    yield f"ringstow / planner, first save {ratio(rows['ringstow'], rows['planner first'])}"
+    yield f"ringstow / planner, later saves {ratio(rows['ringstow'], rows['planner later'])}"
+    yield f"ringstow / planner, loads {ratio(rows['load ringstow'], rows['load planner'])}"
     yield f"dcp / distributed    {ratio(rows['dcp'], rows['distributed'])}"
     yield f"dcp / distributed, loads {ratio(rows['load dcp'], rows['load distributed'])}"
 
@@ -138,6 +145,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
         "--tensors", type=int, default=0, help="measure planning with this number of tensors"
+    )
+    parser.add_argument(
+        "--flat",
+        action="store_true",
+        help="with all tensors at the top level of the state, where DCP takes 25 us for each",
     )
     parser.add_argument(
         "--replicated", action="store_true", help="measure loads with and without broadcast"

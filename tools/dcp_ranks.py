@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import logging
 import os
@@ -28,7 +29,7 @@ import torch.distributed.checkpoint as dcp
 from comparing.durable import drop_caches
 from comparing.fio import fio_jobs
 from torch import Tensor
-from torch.distributed.checkpoint import DefaultLoadPlanner, LoadPlan
+from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, LoadPlan
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -363,33 +364,57 @@ class NullWriter(dcp.StorageWriter):
         return True
 
 
-def measure_planning(args: argparse.Namespace) -> None:
-    """Measure the cost of planning and metadata for many tiny sharded tensors, per writer."""
+def many_tensors(count: int, *, flat: bool) -> State:
+    """Return tiny sharded tensors: of one model, as trainers save it, or all at the top level."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     one = torch.zeros(4, 4)
-    state = {
-        f"model.layers.{i // 10}.block.{i % 10}.weight": DTensor.from_local(one, mesh, [Shard(0)])
-        for i in range(args.tensors)
+    tensors = {
+        f"layers.{i // 10}.block.{i % 10}.weight": DTensor.from_local(one, mesh, [Shard(0)])
+        for i in range(count)
     }
+    return tensors if flat else {"model": tensors}
+
+
+def measure_planning(args: argparse.Namespace) -> None:
+    """Measure the cost of planning and metadata for many tiny sharded tensors."""
+    state = many_tensors(args.tensors, flat=args.flat)
+    ours, own, theirs = (args.dir / name for name in ("many", "many-own", "many-dcp"))
+    save, load = partial(dcp.save, state), partial(dcp.load, state)
+    writer = ringstow.dcp.StorageWriter
     for round_ in range(args.rounds):
-        ours, own = args.dir / "many", args.dir / "many-own"
-        theirs = args.dir / "many-dcp"
-        save = partial(dcp.save, state)
-        rows: list[tuple[str, Any]] = [
-            ("no writer", partial(save, storage_writer=NullWriter())),
-            ("ringstow", partial(save, storage_writer=ringstow.dcp.StorageWriter(ours))),
-            ("distributed", partial(ringstow.distributed.save, state, own)),
-            ("dcp", partial(save, storage_writer=dcp.FileSystemWriter(theirs))),
+        # Ours keeps plans for each process group, torch's for each class: these are new.
+        known = {"process_group": dist.new_group(backend="gloo")}
+        caching = type(f"Caching{round_}", (DefaultSavePlanner,), {})
+        planned = partial(save, planner=ringstow.dcp.SavePlanner(), **known)
+        cached = partial(save, planner=caching(enable_plan_caching=True))
+        rows: list[list[tuple[str, Any]]] = [
+            [("no writer", partial(save, storage_writer=NullWriter()))],
+            [("ringstow", partial(save, storage_writer=writer(ours)))],
+            [
+                ("planner first", partial(planned, storage_writer=writer(ours))),
+                ("planner later", partial(planned, storage_writer=writer(ours))),
+            ],
+            [
+                ("caching first", partial(cached, storage_writer=writer(ours))),
+                ("caching later", partial(cached, storage_writer=writer(ours))),
+            ],
+            [("distributed", partial(ringstow.distributed.save, state, own))],
+            [("dcp", partial(save, storage_writer=dcp.FileSystemWriter(theirs)))],
         ]
-        for row, saves in rows[round_ % 4 :] + rows[: round_ % 4]:
-            settle()
-            report(round_, row, "planning", tensors=args.tensors, seconds=timed(saves))
-        for row, loads in [
+        turn = round_ % len(rows)
+        reader = ringstow.dcp.StorageReader
+        loads: list[tuple[str, Any]] = [
+            ("load ringstow", partial(load, storage_reader=reader(ours))),
+            (
+                "load planner",
+                partial(load, storage_reader=reader(ours), planner=ringstow.dcp.LoadPlanner()),
+            ),
             ("load distributed", partial(ringstow.distributed.load_into, state, own)),
-            ("load dcp", partial(dcp.load, state, checkpoint_id=theirs)),
-        ]:
+            ("load dcp", partial(load, checkpoint_id=theirs)),
+        ]
+        for row, action in itertools.chain(*rows[turn:], *rows[:turn], loads):
             settle()
-            report(round_, row, "planning", tensors=args.tensors, seconds=timed(loads))
+            report(round_, row, "planning", tensors=args.tensors, seconds=timed(action))
     for path in (ours, own, theirs):
         remove(path)
 
@@ -402,6 +427,7 @@ def main() -> None:
     parser.add_argument(
         "--tensors", type=int, default=0, help="measure planning with this number of tensors"
     )
+    parser.add_argument("--flat", action="store_true")
     parser.add_argument("--replicated", action="store_true")
     parser.add_argument("--fio", action="store_true")
     args = parser.parse_args()

@@ -21,6 +21,7 @@ try:
     from ringstow.dcp._latest import latest
     from ringstow.dcp._planner import LoadPlanner
     from ringstow.dcp._reader import StorageReader
+    from ringstow.dcp._save_planner import SavePlanner
     from ringstow.dcp._writer import StorageWriter
 except ImportError as error:
     raise ImportError(f"ringstow.dcp needs torch 2.6 or newer: {error}") from error
@@ -28,6 +29,7 @@ except ImportError as error:
 __all__ = [
     "ExportReport",
     "LoadPlanner",
+    "SavePlanner",
     "StorageReader",
     "StorageWriter",
     "export_hf",

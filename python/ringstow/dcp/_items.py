@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -53,18 +53,38 @@ def resolve(
     refusals = Refusals(_PICKLE)
     nbytes = 0
     names: set[str] = set()
-    for item in plan.items:
-        memory = _resolve(item, planner, refusals, allow_pickle=allow_pickle)
-        if memory is None:
-            continue
-        is_known = alone and memory.nbytes == 0 and item.index.fqn in names
-        spec = None if is_known else _spec(item, memory, keeps_empty=alone)
-        if spec is not None:
-            names.add(spec[0])
-            items.specs.append(spec)
-            nbytes += memory.nbytes
+    find = _finder()
+    with torch.no_grad():  # torch's planner calls autograd for each DTensor
+        for item in plan.items:
+            memory = _resolve(item, planner, refusals, find, allow_pickle=allow_pickle)
+            if memory is None:
+                continue
+            is_known = alone and memory.nbytes == 0 and item.index.fqn in names
+            spec = None if is_known else _spec(item, memory, keeps_empty=alone)
+            if spec is not None:
+                names.add(spec[0])
+                items.specs.append(spec)
+                nbytes += memory.nbytes
     refusals.check()
     return items._replace(nbytes=nbytes)
+
+
+# Returns where the bytes of a usual tensor are; None for any other.
+Find = Callable[[Any], Memory | None]
+
+
+def _finder() -> Find:
+    exchange, address_of = _torch.usual().exchange, _cuda.finder()
+
+    def find(value: Any) -> Memory | None:
+        found = None if exchange is None else exchange.find(value, address_of)
+        if found is None:
+            return None
+        code, shape, address = found
+        # An alias, as `_torch.memory_of` has.
+        return Memory(code, shape, None, address, value.nbytes, value.detach())
+
+    return find
 
 
 def _describe(item: WriteItem) -> str:
@@ -74,13 +94,13 @@ def _describe(item: WriteItem) -> str:
 
 
 def _resolve(
-    item: WriteItem, planner: SavePlanner, refusals: Refusals, *, allow_pickle: bool
+    item: WriteItem, planner: SavePlanner, refusals: Refusals, find: Find, *, allow_pickle: bool
 ) -> Memory | None:
     """Return where an item's bytes are; None if it is refused."""
     try:
         _check_name(item)
         if item.type != WriteItemType.BYTE_IO:
-            return _tensor(planner.resolve_data(item), item)
+            return _tensor(planner.resolve_data(item), item, find)
         data = _objects.loadable(item, planner, refusals, allow_pickle=allow_pickle)
         return None if data is None else _blob(data, _describe(item))
     except Error as error:
@@ -115,17 +135,19 @@ def _blob(value: Any, key: str) -> Memory:
     return Memory("U8", (view.nbytes,), None, ctypes.addressof(start), view.nbytes, start)
 
 
-def _tensor(value: Any, item: WriteItem) -> Memory:
-    key = _describe(item)
-    if not isinstance(value, torch.Tensor):
-        kind = type(value).__name__
-        raise InvalidStateError(f"{key}: the planner gave a {kind} for a tensor")
-    memory = _torch.memory_of(reachable(value), key)
+def _tensor(value: Any, item: WriteItem, find: Find) -> Memory:
+    memory = find(value)
+    if memory is None:
+        key = _describe(item)
+        if not isinstance(value, torch.Tensor):
+            kind = type(value).__name__
+            raise InvalidStateError(f"{key}: the planner gave a {kind} for a tensor")
+        memory = _torch.memory_of(reachable(value), key)
     sizes = _chunk(item, memory.dtype)[0]
     if memory.shape != sizes:
         raise InvalidStateError(
-            f"{key} is planned with the shape {list(sizes)} and has {list(memory.shape)}; was it "
-            "resized while it was being saved?"
+            f"{_describe(item)} is planned with the shape {list(sizes)} and has "
+            f"{list(memory.shape)}; was it resized while it was being saved?"
         )
     return memory
 
@@ -149,9 +171,10 @@ def _chunk(item: WriteItem, dtype: str) -> tuple[Shape, Shape, Shape]:
         raise InvalidStateError(
             f"{_describe(item)}: the plan does not say which region of it to save"
         )
-    parts = (data.chunk.sizes, data.chunk.offsets, data.size)
-    sizes, offsets, shape = (in_elements(tuple(part), dtype) for part in parts)
-    return sizes, offsets, shape
+    sizes, offsets, shape = tuple(data.chunk.sizes), tuple(data.chunk.offsets), tuple(data.size)
+    if dtype != "F4":
+        return sizes, offsets, shape
+    return in_elements(sizes, dtype), in_elements(offsets, dtype), in_elements(shape, dtype)
 
 
 def _spec(item: WriteItem, memory: Memory, *, keeps_empty: bool) -> ItemSpec | None:

@@ -211,9 +211,10 @@ class Contents:
                     self.path,
                     name,
                 )
+        kinds: dict[Any, TensorStorageMetadata] = {}
         for name, entry in self.entries.items():
             try:
-                stored[name] = _stored(name, entry)
+                stored[name] = _stored(name, entry, kinds)
             except UnsupportedError as error:  # a load of it fails as missing
                 _log.warning("%s: %s; it is left out", self.path, error)
         return Metadata(
@@ -223,14 +224,22 @@ class Contents:
         )
 
 
-def _stored(name: str, entry: Entry) -> BytesStorageMetadata | TensorStorageMetadata:
+def _stored(
+    name: str, entry: Entry, kinds: dict[Any, TensorStorageMetadata]
+) -> BytesStorageMetadata | TensorStorageMetadata:
+    """Return what DCP knows of an entry; entries of one kind share what is in it."""
     if entry.is_object:
         return BytesStorageMetadata()
     # Holes are chunks too, so that a planner asks for them and the load can refuse.
-    chunks = [_chunk(*region, entry.dtype) for region in (*entry.chunks, *entry.holes)]
-    properties = TensorProperties(dtype=_torch.dtype_of(entry.dtype, name))
-    whole = _chunk((0,) * len(entry.shape), entry.shape, entry.dtype)
-    return TensorStorageMetadata(properties, whole.sizes, chunks)
+    regions = tuple((tuple(o), tuple(n)) for o, n in (*entry.chunks, *entry.holes))
+    mark = (entry.dtype, tuple(entry.shape), regions)
+    kind = kinds.get(mark)
+    if kind is None:
+        properties = TensorProperties(dtype=_torch.dtype_of(entry.dtype, name))
+        whole = _chunk((0,) * len(entry.shape), entry.shape, entry.dtype)
+        chunks = [_chunk(*region, entry.dtype) for region in regions]
+        kind = kinds[mark] = TensorStorageMetadata(properties, whole.sizes, chunks)
+    return TensorStorageMetadata(kind.properties, kind.size, list(kind.chunks))
 
 
 def _chunk(offsets: Sequence[int], sizes: Sequence[int], dtype: str) -> ChunkStorageMetadata:

@@ -12,8 +12,9 @@ import sys
 import threading
 import uuid
 import weakref
+from collections.abc import Iterable
 from types import FrameType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -118,20 +119,57 @@ def load_ranks() -> list[int] | None:
         return None
 
 
-def save_group() -> tuple[dist.ProcessGroup | None, bool] | None:
-    """Return the process group of the ``dcp.save`` that calls this, and whether it is one at all.
+class Meeting(NamedTuple):
+    """The ranks that save together, and which of them plans."""
 
-    None if unknown. DCP passes a writer neither its process group nor ``no_dist``: they are in its
-    frame.
+    group: dist.ProcessGroup | None
+    """None for the default group, or for no group."""
+    use_dist: bool
+    coordinator_rank: int
+
+
+def save_meeting() -> Meeting | None:
+    """Return the ranks of the ``dcp.save`` that calls this; None if unknown.
+
+    DCP passes neither planner nor writer its process group or ``no_dist``: they are in its frame.
     """
     frame: FrameType | None = sys._getframe()
     while frame is not None and frame.f_code.co_name != "_save_state_dict":
         frame = frame.f_back
     save: Any = None if frame is None else frame.f_locals.get("distW")
     try:
-        return save.group, bool(save.use_dist)
+        use_dist = bool(save.use_dist)
+        group = save.group
+        if use_dist and group is None:
+            group = dist.group.WORLD  # a later default group is another one
+        return Meeting(group if use_dist else None, use_dist, save.coordinator_rank)
     except AttributeError:  # another torch's, or a call by other means
         return None
+
+
+def keys_before_2_4(state: dict[str, Any]) -> set[str] | None:
+    """Return the flat names that a state had in checkpoints by torch 2.3; None if unknown."""
+    from torch.distributed.checkpoint import _traverse
+
+    traverse = getattr(_traverse, "traverse_state_dict_v_2_3", None)
+    if traverse is None:
+        return None
+    keys: set[str] = set()
+    traverse(state, lambda path, _: keys.add(".".join(map(str, path))))
+    return keys
+
+
+def overrides(kind: type, base: type, names: Iterable[str]) -> bool:
+    """Tell whether a class has methods of its own in place of a base class's.
+
+    Args:
+        kind: the class.
+        base: a class that it derives from.
+        names: of the methods, beside those by which torch's planner makes a global plan.
+    """
+    # One that another torch does not have counts as none.
+    steps = ("_create_global_plan", "_dedup_save_plans", *names)
+    return any(getattr(kind, name, None) is not getattr(base, name, None) for name in steps)
 
 
 def set_version(metadata: Metadata) -> None:

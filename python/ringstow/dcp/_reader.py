@@ -34,7 +34,7 @@ from ringstow._errors import (
     ReplacedCheckpointError,
 )
 from ringstow._report import LoadReport
-from ringstow.dcp import _broadcast, _objects, _paths, _private, _targets
+from ringstow.dcp import _broadcast, _objects, _paths, _private, _targets, _travel
 from ringstow.dcp._absence import Absence
 from ringstow.dcp._broadcast import Broadcast, Exchange, Share
 from ringstow.dcp._errors import picklable
@@ -221,6 +221,8 @@ class StorageReader(storage.StorageReader):
                 and the plan asks for elements that it does not hold; names the tensors.
         """
         self._check_held(plan)
+        if not self._broadcast and type(self).prepare_global_plan is _PREPARE:
+            _travel.leave_here(plan.items)  # the coordinator does not look at them
         if not self._use_collectives or self._checkpoint is None:
             return plan
         willing = _broadcast.group_of(self._broadcast) is not None
@@ -452,6 +454,9 @@ class StorageReader(storage.StorageReader):
                 "there is no path to load from: give StorageReader one, or the load a checkpoint_id"
             )
         return self._path
+
+
+_PREPARE = StorageReader.prepare_global_plan
 
 
 def _fill(item: ReadItem, entry: Entry, target: torch.Tensor) -> Fill | str:

@@ -164,14 +164,13 @@ HuggingFaceStorageWriter.register(StockHfWriter)
 
 
 def _team() -> Team:
-    found = _private.save_group()
-    if found is None:
+    meeting = _private.save_meeting()
+    if meeting is None:
         raise UnsupportedError(
             "this torch does not show which ranks save: call ringstow.dcp.export_hf(state, path, "
             "group=...) instead of HuggingFaceStorageWriter"
         )
-    group, is_one = found
-    return Team(group, alone=not is_one)
+    return Team(meeting.group, alone=not meeting.use_dist)
 
 
 def _check(given: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ from ringstow._config import Config
 from ringstow._errors import InvalidStateError, UnsupportedError
 from ringstow._report import SaveReport
 from ringstow._waited import Waited
-from ringstow.dcp import _items, _mark, _metadata, _paths, _private, _rank_parts
+from ringstow.dcp import _items, _mark, _metadata, _paths, _private, _rank_parts, _sent_metadata
 from ringstow.dcp._destination import Destination
 from ringstow.dcp._errors import picklable
 from ringstow.dcp._note import Notes
@@ -353,7 +353,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         save = self._current()
         with _outcomes.failing("save", save.path), save.hook(is_last=True):
             with collector_paused():
-                tree = _metadata.tree_of(metadata)
+                tree = _sent_metadata.computed(metadata, _metadata.tree_of)
             done = save.commit(receipts, tree, names)
             _log.debug("committed %s: %s", save.path, done)
             self.save_id = _paths.committed_id(save.path) or self.save_id
@@ -363,6 +363,8 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             _private.set_version(metadata)
             _mark.write(save.path)
             _others.saved(save.path)
+            if not save.is_alone:
+                _sent_metadata.announce(metadata)
 
     def _write(
         self, save: Save, items: _items.Items, stream: StagingFuture | None

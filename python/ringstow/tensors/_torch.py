@@ -82,7 +82,13 @@ def dtype_of(code: str, key: str) -> torch.dtype:
     Raises:
         UnsupportedError: this torch has no such dtype.
     """
-    return dtype_named(NAMES.get(code, code), key)
+    dtype = _dtypes.get(code)
+    if dtype is None:
+        dtype = _dtypes[code] = dtype_named(NAMES.get(code, code), key)
+    return dtype
+
+
+_dtypes: dict[str, torch.dtype] = {}
 
 
 def cast_code(code: str, dtype: str | None) -> str:

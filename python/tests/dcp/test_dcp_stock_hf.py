@@ -210,7 +210,7 @@ def test_ranks_without_collectives_are_refused(tmp_path):
 
 def test_torch_that_hides_its_group_is_refused(tmp_path, monkeypatch):
     """Regression guard: the private frame of ``dcp.save`` has another name."""
-    monkeypatch.setattr(_private, "save_group", lambda: None)
+    monkeypatch.setattr(_private, "save_meeting", lambda: None)
     writer = _stock_hf.HuggingFaceStorageWriter(str(tmp_path / "m"))
     with pytest.raises(CheckpointException, match="export_hf"):
         dcp.save({"w": torch.ones(1)}, storage_writer=writer)

@@ -1,0 +1,86 @@
+"""DCP's Metadata, which the coordinator sends to all ranks at the end of a save.
+
+Programs and torch's writer pickle it to files, so its dicts are plain ones. Only for its way to the
+other ranks, which is the next step after ringstow's commit, they travel as those of plans do.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from torch.distributed.checkpoint.metadata import Metadata
+
+from ringstow.dcp import _private, _travel
+from ringstow.dcp._travel import Content, Table
+
+T = TypeVar("T")
+
+
+class _Made(NamedTuple):
+    """The contents of a Metadata, whose dicts are plain: torch's writer pickles them to a file."""
+
+    metadata: weakref.ref[Metadata]
+    stored: Content
+    paths: Content | None
+    is_known: bool
+    """Whether all other ranks have them."""
+
+
+_made: dict[int, _Made] = {}
+
+
+def metadata_over(stored: Content, paths: Content | None, *, is_known: bool) -> Metadata:
+    """Return metadata of a content each.
+
+    Args:
+        stored: of ``state_dict_metadata``.
+        paths: of ``planner_data``; None if there is none.
+        is_known: whether all other ranks have them.
+    """
+    metadata = Metadata(dict(stored.made), planner_data=None if paths is None else dict(paths.made))
+    number = id(metadata)
+    reference = weakref.ref(metadata, lambda _: _made.pop(number, None))
+    _made[number] = _Made(reference, stored, paths, is_known)
+    return metadata
+
+
+def _made_of(metadata: Metadata) -> _Made | None:
+    """Return what metadata is made of; None if it is another's, or was changed."""
+    made = _made.get(id(metadata))
+    if made is None or made.metadata() is not metadata:
+        return None
+    if _travel.unchanged_dict(metadata.state_dict_metadata, made.stored) is None:
+        return None
+    paths = metadata.planner_data
+    if made.paths is None or type(paths) is not dict:
+        return made if made.paths is None and paths is None else None
+    return None if _travel.unchanged_dict(paths, made.paths) is None else made
+
+
+def announce(metadata: Metadata) -> None:
+    """Let metadata travel in columns, or as a token: DCP's next step is to send it to all ranks."""
+    meeting, made = _private.save_meeting(), _made_of(metadata)
+    if meeting is None or not meeting.use_dist or made is None:
+        return
+    metadata.state_dict_metadata = Table.once(made.stored, is_known=made.is_known)
+    if made.paths is not None:
+        metadata.planner_data = Table.once(made.paths, is_known=made.is_known)
+
+
+def computed(metadata: Metadata, compute: Callable[[Metadata], T]) -> T:
+    """Return what a function computes from the keys, kinds and paths of metadata, kept for later.
+
+    Args:
+        metadata: it.
+        compute: a function of a module, so that it is the same at each call.
+    """
+    made = _made_of(metadata)
+    if made is None:
+        return compute(metadata)
+    key = (compute, None if made.paths is None else made.paths.token)
+    if key not in made.stored.memo:
+        made.stored.memo[key] = compute(metadata)
+    result: T = made.stored.memo[key]
+    return result
