@@ -4,6 +4,7 @@
     python tools/compare.py --gb 4 --dir /mnt/nvme --out result
     python tools/compare.py --nothing-installed --peers torch.save dcp
     python tools/compare.py --small --gb 0.4    # 100,000 tensors of 4 KiB
+    python tools/compare.py --tensors 1000 10000 100000 1000000  # cost against their number
     python tools/compare.py --used-memory       # no memory is free, as on a machine in use
 
 Each measurement runs in its own process (comparing/worker.py) and in a new directory, which is then
@@ -24,7 +25,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from comparing import chart, fio
+from comparing import chart, counts, fio
 from comparing.directories import check_room, machine
 from comparing.environments import Environment, environment_of, prepared
 from comparing.measuring import Bench, Rounds, Row, measure_rounds, needs_nothing
@@ -71,8 +72,8 @@ def as_json(rounds: Rounds, args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def write_json(rounds: Rounds, args: argparse.Namespace) -> None:
-    text = json.dumps(as_json(rounds, args), indent=1)
+def write_json(result: Any, args: argparse.Namespace) -> None:
+    text = json.dumps(result, indent=1)
     for file in [args.out / "result.json", *([args.json] if args.json else [])]:
         file.write_text(text)
 
@@ -109,7 +110,7 @@ def measure_all(rounds: Rounds, bench: Bench, args: argparse.Namespace) -> bool:
 
     try:
         for after in measure_rounds(rounds, args.rounds, measure):
-            write_json(after, args)
+            write_json(as_json(after, args), args)
     except KeyboardInterrupt:
         say(f"\n  interrupted: {len(rounds.done)} of {args.rounds} rounds were finished")
         return False
@@ -137,6 +138,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--small", action="store_true",
         help="only tensors of 4 KiB: measures the cost per tensor, not per byte",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tensors", type=int, nargs="+", metavar="N",
+        help="only tensors of 4 KiB, N of them: one measurement after the other for each N, and a "
+        "table of seconds",
     )  # fmt: skip
     parser.add_argument(
         "--used-memory", action="store_true",
@@ -176,37 +182,68 @@ def interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
+def compare(args: argparse.Namespace) -> tuple[Rounds, bool]:
+    """Measure one size, and say and write what was found. The flag is false after Ctrl-C.
+
+    Raises:
+        CompareFailed: nothing can be measured.
+    """
+    state_bytes = round(args.gb * 1e9)
+    rounds = Rounds(choose(args))
+    (args.out / "logs").mkdir(parents=True, exist_ok=True)
+    if not rounds.names:
+        raise CompareFailed("none of these peers is installed; run without --nothing-installed")
+    check_room(args.dir, state_bytes)
+    environments = prepare_all(rounds, args.out, args.install_seconds)
+    if shutil.which(fio.FIO):
+        rounds.names.append(fio.FIO)
+    else:
+        say("  no fio here: the table has no ceiling (Debian, Ubuntu: apt-get install fio)")
+    with page_cache(args.dir) if args.used_memory else nullcontext() as cache:
+        bench = Bench(
+            args.dir, args.out / "logs", state_bytes, args.small, args.seconds, environments,
+            cache,
+        )  # fmt: skip
+        finished = measure_all(rounds, bench, args)
+    told = "\n".join(table(rounds, args.dir, conditions(args)))
+    say("\n" + told)
+    (args.out / "table.txt").write_text(told + "\n")
+    write_json(as_json(rounds, args), args)
+    return rounds, finished
+
+
+def compare_counts(args: argparse.Namespace) -> int:
+    """Measure each number of tensors, and return the exit code."""
+    found: dict[int, Rounds] = {}
+    codes = []
+    for count in args.tensors:
+        say(f"\n{count:,} tensors")
+        gb, out = count * counts.TENSOR_BYTES / 1e9, args.out / f"{count}-tensors"
+        own = argparse.Namespace(**vars(args) | {"small": True, "gb": gb, "out": out, "json": None})
+        found[count], finished = compare(own)
+        codes.append(exit_code(found[count], finished))
+        told = "\n".join(counts.table(found))
+        (args.out / "table.txt").write_text(told + "\n")
+        write_json({"machine": machine(args.dir), "counts": counts.as_json(found)}, args)
+        if not finished:
+            break
+    say("\n" + told)
+    return max(codes)
+
+
 def main() -> int:
     args = arguments()
     signal.signal(signal.SIGTERM, interrupt)
-    state_bytes = int(args.gb * 1e9)
-    rounds = Rounds(choose(args))
-    (args.out / "logs").mkdir(parents=True, exist_ok=True)
     try:
-        if not rounds.names:
-            raise CompareFailed("none of these peers is installed; run without --nothing-installed")
-        check_room(args.dir, state_bytes)
-        environments = prepare_all(rounds, args.out, args.install_seconds)
-        if shutil.which(fio.FIO):
-            rounds.names.append(fio.FIO)
-        else:
-            say("  no fio here: the table has no ceiling (Debian, Ubuntu: apt-get install fio)")
-        with page_cache(args.dir) if args.used_memory else nullcontext() as cache:
-            bench = Bench(
-                args.dir, args.out / "logs", state_bytes, args.small, args.seconds, environments,
-                cache,
-            )  # fmt: skip
-            finished = measure_all(rounds, bench, args)
+        if args.tensors:
+            return compare_counts(args)
+        rounds, finished = compare(args)
     except CompareFailed as failure:
         say(f"compare: {failure}")
         return 2
     except KeyboardInterrupt:
         say("\n  interrupted before anything was measured")
         return 130
-    told = "\n".join(table(rounds, args.dir, conditions(args)))
-    say("\n" + told)
-    (args.out / "table.txt").write_text(told + "\n")
-    write_json(rounds, args)
     if not args.nothing_installed and rounds.done:
         draw_chart(args)
     return exit_code(rounds, finished)

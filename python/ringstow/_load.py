@@ -18,7 +18,7 @@ from ringstow._errors import KeyMismatchError, ReplacedCheckpointError
 from ringstow._progress import Progress
 from ringstow.tensors import _cuda, _torch
 from ringstow.tensors._memory import Stored
-from ringstow.tree import _build, _select, _skeleton, _walk
+from ringstow.tree import _build, _select, _skeleton
 from ringstow.tree._damaged import Salvaged
 
 if TYPE_CHECKING:
@@ -210,23 +210,29 @@ def _load(
     """Load the selected leaves of a checkpoint; the report says what is damaged."""
     if prefix or names is not None:
         skeleton = _selected(checkpoint, where, prefix, names)
-        rows = checkpoint.tensors_named(_walk.stored_in(skeleton))
     else:
-        skeleton, rows = _merge.skeleton_of(checkpoint, where), checkpoint.tensors
+        skeleton = _merge.skeleton_of(checkpoint, where)
     damaged = _salvage.find(checkpoint, skeleton) if skips else {}
     skeleton = _salvage.without(skeleton, damaged)
-    contents = _build.Contents(where, rows, allow_pickle=allow_pickle)
+    contents = _build.Contents(where, checkpoint.tensor, allow_pickle=allow_pickle)
     survey = _build.Survey(contents, apart=gpu is not None)
-    survey.add(skeleton)
+    wanted = None
+    if gpu is None and not isinstance(checkpoint, foreign.Foreign):
+        wanted = survey.add_all(skeleton, checkpoint)
+    else:
+        survey.add(skeleton)
     # Objects first: if one is refused or its type is unknown, no tensor is read in vain.
     reports: list[str] = []
     objects = _build.read(checkpoint, list(survey.objects), reports)
     builder = _build.Builder(contents, objects, as_numpy=as_numpy)
     builder.make_objects(survey)
-    flat = {} if gpu is None else _load_to(gpu, checkpoint, survey.tensors, reports)
-    rest = [name for name in survey.names if name not in survey.objects]
-    builder.add(_build.read(checkpoint, rest, reports), flat)
-    return builder.value(skeleton), _summed(checkpoint, reports, tuple(damaged.values()))
+    if wanted is not None:
+        value = builder.fill(skeleton, survey, wanted, reports)
+    else:
+        flat = {} if gpu is None else _load_to(gpu, checkpoint, survey.tensors, reports)
+        builder.add(_build.read(checkpoint, survey.rest, reports), flat)
+        value = builder.value(skeleton)
+    return value, _summed(checkpoint, reports, tuple(damaged.values()))
 
 
 def _summed(

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringstow import _boxes, _native, _ties
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from ringstow._report import LoadReport
 
 _SEQUENCES = (list, tuple, collections.deque)
+_DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 # Builds a value from the bytes that were read.
 Make = Callable[[Builder], Any]
 
@@ -56,7 +57,12 @@ class Merge:
     """Compares a state dict with a skeleton, and collects the changes and the mismatches."""
 
     def __init__(
-        self, contents: Contents, *, cast: bool, damaged: Mapping[str, DamagedTensor]
+        self,
+        contents: Contents,
+        checkpoint: _native.Checkpoint | Foreign,
+        *,
+        cast: bool,
+        damaged: Mapping[str, DamagedTensor],
     ) -> None:
         self.contents = contents
         self.damaged = damaged
@@ -76,6 +82,11 @@ class Merge:
         """Whether ``cast=True`` would make some of them fit."""
         self._usual = _torch.usual()
         self._address_of = _cuda.finder()
+        self.matches: _native.Matches | None = None
+        """Usual tensors that fit, which are not in ``fills``."""
+        exchange = self._usual.exchange
+        if exchange is not None and not isinstance(checkpoint, Foreign) and not damaged:
+            self.matches = _native.Matches(checkpoint, exchange, self._address_of)
 
     def check(self, path: str, *, strict: bool, dropped: list[str]) -> None:
         """Raise a KeyMismatchError that lists all mismatches."""
@@ -225,15 +236,31 @@ class Merge:
     def _items(self, here: dict[Any, Any], saved: dict[Any, Any], path: Path) -> dict[Any, Make]:
         """Plan the changes of a container's items; return what builds those that are replaced."""
         makes: dict[Any, Make] = {}
-        for step, node in saved.items():
+        steps: Iterable[Any] = saved
+        if self.matches is not None and type(here) in _DICTS:
+            steps, displaced = self.matches.take(here, saved, path)
+            self._fill_displaced(displaced)
+        for step in steps:
+            node = saved[step]
             if step not in here:
                 self.unexpected += _names(node, (*path, step))
             elif (make := self.merge(here[step], node, (*path, step))) is not None:
                 makes[step] = make
-        for step, value in here.items():
-            if step not in saved:
-                self.missing += _names(value, (*path, step))
+        if not here.keys() <= saved.keys():
+            for step, value in here.items():
+                if step not in saved:
+                    self.missing += _names(value, (*path, step))
         return makes
+
+    def displace(self) -> None:
+        """Take from ``matches`` what shares memory or a stored tensor with one of the fills."""
+        if self.matches is not None:
+            others = [(fill.leaf.body, fill.target.address) for fill in self.fills]
+            self._fill_displaced(self.matches.displace(others))
+
+    def _fill_displaced(self, displaced: Iterable[tuple[Any, Leaf, Path]]) -> None:
+        for tensor, leaf, path in displaced:
+            self._fill(tensor, leaf, path, self._tensor, ("$tensor",), "a tensor")
 
     def _assign(self, store: Callable[[Any, Any], None], makes: dict[Any, Make]) -> None:
         self.assigns += [(functools.partial(store, step), make) for step, make in makes.items()]
@@ -287,11 +314,12 @@ def load_into(
     from ringstow._report import LoadReport
 
     skeleton = skeleton_of(checkpoint, path)
-    contents = Contents(path, checkpoint.tensors, allow_pickle=allow_pickle)
+    contents = Contents(path, checkpoint.tensor, allow_pickle=allow_pickle)
     damaged = find(checkpoint, skeleton) if skips else {}
-    merge = kind(contents, cast=cast, damaged=damaged)
+    merge = kind(contents, checkpoint, cast=cast, damaged=damaged)
     with _torch.without_autograd():
         merge.merge(state, skeleton, ())
+        merge.displace()
     merge.mismatched += _ties.differing(checkpoint, merge.fills)
     merge.check(path, strict=strict, dropped=checkpoint.dropped)
     ways = _split(merge.fills)
@@ -314,7 +342,8 @@ def load_into(
 
     ready()
     # From here on the state dict changes.
-    report = LoadReport.from_json(checkpoint.load_into(targets))
+    matches = merge.matches
+    report = LoadReport.from_json((matches or checkpoint).load_into(targets))
     boxed = _boxes.fill(checkpoint, merge.boxes)
     if boxed is not None:
         report = report.followed_by(boxed)
@@ -322,6 +351,7 @@ def load_into(
         regions = checkpoint.read(_slices(fills, checkpoint))
         report = report.followed_by(LoadReport.from_json(regions))
     filled = [fill.target.value for fill in ways.direct + ways.strided()]
+    filled += [] if matches is None else matches.tensors()
     _torch.mark_changed(filter(_torch.is_tensor, filled))
     for fill, source in zip(ways.copied, sources, strict=True):
         module: Any = _torch if _torch.is_tensor(fill.target.value) else _numpy

@@ -12,11 +12,15 @@ __all__ = [
     "Block",
     "Checkpoint",
     "Exchange",
+    "Leaf",
+    "Loading",
+    "Matches",
     "ModelSession",
     "Pin",
     "SaveJob",
     "Session",
     "Tensors",
+    "Wanted",
     "Watch",
     "__version__",
     "check_config",
@@ -29,6 +33,7 @@ __all__ = [
     "encode",
     "end_jobs",
     "fail_exit",
+    "fill",
     "forget_after_fork",
     "found_config",
     "gpus",
@@ -39,6 +44,7 @@ __all__ = [
     "older_steps",
     "outline",
     "parse_size",
+    "parse_tree",
     "prune",
     "remove",
     "rename_new",
@@ -52,6 +58,7 @@ __all__ = [
     "start_write",
     "start_write_dealt",
     "steps",
+    "survey",
     "swap_names",
     "sync_dir",
     "tiles",
@@ -69,6 +76,7 @@ _Shape: TypeAlias = tuple[int, ...]
 _Region: TypeAlias = tuple[_Shape, _Shape]
 # Name, dtype, shape, bytes.
 _Row: TypeAlias = tuple[str, str, _Shape, int]
+_Displaced: TypeAlias = tuple[Any, Leaf, tuple[Any, ...]]
 # Name, dtype, shape, whether it is an object (bytes, not a tensor), chunks, and the regions that
 # they leave out. Only one rank's share of a tensor leaves out any.
 _Entry: TypeAlias = tuple[str, str, _Shape, bool, list[_Region], list[tuple[list[int], list[int]]]]
@@ -285,6 +293,85 @@ class Block:
     nbytes: int
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+# A value that is not made yet. `tag` is the tree's: "$tensor"; `body` what it holds, such as the
+# tensor's name; `dtype` numpy's dtype string, for arrays and scalars, and the type's name, for an
+# Enum or a str.
+@final
+class Leaf:
+    def __new__(cls, tag: str, body: object, dtype: str | None = None) -> Leaf: ...
+    @property
+    def tag(self) -> str: ...
+    @property
+    def body(self) -> Any: ...
+    @property
+    def dtype(self) -> str: ...
+
+# The skeleton of a JSON tree; None for one that has something unusual, which may be an error.
+# `tagged` makes a node of an object whose first key is a tag. Raises what that raises.
+def parse_tree(text: str, tagged: Callable[[list[tuple[str, Any]]], object]) -> Any | None: ...
+
+# Usual tensors of a state dict and the stored ones that fit them, each once. `_Displaced` is a
+# tensor, its leaf and its path.
+@final
+class Matches:
+    def __new__(
+        cls, checkpoint: Checkpoint, exchange: Exchange, address_of: Callable[[Any], Address]
+    ) -> Matches: ...
+    # Takes those of a dict at a path. Returns the keys of `saved` that it leaves alone, and what
+    # it took earlier and gives up, since one of these keys has the same memory or stored tensor.
+    def take(
+        self, here: dict[Any, Any], saved: dict[Any, Any], path: tuple[Any, ...]
+    ) -> tuple[list[Any], list[_Displaced]]: ...
+    # Gives up what has one of these stored names, or one of these addresses.
+    def displace(self, others: list[tuple[str, Address]]) -> list[_Displaced]: ...
+    def tensors(self) -> list[Any]: ...
+    # As `Checkpoint.load_into`, and into all that it has taken.
+    def load_into(self, targets: list[tuple[str, Address, int]]) -> str: ...
+
+# Numbers of stored tensors.
+@final
+class Wanted:
+    def __len__(self) -> int: ...
+
+# The tensors that a load reads, while `fill` makes values of them.
+@final
+class Loading:
+    # These raise KeyError. `tensor` returns an object of its own to each call.
+    def tensor(self, name: str, path: tuple[object, ...]) -> Any: ...
+    def block(self, name: str) -> Block: ...
+
+# The tensors of a skeleton, None if one is not stored; and all nodes that neither this nor `fill`
+# knows, with their paths. `fill` needs a skeleton that was surveyed for the same checkpoint.
+def survey(
+    checkpoint: Checkpoint, skeleton: object
+) -> tuple[Wanted | None, list[tuple[tuple[object, ...], Any]]]: ...
+
+class _Builder(Protocol):
+    # Called first: where its functions find what they need.
+    def begin(self, loading: Loading) -> None: ...
+    # Makes the value of a node that `survey` returned.
+    def value(self, node: Any, path: tuple[Any, ...], /) -> Any: ...
+    # Makes a tensor that `exchange` does not make.
+    def over(
+        self, block: Any, dtype: str, shape: tuple[int, ...], nbytes: int, path: tuple[Any, ...]
+    ) -> Any: ...
+    # Makes another tensor over the memory of one.
+    def alias(self, made: Any) -> Any: ...
+
+# Loads tensors, and puts values in the place of the skeleton's nodes. What has the names of
+# `blocks` is loaded into blocks. With `early` all values are made while the bytes are read. Raises
+# what `Checkpoint.load` raises, and what the builder does. Returns the value and a LoadReport.
+def fill(
+    checkpoint: Checkpoint,
+    skeleton: object,
+    wanted: Wanted,
+    blocks: list[str],
+    builder: _Builder,
+    exchange: Exchange | None,
+    *,
+    early: bool,
+) -> tuple[Any, str]: ...
+
 @final
 class Checkpoint:
     # Reads and checks the manifest. `foreign` also opens a directory of safetensors files without
@@ -318,8 +405,7 @@ class Checkpoint:
     def part_of_state(self, prefix: str | None, names: list[str] | None) -> str: ...
     @property
     def tensors(self) -> list[_Row]: ...
-    # Those of these names that exist.
-    def tensors_named(self, names: list[str]) -> list[_Row]: ...
+    def tensor(self, name: str) -> _Row | None: ...
     @property
     def entries(self) -> list[_Entry]: ...
     # Why not all of it can be loaded, if that is known without reading the files.

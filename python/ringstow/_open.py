@@ -108,7 +108,8 @@ class Checkpoint(Mapping[str, "Entry"]):
             opened.kind == "ringstow" and opened.state != "null"
         )
         self._skeleton: dict[Any, Any] = skeleton_of(opened, path) if is_tree else {}
-        self._contents = _build.Contents(path, opened.tensors, allow_pickle=allow_pickle)
+        rows = {row[0]: row for row in opened.tensors}  # not what is opened, which may be closed
+        self._contents = _build.Contents(path, rows.get, allow_pickle=allow_pickle)
         self._entries = self._all(opened)
 
     def __getitem__(self, name: str) -> Entry:

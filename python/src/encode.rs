@@ -18,6 +18,9 @@ pub(crate) const DEPTH_MAX: usize = 200;
 /// Every reader of JSON takes a number up to this for the integer that it is.
 const INT_MAX: u64 = 1 << 53;
 
+/// Items of a dict that are counted ahead.
+const MANY: usize = 1000;
+
 type Value<'py> = Bound<'py, PyAny>;
 
 /// The tree of a state dict. Its tensors are added to those that are given.
@@ -172,7 +175,10 @@ impl<'py> Encoder<'_, 'py> {
     }
 
     fn dict(&mut self, dict: &Bound<'py, PyDict>) -> PyResult<()> {
-        let items = items_of(dict)?;
+        let items: Vec<_> = dict.iter().collect();
+        if items.len() >= MANY {
+            self.tensors.borrow_mut().make_room(items.len());
+        }
         match items.iter().all(|(key, _)| is_plain_key(key)) {
             true => self.object(items),
             false => self.tagged("$dict", |encoder| encoder.pairs(items)),
@@ -240,6 +246,10 @@ impl<'py> Encoder<'_, 'py> {
     fn extend_name(&mut self, step: &Value<'py>) -> PyResult<()> {
         if !self.path.is_empty() {
             self.name.push('.');
+        }
+        if let Some(text) = step.cast_exact::<PyString>().ok().and_then(|text| text.to_str().ok()) {
+            self.name.push_str(text);
+            return Ok(());
         }
         let step = if step.is_instance_of::<PyString>() { step.str()? } else { step.repr()? };
         self.name.push_str(&step.to_string_lossy());

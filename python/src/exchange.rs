@@ -4,7 +4,10 @@
 //! third of the time that asking from Python takes. It is for the usual tensors only; all others, and
 //! torch before 2.10, are for `ringstow.tensors._torch`.
 
+use crate::lent::{Lent, MAJOR};
+use crate::memory::Bytes;
 use crate::place::Address;
+use crate::storage::{Held, held, is_negated, storage_of};
 use dlpack_ffi::{self as dl, DLDeviceType as Device};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -13,13 +16,11 @@ use ringstow::Dtype;
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 
-/// The major version of the table's layout that is known here.
-const MAJOR: u32 = 1;
-
 /// torch's functions, and the classes whose tensors may be handed to them.
 #[pyclass(frozen, module = "ringstow._native")]
 pub(crate) struct Exchange {
     look: unsafe extern "C" fn(*mut c_void, *mut dl::DLTensor) -> c_int,
+    make: unsafe extern "C" fn(*mut dl::DLManagedTensorVersioned, *mut *mut c_void) -> c_int,
     kinds: Vec<Py<PyType>>,
     /// torch's objects, and ours of each.
     dtypes: Vec<(Py<PyAny>, Dtype)>,
@@ -33,6 +34,8 @@ pub(crate) struct Plain<'py> {
     pub(crate) nbytes: u64,
     /// Its storage, which keeps the memory: the tensor may be given another.
     pub(crate) owner: Bound<'py, PyAny>,
+    /// The memory of that storage.
+    pub(crate) held: Option<Held>,
 }
 
 #[pymethods]
@@ -51,11 +54,16 @@ impl Exchange {
         let table = capsule.cast::<PyCapsule>()?.pointer_checked(Some(c"dlpack_exchange_api"))?;
         // SAFETY: a capsule of this name holds such a table, which stays for the life of the process.
         let table = unsafe { known(table.cast()) };
-        let look = table.and_then(|table| table.dltensor_from_py_object_no_sync);
+        let Some((look, make)) = table.and_then(|table| {
+            let look = table.dltensor_from_py_object_no_sync?;
+            Some((look, table.managed_tensor_to_py_object_no_sync?))
+        }) else {
+            return Ok(None);
+        };
         let kinds = kinds.into_iter().map(Bound::unbind).collect();
         let known = |(theirs, ours): (_, String)| Some((theirs, Dtype::from_name(&ours)?));
         let dtypes = dtypes.into_iter().filter_map(known).collect();
-        Ok(look.map(|look| Self { look, kinds, dtypes }))
+        Ok(Some(Self { look, make, kinds, dtypes }))
     }
 
     fn find<'py>(
@@ -100,20 +108,23 @@ impl Exchange {
         let py = tensor.py();
         let Some(seen) = self.seen(tensor) else { return Ok(None) };
         let Some(shape) = dense_shape(&seen) else { return Ok(None) };
-        // Not DLPack's: it has one type for several of torch's.
-        let Some(dtype) = self.dtype(&tensor.getattr(intern!(py, "dtype"))?) else {
-            return Ok(None);
+        let dtype = match from_dl_type(seen.dtype) {
+            Some(dtype) => Some(dtype),
+            None => self.dtype(&tensor.getattr(intern!(py, "dtype"))?),
         };
+        let Some(dtype) = dtype else { return Ok(None) };
         if may_be_negated(dtype) && is_negated(tensor)? {
             return Ok(None);
         }
         let nbytes = shape.iter().product::<u64>() * (dtype.bits() / 8);
-        let owner = tensor.call_method0(intern!(py, "untyped_storage"))?;
+        let owner = storage_of(tensor)?;
         if nbytes == 0 {
-            return Ok(Some(Plain { dtype, shape, address: Address::Host(0), nbytes, owner }));
+            let (address, held) = (Address::Host(0), None);
+            return Ok(Some(Plain { dtype, shape, address, nbytes, owner, held }));
         }
         // A storage that has nothing to point to fails here.
-        if !holds(&owner, seen.data as usize, nbytes).unwrap_or(false) {
+        let held = held(&owner).ok().filter(|&held| holds(held, seen.data as usize, nbytes));
+        if held.is_none() {
             return Ok(None);
         }
         let address = match seen.device.device_type {
@@ -121,7 +132,7 @@ impl Exchange {
             Device::kDLCUDA => address_of.call1((tensor,))?.extract()?,
             _ => return Ok(None),
         };
-        Ok(Some(Plain { dtype, shape, address, nbytes, owner }))
+        Ok(Some(Plain { dtype, shape, address, nbytes, owner, held }))
     }
 
     /// What torch says of a tensor. Its shape and strides are there until the tensor is touched.
@@ -141,9 +152,65 @@ impl Exchange {
         Some(unsafe { seen.assume_init() })
     }
 
+    /// A tensor of torch's over loaded memory; `None` for a dtype or size that is for `ringstow.tensors._torch`.
+    pub(crate) fn over<'py>(
+        &self,
+        py: Python<'py>,
+        (dtype, shape): (Dtype, &[u64]),
+        bytes: &mut Option<Bytes>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let Some((code, bits)) = dl_type(dtype) else { return Ok(None) };
+        let Some(bytes) = bytes.take_if(|bytes| bytes.len() > 0) else { return Ok(None) };
+        let lent = Lent::make((code, bits), shape, bytes);
+        let mut made = std::ptr::null_mut();
+        // SAFETY: the GIL is held. The tensor lies in the memory that `bytes` keeps. The function takes it over.
+        match unsafe { (self.make)(lent, &raw mut made) } {
+            // SAFETY: it returned 0, and thus a new reference.
+            0 => Ok(Some(unsafe { Bound::from_owned_ptr(py, made.cast()) })),
+            _ => Err(PyErr::fetch(py)),
+        }
+    }
+
     fn dtype(&self, theirs: &Bound<'_, PyAny>) -> Option<Dtype> {
         self.dtypes.iter().find(|(known, _)| theirs.is(known)).map(|&(_, ours)| ours)
     }
+}
+
+/// DLPack's type for what torch takes in every version that has the table.
+fn dl_type(dtype: Dtype) -> Option<(dl::DLDataTypeCode, u8)> {
+    use dl::DLDataTypeCode as Code;
+    let code = match dtype {
+        Dtype::BOOL => Code::kDLBool,
+        Dtype::U8 | Dtype::U16 | Dtype::U32 | Dtype::U64 => Code::kDLUInt,
+        Dtype::I8 | Dtype::I16 | Dtype::I32 | Dtype::I64 => Code::kDLInt,
+        Dtype::F16 | Dtype::F32 | Dtype::F64 => Code::kDLFloat,
+        Dtype::BF16 => Code::kDLBfloat,
+        Dtype::C64 | Dtype::C128 => Code::kDLComplex,
+        _ => return None,
+    };
+    Some((code, dtype.bits() as u8))
+}
+
+/// The dtype of a type of DLPack's that only one of torch's has, among those of real numbers. Integers of fewer bits have the
+/// types of 8 bits.
+fn from_dl_type(dl_type: dl::DLDataType) -> Option<Dtype> {
+    use dl::DLDataTypeCode as Code;
+    let (code, bits) = (Code(dl_type.code.into()), dl_type.bits);
+    Some(match (code, bits) {
+        _ if dl_type.lanes != 1 => return None,
+        (Code::kDLBool, 8) => Dtype::BOOL,
+        (Code::kDLUInt, 16) => Dtype::U16,
+        (Code::kDLUInt, 32) => Dtype::U32,
+        (Code::kDLUInt, 64) => Dtype::U64,
+        (Code::kDLInt, 16) => Dtype::I16,
+        (Code::kDLInt, 32) => Dtype::I32,
+        (Code::kDLInt, 64) => Dtype::I64,
+        (Code::kDLFloat, 16) => Dtype::F16,
+        (Code::kDLFloat, 32) => Dtype::F32,
+        (Code::kDLFloat, 64) => Dtype::F64,
+        (Code::kDLBfloat, 16) => Dtype::BF16,
+        _ => return None,
+    })
 }
 
 /// The shape of a tensor whose elements lie in row-major order without gaps.
@@ -181,15 +248,8 @@ fn may_be_negated(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F16 | Dtype::F32 | Dtype::F64)
 }
 
-fn is_negated(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
-    tensor.call_method0(intern!(tensor.py(), "is_neg"))?.extract()
-}
-
-/// Whether a storage holds this many bytes from an address on: sharding libraries free it and leave the
+/// Whether a storage with this memory holds so many bytes from an address on: sharding libraries free it and leave the
 /// tensor.
-fn holds(storage: &Bound<'_, PyAny>, address: usize, nbytes: u64) -> PyResult<bool> {
-    let py = storage.py();
-    let begin: usize = storage.call_method0(intern!(py, "data_ptr"))?.extract()?;
-    let held: u64 = storage.call_method0(intern!(py, "nbytes"))?.extract()?;
-    Ok(begin != 0 && address >= begin && (address - begin) as u64 + nbytes <= held)
+fn holds((begin, held): Held, address: usize, nbytes: u64) -> bool {
+    begin != 0 && address >= begin && (address - begin) as u64 + nbytes <= held as u64
 }

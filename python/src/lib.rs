@@ -1,7 +1,8 @@
 //! The compiled half of the Python package `ringstow`: thin, typed by `ringstow/_native.pyi`.
 //!
 //! It takes addresses and JSON and gives the library what it asks for; all that knows of torch or
-//! numpy is on the Python side, but for `exchange` and `encode`. Every wait is without the GIL, and looks for Ctrl-C.
+//! numpy is on the Python side, but for `exchange`, `lent`, `storage` and `encode`. Every wait is without the GIL, and
+//! looks for Ctrl-C.
 #![allow(unsafe_code)]
 
 mod catalog;
@@ -9,16 +10,23 @@ mod encode;
 mod error;
 mod exchange;
 mod exit;
+mod fill;
 mod lazy;
+mod lent;
 mod load;
 mod logging;
+mod matches;
+mod memory;
 mod model;
+mod node;
 mod owned;
 mod place;
 mod save;
 mod session;
 mod settle;
+mod skeleton;
 mod snapshot;
+mod storage;
 mod tensors;
 mod wait;
 mod watch;
@@ -157,12 +165,17 @@ mod _native {
         encode::encode,
         exchange::Exchange,
         exit::{end_jobs, fail_exit},
-        load::{Block, Checkpoint},
+        fill::{Loading, Wanted, fill, survey},
+        load::Checkpoint,
         logging::deliver,
+        matches::Matches,
+        memory::Block,
         model::{ModelSession, model_layout, start_model_share, tiles},
+        node::Leaf,
         place::{Pin, gpus},
         save::{SaveJob, check_metrics, start_export, start_save, start_write, start_write_dealt},
         session::{Session, is_under_way},
+        skeleton::parse_tree,
         snapshot::{copy_now, watch},
         tensors::Tensors,
         watch::Watch,

@@ -1,82 +1,20 @@
-//! Loads: each tensor as a buffer of its own over its shard's memory.
+//! An opened checkpoint, and its loads.
 
 use crate::error::to_python;
+use crate::memory::{Block, bytes_of};
 use crate::place::{Address, strided_target, target};
 use crate::{to_json, wait};
-use pyo3::exceptions::{PyBufferError, PyKeyError, PyValueError};
-use pyo3::ffi;
+use pyo3::exceptions::{PyKeyError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 use ringstow::internals::device::Target;
 use ringstow::internals::device::cuda::Ready;
 use ringstow::internals::format::select::{self, Wanted};
 use ringstow::internals::format::{Chunk, TensorEntry};
-use ringstow::internals::pool::Mapping;
-use ringstow::internals::store::LoadedTensor;
 use ringstow::{CheckpointKind, Config, Job, LoadOptions, Result, Slice};
-use std::ffi::c_int;
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
-
-/// One tensor's bytes, writable. The memory of its whole pages goes back to the system with it, or, of a
-/// small one, with all of its shard.
-#[pyclass(frozen, module = "ringstow._native")]
-pub(crate) struct Block {
-    arena: Arc<Mapping>,
-    range: Range<usize>,
-}
-
-impl From<LoadedTensor> for Block {
-    /// What the tensor is, is not kept: a tensor would keep the checkpoint's whole manifest.
-    fn from(LoadedTensor { arena, range, .. }: LoadedTensor) -> Self {
-        Self { arena, range }
-    }
-}
-
-#[pymethods]
-impl Block {
-    #[getter]
-    fn nbytes(&self) -> usize {
-        self.range.len()
-    }
-
-    /// The buffer protocol.
-    ///
-    /// # Safety
-    /// Called by the interpreter alone, with a `view` to be filled in.
-    unsafe fn __getbuffer__(
-        slf: Bound<'_, Self>,
-        view: *mut ffi::Py_buffer,
-        flags: c_int,
-    ) -> PyResult<()> {
-        if view.is_null() {
-            return Err(PyBufferError::new_err("the view is null"));
-        }
-        let Self { arena, range } = slf.get();
-        let start = arena.as_ptr().wrapping_add(range.start);
-        let len = range.len() as ffi::Py_ssize_t;
-        // SAFETY: the bytes are this block's alone (a manifest with overlapping tensors is refused),
-        // and `FillInfo` has the view hold a reference to `slf`, which keeps the arena.
-        match unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start.cast(), len, 0, flags) } {
-            0 => Ok(()),
-            _ => Err(PyErr::fetch(slf.py())),
-        }
-    }
-}
-
-impl Drop for Block {
-    fn drop(&mut self) {
-        // A system call each, which takes huge pages apart: for a hundred thousand small tensors that
-        // took as long as loading them. What they hold goes with the last tensor of their shard.
-        const SMALL: usize = 64 << 10;
-        if self.range.len() < SMALL {
-            return;
-        }
-        // SAFETY: every view of these bytes held a reference to this block, so none is left.
-        unsafe { self.arena.release(self.range.start, self.range.len()) };
-    }
-}
+use std::sync::mpsc::Sender;
 
 /// A box of a chunk and its memory: name, number of the chunk, offsets, lengths, address, strides.
 #[derive(FromPyObject)]
@@ -114,7 +52,7 @@ fn chunks_of<'py>(py: Python<'py>, tensor: &TensorEntry) -> PyResult<Bound<'py, 
 /// An opened checkpoint.
 #[pyclass(frozen, module = "ringstow._native")]
 pub(crate) struct Checkpoint {
-    inner: ringstow::Checkpoint,
+    pub(crate) inner: ringstow::Checkpoint,
     config: Config,
     verify: bool,
     progress: Option<wait::Progress>,
@@ -127,10 +65,38 @@ impl Checkpoint {
         py: Python<'_>,
         load: impl FnOnce(LoadOptions<'_>) -> Result<T> + Send,
     ) -> PyResult<T> {
-        let job = Job::of(&self.config);
-        wait::run(py, &job, self.progress.as_ref(), |job| {
-            load(LoadOptions { verify: self.verify, job: Some(job), ..LoadOptions::default() })
-        })
+        self.run_beside(py, |options, _| load(options), |()| Ok(()))
+    }
+
+    /// The same, and on this thread `beside` with what `load` sends.
+    pub(crate) fn run_beside<T: Send, M: Send>(
+        &self,
+        py: Python<'_>,
+        load: impl FnOnce(LoadOptions<'_>, Sender<M>) -> Result<T> + Send,
+        beside: impl FnOnce(M) -> PyResult<()>,
+    ) -> PyResult<T> {
+        let (job, verify) = (Job::of(&self.config), self.verify);
+        let load = |job: &Arc<Job>, send| {
+            load(LoadOptions { verify, job: Some(job), ..LoadOptions::default() }, send)
+        };
+        wait::run_beside(py, &job, self.progress.as_ref(), load, beside)
+    }
+
+    /// Loads into dense memory: tensors' names, addresses and bytes.
+    pub(crate) fn fill_targets<'a>(
+        &self,
+        py: Python<'_>,
+        targets: impl Iterator<Item = (&'a str, Address, usize)>,
+    ) -> PyResult<String> {
+        let mut ready = Ready::default();
+        let place = |(name, address, nbytes)| {
+            // SAFETY: the caller, `ringstow._merge`, took the address from a live, dense tensor of
+            // this size and keeps it alive and to itself for the length of this call.
+            Ok((name, unsafe { target(address, nbytes, &mut ready) }?))
+        };
+        let targets: Result<Vec<(&str, Target)>> = targets.map(place).collect();
+        let targets = targets.map_err(to_python)?;
+        to_json(&self.run(py, |options| self.inner.load_into(&targets, options))?)
     }
 }
 
@@ -199,18 +165,14 @@ impl Checkpoint {
             .map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
+    /// The tensor of a name.
+    fn tensor<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.inner.tensor(name).map(|tensor| row_of(py, tensor)).transpose()
+    }
+
     #[getter]
     fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         self.inner.tensors().iter().map(|tensor| row_of(py, tensor)).collect()
-    }
-
-    fn tensors_named<'py>(
-        &self,
-        py: Python<'py>,
-        names: Vec<String>,
-    ) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let found = names.iter().filter_map(|name| self.inner.tensor(name));
-        found.map(|tensor| row_of(py, tensor)).collect()
     }
 
     #[getter]
@@ -265,7 +227,7 @@ impl Checkpoint {
     fn load(&self, py: Python<'_>, names: Vec<String>) -> PyResult<(Vec<Block>, String)> {
         let loaded = self.run(py, |options| self.inner.load_names(&names, options))?;
         let report = to_json(&loaded.report)?;
-        let blocks = loaded.into_tensors().into_iter().map(Block::from);
+        let blocks = bytes_of(&loaded.into_tensors()).into_iter().map(Block::from);
         Ok((blocks.collect(), report))
     }
 
@@ -274,14 +236,6 @@ impl Checkpoint {
         py: Python<'_>,
         targets: Vec<(String, Address, usize)>,
     ) -> PyResult<String> {
-        let mut ready = Ready::default();
-        let place = |(name, address, nbytes): (String, Address, usize)| {
-            // SAFETY: the caller, `ringstow._merge`, took the address from a live, dense tensor of
-            // this size and keeps it alive and to itself for the length of this call.
-            Ok((name, unsafe { target(address, nbytes, &mut ready) }?))
-        };
-        let targets: Result<Vec<(String, Target)>> = targets.into_iter().map(place).collect();
-        let targets = targets.map_err(to_python)?;
-        to_json(&self.run(py, |options| self.inner.load_into(&targets, options))?)
+        self.fill_targets(py, targets.iter().map(|(name, at, nbytes)| (&**name, *at, *nbytes)))
     }
 }

@@ -129,7 +129,7 @@ impl Tensors {
     /// Has a tensor read from a dense copy of it.
     fn replace(&mut self, at: usize, address: Address, owner: Py<PyAny>) {
         let spec = &mut self.specs[at];
-        (spec.data, spec.strides) = (Data::Address(address), None);
+        (spec.data, spec.strides, spec.held) = (Data::Address(address), None, None);
         // Kept until it has been looked at once more.
         let original = std::mem::replace(&mut self.owners[at], owner);
         spec.tensor.get_or_insert(original);

@@ -4,7 +4,8 @@ use crate::error::to_python;
 use crate::exchange::Plain;
 use crate::lazy::{Lazy, Raised};
 use crate::place::{self, Address};
-use crate::watch::{WatchList, Watched};
+use crate::storage::Held;
+use crate::watch::{Storage, WatchList, Watched};
 use hashbrown::{DefaultHashBuilder, HashTable};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -46,8 +47,8 @@ impl Memory {
                 info.name, info.shape
             )));
         }
-        let (tensor, version, region, replica) = Default::default();
-        Ok((Spec { info, strides, data, tensor, version, region, replica }, owner))
+        let (tensor, version, held, region, replica) = Default::default();
+        Ok((Spec { info, strides, data, tensor, version, held, region, replica }, owner))
     }
 }
 
@@ -60,6 +61,8 @@ pub(crate) struct Spec {
     pub(crate) tensor: Option<Py<PyAny>>,
     /// The version that the tensor had at the call, if it is to have that still once it was copied.
     pub(crate) version: Option<u64>,
+    /// The memory of its storage at the call, where that is what keeps it.
+    pub(crate) held: Option<Held>,
     /// Which region it is of a tensor; none: all of it.
     region: Option<Region>,
     /// Which replica of that region it is; none: of a tensor that all ranks have, or that is not shared out.
@@ -97,7 +100,7 @@ pub(crate) struct Tensors {
     pub(crate) specs: Vec<Spec>,
     pub(crate) owners: Vec<Py<PyAny>>,
     /// Names that no tensor gets.
-    taken: HashSet<String>,
+    taken: HashSet<String, DefaultHashBuilder>,
     /// The tensors' numbers, to be found by name, and by where they are.
     by_name: HashTable<usize>,
     by_place: HashTable<usize>,
@@ -107,8 +110,8 @@ pub(crate) struct Tensors {
 #[pymethods]
 impl Tensors {
     #[new]
-    #[pyo3(signature = (taken = HashSet::new()))]
-    fn new(taken: HashSet<String>) -> Self {
+    #[pyo3(signature = (taken = HashSet::default()))]
+    fn new(taken: HashSet<String, DefaultHashBuilder>) -> Self {
         let (specs, owners, by_name, by_place, hasher) = Default::default();
         Self { specs, owners, taken, by_name, by_place, hasher }
     }
@@ -213,56 +216,70 @@ impl Tensors {
 impl Tensors {
     /// Notes one of torch's. Returns the name that it is stored under.
     pub(crate) fn add_plain(&mut self, name: &str, plain: Plain<'_>, tensor: Py<PyAny>) -> &str {
-        let Plain { dtype, shape, address, nbytes, owner } = plain;
+        let Plain { dtype, shape, address, nbytes, owner, held } = plain;
         let info = TensorInfo { name: name.to_owned(), dtype, shape };
         let data = Data::Address(address);
         let (strides, version, region, replica) = Default::default();
         let tensor = Some(tensor);
-        let spec = Spec { info, strides, data, tensor, version, region, replica };
+        let spec = Spec { info, strides, data, tensor, version, held, region, replica };
         self.store(spec, nbytes, owner.unbind())
     }
 
     /// Notes a tensor, unless it was met before. Returns the name that it is stored under.
     fn store(&mut self, mut spec: Spec, nbytes: u64, owner: Py<PyAny>) -> &str {
-        let met = if nbytes > 0 { self.met(&spec, &owner) } else { None };
-        if let Some(number) = met {
+        let place = (nbytes > 0).then(|| self.hasher.hash_one(spec.place(&owner)));
+        if let Some(number) = place.and_then(|hash| self.met(hash, &spec, &owner)) {
             return &self.specs[number].info.name;
         }
-        if !self.is_free(&spec.info.name) {
+        let mut name = self.hasher.hash_one(&spec.info.name);
+        if !self.is_free_at(name, &spec.info.name) {
             spec.info.name = self.unique(&spec.info.name);
+            name = self.hasher.hash_one(&spec.info.name);
         }
         self.specs.push(spec);
         self.owners.push(owner);
-        self.index(nbytes > 0)
+        self.index(name, place)
     }
 
-    /// The tensor that is the same elements of the same memory.
-    fn met(&self, spec: &Spec, owner: &Py<PyAny>) -> Option<usize> {
+    /// Makes room for so many more.
+    pub(crate) fn make_room(&mut self, count: usize) {
+        let Self { specs, owners, by_name, by_place, hasher, .. } = self;
+        let name = |&number: &usize| hasher.hash_one(&specs[number].info.name);
+        by_name.reserve(count, name);
+        by_place.reserve(count, |&number| hasher.hash_one(specs[number].place(&owners[number])));
+        specs.reserve(count);
+        owners.reserve(count);
+    }
+
+    /// The tensor that is the same elements of the same memory, whose hash is given.
+    fn met(&self, hash: u64, spec: &Spec, owner: &Py<PyAny>) -> Option<usize> {
         let place = spec.place(owner);
         let is_same = |&number: &usize| {
             let known = &self.specs[number];
             known.place(&self.owners[number]) == place && known.is_like(spec)
         };
-        self.by_place.find(self.hasher.hash_one(&place), is_same).copied()
+        self.by_place.find(hash, is_same).copied()
     }
 
-    /// Has the last tensor found by name and, if it has any memory, by place. Returns its name.
-    fn index(&mut self, has_place: bool) -> &str {
+    /// Has the last tensor found by the hash of its name and, if it has any memory, that of its place. Returns its name.
+    fn index(&mut self, name: u64, place: Option<u64>) -> &str {
         let Self { specs, owners, by_name, by_place, hasher, .. } = self;
         let last = specs.len() - 1;
-        let name = |&number: &usize| hasher.hash_one(&specs[number].info.name);
-        by_name.insert_unique(name(&last), last, name);
-        if has_place {
-            let place = |&number: &usize| hasher.hash_one(specs[number].place(&owners[number]));
-            by_place.insert_unique(place(&last), last, place);
+        by_name.insert_unique(name, last, |&n| hasher.hash_one(&specs[n].info.name));
+        if let Some(hash) = place {
+            by_place.insert_unique(hash, last, |&n| hasher.hash_one(specs[n].place(&owners[n])));
         }
         &specs[last].info.name
     }
 
     fn is_free(&self, name: &str) -> bool {
+        self.is_free_at(self.hasher.hash_one(name), name)
+    }
+
+    fn is_free_at(&self, hash: u64, name: &str) -> bool {
         let is_it = |&number: &usize| self.specs[number].info.name == name;
-        let met = self.by_name.find(self.hasher.hash_one(name), is_it);
-        met.is_none() && !self.taken.contains(name)
+        let met = self.by_name.find(hash, is_it);
+        met.is_none() && (self.taken.is_empty() || !self.taken.contains(name))
     }
 
     fn unique(&self, name: &str) -> String {
@@ -279,16 +296,20 @@ impl Tensors {
     ) -> Result<StateDict<'static>> {
         (self.by_name, self.by_place) = Default::default();
         let (mut dict, mut ready) = (StateDict::new(), Ready::default());
-        let mut watched = Vec::new();
+        let mut watched = WatchList::default();
         for (at, spec) in std::mem::take(&mut self.specs).into_iter().enumerate() {
             if let Some(version) = spec.version {
-                let (name, tensor) = (spec.info.name.clone(), spec.tensor(py, &self.owners[at]));
-                watched.push(Watched::new(py, name, tensor, version));
+                let (tensor, owner) = (spec.tensor(py, &self.owners[at]), &self.owners[at]);
+                let storage = match spec.held {
+                    Some(held) => Some(Storage::new(owner.clone_ref(py), held)),
+                    None => Storage::of(tensor.bind(py)),
+                };
+                watched.push(&spec.info.name, Watched { tensor, version, storage });
             }
             let (item, source) = spec.source(raised, &mut ready)?;
             dict.item(item, source);
         }
-        watch(&mut dict, Arc::new(WatchList::new(watched)), path, raised);
+        watch(&mut dict, Arc::new(watched), path, raised);
         Ok(dict)
     }
 }

@@ -7,6 +7,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use ringstow::{Job, Result};
 use std::sync::Arc;
+use std::sync::mpsc::{self, Sender};
 use std::time::{Duration, Instant};
 
 /// How long Ctrl-C may go unseen.
@@ -76,21 +77,33 @@ pub(crate) fn run<T: Send>(
     progress: Option<&Progress>,
     work: impl FnOnce(&Arc<Job>) -> Result<T> + Send,
 ) -> PyResult<T> {
+    run_beside(py, job, progress, |job, _| work(job), |()| Ok(()))
+}
+
+/// [`run`]; and on this thread `beside`, with what `work` sends as soon as it can. If that fails, the job is cancelled.
+pub(crate) fn run_beside<T: Send, M: Send>(
+    py: Python<'_>,
+    job: &Arc<Job>,
+    progress: Option<&Progress>,
+    work: impl FnOnce(&Arc<Job>, Sender<M>) -> Result<T> + Send,
+    beside: impl FnOnce(M) -> PyResult<()>,
+) -> PyResult<T> {
     refuse_late("read a checkpoint")?;
     note(py, job, End::Cancel);
+    let (send, receive) = mpsc::channel();
     let done = std::thread::scope(|scope| {
-        let worker = scope.spawn(|| {
+        let worker = scope.spawn(move || {
             // Ends the job also if the work panics.
             let _ended = SetEnded(job);
-            work(job)
+            work(job, send)
         });
-        let waited = until_ended(py, job, progress);
+        let sent = without_gil(py, move || receive.recv().ok());
+        let beside = sent.map_or(Ok(()), beside);
+        let waited = beside.and_then(|()| until_ended(py, job, progress));
         if waited.is_err() {
             job.cancel();
         }
-        let waiting = Waiting::begin();
-        let outcome = py.detach(|| worker.join());
-        drop(waiting);
+        let outcome = without_gil(py, || worker.join());
         waited.map(|_| outcome)
     })?;
     logging::deliver(py)?;
@@ -98,6 +111,12 @@ pub(crate) fn run<T: Send>(
         Ok(outcome) => outcome.map_err(to_python),
         Err(panic) => std::panic::resume_unwind(panic),
     }
+}
+
+/// Waits for what takes no longer than to cancel a job.
+fn without_gil<T: Send>(py: Python<'_>, wait: impl FnOnce() -> T + Send) -> T {
+    let _waiting = Waiting::begin();
+    py.detach(wait)
 }
 
 struct SetEnded<'a>(&'a Job);

@@ -10,28 +10,33 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::lazy::Raised;
 use crate::settle::once_settled;
+use crate::storage::{Held, held};
 
-/// A tensor, the name that it is saved under, and the version and the memory that it had.
+/// A tensor, and the version and the memory that it had.
 pub(crate) struct Watched {
-    name: String,
-    tensor: Py<PyAny>,
-    version: u64,
-    storage: Option<Storage>,
+    pub(crate) tensor: Py<PyAny>,
+    pub(crate) version: u64,
+    pub(crate) storage: Option<Storage>,
 }
 
 /// What holds a tensor's memory, and the memory that it held. Not asked of the tensor at the end:
 /// `parameter.data = ...` gives that another storage, and leaves this one to the save.
-struct Storage {
+pub(crate) struct Storage {
     object: Py<PyAny>,
     memory: Held,
 }
 
-/// The address and the size of a storage's memory.
-type Held = (usize, usize);
-
 /// Tensors to be looked at again. Let go of as soon as they have been, since they keep memory.
 #[derive(Default)]
-pub(crate) struct WatchList(Mutex<Vec<Watched>>);
+pub(crate) struct WatchList(Mutex<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    watched: Vec<Watched>,
+    /// The names that they are saved under, one after the other, and where each ends.
+    names: String,
+    ends: Vec<usize>,
+}
 
 /// The same, for Python.
 #[pyclass(frozen, module = "ringstow._native")]
@@ -43,11 +48,14 @@ pub(crate) struct Watch {
 impl Watch {
     #[new]
     fn new(py: Python<'_>, tensors: Vec<(String, Py<PyAny>)>) -> Self {
-        let watched = |(name, tensor): (String, Py<PyAny>)| {
-            let version = version_of(tensor.bind(py))?;
-            Some(Watched::new(py, name, tensor, version))
-        };
-        Self { list: Arc::new(WatchList::new(tensors.into_iter().filter_map(watched).collect())) }
+        let mut list = WatchList::default();
+        for (name, tensor) in tensors {
+            if let Some(version) = version_of(tensor.bind(py)) {
+                let storage = Storage::of(tensor.bind(py));
+                list.push(&name, Watched { tensor, version, storage });
+            }
+        }
+        Self { list: Arc::new(list) }
     }
 
     /// The names of those that have been changed, or have lost their memory.
@@ -64,46 +72,48 @@ pub(crate) fn version_of(tensor: &Bound<'_, PyAny>) -> Option<u64> {
 }
 
 impl Watched {
-    /// Notes the memory that the tensor has now.
-    pub fn new(py: Python<'_>, name: String, tensor: Py<PyAny>, version: u64) -> Self {
-        let storage = Storage::of(tensor.bind(py));
-        Self { name, tensor, version, storage }
-    }
-
     /// Whether the tensor was written to, or its memory freed or moved (`storage.resize_`).
     fn is_changed(&self, py: Python<'_>) -> bool {
-        let has_moved = |storage: &Storage| held(storage.object.bind(py)) != Some(storage.memory);
+        let has_moved = |storage: &Storage| {
+            held(storage.object.bind(py)).map_or(true, |memory| memory != storage.memory)
+        };
         version_of(self.tensor.bind(py)) != Some(self.version)
             || self.storage.as_ref().is_some_and(has_moved)
     }
 }
 
 impl Storage {
-    fn of(tensor: &Bound<'_, PyAny>) -> Option<Self> {
+    pub(crate) fn new(object: Py<PyAny>, memory: Held) -> Self {
+        Self { object, memory }
+    }
+
+    /// That of a tensor, with the memory that it has now.
+    pub(crate) fn of(tensor: &Bound<'_, PyAny>) -> Option<Self> {
         let object = tensor.call_method0(intern!(tensor.py(), "untyped_storage")).ok()?;
-        let memory = held(&object)?;
+        let memory = held(&object).ok()?;
         Some(Self { object: object.unbind(), memory })
     }
 }
 
-fn held(storage: &Bound<'_, PyAny>) -> Option<Held> {
-    let ask = |method| storage.call_method0(method).ok()?.extract().ok();
-    let py = storage.py();
-    Some((ask(intern!(py, "data_ptr"))?, ask(intern!(py, "nbytes"))?))
-}
-
 impl WatchList {
-    pub fn new(watched: Vec<Watched>) -> Self {
-        Self(Mutex::new(watched))
+    /// Adds a tensor that is saved under a name.
+    pub(crate) fn push(&mut self, name: &str, watched: Watched) {
+        let inner = self.0.get_mut().unwrap_or_else(PoisonError::into_inner);
+        inner.names.push_str(name);
+        inner.ends.push(inner.names.len());
+        inner.watched.push(watched);
     }
 
     pub fn is_empty(&self) -> bool {
-        self.lock().is_empty()
+        self.lock().watched.is_empty()
     }
 
     pub fn changed(&self, py: Python<'_>) -> Vec<String> {
-        let is_changed = |watched: &&Watched| watched.is_changed(py);
-        self.lock().iter().filter(is_changed).map(|watched| watched.name.clone()).collect()
+        let inner = self.lock();
+        let starts = std::iter::once(0).chain(inner.ends.iter().copied());
+        let names = starts.zip(&inner.ends).map(|(start, &end)| &inner.names[start..end]);
+        let changed = inner.watched.iter().zip(names).filter(|(watched, _)| watched.is_changed(py));
+        changed.map(|(_, name)| name.to_owned()).collect()
     }
 
     /// What a save calls once it has copied the last byte: fails if a tensor has been changed since the
@@ -132,7 +142,7 @@ impl WatchList {
     }
 
     /// Nobody waits for the GIL with this lock held: whoever takes it has the GIL already.
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Watched>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

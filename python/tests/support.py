@@ -79,11 +79,12 @@ def raw(tensor):
 def codec(state, **options):
     """Encode and decode a state without a file."""
     encoded = _encode.encode(state, **options)
-    table = [
-        (name, dtype, shape, nbytes) for name, (dtype, shape, _, _, nbytes, _) in encoded.tensors
-    ]
+    rows = {
+        name: (name, dtype, shape, nbytes)
+        for name, (dtype, shape, _, _, nbytes, _) in encoded.tensors
+    }
     blocks = {spec[0]: bytearray(fake_native.gather(spec)) for spec in encoded.tensors}
-    contents = _build.Contents("/ckpt", table, **options)
+    contents = _build.Contents("/ckpt", rows.get, **options)
     skeleton = _skeleton.parse(encoded.tree, "/ckpt")
     _build.Survey(contents).add(skeleton)
     return _build.Builder(contents, blocks).value(skeleton)

@@ -257,3 +257,18 @@ def test_interrupted_run_keeps_rounds_and_leaves_no_process(at):
     assert kept
     assert all("torch.save" in measured for measured in kept)
     assert sorted(path.name for path in at.iterdir()) == ["out"]
+
+
+def test_cost_is_measured_for_each_number_of_tensors(at):
+    command = [*compare(at, 1, "torch.save"), "--tensors", "10", "20"]
+    done = subprocess.run(command, capture_output=True, text=True, env=WITHOUT_FIO)
+    assert done.returncode == 0, done.stdout + done.stderr
+    small, large = json.loads((at / "out" / "result.json").read_text())["counts"]
+    assert (small["tensors"], large["tensors"]) == (10, 20)
+    assert len(large["seconds"]["torch.save"]["load"]) == 1
+    measured = json.loads((at / "out" / "20-tensors" / "result.json").read_text())["rounds"]
+    assert measured[0]["torch.save"]["save"]["bytes"] == 20 * 4096
+    head, save, load = (at / "out" / "table.txt").read_text().splitlines()
+    assert head.split()[-2:] == ["10", "20"]
+    assert save.startswith("torch.save, save")
+    assert load.startswith("torch.save, load")

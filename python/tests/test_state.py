@@ -271,7 +271,7 @@ def test_unpicklable_value_is_named():
 def codec_of_tree(tree):
     from ringstow.tree import _build
 
-    contents = _build.Contents("/ckpt", [])
+    contents = _build.Contents("/ckpt", {}.get)
     skeleton = _skeleton.parse(tree, "/ckpt")
     _build.Survey(contents).add(skeleton)
     return _build.Builder(contents, {}).value(skeleton)

@@ -37,12 +37,15 @@ pub(crate) struct ReadOutcome {
 /// Reads blocks straight into fresh memory: one mapping per file, which holds its blocks back to back,
 /// each at a multiple of [`ALIGN`]. A file of which nothing is read gets an empty mapping.
 ///
+/// `mapped` gets the address of each mapping before anything is read. Nobody may use the memory until this returns.
+///
 /// # Errors
 /// The first failure or damaged block.
 pub(crate) fn read_arenas(
     runtime: &Runtime,
     reads: Reads,
     job: &Arc<Job>,
+    mapped: impl FnOnce(Vec<usize>),
 ) -> Result<(Vec<Mapping>, ReadOutcome)> {
     let no_memory = |e| Error::io("taking memory for", reads.dir, e);
     let mut arenas = Vec::with_capacity(reads.files.len());
@@ -54,6 +57,7 @@ pub(crate) fn read_arenas(
         buffers.extend(places.into_iter().map(|place| Mutex::new(Some(place))));
         arenas.push(whole);
     }
+    mapped(arenas.iter().map(CutMapping::address).collect());
     let read = match runtime.config().fixed {
         Switch::On => read_through(runtime, reads, &buffers, job)?,
         _ => {

@@ -10,6 +10,11 @@ use std::sync::Arc;
 pub struct CutMapping(Arc<Mapping>);
 
 impl CutMapping {
+    /// Where its first byte is, to be used only once it is one mapping again.
+    pub fn address(&self) -> usize {
+        self.0.as_ptr() as usize
+    }
+
     /// Returns the mapping.
     ///
     /// # Panics

@@ -25,7 +25,7 @@ pub use read::checkpoint::{Checkpoint, CheckpointKind};
 pub(crate) use read::fingerprint::while_replaced;
 pub use read::info::{FileInfo, Info};
 pub use read::load::{LoadOptions, OnCorrupt};
-pub use read::loaded::{Loaded, LoadedTensor, TensorView};
+pub use read::loaded::{LoadPlace, Loaded, LoadedTensor, TensorView};
 pub use read::part::TensorPart;
 pub use read::slices::Slice;
 pub use read::verify::verify;

@@ -80,11 +80,13 @@ def touch(state: State) -> None:
     This avoids torch calls: one call per small tensor would cost as much as loading it.
     """
     for tensor in state.values():
-        if tensor.nbytes > PAGE_BYTES:
+        nbytes = tensor.nbytes
+        if nbytes > PAGE_BYTES:
             raw_bytes(tensor)[::PAGE_BYTES].max()
-        if tensor.nbytes:
-            ctypes.string_at(tensor.data_ptr(), 1)
-            ctypes.string_at(tensor.data_ptr() + tensor.nbytes - 1, 1)
+        if nbytes:
+            first = tensor.data_ptr()
+            ctypes.string_at(first, 1)
+            ctypes.string_at(first + nbytes - 1, 1)
 
 
 def destination(expected: dict[str, list[Any]]) -> State:

@@ -82,7 +82,7 @@ def _hf(path: str, options: Options) -> State:
 
 def _lazy(path: str, checkpoint: _native.Checkpoint, skeleton: State, options: Options) -> State:
     """Return the state of a skeleton, whose tensors and arrays load on demand."""
-    contents = _build.Contents(path, checkpoint.tensors, allow_pickle=options.allow_pickle)
+    contents = _build.Contents(path, checkpoint.tensor, allow_pickle=options.allow_pickle)
     _build.Survey(contents).add(skeleton)
     ahead = ReadAhead(checkpoint)
     known: dict[tuple[str, str], LazyTensor] = {}

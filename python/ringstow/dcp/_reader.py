@@ -380,7 +380,7 @@ class StorageReader(storage.StorageReader):
         nodes = self._contents.values
         names = {item.storage_index.fqn for item in plan.items if item.storage_index.fqn in nodes}
         contents = _build.Contents(
-            self._contents.path, self._checkpoint.tensors, allow_pickle=self._allow_pickle
+            self._contents.path, self._checkpoint.tensor, allow_pickle=self._allow_pickle
         )
         survey = _build.Survey(contents)
         for name in names:

@@ -191,9 +191,9 @@ class Foreign:
         """Name, dtype, shape and bytes of each tensor of the parts that are open."""
         return list(self._rows.values())
 
-    def tensors_named(self, names: list[str]) -> list[_Row]:
-        """Return the rows of these tensors."""
-        return [self._rows[name] for name in names if name in self._rows]
+    def tensor(self, name: str) -> _Row | None:
+        """Return the row of a tensor; None if there is none."""
+        return self._rows.get(name)
 
     @property
     def info(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
@@ -124,6 +125,13 @@ class Usual(NamedTuple):
 def usual() -> Usual:
     """Return the fast way to look at the usual tensors; of no use without torch, or before 2.10."""
     return _NOTHING if imported("torch") is None else _usual()
+
+
+def maker() -> _native.Exchange | None:
+    """Return the fast way to make tensors; None without torch, or before 2.10. Imports torch."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("torch")
+    return usual().exchange
 
 
 _NOTHING = Usual((), None)

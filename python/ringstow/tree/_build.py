@@ -10,9 +10,10 @@ import collections
 import contextlib
 import io
 import logging
-from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
 
+from ringstow import _native
 from ringstow._errors import FormatError, UnsupportedError
 from ringstow.tensors import _numpy, _torch
 from ringstow.tensors._memory import Stored
@@ -29,9 +30,14 @@ from ringstow.tree._walk import (
     describe,
     nodes,
     rebuild,
+    stored_leaves,
 )
 
 _log = logging.getLogger("ringstow")
+
+
+Row = tuple[str, str, tuple[int, ...], int]
+"""A stored tensor: its name, and the fields of `Stored`."""
 
 
 class Contents:
@@ -40,16 +46,14 @@ class Contents:
     def __init__(
         self,
         path: str,
-        tensors: Iterable[tuple[str, str, tuple[int, ...], int]],
+        find: Callable[[str], Row | None],
         *,
         allow_pickle: bool = False,
     ) -> None:
         self.path = path
         self.allow_pickle = allow_pickle
         self.manifest = f"{path}/manifest.json"
-        self._stored = {
-            name: Stored(dtype, shape, nbytes) for name, dtype, shape, nbytes in tensors
-        }
+        self._find = find
 
     def stored(self, leaf: Leaf, path: Path) -> Stored:
         """Return what is stored for the tensor or array leaf at a path.
@@ -57,9 +61,10 @@ class Contents:
         Raises:
             FormatError: nothing is, or something of another dtype than the leaf's.
         """
-        stored = self._stored.get(leaf.body)
-        if stored is None:
+        row = self._find(leaf.body)
+        if row is None:
             raise self.wrong(path, f"refers to the tensor {leaf.body!r}, which is not stored")
+        stored = Stored(*row[1:])
         if leaf.tag == "$object" and (stored.dtype, len(stored.shape)) != ("U8", 1):
             raise self.wrong(path, "is an object but is not stored as a string of bytes")
         if leaf.tag == "$ndarray" and stored.dtype != _numpy.code_of(leaf.dtype):
@@ -133,6 +138,25 @@ class Survey:
         for at, leaf in nodes(node, path):
             self._note(leaf, at)
 
+    def add_all(self, skeleton: object, checkpoint: _native.Checkpoint) -> Wanted:
+        """Add a whole skeleton. The tensors outside of rare containers are returned instead.
+
+        Raises:
+            Exception: as `add`.
+        """
+        tensors, others = _native.survey(checkpoint, skeleton)
+        if tensors is None:
+            self.add(skeleton)
+            raise AssertionError("a tensor is not stored")
+        for path, node in others:
+            self.add(node, path)
+        return Wanted(checkpoint, tensors, not any(_looks_at_bytes(node) for _, node in others))
+
+    @property
+    def rest(self) -> list[str]:
+        """The names without those of the objects."""
+        return [name for name in self._names if name not in self.objects]
+
     def _note(self, leaf: Leaf | Box, path: Path) -> None:
         if isinstance(leaf, Box):
             if isinstance(leaf.items, dict):
@@ -153,6 +177,22 @@ class Survey:
             )
         elif leaf.tag in _TYPED:
             _of_type(leaf, describe(path))
+
+
+class Wanted(NamedTuple):
+    """The tensors of a skeleton that `_native.fill` makes."""
+
+    checkpoint: _native.Checkpoint
+    tensors: _native.Wanted
+    may_be_early: bool
+    """Whether everything can be made before the tensors' bytes are there."""
+
+
+def _looks_at_bytes(node: object) -> bool:
+    """Return whether to make a value may take the bytes of the tensors and arrays in it."""
+    if isinstance(node, Leaf):
+        return node.tag == "$ndarray" and str(node.dtype).startswith(">")  # copied, and swapped
+    return any(leaf.tag != "$object" for leaf in stored_leaves(node))  # by a type's own code
 
 
 # Leaves that are made by a type of the program's.
@@ -188,6 +228,8 @@ class Builder:
         self._objects: dict[str, Any] = {}
         """The values of the objects that have been made, by name."""
         self._dtypes: dict[str, Any] = {}
+        self._loading: _native.Loading | None = None
+        """Where `fill` has the blocks and the tensors."""
 
     def make_objects(self, survey: Survey) -> None:
         """Make the values of all objects ahead, and let go of their blocks.
@@ -204,6 +246,52 @@ class Builder:
         """Add blocks that have been read since, and tensors that have been loaded to a device."""
         self._blocks.update(blocks)
         self._flat.update(flat)
+
+    def fill(
+        self, skeleton: object, survey: Survey, wanted: Wanted, reports: list[str]
+    ) -> dict[Any, Any]:
+        """Load all that a skeleton needs; return its value. Containers of the skeleton become it.
+
+        Raises:
+            Exception: as `value`, and as `_native.Checkpoint.load`.
+        """
+        if not (len(wanted.tensors) or survey.rest):
+            return self.value(skeleton)  # type: ignore[no-any-return]
+        exchange = None if self._as_numpy else _torch.maker()
+        try:
+            value, report = _native.fill(
+                wanted.checkpoint,
+                skeleton,
+                wanted.tensors,
+                survey.rest,
+                self,
+                exchange,
+                early=wanted.may_be_early,
+            )
+        finally:
+            self._loading = None
+        _log.debug("loaded %s", report)
+        reports.append(report)
+        return value  # type: ignore[no-any-return]
+
+    # What `_native.fill` calls, besides `value`.
+
+    def begin(self, loading: _native.Loading) -> None:
+        """Note where the blocks and tensors are from now on."""
+        self._loading = loading
+
+    def over(self, block: Any, dtype: str, shape: tuple[int, ...], nbytes: int, path: Path) -> Any:
+        """Return the first tensor or array over a block."""
+        stored = Stored(dtype, shape, nbytes)
+        if self._as_numpy:
+            return _numpy.array_of(block, stored, _numpy.dtype_of(dtype, describe(path)))
+        flat = _torch.flat_over(block, stored, self._dtype(dtype, path))
+        _torch.reshape(flat, stored)
+        return flat
+
+    def alias(self, made: Any) -> Any:
+        """Return another tensor or array over the memory of one that has been made."""
+        return made[...] if self._as_numpy else _torch.alias_of(made)
 
     def value(self, node: object, path: Path = (), make: Make | None = None) -> Any:
         """Return the value of a skeleton, or of a part of one that lies at a path.
@@ -226,7 +314,7 @@ class Builder:
         if isinstance(leaf, Box):
             return self._boxed(leaf, path)
         if leaf.tag == "$tensor":
-            return self._array(leaf, path) if self._as_numpy else self._tensor(leaf, path)
+            return self._tensor(leaf, path)
         key = describe(path)
         if leaf.tag in _TYPED:
             return _of_type(leaf, key)
@@ -235,7 +323,7 @@ class Builder:
         match leaf.tag:
             case "$ndarray":
                 stored = self._contents.stored(leaf, path)
-                return _numpy.array_over(self._blocks[leaf.body], stored, leaf.dtype, key)
+                return _numpy.array_over(self._block(leaf), stored, leaf.dtype, key)
             case "$object":
                 return self._object(leaf, path)
             case "$scalar":
@@ -300,31 +388,31 @@ class Builder:
         except (RuntimeError, ValueError, EOFError) as error:
             raise self._contents.unreadable(path, error) from error
 
-    def _array(self, leaf: Leaf, path: Path) -> Any:
-        made = self._made.get(leaf.body)
-        if made is not None:
-            return made[...]
-        stored = self._contents.stored(leaf, path)
-        dtype = _numpy.dtype_of(stored.dtype, describe(path))
-        made = _numpy.array_of(self._blocks[leaf.body], stored, dtype)
-        self._made[leaf.body] = made
-        return made
+    def _block(self, leaf: Leaf) -> Any:
+        loading = self._loading
+        return self._blocks[leaf.body] if loading is None else loading.block(leaf.body)
 
     def _tensor(self, leaf: Leaf, path: Path) -> Any:
         name = leaf.body
+        if self._loading is not None:
+            return self._loading.tensor(name, path)
         made = self._made.get(name)
         if made is not None:
-            return _torch.alias_of(made)
+            return self.alias(made)
         stored = self._contents.stored(leaf, path)
-        flat = self._flat.get(name)
-        if flat is None:
-            dtype = self._dtypes.get(stored.dtype)
-            if dtype is None:
-                dtype = self._dtypes[stored.dtype] = _torch.dtype_of(stored.dtype, describe(path))
-            flat = _torch.flat_over(self._blocks[name], stored, dtype)
-        _torch.reshape(flat, stored)
-        self._made[name] = flat
-        return flat
+        made = self._flat.get(name)
+        if made is None:
+            made = self.over(self._blocks[name], *stored, path)
+        else:
+            _torch.reshape(made, stored)
+        self._made[name] = made
+        return made
+
+    def _dtype(self, code: str, path: Path) -> Any:
+        dtype = self._dtypes.get(code)
+        if dtype is None:
+            dtype = self._dtypes[code] = _torch.dtype_of(code, describe(path))
+        return dtype
 
 
 def unpack(data: bytes, path: str, key: str, *, as_numpy: bool = False) -> Any:
@@ -348,7 +436,8 @@ def unpack(data: bytes, path: str, key: str, *, as_numpy: bool = False) -> Any:
     except (ValueError, RecursionError, FormatError) as error:
         message = f"{path}: the object {key!r} cannot be read: {error}"
         raise FormatError(message, path=path) from None
-    contents = Contents(path, tensors)
+    rows = {row[0]: row for row in tensors}
+    contents = Contents(path, rows.get)
     (node,) = root.values()
     Survey(contents).add(node, (key,))
     return Builder(contents, dict(blocks), as_numpy=as_numpy).value(node, (key,))

@@ -38,11 +38,13 @@ def parse(text: str, path: str) -> dict[Any, Any]:
     """
     manifest = f"{path}/manifest.json"
     try:
-        root = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+        root = _native.parse_tree(text, _object)
+        if root is None:  # something unusual, perhaps an error
+            root = json.loads(text, object_pairs_hook=_object, parse_constant=_no_constant)
+            if _native.nesting(text) > DEPTH_MAX:
+                _check_depth(root)
         if not isinstance(root, dict):
             raise ValueError("it is not a dict")
-        if _native.nesting(text) > DEPTH_MAX:
-            _check_depth(root)
     except (ValueError, RecursionError) as error:
         message = f"{manifest}: the saved state cannot be read: {error}"
         raise FormatError(message, path=manifest) from None

@@ -10,6 +10,8 @@ import dataclasses
 from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any
 
+from ringstow._native import Leaf as Leaf
+
 # The tags whose body is the name of an entry of the manifest.
 STORED = ("$tensor", "$ndarray", "$object")
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
@@ -42,23 +44,6 @@ def describe(path: Path) -> str:
 def flat_name(path: Path) -> str:
     """Return a path joined by dots: ``optimizer.state.0``."""
     return ".".join(step if isinstance(step, str) else repr(step) for step in path)
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class Leaf:
-    """A value that needs its tensor's bytes, torch, numpy, a type or pickle to be made.
-
-    ``tag`` is the tree's: ``"$tensor"``; ``body`` what it holds, such as the tensor's name.
-    """
-
-    tag: str
-    body: Any
-    dtype: str = ""
-    """numpy's dtype string, for arrays and scalars; the type's name, for an Enum or a str."""
-
-    def __repr__(self) -> str:
-        """Return what a flat name shows of a leaf that is a dict's key."""
-        return f"torch.{self.body}" if self.tag == "$dtype" else f"<{self.tag[1:]}>"
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -212,8 +197,13 @@ def nodes(node: Any, path: Path = ()) -> list[tuple[Path, Leaf | Box]]:
 
 def stored_in(node: Any) -> list[str]:
     """Return the names of the tensors and objects that a skeleton refers to, each once."""
-    stored = (leaf for _, leaf in nodes(node) if isinstance(leaf, Leaf) and leaf.tag in STORED)
-    return list(dict.fromkeys(leaf.body for leaf in stored))
+    return list(dict.fromkeys(leaf.body for leaf in stored_leaves(node)))
+
+
+def stored_leaves(node: Any) -> list[Leaf]:
+    """Return the leaves of a skeleton that refer to tensors and objects."""
+    found = (leaf for _, leaf in nodes(node))
+    return [leaf for leaf in found if isinstance(leaf, Leaf) and leaf.tag in STORED]
 
 
 def find(node: Any, name: str, path: Path = ()) -> tuple[Path, Any] | None:

@@ -199,7 +199,7 @@ impl Checkpoint {
     }
 
     /// The tensor's number in [`Checkpoint::tensors`].
-    pub(in crate::store) fn number(&self, name: &str) -> Option<usize> {
+    pub fn number(&self, name: &str) -> Option<usize> {
         self.by_name.find(name, |number| &self.tensors()[number].name)
     }
 

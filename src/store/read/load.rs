@@ -15,7 +15,7 @@ use crate::pool::{Buffer, Mapping};
 use crate::store::read::checkpoint::{Checkpoint, CheckpointKind};
 use crate::store::read::damage::names_of;
 use crate::store::read::fault::wants_of;
-use crate::store::read::loaded::{Loaded, LoadedTensor};
+use crate::store::read::loaded::{LoadPlace, Loaded, LoadedTensor};
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 use std::time::Instant;
@@ -129,14 +129,57 @@ impl Checkpoint {
         let is_damaged = names_of(&damaged);
         let intact = names.iter().map(S::as_ref).filter(|name| !is_damaged.contains(name));
         let requests = self.find_whole(intact)?;
+        let (tensors, mut fetches) = self.load_requests(&requests, loading, |_| {})?;
+        fetches.extend(checked);
+        let report = self.report(requests.len(), bytes_in(&requests), fetches, loading);
+        tracing::info!(target: TARGET, "{report}");
+        Ok(Loaded::new(tensors, self.values.clone(), LoadReport { damaged, ..report }))
+    }
+
+    /// [`Checkpoint::load_names`] of tensors by their numbers. `mapped` gets the place of each once the memory is there, and
+    /// before it is read: nobody may use it until this returns, and nobody ever if this fails. It is not called if a tensor
+    /// has several tensor chunks.
+    ///
+    /// # Errors
+    /// As for [`Checkpoint::load_names`].
+    ///
+    /// # Panics
+    /// If there is no tensor of a number.
+    #[doc(hidden)]
+    pub fn load_numbers(
+        &self,
+        numbers: &[usize],
+        options: LoadOptions<'_>,
+        mapped: impl FnOnce(Vec<LoadPlace>),
+    ) -> Result<Loaded> {
+        let (runtime, job) = self.resources(options)?;
+        let loading = self.loading(options.verify, &runtime, &job);
+        let request = |&number: &usize| Request { number, entry: &self.tensors()[number] };
+        let requests: Vec<Request> = numbers.iter().map(request).collect();
+        self.check_whole(&requests)?;
+        let (tensors, fetches) = self.load_requests(&requests, loading, mapped)?;
+        let report = self.report(requests.len(), bytes_in(&requests), fetches, loading);
+        tracing::info!(target: TARGET, "{report}");
+        Ok(Loaded::new(tensors, self.values.clone(), report))
+    }
+
+    fn load_requests(
+        &self,
+        requests: &[Request],
+        loading: Loading,
+        mapped: impl FnOnce(Vec<LoadPlace>),
+    ) -> Result<(Vec<LoadedTensor>, Vec<Fetched>)> {
         let (whole, parted): (Vec<_>, Vec<_>) =
             requests.iter().copied().partition(|request| lies_straight(request.entry));
         let straight = self.plan_straight(&whole, loading);
         let chunks = self.plan_chunks(&parted, loading)?;
-        job.set_total(bytes_of(&straight) + bytes_of(&chunks.plan.reads));
+        loading.job.set_total(bytes_of(&straight) + bytes_of(&chunks.plan.reads));
         let (mut fetches, mut read, mut assembled) = (Vec::new(), Vec::new(), Vec::new());
+        // Dropped here if it is not called: its owner may wait for that.
+        let mapped = parted.is_empty().then_some(mapped);
         if !whole.is_empty() || parted.is_empty() {
-            let (tensors, fetched) = self.load_straight(&whole, &straight, loading)?;
+            let mapped = |places| mapped.map_or((), |mapped| mapped(places));
+            let (tensors, fetched) = self.load_straight(&whole, &straight, loading, mapped)?;
             read = tensors;
             fetches.push(fetched);
         }
@@ -150,11 +193,7 @@ impl Checkpoint {
             true => read.next(),
             false => assembled.next(),
         };
-        let tensors = requests.iter().filter_map(next).collect();
-        fetches.extend(checked);
-        let report = self.report(requests.len(), bytes_in(&requests), fetches, loading);
-        tracing::info!(target: TARGET, "{report}");
-        Ok(Loaded::new(tensors, self.values.clone(), LoadReport { damaged, ..report }))
+        Ok((requests.iter().filter_map(next).collect(), fetches))
     }
 
     /// Loads tensors into the caller's memory. Each target must have exactly as many bytes as its tensor.
@@ -251,9 +290,14 @@ impl Checkpoint {
         names: impl IntoIterator<Item = S>,
     ) -> Result<Vec<Request<'_>>> {
         let requests = self.find(names)?;
-        self.check_entries(requests.iter().map(|request| request.entry))?;
-        requests.iter().try_for_each(|request| self.check_faults(request.entry))?;
+        self.check_whole(&requests)?;
         Ok(requests)
+    }
+
+    /// Fails if the checkpoint lacks elements of a tensor.
+    fn check_whole(&self, requests: &[Request]) -> Result<()> {
+        self.check_entries(requests.iter().map(|request| request.entry))?;
+        requests.iter().try_for_each(|request| self.check_faults(request.entry))
     }
 
     /// The entries of these names. Refuses duplicates: two results cannot own one tensor's memory.
@@ -324,12 +368,20 @@ impl Checkpoint {
         requests: &[Request],
         reads: &[BlockRead],
         loading: Loading,
+        mapped: impl FnOnce(Vec<LoadPlace>),
     ) -> Result<(Vec<LoadedTensor>, Fetched)> {
-        let reads_of = self.reads(reads, loading.verify);
-        let (arenas, read) = read_arenas(loading.runtime, reads_of, loading.job)?;
-        let arenas: Vec<Arc<Mapping>> = arenas.into_iter().map(Arc::new).collect();
         let places: Vec<Want> = requests.iter().map(|request| place(request.entry)).collect();
         let ranges = arena_ranges(&places, reads);
+        let mapped = |addresses: Vec<usize>| {
+            let place = |(place, range): (&Want, &Range<usize>)| {
+                let (arena, range) = (place.file, range.clone());
+                LoadPlace { arena, address: addresses[arena], range }
+            };
+            mapped(places.iter().zip(&ranges).map(place).collect());
+        };
+        let reads_of = self.reads(reads, loading.verify);
+        let (arenas, read) = read_arenas(loading.runtime, reads_of, loading.job, mapped)?;
+        let arenas: Vec<Arc<Mapping>> = arenas.into_iter().map(Arc::new).collect();
         let tensor = |(request, (place, range)): (&Request, (&Want, Range<usize>))| {
             LoadedTensor::new((&self.manifest, request.number), (&arenas[place.file], range))
         };

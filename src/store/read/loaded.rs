@@ -34,6 +34,18 @@ pub struct LoadedTensor {
     pub range: Range<usize>,
 }
 
+/// Where a tensor will be in memory.
+#[doc(hidden)]
+#[derive(Debug, Clone)]
+pub struct LoadPlace {
+    /// Number of the mapping that it will be in.
+    pub arena: usize,
+    /// Address of that mapping's first byte.
+    pub address: usize,
+    /// Its bytes in that mapping.
+    pub range: Range<usize>,
+}
+
 /// A tensor's type, shape and bytes. Implements [`safetensors::View`].
 #[derive(Debug, Clone, Copy)]
 pub struct TensorView<'a> {
