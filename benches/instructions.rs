@@ -8,9 +8,11 @@
 mod nowhere;
 
 use nowhere::{Sparse, boxes, items, layout, mixed, runtime, state, vast};
-use ringstow::internals::format::Manifest;
+use ringstow::internals::format::{
+    Chunk, FileEntry, Manifest, Receipt, TensorEntry, names, receipt,
+};
 use ringstow::internals::plan::load::{Unit, Want};
-use ringstow::{Checkpoint, Config, LoadOptions, StateDict};
+use ringstow::{Checkpoint, Config, Dtype, LoadOptions, StateDict};
 use std::hint::black_box;
 use std::path::Path;
 use std::sync::Arc;
@@ -44,6 +46,22 @@ fn run(case: &str, size: usize) {
         }
         "manifest's entry read" => {
             let text = manifest(size).encode().expect("it can be written");
+            measured(|| Manifest::decode(text, Path::new("manifest.json")).expect("it is valid"));
+        }
+        "receipt of 100 chunks packed" => {
+            let receipts = receipts(size);
+            measured(|| receipts.iter().map(|one| one.encode().len()).sum::<usize>());
+        }
+        "receipt of 100 chunks merged" => {
+            let packed: Vec<_> = receipts(size).iter().map(Receipt::encode).collect();
+            measured(|| receipt::merge_packed(&packed).expect("they are valid"));
+        }
+        "100 chunks of a manifest written" => {
+            let manifest = merged(size);
+            measured(|| manifest.encode());
+        }
+        "100 chunks of a manifest read" => {
+            let text = merged(size).encode().expect("it can be written");
             measured(|| Manifest::decode(text, Path::new("manifest.json")).expect("it is valid"));
         }
         "read of a tensor planned" => {
@@ -81,6 +99,33 @@ fn measured<T>(work: impl FnOnce() -> T) {
 fn manifest(tensors: usize) -> Manifest {
     let items = items(tensors, mixed);
     nowhere::manifest(&items, &layout(&items))
+}
+
+/// The receipts of as many ranks, which have a row each of 100 tensors.
+fn receipts(ranks: usize) -> Vec<Receipt> {
+    let tensor = |rank: u64, number: u64| TensorEntry {
+        name: nowhere::name(number as usize),
+        dtype: Dtype::F32,
+        shape: [ranks as u64, 16].into(),
+        chunks: [Chunk::region(0, 4096 + 64 * number, (&[rank, 0], &[1, 16]))].into(),
+        object: false,
+    };
+    let receipt = |rank| Receipt {
+        rank,
+        session: "a".into(),
+        write: "b".into(),
+        block_bytes: 1 << 20,
+        files: vec![FileEntry { name: names::shard(rank, 0, 0), bytes: 16 << 10, crc32: vec![0] }],
+        tensors: (0..100).map(|number| tensor(rank.into(), number)).collect(),
+        apart: Vec::new(),
+    };
+    (0..ranks as u32).map(receipt).collect()
+}
+
+fn merged(ranks: usize) -> Manifest {
+    let merged = receipt::merge(&receipts(ranks)).expect("they are valid");
+    let state = serde_json::value::to_raw_value(&()).expect("null is JSON");
+    Manifest::new(0, ranks as u32, merged.block_bytes, merged.files, merged.tensors, state)
 }
 
 /// Small blocks, so that the cost per block stands out from the cost per byte.

@@ -1,7 +1,9 @@
-//! The manifest of a very large distributed save, and the plan of one rank's reads: 4,096 ranks, each with a
-//! part of 244 tensors, make a million chunks.
+//! The manifest of a very large distributed save, from the receipts of simulated ranks, and the plan of one rank's reads:
+//! 4,096 ranks, each with a part of 244 tensors, make a million chunks.
 //!
-//! `cargo bench --bench manifest -- --test` runs everything once, in small.
+//! `cargo bench --bench manifest -- --test` runs everything once, in small. With `RINGSTOW_BENCH_LARGE=1` there are also
+//! 16,384 ranks and ten million chunks, which take 4 GB of memory. Each size prints what a chunk takes on disk, in memory
+//! and in receipts.
 
 mod common;
 
@@ -11,23 +13,28 @@ use ringstow::Dtype;
 use ringstow::internals::format::{Chunk, FileEntry, Manifest, Receipt, TensorEntry, receipt};
 use ringstow::internals::plan::load::{Scattered, Unit};
 use ringstow::internals::plan::slab::{Dense, Place, Slab, dense_strides};
+use std::hint::black_box;
 use std::path::Path;
 use std::time::Duration;
 
 const BLOCK: u64 = 1 << 20;
-const TENSORS: u64 = 244;
 /// Elements per row, and rows of each tensor per rank.
 const WIDTH: u64 = 8192;
 const ROWS: u64 = 4;
 
-fn ranks() -> u64 {
-    if is_smoke_test() { 16 } else { 4096 }
+/// Ranks and tensors.
+fn sizes() -> &'static [(u64, u64)] {
+    match (is_smoke_test(), std::env::var_os("RINGSTOW_BENCH_LARGE").is_some()) {
+        (true, _) => &[(16, 244)],
+        (false, false) => &[(4096, 244)],
+        (false, true) => &[(4096, 244), (16_384, 61), (4096, 2441), (16_384, 610)],
+    }
 }
 
 /// Tensors cut along their first dimension, with one chunk and one file per rank.
-fn manifest(ranks: u64) -> Manifest {
+fn manifest(ranks: u64, tensors: u64) -> Manifest {
     let chunk_bytes = ROWS * WIDTH * 2;
-    let bytes = (1 << 16) + TENSORS * chunk_bytes;
+    let bytes = (1 << 16) + tensors * chunk_bytes;
     let file = |rank| FileEntry {
         name: format!("rank{rank:05}-0.safetensors"),
         bytes,
@@ -38,25 +45,23 @@ fn manifest(ranks: u64) -> Manifest {
         dtype: Dtype::BF16,
         shape: [ranks * ROWS, WIDTH].into(),
         chunks: (0..ranks)
-            .map(|rank| Chunk {
-                file: rank as u32,
-                begin: (1 << 16) + t * chunk_bytes,
-                offsets: Some([rank * ROWS, 0].into()),
-                sizes: Some([ROWS, WIDTH].into()),
+            .map(|rank| {
+                let begin = (1 << 16) + t * chunk_bytes;
+                Chunk::region(rank as u32, begin, (&[rank * ROWS, 0], &[ROWS, WIDTH]))
             })
             .collect(),
         object: false,
     };
     let state = serde_json::value::to_raw_value(&()).expect("null is JSON");
     let files = (0..ranks).map(file).collect();
-    Manifest::new(0, 4096, BLOCK, files, (0..TENSORS).map(tensor).collect(), state)
+    Manifest::new(0, ranks as u32, BLOCK, files, (0..tensors).map(tensor).collect(), state)
 }
 
 /// The reads of one rank, when as many ranks load as saved.
 fn slabs(manifest: &Manifest, rank: usize) -> Vec<Slab> {
     let slab = |tensor: &TensorEntry| {
         let chunk = &tensor.chunks[rank];
-        let sizes = chunk.sizes.as_deref().expect("it is a part");
+        let sizes = chunk.sizes().expect("it is a part");
         let array =
             Dense { file: chunk.file as usize, begin: chunk.begin, dtype: tensor.dtype, sizes };
         let to = Place { at: 0, strides: &dense_strides(tensor.dtype, sizes) };
@@ -69,10 +74,11 @@ fn slabs(manifest: &Manifest, rank: usize) -> Vec<Slab> {
 fn receipts(manifest: &Manifest) -> Vec<Vec<u8>> {
     let of = |(rank, file): (usize, &FileEntry)| {
         let part = |tensor: &TensorEntry| {
-            let TensorEntry { name, dtype, shape, chunks, object } = tensor;
-            let chunks = [Chunk { file: 0, ..chunks[rank].clone() }].into();
-            let (name, shape) = (name.clone(), shape.clone());
-            TensorEntry { name, dtype: *dtype, shape, chunks, object: *object }
+            let mut chunk = tensor.chunks[rank].clone();
+            chunk.file = 0;
+            let (name, shape) = (tensor.name.clone(), tensor.shape.clone());
+            let (dtype, object) = (tensor.dtype, tensor.object);
+            TensorEntry { name, dtype, shape, chunks: [chunk].into(), object }
         };
         let tensors = manifest.tensors.iter().map(part).collect();
         let files = vec![file.clone()];
@@ -85,31 +91,56 @@ fn receipts(manifest: &Manifest) -> Vec<Vec<u8>> {
             tensors,
             apart: Vec::new(),
         };
-        receipt.encode().expect("it can be written")
+        receipt.encode()
     };
     manifest.files.iter().enumerate().map(of).collect()
 }
 
-fn million(criterion: &mut Criterion) {
-    let ranks = ranks();
-    let manifest = manifest(ranks);
+/// What a commit does with the receipts, but for the files.
+fn committed(receipts: &[Vec<u8>]) -> Manifest {
+    let merged = receipt::merge_packed(receipts).expect("they are valid");
+    let state = serde_json::value::to_raw_value(&()).expect("null is JSON");
+    let ranks = receipts.len() as u32;
+    let manifest = Manifest::new(0, ranks, merged.block_bytes, merged.files, merged.tensors, state);
+    manifest.check().expect("it is valid");
+    manifest.write(std::io::sink()).expect("a sink takes all");
+    manifest
+}
+
+fn decoded(text: &[u8]) -> Manifest {
+    Manifest::decode(text.to_vec(), Path::new("manifest.json")).expect("it is valid")
+}
+
+/// Prints what a chunk takes.
+fn print_bytes(chunks: u64, text: &[u8], sent: &[Vec<u8>]) {
+    let per_chunk = |bytes: u64| bytes as f64 / chunks as f64;
+    let opening = allocation_counter::measure(|| drop(black_box(decoded(text))));
+    let open = allocation_counter::measure(|| std::mem::forget(decoded(text)));
+    let merging = allocation_counter::measure(|| drop(black_box(committed(sent))));
+    println!(
+        "{chunks} chunks, bytes each: {:.1} on disk, {:.1} in receipts; {:.1} in memory once open, {:.1} at most while \
+         opening, {:.1} at most while merging",
+        per_chunk(text.len() as u64),
+        per_chunk(sent.iter().map(|text| text.len() as u64).sum()),
+        per_chunk(open.bytes_current as u64),
+        per_chunk(opening.bytes_max),
+        per_chunk(merging.bytes_max),
+    );
+}
+
+fn ranks(criterion: &mut Criterion, ranks: u64, tensors: u64) {
+    let (manifest, chunks) = (manifest(ranks, tensors), tensors * ranks);
     let text = manifest.encode().expect("it can be written");
-    let mut group = criterion.benchmark_group(format!("{} chunks", TENSORS * ranks));
+    let mut group = criterion.benchmark_group(format!("{ranks} ranks, {chunks} chunks"));
     group.sample_size(10).warm_up_time(Duration::from_secs(1));
-    group.throughput(Throughput::BytesDecimal(text.len() as u64));
+    group.throughput(Throughput::Elements(chunks));
     group.bench_function("encode", |b| b.iter(|| manifest.encode()));
-    group.bench_function("decode", |b| {
-        b.iter(|| Manifest::decode(text.clone(), Path::new("manifest.json")).expect("it is valid"));
-    });
+    group.bench_function("decode", |b| b.iter(|| decoded(&text)));
     let sent = receipts(&manifest);
-    group.throughput(Throughput::BytesDecimal(sent.iter().map(|text| text.len() as u64).sum()));
-    group.bench_function("all ranks' receipts into one", |b| {
-        b.iter(|| {
-            let decoded = sent.iter().map(|text| Receipt::decode(text));
-            receipt::merge(decoded.collect::<Result<_, _>>().expect("they are valid"))
-        });
-    });
-    group.throughput(Throughput::Elements(TENSORS));
+    print_bytes(chunks, &text, &sent);
+    group.bench_function("receipts merged", |b| b.iter(|| receipt::merge_packed(&sent)));
+    group.bench_function("receipts merged, checked and written", |b| b.iter(|| committed(&sent)));
+    group.throughput(Throughput::Elements(tensors));
     let file_bytes: Vec<u64> = manifest.files.iter().map(|file| file.bytes).collect();
     let rank = ranks as usize / 2;
     for (name, unit) in
@@ -121,5 +152,9 @@ fn million(criterion: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, million);
+fn all(criterion: &mut Criterion) {
+    sizes().iter().for_each(|&(count, tensors)| ranks(criterion, count, tensors));
+}
+
+criterion_group!(benches, all);
 criterion_main!(benches);

@@ -204,7 +204,7 @@ fn write_ranks(ranks: usize, dir: &Path) -> Vec<Receipt> {
         let part = dir.join(names::uncommitted_write(&name, &write));
         let file = std::fs::File::create(part).expect("it can be made");
         file.set_len(8192).expect("it can be as long");
-        let chunk = Chunk { file: 0, begin: 4096, offsets: None, sizes: None };
+        let chunk = Chunk::whole(0, 4096);
         let tensor = TensorEntry {
             name: nowhere::name(rank),
             dtype: Dtype::F32,

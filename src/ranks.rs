@@ -2,7 +2,8 @@
 
 use crate::api::Store;
 use crate::error::{Error, Result, some_of};
-use crate::format::{Receipt, Value};
+use crate::format::receipt::merge_packed;
+use crate::format::{Receipt, TensorEntry, Value};
 use crate::handle::SaveHandle;
 use crate::pipeline::report::SaveReport;
 use crate::state::StateDict;
@@ -43,11 +44,29 @@ struct Begun {
     refused: Option<String>,
 }
 
-/// What a rank says once it has written, or could not.
-#[derive(Serialize, Deserialize)]
-enum Wrote {
-    Receipt(Box<Receipt>),
-    Failed(String),
+/// What a rank says once it has written, or could not: a byte that says which, and the receipt or the reason.
+enum Wrote<'a> {
+    Receipt(&'a [u8]),
+    Failed(&'a str),
+}
+
+impl<'a> Wrote<'a> {
+    fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Receipt(receipt) => [b"+", *receipt].concat(),
+            Self::Failed(why) => [b"-", why.as_bytes()].concat(),
+        }
+    }
+
+    fn decode(heard: &'a [u8]) -> Result<Self> {
+        match heard.split_first() {
+            Some((b'+', receipt)) => Ok(Self::Receipt(receipt)),
+            Some((b'-', why)) => {
+                std::str::from_utf8(why).map(Self::Failed).map_err(|e| not_an_answer(heard, &e))
+            }
+            _ => Err(not_an_answer(heard, &"it is of another kind")),
+        }
+    }
 }
 
 /// A save by several ranks whose shares are being written. [`RanksSave::commit`] ends it. Dropping it on rank 0 gives the save up, and
@@ -130,12 +149,12 @@ impl RanksSave {
     /// wrote is removed. [`Error::Io`] if the exchange fails: on another rank than 0, the save may be committed all the same.
     pub fn commit(self, exchange: &mut impl Exchange) -> Result<Option<Committed>> {
         let Self { path, writing, coordinated } = self;
-        let wrote = writing.and_then(SaveHandle::result).map(|(receipt, _)| receipt);
+        let wrote = writing.and_then(SaveHandle::result).map(|(receipt, _)| receipt.encode());
         let said = match &wrote {
-            Ok(receipt) => Wrote::Receipt(Box::new(receipt.clone())),
-            Err(error) => Wrote::Failed(error.to_string()),
+            Ok(receipt) => Wrote::Receipt(receipt).encode(),
+            Err(error) => Wrote::Failed(&error.to_string()).encode(),
         };
-        let heard = exchange.gather(&encode(&said)).map_err(|error| talking(&path, error))?;
+        let heard = exchange.gather(&said).map_err(|error| talking(&path, error))?;
         let committed = coordinated.map(|coordinated| coordinated.commit(&heard));
         let said = committed.as_ref().map_or_else(Vec::new, |committed| {
             encode(&committed.as_ref().err().map(ToString::to_string))
@@ -174,8 +193,8 @@ impl Coordinated {
     fn commit(self, heard: &[Vec<u8>]) -> Result<Committed> {
         let (mut receipts, mut failed) = (Vec::new(), Vec::new());
         for (rank, said) in heard.iter().enumerate() {
-            match decode(said)? {
-                Wrote::Receipt(receipt) => receipts.push(*receipt),
+            match Wrote::decode(said)? {
+                Wrote::Receipt(receipt) => receipts.push(receipt),
                 Wrote::Failed(why) => failed.push(format!("rank {rank}: {why}")),
             }
         }
@@ -186,20 +205,20 @@ impl Coordinated {
                 some_of(&failed)
             )));
         }
-        let tree = self.values.tree(&receipts)?;
-        self.session.commit(receipts, tree)
+        let merged = merge_packed(&receipts)?;
+        let tree = self.values.tree(&merged.tensors)?;
+        self.session.commit_merged(merged, tree, &[])
     }
 }
 
 impl Values {
     /// One dictionary of all ranks' tensors and rank 0's values.
-    fn tree(self, receipts: &[Receipt]) -> Result<Box<RawValue>> {
+    fn tree(self, tensors: &[TensorEntry]) -> Result<Box<RawValue>> {
         let named = match self {
             Self::Tree(tree) => return Ok(tree),
             Self::Named(named) => named,
         };
-        let tensors = receipts.iter().flat_map(|receipt| &receipt.tensors);
-        let tensors: BTreeSet<&str> = tensors.map(|tensor| tensor.name.as_str()).collect();
+        let tensors: BTreeSet<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
         if let Some((name, _)) = named.iter().find(|(name, _)| tensors.contains(name.as_str())) {
             return Err(Error::invalid(format!("two entries of the state are named {name:?}")));
         }
@@ -218,10 +237,12 @@ fn encode(said: &impl Serialize) -> Vec<u8> {
 }
 
 fn decode<'a, T: Deserialize<'a>>(heard: &'a [u8]) -> Result<T> {
-    serde_json::from_slice(heard).map_err(|error| {
-        Error::invalid(format!(
-            "{} bytes of another rank are not an answer ({error}): do all ranks make the same calls, in the same order?",
-            heard.len()
-        ))
-    })
+    serde_json::from_slice(heard).map_err(|error| not_an_answer(heard, &error))
+}
+
+fn not_an_answer(heard: &[u8], why: &dyn std::fmt::Display) -> Error {
+    Error::invalid(format!(
+        "{} bytes of another rank are not an answer ({why}): do all ranks make the same calls, in the same order?",
+        heard.len()
+    ))
 }

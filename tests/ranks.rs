@@ -58,8 +58,8 @@ fn bytes_of(dir: &Path, name: &str) -> Vec<u8> {
     for chunk in &tensor.chunks {
         let file =
             fs::read(dir.join(&checkpoint.manifest().files[chunk.file as usize].name)).unwrap();
-        let at = chunk.offsets.as_ref().map_or(0, |offsets| offsets[0]) as usize;
-        let len = chunk.sizes.as_deref().unwrap_or(&tensor.shape)[0] as usize;
+        let at = chunk.offsets().map_or(0, |offsets| offsets[0]) as usize;
+        let len = chunk.sizes().unwrap_or(&tensor.shape)[0] as usize;
         bytes[at..at + len].copy_from_slice(&file[chunk.begin as usize..][..len]);
     }
     bytes

@@ -71,7 +71,7 @@ fn planning_allocates_in_proportion_to_the_tensors() {
         let text = manifest(n).encode().unwrap();
         Manifest::decode(text, Path::new("manifest.json")).unwrap();
     });
-    assert_linear("receipts", |n| drop(receipt::merge(receipts(n)).unwrap()));
+    assert_linear("receipts", |n| drop(receipt::merge(&receipts(n)).unwrap()));
 }
 
 #[test]

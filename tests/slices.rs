@@ -9,8 +9,8 @@ use proptest::prelude::*;
 use ringstow::internals::device::{StridedTarget, Target};
 use ringstow::internals::format::names;
 use ringstow::{
-    Checkpoint, Config, Dtype, Error, LoadOptions, LoadReport, RankShare, Receipt, Region, Runtime,
-    Session, Slice, StateDict, TensorInfo,
+    Checkpoint, Chunk, Config, Dtype, Error, LoadOptions, LoadReport, RankShare, Receipt, Region,
+    Runtime, Session, Slice, StateDict, TensorInfo,
 };
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -335,7 +335,7 @@ proptest! {
             .iter()
             .enumerate()
             .filter_map(|(i, chunk)| {
-                let (o, s) = (chunk.offsets.as_ref()?, chunk.sizes.as_ref()?);
+                let (o, s) = (chunk.offsets()?, chunk.sizes()?);
                 let start = [o[0].max(top), o[1].max(left)];
                 let lengths = [0, 1].map(|d| (o[d] + s[d]).saturating_sub(start[d]));
                 let at = (start[0] - top) as isize * strides[0]
@@ -389,7 +389,8 @@ fn overlapping_chunks_fail_commit_and_read() {
     let parts: &[(usize, &[u64], &[u64])] = &[(0, &[0, 0], &[4, 8]), (1, &[4, 0], &[4, 8])];
     write(root.path(), &[Parts::new("w", &[8, 8], parts)]);
     let mut manifest = Checkpoint::open(root.path()).unwrap().manifest().clone();
-    manifest.tensors[0].chunks[1].offsets = Some([2, 0].into());
+    let chunk = &mut manifest.tensors[0].chunks[1];
+    *chunk = Chunk::region(chunk.file, chunk.begin, (&[2, 0], &[4, 8]));
     fs::write(root.path().join("manifest.json"), manifest.encode().unwrap()).unwrap();
     let error = Checkpoint::open(root.path()).unwrap_err();
     assert!(matches!(error, Error::Format { .. }), "{error:?}");

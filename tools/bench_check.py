@@ -1,5 +1,5 @@
-"""Count the instructions of planner, manifest, checksum and pipeline, and compare them with the
-committed counts. Times are too noisy on shared machines; instruction counts are not.
+"""Count the instructions of planner, manifest, receipts, checksum and pipeline, and compare them
+with the committed counts. Times are too noisy on shared machines; instruction counts are not.
 
     make bench-check       # compares with benches/baseline.json; exits with 1 if a count is higher
     make bench-baseline    # writes a new benches/baseline.json
@@ -53,6 +53,10 @@ CASES = [
     Case("pieces of a block", 1, 11),
     Case("manifest's entry written", 1000, 6000),
     Case("manifest's entry read", 1000, 6000),
+    Case("receipt of 100 chunks packed", 100, 600),
+    Case("receipt of 100 chunks merged", 100, 600),
+    Case("100 chunks of a manifest written", 100, 600),
+    Case("100 chunks of a manifest read", 100, 600),
     Case("read of a tensor planned", 1000, 6000),
     Case("checksum of 64 KiB", 10, 110),
     Case("block saved", 200, 1200, measured=False),

@@ -174,7 +174,7 @@ mod _native {
         node::Leaf,
         place::{Pin, gpus},
         save::{SaveJob, check_metrics, start_export, start_save, start_write, start_write_dealt},
-        session::{Session, is_under_way},
+        session::{Receipts, Session, is_under_way},
         skeleton::parse_tree,
         snapshot::{copy_now, watch},
         tensors::Tensors,

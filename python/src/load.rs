@@ -41,8 +41,8 @@ fn row_of<'py>(py: Python<'py>, tensor: &TensorEntry) -> PyResult<Bound<'py, PyA
 fn chunks_of<'py>(py: Python<'py>, tensor: &TensorEntry) -> PyResult<Bound<'py, PyList>> {
     let origin = vec![0; tensor.shape.len()];
     let extent = |chunk: &Chunk| {
-        let offsets = PyTuple::new(py, chunk.offsets.as_deref().unwrap_or(&origin))?;
-        let sizes = PyTuple::new(py, chunk.sizes.as_deref().unwrap_or(&tensor.shape))?;
+        let offsets = PyTuple::new(py, chunk.offsets().unwrap_or(&origin))?;
+        let sizes = PyTuple::new(py, chunk.sizes().unwrap_or(&tensor.shape))?;
         Ok((offsets, sizes).into_pyobject(py)?.into_any())
     };
     let chunks: PyResult<Vec<Bound<'py, PyAny>>> = tensor.chunks.iter().map(extent).collect();

@@ -112,7 +112,7 @@ impl SaveJob {
     fn receipt<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let none = || to_python(Error::invalid("there is no receipt: ask for the result first"));
         let receipt = self.receipt.get().ok_or_else(none)?;
-        Ok(PyBytes::new(py, &py.detach(|| receipt.encode()).map_err(to_python)?))
+        Ok(PyBytes::new(py, &py.detach(|| receipt.encode())))
     }
 
     fn progress(&self) -> (u64, u64, u64) {

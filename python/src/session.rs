@@ -5,14 +5,36 @@ use crate::owned::Owned;
 use crate::to_json;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use ringstow::{Error, Metrics, RankShare, Receipt, Result};
+use ringstow::internals::format::receipt::{Merged, merge_packed};
+use ringstow::{Error, Metrics, RankShare, Result};
 use serde_json::value::RawValue;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 /// Whether this host sees the session that a coordinator has begun in a directory.
 #[pyfunction]
 pub(crate) fn is_under_way(py: Python<'_>, path: PathBuf) -> PyResult<bool> {
     py.detach(|| ringstow::internals::store::is_under_way(&path)).map_err(to_python)
+}
+
+/// The receipts of all ranks, merged, until they are committed.
+#[pyclass(frozen, module = "ringstow._native")]
+pub(crate) struct Receipts(Mutex<Option<Merged>>);
+
+#[pymethods]
+impl Receipts {
+    #[new]
+    fn new(py: Python<'_>, receipts: Vec<Bound<'_, PyBytes>>) -> PyResult<Self> {
+        let receipts: Vec<&[u8]> = receipts.iter().map(|receipt| receipt.as_bytes()).collect();
+        let merged = py.detach(|| merge_packed(&receipts)).map_err(to_python)?;
+        Ok(Self(Mutex::new(Some(merged))))
+    }
+}
+
+impl Receipts {
+    fn look<T>(&self, look: impl FnOnce(&mut Option<Merged>) -> T) -> T {
+        look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
 }
 
 /// A hold on a checkpoint's directory, until it is committed or abandoned.
@@ -43,21 +65,18 @@ impl Session {
     }
 
     /// Whether this host sees what the ranks of these receipts wrote; true if there is no session any more.
-    fn sees(&self, py: Python<'_>, receipts: Vec<Bound<'_, PyBytes>>) -> PyResult<bool> {
-        let receipts: Vec<&[u8]> = receipts.iter().map(|receipt| receipt.as_bytes()).collect();
-        let sees = || -> Result<_> {
-            let session = self.0.lock();
-            let receipts: Vec<_> =
-                receipts.into_iter().map(Receipt::decode).collect::<Result<_>>()?;
-            Ok(session.as_ref().is_none_or(|session| session.sees(&receipts)))
+    fn sees(&self, py: Python<'_>, receipts: &Receipts) -> bool {
+        let sees = |merged: &mut Option<Merged>| match (self.0.lock().as_ref(), merged) {
+            (Some(session), Some(merged)) => session.sees(merged),
+            _ => true,
         };
-        py.detach(sees).map_err(to_python)
+        py.detach(|| receipts.look(sees))
     }
 
     fn commit(
         &self,
         py: Python<'_>,
-        receipts: Vec<Bound<'_, PyBytes>>,
+        receipts: &Receipts,
         state: String,
         names: Vec<String>,
     ) -> PyResult<String> {
@@ -66,12 +85,13 @@ impl Session {
                 "the save was given up before its commit: another one has begun, or it was closed",
             )));
         };
-        let receipts: Vec<&[u8]> = receipts.iter().map(|receipt| receipt.as_bytes()).collect();
         let commit = || -> Result<_> {
-            let receipts = receipts.into_iter().map(Receipt::decode).collect::<Result<_>>()?;
+            let merged = receipts.look(Option::take);
+            let merged =
+                merged.ok_or_else(|| Error::invalid("the receipts were committed before"))?;
             let state = RawValue::from_string(state)
                 .map_err(|e| Error::invalid(format!("the state's tree is no JSON: {e}")))?;
-            session.commit_names(receipts, state, &names)
+            session.commit_merged(merged, state, &names)
         };
         to_json(&py.detach(commit).map_err(to_python)?)
     }

@@ -39,7 +39,7 @@ def with_objects(path, objects):
     job.result()
     leaves = {name: {"$object": name} for name in objects}
     tree = json.dumps({"w": {"$tensor": "w"}, "values": leaves})
-    session.commit([job.receipt()], tree, ["w", *objects])
+    session.commit(ringstow._native.Receipts([job.receipt()]), tree, ["w", *objects])
     return path
 
 

@@ -41,8 +41,11 @@ pub fn tiles(shape: &[u64], regions: &[Extent]) -> bool {
 /// A prime just below 2^61.
 const PRIME: u64 = (1 << 61) - 1;
 
+/// The remainder of a number below 2^124: what is above 61 bits counts as often as the prime fits, once each.
 fn modulo(number: u128) -> u64 {
-    (number % u128::from(PRIME)) as u64
+    let folded = (number as u64 & PRIME) + (number >> 61) as u64;
+    let folded = (folded & PRIME) + (folded >> 61);
+    if folded >= PRIME { folded - PRIME } else { folded }
 }
 
 /// Most dimensions along which an array with holes is split.

@@ -6,7 +6,9 @@
 //! where `0,` becomes eight bytes.
 
 use super::Shape;
-use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde::de::{
+    Deserialize, DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor,
+};
 use serde::forward_to_deserialize_any;
 use smallvec::{Array, SmallVec};
 use std::borrow::Cow;
@@ -163,43 +165,40 @@ pub(super) fn few<'de, D: Deserializer<'de>, const MAX: usize>(
     from.deserialize_seq(Read(MAX))
 }
 
-/// A list of sizes or offsets on its way into an allocation of exactly its length.
-struct Dims(SmallVec<[u64; 16]>);
+/// Reads a list of numbers to the end of another list.
+pub(super) struct Append<'a, A: Array<Item = u64>>(pub &'a mut SmallVec<A>);
 
-impl<'de> Deserialize<'de> for Dims {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct Read;
-        impl<'de> Visitor<'de> for Read {
-            type Value = Dims;
+impl<'de, A: Array<Item = u64>> DeserializeSeed<'de> for Append<'_, A> {
+    type Value = ();
 
-            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-                f.write_str("a list of numbers")
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> Result<Dims, A::Error> {
-                let mut dims = SmallVec::new();
-                while let Some(dim) = from.next_element()? {
-                    dims.push(dim);
-                    LongDims::default().add(dims.len()).map_err(A::Error::custom)?;
-                }
-                Ok(Dims(dims))
-            }
-        }
-        from.deserialize_seq(Read)
+    fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<(), D::Error> {
+        from.deserialize_seq(self)
     }
 }
 
-/// Reads a shape.
-pub(super) fn shape<'de, D: Deserializer<'de>>(from: D) -> Result<Shape, D::Error> {
-    Dims::deserialize(from).map(|Dims(dims)| Shape::from_slice(&dims))
+impl<'de, A: Array<Item = u64>> Visitor<'de> for Append<'_, A> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a list of numbers")
+    }
+
+    fn visit_seq<S: SeqAccess<'de>>(self, mut from: S) -> Result<(), S::Error> {
+        let mut dims = 0;
+        while let Some(dim) = from.next_element()? {
+            List::push(self.0, dim);
+            dims += 1;
+            LongDims::default().add(dims).map_err(S::Error::custom)?;
+        }
+        Ok(())
+    }
 }
 
-/// Reads offsets or sizes.
-pub(super) fn some_dims<'de, D: Deserializer<'de>>(
-    from: D,
-) -> Result<Option<Box<[u64]>>, D::Error> {
-    let dims = Option::<Dims>::deserialize(from)?;
-    Ok(dims.map(|Dims(dims)| dims.as_slice().into()))
+/// Reads a shape, into an allocation of exactly its length.
+pub(super) fn shape<'de, D: Deserializer<'de>>(from: D) -> Result<Shape, D::Error> {
+    let mut dims = SmallVec::<[u64; 16]>::new();
+    Append(&mut dims).deserialize(from)?;
+    Ok(Shape::from_slice(&dims))
 }
 
 /// Text, borrowed if it has no escapes.

@@ -2,6 +2,7 @@
 //! Reading a manifest checks everything that later code relies on.
 
 mod check;
+mod chunk;
 mod rank_share;
 mod slim;
 mod tensor;
@@ -15,10 +16,11 @@ use serde_json::value::RawValue;
 use std::io::{self, Write};
 use std::path::Path;
 
+pub use chunk::Chunk;
 pub(crate) use rank_share::RANKS_MAX;
 pub use rank_share::RankShare;
 pub use slim::Dropped;
-pub use tensor::{Chunk, TensorEntry};
+pub use tensor::TensorEntry;
 
 /// Version of the format that this library writes, and the newest that it reads.
 pub const VERSION: u32 = 1;
@@ -279,8 +281,8 @@ mod hex_words {
     pub fn serialize<S: Serializer>(words: &[u32], to: S) -> std::result::Result<S::Ok, S::Error> {
         let mut text = String::with_capacity(words.len() * 8);
         for word in words {
-            use std::fmt::Write as _;
-            let _ = write!(text, "{word:08x}");
+            let digit = |at: u32| char::from(b"0123456789abcdef"[(word >> (4 * at)) as usize % 16]);
+            text.extend((0..8).rev().map(digit));
         }
         to.serialize_str(&text)
     }
@@ -313,7 +315,7 @@ mod tests {
             name: name.into(),
             dtype: Dtype::F32,
             shape: shape.into(),
-            chunks: [Chunk { file, begin, offsets: None, sizes: None }].into(),
+            chunks: [Chunk::whole(file, begin)].into(),
             object: false,
         };
         Manifest::new(

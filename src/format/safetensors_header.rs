@@ -114,7 +114,7 @@ impl Stored<'_> {
         if nbytes.is_none() || nbytes != end.checked_sub(begin) {
             return Err(format!("of {dtype} {shape:?} cannot be the bytes from {begin} to {end}"));
         }
-        let chunks = smallvec![Chunk { file: 0, begin, offsets: None, sizes: None }];
+        let chunks = smallvec![Chunk::whole(0, begin)];
         Ok(TensorEntry { name: name.into(), dtype, shape, chunks, object: false })
     }
 }

@@ -331,9 +331,10 @@ impl Entries<'_> {
 
     fn chunk(&self, number: usize) -> Chunk {
         let (item, (file, begin)) = (&self.items[number], self.places[number]);
-        let offsets = item.region.as_ref().map(|region| region.offsets.as_slice().into());
-        let sizes = item.region.as_ref().map(|_| item.info.shape.as_slice().into());
-        Chunk { file, begin, offsets, sizes }
+        match &item.region {
+            None => Chunk::whole(file, begin),
+            Some(region) => Chunk::region(file, begin, (&region.offsets, &item.info.shape)),
+        }
     }
 }
 

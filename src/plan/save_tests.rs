@@ -249,7 +249,7 @@ fn regions_of_one_tensor_go_to_different_files() {
     let names: Vec<(&str, usize)> =
         entries.iter().map(|entry| (entry.name.as_str(), entry.chunks.len())).collect();
     assert_eq!(names, [("w", 3), ("v", 2)]);
-    assert_eq!(entries[0].chunks[1].offsets.as_deref(), Some(&[2][..]));
+    assert_eq!(entries[0].chunks[1].offsets(), Some(&[2][..]));
 }
 
 #[test]

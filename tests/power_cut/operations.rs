@@ -153,6 +153,6 @@ fn child_that_writes_a_rank() {
     };
     let runtime = Runtime::new(config(engine)).unwrap();
     let to = path("RINGSTOW_TEST_POWER_CUT_TO");
-    let receipt = state(step).write_share((rank, RANKS), &runtime, &to).unwrap().encode().unwrap();
+    let receipt = state(step).write_share((rank, RANKS), &runtime, &to).unwrap().encode();
     std::fs::write(path("RINGSTOW_TEST_POWER_CUT_RECEIPT"), receipt).unwrap();
 }

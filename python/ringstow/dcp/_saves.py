@@ -156,9 +156,9 @@ class Save:
                 "finish() was called without prepare_global_plan() first: save by dcp.save or "
                 "dcp.async_save"
             )
-        session = self._session
-        _late.awaited(self.path, "all that the ranks have written", lambda: session.sees(receipts))
-        done: dict[str, object] = json.loads(self._session.commit(receipts, state, names))
+        session, merged = self._session, _native.Receipts(receipts)
+        _late.awaited(self.path, "all that the ranks have written", lambda: session.sees(merged))
+        done: dict[str, object] = json.loads(session.commit(merged, state, names))
         return done
 
     def abandon(self) -> None:

@@ -363,7 +363,7 @@ class _Save:
             Error: a rank has failed to write its share.
         """
         raise_first(one.error for one in all_written)
-        receipts = [one.receipt for one in all_written]
+        receipts = _native.Receipts([one.receipt for one in all_written])
         trees = [one.tree for one in all_written if one.tree is not None]
         names = [name for one in all_written for name in one.names or ()]
         tree = _tree.merged(trees, [one.own for one in all_written])

@@ -71,6 +71,8 @@ def die_at(moment, after=None):
         _native.start_write = die_while_writing
     elif moment == "after writing":
         _writer.Future = die  # dies before write_data returns its future
+    elif moment == "while merging":
+        _native.Receipts = die
     else:
         _native.Session = Dying
 
@@ -87,6 +89,7 @@ def kill(ranks, path, victim, moment):
         (1, "while writing", "of 2 ranks, .*1 had not finished writing"),
         (0, "while writing", "of 2 ranks, ranks? 0.* had not finished writing"),
         (1, "after writing", None),
+        (0, "while merging", "all 2 ranks had written their shares"),
         (0, "before the commit", "all 2 ranks had written their shares"),
     ],
 )

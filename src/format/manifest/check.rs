@@ -1,10 +1,20 @@
 //! Checks what every reader of a manifest relies on.
 
-use super::{FileEntry, Manifest, RankShare, TensorEntry};
+use super::{Chunk, FileEntry, Manifest, RankShare, TensorEntry};
 use crate::format::lists::{Entry, LongDims};
 use crate::format::{Dtype, metrics, names};
 use crate::limits::ALIGN;
 use std::collections::HashSet;
+
+/// Bytes of a file that a chunk holds.
+#[derive(Clone, Default)]
+struct Held {
+    file: u32,
+    /// Its tensor's number.
+    tensor: u32,
+    begin: u64,
+    end: u64,
+}
 
 impl<T, S> Manifest<T, S> {
     /// Checks the list of files: unique names that stay in the directory, and a checksum for each checksum chunk.
@@ -55,44 +65,67 @@ impl Manifest {
     pub fn check(&self) -> std::result::Result<(), String> {
         self.check_files()?;
         let mut names = HashSet::with_capacity(self.tensors.len());
-        let chunks = self.tensors.iter().map(|tensor| tensor.chunks.len()).sum();
-        let mut extents = Vec::with_capacity(chunks);
         let mut long = LongDims::default();
-        for (index, tensor) in self.tensors.iter().enumerate() {
+        for tensor in &self.tensors {
             tensor.count_dims(&mut long)?; // of a manifest that was not read from a text
             if !names.insert(&tensor.name) {
                 return Err(format!("two tensors are named {:?}", tensor.name));
             }
-            self.check_tensor(tensor, |file, begin, end| {
-                extents.push((file, begin, end, index));
-            })?;
+            self.check_tensor(tensor)?;
         }
-        extents.sort_unstable();
-        match extents.windows(2).find(|w| w[0].0 == w[1].0 && w[0].2 > w[1].1) {
-            Some(w) => Err(format!(
-                "tensors {:?} and {:?} overlap at offset {} of {:?}",
-                self.tensors[w[0].3].name,
-                self.tensors[w[1].3].name,
-                w[1].1,
-                self.files[w[0].0 as usize].name
-            )),
-            None => Ok(()),
-        }
+        drop(names);
+        self.check_disjoint()
     }
 
-    /// Checks a tensor's chunks, and reports each that is not empty as (file, begin, end).
-    fn check_tensor(
-        &self,
-        tensor: &TensorEntry,
-        mut extent: impl FnMut(u32, u64, u64),
-    ) -> std::result::Result<(), String> {
+    /// Checks that no two chunks, all in files that exist, share a byte of a file.
+    fn check_disjoint(&self) -> std::result::Result<(), String> {
+        for of_file in self.held().chunk_by_mut(|one, other| one.file == other.file) {
+            of_file.sort_unstable_by_key(|held| held.begin);
+            if let Some(w) = of_file.windows(2).find(|w| w[0].end > w[1].begin) {
+                return Err(format!(
+                    "tensors {:?} and {:?} overlap at offset {} of {:?}",
+                    self.tensors[w[0].tensor as usize].name,
+                    self.tensors[w[1].tensor as usize].name,
+                    w[1].begin,
+                    self.files[w[0].file as usize].name
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// What the chunks that are not empty hold, sorted by file, in linear time: most tensors have a chunk in each of
+    /// thousands of files.
+    fn held(&self) -> Vec<Held> {
+        let each = || {
+            (0..).zip(&self.tensors).flat_map(|(number, tensor)| {
+                tensor.chunks.iter().filter_map(move |chunk| {
+                    let bytes = tensor.chunk_bytes(chunk).filter(|&bytes| bytes > 0)?;
+                    let Chunk { file, begin, .. } = *chunk;
+                    Some(Held { file, tensor: number, begin, end: begin + bytes })
+                })
+            })
+        };
+        let mut next = vec![0; self.files.len() + 1];
+        each().for_each(|held| next[held.file as usize + 1] += 1);
+        (0..self.files.len()).for_each(|file| next[file + 1] += next[file]);
+        let mut sorted = vec![Held::default(); next[self.files.len()]];
+        for held in each() {
+            let next = &mut next[held.file as usize];
+            *next += 1;
+            sorted[*next - 1] = held;
+        }
+        sorted
+    }
+
+    fn check_tensor(&self, tensor: &TensorEntry) -> std::result::Result<(), String> {
         let name = &tensor.name;
         let whole = tensor.dtype.nbytes(&tensor.shape).ok_or_else(|| {
             format!("tensor {name:?}: shape {:?} of {} overflows", tensor.shape, tensor.dtype)
         })?;
         let mut held = 0u64;
         for chunk in &tensor.chunks {
-            if chunk.offsets.is_none() && tensor.chunks.len() > 1 {
+            if chunk.extent().is_none() && tensor.chunks.len() > 1 {
                 return Err(format!(
                     "tensor {name:?}: it has several chunks, and one is the whole"
                 ));
@@ -103,19 +136,13 @@ impl Manifest {
             let file = self.files.get(chunk.file as usize).ok_or_else(|| {
                 format!("tensor {name:?}: there is no file number {}", chunk.file)
             })?;
-            let end =
-                chunk.begin.checked_add(bytes).filter(|&end| end <= file.bytes).ok_or_else(
-                    || {
-                        format!(
-                            "tensor {name:?}: {bytes} bytes at offset {} do not fit in {:?} of {} bytes",
-                            chunk.begin, file.name, file.bytes
-                        )
-                    },
-                )?;
-            held = held.saturating_add(bytes);
-            if bytes > 0 {
-                extent(chunk.file, chunk.begin, end);
+            if chunk.begin.checked_add(bytes).is_none_or(|end| end > file.bytes) {
+                return Err(format!(
+                    "tensor {name:?}: {bytes} bytes at offset {} do not fit in {:?} of {} bytes",
+                    chunk.begin, file.name, file.bytes
+                ));
             }
+            held = held.saturating_add(bytes);
         }
         if tensor.object && (tensor.dtype, tensor.shape.len()) != (Dtype::U8, 1) {
             return Err(format!("{name:?} is an object, but not a byte string"));
@@ -151,7 +178,6 @@ mod tests {
     use super::super::tests::{decode, sample};
     use super::*;
     use crate::error::Error;
-    use crate::format::Chunk;
     use smallvec::smallvec;
 
     /// The reason why a changed manifest is refused.
@@ -188,21 +214,14 @@ mod tests {
 
     #[test]
     fn chunks_must_lie_in_their_tensor_and_cover_it() {
-        let region = |offsets: &[u64], sizes: &[u64]| Chunk {
-            file: 0,
-            begin: 4096,
-            offsets: Some(offsets.into()),
-            sizes: Some(sizes.into()),
-        };
+        let region = |offsets: &[u64], sizes: &[u64]| Chunk::region(0, 4096, (offsets, sizes));
         let refused_chunk = |chunk: Chunk| refused(|m| m.tensors[0].chunks = smallvec![chunk]);
         assert!(refused_chunk(region(&[5, 0], &[6, 20])).contains("outside"));
         assert!(refused_chunk(region(&[u64::MAX, 0], &[2, 20])).contains("outside"));
         assert!(refused_chunk(region(&[0], &[10])).contains("outside"));
         assert!(refused_chunk(region(&[0, 0], &[5, 20])).contains("400 of 800"));
-        let twice = smallvec![
-            region(&[0, 0], &[5, 20]),
-            Chunk { begin: 8192, ..region(&[4, 0], &[5, 20]) }
-        ];
+        let twice =
+            smallvec![region(&[0, 0], &[5, 20]), Chunk::region(0, 8192, (&[4, 0], &[5, 20]))];
         assert!(refused(|m| m.tensors[0].chunks = twice).contains("overlap each other"));
     }
 
@@ -213,9 +232,8 @@ mod tests {
         manifest.part_of = Some(RankShare { rank: 1, ranks: 2, save: "a".into() });
         let mut begin = 5000;
         let chunk = |&[row, rows, column, columns]: &[u64; 4]| {
-            let sizes = Some([rows, columns].into());
             begin += 800;
-            Chunk { file: 0, begin, offsets: Some([row, column].into()), sizes }
+            Chunk::region(0, begin, (&[row, column], &[rows, columns]))
         };
         manifest.tensors[0].chunks = regions.iter().map(chunk).collect();
         manifest
@@ -257,8 +275,7 @@ mod tests {
         let mut object = share(&[[5, 5, 0, 20]]);
         let entry = &mut object.tensors[0];
         (entry.dtype, entry.shape, entry.object) = (Dtype::U8, smallvec![20], true);
-        entry.chunks[0].offsets = Some([5].into());
-        entry.chunks[0].sizes = Some([5].into());
+        entry.chunks[0] = Chunk::region(0, entry.chunks[0].begin, (&[5], &[5]));
         assert!(refused(&object).contains("5 of 20 bytes"));
         // Too many regions that cross each other.
         let mut crossed = share(&[]);
@@ -271,7 +288,7 @@ mod tests {
                 let (begin, row) = (8192 + i * 16000, i % 2 == 0);
                 let offsets = if row { [i, 0] } else { [0, i] };
                 let sizes = if row { [1, 4000] } else { [4000, 1] };
-                Chunk { file: 0, begin, offsets: Some(offsets.into()), sizes: Some(sizes.into()) }
+                Chunk::region(0, begin, (&offsets, &sizes))
             })
             .collect();
         assert!(refused(&crossed).contains("more than can be checked"));

@@ -1,5 +1,6 @@
 //! A manifest's entry of a tensor: what it is, and where its bytes are.
 
+use super::Chunk;
 use crate::format::cover::{self, Extent};
 use crate::format::lists::{self, Entry, LongDims};
 use crate::format::{Dtype, Shape, TensorInfo};
@@ -25,40 +26,10 @@ pub struct TensorEntry {
     pub object: bool,
 }
 
-/// A region of a tensor, dense in row-major order in one file.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Chunk {
-    /// Index in [`Manifest::files`](super::Manifest::files).
-    pub file: u32,
-    /// Offset of its first byte in that file.
-    pub begin: u64,
-    /// Where in the tensor it starts, one number per dimension; absent if it is the whole tensor.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "lists::some_dims"
-    )]
-    pub offsets: Option<Box<[u64]>>,
-    /// Its size, one number per dimension; absent if it is the whole tensor.
-    #[serde(
-        default,
-        skip_serializing_if = "Option::is_none",
-        deserialize_with = "lists::some_dims"
-    )]
-    pub sizes: Option<Box<[u64]>>,
-}
-
 impl Entry for TensorEntry {
     fn count_dims(&self, long: &mut LongDims) -> Result<(), String> {
         long.add(self.shape.len())?;
         self.chunks.iter().try_for_each(|chunk| chunk.count_dims(long))
-    }
-}
-
-impl Entry for Chunk {
-    fn count_dims(&self, long: &mut LongDims) -> Result<(), String> {
-        [&self.offsets, &self.sizes].into_iter().flatten().try_for_each(|dims| long.add(dims.len()))
     }
 }
 
@@ -87,9 +58,8 @@ impl TensorEntry {
 
     fn with_regions<T>(&self, look: impl FnOnce(&[Extent]) -> T) -> T {
         let zeros = vec![0; self.shape.len()];
-        let regions = self.chunks.iter().map(|Chunk { offsets, sizes, .. }| {
-            (offsets.as_deref().unwrap_or(&zeros), sizes.as_deref().unwrap_or(&self.shape))
-        });
+        let regions =
+            self.chunks.iter().map(|chunk| chunk.extent().unwrap_or((&zeros, &self.shape)));
         look(&regions.collect::<Vec<Extent>>())
     }
 
@@ -100,9 +70,8 @@ impl TensorEntry {
 
     /// Bytes of it that the checkpoint holds: all, except in a [rank's share](super::RankShare).
     pub fn held_bytes(&self) -> u64 {
-        let bytes = |chunk: &Chunk| {
-            self.dtype.nbytes(chunk.sizes.as_deref().unwrap_or(&self.shape)).unwrap_or(0)
-        };
+        let bytes =
+            |chunk: &Chunk| self.dtype.nbytes(chunk.sizes().unwrap_or(&self.shape)).unwrap_or(0);
         self.chunks.iter().map(bytes).fold(0, u64::saturating_add)
     }
 
@@ -118,13 +87,10 @@ impl TensorEntry {
 
     /// Bytes of one of its chunks; `None` if that does not lie within its shape.
     pub(super) fn chunk_bytes(&self, chunk: &Chunk) -> Option<u64> {
-        match (&chunk.offsets, &chunk.sizes) {
-            (None, None) => self.dtype.nbytes(&self.shape),
-            (Some(offsets), Some(sizes)) => {
-                let inside = cover::within(&self.shape, (offsets, sizes));
-                inside.then(|| self.dtype.nbytes(sizes)).flatten()
-            }
-            _ => None,
+        match chunk.extent() {
+            None => self.dtype.nbytes(&self.shape),
+            Some(extent) if cover::within(&self.shape, extent) => self.dtype.nbytes(extent.1),
+            Some(_) => None,
         }
     }
 }

@@ -125,7 +125,7 @@ impl PlaceIndex {
 /// The bytes of a tensor in the files.
 pub(in crate::store) fn wants_of(entry: &TensorEntry) -> impl Iterator<Item = Want> {
     let want = |chunk: &Chunk| {
-        let sizes = chunk.sizes.as_deref().unwrap_or(&entry.shape);
+        let sizes = chunk.sizes().unwrap_or(&entry.shape);
         let bytes = entry.dtype.nbytes(sizes).unwrap_or(0);
         Want { file: chunk.file as usize, range: chunk.begin..chunk.begin + bytes }
     };

@@ -258,7 +258,7 @@ impl<'a> Assembly<'a> {
         let TensorEntry { name, dtype, shape, chunks, .. } = &mut found;
         let begin = data + chunks[0].begin;
         let known = self.by_name.find(name, |number| &self.tensors[number].name);
-        let mut chunk = Chunk { file, begin, offsets: None, sizes: None };
+        let mut chunk = Chunk::whole(file, begin);
         if let Some(offsets) = offsets {
             let fits = offsets.len() == shape.len();
             let ends: Option<Shape> =
@@ -266,7 +266,7 @@ impl<'a> Assembly<'a> {
             let Some(ends) = ends.filter(|_| fits) else {
                 return Err(format!("tensor {name:?} of {shape:?} cannot begin at {offsets:?}"));
             };
-            (chunk.offsets, chunk.sizes) = (Some(offsets.into()), Some(shape.as_slice().into()));
+            chunk = Chunk::region(file, begin, (offsets, shape));
             *shape = ends;
         }
         let Some(number) = known else {
@@ -310,7 +310,7 @@ impl<'a> Assembly<'a> {
         for tensor in &mut self.tensors {
             check_coverage(dir, tensor)?;
             if let [chunk] = tensor.chunks.as_mut_slice() {
-                (chunk.offsets, chunk.sizes) = (None, None);
+                *chunk = Chunk::whole(chunk.file, chunk.begin);
             }
         }
         let state = RawValue::from_string("{}".into()).expect("an empty object is JSON");
@@ -323,8 +323,9 @@ impl<'a> Assembly<'a> {
 
 /// Notes the region of a chunk that is a tensor of this shape.
 fn with_region(chunk: &mut Chunk, shape: &[u64]) {
-    chunk.offsets.get_or_insert_with(|| vec![0; shape.len()].into());
-    chunk.sizes.get_or_insert_with(|| shape.into());
+    if chunk.extent().is_none() {
+        *chunk = Chunk::region(chunk.file, chunk.begin, (&vec![0; shape.len()], shape));
+    }
 }
 
 /// Checks that a tensor's chunks cover it.

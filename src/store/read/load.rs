@@ -516,7 +516,7 @@ fn tensor_slabs(requests: &[Request]) -> Result<(Vec<Slab>, Vec<usize>)> {
 }
 
 fn chunk_slab(entry: &TensorEntry, chunk: &Chunk) -> std::result::Result<Option<Slab>, String> {
-    let (Some(offsets), Some(sizes)) = (&chunk.offsets, &chunk.sizes) else {
+    let Some((offsets, sizes)) = chunk.extent() else {
         let range = chunk.begin..chunk.begin + entry.nbytes();
         return Ok(Slab::run(chunk.file as usize, &range));
     };

@@ -158,8 +158,8 @@ fn slab_of(
     strides: &[i128],
 ) -> std::result::Result<Option<Slab>, String> {
     let zeros = vec![0; entry.shape.len()];
-    let begin = chunk.offsets.as_deref().unwrap_or(&zeros);
-    let sizes = chunk.sizes.as_deref().unwrap_or(&entry.shape);
+    let begin = chunk.offsets().unwrap_or(&zeros);
+    let sizes = chunk.sizes().unwrap_or(&entry.shape);
     let (mut offsets, mut lengths, mut at) = (Vec::new(), Vec::new(), 0i128);
     for (d, range) in ranges.iter().enumerate() {
         let start = range.start.max(begin[d]);

@@ -106,7 +106,7 @@ fn slab_of(entry: &TensorEntry, slice: &Slice) -> std::result::Result<Option<Sla
         file: chunk.file as usize,
         begin: chunk.begin,
         dtype: entry.dtype,
-        sizes: chunk.sizes.as_deref().unwrap_or(&entry.shape),
+        sizes: chunk.sizes().unwrap_or(&entry.shape),
     };
     let to = Place { at: 0, strides: &strides };
     let slab = Slab::new(array, slice.offsets, slice.lengths, to)?;

@@ -2,7 +2,8 @@
 
 use crate::config::Config;
 use crate::error::{Error, Result, numbered};
-use crate::format::{FileEntry, Manifest, Metrics, RankShare, Receipt, metrics, names, receipt};
+use crate::format::receipt::{self, Merged, Write};
+use crate::format::{FileEntry, Manifest, Metrics, RankShare, Receipt, metrics, names};
 use crate::store::layout::session_note::{Note, is_of_session};
 use crate::store::layout::unique::unique;
 use crate::store::write::transaction::Transaction;
@@ -10,7 +11,7 @@ use crate::sys::chance::now_unix_ms;
 use crate::sys::{dir, file};
 use serde::Serialize;
 use serde_json::value::RawValue;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -178,13 +179,25 @@ impl Session {
         state: Box<RawValue>,
         names: &[String],
     ) -> Result<Committed> {
+        self.commit_merged(receipt::merge(&receipts)?, state, names)
+    }
+
+    /// [`Session::commit_names`] of receipts that have been merged.
+    ///
+    /// # Errors
+    /// As for [`Session::commit_names`].
+    #[doc(hidden)]
+    pub fn commit_merged(
+        self,
+        parts: Merged,
+        state: Box<RawValue>,
+        names: &[String],
+    ) -> Result<Committed> {
         let started = Instant::now();
-        self.check_ranks(&receipts)?;
-        let writes = Writes::of(receipts.iter());
-        let stale = receipts.iter().find(|receipt| receipt.session != self.id);
-        let stale = stale.map(|receipt| receipt.rank);
-        let parts = receipt::merge(receipts)?;
-        stale.map_or(Ok(()), |rank| Err(self.stale(rank)))?;
+        self.check_ranks(&parts.writes)?;
+        if let Some(stale) = parts.writes.iter().find(|write| write.session != self.id) {
+            return Err(self.stale(stale.rank));
+        }
         let mut manifest = Manifest::new(
             self.transaction.generation(),
             self.world_size,
@@ -201,8 +214,11 @@ impl Session {
         })?;
         self.check_names(&manifest, names)?;
         manifest.check_apart(&parts.apart)?;
-        self.check_marks(&writes)?;
-        let found = self.check_files(manifest.files.iter(), &writes)?;
+        self.check_marks(&parts.writes)?;
+        let mut found = Vec::with_capacity(manifest.files.len());
+        for write in &parts.writes {
+            self.find_files(write, &manifest.files, &mut found)?;
+        }
         self.adopt(&manifest, &found)?;
         manifest.stripes = self.transaction.stripes().noted(found.iter().map(PathBuf::as_path));
         let committed = Committed {
@@ -228,20 +244,20 @@ impl Session {
     /// Whether this host sees all that the ranks say they have written for this session. On a network file system it may
     /// see that late, and a commit until then fails.
     #[doc(hidden)]
-    pub fn sees(&self, receipts: &[Receipt]) -> bool {
-        let own = || receipts.iter().filter(|receipt| receipt.session == self.id);
-        let writes = Writes::of(own());
-        let files = own().flat_map(|receipt| receipt.files.iter());
-        self.check_marks(&writes).is_ok() && self.check_files(files, &writes).is_ok()
+    pub fn sees(&self, parts: &Merged) -> bool {
+        let mut own = parts.writes.iter().filter(|write| write.session == self.id);
+        own.all(|write| {
+            self.check_mark(write).is_ok()
+                && self.find_files(write, &parts.files, &mut Vec::new()).is_ok()
+        })
     }
 
     /// Checks that there are as many receipts as ranks. Merging the receipts finds duplicates.
-    fn check_ranks(&self, receipts: &[Receipt]) -> Result<()> {
-        if receipts.len() == self.world_size as usize {
+    fn check_ranks(&self, writes: &[Write]) -> Result<()> {
+        if writes.len() == self.world_size as usize {
             return Ok(());
         }
-        let mut ranks: Vec<u32> = receipts.iter().map(|receipt| receipt.rank).collect();
-        ranks.sort_unstable();
+        let ranks: Vec<u32> = writes.iter().map(|write| write.rank).collect();
         Err(Error::invalid(format!(
             "{} ranks were to save into {}, but receipts came from {} ({})",
             self.world_size,
@@ -263,50 +279,50 @@ impl Session {
         Err(Error::Keys { path, missing, unexpected: Vec::new(), mismatched: Vec::new() })
     }
 
-    /// Finds the files of all ranks. The coordinator must see them: the ranks write to the same file systems.
-    fn check_files<'a>(
+    /// Finds a rank's files, and appends their paths. The coordinator must see them: the ranks write to the same file
+    /// systems.
+    fn find_files(
         &self,
-        files: impl Iterator<Item = &'a FileEntry>,
-        writes: &Writes,
-    ) -> Result<Vec<PathBuf>> {
-        let mut parts = Vec::new();
-        for file in files {
-            let name = names::uncommitted_write(&file.name, &writes.by_file[&file.name]);
+        write: &Write,
+        files: &[FileEntry],
+        paths: &mut Vec<PathBuf>,
+    ) -> Result<()> {
+        for file in &files[write.files.clone()] {
+            let name = names::uncommitted_write(&file.name, &write.write);
             let part = self.transaction.stripes().find(&name)?;
             let part = part.unwrap_or_else(|| self.path().join(&name));
             let found = dir::look(&part).map(|found| found.len());
             let wrong = match found {
                 Ok(len) if len == file.bytes => {
-                    parts.push(part);
+                    paths.push(part);
                     continue;
                 }
                 Ok(len) => format!("has {len} bytes there, not {}", file.bytes),
                 Err(error) => error.to_string(),
             };
-            let rank = names::shard_rank(&file.name);
             return Err(Error::MissingShare {
                 path: self.path().into(),
                 reason: format!(
                     "rank {} has written {}, but the coordinator does not see it ({wrong}): do all \
                      ranks save to one path on one shared file system, with one Config.stripe?",
-                    rank.map_or("?".into(), |rank| rank.to_string()),
+                    write.rank,
                     part.display()
                 ),
             });
         }
-        Ok(parts)
+        Ok(())
     }
 
-    /// Checks that each receipt is from its rank's last write.
-    fn check_marks(&self, writes: &Writes) -> Result<()> {
-        let path = |rank| self.path().join(names::done(rank));
-        let stands = |(rank, mark): &(u32, String)| {
-            file::read_start(&path(*rank), mark.len() as u64 + 1)
-                .is_ok_and(|there| there == mark.as_bytes())
-        };
-        match writes.marks.iter().find(|write| !stands(write)) {
-            None => Ok(()),
-            Some((rank, _)) => Err(self.stale(*rank)),
+    fn check_marks(&self, writes: &[Write]) -> Result<()> {
+        writes.iter().try_for_each(|write| self.check_mark(write))
+    }
+
+    /// Checks that a receipt is from its rank's last write.
+    fn check_mark(&self, Write { rank, mark, .. }: &Write) -> Result<()> {
+        let there = file::read_start(&self.path().join(names::done(*rank)), mark.len() as u64 + 1);
+        match there.is_ok_and(|there| there == mark.as_bytes()) {
+            true => Ok(()),
+            false => Err(self.stale(*rank)),
         }
     }
 
@@ -325,23 +341,6 @@ impl Session {
             dir::rename_new(path, &path.with_file_name(names::uncommitted(&file.name)))?;
         }
         Ok(())
-    }
-}
-
-/// Which write of its rank each receipt is from.
-struct Writes {
-    by_file: HashMap<String, String>,
-    /// Each rank, and the content of the mark that it left beside its files.
-    marks: Vec<(u32, String)>,
-}
-
-impl Writes {
-    fn of<'a>(receipts: impl Iterator<Item = &'a Receipt> + Clone) -> Self {
-        let by_file = receipts.clone().flat_map(|receipt| {
-            receipt.files.iter().map(|file| (file.name.clone(), receipt.write.clone()))
-        });
-        let marks = receipts.map(|receipt| (receipt.rank, receipt.mark()));
-        Self { by_file: by_file.collect(), marks: marks.collect() }
     }
 }
 

@@ -45,14 +45,13 @@ fn elements(sizes: &[u64]) -> u128 {
 fn check_tensor(manifest: &Manifest, tensor: &TensorEntry) {
     assert_eq!(tensor.info().nbytes().unwrap(), tensor.nbytes());
     assert!(tensor.held_bytes() <= tensor.nbytes());
-    let held =
-        tensor.chunks.iter().map(|chunk| elements(chunk.sizes.as_deref().unwrap_or(&tensor.shape)));
+    let held = tensor.chunks.iter().map(|chunk| elements(chunk.sizes().unwrap_or(&tensor.shape)));
     let holes = tensor.holes();
     let lost = holes.iter().map(|(_, sizes)| elements(sizes));
     assert_eq!(held.sum::<u128>() + lost.sum::<u128>(), elements(&tensor.shape), "{tensor:?}");
     assert!(manifest.part_of.is_some() || holes.is_empty());
     for chunk in &tensor.chunks {
-        let sizes = chunk.sizes.as_deref().unwrap_or(&tensor.shape);
+        let sizes = chunk.sizes().unwrap_or(&tensor.shape);
         let file_bytes = manifest.files[chunk.file as usize].bytes;
         let array =
             Dense { file: chunk.file as usize, begin: chunk.begin, dtype: tensor.dtype, sizes };
