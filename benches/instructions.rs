@@ -115,7 +115,12 @@ fn receipts(ranks: usize) -> Vec<Receipt> {
         session: "a".into(),
         write: "b".into(),
         block_bytes: 1 << 20,
-        files: vec![FileEntry { name: names::shard(rank, 0, 0), bytes: 16 << 10, crc32: vec![0] }],
+        files: vec![FileEntry {
+            name: names::shard(rank, 0, 0),
+            bytes: 16 << 10,
+            crc32: vec![0],
+            hashes: Vec::new(),
+        }],
         tensors: (0..100).map(|number| tensor(rank.into(), number)).collect(),
         apart: Vec::new(),
     };

@@ -212,7 +212,7 @@ fn write_ranks(ranks: usize, dir: &Path) -> Vec<Receipt> {
             chunks: [chunk].into(),
             object: false,
         };
-        let files = vec![FileEntry { name, bytes: 8192, crc32: vec![0] }];
+        let files = vec![FileEntry { name, bytes: 8192, crc32: vec![0], hashes: Vec::new() }];
         let (rank, block_bytes, tensors) = (rank as u32, 1 << 20, vec![tensor]);
         let receipt =
             Receipt { rank, session, write, block_bytes, files, tensors, apart: Vec::new() };

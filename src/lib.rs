@@ -83,7 +83,7 @@ pub use pipeline::report::{
 };
 pub use pipeline::runtime::Runtime;
 pub use ranks::{Exchange, RanksSave};
-pub use state::StateDict;
+pub use state::{Base, StateDict};
 pub use store::{
     Before, Best, Checkpoint, CheckpointKind, Committed, DiffReport, Direction, Disposal,
     ElementDiff, FileInfo, Found, Info, Left, LoadOptions, Loaded, LoadedTensor, OnCorrupt,

@@ -3,6 +3,7 @@
 //! A manager decides when to save, remove and load; `Store` does the work. It never removes anything of which no
 //! newer step is committed, nor what it is restoring.
 
+mod base;
 mod slim;
 
 use crate::api::Store;
@@ -17,6 +18,7 @@ use crate::store::{
 };
 use crate::sys::dir;
 use crate::sys::path::absolute;
+use base::Previous;
 use slim::Slimming;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -130,6 +132,7 @@ struct Shared {
     retention: Option<Retention>,
     slim: Option<Slim>,
     slimming: Mutex<Slimming>,
+    previous: Option<Previous>,
     /// Held for reading by a restore, and for writing by a removal: nothing goes that is being restored.
     in_use: RwLock<()>,
 }
@@ -141,13 +144,37 @@ impl CheckpointManager {
     /// [`Error::Invalid`] for a rule that keeps nothing; [`Error::Io`] if the current directory of a relative `root`
     /// cannot be found.
     pub fn new(store: Store, root: impl AsRef<Path>, keep: Keep) -> Result<Self> {
+        Self::with(store, root.as_ref(), keep, None)
+    }
+
+    /// [`CheckpointManager::new`] with saves that take the step before as their [base](StateDict::base): tensors that have
+    /// not changed are linked, not written. The files of a base that cannot be used are written, and the report says why.
+    ///
+    /// A linked file is one copy on the disk, and damage to it is damage to all steps that share it. With `full_every`,
+    /// every save of that number writes all files anew.
+    ///
+    /// # Errors
+    /// As for [`CheckpointManager::new`]; [`Error::Invalid`] if `full_every` is 0.
+    pub fn linking(
+        store: Store,
+        root: impl AsRef<Path>,
+        keep: Keep,
+        full_every: Option<u64>,
+    ) -> Result<Self> {
+        if full_every == Some(0) {
+            return Err(Error::invalid("full_every is 0: 1 writes all files at each save"));
+        }
+        Self::with(store, root.as_ref(), keep, Some(Previous::new(full_every)))
+    }
+
+    fn with(store: Store, root: &Path, keep: Keep, previous: Option<Previous>) -> Result<Self> {
         let slim = keep.slim.clone();
         let retention = keep.retention(Disposal::of(store.config()));
         retention.as_ref().map_or(Ok(()), Retention::check)?;
         slim.as_ref().map_or(Ok(()), Slim::check)?;
-        let (root, in_use) = (absolute(root.as_ref())?, RwLock::new(()));
+        let (root, in_use) = (absolute(root)?, RwLock::new(()));
         let slimming = Mutex::default();
-        let shared = Arc::new(Shared { store, root, retention, slim, slimming, in_use });
+        let shared = Arc::new(Shared { store, root, retention, slim, slimming, previous, in_use });
         Ok(Self { shared, saving: None })
     }
 
@@ -307,11 +334,15 @@ impl Shared {
         metrics: impl IntoIterator<Item = (K, f64)>,
     ) -> Result<()> {
         self.slim.iter().for_each(|slim| slim.set_apart(state));
+        if let Some(base) = self.base() {
+            state.base(base);
+        }
         state.step(step).metrics(metrics).map(drop)
     }
 
     /// Removes the steps that no rule keeps, and parts of older ones, after a commit.
     fn clean_up(&self, path: PathBuf, report: SaveReport) -> Saved {
+        self.previous.iter().for_each(|previous| previous.saved(&path));
         let _alone = self.in_use.write().unwrap_or_else(PoisonError::into_inner);
         let retained =
             self.retention.as_ref().map(|retention| self.store.retain(&self.root, retention));

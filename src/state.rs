@@ -1,5 +1,9 @@
 //! What a Rust trainer saves: named tensors, and other values.
 
+mod base;
+
+pub use base::Base;
+
 use crate::device::TensorSource;
 #[cfg(feature = "cuda")]
 use crate::device::cuda::CudaSource;
@@ -23,6 +27,7 @@ pub struct StateDict<'a> {
     step: Option<u64>,
     metrics: Metrics,
     apart: Vec<String>,
+    base: Option<Base>,
     only_new: bool,
     tree: Option<Box<RawValue>>,
     check: Option<Box<Check<'a>>>,
@@ -207,6 +212,39 @@ impl<'a> StateDict<'a> {
         self
     }
 
+    /// Takes over files of an earlier checkpoint whose tensors have not changed, by hard links, and stores a hash of each
+    /// tensor, so that a later save can do the same with this one. Each checkpoint stays whole by itself.
+    ///
+    /// A save reads every tensor that the base has, and writes those that differ. Files that cannot be linked are written;
+    /// [`Moved::fallbacks`](crate::Moved) says why, and [`SaveReport::linked_bytes`](crate::SaveReport) how many bytes were.
+    /// The save fails if the base cannot be opened, unless it is [optional](Base::or_none).
+    ///
+    /// ```
+    /// # fn main() -> ringstow::Result<()> {
+    /// # let dir = tempfile::tempdir().unwrap();
+    /// # let root = dir.path();
+    /// use ringstow::{Base, StateDict};
+    ///
+    /// let frozen = vec![7u8; 100_000];
+    /// let mut base = Base::none();
+    /// for step in 0..3 {
+    ///     let trained = vec![step; 100];
+    ///     let mut state = StateDict::new();
+    ///     state.slice("frozen", &[100_000], &frozen)?.slice("trained", &[100], &trained)?;
+    ///     let path = root.join(format!("step-{step}"));
+    ///     let report = ringstow::save(state.base(base), &path)?;
+    ///     // The second save moves what has not changed to files of its own, which the third links.
+    ///     assert_eq!(report.linked_bytes > 100_000, step == 2);
+    ///     base = Base::at(path);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn base(&mut self, base: Base) -> &mut Self {
+        self.base = Some(base);
+        self
+    }
+
     /// Makes the save fail instead of replacing a checkpoint, also one that another process commits meanwhile. The
     /// error is an [`Error::Io`] of [`AlreadyExists`](std::io::ErrorKind::AlreadyExists).
     pub fn only_new(&mut self) -> &mut Self {
@@ -309,7 +347,7 @@ impl<'a> StateDict<'a> {
     pub(crate) fn contents(&self) -> Contents<'_> {
         let (items, sources, apart) = (&self.items, &self.sources, &self.apart);
         let (tree, check, held) = (self.tree.as_deref(), self.check.as_deref(), &self.held);
-        Contents { items, sources, apart, tree, check, held }
+        Contents { items, sources, apart, base: self.base.as_ref(), tree, check, held }
     }
 
     /// The tree of values, as it is written.
@@ -344,6 +382,8 @@ pub(crate) struct Contents<'a> {
     pub sources: &'a [TensorSource<'a>],
     /// Names of parts whose tensors get files of their own.
     pub apart: &'a [String],
+    /// The earlier checkpoint that files are taken over from.
+    pub base: Option<&'a Base>,
     /// The tree of values that refers to them, if [`StateDict::set_tree`] set one.
     tree: Option<&'a RawValue>,
     /// Called once all of these bytes have been copied.

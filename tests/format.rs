@@ -124,6 +124,11 @@ fn cases() -> Vec<Case> {
             state.step(12).metrics(metrics.into_iter().chain(not_finite)).unwrap();
             ringstow::Store::new(small_config()).unwrap().save(&state, root.join("c")).unwrap();
         }),
+        Case::new("hashes", |case, root| {
+            let mut state = case.state();
+            state.base(ringstow::Base::none());
+            ringstow::Store::new(small_config()).unwrap().save(&state, root.join("c")).unwrap();
+        }),
         dtypes(),
         values(),
         Case::new("object", save_object),

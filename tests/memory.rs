@@ -169,6 +169,20 @@ fn manifest_of_any_files_and_values_opens_in_bounded_memory() {
                 r##"{"name":"#.safetensors","bytes":9000,"crc32":"000000000000000000000000"}"##,
             ),
         ),
+        (
+            "one file of many hashes",
+            format!(
+                r#"{{"name":"a.safetensors","bytes":1,"crc32":"00000000","hashes":"{}"}}"#,
+                "0".repeat(BYTES / 48 * 48)
+            ),
+        ),
+        (
+            "files with a hash",
+            numbered(&format!(
+                r##"{{"name":"#.safetensors","bytes":1,"crc32":"00000000","hashes":"{}"}}"##,
+                "0".repeat(48)
+            )),
+        ),
         ("files as lists", repeated(r#"["a.safetensors",0,""]"#, ",")),
         ("files without content", repeated(r#"{"name":"","bytes":0,"crc32":""}"#, ",")),
         (

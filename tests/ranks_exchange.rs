@@ -5,7 +5,8 @@ mod common;
 
 use common::{names_in, scratch, small_config};
 use ringstow::{
-    Committed, Dtype, Error, Exchange, RanksSave, Region, Session, StateDict, Store, TensorInfo,
+    Base, Committed, Dtype, Error, Exchange, RanksSave, Region, Session, StateDict, Store,
+    TensorInfo,
 };
 use std::io;
 use std::path::Path;
@@ -122,6 +123,34 @@ fn ranks_save_one_checkpoint_with_rank_zeros_values() {
     assert!(tree.contains("Tensor(\"w\")"), "{tree}");
     let steps = ringstow::steps(dir.path()).unwrap();
     assert_eq!((steps[0].step, steps[0].metrics["loss"]), (Some(5), 0.5));
+}
+
+#[test]
+fn each_rank_links_what_has_not_changed_since_the_base() {
+    let dir = scratch();
+    let at = |step: u64| dir.path().join(format!("step-{step}"));
+    for step in [5, 6] {
+        let outcomes = save(&at(step), |rank| {
+            let mut state = state(rank, step);
+            state.base(if step == 5 { Base::none() } else { Base::at(at(5)) });
+            state
+        });
+        assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+    }
+    let shared = ringstow::Checkpoint::open(at(6)).unwrap().info();
+    assert_eq!((shared.files.len(), shared.shared_bytes), (RANKS as usize, shared.file_bytes));
+    ringstow::remove(at(5), ringstow::Disposal::Remove).unwrap();
+    let expected: Vec<u8> = (0..600).map(|at| (at / 200) as u8).collect();
+    assert_eq!(ringstow::load(at(6)).unwrap().tensor("w").unwrap().data(), expected);
+    // A base that one rank cannot open fails the save of all.
+    for said in messages(save(&at(7), |rank| {
+        let mut state = state(rank, 7);
+        state.base(Base::at(at(if rank == 1 { 5 } else { 6 })));
+        state
+    })) {
+        assert!(said.contains("step-5") || said.contains("rank 1"), "{said}");
+    }
+    assert!(!at(7).exists());
 }
 
 #[test]

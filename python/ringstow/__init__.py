@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ringstow._base import Base
 from ringstow._catalog import diff, latest, prune, remove, retain, slim, steps, verify
 from ringstow._config import Config
 from ringstow._errors import (
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Base",
     "BusyError",
     "Checkpoint",
     "CheckpointInfo",

@@ -13,6 +13,7 @@ from ringstow._load import load, load_into
 from ringstow._save import save, save_async
 
 if TYPE_CHECKING:
+    from ringstow._base import Base
     from ringstow._catalog_report import Retained, Step
     from ringstow._config import Config
     from ringstow._guard import Staging
@@ -58,12 +59,22 @@ class Side(Protocol[_Handle]):
         """Return what the first rank sees, or raise what it raises."""
 
     def save(
-        self, state: dict[Any, Any], path: str, step: int, metrics: Mapping[str, Any] | None
+        self,
+        state: dict[Any, Any],
+        path: str,
+        step: int,
+        metrics: Mapping[str, Any] | None,
+        base: Base | None = None,
     ) -> SaveReport:
         """Save a step."""
 
     def save_async(
-        self, state: dict[Any, Any], path: str, step: int, metrics: Mapping[str, Any] | None
+        self,
+        state: dict[Any, Any],
+        path: str,
+        step: int,
+        metrics: Mapping[str, Any] | None,
+        base: Base | None = None,
     ) -> _Handle:
         """Start to save a step."""
 
@@ -109,7 +120,12 @@ class Alone:
         return look()
 
     def save(
-        self, state: dict[Any, Any], path: str, step: int, metrics: Mapping[str, Any] | None
+        self,
+        state: dict[Any, Any],
+        path: str,
+        step: int,
+        metrics: Mapping[str, Any] | None,
+        base: Base | None = None,
     ) -> SaveReport:
         return save(
             state,
@@ -117,12 +133,18 @@ class Alone:
             step=step,
             metrics=metrics,
             apart=self._apart,
+            base=base,
             config=self._config,
             allow_pickle=self._allow_pickle,
         )
 
     def save_async(
-        self, state: dict[Any, Any], path: str, step: int | None, metrics: Mapping[str, Any] | None
+        self,
+        state: dict[Any, Any],
+        path: str,
+        step: int | None,
+        metrics: Mapping[str, Any] | None,
+        base: Base | None = None,
     ) -> SaveHandle:
         return save_async(
             state,
@@ -130,6 +152,7 @@ class Alone:
             step=step,
             metrics=metrics,
             apart=self._apart,
+            base=base,
             config=self._config,
             allow_pickle=self._allow_pickle,
             staging=self._staging,

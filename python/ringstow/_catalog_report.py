@@ -141,6 +141,9 @@ class CheckpointInfo(Report):
     """Bytes of their data."""
     file_bytes: int
     """Bytes of all shards, headers included."""
+    shared_bytes: int = 0
+    """Bytes of those shards that have another name, a hard link, most likely in another
+    checkpoint."""
     files: tuple[tuple[str, int], ...]
     """Name and bytes of each shard."""
     stripes: tuple[str, ...]

@@ -16,7 +16,9 @@ def of_save(report: SaveReport, who: str = "") -> str:
         who: goes behind the path, such as ``rank 3``.
     """
     place = f"{report.path}, {who}" if who else report.path
-    done = _done(report, report.file_bytes)
+    done = _done(report, report.written_bytes)
+    if report.linked_bytes:
+        done = f"{done}, {size(report.linked_bytes)} linked"
     if report.blocked_seconds is None:
         return f"{place}: {done}"
     return f"{place}: {done}, training waited {duration(report.blocked_seconds)}"

@@ -10,9 +10,9 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
-from ringstow import _others, _rules
+from ringstow import _others, _previous, _rules
 from ringstow._alone import Alone, Side
 from ringstow._arguments import StrPath, absolute, step_number
 from ringstow._config import Config
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     import torch.distributed as dist
 
+    from ringstow._base import Base
     from ringstow._catalog_report import Retained, Step
     from ringstow._handle import SaveHandle
     from ringstow._report import SaveReport
@@ -69,6 +70,8 @@ class CheckpointManager:
         keep_best: tuple[str, Mode, int] | None = None,
         slim_after: int | None = None,
         slim: Iterable[str] = ("optimizer",),
+        base: Literal["previous"] | None = None,
+        base_full_every: int | None = None,
         config: Config | None = None,
         staging: Staging = "guard",
         allow_pickle: bool = False,
@@ -88,6 +91,11 @@ class CheckpointManager:
                 lose the parts that ``slim`` names, and keep the rest. None means that all stay
                 whole.
             slim: the names of these parts, which each state must have; see `ringstow.slim`.
+            base: ``"previous"`` links files of the step before whose tensors have not changed,
+                instead of writing them again; see `ringstow.save`. None writes all.
+            base_full_every: every which save writes all files, so that it shares none with an
+                earlier step: damage to a shared file is damage to all steps that share it. None
+                means none.
             config: the settings of saves and loads; None means the defaults.
             staging: how `save_async` keeps the values of the call, as in `ringstow.save_async`.
                 ``"unguarded"`` is refused on several ranks.
@@ -105,6 +113,7 @@ class CheckpointManager:
         self._root = absolute(root)
         self._run = Run(self._root, config)
         self._retention = Retention(self._rules, self._root, config)
+        self._previous = _previous.previous(base, base_full_every, self._run.newest)
         check_staging(staging)
         self._side: Side[Any] = Alone(config, staging, allow_pickle, self._rules.apart)
         if group is not None or _others.ranks() is not None:
@@ -173,8 +182,9 @@ class CheckpointManager:
         """
         number = _numbered(step)
         with self._call("save", number):
-            report = self._side.save(state, self._prepare(number), number, metrics)
-            self._retain()
+            path, base = self._prepare(number)
+            report = self._side.save(state, path, number, metrics, base)
+            self._committed(path)
         return report
 
     def save_async(
@@ -193,15 +203,17 @@ class CheckpointManager:
         """
         number = _numbered(step)
         with self._call("save_async", number):
-            path = self._prepare(number)
-            handle: SaveHandle | RanksHandle = self._side.save_async(state, path, number, metrics)
+            path, base = self._prepare(number)
+            handle: SaveHandle | RanksHandle = self._side.save_async(
+                state, path, number, metrics, base
+            )
             is_over = threading.Event()
             self._saving = _Saving(handle, is_over)
 
             def clean_up(is_committed: bool) -> None:
                 try:
                     if is_committed:
-                        self._retain()
+                        self._committed(path)
                 finally:
                     is_over.set()
 
@@ -341,8 +353,8 @@ class CheckpointManager:
                 self._has_read_newest = restored.path == found[0].path
         return restored
 
-    def _prepare(self, step: int) -> str:
-        """Finish a removal that a kill has cut short; return where to save a step.
+    def _prepare(self, step: int) -> tuple[str, Base | None]:
+        """Finish a removal that a kill has cut short; return where to save a step, and its base.
 
         Only once the newest step has been read and is intact: otherwise an older one may be the
         last that can be resumed.
@@ -350,7 +362,15 @@ class CheckpointManager:
         if self._has_read_newest:
             self._has_read_newest = False
             self._retain()
-        return self._side.first(lambda: self._run.path_of(step))
+        previous = self._previous
+        return self._side.first(
+            lambda: (self._run.path_of(step), None if previous is None else previous.base())
+        )
+
+    def _committed(self, path: str) -> None:
+        if self._previous is not None:
+            self._previous.saved(path)
+        self._retain()
 
     def _retain(self) -> None:
         if self._side.is_first:

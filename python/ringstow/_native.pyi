@@ -187,6 +187,10 @@ class SaveJob:
     def progress(self) -> tuple[int, int, int]: ...
     def cancel(self) -> None: ...
 
+# The base of a save: its path (None: only hash), whether the save goes on without it if it can't be
+# opened, and whether its files are linked.
+_BaseSpec = tuple[str | None, bool, bool]
+
 # The three start functions return at once. The caller keeps the memory alive and unchanged until it
 # is staged. For an address on a GPU, the call records an event on its stream, for which the copies
 # wait; a stream that is being captured is refused. A thread of the save loads a LazyMemory once,
@@ -199,6 +203,7 @@ def start_save(
     noted: tuple[int | None, dict[str, float]] = ...,
     *,
     apart: list[str] = ...,
+    base: _BaseSpec | None = None,
     only_new: bool = False,
 ) -> SaveJob: ...
 
@@ -215,11 +220,18 @@ def start_write(
     config: str,
     watched: Watch | None = None,
     apart: list[str] = ...,
+    base: _BaseSpec | None = None,
 ) -> SaveJob: ...
 
 # Writes what `Tensors.deal` has left of a state, as start_write does.
 def start_write_dealt(
-    tensors: Tensors, path: str, rank: int, config: str, *, apart: list[str] = ...
+    tensors: Tensors,
+    path: str,
+    rank: int,
+    config: str,
+    *,
+    apart: list[str] = ...,
+    base: _BaseSpec | None = None,
 ) -> SaveJob: ...
 
 # Where a model's tensors (name, dtype, shape) are in its files: each file's name, bytes of its

@@ -104,10 +104,13 @@ class SaveSeconds(Report):
 
     plan: float
     """Laying out the shards."""
+    compare: float
+    """Linking files of the base, and comparing the tensors with it."""
     prepare: float
     """Starting the engine (the first save only), opening and preallocating, trial write."""
     stage: float
-    """From the first byte copied to the last: after plan + prepare + stage tensors may change."""
+    """From the first byte copied to the last: after compare + plan + prepare + stage tensors may
+    change."""
     write: float
     """From the first byte copied to the last one written."""
     sync: float
@@ -198,6 +201,11 @@ class SaveReport(_Copied):
     """Bytes of all shards, headers included."""
     files: int
     """Shards."""
+    linked_bytes: int
+    """Bytes of files that were linked from the base instead of being written; part of
+    ``file_bytes``."""
+    unchanged_bytes: int
+    """Bytes of tensors that have not changed since the base, their files linked or written."""
     recycled_bytes: int
     """Bytes that were written over recycled files."""
     pool_bytes: int
@@ -211,9 +219,14 @@ class SaveReport(_Copied):
     library's thread, saved."""
 
     @property
+    def written_bytes(self) -> int:
+        """Bytes of files that were written."""
+        return self.file_bytes - self.linked_bytes
+
+    @property
     def gb_per_s(self) -> float:
-        """Gigabytes (10^9) of files per second, from the call to the commit."""
-        return self.file_bytes / 1e9 / max(self.seconds.total, 1e-9)
+        """Gigabytes (10^9) of written files per second, from the call to the commit."""
+        return self.written_bytes / 1e9 / max(self.seconds.total, 1e-9)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

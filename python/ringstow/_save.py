@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringstow import _arguments, _guard, _jobs, _lines, _native, _others, _outcomes
 from ringstow._arguments import StrPath, absolute, names_of_parts, step_number
+from ringstow._base import Base, native
 from ringstow._config import Config, native_json
 from ringstow._errors import InvalidStateError
 from ringstow._guard import Staging
@@ -31,6 +32,7 @@ def save(
     step: int | None = None,
     metrics: Mapping[str, Any] | None = None,
     apart: Iterable[str] = (),
+    base: StrPath | Base | None = None,
     config: Config | None = None,
     allow_pickle: bool = False,
 ) -> SaveReport:
@@ -60,6 +62,10 @@ def save(
             At most 256, with names of at most 256 bytes.
         apart: names of parts whose tensors get files of their own, so that `slim` can drop them
             later: ``["optimizer"]``. A name stands for itself and all below it.
+        base: an earlier checkpoint, such as the one before: files of it whose tensors have not
+            changed are linked, not written again, and the new checkpoint is still whole by itself.
+            Also stores a hash of each tensor, which the next save compares with. docs/unchanged.md
+            is the guide; `Base` has more options.
         config: the settings; None means the defaults.
         allow_pickle: pickle all other values. Loading them also needs ``allow_pickle=True``, and
             can run any code. Tensors, arrays of more than 64 KiB and objects that hold either are
@@ -74,6 +80,7 @@ def save(
             invalid ``config``.
         UnsupportedError: a tensor that can't be saved (sparse, quantized, ...), or something that
             ``config`` requires and this machine lacks.
+        NoCheckpointError, CorruptCheckpointError, MissingFilesError: ``base`` can't be opened.
         BusyError: another save into the same directory is in progress.
         TornSaveError: another thread changed a tensor before it had been copied.
         NotDurableError: the save is committed, but may not survive a crash.
@@ -82,7 +89,7 @@ def save(
     hold = _guard.Hold()
     with hold.waited.here():
         where, knobs, noted = _prepared(path, step, metrics, config)
-        parts = _parts(apart, state_dict)
+        parts, earlier = _parts(apart, state_dict), native(base)
         progress = Progress(f"saving {os.path.basename(where)}")
         with _outcomes.failing("save", where, noted[0]), progress, hold:
             hold.begin(may_wait=False)
@@ -90,7 +97,7 @@ def save(
             _guard.stage(encoded.tensors, "wait", where, hold)
             report = _jobs.run(
                 lambda: _native.start_save(
-                    encoded.tensors, encoded.tree, where, knobs, noted, apart=parts
+                    encoded.tensors, encoded.tree, where, knobs, noted, apart=parts, base=earlier
                 ),
                 where,
                 hold=hold,
@@ -110,6 +117,7 @@ def save_async(
     step: int | None = None,
     metrics: Mapping[str, Any] | None = None,
     apart: Iterable[str] = (),
+    base: StrPath | Base | None = None,
     config: Config | None = None,
     allow_pickle: bool = False,
     staging: Staging = "guard",
@@ -135,6 +143,7 @@ def save_async(
         step: as in `save`.
         metrics: as in `save`.
         apart: as in `save`.
+        base: as in `save`. A tensor that the save finds unchanged counts as copied.
         config: as in `save`. If ``pool_bytes`` is as large as the checkpoint, staging takes as long
             as a copy; otherwise about as long as the disk needs for the rest.
         allow_pickle: as in `save`.
@@ -168,7 +177,7 @@ def save_async(
     try:
         with hold.waited.here():
             where, knobs, noted = _prepared(path, step, metrics, config)
-            parts = _parts(apart, state_dict)
+            parts, earlier = _parts(apart, state_dict), native(base)
             with _outcomes.failing("save", where, noted[0]):
                 _jobs.refuse_own(where)
                 may_return = True
@@ -180,7 +189,9 @@ def save_async(
                 pool_bytes = json.loads(knobs)["pool_bytes"]
                 is_copied = _guard.stage(tensors, staging, where, hold, pool_bytes)
                 handle = _handle.start(
-                    lambda: _native.start_save(tensors, tree, where, knobs, noted, apart=parts),
+                    lambda: _native.start_save(
+                        tensors, tree, where, knobs, noted, apart=parts, base=earlier
+                    ),
                     where,
                     [tensors],
                     hold,

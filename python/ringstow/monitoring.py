@@ -157,7 +157,7 @@ def opentelemetry(meter_provider: MeterProvider | None = None) -> Listener:
 
 def _bytes(report: SaveReport | LoadReport) -> int:
     """Return the bytes written or read."""
-    return report.file_bytes if isinstance(report, SaveReport) else report.read_bytes
+    return report.written_bytes if isinstance(report, SaveReport) else report.read_bytes
 
 
 def _blocked(outcome: Outcome) -> float | None:

@@ -10,7 +10,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use ringstow::internals::device::cuda::Ready;
 use ringstow::{
-    Config, Error, Item, Job, Metrics, Receipt, Region, Result, SaveHandle, SaveReport, StateDict,
+    Base, Config, Error, Item, Job, Metrics, Receipt, Region, Result, SaveHandle, SaveReport,
+    StateDict,
 };
 use serde_json::value::RawValue;
 use std::path::PathBuf;
@@ -19,6 +20,22 @@ use std::sync::{Arc, OnceLock, PoisonError};
 /// What a rank writes: the name of a tensor or object, where its bytes are, which region they are of a tensor (its
 /// shape and the region's offsets; none: all of it), and whether it is an object.
 type ItemSpec = (String, Memory, Option<(Vec<u64>, Vec<u64>)>, bool);
+
+/// The base of a save: its path (none: only hash), whether the save goes on without it if it cannot be opened, and whether
+/// its files are linked.
+type BaseSpec = (Option<PathBuf>, bool, bool);
+
+/// Sets which parts get files of their own, and from where files are taken over.
+fn set_aside(dict: &mut StateDict<'_>, apart: Vec<String>, base: Option<BaseSpec>) {
+    for name in apart {
+        dict.apart(name);
+    }
+    if let Some((path, is_optional, links)) = base {
+        let base = path.map_or_else(Base::none, Base::at);
+        let base = if is_optional { base.or_none() } else { base };
+        dict.base(if links { base } else { base.rewritten() });
+    }
+}
 
 /// A save in the background.
 #[pyclass(frozen, module = "ringstow._native")]
@@ -147,7 +164,8 @@ pub(crate) fn check_metrics(metrics: Metrics) -> PyResult<()> {
 
 /// Starts a save and returns at once.
 #[pyfunction]
-#[pyo3(signature = (tensors, state, path, config, noted=(None, Metrics::new()), *, apart=Vec::new(), only_new=false))]
+#[pyo3(signature = (tensors, state, path, config, noted=(None, Metrics::new()), *, apart=Vec::new(), base=None, only_new=false))]
+#[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
 pub(crate) fn start_save(
     tensors: &Bound<'_, Tensors>,
     state: String,
@@ -155,6 +173,7 @@ pub(crate) fn start_save(
     config: &str,
     noted: (Option<u64>, Metrics),
     apart: Vec<String>,
+    base: Option<BaseSpec>,
     only_new: bool,
 ) -> PyResult<SaveJob> {
     SaveJob::start(tensors.py(), config, |config, raised| {
@@ -167,9 +186,7 @@ pub(crate) fn start_save(
             dict.step(step);
         }
         dict.metrics(metrics)?;
-        for name in apart {
-            dict.apart(name);
-        }
+        set_aside(&mut dict, apart, base);
         if only_new {
             dict.only_new();
         }
@@ -192,7 +209,8 @@ pub(crate) fn start_export(
 
 /// Starts writing one rank's part of a checkpoint and returns at once.
 #[pyfunction]
-#[pyo3(signature = (items, path, rank, config, watched=None, apart=Vec::new()))]
+#[pyo3(signature = (items, path, rank, config, watched=None, apart=Vec::new(), base=None))]
+#[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
 pub(crate) fn start_write(
     py: Python<'_>,
     items: Vec<ItemSpec>,
@@ -201,6 +219,7 @@ pub(crate) fn start_write(
     config: &str,
     watched: Option<&Bound<'_, Watch>>,
     apart: Vec<String>,
+    base: Option<BaseSpec>,
 ) -> PyResult<SaveJob> {
     SaveJob::start(py, config, |config, raised| {
         let (mut dict, mut ready) = (StateDict::new(), Ready::default());
@@ -210,9 +229,7 @@ pub(crate) fn start_write(
             let region = region.map(|(shape, offsets)| Region { shape, offsets });
             dict.item(Item { region, object, ..item }, source);
         }
-        for name in apart {
-            dict.apart(name);
-        }
+        set_aside(&mut dict, apart, base);
         if let Some(watched) = watched {
             watch(&mut dict, watched.get().list.clone(), &path, raised);
         }
@@ -222,19 +239,18 @@ pub(crate) fn start_write(
 
 /// Starts writing what this rank has dealt itself of a state, and returns at once.
 #[pyfunction]
-#[pyo3(signature = (tensors, path, rank, config, *, apart=Vec::new()))]
+#[pyo3(signature = (tensors, path, rank, config, *, apart=Vec::new(), base=None))]
 pub(crate) fn start_write_dealt(
     tensors: &Bound<'_, Tensors>,
     path: PathBuf,
     rank: u32,
     config: &str,
     apart: Vec<String>,
+    base: Option<BaseSpec>,
 ) -> PyResult<SaveJob> {
     SaveJob::start(tensors.py(), config, |config, raised| {
         let mut dict = tensors.borrow_mut().take(tensors.py(), &path, raised)?;
-        for name in apart {
-            dict.apart(name);
-        }
+        set_aside(&mut dict, apart, base);
         ringstow::Store::new(config.clone())?.write_rank_async(dict, rank, path).map(Handle::Rank)
     })
 }

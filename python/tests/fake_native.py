@@ -101,7 +101,7 @@ class SaveJob:
         self._gate.open()
 
 
-def start_save(tensors, state, path, config, noted=(None, {}), *, apart=()):
+def start_save(tensors, state, path, config, noted=(None, {}), *, apart=(), base=None):
     return SaveJob(tensors, state, path)
 
 
@@ -127,14 +127,14 @@ MOVED = {
     "pinned": None,
     "fallbacks": [{"wanted": "uring", "got": "fake", "reason": "a stand-in", "remedy": "none"}],
 }
-SAVE_PARTS = ("plan", "prepare", "stage", "write", "sync", "commit", "total")
+SAVE_PARTS = ("compare", "plan", "prepare", "stage", "write", "sync", "commit", "total")
 SAVE_CPU_PARTS = ("copy_cpu", "checksum_cpu", "wait", "device_copy")
 LOAD_PARTS = ("prepare", "read", "total", "checksum_cpu", "device_copy")
 
 
 def save_report(path, tensors, size):
     counts = {"generation": 0, "tensors": tensors, "files": 1, "recycled_bytes": 0, "pool_bytes": 0}
-    sizes = {"tensor_bytes": size, "file_bytes": size}
+    sizes = {"tensor_bytes": size, "file_bytes": size, "linked_bytes": 0, "unchanged_bytes": 0}
     seconds = dict.fromkeys(SAVE_PARTS + SAVE_CPU_PARTS, 0.5)
     return {"path": path, **counts, **sizes, **MOVED, "seconds": seconds}
 

@@ -168,6 +168,15 @@ fn summary(checkpoint: &Checkpoint) -> String {
             format!("{} (rises with each save into this directory)", manifest.generation),
         ),
     ];
+    let shared = (info.shared_bytes > 0).then(|| {
+        let bytes = text::size(info.shared_bytes);
+        row(
+            "shared",
+            format!(
+                "{bytes} of the files, by hard links: removing this checkpoint does not free them"
+            ),
+        )
+    });
     let step = info.step.map(|step| row("step", step.to_string()));
     let metrics = (!info.metrics.is_empty()).then(|| row("metrics", text::metrics(&info.metrics)));
     let problem = checkpoint.check_files().err();
@@ -184,7 +193,8 @@ fn summary(checkpoint: &Checkpoint) -> String {
     });
     let dropped = (!manifest.dropped.is_empty())
         .then(|| row("dropped", text::printable(&manifest.dropped.join(", "))));
-    let rows = rows.into_iter().chain(step).chain(metrics).chain(part_of).chain(dropped);
+    let rows =
+        rows.into_iter().chain(shared).chain(step).chain(metrics).chain(part_of).chain(dropped);
     let rows = rows.chain(renames).chain(problem);
     format!("{}\n{}", text::path(checkpoint.path()), table::list(rows))
 }

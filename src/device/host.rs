@@ -5,6 +5,7 @@ use super::layout::Layout;
 use super::runs::copy_runs;
 use crate::error::Result;
 use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 impl Source for &[u8] {
@@ -16,6 +17,10 @@ impl Source for &[u8] {
         to.copy_from_slice(&self[offset..offset + to.len()]);
         Ok(())
     }
+
+    fn lend(&self, range: Range<usize>) -> Option<&[u8]> {
+        Some(&self[range])
+    }
 }
 
 impl Source for Vec<u8> {
@@ -25,6 +30,10 @@ impl Source for Vec<u8> {
 
     fn read(&self, offset: usize, to: &mut [u8]) -> Result<()> {
         self.as_slice().read(offset, to)
+    }
+
+    fn lend(&self, range: Range<usize>) -> Option<&[u8]> {
+        Some(&self[range])
     }
 }
 
@@ -129,6 +138,15 @@ impl Source for Strided {
         self.copy(offset, to);
         Ok(())
     }
+
+    fn lend(&self, range: Range<usize>) -> Option<&[u8]> {
+        let begin = self.layout.dense_at(range.start)?;
+        let from = self.base.wrapping_offset(begin);
+        assert!(range.end <= self.layout.nbytes() && range.start <= range.end);
+        // SAFETY: the range is within the tensor, whose elements are adjacent, and which the contract of `new` makes
+        // readable as long as this exists.
+        Some(unsafe { std::slice::from_raw_parts(from, range.len()) })
+    }
 }
 
 impl Strided {
@@ -221,8 +239,24 @@ mod tests {
             let (head, tail) = read.split_at_mut(cut);
             source.copy(0, head);
             source.copy(cut, tail);
-            prop_assert_eq!(read, dense);
+            prop_assert_eq!(&read, &dense);
+            // Elements of which all are adjacent are lent where they are.
+            let lent = source.lend(cut..dense.len());
+            prop_assert!(lent.is_none_or(|lent| lent == &dense[cut..]));
         }
+    }
+
+    #[test]
+    fn adjacent_elements_are_lent_and_others_are_not() {
+        let bytes: Vec<u8> = (0..100).collect();
+        let of = |shape: &[usize], strides: Option<&[isize]>| {
+            // SAFETY: all elements are among the 100 bytes.
+            let source = unsafe { Strided::new(bytes.as_ptr(), 2, shape, strides) };
+            source.lend(2..6).map(<[u8]>::to_vec)
+        };
+        assert_eq!(of(&[3, 4], None).as_deref(), Some(&bytes[2..6]));
+        assert_eq!(of(&[3, 4], Some(&[8, 2])).as_deref(), Some(&bytes[2..6]));
+        assert_eq!((of(&[3, 4], Some(&[2, 6])), of(&[8], Some(&[4]))), (None, None));
     }
 
     #[test]

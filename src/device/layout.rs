@@ -63,6 +63,14 @@ impl Layout {
         self.nbytes
     }
 
+    /// Bytes from the first element to the dense byte `offset`, if all elements are adjacent and in order.
+    pub fn dense_at(&self, offset: usize) -> Option<isize> {
+        match self.dims[..] {
+            [(_, stride)] if stride == self.item as isize => Some(offset as isize),
+            _ => None,
+        }
+    }
+
     /// The rows that make up `len` dense bytes from `offset` on, in order.
     ///
     /// # Panics

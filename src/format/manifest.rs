@@ -7,7 +7,7 @@ mod rank_share;
 mod slim;
 mod tensor;
 
-use super::{Metrics, lists, metrics, names, trailer};
+use super::{ChunkHash, Metrics, content_hash, lists, metrics, names, trailer};
 use crate::error::{Error, Result};
 use crate::limits::{DROPPED_MAX, STRIPES_MAX};
 use serde::de::{DeserializeOwned, IgnoredAny};
@@ -100,6 +100,9 @@ pub struct FileEntry {
     /// CRC-32 (ISO-HDLC, as in zip) of each checksum chunk. In JSON one string, eight hex digits per chunk.
     #[serde(with = "hex_words")]
     pub crc32: Vec<u32>,
+    /// Hashes of its tensor chunks, by rising offset, if the save asked for them. Those of empty ones are left out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", with = "content_hash")]
+    pub hashes: Vec<ChunkHash>,
 }
 
 impl lists::Entry for FileEntry {
@@ -310,6 +313,7 @@ mod tests {
             name: name.into(),
             bytes,
             crc32: vec![0xdead_beef; bytes.div_ceil(8192) as usize],
+            hashes: Vec::new(),
         };
         let tensor = |name: &str, shape: &[u64], file, begin| TensorEntry {
             name: name.into(),
@@ -343,6 +347,21 @@ mod tests {
         assert_eq!(read.tensors, manifest.tensors);
         assert_eq!(read.state.get(), manifest.state.get());
         assert_eq!(read.generation, 3);
+    }
+
+    #[test]
+    fn hashes_round_trip_and_are_absent_by_default() {
+        let mut manifest = sample();
+        assert!(!String::from_utf8(manifest.encode().unwrap()).unwrap().contains("hashes"));
+        let hash = |begin, hash| ChunkHash { begin, hash };
+        manifest.files[0].hashes = vec![hash(4096, 7), hash(4896, u128::MAX)];
+        let text = String::from_utf8(manifest.encode().unwrap()).unwrap();
+        assert!(text.contains(r#""hashes":"0000000000001000"#), "{text}");
+        assert_eq!(decode(&manifest).unwrap().files, manifest.files);
+        let cut = text.replace("00000000000000070000", "000000000000000700");
+        assert!(Manifest::decode(cut.into(), Path::new("m")).is_err());
+        manifest.files[0].hashes.reverse();
+        assert!(decode(&manifest).is_err());
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The format of the bytes on disk: dtypes, the shard's header, the manifest, the names of files. No I/O.
 //! `docs/format.md` specifies it.
 
+pub mod content_hash;
 pub mod cover;
 pub mod dtype;
 mod element;
@@ -20,6 +21,7 @@ pub mod step;
 mod trailer;
 pub mod value;
 
+pub use content_hash::ChunkHash;
 pub use dtype::Dtype;
 pub use element::Element;
 pub use manifest::{Chunk, FileEntry, Manifest, RankShare, TensorEntry};

@@ -318,3 +318,53 @@ fn state_without_the_part_and_rules_that_drop_nothing_are_refused() {
         assert!(matches!(refused, Err(Error::Invalid { .. })));
     }
 }
+
+/// A state of which one tensor never changes.
+fn partly_frozen(step: u64) -> StateDict<'static> {
+    let mut state = state(step);
+    let info = crate::TensorInfo { name: "frozen".into(), dtype: Dtype::U8, shape: vec![50_000] };
+    state.source(info, Box::new(vec![7; 50_000]));
+    state
+}
+
+#[test]
+fn linking_manager_links_what_the_step_before_has_also_after_a_restart() {
+    let root = tempfile::tempdir().unwrap();
+    let keep = Keep { last: Some(1), ..Keep::default() };
+    let start = || {
+        let store = Store::new(crate::Config::default()).unwrap();
+        CheckpointManager::linking(store, root.path(), keep.clone(), Some(3)).unwrap()
+    };
+    let mut manager = start();
+    let save = |manager: &mut CheckpointManager, step| {
+        let saved = manager.save(step, &mut partly_frozen(step), NO_METRICS).unwrap();
+        assert!(saved.retained.unwrap().is_ok());
+        assert!(saved.report.moved.fallbacks.iter().all(|f| !f.wanted.contains("base")));
+        saved.report.linked_bytes > 50_000
+    };
+    // The first writes all, the second sorts it, and every third shares nothing.
+    let linked: Vec<bool> = (1..=8).map(|step| save(&mut manager, step)).collect();
+    assert_eq!(linked, [false, false, true, false, true, true, false, true]);
+    drop(manager);
+    let mut manager = start();
+    assert!(save(&mut manager, 9));
+    assert_eq!(numbers(&manager), [9]);
+    let restored = manager.restore(None, OnDamage::Raise).unwrap().unwrap();
+    assert_eq!(restored.loaded.tensor("frozen").unwrap().data(), [7; 50_000]);
+    assert_eq!(restored.loaded.tensor("w").unwrap().data(), [9; 9000]);
+}
+
+#[test]
+fn linking_manager_saves_even_if_the_step_before_is_gone() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::new(crate::Config::default()).unwrap();
+    let mut manager =
+        CheckpointManager::linking(store.clone(), root.path(), Keep::default(), None).unwrap();
+    let saved = manager.save(1, &mut partly_frozen(1), NO_METRICS).unwrap();
+    fs::remove_dir_all(&saved.path).unwrap();
+    let saved = manager.save(2, &mut partly_frozen(2), NO_METRICS).unwrap();
+    assert!(saved.report.moved.fallbacks.iter().any(|f| f.wanted.contains("base")));
+    assert_eq!(numbers(&manager), [2]);
+    let never = CheckpointManager::linking(store, root.path(), Keep::default(), Some(0));
+    assert!(never.is_err());
+}

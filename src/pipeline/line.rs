@@ -10,8 +10,12 @@ pub const TARGET: &str = "ringstow::done";
 impl fmt::Display for SaveReport {
     /// `run/step-1000: 3.41 GB in 1.52 s (2.24 GB/s, uring, fixed, direct)`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let figures = (self.file_bytes, self.seconds.total, self.gb_per_s());
-        write!(f, "{}: {}", self.path.display(), done(figures, &self.moved))
+        let figures = (self.written_bytes(), self.seconds.total, self.gb_per_s());
+        write!(f, "{}: {}", self.path.display(), done(figures, &self.moved))?;
+        match self.linked_bytes {
+            0 => Ok(()),
+            linked => write!(f, "; {} linked", size(linked)),
+        }
     }
 }
 

@@ -11,6 +11,7 @@ mod open;
 pub mod report;
 pub mod runtime;
 pub(crate) mod save;
+pub(crate) mod spans;
 pub(crate) mod trace;
 mod transfers;
 mod workers;

@@ -59,6 +59,10 @@ pub struct SaveReport {
     pub file_bytes: u64,
     /// Shards.
     pub files: usize,
+    /// Bytes of files that were linked from the base instead of being written; part of `file_bytes`.
+    pub linked_bytes: u64,
+    /// Bytes of tensors that have not changed since the base, whether their files were linked or written.
+    pub unchanged_bytes: u64,
     /// Bytes that were written over recycled files.
     pub recycled_bytes: u64,
     /// Most bytes of staging memory that saves use.
@@ -75,9 +79,11 @@ pub struct SaveReport {
 pub struct SaveSeconds {
     /// Laying out the shards.
     pub plan: f64,
+    /// Linking files of the base, and comparing the tensors with it.
+    pub compare: f64,
     /// Starting the engine (the first save only), opening and preallocating files, and the trial write.
     pub prepare: f64,
-    /// From the first byte copied to the last: after `plan + prepare + stage` the tensors may change.
+    /// From the first byte copied to the last: after `compare + plan + prepare + stage` the tensors may change.
     pub stage: f64,
     /// From the first byte copied to the last one written.
     pub write: f64,
@@ -98,9 +104,14 @@ pub struct SaveSeconds {
 }
 
 impl SaveReport {
-    /// Gigabytes (10^9) of files per second, from the call to the commit.
+    /// Bytes of files that were written.
+    pub fn written_bytes(&self) -> u64 {
+        self.file_bytes - self.linked_bytes
+    }
+
+    /// Gigabytes (10^9) of written files per second, from the call to the commit.
     pub fn gb_per_s(&self) -> f64 {
-        gb_per_s(self.file_bytes, self.seconds.total)
+        gb_per_s(self.written_bytes(), self.seconds.total)
     }
 
     /// Gigabytes (10^9) per second of GPU copies while they ran; `None` if no GPU copied.
@@ -110,12 +121,12 @@ impl SaveReport {
 
     /// Gigabytes (10^9) per second that one thread checksummed.
     pub fn checksum_gb_per_s(&self) -> f64 {
-        gb_per_s(self.file_bytes, self.seconds.checksum_cpu)
+        gb_per_s(self.written_bytes(), self.seconds.checksum_cpu)
     }
 
     /// Gigabytes (10^9) per second from the first byte copied to the last one written.
     pub fn write_gb_per_s(&self) -> f64 {
-        gb_per_s(self.file_bytes, self.seconds.write)
+        gb_per_s(self.written_bytes(), self.seconds.write)
     }
 }
 

@@ -23,7 +23,7 @@ use super::trace::What;
 use super::transfers::OpenFiles;
 use crate::device::{TensorSource, pin_for_sources};
 use crate::error::{Error, Result};
-use crate::format::Item;
+use crate::format::{ChunkHash, Item};
 use crate::plan::save::SavePlan;
 use block::Inputs;
 use fillers::Fillers;
@@ -37,6 +37,8 @@ use std::time::Instant;
 pub(crate) struct Written {
     /// Checksums of each shard, one every [`Config::checksum_bytes`](crate::Config::checksum_bytes).
     pub crc32: Vec<Vec<u32>>,
+    /// Hashes of each shard's tensor chunks; empty if the plan does not ask for them.
+    pub hashes: Vec<Vec<ChunkHash>>,
     pub moved: Moved,
     pub seconds: SaveSeconds,
 }
@@ -45,7 +47,7 @@ impl Written {
     /// The outcome for a rank that has nothing to write: no engine was needed.
     pub fn nothing() -> Self {
         let moved = Moved { engine: "none".into(), ..Moved::default() };
-        Self { crc32: Vec::new(), moved, seconds: SaveSeconds::default() }
+        Self { crc32: Vec::new(), hashes: Vec::new(), moved, seconds: SaveSeconds::default() }
     }
 }
 
@@ -92,5 +94,5 @@ pub(crate) fn write(
     seconds.device_copy = clocks.device.seconds();
     moved.device_bytes = clocks.device_bytes.load(Relaxed);
     update(&mut moved, dir, &files.queues());
-    Ok(Written { crc32: fillers.checksums(), moved, seconds })
+    Ok(Written { crc32: fillers.checksums(), hashes: fillers.hashes(), moved, seconds })
 }

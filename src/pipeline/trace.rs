@@ -19,6 +19,8 @@ use std::time::Instant;
 pub(crate) enum What {
     /// Laying out the shards.
     Plan,
+    /// Linking files of the base, and comparing the tensors with it.
+    Compare,
     /// Memory, files, the trial transfer.
     Prepare,
     /// Waiting for a free buffer.

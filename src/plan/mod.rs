@@ -6,3 +6,4 @@ pub mod replicas;
 pub mod save;
 pub mod share;
 pub mod slab;
+pub mod unchanged;

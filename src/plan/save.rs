@@ -8,6 +8,7 @@
 //! the lanes take turns.
 
 use super::deal::{Member, deal, groups, order, split, total};
+use super::unchanged::{self, LinkedFile, Unchanged};
 use crate::error::{Error, Result};
 use crate::format::header::{self, Header, Placed, Reader};
 use crate::format::part::Part;
@@ -41,8 +42,12 @@ pub struct SavePlan {
     pub shards: Vec<Shard>,
     /// All blocks of all files, in the order of filling: the lanes take turns.
     pub blocks: Vec<Block>,
-    /// Bytes of tensor data.
+    /// Files of an earlier checkpoint, which are numbered after the shards.
+    pub linked: Vec<LinkedFile>,
+    /// Bytes of tensor data, linked or not.
     pub tensor_bytes: u64,
+    /// Whether the tensor chunks are hashed, besides the checksums.
+    pub is_hashed: bool,
     /// Whether other processes write other blocks of the same files, which have their length already.
     pub is_share: bool,
 }
@@ -108,8 +113,21 @@ pub enum PieceSource {
 /// # Errors
 /// [`Error::Invalid`](crate::Error::Invalid) naming a duplicate tensor, a size that overflows, or a region outside of its tensor.
 pub fn plan(items: &[Item], options: Options<'_>) -> Result<SavePlan> {
+    plan_changed(items, options, Unchanged::default())
+}
+
+/// [`plan`] for a save that need not write all: leaves out the items of linked files, and keeps those that have changed and
+/// those that have not in files of their own.
+///
+/// # Errors
+/// As for [`plan`].
+pub fn plan_changed(
+    items: &[Item],
+    options: Options<'_>,
+    unchanged: Unchanged,
+) -> Result<SavePlan> {
     let name = |number, _| names::shard(options.rank, number, options.generation);
-    plan_files(items, options, name, Reader::Any)
+    plan_files(items, options, name, (Reader::Any, unchanged))
 }
 
 /// [`plan`] for the weights of a model, in files with the names and headers of Hugging Face's programs.
@@ -119,7 +137,7 @@ pub fn plan(items: &[Item], options: Options<'_>) -> Result<SavePlan> {
 pub fn plan_model(items: &[Item], block_bytes: u64, shard_bytes: u64) -> Result<SavePlan> {
     let options =
         Options { rank: 0, generation: 0, block_bytes, shard_bytes, lanes: 1, apart: &[] };
-    plan_files(items, options, names::model_shard, Reader::Model)
+    plan_files(items, options, names::model_shard, (Reader::Model, Unchanged::default()))
 }
 
 /// [`plan_model`] with the number of each item's file, from 1. Every file is numbered, even if there is only one.
@@ -148,7 +166,7 @@ pub fn plan_numbered(items: &[Item], numbers: &[u32], block_bytes: u64) -> Resul
         shards.push(lay_out(name, items, 0, members, Reader::Model));
     }
     let blocks = interleave(&shards, block_bytes);
-    Ok(SavePlan { blocks, shards, tensor_bytes, is_share: false })
+    Ok(SavePlan::of(blocks, shards, tensor_bytes))
 }
 
 /// `name` gets the number of a file, from 0, and the number of files.
@@ -156,26 +174,39 @@ fn plan_files(
     items: &[Item],
     options: Options<'_>,
     name: impl Fn(usize, usize) -> String,
-    reader: Reader,
+    (reader, unchanged): (Reader, Unchanged),
 ) -> Result<SavePlan> {
     let mut order = order(items)?;
     let tensor_bytes = total(&order)?;
     order.sort_by_key(|member| member.layer);
+    let is_linked = unchanged.is_linked();
     let mut files: Vec<(usize, Vec<Member>)> = Vec::new();
     for group in groups(order, items, options.apart) {
-        for (lane, members) in deal(group, options.lanes).into_iter().enumerate() {
-            let of_lane = split(items, &members, options.shard_bytes, reader)?;
-            files.extend(of_lane.into_iter().map(|members| (lane, members)));
+        let [changed, same] = unchanged.split(group, &is_linked);
+        for (members, file_bytes) in
+            [(changed, options.shard_bytes), (same, unchanged::file_bytes(options.shard_bytes))]
+        {
+            for (lane, members) in deal(members, options.lanes).into_iter().enumerate() {
+                let of_lane = split(items, &members, file_bytes, reader)?;
+                files.extend(of_lane.into_iter().map(|members| (lane, members)));
+            }
         }
+    }
+    // A save of no tensors has one file.
+    let is_there = |(_, members): &(usize, Vec<Member>)| !members.is_empty();
+    if items.is_empty() {
+        files.truncate(1)
+    } else {
+        files.retain(is_there)
     }
     let count = files.len();
     let shards: Vec<Shard> = files
         .into_iter()
-        .enumerate()
-        .map(|(number, (lane, members))| lay_out(name(number, count), items, lane, members, reader))
+        .zip(unchanged.numbers())
+        .map(|((lane, members), number)| lay_out(name(number, count), items, lane, members, reader))
         .collect();
     let blocks = interleave(&shards, options.block_bytes);
-    Ok(SavePlan { blocks, shards, tensor_bytes, is_share: false })
+    Ok(SavePlan { linked: unchanged.linked, ..SavePlan::of(blocks, shards, tensor_bytes) })
 }
 
 fn lay_out(
@@ -253,7 +284,13 @@ fn interleave(shards: &[Shard], block_bytes: u64) -> Vec<Block> {
 }
 
 impl SavePlan {
-    /// Bytes of all blocks: those of all files, unless the plan is a share of them.
+    /// A plan that writes all of its files by itself.
+    fn of(blocks: Vec<Block>, shards: Vec<Shard>, tensor_bytes: u64) -> Self {
+        let (linked, is_hashed, is_share) = (Vec::new(), false, false);
+        Self { shards, blocks, linked, tensor_bytes, is_hashed, is_share }
+    }
+
+    /// Bytes of all blocks: those of all files that are not linked, unless the plan is a share of them.
     pub fn file_bytes(&self) -> u64 {
         self.blocks.iter().map(|block| block.len as u64).sum()
     }
@@ -287,6 +324,9 @@ impl SavePlan {
             for extent in &shard.items {
                 places[extent.item] = (file as u32, extent.range.start);
             }
+        }
+        for (file, linked) in (self.shards.len() as u32..).zip(&self.linked) {
+            linked.items.iter().for_each(|&(item, begin)| places[item] = (file, begin));
         }
         Entries { items, places }
     }

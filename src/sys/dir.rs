@@ -200,6 +200,14 @@ fn try_rename(from: &Path, to: &Path) -> io::Result<()> {
     made(Call::Rename, from, || fs::rename(from, to))
 }
 
+/// Gives a file a second name. A symbolic link is not followed.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn link(from: &Path, to: &Path) -> io::Result<()> {
+    made(Call::Link, to, || fs::hard_link(from, to))
+}
+
 /// Renames a file to a name that is free. If the rename fails, and then `to` is there and `from` is gone, it counts as
 /// done: the server of a network file system did it, and its answer was lost.
 ///

@@ -46,6 +46,8 @@ pub enum Call {
     Synced,
     /// Renaming a file.
     Rename,
+    /// Giving a file a second name.
+    Link,
     /// Removing a file.
     Remove,
     /// Creating a directory.

@@ -10,7 +10,7 @@ pub mod rig;
 use ringstow::internals::engine::Engine;
 use ringstow::internals::engine::portable::Portable;
 use ringstow::{
-    Checkpoint, Config, Dtype, Error, Job, LoadOptions, Loaded, Receipt, Runtime, SaveReport,
+    Base, Checkpoint, Config, Dtype, Error, Job, LoadOptions, Loaded, Receipt, Runtime, SaveReport,
     StateDict, TensorInfo, Value,
 };
 use serde_json::value::RawValue;
@@ -100,17 +100,40 @@ impl State {
 
     /// As [`State::save`], with more tensors and a value, in files of their own, that a checkpoint can be slimmed by.
     pub fn save_with_extra(&self, runtime: &Runtime, path: &Path) -> ringstow::Result<SaveReport> {
+        self.save_with_extra_from(None, runtime, path)
+    }
+
+    /// As [`State::save_with_extra`], linking what a base has of it.
+    pub fn save_with_extra_from(
+        &self,
+        base: Option<Base>,
+        runtime: &Runtime,
+        path: &Path,
+    ) -> ringstow::Result<SaveReport> {
         let extra = noise(77, 30_000);
         let mut state = self.to_save()?;
         for (name, range) in EXTRAS {
             state.bytes(name, Dtype::U8, &[range.len() as u64], &extra[range])?;
         }
         state.value("extra.lr", 0.5).apart(EXTRA);
+        if let Some(base) = base {
+            state.base(base);
+        }
         ringstow::internals::store::save(runtime, &state, path, &Arc::default())
     }
 
     /// As [`State::save_with_extra`], by two ranks that each have some of the tensors and half of one extra tensor.
     pub fn save_with_extra_by_ranks(&self, runtime: &Runtime, path: &Path) -> ringstow::Result<()> {
+        self.save_with_extra_by_ranks_from(None, runtime, path)
+    }
+
+    /// As [`State::save_with_extra_by_ranks`], linking what a base has of it.
+    pub fn save_with_extra_by_ranks_from(
+        &self,
+        base: Option<Base>,
+        runtime: &Runtime,
+        path: &Path,
+    ) -> ringstow::Result<()> {
         let extra = noise(77, 30_000);
         let session = ringstow::Session::begin_with(path, 2, runtime.config())?;
         let write = |rank: u32| -> ringstow::Result<Receipt> {
@@ -122,6 +145,9 @@ impl State {
                 TensorInfo { name: "extra.both".into(), dtype: Dtype::U8, shape: vec![5000] };
             let region = ringstow::Region { shape: vec![10_000], offsets: vec![half.start as u64] };
             share.region(info, region, Box::new(extra[half].to_vec())).apart(EXTRA);
+            if let Some(base) = &base {
+                share.base(base.clone());
+            }
             let job = Arc::default();
             Ok(ringstow::internals::store::write_rank(runtime, &share, rank, path, &job)?.0)
         };

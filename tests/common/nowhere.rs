@@ -93,6 +93,7 @@ pub fn manifest(items: &[Item], plan: &SavePlan) -> Manifest {
         name: shard.name.clone(),
         bytes: shard.bytes,
         crc32: vec![0; shard.bytes.div_ceil(1 << 20) as usize],
+        hashes: Vec::new(),
     };
     let files = plan.shards.iter().map(file).collect();
     let tensors = plan.entries(items).iter().collect();

@@ -2,7 +2,7 @@
 
 use super::{State, assert_no_litter_in, small_config};
 use ringstow::internals::store::export;
-use ringstow::{Config, Runtime, Session};
+use ringstow::{Base, Config, Runtime, Session};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -82,6 +82,15 @@ impl Place {
         let write = |rank| state.write_share((rank, 2), &self.runtime, dir);
         let receipts = [write(0)?, write(1)?];
         session.commit(receipts.into(), state.tree()).map(drop)
+    }
+
+    /// As [`Place::save_to`], with tensors that all steps have, linked from a base if that has them.
+    pub fn save_from(&self, base: Base, step: i64, dir: &Path) -> ringstow::Result<()> {
+        let (state, base) = (State::new(step, &SIZES), Some(base));
+        match self.way {
+            Way::ByRanks => state.save_with_extra_by_ranks_from(base, &self.runtime, dir),
+            _ => state.save_with_extra_from(base, &self.runtime, dir).map(drop),
+        }
     }
 
     /// Exports a step's tensors as a model of several files and an index.

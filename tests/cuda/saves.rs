@@ -199,3 +199,31 @@ fn memory_of_our_own_is_saved_and_loaded() {
     ringstow::Store::new(config()).unwrap().save(&state, dir.path()).unwrap();
     assert!(ringstow::load(dir.path()).unwrap().tensor("bytes").unwrap().data() == bytes);
 }
+
+#[test]
+fn tensors_that_have_not_changed_on_the_gpu_are_linked() {
+    let _fake = fake();
+    let root = tempfile::tempdir().unwrap();
+    let streams = streams();
+    let at = |step: u32| root.path().join(format!("step-{step}"));
+    let mut tensors: Vec<Tensor> = layouts(0).into_iter().chain(layouts(1)).collect();
+    let save = |step: u32, tensors: &[Tensor], pool_buffers: u64| {
+        let base =
+            if step == 1 { ringstow::Base::none() } else { ringstow::Base::at(at(step - 1)) };
+        let mut state = state_of(tensors, &streams);
+        let config = Config { pool_bytes: pool_buffers * (64 << 10), ..config() };
+        let store = ringstow::Store::new(config).unwrap();
+        let report = store.save(state.base(base), at(step)).unwrap();
+        assert_holds(&ringstow::load(at(step)).unwrap(), tensors);
+        report
+    };
+    save(1, &tensors, 16);
+    let second = save(2, &tensors, 2);
+    assert_eq!((second.linked_bytes, second.moved.device_bytes), (second.file_bytes, 0));
+    let last = tensors.iter().position(|tensor| tensor.name == "transposed.1").unwrap();
+    tensors[last] =
+        Tensor::strided("transposed.1", 1, noise(99, 400_000), 4, &[256, 300], Some(&[4, 1024]));
+    let third = save(3, &tensors, 16);
+    assert_eq!(third.unchanged_bytes, second.unchanged_bytes - 256 * 300 * 4);
+    assert!(save(4, &tensors, 16).linked_bytes > 0);
+}

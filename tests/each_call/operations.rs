@@ -5,7 +5,7 @@ use crate::common::{EXTRA, State, is_extra, load_all};
 use ringstow::internals::format::names;
 use ringstow::internals::store;
 use ringstow::internals::sys::seam::{Call, Outcome, in_process};
-use ringstow::{Checkpoint, Disposal, Error, Left, Result, Retention, Store};
+use ringstow::{Base, Checkpoint, Disposal, Error, Left, Result, Retention, Store};
 use std::path::{Path, PathBuf};
 
 /// Numbers of checkpoints, `step-1`, each with the number of the state that it holds.
@@ -39,13 +39,30 @@ const SAVE: Operation = Operation {
     changes: false,
 };
 
-pub const OPERATIONS: [Operation; 9] = [
+pub const OPERATIONS: [Operation; 11] = [
     SAVE,
     Operation {
         name: "save over",
         before: &[(1, 1), (2, 2)],
         after: &[(1, 1), (2, 3)],
         act: |place| place.save_to(3, &step_dir(place, 2)),
+        ..SAVE
+    },
+    Operation {
+        name: "save with base",
+        before: &[(1, 1), (2, 2)],
+        after: &[(1, 1), (2, 2), (3, 3)],
+        prepare: |place| place.save_from(Base::none(), 2, &step_dir(place, 2)).unwrap(),
+        act: |place| place.save_from(Base::at(step_dir(place, 2)), 3, &step_dir(place, 3)),
+        next: 3,
+        ..SAVE
+    },
+    Operation {
+        name: "save over its base",
+        before: &[(1, 1), (2, 2)],
+        after: &[(1, 1), (2, 3)],
+        prepare: |place| place.save_from(Base::none(), 2, &step_dir(place, 2)).unwrap(),
+        act: |place| place.save_from(Base::at(step_dir(place, 2)), 3, &step_dir(place, 2)),
         ..SAVE
     },
     Operation { name: "save in the background", act: save_in_background, ways: &SINGLE, ..SAVE },

@@ -80,7 +80,7 @@ fn id(state: &State, world: &World) -> u64 {
 }
 
 fn scenarios(way: Way, rng: &mut Rng) -> Vec<Scenario> {
-    use Act::{MakeDir, Prune, Remove, Retain, Save, SaveAsync, SaveFailing};
+    use Act::{MakeDir, Prune, Remove, Retain, Save, SaveAsync, SaveFailing, SaveFrom};
     let kept = match way {
         // The files of step 0 are the recycled ones of step 2.
         Way::Recycled => vec![Save("a", 0), Save("a", 1)],
@@ -95,6 +95,10 @@ fn scenarios(way: Way, rng: &mut Rng) -> Vec<Scenario> {
         scenario(&[], &[MakeDir("a"), Save("a", 1)]),
         scenario(&kept, &[Remove("a"), Save("a", 2)]),
         scenario(&steps, &[Retain, Save("step-4", 4), Prune]),
+        scenario(
+            &[SaveFrom("a", 1, "a")],
+            &[SaveFrom("b", 2, "a"), Remove("a"), SaveFrom("b", 3, "b")],
+        ),
         scenario(&kept, &[SaveFailing("a", 2, rng.u64(1..120)), Save("a", 3)]),
         scenario(&[], &[SaveFailing("a", 1, rng.u64(1..120)), Prune, Save("a", 2)]),
     ];

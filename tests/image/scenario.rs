@@ -5,7 +5,7 @@ use crate::common::{State, scratch};
 use durable_image::{Journal, Recorder};
 use ringstow::internals::format::names;
 use ringstow::internals::sys::seam::Outcome;
-use ringstow::{Disposal, Error, Retention, Store};
+use ringstow::{Base, Disposal, Error, Retention, Store};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
@@ -20,7 +20,9 @@ pub enum Act {
     MakeDir(&'static str),
     /// Saves a step to this name.
     Save(&'static str, i64),
-    /// The same in the background.
+    /// Saves a step, and what all such steps have, with the checkpoint of a name as its base: links what it has.
+    SaveFrom(&'static str, i64, &'static str),
+    /// [`Act::Save`] in the background.
     SaveAsync(&'static str, i64),
     /// Leaves the mark beside a checkpoint that a save under DCP leaves.
     Mark(&'static str),
@@ -137,6 +139,10 @@ impl Act {
             Self::Save(name, step) | Self::SaveFailing(name, step, _) => {
                 place.save_to(step, &path(place, name))
             }
+            Self::SaveFrom(name, step, base) => {
+                let base = Base::at(path(place, base)).or_none();
+                place.save_from(base, step, &path(place, name))
+            }
             Self::SaveAsync(name, step) => {
                 let store = Store::new(config.clone())?;
                 let state = State::new(step, &SIZES).into_save();
@@ -159,6 +165,7 @@ impl Act {
     fn changes(self, world: &World) -> Vec<(&'static str, Option<i64>)> {
         match self {
             Self::Save(name, step)
+            | Self::SaveFrom(name, step, _)
             | Self::SaveAsync(name, step)
             | Self::SaveFailing(name, step, _)
             | Self::Export(name, step) => vec![(name, Some(step))],

@@ -308,7 +308,8 @@ impl History {
             (Job::Load | Job::Prune, Why::Nothing) => {
                 return self.check_found(at, None, began, ended);
             }
-            (Job::Save(_) | Job::SaveByRanks(..) | Job::Remove, Why::Busy) => true,
+            (Job::Remove, Why::Busy) => true,
+            (job, Why::Busy) if job.saves().is_some() => true,
             (Job::Remove, Why::Nothing) => return self.check_found(at, None, began, ended),
             (Job::Rank(..), _) => true,
             // The ranks' failures are not its own.

@@ -5,7 +5,7 @@ use crate::common::{State, load_opened};
 use crate::history::{Outcome, Refusal, Seen, Why};
 use crate::world::World;
 use ringstow::internals::store::{Wanted, latest, prune, remove_checkpoint, retain, save};
-use ringstow::{Checkpoint, Disposal, Error, Receipt, Retention, Runtime, Session};
+use ringstow::{Base, Checkpoint, Disposal, Error, Receipt, Retention, Runtime, Session};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -17,6 +17,8 @@ const RANKS: usize = 2;
 #[derive(Debug, Clone)]
 pub enum Job {
     Save(i64),
+    /// Saves what never changes, too, and links it from the checkpoint at a path if that has it.
+    SaveFrom(i64, PathBuf),
     /// Begins a session, starts the ranks, and commits what they wrote.
     SaveByRanks(i64, Ranks),
     /// Is a rank of that session.
@@ -33,7 +35,7 @@ impl Job {
     /// The state that it saves as a whole.
     pub fn saves(&self) -> Option<i64> {
         match self {
-            Self::Save(id) | Self::SaveByRanks(id, _) => Some(*id),
+            Self::Save(id) | Self::SaveFrom(id, _) | Self::SaveByRanks(id, _) => Some(*id),
             _ => None,
         }
     }
@@ -104,6 +106,10 @@ pub fn carry_out(world: &World, runtime: &Runtime, order: &Order) -> Result<Seen
         Job::Save(number) => {
             let state = State::new(*number, &SIZES);
             save(runtime, &state.to_save()?, &path, &job)?;
+        }
+        Job::SaveFrom(number, base) => {
+            let base = Base::at(world.root.join(base)).or_none();
+            State::new(*number, &SIZES).save_with_extra_from(Some(base), runtime, &path)?;
         }
         Job::SaveByRanks(..) | Job::Rank(..) => unreachable!("it takes several programs"),
         Job::Load => seen.loaded = Some(load(runtime, &path)?),

@@ -190,7 +190,11 @@ impl Observer {
         };
         let at = if random.u32(..3) == 0 { LAST.into() } else { format!("{RUN}/step-{step}") };
         let job = match random.u32(..20) {
-            0..8 => Job::Save(self.number()),
+            0..4 => Job::Save(self.number()),
+            4..8 => {
+                let base = format!("{RUN}/step-{}", 1 + random.u64(..step));
+                Job::SaveFrom(self.number(), base.into())
+            }
             8..11 => Job::SaveByRanks(self.number(), self.ranks()),
             11..14 => Job::Load,
             14 => Job::Latest,

@@ -37,6 +37,7 @@ from ringstow.dcp._together import agree, each, from_first, gathered, sendable
 from ringstow.dcp._writer import StorageWriter
 
 if TYPE_CHECKING:
+    from ringstow._base import Base
     from ringstow._catalog_report import Retained, Step
     from ringstow._guard import Staging
     from ringstow._report import SaveReport
@@ -125,10 +126,11 @@ class Ranks:
         path: str,
         step: int | None,
         metrics: Mapping[str, Any] | None = None,
+        base: Base | None = None,
         apart: Iterable[str] | None = None,
     ) -> SaveReport:
         """Save; ``apart`` is the same on all ranks, and None means the one before."""
-        self._note(step, metrics, apart)
+        self._note(step, metrics, base, apart)
         save(state, checkpoint_id=path, storage_writer=self._writer, process_group=self._group)
         return self._written()
 
@@ -138,10 +140,11 @@ class Ranks:
         path: str,
         step: int | None,
         metrics: Mapping[str, Any] | None = None,
+        base: Base | None = None,
         apart: Iterable[str] | None = None,
     ) -> RanksHandle:
         """Save in the background, as `save` does."""
-        self._note(step, metrics, apart)
+        self._note(step, metrics, base, apart)
         options: dict[str, Any] = {}
         if _takes_stager():
             stager = self._writer if self._staging == "snapshot" else self._writer.stager()
@@ -174,12 +177,14 @@ class Ranks:
         self,
         step: int | None,
         metrics: Mapping[str, Any] | None,
+        base: Base | None,
         apart: Iterable[str] | None,
     ) -> None:
         """Give the writer what the manifest is to note; fail on all ranks if one can't."""
 
         def note() -> None:
             self._writer.note(step=step, metrics=metrics_of(metrics))
+            self._writer.set_base(base)
             if apart is not None:
                 self._writer.set_apart(apart)
 

@@ -25,6 +25,7 @@ from torch.futures import Future
 
 from ringstow import _jobs, _late, _lines, _native, _others, _outcomes
 from ringstow._arguments import StrPath, names_of_parts
+from ringstow._base import Base, native
 from ringstow._collector import collector_paused
 from ringstow._config import Config
 from ringstow._errors import InvalidStateError, UnsupportedError
@@ -105,6 +106,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         step: int | None = None,
         metrics: Mapping[str, Any] | None = None,
         apart: Iterable[str] = (),
+        base: StrPath | Base | None = None,
     ) -> None:
         """Make a writer.
 
@@ -120,6 +122,8 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 `ringstow.slim` can drop them later: ``["optimizer"]``. A name stands for itself and
                 all below it, as in ``optimizer.state.0.exp_avg``. Every rank must give the same,
                 and every state must have something of each name, or the save fails on all ranks.
+            base: an earlier checkpoint: each rank links files of it whose tensors it has, and which
+                have not changed, as in `ringstow.save`. `set_base` names another one.
 
         Raises:
             InvalidStateError: ``path`` is not a path in the file system, or a metric is no number,
@@ -127,6 +131,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             TypeError, ValueError: as from `note`; ``apart`` is no list of names.
         """
         self._apart = names_of_parts(apart, "apart")
+        self._base = native(base)
         self._allow_pickle = allow_pickle
         own = None if path is None else _paths.directory(path)
         self._destination = Destination(own, keeps_id=self._keeps_id)
@@ -161,7 +166,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             future.is_elsewhere = True
         return {
             name: vars(self)[name]
-            for name in ("_destination", "_notes", "_config", "_allow_pickle", "_apart")
+            for name in ("_destination", "_notes", "_config", "_allow_pickle", "_apart", "_base")
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -211,6 +216,16 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         self._adopt()
         self._apart = names_of_parts(parts, "apart")
 
+    def set_base(self, base: StrPath | Base | None) -> None:
+        """Set which earlier checkpoint the next saves link files of, as the argument ``base`` does.
+
+        Raises:
+            InvalidStateError: the path is a URL.
+            TypeError, ValueError: it is no path.
+        """
+        self._adopt()
+        self._base = native(base)
+
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: StrPath) -> bool:
         """Tell whether an id is a path in the file system; a URL is not."""
@@ -240,13 +255,18 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         Raises:
             InvalidStateError: neither the save nor the writer has a path, or the save would
                 replace the one before.
-            UnsupportedError: no collectives, and the writer sets parts apart.
+            UnsupportedError: no collectives, and the writer sets parts apart or has a base.
         """
         self._adopt()
         if self._apart and not kwargs.get("use_collectives", True):
             raise UnsupportedError(
                 "StorageWriter(apart=...) needs collectives: `slim` does not change a checkpoint "
                 "that ranks save each by itself (use_collectives=False). Leave out apart="
+            )
+        if self._base is not None and not kwargs.get("use_collectives", True):
+            raise UnsupportedError(
+                "StorageWriter(base=...) needs collectives: checkpoints that ranks save each by "
+                "itself (use_collectives=False) share no files. Leave out base="
             )
         path, note = self._destination.take(), self._notes.take()
         save = Save(path, note)
@@ -385,6 +405,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 self._config.to_json(),
                 None if stream is None else stream.watched,
                 self._apart,
+                self._base,
             )
             job.wait_staged()
             if stream is not None and job.staged():

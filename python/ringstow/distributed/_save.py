@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringstow import _guard, _jobs, _late, _lines, _native, _others, _outcomes
 from ringstow._arguments import StrPath, absolute, names_of_parts, step_number
+from ringstow._base import Base, Native, native
 from ringstow._config import Config, native_json
 from ringstow._errors import InvalidStateError
 from ringstow._guard import Staging
@@ -38,11 +39,12 @@ class _Asked(NamedTuple):
     step: int | None
     metrics: dict[str, float]
     apart: list[str]
+    base: Native | None
     config: str
 
     def call(self) -> tuple[object, ...]:
         """Return what the ranks compare: the metrics are the first rank's."""
-        return ("save", self.path, self.step, *self.apart)
+        return ("save", self.path, self.step, self.base, *self.apart)
 
 
 class _Begun(NamedTuple):
@@ -72,6 +74,7 @@ def save(
     step: int | None = None,
     metrics: Mapping[str, Any] | None = None,
     apart: Iterable[str] = (),
+    base: StrPath | Base | None = None,
     config: Config | None = None,
     allow_pickle: bool = False,
 ) -> SaveReport:
@@ -92,6 +95,8 @@ def save(
         step: as in `ringstow.save`.
         metrics: as in `ringstow.save`; the first rank's are noted.
         apart: as in `ringstow.save`, the same on all ranks; some rank must have each.
+        base: as in `ringstow.save`, the same on all ranks. Each rank links files whose tensors it
+            has; another number of ranks may have saved them.
         config: as in `ringstow.save`.
         allow_pickle: as in `ringstow.save`.
 
@@ -109,7 +114,7 @@ def save(
     hold = _guard.Hold()
     with ranks.turn, hold.waited.here(), hold:
         hold.begin(may_wait=False)
-        given = (state_dict, path, step, metrics, apart, config)
+        given = (state_dict, path, step, metrics, apart, base, config)
         begun = _begun(ranks, given, hold, None, allow_pickle=allow_pickle)
         job = _Save(ranks, begun, hold)
         report = job.run()
@@ -125,6 +130,7 @@ def save_async(
     step: int | None = None,
     metrics: Mapping[str, Any] | None = None,
     apart: Iterable[str] = (),
+    base: StrPath | Base | None = None,
     config: Config | None = None,
     allow_pickle: bool = False,
     staging: Staging = "guard",
@@ -142,6 +148,7 @@ def save_async(
         step: as in `save`.
         metrics: as in `save`.
         apart: as in `save`.
+        base: as in `save`.
         config: as in `save`.
         allow_pickle: as in `save`.
         staging: as in `ringstow.save_async`, without ``"unguarded"``.
@@ -159,7 +166,7 @@ def save_async(
     try:
         with hold.waited.here():
             may_return = hold.begin()
-            given = (state_dict, path, step, metrics, apart, config)
+            given = (state_dict, path, step, metrics, apart, base, config)
             begun = _begun(ranks, given, hold, staging, allow_pickle=allow_pickle)
         job = _Save(ranks, begun, hold)
         handle = job.start()
@@ -188,14 +195,15 @@ def _begun(
 
     Staging is None for a save that does not return before its end.
     """
-    state_dict, path, step, metrics, apart, config = given
-    asked = _Asked(str(path), None, {}, [], "")
+    state_dict, path, step, metrics, apart, base, config = given
+    asked = _Asked(str(path), None, {}, [], None, "")
     try:
         asked = _Asked(
             absolute(path),
             step_number(step),
             metrics_of(metrics),
             names_of_parts(apart, "apart"),
+            native(base),
             native_json(config),
         )
         _jobs.log_unreported()
@@ -343,6 +351,7 @@ class _Save:
             self._group.rank,
             self._asked.config,
             apart=self._asked.apart,
+            base=self._asked.base,
         )
         self._hold.follow(lambda: job.staged() or job.done())
         try:

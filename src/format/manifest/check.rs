@@ -2,7 +2,7 @@
 
 use super::{Chunk, FileEntry, Manifest, RankShare, TensorEntry};
 use crate::format::lists::{Entry, LongDims};
-use crate::format::{Dtype, metrics, names};
+use crate::format::{Dtype, content_hash, metrics, names};
 use crate::limits::ALIGN;
 use std::collections::HashSet;
 
@@ -52,7 +52,8 @@ impl<T, S> Manifest<T, S> {
                 file.crc32.len()
             ));
         }
-        Ok(())
+        content_hash::check(&file.hashes, file.bytes)
+            .map_err(|why| format!("{:?}: its {why}", file.name))
     }
 }
 

@@ -10,7 +10,8 @@
 //!   of the one before, what is between them, its dtype, whether it is an object, and its shape;
 //! - the chunks of each tensor: how many bytes follow; then for each tensor their number, and for each chunk the file,
 //!   the offset in it, and 0; or 1, how many dimensions it has, offsets and sizes;
-//! - the files: for each its name, its length, and its checksums of four bytes;
+//! - the files: for each its name, its length, its checksums of four bytes, and the hashes of its tensor chunks: where
+//!   each begins, and sixteen bytes;
 //! - the CRC-32 of all before, in four bytes.
 //!
 //! Numbers are in as many bytes as they need, seven bits in each, the lowest first. Texts and lists follow their length.
@@ -19,7 +20,7 @@
 use super::Receipt;
 use crate::format::lists;
 use crate::format::manifest::{Chunk, FileEntry, TensorEntry};
-use crate::format::{Dtype, Shape};
+use crate::format::{ChunkHash, Dtype, Shape};
 
 const MAGIC: &[u8; 8] = b"rstow-rc";
 const VERSION: u8 = 1;
@@ -41,11 +42,16 @@ pub fn pack(receipt: &Receipt) -> Vec<u8> {
     put_bytes(&mut to, &pack_tensors(&receipt.tensors));
     put_bytes(&mut to, &pack_chunks(&receipt.tensors));
     put(&mut to, receipt.files.len() as u64);
-    for FileEntry { name, bytes, crc32 } in &receipt.files {
+    for FileEntry { name, bytes, crc32, hashes } in &receipt.files {
         put_bytes(&mut to, name.as_bytes());
         put(&mut to, *bytes);
         put(&mut to, crc32.len() as u64);
         crc32.iter().for_each(|crc32| to.extend(crc32.to_le_bytes()));
+        put(&mut to, hashes.len() as u64);
+        for ChunkHash { begin, hash } in hashes {
+            put(&mut to, *begin);
+            to.extend(hash.to_le_bytes());
+        }
     }
     let crc32 = crc32fast::hash(&to);
     to.extend(crc32.to_le_bytes());
@@ -162,7 +168,13 @@ impl<'a> Packed<'a> {
             let words = from.number()?.checked_mul(4).ok_or("it is cut")?;
             let crc32 = from.take(words)?.as_chunks::<4>().0;
             let crc32 = crc32.iter().map(|word| u32::from_le_bytes(*word)).collect();
-            list.push(FileEntry { name, bytes, crc32 });
+            let mut hashes = Vec::new();
+            for _ in 0..from.number()? {
+                let (begin, hash) = (from.number()?, from.take(size_of::<u128>() as u64)?);
+                let hash = hash.try_into().map_err(|_| "it is cut")?;
+                lists::push(&mut hashes, ChunkHash { begin, hash: u128::from_le_bytes(hash) });
+            }
+            list.push(FileEntry { name, bytes, crc32, hashes });
         }
         from.end()?;
         Ok(count)

@@ -1,9 +1,10 @@
 use super::*;
-use crate::format::{Chunk, Dtype};
+use crate::format::{Chunk, ChunkHash, Dtype};
 
 fn receipt(rank: u32, tensors: Vec<TensorEntry>) -> Receipt {
     let name = crate::format::names::shard(rank, 0, 0);
-    let files = vec![FileEntry { name, bytes: 4096, crc32: vec![0] }];
+    let hashes = vec![ChunkHash { begin: 300, hash: u128::MAX - 5 }];
+    let files = vec![FileEntry { name, bytes: 4096, crc32: vec![0], hashes }];
     let (session, write, apart) = ("s".into(), "w".into(), Vec::new());
     Receipt { rank, session, write, block_bytes: 4096, files, tensors, apart }
 }

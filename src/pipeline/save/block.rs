@@ -2,7 +2,7 @@
 
 use crate::device::{StagedCopy, TensorSource};
 use crate::error::{Error, Result, some_of};
-use crate::format::Item;
+use crate::format::{Item, content_hash};
 use crate::limits::ALIGN;
 use crate::pipeline::clock::Clocks;
 use crate::plan::save::{Block, Piece, PieceSource, SavePlan};
@@ -35,6 +35,7 @@ pub(super) struct Filling<'a> {
     staged: StagedCopy,
     /// `None` as long as a GPU may be copying.
     checksums: Option<Vec<u32>>,
+    pieces: Vec<Piece>,
     /// When the copies were started.
     begun: Instant,
 }
@@ -42,7 +43,15 @@ pub(super) struct Filling<'a> {
 /// A buffer with all of a block's bytes, padded.
 pub(super) struct Filled {
     pub buffer: Buffer,
-    pub checksums: Vec<u32>,
+    pub sums: Sums,
+}
+
+/// What later readers and saves compare a block's bytes with.
+#[derive(Default)]
+pub(super) struct Sums {
+    pub crc32: Vec<u32>,
+    /// Hashes of the tensors' runs, if the plan asks for them.
+    pub runs: Vec<u128>,
 }
 
 impl<'a> Filling<'a> {
@@ -52,16 +61,16 @@ impl<'a> Filling<'a> {
     /// A source's, or a GPU's.
     pub fn begin(inputs: &'a Inputs<'a>, block: &'a Block, buffer: Buffer) -> Result<Self> {
         let begun = Instant::now();
-        let mut filling =
-            Self { inputs, block, staged: StagedCopy::new(buffer), checksums: None, begun };
         let gpu = |item: usize| inputs.sources[item].is_on_gpu();
-        let pieces = inputs.plan.pieces(block);
+        let (pieces, staged) = (inputs.plan.pieces(block), StagedCopy::new(buffer));
+        let mut filling =
+            Self { inputs, block, staged, checksums: None, pieces: Vec::new(), begun };
         match pieces.iter().any(|piece| matches!(piece.from, PieceSource::Item(item) if gpu(item)))
         {
             true => filling.order(&pieces).map_err(|error| inputs.naming(error, block))?,
             false => filling.checksums = Some(filling.copy(&pieces)?),
         }
-        Ok(filling)
+        Ok(Self { pieces, ..filling })
     }
 
     /// Since when GPUs have been copying; `None` if they copy nothing.
@@ -88,8 +97,12 @@ impl<'a> Filling<'a> {
         staged(block)?;
         let mut buffer = inputs.clocks.add_finished(landed);
         buffer[block.len..block.len.next_multiple_of(ALIGN)].fill(0);
-        let checksums = checksums.unwrap_or_else(|| inputs.checksums(&buffer[..block.len]));
-        Ok(Filled { buffer, checksums })
+        let crc32 = checksums.unwrap_or_else(|| inputs.checksums(&buffer[..block.len]));
+        let runs = match inputs.plan.is_hashed {
+            true => inputs.hashes(&self.pieces, &buffer[..block.len]),
+            false => Vec::new(),
+        };
+        Ok(Filled { buffer, sums: Sums { crc32, runs } })
     }
 
     /// Queues the copies of all pieces, and starts the GPUs'.
@@ -170,6 +183,27 @@ impl<'a> Inputs<'a> {
         let checksums = bytes.chunks(self.checksum_bytes).map(crc32fast::hash).collect();
         self.clocks.checksum.add(hashing);
         checksums
+    }
+
+    /// Hashes of the runs into which checksum chunks cut the tensors in a block.
+    fn hashes(&self, pieces: &[Piece], bytes: &[u8]) -> Vec<u128> {
+        let hashing = Instant::now();
+        let (mut hashes, mut rest, mut filled) = (Vec::new(), bytes, 0);
+        for Piece { from, range } in pieces {
+            let (piece, after) = rest.split_at(range.len());
+            if let PieceSource::Item(_) = from {
+                let runs =
+                    content_hash::runs(filled, piece.len() as u64, self.checksum_bytes as u64);
+                hashes.extend(
+                    runs.map(|run| {
+                        content_hash::of_run(&piece[run.start as usize..run.end as usize])
+                    }),
+                );
+            }
+            (rest, filled) = (after, filled + piece.len() as u64);
+        }
+        self.clocks.checksum.add(hashing);
+        hashes
     }
 
     /// Adds to a GPU's error the names of the tensors that it was to copy for a block.

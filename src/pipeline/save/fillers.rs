@@ -1,16 +1,17 @@
 //! The threads that fill blocks from tensors and submit them.
 
-use super::block::{Filled, Filling, Inputs};
+use super::block::{Filled, Filling, Inputs, Sums};
 use super::pace::{Pace, wait_until};
 use crate::config::{Config, Priority};
 use crate::engine::{Action, Transfer};
 use crate::error::{Error, Result};
+use crate::format::{ChunkHash, content_hash};
 use crate::limits::ALIGN;
 use crate::pipeline::job::Job;
 use crate::pipeline::trace::What;
 use crate::pipeline::transfers::OpenFiles;
 use crate::pipeline::workers::scoped_workers;
-use crate::plan::save::Block;
+use crate::plan::save::{Block, ItemRange, Shard};
 use crate::pool::{Buffer, Pool};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering::AcqRel, Ordering::Relaxed};
@@ -30,8 +31,8 @@ pub(super) struct Fillers<'a> {
     /// Blocks of which not all bytes have left their tensors.
     unstaged: AtomicUsize,
     staged_at: OnceLock<Instant>,
-    /// Checksums of each block of the plan.
-    crc32: Vec<Mutex<Vec<u32>>>,
+    /// Checksums and hashes of each block of the plan.
+    sums: Vec<Mutex<Sums>>,
 }
 
 /// The blocks that one filler works on.
@@ -76,7 +77,7 @@ impl<'a> Fillers<'a> {
             next: AtomicUsize::new(0),
             unstaged: AtomicUsize::new(blocks.len()),
             staged_at: OnceLock::new(),
-            crc32: blocks.iter().map(|_| Mutex::default()).collect(),
+            sums: blocks.iter().map(|_| Mutex::default()).collect(),
         }
     }
 
@@ -172,13 +173,13 @@ impl<'a> Fillers<'a> {
             arrived = Instant::now();
             self.staged(block)
         };
-        let Filled { buffer, checksums } = filling.finish(staged)?;
+        let Filled { buffer, sums } = filling.finish(staged)?;
         if let Some(began) = copying {
             let bytes = block.len as u64;
             self.job.note_span(What::Device, (began, arrived), Some(number), bytes);
             self.job.note(What::Checksum, arrived, Some(number), bytes);
         }
-        *self.crc32[number].lock().expect("no panic while it is held") = checksums;
+        *self.sums[number].lock().expect("no panic while it is held") = sums;
         match &self.pace {
             None => self.write_block(number, buffer),
             Some(pace) => {
@@ -228,10 +229,35 @@ impl<'a> Fillers<'a> {
     pub fn checksums(&self) -> Vec<Vec<u32>> {
         let plan = self.inputs.plan;
         let mut by_shard = vec![Vec::new(); plan.shards.len()];
-        for (block, crc32) in plan.blocks.iter().zip(&self.crc32) {
-            let crc32 = crc32.lock().expect("no panic while it is held");
-            by_shard[block.shard].extend_from_slice(&crc32);
+        for (block, sums) in plan.blocks.iter().zip(&self.sums) {
+            let sums = sums.lock().expect("no panic while it is held");
+            by_shard[block.shard].extend_from_slice(&sums.crc32);
         }
         by_shard
     }
+
+    /// Hashes of the tensor chunks by shard; none if the plan does not ask for them.
+    pub fn hashes(&self) -> Vec<Vec<ChunkHash>> {
+        let plan = self.inputs.plan;
+        let mut runs = vec![Vec::new(); plan.shards.len()];
+        for (block, sums) in plan.blocks.iter().zip(&self.sums) {
+            let sums = sums.lock().expect("no panic while it is held");
+            runs[block.shard].extend_from_slice(&sums.runs);
+        }
+        let hashed = plan.shards.iter().zip(&runs).filter(|_| plan.is_hashed);
+        hashed.map(|(shard, runs)| hashes_of(shard, runs, self.inputs.checksum_bytes)).collect()
+    }
+}
+
+/// The hash of each item of a shard that has bytes, of the hashes of all runs in the shard.
+fn hashes_of(shard: &Shard, mut runs: &[u128], checksum_bytes: usize) -> Vec<ChunkHash> {
+    let items = shard.items.iter().filter(|item| !item.range.is_empty());
+    let hash = |item: &ItemRange| {
+        let (begin, len) = (item.range.start, item.range.end - item.range.start);
+        let (own, rest) =
+            runs.split_at(content_hash::runs(begin, len, checksum_bytes as u64).count());
+        runs = rest;
+        ChunkHash { begin, hash: content_hash::of_runs(own) }
+    };
+    items.map(hash).collect()
 }

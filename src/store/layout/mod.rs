@@ -1,5 +1,6 @@
 //! Where the files of a checkpoint are: its own directory, stripe directories on other disks, recycled files.
 
+pub(crate) mod access;
 pub(crate) mod manifest;
 pub(crate) mod rank_dirs;
 pub(crate) mod recycled;

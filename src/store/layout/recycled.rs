@@ -20,6 +20,7 @@ use crate::engine::fallback::Fallback;
 use crate::error::{Error, Result};
 use crate::format::{FileEntry, names};
 use crate::plan::save::Shard;
+use crate::store::layout::access::Access;
 use crate::store::layout::stripes::Stripes;
 use crate::sys::dir;
 use crate::sys::dir::{directories, entries, file_names, remove, remove_if_empty};
@@ -28,7 +29,7 @@ use crate::sys::inodes;
 use crate::sys::lease::is_sole_opener;
 use serde::Serialize;
 use std::collections::HashSet;
-use std::fs::{File, Metadata};
+use std::fs::Metadata;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -369,23 +370,6 @@ fn check(part: &Path, new: &Access) -> std::result::Result<u64, String> {
 }
 
 const HARD_LINK: &str = "it has another name, a hard link";
-
-/// Who may read and write a file. An old file may come from another umask, directory or user, and its readers need
-/// not be allowed to read the next checkpoint.
-#[derive(Debug, PartialEq, Eq)]
-struct Access {
-    owner: (u32, u32),
-    mode: u32,
-    acl: Option<Vec<u8>>,
-}
-
-impl Access {
-    fn of(file: &File) -> io::Result<Self> {
-        let found = file::look(file)?;
-        let (owner, mode) = ((found.uid(), found.gid()), found.mode());
-        Ok(Self { owner, mode, acl: file::acl(file)? })
-    }
-}
 
 fn not_taken(recycled: &Path, reason: &str) -> Fallback {
     Fallback {

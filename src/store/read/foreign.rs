@@ -243,7 +243,7 @@ impl<'a> Assembly<'a> {
         }
         let (other_path, crc32) = (path.clone(), Vec::new());
         self.shards.push(ShardFile { path, other_path, bytes, crc32 });
-        self.files.push(FileEntry { name, bytes, crc32: Vec::new() });
+        self.files.push(FileEntry { name, bytes, crc32: Vec::new(), hashes: Vec::new() });
         Ok(())
     }
 

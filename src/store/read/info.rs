@@ -2,8 +2,10 @@
 
 use crate::format::{Metrics, RankShare, TensorEntry, metrics};
 use crate::store::read::checkpoint::{Checkpoint, CheckpointKind};
+use crate::sys::dir;
 use serde::Serialize;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 /// A checkpoint's manifest in brief. For another program's files, what their headers say.
 #[derive(Debug, Clone, Serialize)]
@@ -31,6 +33,8 @@ pub struct Info {
     pub tensor_bytes: u64,
     /// Bytes of all shards, headers included.
     pub file_bytes: u64,
+    /// Bytes of those shards that have another name, a hard link, most likely in another checkpoint.
+    pub shared_bytes: u64,
     /// The shards.
     pub files: Vec<FileInfo>,
     /// Other directories that the files were striped over, as the saver's configuration named them.
@@ -56,6 +60,12 @@ pub struct FileInfo {
 }
 
 impl Checkpoint {
+    /// Bytes of the shards that have several names.
+    fn shared_bytes(&self) -> u64 {
+        let shared = |path: &Path| dir::look_at(path).ok().filter(|found| found.nlink() > 1);
+        self.shard_paths().filter_map(shared).map(|found| found.len()).sum()
+    }
+
     /// The manifest in brief.
     pub fn info(&self) -> Info {
         let manifest = self.manifest();
@@ -77,6 +87,7 @@ impl Checkpoint {
             tensors: manifest.tensors.len(),
             tensor_bytes: held.fold(0, u64::saturating_add),
             file_bytes: files.iter().map(|file| file.bytes).fold(0, u64::saturating_add),
+            shared_bytes: self.shared_bytes(),
             files,
             stripes: manifest.stripes.clone(),
             part_of: manifest.part_of.clone(),

@@ -50,6 +50,7 @@ fn export_all(
     let started = Instant::now();
     let contents = state.contents();
     contents.check_sizes()?;
+    contents.refuse_base()?;
     check_plain(contents.items)?;
     let config = runtime.config();
     let plan = plan_model(contents.items, config.block_bytes, config.shard_bytes)?;

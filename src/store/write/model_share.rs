@@ -34,6 +34,7 @@ pub fn write_model_share(
         let started = Instant::now();
         let contents = state.contents();
         contents.check_sizes()?;
+        contents.refuse_base()?;
         let (paths, shared): (Vec<PathBuf>, Vec<SharedFile>) = files.iter().cloned().unzip();
         let plan = plan_share(&shared, places, runtime.config().block_bytes)?;
         let planned = started.elapsed().as_secs_f64();

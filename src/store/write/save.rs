@@ -12,10 +12,13 @@ use crate::pipeline::runtime::Runtime;
 use crate::pipeline::save as pipeline;
 use crate::pipeline::save::{Check, Written};
 use crate::pipeline::trace::What;
-use crate::plan::save::{Options, SavePlan, Shard, plan};
+use crate::plan::save::{Options, SavePlan, Shard, plan_changed};
+use crate::plan::unchanged::Unchanged;
 use crate::state::{Contents, StateDict};
 use crate::store::layout::recycled;
 use crate::store::layout::stripes::Stripes;
+use crate::store::write::link::Destination;
+use crate::store::write::reuse::Reuse;
 use crate::store::write::transaction::Transaction;
 use crate::sys::chance::now_unix_ms;
 use crate::sys::inodes;
@@ -52,20 +55,33 @@ fn save_all(
     if state.is_only_new() {
         transaction.only_new()?;
     }
-    let generation = transaction.generation();
-    let plan = contents.plan(runtime, transaction.stripes(), 0, generation)?;
-    let paths = paths(&plan, transaction.stripes(), 0, names::uncommitted);
+    let (generation, create) = (transaction.generation(), transaction.create());
+    let mut links = Vec::new();
+    let to = Destination {
+        stripes: transaction.stripes(),
+        rank: 0,
+        generation,
+        name: &names::uncommitted,
+        create,
+    };
+    let reuse = contents.reuse(runtime, &to, |path| links.push(path.to_path_buf()), job);
+    transaction.begin_files(&links);
+    let mut reuse = reuse?;
+    let planning = Instant::now();
+    let unchanged = std::mem::take(&mut reuse.unchanged);
+    let plan = contents.plan(runtime, transaction.stripes(), 0, generation, unchanged)?;
+    let mut paths = paths(&plan, transaction.stripes(), 0, names::uncommitted);
     transaction.begin_files(&paths);
-    let (stripes, create) = (transaction.stripes(), transaction.create());
-    let files = NewFiles { stripes, paths: &paths, create };
-    let planned = started.elapsed().as_secs_f64();
-    job.note(What::Plan, started, None, 0);
+    let files = NewFiles { stripes: transaction.stripes(), paths: &paths, create };
+    let planned = planning.elapsed().as_secs_f64();
+    job.note(What::Plan, planning, None, 0);
     let written = contents.write_recycling(runtime, &plan, files, job);
     let (mut written, recycled_bytes) = written.inspect_err(|error| transaction.disown(error))?;
 
     let committing = Instant::now();
     let tensors = plan.entries(contents.items);
-    let files = file_entries(&plan, &written.crc32);
+    let files = file_entries(&plan, &mut written, &reuse);
+    paths.extend(reuse.files.iter().map(|(path, _)| path.clone()));
     let block_bytes = runtime.config().checksum_bytes();
     let mut manifest = Manifest::new(generation, 1, block_bytes, files, tensors, tree);
     (manifest.created_unix_ms, manifest.step) = (now_unix_ms(), state.saved_step());
@@ -74,6 +90,7 @@ fn save_all(
     written.moved.fallbacks.extend(transaction.commit(&manifest)?);
     job.note(What::Commit, committing, None, 0);
     let mut report = report(runtime, path, generation, &plan, contents.items.len(), written);
+    reuse.add_to(&mut report);
     report.recycled_bytes = recycled_bytes;
     report.seconds.plan = planned;
     report.seconds.commit = committing.elapsed().as_secs_f64();
@@ -97,12 +114,15 @@ impl Contents<'_> {
         stripes: &Stripes,
         rank: u32,
         generation: u64,
+        unchanged: Unchanged,
     ) -> Result<SavePlan> {
         let config = runtime.config();
         let (block_bytes, shard_bytes) = (config.block_bytes, config.shard_bytes);
         let lanes = stripes.lanes(config.files);
         let apart = &self.parts()?;
-        plan(self.items, Options { rank, generation, block_bytes, shard_bytes, lanes, apart })
+        let options = Options { rank, generation, block_bytes, shard_bytes, lanes, apart };
+        let plan = plan_changed(self.items, options, unchanged)?;
+        Ok(SavePlan { is_hashed: self.base.is_some(), ..plan })
     }
 
     /// Writes the planned shards, over recycled files if there are any. Also returns the recycled bytes.
@@ -119,7 +139,7 @@ impl Contents<'_> {
             create(path, false).map_err(|e| inodes::creating(path, e))?;
         }
         let (mut written, gave_up) = match plan.shards.is_empty() {
-            true => (Written::nothing(), None),
+            true => (self.write_nothing(job)?, None),
             false => self.write_giving_up(runtime, plan, (stripes, paths), job)?,
         };
         written.moved.fallbacks.extend(claimed.refused);
@@ -156,6 +176,16 @@ impl Contents<'_> {
         }
     }
 
+    /// The end of a save whose files are all linked, or which has no tensors.
+    fn write_nothing(&self, job: &Arc<Job>) -> Result<Written> {
+        if !self.items.is_empty() {
+            self.check.map_or(Ok(()), |check| check())?;
+        }
+        self.held.unlock();
+        job.set_staged();
+        Ok(Written::nothing())
+    }
+
     /// Writes the planned shards to existing files.
     pub(in crate::store) fn write(
         &self,
@@ -172,6 +202,16 @@ impl Contents<'_> {
         };
         let sources = (self.items, self.sources, Some(&staged as Check<'_>));
         pipeline::write(runtime, plan, sources, (dir, paths), job)
+    }
+
+    /// Refuses a base: an exported model has no manifest to store hashes in.
+    pub(in crate::store) fn refuse_base(&self) -> Result<()> {
+        match self.base {
+            None => Ok(()),
+            Some(_) => {
+                Err(Error::invalid("an exported model is written whole: export it without a base"))
+            }
+        }
     }
 
     /// Checks that each source has as many bytes as its dtype and shape need.
@@ -200,13 +240,21 @@ pub(in crate::store) fn paths(
     plan.shards.iter().map(path).collect()
 }
 
-pub(in crate::store) fn file_entries(plan: &SavePlan, crc32: &[Vec<u32>]) -> Vec<FileEntry> {
-    let entry = |(shard, crc32): (&Shard, &Vec<u32>)| FileEntry {
+/// The manifest's entries of the files that were written, and of those that were linked. Takes the checksums.
+pub(in crate::store) fn file_entries(
+    plan: &SavePlan,
+    written: &mut Written,
+    reuse: &Reuse,
+) -> Vec<FileEntry> {
+    let mut hashes = std::mem::take(&mut written.hashes).into_iter();
+    let entry = |(shard, crc32): (&Shard, Vec<u32>)| FileEntry {
         name: shard.name.clone(),
         bytes: shard.bytes,
-        crc32: crc32.clone(),
+        crc32,
+        hashes: hashes.next().unwrap_or_default(),
     };
-    plan.shards.iter().zip(crc32).map(entry).collect()
+    let written = plan.shards.iter().zip(std::mem::take(&mut written.crc32)).map(entry);
+    written.chain(reuse.files.iter().map(|(_, entry)| entry.clone())).collect()
 }
 
 pub(in crate::store) fn report(
@@ -225,6 +273,8 @@ pub(in crate::store) fn report(
         tensor_bytes: plan.tensor_bytes,
         file_bytes: plan.file_bytes(),
         files: plan.shards.len(),
+        linked_bytes: 0,
+        unchanged_bytes: 0,
         recycled_bytes: 0,
         pool_bytes: config.buffers() as u64 * config.block_bytes,
         moved: written.moved,

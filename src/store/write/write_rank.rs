@@ -14,6 +14,7 @@ use crate::pipeline::trace::What;
 use crate::state::StateDict;
 use crate::store::layout::stripes::Stripes;
 use crate::store::layout::unique::unique;
+use crate::store::write::link::Destination;
 use crate::store::write::rollback::Rollback;
 use crate::store::write::save::{NewFiles, file_entries, paths, report};
 use crate::store::write::session::{UnderWay, under_way};
@@ -55,26 +56,34 @@ fn write_part(
     let stripes = Stripes::to_save(path, &runtime.config().stripe)?;
     stripes.check_created()?;
     take_over(&stripes, rank, generation)?;
-    let mut plan = contents.plan(runtime, &stripes, rank, generation)?;
+    let write = unique();
+    let name = |name: &str| names::uncommitted_write(name, &write);
+    let mut rollback = Rollback::new();
+    // No other write has these names.
+    let create = file::create_new;
+    let to = Destination { stripes: &stripes, rank, generation, name: &name, create };
+    let mut reuse =
+        contents.reuse(runtime, &to, |path| rollback.files.push(path.to_path_buf()), job)?;
+    let planning = Instant::now();
+    let unchanged = std::mem::take(&mut reuse.unchanged);
+    let mut plan = contents.plan(runtime, &stripes, rank, generation, unchanged)?;
     if contents.items.is_empty() {
         (plan.shards, plan.blocks) = (Vec::new(), Vec::new());
     }
-    let write = unique();
-    let files = paths(&plan, &stripes, rank, |name| names::uncommitted_write(name, &write));
-    let mut rollback = Rollback::new();
+    let mut files = paths(&plan, &stripes, rank, name);
     rollback.files.extend_from_slice(&files);
-    let planned = started.elapsed().as_secs_f64();
-    job.note(What::Plan, started, None, 0);
-    // No other write has these names.
-    let new = NewFiles { stripes: &stripes, paths: &files, create: file::create_new };
+    let planned = planning.elapsed().as_secs_f64();
+    job.note(What::Plan, planning, None, 0);
+    let new = NewFiles { stripes: &stripes, paths: &files, create };
     let written = contents.write_recycling(runtime, &plan, new, job);
-    let (written, recycled_bytes) = match written {
+    let (mut written, recycled_bytes) = match written {
         // A fallback to another I/O mode opens the files again.
         Err(error) if error.is_not_found() => {
             return Err(check_there(path, rank, &files).err().unwrap_or(error));
         }
         written => written?,
     };
+    files.extend(reuse.files.iter().map(|(path, _)| path.clone()));
     check_there(path, rank, &files)?;
 
     let receipt = Receipt {
@@ -82,13 +91,14 @@ fn write_part(
         session,
         write,
         block_bytes: runtime.config().checksum_bytes(),
-        files: file_entries(&plan, &written.crc32),
+        files: file_entries(&plan, &mut written, &reuse),
         tensors: plan.entries(contents.items).iter().collect(),
         apart: contents.apart.to_vec(),
     };
     file::write(&done, receipt.mark().as_bytes())?;
     rollback.keep();
     let mut report = report(runtime, path, generation, &plan, contents.items.len(), written);
+    reuse.add_to(&mut report);
     report.recycled_bytes = recycled_bytes;
     report.seconds.plan = planned;
     report.seconds.total = started.elapsed().as_secs_f64();

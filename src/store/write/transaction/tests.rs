@@ -27,7 +27,12 @@ fn write_part(tx: &mut Transaction, mark: u8) -> Manifest {
     tx.begin_files(std::slice::from_ref(&part));
     fs::write(&part, &bytes).unwrap();
     let crc32 = bytes.chunks(4096).map(crc32fast::hash).collect();
-    let file = FileEntry { name: shard.name.clone(), bytes: bytes.len() as u64, crc32 };
+    let file = FileEntry {
+        name: shard.name.clone(),
+        bytes: bytes.len() as u64,
+        crc32,
+        hashes: Vec::new(),
+    };
     let state = serde_json::value::to_raw_value(&()).unwrap();
     Manifest::new(generation, 1, 4096, vec![file], plan.entries(&items).iter().collect(), state)
 }

@@ -1,0 +1,146 @@
+"""Several ranks that save with a base: each links the files of its own shards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+import ringstow
+import ringstow.dcp
+from ringstow import distributed
+
+ROWS = 4000  # of 16 bytes: more than all else
+
+
+def state(step, placements=None):
+    """Return a state of which the frozen tensors never change."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    placements = placements or (Shard(0),)
+    frozen = torch.arange(ROWS * 4, dtype=torch.float32).reshape(ROWS, 4)
+    return {
+        "frozen": distribute_tensor(frozen, mesh, placements),
+        "everywhere": torch.arange(500.0),
+        "lora": distribute_tensor(torch.full((8, 4), float(step)), mesh, placements),
+        "step": step,
+    }
+
+
+def check(path, step):
+    loaded = state(0)
+    distributed.load_into(loaded, path)
+    for name, tensor in state(step).items():
+        if name == "step":
+            assert loaded[name] == step
+        elif name == "everywhere":
+            assert torch.equal(loaded[name], tensor)
+        else:
+            assert torch.equal(loaded[name].to_local(), tensor.to_local()), name
+
+
+def save_distributed(rank, root, background):
+    linked = []
+    for step in range(1, 5):
+        base = ringstow.Base() if step == 1 else root / f"step-{step - 1}"
+        options = {"base": base}
+        if background:
+            done = distributed.save_async(state(step), root / f"step-{step}", **options).result()
+        else:
+            done = distributed.save(state(step), root / f"step-{step}", **options)
+        linked.append(done.linked_bytes)
+        check(root / f"step-{step}", step)
+    return linked
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_ranks_link_what_they_have(ranks, tmp_path, background):
+    all_linked = ranks(2).run(save_distributed, tmp_path, background)
+    for linked in all_linked:
+        assert linked[:2] == [0, 0]
+        assert min(linked[2:]) > ROWS * 8
+    for step in (1, 2, 3):
+        ringstow.remove(tmp_path / f"step-{step}")
+    assert ringstow.verify(tmp_path / "step-4").ok
+
+
+def save_with_writer(rank, root):
+    writer = ringstow.dcp.StorageWriter(base=ringstow.Base())
+    linked = []
+    for step in range(1, 5):
+        dcp.save(state(step), checkpoint_id=root / f"step-{step}", storage_writer=writer)
+        linked.append(writer.report.linked_bytes)
+        writer.set_base(root / f"step-{step}")
+        check(root / f"step-{step}", step)
+    return linked
+
+
+def test_dcp_links_what_the_rank_has(ranks, tmp_path):
+    for linked in ranks(2).run(save_with_writer, tmp_path):
+        assert linked[:2] == [0, 0]
+        assert min(linked[2:]) > ROWS * 8
+
+
+def save_by_manager(rank, root, background):
+    linked = []
+    with ringstow.CheckpointManager(root, keep_last=1, base="previous") as manager:
+        for step in range(1, 5):
+            if background:
+                report = manager.save_async(step, state(step)).result()
+            else:
+                report = manager.save(step, state(step))
+            linked.append(report.linked_bytes)
+        restored = state(0)
+        assert manager.restore(into=restored).step == 4
+        assert torch.equal(restored["frozen"].to_local(), state(4)["frozen"].to_local())
+        assert [found.step for found in manager.steps()] == [4]
+    return linked
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_manager_of_several_ranks_links_the_step_before(ranks, tmp_path, background):
+    for linked in ranks(2).run(save_by_manager, tmp_path, background):
+        assert linked[:2] == [0, 0]
+        assert min(linked[2:]) > ROWS * 8
+
+
+def save_replicated(rank, root):
+    """Each rank writes a part of a tensor that all have."""
+    linked = []
+    for step in range(1, 4):
+        base = ringstow.Base() if step == 1 else root / f"step-{step - 1}"
+        done = distributed.save(state(step, (Replicate(),)), root / f"step-{step}", base=base)
+        linked.append(done.linked_bytes)
+        check(root / f"step-{step}", step)
+    return linked
+
+
+def test_tensor_that_all_ranks_have_is_linked(ranks, tmp_path):
+    linked = ranks(2).run(save_replicated, tmp_path)
+    assert sum(one[2] for one in linked) > ROWS * 16
+
+
+def save_with_other_bases(rank, root):
+    with pytest.raises(Exception, match=r"same|base|differ|call"):
+        distributed.save(state(2), root / "step-2", base=root / f"step-{rank}")
+    if rank == 0:
+        assert not (root / "step-2").exists()
+    with pytest.raises(Exception, match="base"):
+        distributed.save(state(2), root / "step-2", base=root / "none")
+
+
+def test_ranks_with_different_or_missing_bases_fail_together(ranks, tmp_path):
+    ranks(2).run(save_with_other_bases, tmp_path)
+    assert not (tmp_path / "step-2").exists()
+
+
+def save_alone(rank, root):
+    writer = ringstow.dcp.StorageWriter(root / "step-1", base=ringstow.Base())
+    with pytest.raises(BaseException, match="use_collectives=False"):
+        dcp.save(state(1), storage_writer=writer, use_collectives=False)
+
+
+def test_ranks_that_save_each_by_itself_take_no_base(ranks, tmp_path):
+    ranks(2).run(save_alone, tmp_path)

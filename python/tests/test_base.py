@@ -1,0 +1,204 @@
+"""Saves with a base: unchanged files are linked, and every checkpoint stays whole by itself."""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from support import assert_same, flip, litter
+
+import ringstow
+from ringstow import Base, CheckpointManager
+
+FROZEN = 100_000  # bytes, more than all else in the state
+
+
+def state(step):
+    """Return a state of which one tensor changes, as under LoRA."""
+    frozen = torch.arange(FROZEN // 4, dtype=torch.float32)
+    return {
+        "model": {
+            "frozen": frozen,
+            "tied": frozen,
+            "turned": torch.arange(600, dtype=torch.int16).reshape(20, 30).T,
+            "lora": torch.full((50, 3), float(step)),
+        },
+        "ids": np.arange(1000),
+        "lr": 0.5,
+        "step": step,
+    }
+
+
+def inodes(path):
+    files = pathlib.Path(path).glob("*.safetensors")
+    return {file.stat().st_ino for file in files}
+
+
+def save_steps(root, steps, **options):
+    """Save each step with the one before as its base; return the reports."""
+    reports = []
+    for step in steps:
+        before = root / f"step-{step - 1}"
+        base = before if step > steps[0] else Base()
+        reports.append(ringstow.save(state(step), root / f"step-{step}", base=base, **options))
+    return reports
+
+
+def fallbacks(report):
+    return [one.reason for one in report.fallbacks if "base" in one.wanted]
+
+
+def test_third_save_links_what_has_not_changed(tmp_path):
+    first, second, third = save_steps(tmp_path, [1, 2, 3])
+    assert (first.linked_bytes, first.unchanged_bytes) == (0, 0)
+    assert (second.linked_bytes, second.unchanged_bytes) == (0, FROZEN + 1200 + 8000)
+    assert third.linked_bytes > FROZEN
+    assert third.written_bytes == 4096 + 600
+    assert third.unchanged_bytes == second.unchanged_bytes
+    assert third.seconds.compare > 0
+    assert len(inodes(tmp_path / "step-2") & inodes(tmp_path / "step-3")) == 1
+    assert fallbacks(first) + fallbacks(second) + fallbacks(third) == []
+    for step in (1, 2, 3):
+        assert_same(ringstow.load(tmp_path / f"step-{step}"), state(step))
+        assert ringstow.verify(tmp_path / f"step-{step}").ok
+
+
+def test_state_that_has_not_changed_is_linked_whole(tmp_path):
+    ringstow.save(state(1), tmp_path / "a", base=Base())
+    report = ringstow.save({**state(1), "step": 2}, tmp_path / "b", base=tmp_path / "a")
+    assert (report.written_bytes, report.linked_bytes) == (0, report.file_bytes)
+    assert report.gb_per_s == 0
+    assert_same(ringstow.load(tmp_path / "b"), {**state(1), "step": 2})
+    for path in ("a", "b"):
+        assert ringstow.open(tmp_path / path).info.shared_bytes == report.file_bytes
+    ringstow.remove(tmp_path / "a")
+    assert ringstow.open(tmp_path / "b").info.shared_bytes == 0
+    handle = ringstow.save_async(state(1), tmp_path / "c", base=tmp_path / "b")
+    assert handle.wait_staged(60)
+    assert handle.result().written_bytes == 0
+    assert handle.progress().total == 0
+
+
+def test_checkpoint_outlives_its_base_and_a_copy_is_whole(tmp_path):
+    save_steps(tmp_path, [1, 2, 3])
+    shutil.copytree(tmp_path / "step-3", tmp_path / "copy")
+    for step in (1, 2):
+        ringstow.remove(tmp_path / f"step-{step}")
+    assert_same(ringstow.load(tmp_path / "step-3"), state(3))
+    ringstow.remove(tmp_path / "step-3")
+    assert_same(ringstow.load(tmp_path / "copy"), state(3))
+
+
+def test_log_line_says_how_much_was_linked(tmp_path, caplog):
+    with caplog.at_level(logging.INFO, logger="ringstow"):
+        save_steps(tmp_path, [1, 2, 3])
+    assert "113 kB linked" in caplog.text or "114 kB linked" in caplog.text, caplog.text
+
+
+def test_background_save_links_as_well(tmp_path):
+    save_steps(tmp_path, [1, 2])
+    for staging in ("guard", "snapshot", "wait", "unguarded"):
+        path = tmp_path / staging
+        done = ringstow.save_async(state(3), path, base=tmp_path / "step-2", staging=staging)
+        assert done.result().linked_bytes > FROZEN
+        assert_same(ringstow.load(path), state(3))
+
+
+def test_path_can_be_its_own_base(tmp_path):
+    linked = []
+    for step in range(4):
+        report = ringstow.save(state(step), tmp_path / "last", base=tmp_path / "last")
+        linked.append(report.linked_bytes > FROZEN)
+        assert_same(ringstow.load(tmp_path / "last"), state(step))
+        assert litter(tmp_path / "last") == []
+    assert linked == [False, False, True, True]
+
+
+def test_base_that_is_not_there_is_an_error_unless_it_is_optional(tmp_path):
+    missing = tmp_path / "step-9"
+    with pytest.raises(OSError, match="base") as caught:
+        ringstow.save(state(1), tmp_path / "step-1", base=missing)
+    assert "step-9" in str(caught.value)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ringstow.NoCheckpointError):
+        ringstow.save(state(1), tmp_path / "step-1", base=tmp_path / "empty")
+    assert not (tmp_path / "step-1").exists()
+    optional = Base(missing, optional=True)
+    report = ringstow.save(state(1), tmp_path / "step-1", base=optional)
+    assert ["step-9" in reason for reason in fallbacks(report)] == [True]
+    assert_same(ringstow.load(tmp_path / "step-1"), state(1))
+
+
+def test_base_without_hashes_is_reported(tmp_path):
+    ringstow.save(state(1), tmp_path / "step-1")
+    report = ringstow.save(state(2), tmp_path / "step-2", base=tmp_path / "step-1")
+    assert "no hashes" in fallbacks(report)[0]
+
+
+def test_rewritten_checkpoint_shares_nothing(tmp_path):
+    save_steps(tmp_path, [1, 2, 3])
+    base = Base(tmp_path / "step-3", rewrite=True)
+    report = ringstow.save(state(4), tmp_path / "step-4", base=base)
+    assert (report.linked_bytes, report.unchanged_bytes > FROZEN) == (0, True)
+    assert not inodes(tmp_path / "step-3") & inodes(tmp_path / "step-4")
+    report = ringstow.save(state(5), tmp_path / "step-5", base=tmp_path / "step-4")
+    assert report.linked_bytes > FROZEN
+
+
+@pytest.mark.parametrize("base", [7, b"step", "", "s3://bucket/step-1"])
+def test_base_that_is_no_path_is_refused(tmp_path, base):
+    with pytest.raises((TypeError, ValueError, ringstow.InvalidStateError)):
+        ringstow.save(state(1), tmp_path / "step-1", base=base)
+    assert not (tmp_path / "step-1").exists()
+
+
+def test_manager_links_the_step_before_also_after_a_restart(tmp_path):
+    def saved(manager, steps):
+        linked = []
+        for step in steps:
+            manager.save_async(step, state(step))
+            manager.wait()
+            assert_same(manager.restore().state, state(step))
+            linked.append(len(inodes(tmp_path / f"step-{step:08}") & seen) > 0)
+            seen.update(inodes(tmp_path / f"step-{step:08}"))
+        return linked
+
+    seen: set[int] = set()
+    with CheckpointManager(tmp_path, base="previous", base_full_every=3) as manager:
+        assert saved(manager, range(1, 9)) == [False, False, True, False, True, True, False, True]
+    with CheckpointManager(tmp_path, keep_last=1, base="previous") as manager:
+        assert saved(manager, [9, 10]) == [True, True]
+        assert [found.step for found in manager.steps()] == [10]
+
+
+def test_manager_saves_even_if_the_step_before_is_gone_or_damaged(tmp_path):
+    with CheckpointManager(tmp_path, base="previous") as manager:
+        shutil.rmtree(manager.save(1, state(1)).path)
+        report = manager.save(2, state(2))
+        assert "step-00000001" in fallbacks(report)[0]
+        flip(pathlib.Path(report.path) / "manifest.json", 40)
+        report = manager.save(3, state(3))
+        assert "step-00000002" in fallbacks(report)[0]
+    with CheckpointManager(tmp_path, base="previous") as manager:
+        flip(pathlib.Path(report.path) / "manifest.json", 40)
+        manager.save(4, state(4))
+        assert_same(manager.restore(4).state, state(4))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"base": "last"},
+        {"base": "run/step-1"},
+        {"base_full_every": 3},
+        {"base": "previous", "base_full_every": 0},
+        {"base": "previous", "base_full_every": True},
+    ],
+)
+def test_manager_refuses_wrong_bases(tmp_path, options):
+    with pytest.raises(ValueError, match="base"):
+        CheckpointManager(tmp_path, **options)
