@@ -20,6 +20,7 @@ from ringstow.distributed._load import load_into
 from ringstow.distributed._save import save, save_async
 
 if TYPE_CHECKING:
+    from ringstow._base import Base
     from ringstow._catalog_report import Step
     from ringstow._report import SaveReport
     from ringstow.dcp._handle import RanksHandle
@@ -34,9 +35,10 @@ class Ranks(_ranks.Ranks):
         path: str,
         step: int | None,
         metrics: Mapping[str, Any] | None = None,
+        base: Base | None = None,
         apart: Iterable[str] | None = None,
     ) -> SaveReport:
-        return save(_states(state), path, **self._options(step, metrics, apart))
+        return save(_states(state), path, **self._options(step, metrics, base, apart))
 
     def save_async(
         self,
@@ -44,9 +46,10 @@ class Ranks(_ranks.Ranks):
         path: str,
         step: int | None,
         metrics: Mapping[str, Any] | None = None,
+        base: Base | None = None,
         apart: Iterable[str] | None = None,
     ) -> RanksHandle:
-        options = self._options(step, metrics, apart)
+        options = self._options(step, metrics, base, apart)
         handle: RanksHandle | None = None
         failure: BaseException | None = None
         try:
@@ -66,12 +69,14 @@ class Ranks(_ranks.Ranks):
         self,
         step: int | None,
         metrics: Mapping[str, Any] | None,
+        base: Base | None,
         apart: Iterable[str] | None,
     ) -> dict[str, Any]:
         return {
             "group": self._given,
             "step": step,
             "metrics": metrics,
+            "base": base,
             "apart": self._apart if apart is None else tuple(apart),
             "config": self._config,
             "allow_pickle": self._allow_pickle,
