@@ -17,6 +17,7 @@ __all__ = [
     "Matches",
     "ModelSession",
     "Pin",
+    "Receipts",
     "SaveJob",
     "Session",
     "Tensors",
