@@ -26,6 +26,8 @@ NUMBERS: dict[str, tuple[int, ...]] = {
     "files": (1, 2, 4),
     "pool_bytes": tuple(n * MIB for n in (64, 128, 256, 512, 1024)),
 }
+# What a save leaves to others never makes it faster.
+FOR_OTHERS = ("nice", "io_priority", "write_rate")
 ACROSS, UPWARD = "queue_depth", "block_bytes"  # the grid's axes
 
 OTHERS_IN_A_BLOCK = 5
@@ -108,7 +110,7 @@ def knobs_of(
     """
     knobs = []
     for name, kind in types.items():
-        if wanted and name not in wanted:
+        if name in FOR_OTHERS or (wanted and name not in wanted):
             continue
         levels: Iterable[Value]
         if typing.get_origin(kind) is Literal:
