@@ -26,6 +26,7 @@ from sweeping import choose, measure, plan, plots, render  # noqa: E402
 from sweeping.plan import AGAIN, DEFAULT, FIO, Setting  # noqa: E402
 
 DEFAULTS = {"pool_bytes": 256 << 20, "block_bytes": 4 << 20, "queue_depth": 8, "fillers": 0}
+DEFAULTS |= {"nice": 0, "io_priority": "normal", "write_rate": 0}
 DEFAULTS |= {"engine": "auto", "direct": "auto", "fixed": "auto"}
 DEFAULTS |= {"shard_bytes": 0, "files": 1, "stripe": (), "recycle": False, "trace": None}
 DOES = {"engine": "uring", "direct": "on", "fixed": "on", "fillers": 2}
