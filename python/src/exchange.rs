@@ -163,7 +163,7 @@ impl Exchange {
         let Some(bytes) = bytes.take_if(|bytes| bytes.len() > 0) else { return Ok(None) };
         let lent = Lent::make((code, bits), shape, bytes);
         let mut made = std::ptr::null_mut();
-        // SAFETY: the GIL is held. The tensor lies in the memory that `bytes` keeps. The function takes it over.
+        // SAFETY: this thread holds the GIL. `bytes` keeps the tensor's memory. The function takes over both.
         match unsafe { (self.make)(lent, &raw mut made) } {
             // SAFETY: it returned 0, and thus a new reference.
             0 => Ok(Some(unsafe { Bound::from_owned_ptr(py, made.cast()) })),

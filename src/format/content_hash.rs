@@ -41,7 +41,7 @@ pub fn of_runs(runs: &[u128]) -> u128 {
     of_run(&bytes)
 }
 
-/// Checks that the offsets rise, and lie in a file of so many bytes.
+/// Checks that the offsets rise, and that a file of `bytes` bytes has them.
 ///
 /// # Errors
 /// What is wrong, as a sentence.

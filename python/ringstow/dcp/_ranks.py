@@ -131,6 +131,9 @@ class Ranks:
     ) -> SaveReport:
         """Save; ``apart`` is the same on all ranks, and None means the one before."""
         self._note(step, metrics, base, apart)
+        return self._save(state, path)
+
+    def _save(self, state: dict[Any, Any], path: str) -> SaveReport:
         save(state, checkpoint_id=path, storage_writer=self._writer, process_group=self._group)
         return self._written()
 
@@ -145,6 +148,9 @@ class Ranks:
     ) -> RanksHandle:
         """Save in the background, as `save` does."""
         self._note(step, metrics, base, apart)
+        return self._start(state, path)
+
+    def _start(self, state: dict[Any, Any], path: str) -> RanksHandle:
         options: dict[str, Any] = {}
         if _takes_stager():
             stager = self._writer if self._staging == "snapshot" else self._writer.stager()
@@ -219,13 +225,17 @@ class Ranks:
             )
         except (Exception, CheckpointException) as caught:  # DCP's is no Exception
             error = caught
+        return self._attempt(found.path, into, error)
+
+    def _attempt(self, path: str, into: dict[Any, Any], error: BaseException | None) -> Attempt:
+        """Return what has become of a load on all ranks; ``error`` is this rank's."""
         said = None if error is None else (_is_damage(error), sendable(error))
         failed = [(rank, one) for rank, one in enumerate(gathered(said, self._group)) if one]
         if not failed:
             return Attempt(into)
         if error is None:
             rank, (_, other) = failed[0]
-            error = Error(f"rank {rank} could not load {found.path}: {other}")
+            error = Error(f"rank {rank} could not load {path}: {other}")
         return Attempt(error=error, is_damage=all(one[0] for _, one in failed))
 
     def _reader(self, path: str) -> StorageReader | OthersReader:
@@ -262,7 +272,8 @@ def _is_damage(error: BaseException) -> bool:
     """Return whether all ranks that failed met damage: DCP raises one error for all."""
     if isinstance(error, CheckpointException):
         return all(is_damage(one) for one, _ in error.failures.values())
-    return is_damage(error)
+    # The cause of another rank's failure is the error that it met.
+    return any(is_damage(one) for one in (error, error.__cause__) if one is not None)
 
 
 def _is_ours(path: str) -> bool:

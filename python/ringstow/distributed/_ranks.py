@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.checkpoint.stateful import Stateful
 
 from ringstow._alone import Attempt
-from ringstow._damage import is_damage
 from ringstow.dcp import _paths, _ranks
-from ringstow.dcp._together import agree, gathered, sendable
+from ringstow.dcp._together import agree, each
 from ringstow.distributed._load import load_into
 from ringstow.distributed._save import save, save_async
 
@@ -29,31 +28,36 @@ if TYPE_CHECKING:
 class Ranks(_ranks.Ranks):
     """The ranks of one process group, each of which knows what it writes and reads."""
 
-    def save(
-        self,
-        state: dict[Any, Any],
-        path: str,
-        step: int | None,
-        metrics: Mapping[str, Any] | None = None,
-        base: Base | None = None,
-        apart: Iterable[str] | None = None,
-    ) -> SaveReport:
-        return save(_states(state), path, **self._options(step, metrics, base, apart))
+    _noted: Mapping[str, Any]
+    """What the next save gets beside its state and path."""
 
-    def save_async(
+    def _note(
         self,
-        state: dict[Any, Any],
-        path: str,
         step: int | None,
-        metrics: Mapping[str, Any] | None = None,
-        base: Base | None = None,
-        apart: Iterable[str] | None = None,
-    ) -> RanksHandle:
-        options = self._options(step, metrics, base, apart)
+        metrics: Mapping[str, Any] | None,
+        base: Base | None,
+        apart: Iterable[str] | None,
+    ) -> None:
+        self._noted = {
+            "group": self._given,
+            "step": step,
+            "metrics": metrics,
+            "base": base,
+            "apart": self._apart if apart is None else tuple(apart),
+            "config": self._config,
+            "allow_pickle": self._allow_pickle,
+        }
+
+    def _save(self, state: dict[Any, Any], path: str) -> SaveReport:
+        states = each(lambda: _states(state), self._group)
+        return save(states, path, **self._noted)
+
+    def _start(self, state: dict[Any, Any], path: str) -> RanksHandle:
+        states = each(lambda: _states(state), self._group)
         handle: RanksHandle | None = None
         failure: BaseException | None = None
         try:
-            handle = save_async(_states(state), path, staging=self._staging, **options)
+            handle = save_async(states, path, staging=self._staging, **self._noted)
         except BaseException as error:  # Ctrl-C, too: the others must not wait for this rank
             failure = error
         try:
@@ -65,23 +69,6 @@ class Ranks(_ranks.Ranks):
         assert handle is not None
         return handle
 
-    def _options(
-        self,
-        step: int | None,
-        metrics: Mapping[str, Any] | None,
-        base: Base | None,
-        apart: Iterable[str] | None,
-    ) -> dict[str, Any]:
-        return {
-            "group": self._given,
-            "step": step,
-            "metrics": metrics,
-            "base": base,
-            "apart": self._apart if apart is None else tuple(apart),
-            "config": self._config,
-            "allow_pickle": self._allow_pickle,
-        }
-
     def load(self, found: Step, into: dict[Any, Any] | None) -> Attempt:
         assert into is not None
         manifest = os.path.join(found.path, _paths.MANIFEST)
@@ -92,15 +79,10 @@ class Ranks(_ranks.Ranks):
             self._load(found, into)
         except Exception as caught:
             error = caught
-        # On the other ranks the cause is the error of the rank that met the damage.
-        met = any(is_damage(one) for one in (error, error and error.__cause__) if one)
-        failed = [one for one in gathered((error and sendable(error), met), self._group) if one[0]]
-        if not failed:
-            return Attempt(into)
-        return Attempt(error=error or failed[0][0], is_damage=all(met for _, met in failed))
+        return self._attempt(found.path, into, error)
 
     def _load(self, found: Step, into: dict[Any, Any]) -> None:
-        states = _states(into)
+        states = each(lambda: _states(into), self._group)
         load_into(
             states,
             found.path,

@@ -369,6 +369,31 @@ def test_objects_with_a_state_dict_and_values_of_each_rank_come_back(ranks, tmp_
     assert ranks(2).run(keep_objects, tmp_path) == [(5, 0), (5, 1)]
 
 
+class Fails:
+    def state_dict(self):
+        raise ZeroDivisionError("no state here")
+
+    def load_state_dict(self, state):
+        pass
+
+
+def fails_to_give_its_state(rank, root):
+    with CheckpointManager(root) as manager:
+        manager.save(1, {"object": Counter(rank, 5)})
+        state = {"object": Fails() if rank == 1 else Counter(rank, 0)}
+        return [
+            raised(lambda: manager.save(2, state)),
+            raised(lambda: manager.save_async(2, state)),
+            raised(lambda: manager.restore(into=state)),
+        ]
+
+
+def test_an_object_without_its_state_on_one_rank_fails_all(ranks, tmp_path):
+    for said in ranks(2).run(fails_to_give_its_state, tmp_path):
+        assert all("no state here" in text for _, text in said)
+    assert os.listdir(tmp_path) == ["step-00000001"]
+
+
 def save_by_dcp(rank, root, layout):
     model, optimizer, state = state_of(layout, 4, 4)
     writer = ringstow.dcp.StorageWriter()
