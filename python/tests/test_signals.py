@@ -14,7 +14,7 @@ import contextlib, os, signal, sys, threading
 import numpy as np
 import ringstow
 path = sys.argv[1]
-slow = ringstow.Config(pool_bytes=64 << 10, block_bytes=4 << 10, queue_depth=1, fillers=1)
+slow = ringstow.Config(pool_bytes=64 << 10, block_bytes=4 << 10, write_rate="4M")
 state = {"a": np.zeros(4 << 20, np.uint8)}
 
 def wait_until_it_writes():

@@ -51,10 +51,12 @@ def freed_memory_can_be_read():
 def moved(tensor):
     """Free a tensor's memory, and give it other memory, as sharding libraries do."""
     storage = tensor.untyped_storage()
-    nbytes, version = storage.nbytes(), tensor._version
-    storage.resize_(0)
-    between = torch.ones(nbytes // 4)  # or the new memory could be where the old one was
-    storage.resize_(nbytes)
+    nbytes, version, place = storage.nbytes(), tensor._version, storage.data_ptr()
+    between = []
+    while storage.data_ptr() == place:  # until something else is where the memory was
+        storage.resize_(0)
+        between.append(torch.ones(nbytes // 4))
+        storage.resize_(nbytes)
     assert tensor._version == version
     return between
 
