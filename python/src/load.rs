@@ -65,7 +65,10 @@ impl Checkpoint {
         py: Python<'_>,
         load: impl FnOnce(LoadOptions<'_>) -> Result<T> + Send,
     ) -> PyResult<T> {
-        self.run_beside(py, |options, _| load(options), |()| Ok(()))
+        let job = Job::of(&self.config);
+        wait::run(py, &job, self.progress.as_ref(), |job| {
+            load(LoadOptions { verify: self.verify, job: Some(job), ..LoadOptions::default() })
+        })
     }
 
     /// The same, and on this thread `beside` with what `load` sends.

@@ -77,7 +77,11 @@ pub(crate) fn run<T: Send>(
     progress: Option<&Progress>,
     work: impl FnOnce(&Arc<Job>) -> Result<T> + Send,
 ) -> PyResult<T> {
-    run_beside(py, job, progress, |job, _| work(job), |()| Ok(()))
+    let work = |job: &Arc<Job>, sender: Sender<()>| {
+        drop(sender); // otherwise this thread would wait for a message, and see no Ctrl-C
+        work(job)
+    };
+    run_beside(py, job, progress, work, |()| Ok(()))
 }
 
 /// [`run`]; and on this thread `beside`, with what `work` sends as soon as it can. If that fails, the job is cancelled.
@@ -95,6 +99,7 @@ pub(crate) fn run_beside<T: Send, M: Send>(
         let worker = scope.spawn(move || {
             // Ends the job also if the work panics.
             let _ended = SetEnded(job);
+            job.lower_thread();
             work(job, send)
         });
         let sent = without_gil(py, move || receive.recv().ok());

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import ringstow
+from ringstow import _native
 
 # A bar appears at once, and the moments at which progress is shown come often.
 CODE = """
@@ -165,3 +166,14 @@ def test_without_a_terminal_there_is_no_bar(at):
     command = [sys.executable, "-c", CODE + SAVE, "off", str(at / "c")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_progress_begins_before_the_work_has_ended(tmp_path):
+    """Regression: a load waited for its end before it looked at signals or showed progress."""
+    ringstow.save({"w": np.zeros(128 << 20, np.uint8)}, tmp_path / "c")
+    shown = []
+    _native.verify(
+        str(tmp_path / "c"), ringstow.Config().to_json(), progress=lambda *one: shown.append(one)
+    )
+    done, total = shown[0]
+    assert done < total or total == 0
