@@ -302,6 +302,7 @@ impl CheckpointManager {
                         let dropped = dropped.join(" and ");
                         tracing::warn!("`slim` has dropped {dropped} from {}", path.display());
                     }
+                    self.shared.previous.iter().for_each(|previous| previous.restored(&path));
                     return Ok(Some(Restored { step: number, path, loaded, dropped, passed_over }));
                 }
                 Err(error) if on_damage == OnDamage::Previous && is_damage(&error) => {

@@ -93,9 +93,9 @@ class CheckpointManager:
             slim: the names of these parts, which each state must have; see `ringstow.slim`.
             base: ``"previous"`` links files of the step before whose tensors have not changed,
                 instead of writing them again; see `ringstow.save`. None writes all.
-            base_full_every: every which save writes all files, so that it shares none with an
-                earlier step: damage to a shared file is damage to all steps that share it. None
-                means none.
+            base_full_every: every which save writes all files, the first of each manager among
+                them, so that it shares none with an earlier step: damage to a shared file is damage
+                to all steps that share it. None means none.
             config: the settings of saves and loads; None means the defaults.
             staging: how `save_async` keeps the values of the call, as in `ringstow.save_async`.
                 ``"unguarded"`` is refused on several ranks.
@@ -169,8 +169,8 @@ class CheckpointManager:
 
         Args:
             step: the step's number.
-            state: as in `ringstow.save`; on several ranks, as in ``ringstow.distributed.save``. Of
-                objects with ``state_dict`` and ``load_state_dict`` the state dict is saved.
+            state: as in `ringstow.save`; on several ranks, as in ``ringstow.distributed.save``, and
+                there objects with ``state_dict`` and ``load_state_dict``, whose dict is saved.
             metrics: numbers by name, for ``keep_best`` and `best`. On several ranks rank 0's count.
 
         Returns:
@@ -349,6 +349,8 @@ class CheckpointManager:
             else:
                 found = self._side.first(lambda: self._run.named(number))
             restored = first_intact(self._side, found, into, on_corrupt)
+            if self._previous is not None and restored is not None:
+                self._previous.restored(restored.path)
             if number is None and restored is not None:
                 self._has_read_newest = restored.path == found[0].path
         return restored

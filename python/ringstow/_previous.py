@@ -26,8 +26,9 @@ class Previous:
         self._newest = newest
         self._lock = threading.Lock()
         self._last: str | None = None
-        self._linked = 0
-        """Saves since the last one that shared no file."""
+        self._linked = full_every or 0
+        """Saves since the last one that shared no file. The first save of a manager shares none, if
+        a number is given: a training that starts again often would otherwise never have one."""
 
     def base(self) -> Base:
         """Return the base of the next save."""
@@ -39,6 +40,11 @@ class Previous:
         """Remember a step that was committed."""
         with self._lock:
             self._linked = 1 if self._is_full() else self._linked + 1
+            self._last = path
+
+    def restored(self, path: str) -> None:
+        """Remember the step that was restored: newer ones may be damaged."""
+        with self._lock:
             self._last = path
 
     def _is_full(self) -> bool:

@@ -175,6 +175,22 @@ def test_manager_links_the_step_before_also_after_a_restart(tmp_path):
         assert [found.step for found in manager.steps()] == [10]
 
 
+def test_manager_links_nothing_of_a_step_that_its_restore_has_passed_over(tmp_path):
+    with CheckpointManager(tmp_path, base="previous") as manager:
+        for step in (1, 2, 3):
+            path = pathlib.Path(manager.save(step, state(step)).path)
+        damaged = max(path.glob("*.safetensors"), key=lambda file: file.stat().st_size)
+        # A file of its own, as if only this step's were damaged.
+        whole = damaged.read_bytes()
+        damaged.unlink()
+        damaged.write_bytes(whole)
+        flip(damaged, len(whole) - 1)
+        assert manager.restore(on_corrupt="previous").step == 2
+        report = manager.save(4, state(4))
+        assert ringstow.verify(report.path).ok
+        assert not inodes(report.path) & inodes(path)
+
+
 def test_manager_saves_even_if_the_step_before_is_gone_or_damaged(tmp_path):
     with CheckpointManager(tmp_path, base="previous") as manager:
         shutil.rmtree(manager.save(1, state(1)).path)
