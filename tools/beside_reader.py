@@ -100,10 +100,14 @@ def turn(name: str, state: dict[str, Any], directory: Path, seconds: float) -> T
         begun.wait()
     size = (directory / "read").stat().st_size
     reading = [f"--filename={directory / 'read'}", *READER.split(), f"--runtime={seconds}"]
-    job = run_job("randread", size, *reading)["read"]
-    stop.set()
-    if name != ALONE:
-        saver.join()
+    try:
+        job = run_job("randread", size, *reading)["read"]
+    finally:
+        stop.set()
+        if name != ALONE:
+            saver.join()
+    if name != ALONE and not speeds:
+        raise CompareFailed(f"{name}: no save ended well beside the reads; see above")
     slowest = job["clat_ns"]["percentile"]["99.000000"] / 1e6
     return Turn(job["iops"], slowest, statistics.median(speeds) if speeds else None)
 

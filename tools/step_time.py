@@ -29,7 +29,7 @@ from comparing.directories import check_room, fresh_directory, machine
 from comparing.measuring import in_turn
 from comparing.processes import CompareFailed, last_json, run_kept, say
 from stepping import calls, gil
-from stepping.contenders import DCP_THREAD, PLAIN, Row, closing, missing, with_settings
+from stepping.contenders import DCP_THREAD, PLAIN, Row, closing, contender, missing
 from stepping.report import Found, gil_table, table
 from stepping.training import Turn
 
@@ -124,7 +124,7 @@ def measure(options: argparse.Namespace) -> Found:
 
 def chosen(rows: dict[str, Row], names: list[str] | None) -> dict[str, Row]:
     if rows is PLAIN:
-        PLAIN.update((n, with_settings(n)) for n in names or [] if n.startswith("ringstow:"))
+        rows = {**rows, **{n: contender(n) for n in names or [] if n.startswith("ringstow:")}}
     unknown = [name for name in names or [] if name not in rows]
     if unknown:
         raise CompareFailed(f"no contender {', '.join(unknown)}; there are {', '.join(rows)}")
@@ -159,7 +159,7 @@ def first_line(error: Exception) -> str:
 def measure_gil(found: Found, options: argparse.Namespace) -> None:
     """Measure the GIL in a process of its own for each contender that saves in this process."""
     for name in found.rows:
-        if name in found.skipped or name in found.failed or not PLAIN[name].in_background:
+        if name in found.skipped or name in found.failed or not contender(name).in_background:
             continue
         found.gil[name] = gil_of(name, options)
 

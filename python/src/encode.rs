@@ -21,6 +21,9 @@ const INT_MAX: u64 = 1 << 53;
 /// Items of a dict that are counted ahead.
 const MANY: usize = 1000;
 
+/// Most tensors that room is made for ahead.
+const ROOM_MAX: usize = 1 << 17;
+
 type Value<'py> = Bound<'py, PyAny>;
 
 /// The tree of a state dict. Its tensors are added to those that are given.
@@ -177,7 +180,8 @@ impl<'py> Encoder<'_, 'py> {
     fn dict(&mut self, dict: &Bound<'py, PyDict>) -> PyResult<()> {
         let items: Vec<_> = dict.iter().collect();
         if items.len() >= MANY {
-            self.tensors.borrow_mut().make_room(items.len());
+            // A large dict of numbers must not take memory for as many tensors.
+            self.tensors.borrow_mut().make_room(items.len().min(ROOM_MAX));
         }
         match items.iter().all(|(key, _)| is_plain_key(key)) {
             true => self.object(items),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -178,7 +178,7 @@ def meta_lock() -> AbstractContextManager[object]:
 
 DCP_THREAD = "dcp-thread"
 
-PLAIN: dict[str, Contender] = {
+PLAIN: Mapping[str, Contender] = {
     "ringstow": Contender(("ringstow",), OWN, partial(ringstow_async, "guard")),
     "ringstow-manager": Contender(("ringstow",), OWN, ringstow_manager),
     "ringstow-dcp": Contender(("ringstow",), OWN, ringstow_dcp),
@@ -203,6 +203,9 @@ def settings_of(name: str) -> dict[str, Any]:
     return {field: int(text) if text.isdigit() else text for field, _, text in pairs}
 
 
-def with_settings(name: str) -> Contender:
+def contender(name: str) -> Contender:
+    """Return the contender of a name: `ringstow` with settings, or one of the table."""
+    if not name.startswith("ringstow:"):
+        return PLAIN[name]
     begin = partial(ringstow_async, "guard", **settings_of(name))
     return Contender(("ringstow",), OWN, begin)

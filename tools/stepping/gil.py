@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from stepping.contenders import PLAIN
+from stepping.contenders import contender
 from stepping.training import WIDTH
 
 IDLE_SECONDS = 0.5
@@ -86,8 +86,8 @@ def make_state(size: float) -> dict[str, Any]:
 
 def measure(name: str, size: float, directory: Path) -> dict[str, Any]:
     """Count without a save and during one, the second of this contender in this process."""
-    contender, state = PLAIN[name], make_state(size)
-    contender.save(state, directory / "gil-first")()
+    saves_by, state = contender(name), make_state(size)
+    saves_by.save(state, directory / "gil-first")()
     shutil.rmtree(directory / "gil-first", ignore_errors=True)
     counter = Counter()
     path = directory / "gil"
@@ -95,7 +95,7 @@ def measure(name: str, size: float, directory: Path) -> dict[str, Any]:
         start = counter.read()
         time.sleep(IDLE_SECONDS)
         begun = counter.read()
-        contender.save(state, path)()
+        saves_by.save(state, path)()
         ended = counter.read()
     shutil.rmtree(path, ignore_errors=True)
     idle, saving = shares(start, begun), shares(begun, ended)

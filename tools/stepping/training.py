@@ -18,7 +18,7 @@ import torch
 from comparing.peer import Finish
 from torch import nn
 
-from stepping.contenders import PLAIN, Contender, State
+from stepping.contenders import PLAIN, Contender, State, contender
 
 WIDTH = 1024
 BATCH = 64
@@ -97,26 +97,26 @@ class PlainTrainer:
 
     def turn(self, name: str) -> Turn:
         """Train, save by the contender, and train until the save is durable."""
-        contender = self.contenders[name]
+        saves_by = contender(name)
         self._count += 1
         path = self._directory / f"{name}-{self._count}"
         gc.collect()
         os.sync()
         try:
-            return self._timed(contender, path)
+            return self._timed(saves_by, path)
         finally:
             shutil.rmtree(path, ignore_errors=True)
 
-    def _timed(self, contender: Contender, path: Path) -> Turn:
-        around = contender.around_step
+    def _timed(self, saves_by: Contender, path: Path) -> Turn:
+        around = saves_by.around_step
         quiet = [seconds_of(lambda: self._step(around)) for _ in range(self._quiet_steps)]
         steps = []
         with ThreadPoolExecutor(1) as waiter:
             begun = time.perf_counter()
-            finish = contender.save(self.state(), path)
+            finish = saves_by.save(self.state(), path)
             blocked = time.perf_counter() - begun
             ended = waiter.submit(ends, finish)
-            if not contender.in_background:
+            if not saves_by.in_background:
                 return Turn(quiet, blocked, [], ended.result() - begun)
             while not ended.done():
                 steps.append(seconds_of(lambda: self._step(around)))

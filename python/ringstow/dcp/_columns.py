@@ -16,7 +16,7 @@ from ringstow.dcp._write_items import Template
 
 def write_items(items: Iterable[WriteItem]) -> Content:
     """Return the content of a save plan's items."""
-    return Content(_decode_write_items, made=list(items), encode=_encode_write_items)
+    return Content(_decode_items, made=list(items), encode=_encode_write_items)
 
 
 def _encode_write_items(made: list[WriteItem]) -> Any:
@@ -35,15 +35,9 @@ def _encode_write_items(made: list[WriteItem]) -> Any:
     return names, column.tobytes(), templates
 
 
-def _decode_write_items(columns: Any) -> list[WriteItem]:
-    names, numbers, templates = columns
-    column = array.array("I", numbers)
-    return [templates[n].item(name) for name, n in zip(names, column, strict=True)]
-
-
 def read_items(items: Iterable[ReadItem]) -> Content:
     """Return the content of a load plan's items."""
-    return Content(_decode_read_items, made=list(items), encode=_encode_read_items)
+    return Content(_decode_items, made=list(items), encode=_encode_read_items)
 
 
 def _encode_read_items(made: list[ReadItem]) -> Any:
@@ -56,7 +50,7 @@ def _encode_read_items(made: list[ReadItem]) -> Any:
     return names, column.tobytes(), list(numbers)
 
 
-def _decode_read_items(columns: Any) -> list[ReadItem]:
+def _decode_items(columns: Any) -> list[Any]:
     names, numbers, templates = columns
     column = array.array("I", numbers)
     return [templates[n].item(name) for name, n in zip(names, column, strict=True)]

@@ -49,6 +49,8 @@ _log = logging.getLogger("ringstow")
 class Ranks:
     """The ranks of one process group."""
 
+    _stages_by_dcp = True
+
     def __init__(
         self,
         config: Config | None,
@@ -62,7 +64,7 @@ class Ranks:
                 'staging="unguarded" is not for several ranks: use "guard", which copies no large '
                 'tensor either, or "snapshot"'
             )
-        if staging != "snapshot" and not _takes_stager():
+        if self._stages_by_dcp and staging != "snapshot" and not _takes_stager():
             _log.warning(
                 'staging="snapshot" is used, not %r: async_save of this torch takes no stager',
                 staging,

@@ -98,11 +98,7 @@ class SavePlanner(DefaultSavePlanner):
             mine = next((one for one in known if _is_of(one, seen, paths)), None)
             is_known = mine is not None
             if mine is None:
-                items = _columns.write_items(seen.items())
-                of_paths = (
-                    None if paths is None else _columns.paths_content(paths, items.columns[0])
-                )
-                mine = Mine(seen, Part(items, of_paths))
+                mine = Mine(seen, _save_memory.plan_part(seen.items(), paths))
         self._under_way = memory, mine
         self._received = _travel.received()
         note = frozenset(one.token for one in self._received)

@@ -73,10 +73,10 @@ def each(call: Callable[[], T], group: dist.ProcessGroup | None) -> T:
         Error: what it raises on another, with that rank.
     """
     results: list[T] = []
-    error: Exception | None = None
+    error: BaseException | None = None
     try:
         results.append(call())
-    except Exception as caught:
+    except BaseException as caught:  # Ctrl-C, too: the others must not wait for this rank
         error = caught
     agree(error, group)
     return results[0]

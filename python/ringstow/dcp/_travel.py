@@ -11,7 +11,7 @@ import math
 import operator
 import secrets
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from ringstow._errors import Error
@@ -97,6 +97,12 @@ class Items(list[Any]):
         items = cls(content.made)
         items.content, items.is_known, items.note = content, is_known, note
         return items
+
+    def __iter__(self) -> Iterator[Any]:
+        """Refuse to pass for an empty plan if the items have stayed on their rank."""
+        if self.absent is not None and not self:
+            raise Error("the items of this plan are on another rank, which sent only their number")
+        return super().__iter__()
 
     def unchanged(self) -> Content | None:
         """Return the content, if this list still holds exactly that."""

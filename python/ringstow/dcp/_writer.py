@@ -383,7 +383,8 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             _private.set_version(metadata)
             _mark.write(save.path)
             _others.saved(save.path)
-            if not save.is_alone:
+            # A method of a derived class may pickle the metadata, before DCP does.
+            if not save.is_alone and type(self).finish is _FINISH:
                 _sent_metadata.announce(metadata)
 
     def _write(
@@ -539,3 +540,6 @@ def _refuse_shards(plan: SavePlan) -> None:
             "be saved only by ranks of the default process group, with a store that answers. Save "
             "without process_group=, or with collectives"
         )
+
+
+_FINISH = StorageWriter.finish

@@ -118,7 +118,7 @@ def deal(group: Group, state: State, own: Own, all_said: list[Said]) -> Deal:
 
 def _holders(group: Group, own: Own, all_said: list[Said]) -> dict[str, Holder]:
     """Return, for each of this rank's tensors, which of how many ranks with it this one is."""
-    asked = ("holders", tuple(one.replicated for one in all_said))
+    asked = ("holders", tuple((one.replicated, one.structure) for one in all_said))
     known: dict[str, Holder] | None = group.known.get(asked)
     if known is None:
         ranks: dict[str, list[int]] = {}
@@ -167,7 +167,13 @@ def _refuse_different(group: Group, state: State, all_said: list[Said]) -> None:
     if not twins:
         return
     seen: dict[tuple[object, ...], tuple[int, int]] = {}
-    for rank, regions in enumerate(group.gathered(list(_checksums(state.tensors, twins)))):
+    own: list[Any] = []
+    error: BaseException | None = None
+    try:
+        own = list(_checksums(state.tensors, twins))
+    except BaseException as caught:  # the other ranks must not wait for this one
+        error = caught
+    for rank, regions in enumerate(group.agreed(error, own)):
         for name, offsets, shape, crc32 in regions:
             other, known = seen.setdefault((name, *offsets, *shape), (rank, crc32))
             if known != crc32:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 class Ranks(_ranks.Ranks):
     """The ranks of one process group, each of which knows what it writes and reads."""
 
+    _stages_by_dcp = False
+
     _noted: Mapping[str, Any]
     """What the next save gets beside its state and path."""
 
@@ -64,7 +66,8 @@ class Ranks(_ranks.Ranks):
             agree(failure, self._group)
         except BaseException:
             if handle is not None:
-                handle.exception()  # of the same failure, which the call raises
+                # The call raises its failure. The failed rank may never have joined the save.
+                handle.add_done_callback(lambda ended: ended.exception())
             raise
         assert handle is not None
         return handle
@@ -77,7 +80,7 @@ class Ranks(_ranks.Ranks):
         error: BaseException | None = None
         try:
             self._load(found, into)
-        except Exception as caught:
+        except BaseException as caught:  # Ctrl-C, too: the others must not wait for this rank
             error = caught
         return self._attempt(found.path, into, error)
 

@@ -255,19 +255,26 @@ class Builder:
         Raises:
             Exception: as `value`, and as `_native.Checkpoint.load`.
         """
-        if not (len(wanted.tensors) or survey.rest):
+        rest = survey.rest
+        if not (len(wanted.tensors) or rest):
             return self.value(skeleton)  # type: ignore[no-any-return]
-        exchange = None if self._as_numpy else _torch.maker()
+        makes_torch = len(wanted.tensors) and not self._as_numpy
+        exchange = _torch.maker() if makes_torch else None  # imports torch
         try:
             value, report = _native.fill(
                 wanted.checkpoint,
                 skeleton,
                 wanted.tensors,
-                survey.rest,
+                rest,
                 self,
                 exchange,
                 early=wanted.may_be_early,
             )
+        except BaseException:
+            # Its tensors have no memory, and who prints a traceback's locals would read them.
+            if isinstance(skeleton, dict):
+                skeleton.clear()
+            raise
         finally:
             self._loading = None
         _log.debug("loaded %s", report)
