@@ -91,7 +91,7 @@ impl<T: Send + 'static> Handle<T> {
         let outcome = Arc::new(Outcome { work: kind, ended: Mutex::new(None) });
         let (its_job, its_outcome) = (job.clone(), outcome.clone());
         let run = move || {
-            its_job.priority().try_apply();
+            its_job.lower_thread();
             let ended = catch_unwind(AssertUnwindSafe(|| work(&its_job)));
             its_outcome.set(ended.unwrap_or_else(|panic| Err(panicked(kind, panic))));
             its_job.set_ended();

@@ -17,9 +17,10 @@ fn config() -> Config {
     Config { nice: 3, io_priority: IoPriority::Idle, fillers: 3, ..small_config() }
 }
 
-/// A save in the background that has filled all its blocks, and may write the second one in ten seconds.
+/// A save in the background that has filled all its blocks, and may write the second one in ten seconds. One filler alone
+/// could not fill them: it takes no more than its share of the pool.
 fn held_save(config: Config, path: &Path) -> SaveHandle {
-    let config = Config { write_rate: 400, pool_bytes: 64 * 4096, ..config };
+    let config = Config { write_rate: 400, pool_bytes: 12 * 4096, ..config };
     let handle = Store::new(config).unwrap().save_async(State::new(1, &SIZES).into_save(), path);
     let handle = handle.unwrap();
     assert!(handle.wait_staged(None));

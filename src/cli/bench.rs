@@ -124,15 +124,17 @@ impl Measured {
     fn round(&mut self, round: u16, work: Work) -> Result<()> {
         let label = |what| format!("{what} {round}/{}", self.rounds);
         let (save, load, fio) = (label("save"), label("load"), label("fio"));
-        let (moved, rate) = progress::watch(&save, false, |job| work.save(job))?;
+        let config = work.runtime.config();
+        let (moved, rate) = progress::watch(&save, false, config, |job| work.save(job))?;
         self.moved = Some(moved);
         self.ringstow.save.push(rate);
-        self.ringstow.load.push(progress::watch(&load, false, |job| work.load(job))?);
+        self.ringstow.load.push(progress::watch(&load, false, config, |job| work.load(job))?);
         work.clear()?;
         if self.fio_refused.is_some() {
             return Ok(());
         }
-        match progress::watch(&fio, false, |_| Ok((work.fio("write")?, work.fio("read")?))) {
+        match progress::watch(&fio, false, config, |_| Ok((work.fio("write")?, work.fio("read")?)))
+        {
             Ok((save, load)) => {
                 self.fio.save.push(save);
                 self.fio.load.push(load);

@@ -64,7 +64,7 @@ pub fn run(args: &Diff, out: &mut Output) -> Result<Exit> {
 fn compare(args: &Diff, out: &mut Output) -> Result<Exit> {
     let runtime = Runtime::new(args.config.config()?)?;
     let label = format!("{} {}", args.a.display(), args.b.display());
-    let report = progress::watch(&label, args.quiet, |job| {
+    let report = progress::watch(&label, args.quiet, runtime.config(), |job| {
         diff(&runtime, (&args.a, &args.b), args.values, job)
     })?;
     if !args.quiet {

@@ -1,7 +1,7 @@
 //! Runs work with a progress bar on stderr, if that is a terminal, and cancels it on Ctrl-C.
 
 use super::text::short;
-use crate::config::shows_progress;
+use crate::config::{Config, shows_progress};
 use crate::pipeline::job::Job;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -17,8 +17,13 @@ const TICK: Duration = Duration::from_millis(100);
 
 /// Runs a job and shows its progress. Ctrl-C and SIGTERM cancel it, so that it can clean up; a second one
 /// ends the program immediately.
-pub fn watch<T: Send>(label: &str, quiet: bool, work: impl FnOnce(&Arc<Job>) -> T + Send) -> T {
-    let job = Arc::<Job>::default();
+pub fn watch<T: Send>(
+    label: &str,
+    quiet: bool,
+    config: &Config,
+    work: impl FnOnce(&Arc<Job>) -> T + Send,
+) -> T {
+    let job = Job::of(config);
     let bar = bar(label, quiet);
     let interrupted = interrupted();
     // Carries no message: the worker drops its end when the work is done.
@@ -26,6 +31,7 @@ pub fn watch<T: Send>(label: &str, quiet: bool, work: impl FnOnce(&Arc<Job>) -> 
     let result = std::thread::scope(|scope| {
         let worker = scope.spawn(|| {
             let _working = working;
+            job.lower_thread();
             work(&job)
         });
         while done.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {

@@ -134,7 +134,8 @@ fn targets(path: &Path, config: &Config) -> Vec<PathBuf> {
 /// [`Error::Cancelled`]; everything else becomes a verdict.
 fn check(runtime: &Runtime, path: &Path, quiet: bool) -> Result<Checked> {
     let label = path.to_string_lossy();
-    let outcome = progress::watch(&label, quiet, |job| verify(runtime, path, job));
+    let outcome =
+        progress::watch(&label, quiet, runtime.config(), |job| verify(runtime, path, job));
     let mut checked = Checked {
         path: path.into(),
         verdict: Verdict::Ok,

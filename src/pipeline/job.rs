@@ -74,9 +74,11 @@ impl Job {
         Arc::new(Self { priority: config.priority(), ..job })
     }
 
-    /// The priority of the thread that works on it in the background.
-    pub(crate) fn priority(&self) -> Priority {
-        self.priority
+    /// Gives the calling thread the priority of the configuration, for good. For a thread that was started to work on this
+    /// job.
+    #[doc(hidden)]
+    pub fn lower_thread(&self) {
+        self.priority.try_apply();
     }
 
     /// Traces a step of block number `block` from `from` until now.

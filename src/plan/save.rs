@@ -285,7 +285,7 @@ fn interleave(shards: &[Shard], block_bytes: u64) -> Vec<Block> {
 
 impl SavePlan {
     /// A plan that writes all of its files by itself.
-    fn of(blocks: Vec<Block>, shards: Vec<Shard>, tensor_bytes: u64) -> Self {
+    pub(super) fn of(blocks: Vec<Block>, shards: Vec<Shard>, tensor_bytes: u64) -> Self {
         let (linked, is_hashed, is_share) = (Vec::new(), false, false);
         Self { shards, blocks, linked, tensor_bytes, is_hashed, is_share }
     }

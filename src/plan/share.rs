@@ -67,8 +67,7 @@ pub fn plan_share(files: &[SharedFile], places: &[Place], block_bytes: u64) -> R
     blocks.sort_by_key(|(round, _)| *round);
     let tensor_bytes = places.iter().map(|place| place.bytes).sum();
     let blocks = blocks.into_iter().map(|(_, block)| block).collect();
-    let (linked, is_hashed, is_share) = (Vec::new(), false, true);
-    Ok(SavePlan { shards, blocks, linked, tensor_bytes, is_hashed, is_share })
+    Ok(SavePlan { is_share: true, ..SavePlan::of(blocks, shards, tensor_bytes) })
 }
 
 fn shard(file: &SharedFile) -> Shard {

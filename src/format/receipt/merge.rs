@@ -3,6 +3,7 @@
 use super::Receipt;
 use super::packed::{self, Packed, Tensor};
 use crate::error::{Error, Result};
+use crate::format::lists;
 use crate::format::manifest::{Chunk, FileEntry, TensorEntry};
 use hashbrown::HashTable;
 use std::collections::HashSet;
@@ -192,7 +193,7 @@ impl<'a> Merging<'a> {
                 let number = known.len();
                 let rehash = |&number: &usize| hash(&known[number].name);
                 self.by_name.insert_unique(hash(tensor.name), number, rehash);
-                self.merged.tensors.push(tensor.entry());
+                lists::push(&mut self.merged.tensors, tensor.entry());
                 self.first_ranks.push(rank);
                 Ok(number)
             }

@@ -26,7 +26,7 @@ const MAGIC: &[u8; 8] = b"rstow-rc";
 const VERSION: u8 = 1;
 
 /// Bytes of a name that it can share at each end with the one before: so a few bytes never make a long name.
-const SHARED_MAX: usize = 128;
+const SHARED_MAX: usize = 64;
 
 type Read<T> = std::result::Result<T, String>;
 
@@ -174,7 +174,7 @@ impl<'a> Packed<'a> {
                 let hash = hash.try_into().map_err(|_| "it is cut")?;
                 lists::push(&mut hashes, ChunkHash { begin, hash: u128::from_le_bytes(hash) });
             }
-            list.push(FileEntry { name, bytes, crc32, hashes });
+            lists::push(list, FileEntry { name, bytes, crc32, hashes });
         }
         from.end()?;
         Ok(count)

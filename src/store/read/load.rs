@@ -373,9 +373,9 @@ impl Checkpoint {
         let places: Vec<Want> = requests.iter().map(|request| place(request.entry)).collect();
         let ranges = arena_ranges(&places, reads);
         let mapped = |addresses: Vec<usize>| {
-            let place = |(place, range): (&Want, &Range<usize>)| {
-                let (arena, range) = (place.file, range.clone());
-                LoadPlace { arena, address: addresses[arena], range }
+            let place = |(place, range): (&Want, &Range<usize>)| LoadPlace {
+                address: addresses[place.file],
+                range: range.clone(),
             };
             mapped(places.iter().zip(&ranges).map(place).collect());
         };

@@ -38,9 +38,7 @@ pub struct LoadedTensor {
 #[doc(hidden)]
 #[derive(Debug, Clone)]
 pub struct LoadPlace {
-    /// Number of the mapping that it will be in.
-    pub arena: usize,
-    /// Address of that mapping's first byte.
+    /// Address of the first byte of the mapping that it will be in.
     pub address: usize,
     /// Its bytes in that mapping.
     pub range: Range<usize>,

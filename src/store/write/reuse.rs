@@ -55,8 +55,8 @@ impl Reuse {
 }
 
 impl Contents<'_> {
-    /// Links the files of the state's base whose tensors have not changed. Calls `note` with each path before anything is
-    /// created there.
+    /// Links the files of the state's base whose tensors have not changed. Calls `note` with each path once its
+    /// link is there.
     ///
     /// # Errors
     /// Those of [`base::open`]; a source's or a GPU's; [`Error::Io`](crate::Error::Io) if a link cannot be removed or made

@@ -87,7 +87,8 @@ impl Rollback {
     pub fn disown(&mut self, error: &Error) {
         let Error::Io { path, cause, .. } = error else { return };
         if cause.kind() == io::ErrorKind::AlreadyExists
-            && let Some(first) = self.files.iter().position(|file| file == path)
+            // A link that was given up may have had the name before.
+            && let Some(first) = self.files.iter().rposition(|file| file == path)
         {
             self.files.truncate(first);
         }

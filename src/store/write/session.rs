@@ -214,7 +214,7 @@ impl Session {
         })?;
         self.check_names(&manifest, names)?;
         manifest.check_apart(&parts.apart)?;
-        self.check_marks(&parts.writes)?;
+        parts.writes.iter().try_for_each(|write| self.check_mark(write))?;
         let mut found = Vec::with_capacity(manifest.files.len());
         for write in &parts.writes {
             self.find_files(write, &manifest.files, &mut found)?;
@@ -311,10 +311,6 @@ impl Session {
             });
         }
         Ok(())
-    }
-
-    fn check_marks(&self, writes: &[Write]) -> Result<()> {
-        writes.iter().try_for_each(|write| self.check_mark(write))
     }
 
     /// Checks that a receipt is from its rank's last write.
