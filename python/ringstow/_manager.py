@@ -93,9 +93,9 @@ class CheckpointManager:
             slim: the names of these parts, which each state must have; see `ringstow.slim`.
             base: ``"previous"`` links files of the step before whose tensors have not changed,
                 instead of writing them again; see `ringstow.save`. None writes all.
-            base_full_every: every which save writes all files, the first of each manager among
-                them, so that it shares none with an earlier step: damage to a shared file is damage
-                to all steps that share it. None means none.
+            base_full_every: every which save of this manager writes all files, so that it shares
+                none with an earlier step: damage to a shared file is damage to all steps that share
+                it. None means none.
             config: the settings of saves and loads; None means the defaults.
             staging: how `save_async` keeps the values of the call, as in `ringstow.save_async`.
                 ``"unguarded"`` is refused on several ranks.

@@ -26,9 +26,8 @@ class Previous:
         self._newest = newest
         self._lock = threading.Lock()
         self._last: str | None = None
-        self._linked = full_every or 0
-        """Saves since the last one that shared no file. The first save of a manager shares none, if
-        a number is given: a training that starts again often would otherwise never have one."""
+        self._linked = 0
+        """Saves since the last one that shared no file."""
 
     def base(self) -> Base:
         """Return the base of the next save."""

@@ -22,11 +22,8 @@ struct Last {
 }
 
 impl Previous {
-    /// The first save of each manager shares no file if `full_every` is given: a training that starts again more often
-    /// would otherwise never have one.
     pub fn new(full_every: Option<u64>) -> Self {
-        let full_every = full_every.unwrap_or(0);
-        Self { full_every, last: Mutex::new(Last { path: None, linked: full_every }) }
+        Self { full_every: full_every.unwrap_or(0), last: Mutex::default() }
     }
 
     /// Remembers the step that was restored: newer ones may be damaged.
