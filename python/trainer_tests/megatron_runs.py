@@ -137,6 +137,7 @@ def train(folder, how="background", fixed=False, stock=False):
     """Resume, and save each second step; return the end, and where it began."""
     training, queue = Training(), AsyncCallsQueue()
     begun = resume(training, folder)
+    dist.barrier()  # before one rank looks for checkpoints, none may begin one
     while training.steps < STEPS:
         training.step()
         queue.maybe_finalize_async_calls(blocking=False)
