@@ -177,9 +177,11 @@ def test_streamed_save_waits_for_work_queued_at_the_call(gpu, on_gpu, writer, at
 @needs_background_process
 def test_streaming_from_another_process_is_refused(on_gpu, writer):
     future = writer.stager().stage({"t": on_gpu(torch.ones(3))})
-    future.result()  # the save, too, runs in this executor's thread
+    # The save, too, runs in this executor's thread; it keeps the state until it ends.
+    state = future.result()
     with pytest.raises(ringstow.UnsupportedError, match="leave out async_stager"):
         writer.__getstate__()
+    del state
     assert isinstance(future.exception(SECONDS), ringstow.UnsupportedError)
 
 
