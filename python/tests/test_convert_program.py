@@ -329,7 +329,7 @@ _cli.main()
 @pytest.mark.parametrize("call", [1, 2, 5])
 def test_ctrl_c_while_torch_writes_ends_the_program_as_any_other(at, call):
     ringstow.save({f"w{i}": torch.randn(500) for i in range(9)}, at / "ckpt")
-    ran = python(INTERRUPTED, call, "convert", at / "ckpt", at / "to.pt")
+    ran = python(INTERRUPTED, call, "convert", "--quiet", at / "ckpt", at / "to.pt")
     assert ran.returncode == -signal.SIGINT, ran.stderr
     assert ran.stderr == "ringstow: interrupted; unfinished files are removed\n"
     assert os.listdir(at) == ["ckpt"]
