@@ -9,10 +9,11 @@ mod nowhere;
 
 use nowhere::{Sparse, boxes, items, layout, mixed, runtime, state, vast};
 use ringstow::internals::format::{
-    Chunk, FileEntry, Manifest, Receipt, TensorEntry, names, receipt,
+    Chunk, FileEntry, Manifest, Receipt, TensorEntry, content_hash, names, receipt,
 };
 use ringstow::internals::plan::load::{Unit, Want};
-use ringstow::{Checkpoint, Config, Dtype, LoadOptions, StateDict};
+use ringstow::internals::plan::share::{Place, SharedFile, plan_share};
+use ringstow::{Base, Checkpoint, Config, Dtype, LoadOptions, SaveReport, StateDict};
 use std::hint::black_box;
 use std::path::Path;
 use std::sync::Arc;
@@ -79,8 +80,22 @@ fn run(case: &str, size: usize) {
             let data = vec![7u8; size << 16];
             measured(|| crc32fast::hash(&data));
         }
+        "hash of 64 KiB" => {
+            let data = vec![7u8; size << 16];
+            measured(|| content_hash::of_run(&data));
+        }
+        "place in a shared file planned" => {
+            let (file, places) = shares(size);
+            measured(|| plan_share(&[file], &places, 4 << 20).expect("they are valid"));
+        }
         "block saved" => drop(save(&vast(Box::new(Sparse(size as u64 * BLOCK))))),
+        "block saved at a rate" => {
+            // A block is due a nanosecond after the one before: nothing sleeps.
+            let config = Config { write_rate: u64::MAX, ..config() };
+            drop(save_with(config, &vast(Box::new(Sparse(size as u64 * BLOCK)))));
+        }
         "tensor saved" => drop(save(&state(size, |_| 512))),
+        "tensor saved, and not again" => save_twice(size),
         "tensor saved and loaded" => load(&state(size, |_| 512)),
         "box of a tensor laid out" => {
             let items = boxes(size);
@@ -133,6 +148,21 @@ fn merged(ranks: usize) -> Manifest {
     Manifest::new(0, ranks as u32, merged.block_bytes, merged.files, merged.tensors, state)
 }
 
+/// A file of which another rank writes every other page, and the places in the rest.
+fn shares(count: usize) -> (SharedFile, Vec<Place>) {
+    const PAGE: u64 = 4096;
+    let place = |n: usize| Place {
+        file: 0,
+        offset: 2 * n as u64 * PAGE,
+        item: n,
+        from: 0,
+        bytes: PAGE,
+        round: 0,
+    };
+    let file = SharedFile { name: names::MODEL.into(), bytes: 2 * count as u64 * PAGE };
+    (file, (0..count).map(place).collect())
+}
+
 /// Small blocks, so that the cost per block stands out from the cost per byte.
 const BLOCK: u64 = 64 << 10;
 
@@ -141,15 +171,29 @@ fn config() -> Config {
 }
 
 fn save(state: &StateDict) -> tempfile::TempDir {
+    save_with(config(), state)
+}
+
+fn save_with(config: Config, state: &StateDict) -> tempfile::TempDir {
     let dir = tempfile::tempdir().expect("there is a place for it");
-    ringstow::internals::store::save(
-        &runtime(config()),
-        state,
-        &dir.path().join("to"),
-        &Arc::default(),
-    )
-    .expect("the save works");
+    save_to(config, state, &dir.path().join("to"));
     dir
+}
+
+fn save_to(config: Config, state: &StateDict, path: &Path) -> SaveReport {
+    let runtime = runtime(config);
+    ringstow::internals::store::save(&runtime, state, path, &Arc::default())
+        .expect("the save works")
+}
+
+/// Saves, and then with that as the base: all is compared, and nothing is written.
+fn save_twice(tensors: usize) {
+    let dir = tempfile::tempdir().expect("there is a place for it");
+    let [first, second] = ["first", "second"].map(|name| dir.path().join(name));
+    let mut state = state(tensors, |_| 512);
+    save_to(config(), state.base(Base::none()), &first);
+    let report = save_to(config(), state.base(Base::at(first)), &second);
+    assert_eq!(report.linked_bytes, report.file_bytes);
 }
 
 /// Saves, and loads if asked; the cost of a load is the difference to a save.

@@ -59,9 +59,13 @@ CASES = [
     Case("100 chunks of a manifest read", 100, 600),
     Case("read of a tensor planned", 1000, 6000),
     Case("checksum of 64 KiB", 10, 110),
+    Case("hash of 64 KiB", 10, 110),
+    Case("place in a shared file planned", 1000, 6000),
     Case("block saved", 200, 1200, measured=False),
     Case("block saved and loaded", 200, 1200, measured=False),
+    Case("block saved at a rate", 200, 1200, measured=False),
     Case("tensor saved", 1000, 6000, measured=False),
+    Case("tensor saved, and not again", 1000, 6000, measured=False),
     Case("tensor saved and loaded", 1000, 6000, measured=False),
 ]
 
