@@ -13,6 +13,7 @@ use crate::store::{
     self, Checkpoint, DiffReport, Disposal, Found, LoadOptions, Loaded, Pruning, Removed, Retained,
     Retention, Session, Slimmed, Swept, Wanted, while_replaced,
 };
+use crate::stream::{FileReader, FileWriter, WriteOptions};
 use crate::sys::path::absolute;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -213,6 +214,20 @@ impl Store {
         store::diff(&runtime, (a.as_ref(), b.as_ref()), values, &job)
     }
 
+    /// As [`open_write`], with options.
+    ///
+    /// # Errors
+    /// As for [`open_write`]; [`Error::Io`](crate::Error::Io) of [`AlreadyExists`](std::io::ErrorKind::AlreadyExists) if a
+    /// file is there that must not be replaced.
+    pub fn open_write(&self, path: impl AsRef<Path>, options: WriteOptions) -> Result<FileWriter> {
+        FileWriter::open(&*self.runtime()?, path.as_ref(), options)
+    }
+
+    /// As [`open_read`].
+    pub fn open_read(&self, path: impl AsRef<Path>) -> Result<FileReader> {
+        FileReader::open(&*self.runtime()?, path.as_ref())
+    }
+
     /// As [`list`].
     pub fn list(&self, dir: impl AsRef<Path>) -> Result<Vec<Found>> {
         store::list(dir.as_ref(), &self.config)
@@ -289,6 +304,24 @@ impl Store {
 /// files of both stay.
 pub fn save(state: &StateDict<'_>, path: impl AsRef<Path>) -> Result<SaveReport> {
     Store::found()?.save(state, path)
+}
+
+/// Opens a file to be written as a stream, for programs that know no tensors. [`FileWriter::finish`] publishes it whole;
+/// until then an earlier file is untouched.
+///
+/// # Errors
+/// [`Error::Io`](crate::Error::Io) if the directory is missing or may not be written to, or the path is a directory;
+/// [`Error::Invalid`](crate::Error::Invalid) for a URL, a device or FIFO, and a link that leads nowhere.
+pub fn open_write(path: impl AsRef<Path>) -> Result<FileWriter> {
+    Store::found()?.open_write(path, WriteOptions::default())
+}
+
+/// Opens a file to be read as a stream. If [checksums](WriteOptions::checksums) lie beside it, each byte is checked.
+///
+/// # Errors
+/// [`Error::Io`](crate::Error::Io) if it is missing or a directory; [`Error::Invalid`](crate::Error::Invalid) for a URL.
+pub fn open_read(path: impl AsRef<Path>) -> Result<FileReader> {
+    Store::found()?.open_read(path)
 }
 
 /// Starts saving a state and returns at once. `path` is resolved now: a later change of directory does not move it.

@@ -378,6 +378,14 @@ impl Error {
     }
 }
 
+impl From<Error> for io::Error {
+    /// Of the kind of the system's error, if it is one.
+    fn from(error: Error) -> Self {
+        let kind = error.io_error().map_or(io::ErrorKind::Other, io::Error::kind);
+        Self::new(kind, error)
+    }
+}
+
 /// Whether the system reported a full disk or an exhausted quota.
 pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)

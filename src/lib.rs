@@ -57,11 +57,13 @@ mod pool;
 mod ranks;
 mod state;
 mod store;
+mod stream;
 mod sys;
 
 pub use api::{
-    Store, diff, export, export_async, latest, latest_verified, list, load, load_async, prune,
-    remove, retain, save, save_async, slim, steps, verify, write_rank, write_rank_async,
+    Store, diff, export, export_async, latest, latest_verified, list, load, load_async, open_read,
+    open_write, prune, remove, retain, save, save_async, slim, steps, verify, write_rank,
+    write_rank_async,
 };
 pub use background::Filled;
 pub use config::{Config, EngineChoice, IoPriority, Switch};
@@ -80,6 +82,7 @@ pub use manager::{CheckpointManager, Keep, OnDamage, Restored, Saved, Slim};
 pub use pipeline::job::{Job, Progress};
 pub use pipeline::report::{
     Damage, DamagedTensor, LoadReport, LoadSeconds, Moved, SaveReport, SaveSeconds, VerifyReport,
+    WriteReport, WriteSeconds,
 };
 pub use pipeline::runtime::Runtime;
 pub use ranks::{Exchange, RanksSave};
@@ -90,6 +93,8 @@ pub use store::{
     Pruning, Recycled, Removed, Retained, Retention, Session, Slice, Slimmed, Status, Swept,
     TensorChange, TensorDiff, TensorPart, TensorView, ValueDiff, Wanted,
 };
+
+pub use stream::{FileReader, FileWriter, WriteOptions};
 
 /// What the Python binding, the program's tests and the benches need besides. Not part of the interface: it may change
 /// with every version.
@@ -103,6 +108,7 @@ pub mod internals {
         };
     }
     all_of!(
-        config, device, doctor, engine, format, limits, path_text, pipeline, plan, pool, store, sys
+        config, device, doctor, engine, format, limits, path_text, pipeline, plan, pool, store,
+        stream, sys
     );
 }

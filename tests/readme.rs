@@ -9,6 +9,8 @@ mod load_part;
 mod manager;
 #[path = "../examples/quickstart.rs"]
 mod quickstart;
+#[path = "../examples/stream.rs"]
+mod stream;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -63,4 +65,5 @@ fn the_pages_programs_run() {
     quickstart::main().unwrap();
     quickstart::main().unwrap();
     load_part::main().unwrap();
+    stream::main().unwrap();
 }

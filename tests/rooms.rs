@@ -22,7 +22,7 @@ const ROOMS: &[&[&str]] = &[
     &["store::write", "store::diff"],
     &["store::read"],
     &["store::layout"],
-    &["state"],
+    &["state", "stream"],
     &["pipeline"],
     &["engine", "device"],
     &["plan"],

@@ -277,7 +277,7 @@ fn newer_version(path: &Path, version: u64) -> Error {
 }
 
 /// A list of 32-bit words as one string of hex digits.
-mod hex_words {
+pub(super) mod hex_words {
     use super::*;
     use serde::de::Error as _;
 

@@ -5,6 +5,7 @@ pub mod content_hash;
 pub mod cover;
 pub mod dtype;
 mod element;
+pub(crate) mod file_sums;
 pub mod header;
 pub(crate) mod lists;
 pub mod manifest;

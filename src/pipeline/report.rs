@@ -180,6 +180,45 @@ impl LoadReport {
     }
 }
 
+/// The report of a file that was [written as a stream](crate::open_write).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WriteReport {
+    /// The file.
+    #[serde(with = "crate::path_text")]
+    pub path: PathBuf,
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// CRC-32 (ISO-HDLC, as in zip) of all its bytes.
+    pub crc32: u32,
+    /// Whether its checksums were stored beside it.
+    pub checksums: bool,
+    /// How the bytes were moved.
+    #[serde(flatten)]
+    pub moved: Moved,
+    /// Where the time went.
+    pub seconds: WriteSeconds,
+}
+
+/// Seconds of each part of a stream.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct WriteSeconds {
+    /// Starting the engine (the first time only), opening the file and the trial write.
+    pub prepare: f64,
+    /// Waiting for a free buffer in calls of `write`: high if the disk is the bottleneck.
+    pub wait: f64,
+    /// Writing what was left at the end, making all durable, and the rename.
+    pub publish: f64,
+    /// From the call that opened the stream until the file was durable, the caller's own work included.
+    pub total: f64,
+}
+
+impl WriteReport {
+    /// Gigabytes (10^9) per second from the call that opened the stream until the file was durable.
+    pub fn gb_per_s(&self) -> f64 {
+        gb_per_s(self.bytes, self.seconds.total)
+    }
+}
+
 /// The report of a verification.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VerifyReport {

@@ -11,7 +11,6 @@
 mod block;
 mod files;
 mod fillers;
-mod pace;
 
 pub(crate) use block::Check;
 

@@ -64,6 +64,13 @@ impl FreeSlots {
         self.slots().take(self.count)
     }
 
+    /// Takes a free slot if another one stays free.
+    pub(super) fn take_spare(&self) -> Option<Slot> {
+        let mut slots = self.slots();
+        let free = slots.free.len() + self.count.saturating_sub(slots.used);
+        if free < 2 { None } else { slots.take(self.count) }
+    }
+
     /// Returns a slot.
     pub(super) fn put(&self, slot: u16) {
         let mut slots = self.slots();

@@ -54,6 +54,12 @@ impl Pool {
         self.home.take().map(|slot| self.buffer(slot))
     }
 
+    /// Takes a free buffer if another one stays free. For an owner that may keep it as long as it likes: such owners never
+    /// have all buffers, so a save that waits for one gets it.
+    pub fn try_lease_spare(&self) -> Option<Buffer> {
+        self.home.take_spare().map(|slot| self.buffer(slot))
+    }
+
     fn buffer(&self, Slot { number, is_new }: Slot) -> Buffer {
         let start = usize::from(number) * self.block_bytes;
         let range = start..start + self.block_bytes;
@@ -113,6 +119,17 @@ mod tests {
         let freed = a.slot();
         drop(a);
         assert_eq!(pool.try_lease().unwrap().slot(), freed);
+    }
+
+    #[test]
+    fn spare_buffer_is_never_the_last_one() {
+        let pool = Pool::new(3, 4096).unwrap();
+        let kept = [pool.try_lease_spare().unwrap(), pool.try_lease_spare().unwrap()];
+        assert!(pool.try_lease_spare().is_none());
+        drop(pool.try_lease().expect("one is left"));
+        assert!(pool.try_lease_spare().is_none());
+        drop(kept);
+        assert!(pool.try_lease_spare().is_some());
     }
 
     #[test]

@@ -109,6 +109,28 @@ pub(crate) fn take_after(file: &File, other: &Path) -> io::Result<()> {
     })
 }
 
+/// Gives a file the permissions of the one that it will replace and, if this process may, its owner and group. Without
+/// the group, the permissions that the group had go too: they would be another group's. Does nothing if there is none.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn take_permissions(file: &File, replaced: &Path) -> io::Result<()> {
+    use rustix::fs::{Gid, Uid, fchmod, fchown};
+    /// What a file of data may have: without set-user-ID and the like.
+    const PERMISSIONS: u32 = 0o777;
+    const OF_GROUP: u32 = 0o070;
+    made(Call::Query, file, || {
+        let found = match std::fs::metadata(replaced) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            found => found?,
+        };
+        let (uid, gid) = (Uid::from_raw(found.uid()), Gid::from_raw(found.gid()));
+        let owned = fchown(file, Some(uid), Some(gid)).or_else(|_| fchown(file, None, Some(gid)));
+        let lost = if owned.is_err() { OF_GROUP } else { 0 };
+        Ok(fchmod(file, Mode::from_raw_mode(found.mode() & PERMISSIONS & !lost))?)
+    })
+}
+
 /// Writes the start of an open file, and does not sync it.
 ///
 /// # Errors

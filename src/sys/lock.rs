@@ -56,9 +56,9 @@ impl Drop for Held {
     }
 }
 
-/// The lock on [`FILE`].
+/// A lock on a file, such as [`FILE`].
 #[derive(Debug)]
-struct FileLock {
+pub(crate) struct FileLock {
     inherited: Option<Inherited>,
     file: File,
     /// Whether this lock created the file.
@@ -251,6 +251,34 @@ fn cannot_lock(error: &io::Error) -> bool {
         [ENOLCK, ENOSYS, EOPNOTSUPP, EINVAL, ENOSPC, EDQUOT, EROFS, EACCES, EPERM, ELOOP];
     // Without a number: something else than a file has the name.
     error.raw_os_error().is_none() || is_one_of(error, &unlocked)
+}
+
+/// What came of locking a file that is written under its uncommitted name.
+#[derive(Debug)]
+pub(crate) enum Hold {
+    /// This process has the lock, until it drops it.
+    Held(FileLock),
+    /// Another holds it.
+    Busy,
+    /// The file was removed.
+    Gone,
+    /// Nobody can lock it, so nobody may take it for a leftover.
+    Impossible,
+}
+
+/// Locks a file that exists, without waiting.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn hold(path: &Path) -> io::Result<Hold> {
+    match FileLock::take(path, false) {
+        Ok(Attempt::Locked(lock)) => Ok(Hold::Held(lock)),
+        Ok(Attempt::Absent | Attempt::Replaced) => Ok(Hold::Gone),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Hold::Busy),
+        Err(error) if error.kind() == io::ErrorKind::StaleNetworkFileHandle => Ok(Hold::Gone),
+        Err(error) if cannot_lock(&error) => Ok(Hold::Impossible),
+        Err(error) => Err(error),
+    }
 }
 
 fn open_dir(dir: &Path) -> io::Result<File> {

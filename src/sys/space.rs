@@ -35,7 +35,7 @@ pub fn preallocate(file: &File, len: u64) -> io::Result<Preallocated> {
         finish(file, len)?;
         return Ok(Preallocated::Allocated);
     }
-    match allocate(file, len) {
+    match allocate(file, 0, len) {
         Err(error) if is_unsupported(&error) => {
             if free(file)? < len {
                 return Err(rustix::io::Errno::NOSPC.into());
@@ -44,6 +44,19 @@ pub fn preallocate(file: &File, len: u64) -> io::Result<Preallocated> {
             Ok(Preallocated::SizeOnly)
         }
         result => result.map(|()| Preallocated::Allocated),
+    }
+}
+
+/// Lengthens a file whose final length is not known, with the new blocks reserved where the file system can do that.
+/// Otherwise the file stays as it is, and grows as it is written.
+///
+/// # Errors
+/// As for [`preallocate`].
+pub(crate) fn extend(file: &File, from: u64, to: u64) -> io::Result<Preallocated> {
+    check_limit(to)?;
+    match allocate(file, from, to - from) {
+        Err(error) if is_unsupported(&error) => Ok(Preallocated::SizeOnly),
+        done => done.map(|()| Preallocated::Allocated),
     }
 }
 
@@ -106,13 +119,13 @@ fn free_of(vfs: &rustix::fs::StatVfs) -> Option<u64> {
 }
 
 #[cfg(target_os = "linux")]
-fn allocate(file: &File, len: u64) -> io::Result<()> {
+fn allocate(file: &File, from: u64, len: u64) -> io::Result<()> {
     let flags = rustix::fs::FallocateFlags::empty();
-    made(Call::Allocate, file, || Ok(rustix::fs::fallocate(file, flags, 0, len)?))
+    made(Call::Allocate, file, || Ok(rustix::fs::fallocate(file, flags, from, len)?))
 }
 
 #[cfg(not(target_os = "linux"))]
-fn allocate(_: &File, _: u64) -> io::Result<()> {
+fn allocate(_: &File, _: u64, _: u64) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 

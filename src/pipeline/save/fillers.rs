@@ -1,13 +1,13 @@
 //! The threads that fill blocks from tensors and submit them.
 
 use super::block::{Filled, Filling, Inputs, Sums};
-use super::pace::{Pace, wait_until};
 use crate::config::{Config, Priority};
 use crate::engine::{Action, Transfer};
 use crate::error::{Error, Result};
 use crate::format::{ChunkHash, content_hash};
 use crate::limits::ALIGN;
 use crate::pipeline::job::Job;
+use crate::pipeline::pace::{Pace, wait_until};
 use crate::pipeline::trace::What;
 use crate::pipeline::transfers::OpenFiles;
 use crate::pipeline::workers::scoped_workers;

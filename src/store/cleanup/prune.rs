@@ -15,6 +15,7 @@ use crate::store::write::leftovers::Leftovers;
 use crate::store::write::scope::Scope;
 use crate::store::write::stripe_dir::remove_stripe_dir;
 use crate::store::write::swept::{Left, Swept};
+use crate::stream::part::{self, Clearing};
 use crate::sys::dir::{self, directories, file_names};
 use crate::sys::file;
 use crate::sys::file_system::Reach;
@@ -90,7 +91,32 @@ struct CleanUp<'a> {
 }
 
 impl CleanUp<'_> {
+    /// Streams come last: a directory in which nothing else was stays, since ringstow did not create it.
     fn all(self, dir: &Path) -> Result<Swept> {
+        let mut all = self.checkpoints(dir)?;
+        let below = directories(dir).unwrap_or_default();
+        for dir in std::iter::once(dir).chain(below.iter().map(PathBuf::as_path)) {
+            match self.streams(dir) {
+                Err(error) if is_denied(&error) => {} // not ringstow's (`lost+found`)
+                streams => {
+                    if let Some(streams) = all.or_left(dir, streams) {
+                        all.add(streams);
+                    }
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// Removes what killed writers of streams left in a directory.
+    fn streams(self, dir: &Path) -> Result<Swept> {
+        let (removes, no_other_writers) = (self.act == Act::CarryOut, self.no_other_writers);
+        let found = part::clear(dir, Clearing { of: None, removes, no_other_writers })?;
+        let left = found.left.into_iter().map(|(path, reason)| Left::alone(path, reason));
+        Ok(Swept { removed: found.stale, left: left.collect(), ..Swept::default() })
+    }
+
+    fn checkpoints(self, dir: &Path) -> Result<Swept> {
         let mut all = match self.checkpoint(dir) {
             // If it cannot be listed, nothing below it can be cleared up.
             Err(error) => directories(dir).map(|_| Left::failed(dir, &error).into())?,

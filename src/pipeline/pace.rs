@@ -1,11 +1,11 @@
-//! Spreads the writes of a save over time, so that it writes no faster than it may.
+//! Spreads the writes of a save or stream over time, so that it writes no faster than it may.
 
 use crate::pipeline::job::Job;
 use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Longest sleep before a look at whether the save was cancelled.
+/// Longest sleep before a look at whether the job was cancelled.
 const SLICE: Duration = Duration::from_millis(20);
 
 /// Says when each block may be written.
