@@ -39,6 +39,7 @@ from ringstow._open import Checkpoint, Entry, open
 from ringstow._outcomes import Listener, Outcome, on_done
 from ringstow._resume import Restored
 from ringstow._save import save, save_async
+from ringstow._stream import FileReader, FileWriter, open_read, open_write
 from ringstow.tree._damaged import DamagedTensor, Salvaged
 
 if TYPE_CHECKING:
@@ -65,6 +66,8 @@ if TYPE_CHECKING:
         SaveReport,
         SaveSeconds,
         VerifyReport,
+        WriteReport,
+        WriteSeconds,
     )
 
 __all__ = [
@@ -83,6 +86,8 @@ __all__ = [
     "Entry",
     "Error",
     "Fallback",
+    "FileReader",
+    "FileWriter",
     "FormatError",
     "GpuError",
     "IncompleteCheckpointError",
@@ -118,12 +123,16 @@ __all__ = [
     "UnsupportedError",
     "ValueDiff",
     "VerifyReport",
+    "WriteReport",
+    "WriteSeconds",
     "diff",
     "latest",
     "load",
     "load_into",
     "on_done",
     "open",
+    "open_read",
+    "open_write",
     "prune",
     "remove",
     "retain",

@@ -278,6 +278,38 @@ def _both(one: bool | None, other: bool | None) -> bool | None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class WriteSeconds(Report):
+    """Seconds of each part of a stream."""
+
+    prepare: float
+    """Starting the engine (the first time only), opening the file and the trial write."""
+    wait: float
+    """Waiting for a free buffer in calls of ``write``: high if the disk is the bottleneck."""
+    publish: float
+    """Writing what was left at the end, making all durable, and the rename."""
+    total: float
+    """From `open_write` until the file was durable, the caller's own work included."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WriteReport(_Moved):
+    """What `open_write` wrote."""
+
+    bytes: int
+    """Bytes of the file."""
+    crc32: int
+    """CRC-32 of all its bytes, as ``zlib.crc32`` computes it."""
+    checksums: bool
+    """Whether its checksums were stored beside it."""
+    seconds: WriteSeconds
+
+    @property
+    def gb_per_s(self) -> float:
+        """Gigabytes (10^9) per second from `open_write` until the file was durable."""
+        return self.bytes / 1e9 / self.seconds.total
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class VerifyReport(_Moved):
     """What a verification found."""
 

@@ -27,6 +27,7 @@ mod settle;
 mod skeleton;
 mod snapshot;
 mod storage;
+mod stream;
 mod tensors;
 mod wait;
 mod watch;
@@ -177,6 +178,7 @@ mod _native {
         session::{Receipts, Session, is_under_way},
         skeleton::parse_tree,
         snapshot::{copy_now, watch},
+        stream::{FileReader, FileWriter},
         tensors::Tensors,
         watch::Watch,
         {check_config, check_own_share, cli, forget_after_fork, found_config},

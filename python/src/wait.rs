@@ -118,8 +118,8 @@ pub(crate) fn run_beside<T: Send, M: Send>(
     }
 }
 
-/// Waits for what takes no longer than to cancel a job.
-fn without_gil<T: Send>(py: Python<'_>, wait: impl FnOnce() -> T + Send) -> T {
+/// Runs what takes no longer than to cancel a job.
+pub(crate) fn without_gil<T: Send>(py: Python<'_>, wait: impl FnOnce() -> T + Send) -> T {
     let _waiting = Waiting::begin();
     py.detach(wait)
 }

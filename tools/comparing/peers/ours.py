@@ -50,6 +50,25 @@ def load_into(path: Path, like: State) -> State:
     return like
 
 
+def save_stream(state: State, path: Path) -> Finish:
+    import ringstow
+    import torch
+
+    path.mkdir()
+    with ringstow.open_write(path / "state.pt") as file:
+        torch.save(state, file)
+    return nothing_left
+
+
+def load_stream(path: Path, like: State) -> State:
+    import ringstow
+    import torch
+
+    with ringstow.open_read(path / "state.pt") as file:
+        loaded: State = torch.load(file, weights_only=True)
+    return loaded
+
+
 EARLIER = "earlier"
 
 PEERS = {
@@ -66,6 +85,15 @@ PEERS = {
     ),
     "ringstow-into": Peer(
         "ringstow", "ringstow", save, load_into, fsync="own", in_place=True, saves_as="ringstow"
+    ),
+    "torch.save-stream": Peer(
+        "ringstow",
+        "ringstow",
+        save_stream,
+        load_stream,
+        fsync="own files",
+        by_default=False,
+        note="torch.save and torch.load through ringstow.open_write and open_read",
     ),
     "ringstow-async": Peer(
         "ringstow", "ringstow", save_async, load, fsync="own", loads_as="ringstow"

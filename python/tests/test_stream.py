@@ -1,0 +1,336 @@
+"""Files as streams: what other libraries write through one, and what is published when."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import pickle
+import random
+import signal
+import stat
+import tarfile
+import threading
+import zipfile
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from support import assert_same, python_start
+
+import ringstow
+
+SMALL = ringstow.Config(block_bytes=64 << 10, pool_bytes=1 << 20)
+
+
+def names(directory):
+    return sorted(os.listdir(directory))
+
+
+def noise(seed, size):
+    return random.Random(seed).randbytes(size)
+
+
+@pytest.mark.parametrize("checksums", [False, True])
+@pytest.mark.parametrize("zipped", [False, True])
+def test_torch_saves_and_loads_through_streams(tmp_path, zipped, checksums):
+    path = tmp_path / "model.pt"
+    state = {"w": torch.randn(300, 1000), "half": torch.ones(7, dtype=torch.bfloat16), "n": 3}
+    with ringstow.open_write(path, checksums=checksums, config=SMALL) as f:
+        torch.save(state, f, _use_new_zipfile_serialization=zipped)
+    assert_same(torch.load(path, weights_only=True), state)
+    with ringstow.open_read(path, config=SMALL) as f:
+        assert_same(torch.load(f, weights_only=True), state)
+        assert (f.unchecked is None) == checksums
+    assert names(tmp_path) == ["model.pt", "model.pt.ringstow"][: 1 + checksums]
+
+
+def test_other_libraries_write_what_they_read_from_an_ordinary_file(tmp_path):
+    array = np.arange(50_000.0).reshape(100, 500)
+
+    def written(name, write):
+        with ringstow.open_write(tmp_path / name, config=SMALL) as f:
+            write(f)
+        return tmp_path / name
+
+    def zip_up(f):
+        with zipfile.ZipFile(f, "w") as archive:
+            archive.writestr("a", noise(1, 100_000))
+
+    def tar_up(f):
+        info = tarfile.TarInfo("a")
+        info.size = 100_000
+        with tarfile.open(fileobj=f, mode="w") as archive:
+            archive.addfile(info, io.BytesIO(noise(1, 100_000)))
+
+    assert (np.load(written("a.npy", lambda f: np.save(f, array))) == array).all()
+    assert (np.load(written("a.npz", lambda f: np.savez(f, a=array)))["a"] == array).all()
+    with open(written("a.pickle", lambda f: pickle.dump([array, 7], f, protocol=5)), "rb") as f:
+        assert (pickle.load(f)[0] == array).all()
+    with zipfile.ZipFile(written("a.zip", zip_up)) as archive:
+        assert archive.read("a") == noise(1, 100_000)
+    with tarfile.open(written("a.tar", tar_up)) as archive:
+        assert archive.extractfile("a").read() == noise(1, 100_000)
+    with ringstow.open_read(tmp_path / "a.pickle", config=SMALL) as f:
+        assert (pickle.load(f)[0] == array).all()
+    with ringstow.open_read(tmp_path / "a.zip") as f, zipfile.ZipFile(f) as archive:
+        assert archive.read("a") == noise(1, 100_000)
+
+
+def test_safetensors_bytes_and_any_buffer_are_written(tmp_path):
+    from safetensors.torch import load_file, save
+
+    path = tmp_path / "file"
+    with ringstow.open_write(path) as f:
+        f.write(save({"w": torch.arange(12.0)}))
+    assert (load_file(path)["w"] == torch.arange(12.0)).all()
+    buffers = [b"ab", bytearray(b"cd"), memoryview(b"xefx")[1:3], np.arange(6, dtype="i4"), b""]
+    with ringstow.open_write(path) as f:
+        assert [f.write(buffer) for buffer in buffers] == [2, 2, 2, 24, 0]
+        f.writelines([b"g", b"h"])
+        assert f.tell() == 32
+        with pytest.raises((BufferError, TypeError)):
+            f.write(np.arange(10)[::2])
+        with pytest.raises(TypeError):
+            f.write("text")
+    assert path.read_bytes() == b"abcdef" + np.arange(6, dtype="i4").tobytes() + b"gh"
+
+
+def test_report_has_the_checksum_of_the_whole_file(tmp_path):
+    data = noise(2, 3_000_001)
+    f = ringstow.open_write(tmp_path / "file")
+    f.write(data)
+    assert f.report is None
+    f.close()
+    f.close()
+    report = f.report
+    assert (report.bytes, report.crc32) == (len(data), zlib.crc32(data))
+    assert report.engine in ("uring", "portable")
+    assert not report.checksums
+    assert report.gb_per_s > 0
+
+
+def test_stream_says_what_it_is_and_what_it_cannot(tmp_path):
+    path = tmp_path / "file"
+    with ringstow.open_write(path) as f:
+        assert (f.name, f.mode, f.closed) == (str(path), "wb", False)
+        assert f.writable()
+        assert not f.readable()
+        assert not f.seekable()
+        assert not f.isatty()
+        f.flush()
+        for call in (f.fileno, lambda: f.seek(0), f.read, f.truncate):
+            with pytest.raises(io.UnsupportedOperation):
+                call()
+    for call in (lambda: f.write(b"x"), f.flush, f.tell, f.writable):
+        with pytest.raises(ValueError, match="closed"):
+            call()
+    with ringstow.open_read(path) as f:
+        assert f.readable()
+        assert f.seekable()
+        assert not f.writable()
+        with pytest.raises(io.UnsupportedOperation):
+            f.write(b"x")
+    with pytest.raises(ValueError, match="closed"):
+        f.read()
+
+
+def test_only_close_publishes(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def unfinished():
+        f = ringstow.open_write(path, config=SMALL)
+        f.write(noise(3, 300_000))
+        return f
+
+    with pytest.raises(KeyError), unfinished():
+        raise KeyError("of the caller's")
+    f = unfinished()
+    f.abort()
+    f.close()
+    with pytest.warns(ResourceWarning, match="never closed"):
+        unfinished()
+    gc.collect()
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["file"]
+    unfinished().close()
+    assert path.read_bytes() == noise(3, 300_000)
+
+
+def test_refusals_name_the_path(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with pytest.raises(FileExistsError, match="file"):
+        ringstow.open_write(path, overwrite=False)
+    with pytest.raises(IsADirectoryError):
+        ringstow.open_write(tmp_path)
+    with pytest.raises(FileNotFoundError, match="missing"):
+        ringstow.open_write(tmp_path / "missing" / "file")
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        ringstow.open_read(tmp_path / "nothing")
+    with pytest.raises(ringstow.InvalidStateError, match="URL"):
+        ringstow.open_write("s3://bucket/file")
+    assert names(tmp_path) == ["file"]
+
+
+def test_permissions_stay_and_umask_counts_for_a_new_file(tmp_path):
+    path = tmp_path / "file"
+    before = os.umask(0o027)
+    try:
+        ringstow.open_write(path).close()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o640
+        path.chmod(0o604)
+        ringstow.open_write(path).close()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o604
+    finally:
+        os.umask(before)
+
+
+def test_damage_is_found_before_a_byte_of_it_is_returned(tmp_path):
+    path = tmp_path / "file"
+    with ringstow.open_write(path, checksums=True, config=SMALL) as f:
+        f.write(noise(4, 300_000))
+    times = path.stat()
+    with open(path, "r+b") as f:
+        f.seek(150_000)
+        f.write(b"????")
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with ringstow.open_read(path, config=SMALL) as f:
+        assert f.read(131_072) == noise(4, 300_000)[:131_072]
+        with pytest.raises(ringstow.CorruptCheckpointError) as raised:
+            f.read(1)
+        assert (raised.value.file, raised.value.offset) == (str(path), 131_072)
+    os.utime(path)
+    with ringstow.open_read(path, config=SMALL) as f:
+        assert "another content" in f.unchecked
+        assert len(f.read()) == 300_000
+
+
+def test_reads_at_any_position_return_the_file_s_bytes(tmp_path):
+    path, data = tmp_path / "file", noise(5, 500_000)
+    path.write_bytes(data)
+    chance = random.Random(6)
+    with ringstow.open_read(path, config=SMALL) as f, open(path, "rb") as ordinary:
+        assert f.size == len(data)
+        for _ in range(200):
+            where, size = chance.randrange(510_000), chance.randrange(100_000)
+            assert f.seek(where) == ordinary.seek(where)
+            assert f.peek(1)[:1] == data[where : where + 1]
+            assert f.read(size) == ordinary.read(size)
+            assert len(f.read1(10)) <= 10
+            ordinary.seek(f.tell())
+            into, also = bytearray(5000), bytearray(5000)
+            assert f.readinto(into) == ordinary.readinto(also)
+            assert into == also
+        assert f.seek(-10, os.SEEK_END) == len(data) - 10
+        assert f.read() == data[-10:]
+        with pytest.raises(ValueError, match="before the beginning"):
+            f.seek(-1)
+
+
+def test_second_thread_is_refused_while_one_writes(tmp_path):
+    """A write of a buffer whose slices take long meets another: one of the two raises, or none."""
+    path, data = tmp_path / "file", bytes(200 << 20)
+    with ringstow.open_write(path) as f:
+        outcomes = []
+
+        def write():
+            try:
+                outcomes.append(f.write(data))
+            except RuntimeError as error:
+                outcomes.append(str(error))
+
+        threads = [threading.Thread(target=write) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        written = [outcome for outcome in outcomes if outcome == len(data)]
+        others = [outcome for outcome in outcomes if outcome != len(data)]
+        assert written
+        assert all("one thread at a time" in told for told in others)
+        assert f.tell() == len(data) * len(written)
+
+
+def test_forked_child_leaves_its_parent_s_stream_alone(tmp_path):
+    path = tmp_path / "file"
+    f = ringstow.open_write(path, config=SMALL)
+    f.write(noise(7, 100_000))
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            f.write(b"more")
+        except ringstow.Error:
+            f.abort()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    f.write(b"end")
+    f.close()
+    assert path.read_bytes() == noise(7, 100_000) + b"end"
+
+
+def test_full_disk_names_the_file_and_keeps_the_old_one(tmp_path):
+    """A limit on the size of files stands for the disk's: both are an OSError of a write."""
+    import resource
+
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def write():
+        with ringstow.open_write(path) as f:
+            for _ in range(10):
+                f.write(bytes(1 << 20))
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        with pytest.raises(OSError, match="file") as raised:
+            write()
+        assert raised.value.filename == str(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["file"]
+
+
+WRITER = """
+import sys
+import ringstow
+path, step = sys.argv[1], int(sys.argv[2])
+config = ringstow.Config(block_bytes=64 << 10, pool_bytes=1 << 20)
+while True:
+    step += 1
+    with ringstow.open_write(path, config=config, checksums=True) as f:
+        for _ in range(8):
+            f.write(step.to_bytes(8, "little") * 30_000)
+            print("wrote", flush=True)
+    print(step, flush=True)
+"""
+
+
+@pytest.mark.timeout(600)
+def test_killed_writer_leaves_the_last_file_whole(tmp_path):
+    path, published = tmp_path / "file", 0
+    chance = random.Random(20261126)
+    for _ in range(int(os.environ.get("RINGSTOW_TEST_KILLS", "6"))):
+        process = python_start(WRITER, path, published)
+        for _ in range(chance.randrange(9, 30)):
+            process.stdout.readline()
+        process.send_signal(signal.SIGKILL)
+        out, err = process.communicate()
+        assert process.returncode == -signal.SIGKILL, err
+        with ringstow.open_read(path, config=SMALL) as f:
+            data = f.read()
+        now = int.from_bytes(data[:8], "little")
+        assert data == now.to_bytes(8, "little") * 240_000
+        told = [int(line) for line in out.split() if line != "wrote"]
+        assert now >= max([published + 1, *told])
+        published = now
+    with ringstow.open_write(path, checksums=True) as f:
+        f.write(b"end")
+    assert names(tmp_path) == ["file", "file.ringstow"]
