@@ -124,10 +124,18 @@ pub(crate) fn take_permissions(file: &File, replaced: &Path) -> io::Result<()> {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             found => found?,
         };
+        let now = file.metadata()?;
         let (uid, gid) = (Uid::from_raw(found.uid()), Gid::from_raw(found.gid()));
-        let owned = fchown(file, Some(uid), Some(gid)).or_else(|_| fchown(file, None, Some(gid)));
+        let owned = match (now.uid(), now.gid()) == (found.uid(), found.gid()) {
+            true => Ok(()),
+            false => fchown(file, Some(uid), Some(gid)).or_else(|_| fchown(file, None, Some(gid))),
+        };
         let lost = if owned.is_err() { OF_GROUP } else { 0 };
-        Ok(fchmod(file, Mode::from_raw_mode(found.mode() & PERMISSIONS & !lost))?)
+        let wanted = found.mode() & PERMISSIONS & !lost;
+        if now.mode() & PERMISSIONS == wanted {
+            return Ok(()); // some file systems refuse every change
+        }
+        Ok(fchmod(file, Mode::from_raw_mode(wanted))?)
     })
 }
 
