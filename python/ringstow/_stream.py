@@ -213,6 +213,18 @@ class FileReader(_Stream):
         self.size = file.size
         self.unchecked = file.unchecked
 
+    @property
+    def engine(self) -> str:
+        """``"uring"``, ``"portable"`` or ``"tokio-uring"``."""
+        self._check_open()
+        return self._file.moved()[0]
+
+    @property
+    def direct(self) -> bool:
+        """Whether O_DIRECT is used."""
+        self._check_open()
+        return self._file.moved()[1]
+
     def readable(self) -> bool:
         """Return True."""
         self._check_open()

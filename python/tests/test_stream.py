@@ -130,6 +130,8 @@ def test_stream_says_what_it_is_and_what_it_cannot(tmp_path):
         assert f.readable()
         assert f.seekable()
         assert not f.writable()
+        assert f.engine in ("uring", "portable")
+        assert f.direct in (False, True)
         with pytest.raises(io.UnsupportedOperation):
             f.write(b"x")
     with pytest.raises(ValueError, match="closed"):
@@ -296,6 +298,41 @@ def test_full_disk_names_the_file_and_keeps_the_old_one(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["file"]
+
+
+def test_ctrl_c_within_a_write_publishes_nothing(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def interrupt():
+        while len(names(tmp_path)) < 2:
+            pass
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def write():
+        thread = threading.Thread(target=interrupt)
+        with ringstow.open_write(path) as f:
+            thread.start()
+            f.write(bytes(300 << 20))
+            while True:  # the write was faster: the signal is about to come
+                thread.join(0.01)
+
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["file"]
+
+
+def test_exit_without_close_publishes_and_leaves_nothing(tmp_path):
+    code = """
+import sys, ringstow
+f = ringstow.open_write(sys.argv[1])
+f.write(bytes(10 << 20))
+"""
+    process = python_start(code, tmp_path / "file")
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    assert names(tmp_path) == []
 
 
 WRITER = """
