@@ -208,7 +208,7 @@ mod tests {
         assert_eq!(planned.stale, [dead.clone(), other.clone()]);
         assert_eq!(planned.left[0].0, living.path());
         let of_a = Clearing { of: Some(Path::new("a")), ..clearing(true) };
-        assert_eq!(clear(dir.path(), of_a).unwrap().stale, [dead.clone()]);
+        assert_eq!(clear(dir.path(), of_a).unwrap().stale, std::slice::from_ref(&dead));
         assert!(living.path().exists() && other.exists() && !dead.exists());
         clear(dir.path(), clearing(true)).unwrap();
         drop(living);
