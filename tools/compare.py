@@ -7,6 +7,7 @@
     python tools/compare.py --tensors 1000 10000 100000 1000000  # cost against their number
     python tools/compare.py --used-memory       # no memory is free, as on a machine in use
 
+A save or load that takes longer than --seconds is a row that says so.
 Each measurement runs in its own process (comparing/worker.py) and in a new directory, which is then
 removed. A peer that the project's environment lacks gets its own environment under .peers/.
 Saves are durable. Loads are cold, and their bytes are compared with what was saved.
@@ -20,17 +21,18 @@ import os
 import shutil
 import signal
 import sys
-import time
+from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from comparing import chart, counts, fio
-from comparing.directories import check_room, machine
+from comparing.about import about
+from comparing.directories import check_room
 from comparing.environments import Environment, environment_of, prepared
 from comparing.measuring import Bench, Rounds, Row, measure_rounds, needs_nothing
 from comparing.memory import page_cache
-from comparing.peers import PEERS
+from comparing.peers import OURS, PEERS
 from comparing.processes import CompareFailed, run_kept, say
 from comparing.table import summary, table
 
@@ -59,14 +61,13 @@ def prepare_all(rounds: Rounds, out: Path, seconds_max: float) -> dict[str, Envi
 
 
 def as_json(rounds: Rounds, args: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": machine(args.dir),
+    return about(args.dir) | {
         "gb": args.gb,
         "small": args.small,
         "used_memory": args.used_memory,
         "versions": rounds.versions,
         "failed": rounds.failed,
+        "stopped": rounds.stopped,
         "summary": summary(rounds),
         "rounds": rounds.done,
     }
@@ -152,7 +153,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--install-seconds", type=float, default=600.0, help="time limit of installing each peer"
     )
-    parser.add_argument("--seconds", type=float, default=900.0, help="time limit of a save or load")
+    parser.add_argument(
+        "--seconds", type=float, default=900.0,
+        help="time limit of a save or load; the table then says that it took more, and a peer that "
+        "reached it is neither measured again nor with more tensors",
+    )  # fmt: skip
     return parser.parse_args()
 
 
@@ -170,11 +175,12 @@ def conditions(args: argparse.Namespace) -> list[str]:
 
 
 def exit_code(rounds: Rounds, finished: bool) -> int:
-    """Return the exit code. A failed peer is only a row in the table; ringstow's failure counts."""
+    """Return the exit code. A peer that is not installed or too slow is only a row in the table."""
     if not finished:
         return 130
     needed = [name for name in rounds.failed if name == fio.FIO or needs_nothing(PEERS[name])]
-    return 1 if needed else 0
+    ours = [name for name in rounds.stopped if name.startswith(OURS)]
+    return 1 if needed or ours else 0
 
 
 def interrupt(number: int, frame: object) -> None:
@@ -182,14 +188,18 @@ def interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def compare(args: argparse.Namespace) -> tuple[Rounds, bool]:
+def compare(
+    args: argparse.Namespace, stopped: Mapping[str, str] | None = None
+) -> tuple[Rounds, bool]:
     """Measure one size, and say and write what was found. The flag is false after Ctrl-C.
+
+    `stopped` has the reason for each row that is known to be too slow and is skipped.
 
     Raises:
         CompareFailed: nothing can be measured.
     """
     state_bytes = round(args.gb * 1e9)
-    rounds = Rounds(choose(args))
+    rounds = Rounds(choose(args), stopped=dict(stopped or {}))
     (args.out / "logs").mkdir(parents=True, exist_ok=True)
     if not rounds.names:
         raise CompareFailed("none of these peers is installed; run without --nothing-installed")
@@ -212,19 +222,28 @@ def compare(args: argparse.Namespace) -> tuple[Rounds, bool]:
     return rounds, finished
 
 
+def counts_as_json(found: Mapping[int, Rounds], args: argparse.Namespace) -> dict[str, Any]:
+    versions = {name: v for rounds in found.values() for name, v in rounds.versions.items()}
+    return about(args.dir) | {
+        "used_memory": args.used_memory,
+        "versions": versions,
+        "counts": counts.as_json(found),
+    }
+
+
 def compare_counts(args: argparse.Namespace) -> int:
     """Measure each number of tensors, and return the exit code."""
     found: dict[int, Rounds] = {}
     codes = []
-    for count in args.tensors:
+    for count in sorted(set(args.tensors)):  # what is too slow with few is skipped with more
         say(f"\n{count:,} tensors")
         gb, out = count * counts.TENSOR_BYTES / 1e9, args.out / f"{count}-tensors"
         own = argparse.Namespace(**vars(args) | {"small": True, "gb": gb, "out": out, "json": None})
-        found[count], finished = compare(own)
+        found[count], finished = compare(own, counts.skipped(found))
         codes.append(exit_code(found[count], finished))
         told = "\n".join(counts.table(found))
         (args.out / "table.txt").write_text(told + "\n")
-        write_json({"machine": machine(args.dir), "counts": counts.as_json(found)}, args)
+        write_json(counts_as_json(found, args), args)
         if not finished:
             break
     say("\n" + told)

@@ -8,11 +8,22 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 sys.path.insert(0, str(TOOLS))
 
-from comparing import chart, durable, environments, measuring, processes, table, usage  # noqa: E402
+from comparing import (  # noqa: E402
+    chart,
+    counts,
+    durable,
+    environments,
+    measuring,
+    processes,
+    table,
+    usage,
+    worker,
+)
 from comparing.peers import PEERS  # noqa: E402
 
 
@@ -220,6 +231,63 @@ def test_loads_as_names_an_existing_row():
         assert peer.begin is not None or peer.load is not None
 
 
+def test_tools_own_loop_does_not_count_as_loading():
+    assert worker.without_loop(load=1.0, touch=0.5, again=0.5) == 1.0  # everything was read
+    assert worker.without_loop(load=0.1, touch=2.5, again=0.5) == 2.1  # everything was mapped
+    assert worker.without_loop(load=1.0, touch=0.1, again=0.5) == 1.0  # never below the load
+
+
+def test_loaded_tensors_are_touched_again_outside_the_load(at, monkeypatch):
+    touched = []
+    monkeypatch.setattr(worker, "touch", lambda state: touched.append(set(state)))
+    peer = PEERS["torch.save"]
+    worker.measure_save(peer, at, {"a": torch.ones(2)}, lambda: None, 100)
+    loaded = worker.measure_load(peer, at, lambda: None, 100)
+    assert touched == [{"a"}, {"a"}]
+    assert loaded["bytes"] == 8
+
+
+@pytest.fixture
+def slow_rounds():
+    def measure(name, number):
+        return row(1) | {"load": {measuring.MORE_THAN: 9.0}} if name == "dcp" else row(2, 2)
+
+    found = measuring.Rounds(["ringstow", "dcp"])
+    list(measuring.measure_rounds(found, 2, measure))
+    return found
+
+
+def test_peer_beyond_the_time_limit_is_stopped_others_continue(slow_rounds):
+    assert [set(done) for done in slow_rounds.done] == [{"ringstow", "dcp"}, {"ringstow"}]
+    assert slow_rounds.stopped == {"dcp": "load took more than 9 s"}
+    assert slow_rounds.more_than("dcp", "load") == 9.0
+    assert slow_rounds.more_than("dcp", "save") is slow_rounds.more_than("ringstow", "load") is None
+    assert [line.strip() for line in table.rows(slow_rounds)][-1].split() == [
+        "dcp", "STOPPED", "load", "took", "more", "than", "9", "s"
+    ]  # fmt: skip
+    assert table.ratios(slow_rounds, "save", "ringstow", ["dcp"]) == [0.5]
+    assert table.ratios(slow_rounds, "load", "ringstow", ["dcp"]) == []
+
+
+def test_peer_beyond_the_time_limit_is_skipped_with_more_tensors(slow_rounds):
+    reason = "skipped: load took more than 9 s with 10 tensors"
+    more = measuring.Rounds(["ringstow", "dcp"], stopped=counts.skipped({10: slow_rounds}))
+    assert more.stopped == {"dcp": reason}
+    list(measuring.measure_rounds(more, 1, lambda name, number: row(1, 1)))
+    assert [set(done) for done in more.done] == [{"ringstow"}]
+    found = {10: slow_rounds, 1000: more}
+    lines = [" ".join(line.split()) for line in counts.table(found)]
+    assert "dcp, load > 9 -" in lines
+    assert lines[-2:] == [
+        "dcp, 10 tensors: load took more than 9 s",
+        f"dcp, 1,000 tensors: {reason}",
+    ]
+    assert counts.skipped(found) == {"dcp": reason}
+    assert [told["stopped"] for told in counts.as_json(found)] == [
+        r.stopped for r in found.values()
+    ]
+
+
 WITHOUT_FIO = {**os.environ, "PATH": "/nonexistent"}
 
 
@@ -272,3 +340,17 @@ def test_cost_is_measured_for_each_number_of_tensors(at):
     assert head.split()[-2:] == ["10", "20"]
     assert save.startswith("torch.save, save")
     assert load.startswith("torch.save, load")
+    result = json.loads((at / "out" / "result.json").read_text())
+    assert result["command"].startswith("python tools/compare.py --gb 0.01 ")
+    assert {"date", "machine", "versions"} <= set(result)
+
+
+def test_time_limit_ends_neither_the_run_nor_counts_as_a_failure(at):
+    command = [*compare(at, 1, "torch.save"), "--tensors", "20", "10", "--seconds", "0.000001"]
+    done = subprocess.run(command, capture_output=True, text=True, env=WITHOUT_FIO)
+    assert done.returncode == 0, done.stdout + done.stderr
+    small, large = json.loads((at / "out" / "result.json").read_text())["counts"]
+    slow = "save took more than 1e-06 s"
+    assert (small["tensors"], small["stopped"]) == (10, {"torch.save": slow})
+    assert large["stopped"] == {"torch.save": f"skipped: {slow} with 10 tensors"}
+    assert sorted(path.name for path in at.iterdir()) == ["out"]

@@ -14,23 +14,45 @@ from comparing.environments import Environment
 from comparing.memory import PageCache
 from comparing.peer import Peer
 from comparing.peers import PEERS
-from comparing.processes import CompareFailed, run_worker, say
+from comparing.processes import CompareFailed, TimedOut, run_worker, say
 
 Result = dict[str, float]
 Row = dict[str, Result]  # "save" and "load", where the peer has them
 
+# The only figure of a save or load that was ended at the time limit.
+MORE_THAN = "more_than_seconds"
+# A worker also makes the state, warms up and checks the bytes: minutes for a million tensors. None
+# of that counts against the time limit of a save or load.
+AROUND_SECONDS_MAX = 1800.0
+
 
 @dataclass
 class Rounds:
-    """The measurements: a row per name and round, and the reason for each missing one."""
+    """The measurements: a row per name and round, and the reason for each missing one.
+
+    A name in `stopped` works, but was too slow to be measured, or measured again.
+    """
 
     names: list[str]
     done: list[dict[str, Row]] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    stopped: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
     def results(self, name: str, what: str) -> list[Result]:
-        return [row[name][what] for row in self.done if name in row and what in row[name]]
+        """Return what was measured, without a save or load that was ended at the time limit."""
+        return [result for row in self.done if (result := measured(row, name, what))]
+
+    def more_than(self, name: str, what: str) -> float | None:
+        """Return the time limit at which this save or load was ended, or None."""
+        results = [row.get(name, {}).get(what, {}) for row in self.done]
+        return max((result[MORE_THAN] for result in results if MORE_THAN in result), default=None)
+
+
+def measured(row: Mapping[str, Row], name: str, what: str) -> Result | None:
+    """Return one figure of a round, or None if there is none or it was ended at the time limit."""
+    result = row.get(name, {}).get(what)
+    return None if result is None or MORE_THAN in result else result
 
 
 def speed(result: Result) -> float:
@@ -52,6 +74,7 @@ class Bench:
     def worker(self, operation: str, name: str, directory: Path) -> Result:
         where = self.environments[name]
         arguments = [operation, name, str(directory), "--bytes", str(self.state_bytes)]
+        arguments += ["--seconds", str(self.seconds_max)]
         if self.small:
             arguments.append("--small")
         log = self.logs / f"{name}.log"
@@ -59,7 +82,11 @@ class Bench:
         if self.page_cache:
             arguments.append("--fill-page-cache")
             stdin = self.page_cache.descriptor
-        return run_worker(where.python, arguments, log, self.seconds_max, where.variables, stdin)
+        limit = self.seconds_max + AROUND_SECONDS_MAX
+        try:
+            return run_worker(where.python, arguments, log, limit, where.variables, stdin)
+        except TimedOut:
+            return {MORE_THAN: self.seconds_max}
 
     def measure(self, name: str, *, check: bool) -> Row:
         """Measure one save and one cold load.
@@ -72,6 +99,8 @@ class Bench:
             saved = self.worker("save", name, directory)
             if peer.begin is not None and peer.saves_as is None:
                 row["save"] = saved
+            if MORE_THAN in saved:
+                return {"save": saved}
             if peer.load is not None and (peer.loads_as is None or check):
                 loaded = self.cold_load(name, directory)
                 if peer.loads_as is None:
@@ -105,7 +134,7 @@ def measure_round(
     """Measure a row for each name that has not failed; print and keep each failure."""
     found: dict[str, Row] = {}
     for name in in_turn(rounds.names, number):
-        if name in rounds.failed:
+        if name in rounds.failed or name in rounds.stopped:
             continue
         try:
             found[name] = measure(name, number)
@@ -113,9 +142,19 @@ def measure_round(
             rounds.failed[name] = str(failure)
             say(f"  {say_as}  {name:<25} failed: {failure}")
             continue
-        told = ", ".join(f"{what} {speed(r):.2f} GB/s" for what, r in found[name].items())
+        if slow := [what for what, result in found[name].items() if MORE_THAN in result]:
+            rounds.stopped[name] = too_slow(slow[0], found[name][slow[0]])
+        told = ", ".join(figure(what, result) for what, result in found[name].items())
         say(f"  {say_as}  {name:<25} {told}")
     return found
+
+
+def too_slow(what: str, result: Result) -> str:
+    return f"{what} took more than {result[MORE_THAN]:g} s"
+
+
+def figure(what: str, result: Result) -> str:
+    return too_slow(what, result) if MORE_THAN in result else f"{what} {speed(result):.2f} GB/s"
 
 
 def measure_rounds(

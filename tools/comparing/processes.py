@@ -16,6 +16,10 @@ class CompareFailed(Exception):
     """The comparison, or this peer, cannot run here; the message says why."""
 
 
+class TimedOut(CompareFailed):
+    """The measured part of a save or load took longer than its limit."""
+
+
 def say(text: str = "") -> None:
     print(text, flush=True)
 
@@ -85,6 +89,8 @@ def run_worker(
     command = [python, "-W", "ignore", "-m", "comparing.worker", *arguments]
     code, text = run_kept(command, log, seconds_max, environment, stdin)
     answer = last_json(text)
+    if code == -signal.SIGALRM and answer is None:  # only comparing.worker's own limit sends it
+        raise TimedOut("the measured part took longer than its limit")
     if code < 0 and answer is None:
         raise CompareFailed(f"ended by {signal.Signals(-code).name}")
     if answer is None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from comparing import fio
 from comparing.directories import file_system, machine
-from comparing.measuring import Result, Rounds, speed
+from comparing.measuring import Result, Rounds, measured, speed
 from comparing.peers import OURS, OURS_INTO, OURS_OVER, PEERS
 
 WARM_SHARE_MAX = 0.01  # of a load's bytes that the page cache may still hold
@@ -44,9 +44,10 @@ def ratios(rounds: Rounds, what: str, name: str, others: list[str]) -> list[floa
     """Return, per round, the speed of `name` divided by that of the fastest of the others."""
     found = []
     for row in rounds.done:
-        speeds = [speed(row[other][what]) for other in others if what in row.get(other, {})]
-        if what in row.get(name, {}) and speeds:
-            found.append(speed(row[name][what]) / max(speeds))
+        ours = measured(row, name, what)
+        speeds = [speed(result) for other in others if (result := measured(row, other, what))]
+        if ours and speeds:
+            found.append(speed(ours) / max(speeds))
     return found
 
 
@@ -86,6 +87,8 @@ def rows(rounds: Rounds) -> Iterator[str]:
             yield table_line(table_row(name, rounds))
         if name in rounds.failed:
             yield f"{name:<{WIDTHS[0]}} FAILED {rounds.failed[name]}"
+        if name in rounds.stopped:
+            yield f"{name:<{WIDTHS[0]}} STOPPED {rounds.stopped[name]}"
 
 
 def ratio_lines(rounds: Rounds) -> Iterator[str]:
