@@ -1,7 +1,8 @@
 """Compare DCP's own storage with ringstow's: same state, same ranks.
 
     python tools/compare_dcp.py                          # 2 ranks, 3 GB, 3 rounds, on this disk
-    python tools/compare_dcp.py --tensors 100000         # the cost of planning and metadata
+    python tools/compare_dcp.py --tensors 100000         # the cost of planning and metadata, and of
+                                                         # a load by one process
     python tools/compare_dcp.py --replicated --gb 0.5    # loads with and without broadcast
     python tools/compare_dcp.py --export --ranks 8       # one Hugging Face model, by all ranks
     python tools/compare_dcp.py --gb 6 --ranks 4 --dir /mnt/nvme --json result.json
@@ -17,31 +18,49 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from comparing.directories import fresh_directory, machine
+from comparing.about import about
+from comparing.directories import fresh_directory
 from comparing.processes import CompareFailed, say
 from comparing.table import spread
 
 Measurement = dict[str, float | str]
 
 
-def run_ranks(args: argparse.Namespace, directory: Path) -> list[Measurement]:
-    """Run the ranks, print each measurement as it arrives, and return all."""
-    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={args.ranks}"]
-    command += ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
-    program = "export_ranks.py" if args.export else "dcp_ranks.py"
-    command += [str(Path(__file__).with_name(program)), f"--dir={directory}"]
-    command += [f"--gb={args.gb}", f"--rounds={args.rounds}"]
+def launcher(ranks: int) -> list[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
+    return [*command, "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+
+
+def program(name: str, *options: str) -> list[str]:
+    return [str(Path(__file__).with_name(name)), *options]
+
+
+def measure(args: argparse.Namespace, directory: Path) -> list[Measurement]:
+    where = [f"--dir={directory}", f"--rounds={args.rounds}"]
+    if args.tensors:
+        return measure_many(args, where)
+    where += [f"--gb={args.gb}"]
     if args.export:
-        command += ["--columns"] if args.columns else []
-    else:
-        command += [f"--tensors={args.tensors}"]
-        command += ["--flat"] if args.flat else []
-        command += ["--replicated"] if args.replicated else []
-        command += ["--fio"] if shutil.which("fio") else []
+        where += ["--columns"] if args.columns else []
+        return run_ranks([*launcher(args.ranks), *program("export_ranks.py", *where)])
+    where += ["--replicated"] if args.replicated else []
+    where += ["--fio"] if shutil.which("fio") else []
+    return run_ranks([*launcher(args.ranks), *program("dcp_ranks.py", *where)])
+
+
+def measure_many(args: argparse.Namespace, where: list[str]) -> list[Measurement]:
+    """Measure saves and loads by the ranks, and then loads of the same by one process."""
+    options = [*where, f"--tensors={args.tensors}", *(["--flat"] if args.flat else [])]
+    by_ranks = run_ranks([*launcher(args.ranks), *program("dcp_many.py", *options)])
+    options += [f"--saved-by={args.ranks}"]
+    return by_ranks + run_ranks([*launcher(1), *program("dcp_many.py", *options)])
+
+
+def run_ranks(command: list[str]) -> list[Measurement]:
+    """Run the ranks, print each measurement as it arrives, and return all."""
     found: list[Measurement] = []
     environment = {"OMP_NUM_THREADS": "1"} | os.environ
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as ranks:
@@ -60,7 +79,7 @@ def run_ranks(args: argparse.Namespace, directory: Path) -> list[Measurement]:
 def told(m: Measurement) -> str:
     figures = {k: v for k, v in m.items() if k not in ("round", "row", "what", "bytes")}
     text = ", ".join(f"{k} {v:.3f}" for k, v in figures.items() if isinstance(v, float))
-    return f"round {int(m['round']) + 1}  {m['row']:<9} {m['what']:<8} {text}"
+    return f"round {int(m['round']) + 1}  {m['row']:<19} {m['what']:<8} {text}"
 
 
 def values(found: list[Measurement], row: str, what: str, figure: str) -> dict[int, float]:
@@ -103,14 +122,18 @@ def later(rounds: dict[int, float]) -> str:
     return spread([value for number, value in rounds.items() if number > 0])
 
 
+PLANNING_ROWS = (
+    *("no writer", "ringstow", "planner first", "planner later"),
+    *("caching first", "caching later", "distributed", "dcp"),
+    *("load ringstow", "load planner", "load distributed", "load dcp"),
+    *("reshard planner", "reshard distributed", "reshard dcp"),  # one process loads
+)
+
+
 def planning_lines(found: list[Measurement]) -> Iterator[str]:
-    saves = ("no writer", "ringstow", "planner first", "planner later")
-    others = ("caching first", "caching later", "distributed", "dcp")
-    loads = ("load ringstow", "load planner", "load distributed", "load dcp")
-    names = (*saves, *others, *loads)
-    rows = {row: values(found, row, "planning", "seconds") for row in names}
+    rows = {row: values(found, row, "planning", "seconds") for row in PLANNING_ROWS}
     for row, seconds in rows.items():
-        yield f"{row:<16} {spread(list(seconds.values()))} s"
+        yield f"{row:<19} {spread(list(seconds.values()))} s"
     yield f"ringstow / no writer {ratio(rows['ringstow'], rows['no writer'])}"
     yield f"ringstow / dcp       {ratio(rows['ringstow'], rows['dcp'])}"
     yield f"ringstow / planner, first save {ratio(rows['ringstow'], rows['planner first'])}"
@@ -118,6 +141,9 @@ def planning_lines(found: list[Measurement]) -> Iterator[str]:
     yield f"ringstow / planner, loads {ratio(rows['load ringstow'], rows['load planner'])}"
     yield f"dcp / distributed    {ratio(rows['dcp'], rows['distributed'])}"
     yield f"dcp / distributed, loads {ratio(rows['load dcp'], rows['load distributed'])}"
+    for row in ("distributed", "planner"):
+        told = ratio(rows["reshard dcp"], rows[f"reshard {row}"])
+        yield f"dcp / {row}, loads by one process {told}"
 
 
 def replicated_lines(found: list[Measurement]) -> Iterator[str]:
@@ -144,7 +170,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
-        "--tensors", type=int, default=0, help="measure planning with this number of tensors"
+        "--tensors",
+        type=int,
+        default=0,
+        help="measure planning with this number of tensors, and how one process loads them",
     )
     parser.add_argument(
         "--flat",
@@ -169,7 +198,7 @@ def main() -> int:
     args = arguments()
     try:
         with fresh_directory(args.dir) as directory:
-            found = run_ranks(args, directory)
+            found = measure(args, directory)
     except CompareFailed as failure:
         say(f"compare_dcp: {failure}")
         return 1
@@ -180,10 +209,12 @@ def main() -> int:
         say(line)
     say()
     say("Median (lowest-highest) over the rounds. Both fsync files, ringstow its directory too.")
-    say(f"{time.strftime('%Y-%m-%d')}, {args.ranks} ranks, {machine(args.dir)}")
+    origin = about(args.dir)
+    say(f"{origin['date']}, {args.ranks} ranks, {origin['machine']}")
     if args.json:
-        about = {"date": time.strftime("%Y-%m-%d"), "machine": machine(args.dir)}
-        args.json.write_text(json.dumps(about | {"measurements": found}, indent=1))
+        settings = {"ranks": args.ranks, "tensors": args.tensors, "gb": args.gb}
+        result = origin | settings | {"measurements": found}
+        args.json.write_text(json.dumps(result, indent=1))
     return 0
 
 

@@ -9,27 +9,26 @@ from __future__ import annotations
 
 import argparse
 import gc
-import itertools
 import json
 import logging
 import os
 import shutil
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ringstow.dcp
-import ringstow.distributed
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from comparing.durable import drop_caches
 from comparing.fio import fio_jobs
 from torch import Tensor
-from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, LoadPlan
+from torch.distributed.checkpoint import DefaultLoadPlanner, LoadPlan
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -43,6 +42,16 @@ State = dict[str, Any]
 def report(round_: int, row: str, what: str, **figures: float) -> None:
     if dist.get_rank() == 0:
         print(json.dumps({"round": round_, "row": row, "what": what, **figures}), flush=True)
+
+
+@contextmanager
+def ranks() -> Iterator[None]:
+    """Hold the process group of all ranks, without the libraries' warnings."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    dist.init_process_group("gloo")
+    yield
+    dist.destroy_process_group()
 
 
 def timed(action: Callable[[], object]) -> float:
@@ -336,111 +345,19 @@ def measure_replicated(args: argparse.Namespace) -> None:
     remove(path)
 
 
-# --- planning ------------------------------------------------------------------------------------
-
-
-class NullWriter(dcp.StorageWriter):
-    """Writes nothing, so that only DCP's own time remains."""
-
-    def reset(self, checkpoint_id: Any = None) -> None: ...
-
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None: ...
-
-    def prepare_local_plan(self, plan: Any) -> Any:
-        return plan
-
-    def prepare_global_plan(self, plans: Any) -> Any:
-        return plans
-
-    def write_data(self, plan: Any, planner: Any) -> Any:
-        done: torch.futures.Future[list[Any]] = torch.futures.Future()
-        done.set_result([])
-        return done
-
-    def finish(self, metadata: Any, results: Any) -> None: ...
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Any) -> bool:
-        return True
-
-
-def many_tensors(count: int, *, flat: bool) -> State:
-    """Return tiny sharded tensors: of one model, as trainers save it, or all at the top level."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    one = torch.zeros(4, 4)
-    tensors = {
-        f"layers.{i // 10}.block.{i % 10}.weight": DTensor.from_local(one, mesh, [Shard(0)])
-        for i in range(count)
-    }
-    return tensors if flat else {"model": tensors}
-
-
-def measure_planning(args: argparse.Namespace) -> None:
-    """Measure the cost of planning and metadata for many tiny sharded tensors."""
-    state = many_tensors(args.tensors, flat=args.flat)
-    ours, own, theirs = (args.dir / name for name in ("many", "many-own", "many-dcp"))
-    save, load = partial(dcp.save, state), partial(dcp.load, state)
-    writer = ringstow.dcp.StorageWriter
-    for round_ in range(args.rounds):
-        # Ours keeps plans for each process group, torch's for each class: these are new.
-        known = {"process_group": dist.new_group(backend="gloo")}
-        caching = type(f"Caching{round_}", (DefaultSavePlanner,), {})
-        planned = partial(save, planner=ringstow.dcp.SavePlanner(), **known)
-        cached = partial(save, planner=caching(enable_plan_caching=True))
-        rows: list[list[tuple[str, Any]]] = [
-            [("no writer", partial(save, storage_writer=NullWriter()))],
-            [("ringstow", partial(save, storage_writer=writer(ours)))],
-            [
-                ("planner first", partial(planned, storage_writer=writer(ours))),
-                ("planner later", partial(planned, storage_writer=writer(ours))),
-            ],
-            [
-                ("caching first", partial(cached, storage_writer=writer(ours))),
-                ("caching later", partial(cached, storage_writer=writer(ours))),
-            ],
-            [("distributed", partial(ringstow.distributed.save, state, own))],
-            [("dcp", partial(save, storage_writer=dcp.FileSystemWriter(theirs)))],
-        ]
-        turn = round_ % len(rows)
-        reader = ringstow.dcp.StorageReader
-        loads: list[tuple[str, Any]] = [
-            ("load ringstow", partial(load, storage_reader=reader(ours))),
-            (
-                "load planner",
-                partial(load, storage_reader=reader(ours), planner=ringstow.dcp.LoadPlanner()),
-            ),
-            ("load distributed", partial(ringstow.distributed.load_into, state, own)),
-            ("load dcp", partial(load, checkpoint_id=theirs)),
-        ]
-        for row, action in itertools.chain(*rows[turn:], *rows[:turn], loads):
-            settle()
-            report(round_, row, "planning", tensors=args.tensors, seconds=timed(action))
-    for path in (ours, own, theirs):
-        remove(path)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--gb", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--tensors", type=int, default=0, help="measure planning with this number of tensors"
-    )
-    parser.add_argument("--flat", action="store_true")
     parser.add_argument("--replicated", action="store_true")
     parser.add_argument("--fio", action="store_true")
     args = parser.parse_args()
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    dist.init_process_group("gloo")
-    if args.replicated:
-        measure_replicated(args)
-    elif args.tensors:
-        measure_planning(args)
-    else:
-        measure(args)
-    dist.destroy_process_group()
+    with ranks():
+        if args.replicated:
+            measure_replicated(args)
+        else:
+            measure(args)
 
 
 if __name__ == "__main__":
