@@ -49,7 +49,7 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 	torture torture-address torture-background torture-calls torture-calls-python torture-cuts torture-flips \
 	torture-fuzz torture-hosts torture-image torture-kills torture-leaks torture-miri torture-simulation torture-soak \
 	torture-threads \
-	lint doc bench bench-check bench-baseline compare compare-dcp compare-export step-time sweep wheel gpu-bundle gpu-report clean
+	lint doc bench bench-check bench-baseline compare compare-dcp compare-export step-time figures sweep wheel gpu-bundle gpu-report clean
 .DEFAULT_GOAL := help
 
 help:
@@ -82,6 +82,7 @@ help:
 	@echo "make compare-dcp  PyTorch DCP with its own storage and with ringstow's"
 	@echo "make compare-export  one Hugging Face model by all ranks, beside a sharded save (RANKS=$(RANKS) GB=$(GB))"
 	@echo "make step-time  what a background save costs training, beside other ways (GB=$(GB) ROUNDS=$(ROUNDS) TRAINER=$(TRAINER))"
+	@echo "make figures  draw the plots of docs/figures.md from the measurements in docs/figures; measures nothing"
 	@echo "make sweep DIR=/mnt/nvme  the fastest setting there, and what each knob is worth (MINUTES=$(MINUTES) GB=$(GB))"
 	@echo "make gpu-bundle  all that tests and measures GPUs, in dist/gpu, for a machine without Rust or network"
 	@echo "make gpu-report  the same, and runs it here: report.md, report.json"
@@ -244,6 +245,9 @@ compare: $(READY)
 step-time: $(READY) $(if $(filter plain,$(TRAINER)),,$(TRAINERS))
 	$(BIN)/python tools/step_time.py --gb $(GB) --rounds $(ROUNDS) --trainer $(TRAINER) \
 		--dir $(or $(DIR),.) $(if $(JSON),--json "$(JSON)")
+
+figures: $(READY)
+	$(BIN)/python tools/figures.py
 
 sweep: $(READY)
 	@test -n "$(DIR)" || { echo "say on which disk: make sweep DIR=/mnt/nvme"; exit 2; }

@@ -4,6 +4,9 @@
 //! `cargo bench --bench manifest -- --test` runs everything once, in small. With `RINGSTOW_BENCH_LARGE=1` there are also
 //! 16,384 ranks and ten million chunks, which take 4 GB of memory. Each size prints what a chunk takes on disk, in memory
 //! and in receipts.
+//!
+//! With `RINGSTOW_BENCH_JSON=FILE` it measures nothing of that. It deals a million chunks out to 1 to 16,384 ranks, and
+//! writes seconds and bytes per chunk to that file: `tools/bench_ranks.py` does so for docs/figures.md.
 
 mod common;
 
@@ -15,7 +18,7 @@ use ringstow::internals::plan::load::{Scattered, Unit};
 use ringstow::internals::plan::slab::{Dense, Place, Slab, dense_strides};
 use std::hint::black_box;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const BLOCK: u64 = 1 << 20;
 /// Elements per row, and rows of each tensor per rank.
@@ -112,20 +115,37 @@ fn decoded(text: &[u8]) -> Manifest {
     Manifest::decode(text.to_vec(), Path::new("manifest.json")).expect("it is valid")
 }
 
-/// Prints what a chunk takes.
-fn print_bytes(chunks: u64, text: &[u8], sent: &[Vec<u8>]) {
+/// What a chunk takes, in bytes.
+#[derive(serde::Serialize)]
+struct ChunkBytes {
+    disk: f64,
+    receipts: f64,
+    /// In memory, once the manifest is open; at most while opening and while merging.
+    open: f64,
+    opening: f64,
+    merging: f64,
+}
+
+fn bytes_per_chunk(chunks: u64, text: &[u8], sent: &[Vec<u8>]) -> ChunkBytes {
     let per_chunk = |bytes: u64| bytes as f64 / chunks as f64;
     let opening = allocation_counter::measure(|| drop(black_box(decoded(text))));
     let open = allocation_counter::measure(|| std::mem::forget(decoded(text)));
     let merging = allocation_counter::measure(|| drop(black_box(committed(sent))));
+    ChunkBytes {
+        disk: per_chunk(text.len() as u64),
+        receipts: per_chunk(sent.iter().map(|text| text.len() as u64).sum()),
+        open: per_chunk(open.bytes_current as u64),
+        opening: per_chunk(opening.bytes_max),
+        merging: per_chunk(merging.bytes_max),
+    }
+}
+
+fn print_bytes(chunks: u64, text: &[u8], sent: &[Vec<u8>]) {
+    let each = bytes_per_chunk(chunks, text, sent);
     println!(
         "{chunks} chunks, bytes each: {:.1} on disk, {:.1} in receipts; {:.1} in memory once open, {:.1} at most while \
          opening, {:.1} at most while merging",
-        per_chunk(text.len() as u64),
-        per_chunk(sent.iter().map(|text| text.len() as u64).sum()),
-        per_chunk(open.bytes_current as u64),
-        per_chunk(opening.bytes_max),
-        per_chunk(merging.bytes_max),
+        each.disk, each.receipts, each.open, each.opening, each.merging,
     );
 }
 
@@ -153,7 +173,56 @@ fn ranks(criterion: &mut Criterion, ranks: u64, tensors: u64) {
     }
 }
 
+/// The chunks that are dealt out to each of `RANKS`, and how often each is timed.
+const CHUNKS: u64 = 1_000_000;
+const RANKS: [u64; 8] = [1, 4, 16, 64, 256, 1024, 4096, 16_384];
+const ROUNDS: usize = 3;
+
+/// Times an action `ROUNDS` times, after one time that does not count, in seconds.
+fn seconds<T>(action: impl Fn() -> T) -> Vec<f64> {
+    let time = || {
+        let start = Instant::now();
+        let made = action();
+        let took = start.elapsed().as_secs_f64();
+        drop(made); // does not count: a job that ends here drops nothing
+        took
+    };
+    time();
+    (0..ROUNDS).map(|_| time()).collect()
+}
+
+/// What a commit and an open cost, with this number of chunks on so many ranks.
+fn costs(ranks: u64, chunks: u64) -> serde_json::Value {
+    let tensors = (chunks / ranks).max(1);
+    let manifest = manifest(ranks, tensors);
+    let text = manifest.encode().expect("it can be written");
+    let sent = receipts(&manifest);
+    drop(manifest);
+    serde_json::json!({
+        "ranks": ranks,
+        "tensors": tensors,
+        "chunks": ranks * tensors,
+        "bytes_per_chunk": bytes_per_chunk(ranks * tensors, &text, &sent),
+        "seconds": {
+            "merged": seconds(|| receipt::merge_packed(&sent)),
+            "committed": seconds(|| committed(&sent)),
+            "opened": seconds(|| decoded(&text)),
+        },
+    })
+}
+
+fn write_json(file: &Path) {
+    let chunks = if is_smoke_test() { 1000 } else { CHUNKS };
+    let ranks = RANKS.iter().filter(|&&ranks| ranks <= chunks);
+    let rows: Vec<_> = ranks.map(|&ranks| costs(ranks, chunks)).collect();
+    let text = serde_json::json!({ "rounds": ROUNDS, "ranks": rows }).to_string();
+    std::fs::write(file, text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+}
+
 fn all(criterion: &mut Criterion) {
+    if let Some(file) = std::env::var_os("RINGSTOW_BENCH_JSON") {
+        return write_json(Path::new(&file));
+    }
     sizes().iter().for_each(|&(count, tensors)| ranks(criterion, count, tensors));
 }
 

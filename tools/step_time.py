@@ -18,14 +18,14 @@ import argparse
 import importlib
 import json
 import sys
-import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from comparing.directories import check_room, fresh_directory, machine
+from comparing.about import about
+from comparing.directories import check_room, fresh_directory
 from comparing.measuring import in_turn
 from comparing.processes import CompareFailed, last_json, run_kept, say
 from stepping import calls, gil
@@ -89,13 +89,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     say()
     for line in [*table(found), *gil_table(found)]:
         say(line)
-    about = {
-        "date": time.strftime("%Y-%m-%d"), "machine": machine(options.dir), "gb": options.gb,
+    result = {
+        **about(options.dir), "gb": options.gb,
         "trainer": options.trainer, "threads": options.threads, "torch": str(torch.__version__),
     }  # fmt: skip
-    say(f"{about['date']}, {options.gb:g} GB, {options.trainer}, {about['machine']}")
+    say(f"{result['date']}, {options.gb:g} GB, {options.trainer}, {result['machine']}")
     if options.json:
-        options.json.write_text(json.dumps(about | found.told(), indent=1))
+        options.json.write_text(json.dumps(result | found.told(), indent=1))
     return 1 if found.failed or any("failed" in told for told in found.gil.values()) else 0
 
 

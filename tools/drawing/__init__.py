@@ -1,0 +1,1 @@
+"""The plots of docs/figures.md: a module for each."""
