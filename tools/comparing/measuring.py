@@ -103,7 +103,8 @@ class Bench:
                 return {"save": saved}
             if peer.load is not None and (peer.loads_as is None or check):
                 loaded = self.cold_load(name, directory)
-                if peer.loads_as is None:
+                # A load that was ended was not checked either, so its row says so.
+                if peer.loads_as is None or MORE_THAN in loaded:
                     row["load"] = loaded
         return row
 
