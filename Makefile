@@ -41,11 +41,14 @@ TRAINERS       := $(VENV)/.trainers
 TRAINER_EXTRAS := accelerate,deepspeed,lightning,megatron,nvrx,peft,pytorch-lightning,ray,torchtitan,transformers
 # burn needs a newer Rust than ringstow: empty where rustc is older.
 BURN := $(shell printf '1.95\n%s\n' "$$(PATH=$(HOME)/.cargo/bin:$$PATH rustc --version 2>/dev/null | cut -d' ' -f2)" | sort -VC && echo yes)
+# The S3 server of the tests, in a stamp of its version: it needs a newer Rust than ringstow.
+S3S    := 0.14.1
+STORES := target/stores/.s3s-fs-$(S3S)
 INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 	\( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name '*.toml' \) \
 	-not -path 'python/tests/*' -not -path 'python/trainer_tests/*' -not -path '*/target/*' 2>/dev/null)
 
-.PHONY: help demo test test-rust test-mpi test-python test-trainers test-gpu fuzz \
+.PHONY: help demo stores test test-rust test-mpi test-python test-trainers test-gpu fuzz \
 	torture torture-address torture-background torture-calls torture-calls-python torture-cuts torture-flips \
 	torture-fuzz torture-hosts torture-image torture-kills torture-leaks torture-miri torture-simulation torture-soak \
 	torture-threads \
@@ -113,7 +116,7 @@ test-gpu: $(READY)
 		echo "no GPU here: skipped (torch.cuda.is_available() is false)"; \
 	fi
 
-test-python: $(READY)
+test-python: $(READY) stores
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(TESTS)
 
 test-trainers: $(TRAINERS)
@@ -275,6 +278,17 @@ $(READY): $(INPUTS)
 	@$(BIN)/python -m pip install -q --disable-pip-version-check './python[test,lint]' \
 		$(if $(TORCH),'torch==$(TORCH).*')
 	@touch $@
+
+# A machine that cannot install it skips the tests that need it; RINGSTOW_REQUIRE_RIGS fails them.
+stores: $(STORES)
+
+$(STORES):
+	@echo "installing s3s-fs $(S3S), the S3 server of the tests: two minutes, once"
+	@if cargo install -q s3s-fs --version $(S3S) --features binary --locked --root target/stores; then \
+		touch $@; \
+	else \
+		echo "could not install s3s-fs: tests of object stores are skipped"; \
+	fi
 
 # pip installs an extra with its package only, so the wheel is installed again.
 $(TRAINERS): python/pyproject.toml | $(READY)

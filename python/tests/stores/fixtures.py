@@ -1,0 +1,180 @@
+"""What tests of object stores ask for. ``conftest.py`` imports it, so every test can.
+
+``bucket`` is a fresh bucket on a real server, ``each_bucket`` one on each server in turn, ``proxy``
+stands in front of the test's bucket. Both set ``AWS_*``, so that ringstow finds them by ``s3://``.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import os
+import pathlib
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from stores import servers
+from stores.client import ACCESS_KEY, REGION, SECRET_KEY, Answer, Client, Refused
+from stores.proxy import Proxy
+
+_numbers = itertools.count()
+
+
+class Bucket:
+    """A bucket, seen from the side: what is done here passes no proxy.
+
+    Attributes:
+        name: the bucket's name.
+        url: ``s3://name``.
+        server: the `servers.Server` that has it.
+    """
+
+    def __init__(self, server: servers.Server, name: str):
+        self.server, self.name, self.url = server, name, f"s3://{name}"
+        self._client = Client(server.url)
+        self.request("PUT")
+
+    def request(
+        self,
+        method: str,
+        key: str = "",
+        body: bytes = b"",
+        headers: dict[str, str] | None = None,
+        **query: object,
+    ) -> Answer:
+        """Make a request of the bucket, or of an object in it: see `Client.request`."""
+        path = f"/{self.name}/{key}" if key else f"/{self.name}"
+        return self._client.request(method, path, body, headers, **query)
+
+    def put(self, key: str, body: bytes, **headers: str) -> None:
+        """Store an object."""
+        self.request("PUT", key, body, headers)
+
+    def get(self, key: str) -> bytes:
+        """Return an object's bytes."""
+        return self.request("GET", key).body
+
+    def has(self, key: str) -> bool:
+        """Return whether there is such an object."""
+        try:
+            self.request("HEAD", key)
+        except Refused as error:
+            if error.status != 404:
+                raise
+            return False
+        return True
+
+    def delete(self, key: str) -> None:
+        """Remove an object."""
+        self.request("DELETE", key)
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """Return the keys of all objects, sorted."""
+        query: dict[str, Any] = {"list-type": 2, "prefix": prefix}
+        found: list[str] = []
+        while True:
+            answer = self.request("GET", **query)
+            found += answer.all("Key")
+            if answer.all("IsTruncated") != ["true"]:
+                return sorted(found)
+            query["continuation-token"] = answer.all("NextContinuationToken")[0]
+
+    def flip(self, key: str, offset: int) -> None:
+        """Flip a bit of a stored byte."""
+        changed = bytearray(self.get(key))
+        changed[offset] ^= 0x10
+        self.put(key, bytes(changed))
+
+    def uploads(self) -> dict[str, str]:
+        """Return the unfinished multipart uploads: their ids with the keys."""
+        if self.server.folder is None:
+            answer = self.request("GET", uploads="")
+            return dict(zip(answer.all("UploadId"), answer.all("Key"), strict=True))
+        return _uploads_in(self.server.folder, self.name)
+
+    def environment(self, endpoint: str = "") -> dict[str, str]:
+        """Return what a program needs in its environment; ``endpoint`` is a proxy's URL."""
+        return {
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_REGION": REGION,
+            "AWS_ENDPOINT_URL": endpoint or self.server.url,
+            "AWS_ALLOW_HTTP": "true",
+            "NO_PROXY": "127.0.0.1",
+        }
+
+
+def _uploads_in(folder: pathlib.Path, bucket: str) -> dict[str, str]:
+    """Return what s3s-fs knows of uploads: it cannot be asked for them (501)."""
+    names = r"\.bucket-([\w-]+)\.object-([\w-]+)\.upload-([\w-]+)\.metadata\.json"
+    found = (re.fullmatch(names, path.name) for path in folder.iterdir())
+    rows = [match.groups() for match in found if match]
+    return {
+        upload: _decoded(key)
+        for where, key, upload in rows
+        if _decoded(where) == bucket and (folder / f".upload-{upload}.json").exists()
+    }
+
+
+def _decoded(text: str) -> str:
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
+
+
+def _running(start: Callable[..., servers.Server], *args: object) -> servers.Server:
+    try:
+        return start(*args)
+    except servers.NoServer as error:
+        from support import missing
+
+        missing(str(error))  # type: ignore[no-untyped-call]
+        raise
+
+
+@pytest.fixture(scope="session")
+def s3s(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+    """Return a running ``s3s-fs``, or skip."""
+    folder = tmp_path_factory.mktemp("s3s")
+    with _running(servers.s3s, folder, ACCESS_KEY, SECRET_KEY) as server:
+        yield server
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def moto() -> Iterator[servers.Server]:
+    """Return a running moto, or skip."""
+    with _running(servers.moto) as server:
+        yield server
+
+
+def _bucket(server: servers.Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    bucket = Bucket(server, f"ringstow-{next(_numbers)}")
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    for name, value in bucket.environment().items():
+        monkeypatch.setenv(name, value)
+    return bucket
+
+
+@pytest.fixture
+def bucket(s3s: servers.Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """Return a fresh bucket of ``s3s-fs``."""
+    return _bucket(s3s, monkeypatch)
+
+
+@pytest.fixture(params=["s3s", "moto"])
+def each_bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """Return a fresh bucket of each server in turn."""
+    return _bucket(request.getfixturevalue(request.param), monkeypatch)
+
+
+@pytest.fixture
+def proxy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """Return a proxy in front of the test's ``bucket`` or ``each_bucket``."""
+    name = "each_bucket" if "each_bucket" in request.fixturenames else "bucket"
+    with Proxy(request.getfixturevalue(name).server.url) as started:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", started.url)
+        yield started
