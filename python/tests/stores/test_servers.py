@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import pathlib
 import socket
@@ -151,7 +152,9 @@ def test_a_server_ends_when_its_starter_is_killed(tmp_path, s3s):
     with socket.create_connection((host, int(port)), timeout=60) as connection:
         starter.kill()
         starter.communicate()
-        assert connection.recv(1) == b""
+        # A server that has not accepted the connection yet resets it.
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(1) == b""
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path, s3s):
