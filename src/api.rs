@@ -14,7 +14,7 @@ use crate::store::{
     Retention, Session, Slimmed, Swept, Wanted, while_replaced,
 };
 use crate::stream::{FileReader, FileWriter, WriteOptions};
-use crate::sys::path::absolute;
+use crate::sys::path::{absolute, absolute_or_object};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -183,7 +183,7 @@ impl Store {
 
     /// As [`load_async`].
     pub fn load_async(&self, path: impl AsRef<Path>) -> Result<LoadHandle> {
-        let (store, path) = (self.clone(), absolute(path.as_ref())?);
+        let (store, path) = (self.clone(), absolute_or_object(path.as_ref())?);
         Handle::start(Work::Load, path.clone(), Job::of(&self.config), move |job| {
             store.load_all(&path, job)
         })
@@ -201,6 +201,18 @@ impl Store {
     /// As [`verify`].
     pub fn verify(&self, path: impl AsRef<Path>) -> Result<VerifyReport> {
         store::verify(&*self.runtime()?, path.as_ref(), &Job::of(&self.config))
+    }
+
+    /// As [`promote`], as [`Promotion`] says.
+    #[cfg(feature = "object-store")]
+    pub fn promote(
+        &self,
+        from: impl AsRef<Path>,
+        to: impl AsRef<Path>,
+        how: crate::Promotion,
+    ) -> Result<crate::PromotionReport> {
+        let job = Job::of(&self.config);
+        store::promote(&*self.runtime()?, from.as_ref(), to.as_ref(), how, &job)
     }
 
     /// As [`diff`]; with `values`, reads each tensor that differs and counts its elements.
@@ -425,6 +437,22 @@ pub fn load_async(path: impl AsRef<Path>) -> Result<LoadHandle> {
 /// As for [`Checkpoint::open_damaged`], a damaged manifest included; [`Error::Io`](crate::Error::Io).
 pub fn verify(path: impl AsRef<Path>) -> Result<VerifyReport> {
     Store::found()?.verify(path)
+}
+
+/// Copies the checkpoint in the directory `from` to an object store: `s3://bucket/run/step-1000`, `gs://…` or `az://…`. There it
+/// is loaded by its URL. Each block is compared with its checksum on the way, and the manifest comes last: nobody sees half of a
+/// checkpoint. After a failure or a kill, the same call goes on where it was.
+///
+/// Credentials come from the environment (`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME` and
+/// so on, or the machine's own), and go nowhere else.
+///
+/// # Errors
+/// As for [`Checkpoint::open`]; [`Error::Corrupt`](crate::Error::Corrupt) if a file is damaged, of which nothing is committed;
+/// [`Error::Io`](crate::Error::Io) of [`AlreadyExists`](std::io::ErrorKind::AlreadyExists) if another checkpoint is at the URL, and of
+/// other kinds for what the store says; [`Error::Busy`](crate::Error::Busy) if the same promotion is in progress on this host.
+#[cfg(feature = "object-store")]
+pub fn promote(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<crate::PromotionReport> {
+    Store::found()?.promote(from, to, crate::Promotion::default())
 }
 
 /// Says how two checkpoints differ: tensors with other bytes, tensors and values that only one has, other dtypes and

@@ -313,11 +313,23 @@ impl Error {
     }
 
     /// Adds to an [`Error::Io`] what is at the path instead, and what to do.
-    pub(crate) fn hinted(mut self, text: String) -> Self {
+    pub(crate) fn hinted(mut self, text: impl Into<String>) -> Self {
         if let Self::Io { hint, .. } = &mut self {
-            *hint = text;
+            *hint = text.into();
         }
         self
+    }
+
+    /// The system's number of an [`Error::Io`]. What an object store says has that of its meaning, if it has one.
+    pub fn errno(&self) -> Option<i32> {
+        let cause = self.io_error()?;
+        let of_kind = match cause.kind() {
+            io::ErrorKind::NotFound => Some(Errno::ENOENT),
+            io::ErrorKind::PermissionDenied => Some(Errno::EACCES),
+            io::ErrorKind::AlreadyExists => Some(Errno::EEXIST),
+            _ => None,
+        };
+        cause.raw_os_error().or(of_kind.map(|errno| errno as i32))
     }
 
     /// The message of an [`Error::Io`] without its path and error number, for languages whose errors print these. `None` for any other error.
@@ -453,6 +465,10 @@ fn remedy_for(cause: &io::Error) -> String {
     let remedy = match cause.kind() {
         StorageFull => return format!("; free some space or save elsewhere. {UNDONE}"),
         QuotaExceeded => "the disk quota is used up: free some space or save elsewhere",
+        // An object store's answer, which says more than a number.
+        PermissionDenied if cause.get_ref().is_some() => {
+            "check the credentials in the environment, and what they allow"
+        }
         PermissionDenied => "check the owner and mode of the file and of its directory",
         ReadOnlyFilesystem => "the file system is mounted read-only: save elsewhere",
         // Of a file that ringstow itself finds too large, the message says all.

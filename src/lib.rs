@@ -50,6 +50,7 @@ mod format;
 mod handle;
 mod limits;
 mod manager;
+mod object;
 mod path_text;
 mod pipeline;
 mod plan;
@@ -60,6 +61,8 @@ mod store;
 mod stream;
 mod sys;
 
+#[cfg(feature = "object-store")]
+pub use api::promote;
 pub use api::{
     Store, diff, export, export_async, latest, latest_verified, list, load, load_async, open_read,
     open_write, prune, remove, retain, save, save_async, slim, steps, verify, write_rank,
@@ -93,6 +96,8 @@ pub use store::{
     Pruning, Recycled, Removed, Retained, Retention, Session, Slice, Slimmed, Status, Swept,
     TensorChange, TensorDiff, TensorPart, TensorView, ValueDiff, Wanted,
 };
+#[cfg(feature = "object-store")]
+pub use store::{Promotion, PromotionReport};
 
 pub use stream::{FileReader, FileWriter, WriteOptions};
 
@@ -108,7 +113,7 @@ pub mod internals {
         };
     }
     all_of!(
-        config, device, doctor, engine, format, limits, path_text, pipeline, plan, pool, store,
-        stream, sys
+        config, device, doctor, engine, format, limits, object, path_text, pipeline, plan, pool,
+        store, stream, sys
     );
 }

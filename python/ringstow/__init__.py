@@ -37,6 +37,7 @@ from ringstow._load import load, load_into
 from ringstow._manager import CheckpointManager
 from ringstow._open import Checkpoint, Entry, open
 from ringstow._outcomes import Listener, Outcome, on_done
+from ringstow._promote import promote
 from ringstow._resume import Restored
 from ringstow._save import save, save_async
 from ringstow._stream import FileReader, FileWriter, open_read, open_write
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
         LoadReport,
         LoadSeconds,
         Progress,
+        PromotionReport,
         SaveReport,
         SaveSeconds,
         VerifyReport,
@@ -105,6 +107,7 @@ __all__ = [
     "Outcome",
     "PanickedError",
     "Progress",
+    "PromotionReport",
     "Removed",
     "ReplacedCheckpointError",
     "Restored",
@@ -133,6 +136,7 @@ __all__ = [
     "open",
     "open_read",
     "open_write",
+    "promote",
     "prune",
     "remove",
     "retain",

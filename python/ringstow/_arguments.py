@@ -19,6 +19,7 @@ _PARTS_MAX = 64
 
 # pathlib makes ``s3:/bucket`` of ``s3://bucket``.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_OBJECT_URL = re.compile(r"(s3a?|gs|az|abfss?):/+")
 
 
 def absolute(path: StrPath) -> str:
@@ -53,8 +54,24 @@ def absolute(path: StrPath) -> str:
     return str(pathlib.Path(there).absolute())
 
 
+def object_url(path: StrPath) -> str | None:
+    """Return the URL of an object store, or None for any other path."""
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    found = _OBJECT_URL.match(text) if isinstance(text, str) else None
+    return found and f"{found[1]}://{text[found.end() :].rstrip('/')}"
+
+
+def to_read(path: StrPath) -> str:
+    """Return the path from the root, or the URL, of a checkpoint that is to be read.
+
+    Raises:
+        NoCheckpointError: as `of_checkpoint`.
+    """
+    return object_url(path) or of_checkpoint(path)
+
+
 def of_checkpoint(path: StrPath) -> str:
-    """Return the path of a checkpoint that is to be read, from the root.
+    """Return the path of a checkpoint's directory, from the root.
 
     Raises:
         NoCheckpointError: there is none: what `latest` returned is None.

@@ -12,8 +12,10 @@ from ringstow._arguments import (
     StrPath,
     absolute,
     names_of_parts,
+    object_url,
     of_checkpoint,
     step_number,
+    to_read,
 )
 from ringstow._config import Config, native_json
 from ringstow._progress import Progress
@@ -46,7 +48,7 @@ def verify(path: StrPath, *, config: Config | None = None) -> VerifyReport:
     """
     from ringstow._report import VerifyReport
 
-    where = of_checkpoint(path)
+    where = to_read(path)
     with Progress(f"verifying {os.path.basename(where)}") as progress:
         return VerifyReport.from_json(
             _native.verify(where, native_json(config), progress=progress.advance)
@@ -82,9 +84,7 @@ def diff(
     """
     from ringstow._catalog_report import DiffReport
 
-    return DiffReport.from_json(
-        _native.diff(of_checkpoint(a), of_checkpoint(b), values, native_json(config))
-    )
+    return DiffReport.from_json(_native.diff(to_read(a), to_read(b), values, native_json(config)))
 
 
 def steps(
@@ -122,7 +122,9 @@ def steps(
     """
     from ringstow._catalog_report import Step
 
-    return Step.list_from_json(_native.steps(absolute(directory), pattern, native_json(config)))
+    return Step.list_from_json(
+        _native.steps(object_url(directory) or absolute(directory), pattern, native_json(config))
+    )
 
 
 def older_steps(directory: str, after: int, config: Config | None) -> list[Step]:
@@ -179,9 +181,10 @@ def latest(
         limit = absolute(before)
     else:
         limit = step_number(before, "before")
-    root = absolute(directory)
+    root = object_url(directory) or absolute(directory)
     found = own_latest(root, verify, limit, pattern, config)
-    if found is not None or verify or before is not None or pattern is not None:
+    asks_for_ours = verify or before is not None or pattern is not None
+    if found is not None or asks_for_ours or object_url(directory):
         return found
     left = _steps.newest_in(root)
     return None if left is None else left.path
@@ -196,7 +199,8 @@ def own_latest(
 ) -> str | None:
     """Return the newest of ringstow's steps, as `latest` does; never another program's."""
     found = _native.latest(root, verify, before, pattern, native_json(config))
-    return None if found is None else os.fspath(found)
+    # pathlib makes one slash of two.
+    return None if found is None else object_url(found) or os.fspath(found)
 
 
 def retain(
@@ -262,7 +266,16 @@ def retain(
     knobs = native_json(config)
     recycles = _recycles(recycle, config)
     return Retained.from_json(
-        _native.retain(absolute(directory), kept, every, best, recycles, pattern, dry_run, knobs)
+        _native.retain(
+            object_url(directory) or absolute(directory),
+            kept,
+            every,
+            best,
+            recycles,
+            pattern,
+            dry_run,
+            knobs,
+        )
     )
 
 
@@ -328,7 +341,7 @@ def remove(path: StrPath, *, recycle: bool | None = None, config: Config | None 
     from ringstow._catalog_report import Removed
 
     recycles = _recycles(recycle, config)
-    return Removed.from_json(_native.remove(of_checkpoint(path), recycles, native_json(config)))
+    return Removed.from_json(_native.remove(to_read(path), recycles, native_json(config)))
 
 
 def slim(path: StrPath, drop: Iterable[str], *, config: Config | None = None) -> Slimmed:

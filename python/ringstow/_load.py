@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ringstow import _arguments, _late, _lines, _merge, _native, _outcomes, _salvage, foreign
-from ringstow._arguments import StrPath, of_checkpoint
+from ringstow._arguments import StrPath, to_read
 from ringstow._collector import collector_paused
 from ringstow._config import Config, native_json
 from ringstow._errors import KeyMismatchError, ReplacedCheckpointError
@@ -108,7 +108,7 @@ def load(
         raise TypeError(f"prefix is one name, not {prefix!r}; for several names give keys=")
     check_framework(framework, device)
     skips = _salvage.check_choice(on_corrupt, verify=verify)
-    where = of_checkpoint(path)
+    where = to_read(path)
     gpu = _cuda.device_named(device)
     names = None if keys is None else list(keys)
     progress = Progress(f"loading {os.path.basename(where)}")
@@ -353,7 +353,7 @@ def load_into(
         FormatError: the manifest is not ringstow's, or a newer version's.
         OSError: the system refused: no such directory, no permission, a failing disk.
     """
-    where = of_checkpoint(path)
+    where = to_read(path)
     skips = _salvage.check_choice(on_corrupt, verify=verify)
     progress = Progress(f"loading {os.path.basename(where)}")
     with _outcomes.failing("load", where), progress:

@@ -12,9 +12,9 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
-from ringstow import _others, _previous, _rules
+from ringstow import _others, _previous, _rules, _tiers
 from ringstow._alone import Alone, Side
-from ringstow._arguments import StrPath, absolute, step_number
+from ringstow._arguments import StrPath, absolute, object_url, step_number
 from ringstow._config import Config
 from ringstow._damage import OnCorrupt
 from ringstow._guard import Staging, check_staging
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ringstow._base import Base
     from ringstow._catalog_report import Retained, Step
     from ringstow._handle import SaveHandle
-    from ringstow._report import SaveReport
+    from ringstow._report import PromotionReport, SaveReport
     from ringstow.dcp._handle import RanksHandle
 
 _log = logging.getLogger("ringstow")
@@ -72,6 +72,9 @@ class CheckpointManager:
         slim: Iterable[str] = ("optimizer",),
         base: Literal["previous"] | None = None,
         base_full_every: int | None = None,
+        tiers: Iterable[str] = (),
+        keep_promoted: int | None = None,
+        promotion_rate: int = 0,
         config: Config | None = None,
         staging: Staging = "guard",
         allow_pickle: bool = False,
@@ -96,6 +99,13 @@ class CheckpointManager:
             base_full_every: every which save of this manager writes all files, so that it shares
                 none with an earlier step: damage to a shared file is damage to all steps that share
                 it. None means none.
+            tiers: object stores to copy each step to in the background, nearest first, such as
+                ``["s3://bucket/run"]``: see `ringstow.promote`. If saves are faster than copies,
+                steps in between are passed over. `restore` takes the newest step of all tiers, and
+                of one step the nearest intact copy. On several ranks, rank 0 copies.
+            keep_promoted: how many of the newest steps to keep on each of ``tiers``, and those that
+                ``keep_every`` and ``keep_best`` keep. None keeps all.
+            promotion_rate: bytes a second of these copies at most; 0 for no limit.
             config: the settings of saves and loads; None means the defaults.
             staging: how `save_async` keeps the values of the call, as in `ringstow.save_async`.
                 ``"unguarded"`` is refused on several ranks.
@@ -106,12 +116,16 @@ class CheckpointManager:
 
         Raises:
             TypeError, ValueError: a rule cannot be used.
-            InvalidStateError: ``root`` is a URL; or ``staging`` is unknown, or not for several
-                ranks; or a name in ``slim`` is none.
+            InvalidStateError: ``root`` is a URL, or one of ``tiers`` is none; or ``staging`` is
+                unknown, or not for several ranks; or a name in ``slim`` is none.
         """
         self._rules = _rules.checked(keep_last, keep_every, keep_best, slim_after, slim)
         self._root = absolute(root)
         self._run = Run(self._root, config)
+        urls = _tiers.checked(tiers)
+        self._steps = _tiers.Steps(self._run, urls, config)
+        there = _rules.on_tiers(self._rules, keep_promoted)
+        self._promoter = _tiers.Promoter(_tiers.Plan(urls, promotion_rate, there), config)
         self._retention = Retention(self._rules, self._root, config)
         self._previous = _previous.previous(base, base_full_every, self._run.newest)
         check_staging(staging)
@@ -155,6 +169,24 @@ class CheckpointManager:
     def retention_error(self) -> Exception | None:
         """Why the last removal or slimming of old steps failed, or None. Rank 0 alone knows it."""
         return self._retention.error
+
+    @property
+    def promoted(self) -> PromotionReport | None:
+        """What the last copy to one of the ``tiers`` did; None before the first. Rank 0's alone."""
+        return self._promoter.report
+
+    @property
+    def promotion_error(self) -> Exception | None:
+        """Why the last copy to one of the ``tiers`` failed, or None. Rank 0 alone knows it."""
+        return self._promoter.error
+
+    def wait_promoted(self, timeout: float | None = None) -> bool:
+        """Wait until committed steps are on all ``tiers``, or have failed to get there.
+
+        Returns:
+            Whether none is being copied; False if ``timeout`` seconds were not enough.
+        """
+        return self._promoter.wait(timeout)
 
     # Saves.
 
@@ -244,7 +276,7 @@ class CheckpointManager:
             pass
 
     def close(self) -> None:
-        """Wait as `wait` does, and close the manager, even if the save failed.
+        """Wait as `wait` does, and for the copies to ``tiers``; close, even if the save failed.
 
         The end of a ``with`` block does it. If the block raised, a failed save is logged instead.
 
@@ -254,7 +286,7 @@ class CheckpointManager:
         if self._turn.is_closed and self._turn.is_own():
             return
         with self._call("close"):
-            pass
+            self._promoter.wait()
 
     # What there is.
 
@@ -345,12 +377,15 @@ class CheckpointManager:
         with self._call("restore", number, on_corrupt):
             self._side.check_into(into)
             if number is None:
-                found = self._side.first(lambda: self._run.candidates(on_corrupt))
+                found = self._side.first(lambda: self._steps.candidates(on_corrupt))
             else:
-                found = self._side.first(lambda: self._run.named(number))
+                found = self._side.first(lambda: self._steps.named(number))
             restored = first_intact(self._side, found, into, on_corrupt)
-            if self._previous is not None and restored is not None:
-                self._previous.restored(restored.path)
+            if restored is not None and object_url(restored.path) is None:
+                if self._previous is not None:
+                    self._previous.restored(restored.path)
+                if number is None and self._side.is_first:
+                    self._promoter.add(restored.path)  # a kill may have cut its copy short
             if number is None and restored is not None:
                 self._has_read_newest = restored.path == found[0].path
         return restored
@@ -372,6 +407,8 @@ class CheckpointManager:
     def _committed(self, path: str) -> None:
         if self._previous is not None:
             self._previous.saved(path)
+        if self._side.is_first:
+            self._promoter.add(path)
         self._retain()
 
     def _retain(self) -> None:

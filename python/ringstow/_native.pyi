@@ -480,6 +480,16 @@ def verify(
     path: str, config: str, *, progress: Callable[[int, int], object] | None = None
 ) -> str: ...
 
+# Returns a PromotionReport. `how` is the rate, the number of uploads and the bytes of a part.
+def promote(
+    path: str,
+    to: str,
+    how: tuple[int, int, int],
+    config: str,
+    *,
+    progress: Callable[[int, int], object] | None = None,
+) -> str: ...
+
 # Returns a DiffReport. With `values`, it counts the elements that differ.
 def diff(a: str, b: str, values: bool, config: str) -> str: ...
 

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ringstow import _index, _native, foreign
-from ringstow._arguments import StrPath, of_checkpoint
+from ringstow._arguments import StrPath, to_read
 from ringstow._config import Config, native_json
 from ringstow._errors import KeyMismatchError, UnsupportedError
 from ringstow._load import check_framework
@@ -74,7 +74,7 @@ def open(
     """
     check_framework(framework, None)
     return Checkpoint(
-        of_checkpoint(path),
+        to_read(path),
         native_json(config),
         verify=verify,
         allow_pickle=allow_pickle,

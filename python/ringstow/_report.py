@@ -340,6 +340,26 @@ class VerifyReport(_Moved):
         return tuple(dict.fromkeys(names))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PromotionReport(_Moved):
+    """What a promotion did."""
+
+    path: str
+    """The checkpoint's directory."""
+    url: str
+    """The URL where it is now."""
+    files: int
+    """Its files."""
+    file_bytes: int
+    """Their bytes."""
+    sent_bytes: int
+    """Bytes that this promotion sent; the others were there."""
+    was_there: bool
+    """Whether the whole checkpoint was there already."""
+    seconds: float
+    """Seconds in total."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Progress:
     """Progress of a save in bytes of its files: staged, written, and in total."""

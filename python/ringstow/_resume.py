@@ -38,6 +38,8 @@ def first_intact(
 ) -> Restored | None:
     """Load the first of these steps, or with ``"previous"`` the first that is intact.
 
+    Steps of one number are copies of one step: of these, the first intact one is loaded always.
+
     Returns:
         The step; None if there is no candidate.
 
@@ -45,7 +47,7 @@ def first_intact(
         Exception: any failure that is no damage; the first one's damage, if none is intact.
     """
     damage: BaseException | None = None
-    for found in candidates:
+    for found, after in zip(candidates, [*candidates[1:], None], strict=True):
         attempt = side.load(found, into)
         if attempt.error is None:
             assert attempt.state is not None
@@ -53,7 +55,8 @@ def first_intact(
             return Restored(found.step, found.path, found.metrics, attempt.state, found.dropped)
         if not attempt.is_damage:
             raise attempt.error
-        if on_corrupt == "raise":
+        has_copy = after is not None and after.step == found.step
+        if on_corrupt == "raise" and not has_copy:
             if len(candidates) > 1:
                 attempt.error.add_note(
                     'restore(on_corrupt="previous") loads the newest earlier step that is intact'

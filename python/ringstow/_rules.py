@@ -117,13 +117,7 @@ class Retention:
 
     def _remove(self) -> None:
         try:
-            report = _catalog.retain(
-                self._root,
-                self._rules.keep_last or 1,  # retain keeps the newest in any case
-                keep_every=self._rules.keep_every,
-                keep_best=self._rules.keep_best,
-                config=self._config,
-            )
+            report = retain(self._root, self._rules, self._config)
         except Exception as error:
             self.report, self.error = None, error
             _log.error(
@@ -140,6 +134,17 @@ class Retention:
                 _log.warning(
                     "%s was not removed: %s. The next save tries again", left.path, left.reason
                 )
+
+
+def retain(root: str, rules: Rules, config: Config | None) -> Retained:
+    """Remove the steps of a directory, or of a URL, that no rule keeps."""
+    return _catalog.retain(
+        root,
+        rules.keep_last or 1,  # retain keeps the newest in any case
+        keep_every=rules.keep_every,
+        keep_best=rules.keep_best,
+        config=config,
+    )
 
 
 def checked(
@@ -168,14 +173,25 @@ def checked(
             )
         metric, mode, number = keep_best
         check_metric(metric, mode)
-        keep_best = (metric, mode, _positive(number, "the number in keep_best"))
+        keep_best = (metric, mode, positive(number, "the number in keep_best"))
     return Rules(
-        None if keep_last is None else _positive(keep_last, "keep_last"),
-        None if keep_every is None else _positive(keep_every, "keep_every"),
+        None if keep_last is None else positive(keep_last, "keep_last"),
+        None if keep_every is None else positive(keep_every, "keep_every"),
         keep_best,
-        None if slim_after is None else _positive(slim_after, "slim_after"),
+        None if slim_after is None else positive(slim_after, "slim_after"),
         parts,
     )
+
+
+def on_tiers(rules: Rules, keep: int | None) -> Rules:
+    """Return the rules for further tiers: the same, but for the number of the newest steps.
+
+    Raises:
+        TypeError, ValueError: the number is none, or below 1.
+    """
+    if keep is None:
+        return Rules(None, None, None)
+    return Rules(positive(keep, "keep_promoted"), rules.keep_every, rules.keep_best)
 
 
 def check_metric(metric: object, mode: object) -> None:
@@ -193,7 +209,7 @@ def check_metric(metric: object, mode: object) -> None:
         raise ValueError(f'the mode is "min" or "max", not {mode!r}')
 
 
-def _positive(number: object, name: str) -> int:
+def positive(number: object, name: str) -> int:
     if isinstance(number, bool):
         raise TypeError(f"{name} is a number, not {number!r}")
     try:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ringstow import foreign
-from ringstow._arguments import absolute
+from ringstow._arguments import absolute, object_url
 from ringstow._errors import CorruptCheckpointError, Error
 from ringstow._lines import size
 from ringstow._open import Checkpoint
@@ -38,6 +38,8 @@ def main(argv: list[str]) -> int | None:
     if rest:
         return None
     try:
+        if object_url(args.path) is not None:
+            return None
         path = absolute(args.path)
         if foreign.opened(path) is None:
             return None

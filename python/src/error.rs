@@ -18,8 +18,8 @@ fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
         attributes.set_item("path", path.as_os_str()).map(|()| class)
     };
     let class = match error {
-        Error::Io { path, cause, .. } => {
-            return Ok(os_error(path.clone().into_os_string(), cause, error));
+        Error::Io { path, .. } => {
+            return Ok(os_error(path.clone().into_os_string(), error));
         }
         Error::NoCheckpoint { path, .. } => at_path("NoCheckpointError", path)?,
         Error::NotCommitted { path, .. } => at_path("NotCommittedError", path)?,
@@ -64,8 +64,8 @@ fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
 
 /// OSError picks its sub-class (FileNotFoundError, PermissionError) by the errno, and prints errno and path
 /// itself: the message has neither.
-fn os_error(path: OsString, cause: &std::io::Error, error: &Error) -> PyErr {
-    match (cause.raw_os_error(), error.without_path()) {
+fn os_error(path: OsString, error: &Error) -> PyErr {
+    match (error.errno(), error.without_path()) {
         (Some(errno), Some(message)) => PyOSError::new_err((errno, message, path)),
         _ => PyOSError::new_err(error.to_string()),
     }

@@ -2,7 +2,7 @@
 
 use super::config::ConfigFlags;
 use super::output::Output;
-use super::place::place;
+use super::place::place_or_url;
 use super::{Exit, progress, text};
 use crate::error::Result;
 use crate::pipeline::runtime::Runtime;
@@ -25,11 +25,11 @@ const VALUE_MAX: usize = 40;
 #[derive(Debug, Args)]
 pub struct Diff {
     /// A checkpoint's directory
-    #[arg(value_parser = place())]
+    #[arg(value_parser = place_or_url())]
     a: PathBuf,
 
     /// The other checkpoint's directory
-    #[arg(value_parser = place())]
+    #[arg(value_parser = place_or_url())]
     b: PathBuf,
 
     /// Read tensors that differ, and print how many elements do and by how much at most

@@ -2,11 +2,12 @@
 
 use super::config::StripeFlags;
 use super::output::Output;
-use super::place::place;
+use super::place::place_or_url;
 use super::table::{list as rows, table};
 use super::{Exit, text};
 use crate::error::Result;
 use crate::format::names;
+use crate::object::is_url;
 use crate::store::{Found, Recycled, Status, list, recycled};
 use clap::Args;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Args)]
 pub struct Ls {
     /// A directory of checkpoints, or one checkpoint
-    #[arg(default_value = ".", value_parser = place())]
+    #[arg(default_value = ".", value_parser = place_or_url())]
     dir: PathBuf,
 
     /// Print a JSON array
@@ -33,7 +34,10 @@ pub struct Ls {
 pub fn run(args: &Ls, out: &mut Output) -> Result<Exit> {
     let config = args.stripe.config()?;
     let found = list(&args.dir, &config)?;
-    let recycled = recycled(&args.dir, &config)?;
+    let recycled = match is_url(&args.dir) {
+        true => Recycled::default(),
+        false => recycled(&args.dir, &config)?,
+    };
     out.print(args.json, &found, || {
         let mut text = render(&args.dir, &found);
         text.extend(waiting(&args.dir, &recycled));

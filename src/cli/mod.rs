@@ -13,6 +13,8 @@ mod ls;
 mod output;
 mod place;
 mod progress;
+#[cfg(feature = "object-store")]
+mod promote;
 mod prune;
 mod retain;
 mod show;
@@ -38,6 +40,8 @@ Examples:
   ringstow retain checkpoints --keep 3    remove all but the newest 3
   ringstow slim checkpoints/step-1000 --drop optimizer
                                           drop the optimizer's state, free its space
+  ringstow promote run/step-1000 --to s3://bucket/run/step-1000
+                                          copy a checkpoint to an object store
   ringstow doctor /mnt/nvme               check this machine and this directory
   ringstow bench /mnt/nvme --gb 4         measure saves and loads there, beside fio
   ringstow convert run/step-1000 hf       convert to and from torch.save, DCP, Hugging Face
@@ -66,6 +70,8 @@ enum Command {
     Prune(prune::Prune),
     Retain(retain::Retain),
     Slim(slim::Slim),
+    #[cfg(feature = "object-store")]
+    Promote(promote::Promote),
     Doctor(doctor::Doctor),
     Bench(bench::Bench),
     Convert(convert::Convert),
@@ -112,6 +118,8 @@ fn execute(command: Command, out: &mut Output) -> Result<Exit> {
         Command::Prune(args) => prune::run(&args, out),
         Command::Retain(args) => retain::run(&args, out),
         Command::Slim(args) => slim::run(&args, out),
+        #[cfg(feature = "object-store")]
+        Command::Promote(args) => promote::run(&args, out),
         Command::Doctor(args) => doctor::run(&args, out),
         Command::Bench(args) => bench::run(&args, out),
         Command::Convert(args) => convert::run(&args),

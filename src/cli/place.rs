@@ -16,6 +16,18 @@ pub fn place() -> impl TypedValueParser<Value = PathBuf> {
     })
 }
 
+/// Parses a local path, or the URL of a checkpoint in an object store.
+pub fn place_or_url() -> impl TypedValueParser<Value = PathBuf> {
+    OsStringValueParser::new().try_map(|text: OsString| {
+        if path::is_object(Path::new(&text)) {
+            return Ok(PathBuf::from(text));
+        }
+        let path = at_home(Path::new(&text), home_of)?;
+        path::check(&path).map_err(|why| why.to_string())?;
+        Ok::<_, String>(path)
+    })
+}
+
 /// Replaces a leading `~` or `~user`.
 fn at_home(path: &Path, home_of: impl Fn(&OsStr) -> Option<PathBuf>) -> Result<PathBuf, String> {
     let mut parts = path.components();

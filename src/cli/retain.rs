@@ -2,7 +2,7 @@
 
 use super::clearing::{self, ClearingFlags};
 use super::output::Output;
-use super::place::place;
+use super::place::place_or_url;
 use super::{Exit, text};
 use crate::error::Result;
 use crate::format::StepPattern;
@@ -21,7 +21,7 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 pub struct Retain {
     /// A directory of checkpoints
-    #[arg(value_parser = place())]
+    #[arg(value_parser = place_or_url())]
     dir: PathBuf,
 
     /// Number of newest checkpoints to keep

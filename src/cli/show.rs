@@ -2,7 +2,7 @@
 
 use super::config::StripeFlags;
 use super::output::Output;
-use super::place::place;
+use super::place::place_or_url;
 use super::{Exit, table, text, values};
 use crate::error::Result;
 use crate::format::{Chunk, FileEntry, Manifest, TensorEntry};
@@ -23,7 +23,7 @@ const NAME_MAX: usize = 120;
 #[derive(Debug, Args)]
 pub struct Show {
     /// A checkpoint's directory
-    #[arg(value_parser = place())]
+    #[arg(value_parser = place_or_url())]
     path: PathBuf,
 
     /// Print everything as JSON

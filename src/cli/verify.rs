@@ -2,11 +2,12 @@
 
 use super::config::ConfigFlags;
 use super::output::{self, Output};
-use super::place::place;
+use super::place::place_or_url;
 use super::{Exit, progress, table, text};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::format::names;
+use crate::object::is_url;
 use crate::pipeline::report::{Damage, VerifyReport};
 use crate::pipeline::runtime::Runtime;
 use crate::store::{list, verify};
@@ -35,7 +36,7 @@ const TENSOR_NAME_MAX: usize = 90;
 #[derive(Debug, Args)]
 pub struct Verify {
     /// Checkpoints, or directories of checkpoints
-    #[arg(required = true, value_name = "PATH", value_parser = place())]
+    #[arg(required = true, value_name = "PATH", value_parser = place_or_url())]
     paths: Vec<PathBuf>,
 
     /// Print a JSON array with an object per checkpoint
@@ -112,7 +113,7 @@ pub fn run(args: &Verify, out: &mut Output) -> Result<Exit> {
 /// Finds the checkpoints at or under a path, including each rank's share if ranks saved independently. Returns
 /// the path itself if there are none, so that it is the one that fails.
 fn targets(path: &Path, config: &Config) -> Vec<PathBuf> {
-    let found = match is_dir(path) {
+    let found = match is_url(path) || is_dir(path) {
         true => list(path, config).unwrap_or_default(),
         false => Vec::new(),
     };

@@ -153,7 +153,7 @@ pub fn read(path: &Path, must_be_there: bool) -> Result<Table> {
                 ErrorKind::FileTooLarge => "it is too large for a configuration",
                 _ => "",
             };
-            return Err(Error::io("reading the configuration", path, error).hinted(hint.into()));
+            return Err(Error::io("reading the configuration", path, error).hinted(hint));
         }
     };
     let text = std::str::from_utf8(&bytes).map_err(|why| not_text(path, &bytes, why))?;

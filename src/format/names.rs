@@ -59,6 +59,19 @@ pub fn numbered_model_shard(number: usize, count: usize) -> String {
     format!("model-{number:05}-of-{count:05}.safetensors")
 }
 
+/// Name of a shard in an object store, where `id` tells its checkpoint from others: as if that were its generation.
+pub fn promoted(name: &str, id: u64) -> String {
+    let stem = name.strip_suffix(".safetensors").unwrap_or(name);
+    let stem = stem.split_once(".g").filter(|_| is_shard(name)).map_or(stem, |(stem, _)| stem);
+    format!("{stem}.g{id}.safetensors")
+}
+
+/// Directory beside the checkpoints for the journals of promotions.
+pub const JOURNALS: &str = ".ringstow-promotions";
+
+/// The journal of a promotion, in its directory.
+pub const JOURNAL: &str = "journal.jsonl";
+
 /// The file of a model that has only one.
 pub const MODEL: &str = "model.safetensors";
 

@@ -1,6 +1,8 @@
 //! Joins plan, device, pool and engine: moves a laid-out state to files, and blocks of files back.
 //! Knows nothing of commits; those are the store's.
 
+#[cfg(feature = "object-store")]
+pub(crate) mod blocks;
 mod clock;
 pub(crate) mod fallbacks;
 mod in_flight;
@@ -8,7 +10,7 @@ pub mod job;
 pub mod line;
 pub(crate) mod load;
 mod open;
-mod pace;
+pub(crate) mod pace;
 pub mod report;
 pub mod runtime;
 pub(crate) mod save;
@@ -16,4 +18,4 @@ pub(crate) mod spans;
 pub(crate) mod stream;
 pub(crate) mod trace;
 mod transfers;
-mod workers;
+pub(crate) mod workers;

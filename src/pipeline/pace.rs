@@ -1,4 +1,4 @@
-//! Spreads the writes of a save or stream over time, so that it writes no faster than it may.
+//! Spreads writes over time: those of a save, a stream or a promotion, which are to be no faster than they may.
 
 use crate::pipeline::job::Job;
 use std::sync::Mutex;
@@ -10,7 +10,7 @@ const SLICE: Duration = Duration::from_millis(20);
 
 /// Says when each block may be written.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(crate) struct Pace {
     bytes_per_second: u64,
     /// When the next block is due; `None` before the first.
     next: Mutex<Option<Instant>>,
@@ -34,7 +34,7 @@ impl Pace {
 }
 
 /// Waits until `due`, or until the job is stopped.
-pub(super) fn wait_until(due: Instant, job: &Job) {
+pub(crate) fn wait_until(due: Instant, job: &Job) {
     while !job.stopped() {
         match due.saturating_duration_since(Instant::now()) {
             Duration::ZERO => return,

@@ -6,6 +6,7 @@ use super::trace::What;
 use crate::engine::Action;
 use crate::engine::queue::{Attached, Outcome, Queue, Reply, Request};
 use crate::error::{Error, Result};
+use crate::object::ObjectFile;
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
@@ -20,28 +21,60 @@ pub(super) struct OpenFile {
     pub queue: Arc<Queue>,
 }
 
+/// What blocks are moved to or from.
+pub(super) enum Opened {
+    File(OpenFile),
+    /// An object, which is only read.
+    Object(ObjectFile),
+}
+
 /// The open files of a save or load, and the transfers to and from them.
 ///
 /// Dropping it waits until no transfer is in flight and the engines have closed the files, which they
 /// do in their own time: a save that writes over a recycled file must be the only one to have it open.
 pub(super) struct OpenFiles {
     /// `None` for a file of which nothing is read.
-    files: Vec<Option<OpenFile>>,
+    files: Vec<Option<Opened>>,
     transfers: Arc<Transfers>,
 }
 
 impl OpenFiles {
     pub fn new(files: Vec<Option<OpenFile>>, job: &Arc<Job>) -> Self {
+        let files = files.into_iter().map(|file| file.map(Opened::File)).collect();
+        Self::of(files, job)
+    }
+
+    pub fn of(files: Vec<Option<Opened>>, job: &Arc<Job>) -> Self {
         Self { files, transfers: Arc::new(Transfers::new(job)) }
     }
 
-    /// The open file of this number in the plan.
-    pub fn get(&self, number: usize) -> &OpenFile {
+    /// What was opened of this number in the plan.
+    fn get(&self, number: usize) -> &Opened {
         self.files[number].as_ref().expect("every file that a block lies in is open")
     }
 
+    /// The open file of this number, of a save or stream: these open no objects.
+    pub fn file(&self, number: usize) -> &OpenFile {
+        match self.get(number) {
+            Opened::File(open) => open,
+            Opened::Object(object) => unreachable!("{} is an object", object.path().display()),
+        }
+    }
+
+    /// Where it is, for messages.
+    pub fn path(&self, number: usize) -> &Arc<Path> {
+        match self.get(number) {
+            Opened::File(open) => &open.path,
+            Opened::Object(object) => object.path(),
+        }
+    }
+
+    /// The files, objects not among them.
     pub fn iter(&self) -> impl Iterator<Item = &OpenFile> {
-        self.files.iter().flatten()
+        self.files.iter().flatten().filter_map(|opened| match opened {
+            Opened::File(open) => Some(open),
+            Opened::Object(_) => None,
+        })
     }
 
     /// The queues that serve the files, each once.
@@ -64,7 +97,7 @@ impl OpenFiles {
         action: Action,
         end: impl FnOnce(&Transfers, Outcome) + Send + 'static,
     ) {
-        let (open, transfers) = (self.get(file), self.transfers.clone());
+        let (opened, transfers) = (self.get(file), self.transfers.clone());
         let (what, needed) = match &action {
             Action::Write(transfer) => (What::Write, transfer.len),
             _ => (What::Read, bytes),
@@ -77,7 +110,13 @@ impl OpenFiles {
             end(&transfers, outcome);
             transfers.in_flight.end();
         });
-        open.queue.submit(Request { file: open.attached.id(), action, needed, abort, reply });
+        match opened {
+            Opened::File(open) => {
+                let file = open.attached.id();
+                open.queue.submit(Request { file, action, needed, abort, reply });
+            }
+            Opened::Object(object) => object.submit(action, needed, abort, reply),
+        }
     }
 
     /// Stops the save or load with this error, unless another came first.

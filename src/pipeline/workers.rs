@@ -9,7 +9,7 @@ use std::thread;
 ///
 /// When one panics, this calls `stop`, which must make the others end, and then resumes the panic in
 /// this thread.
-pub(super) fn scoped_workers(
+pub(crate) fn scoped_workers(
     (threads, priority): (usize, Priority),
     work: impl Fn() + Sync,
     stop: impl Fn() + Sync,

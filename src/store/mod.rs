@@ -5,6 +5,8 @@ mod catalog;
 mod cleanup;
 mod diff;
 mod layout;
+#[cfg(feature = "object-store")]
+mod promote;
 mod read;
 mod write;
 
@@ -21,6 +23,8 @@ pub use cleanup::retain::{Retained, Retention, retain, retain_plan};
 pub use cleanup::slim::{Slimmed, older_steps, slim};
 pub use diff::{DiffReport, ElementDiff, TensorChange, TensorDiff, ValueDiff, diff};
 pub use layout::recycled::{Recycled, recycled};
+#[cfg(feature = "object-store")]
+pub use promote::{Promotion, PromotionReport, promote};
 pub use read::checkpoint::{Checkpoint, CheckpointKind};
 pub(crate) use read::fingerprint::while_replaced;
 pub use read::info::{FileInfo, Info};

@@ -16,8 +16,7 @@ pub(super) fn to_write(given: &Path, overwrite: bool) -> Result<PathBuf> {
     let refused = |errno| Error::io("opening", given, io::Error::from_raw_os_error(errno));
     match dir::look(&path) {
         _ if !overwrite && dir::has(&path) => {
-            Err(refused(libc::EEXIST)
-                .hinted("remove it, or write with overwrite (the default)".into()))
+            Err(refused(libc::EEXIST).hinted("remove it, or write with overwrite (the default)"))
         }
         Ok(found) if found.is_dir() => Err(refused(libc::EISDIR)),
         Ok(found) if !found.is_file() => Err(Error::invalid(format!(

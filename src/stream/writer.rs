@@ -157,7 +157,7 @@ impl Open {
             false => None,
         };
         self.part.publish(target, self.options.overwrite)?;
-        let published = |error: Error| error.hinted(PUBLISHED.into());
+        let published = |error: Error| error.hinted(PUBLISHED);
         match sums {
             Some(mut sums) => {
                 sums.publish(&checksums::beside(target), true).map_err(published)?;

@@ -46,6 +46,21 @@ pub(crate) fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).map_err(|e| Error::io("finding the directory of", path, e))
 }
 
+/// [`absolute`] of what is read, which may be in an object store.
+///
+/// # Errors
+/// As [`absolute`].
+pub(crate) fn absolute_or_object(path: &Path) -> Result<PathBuf> {
+    if is_object(path) { Ok(path.into()) } else { absolute(path) }
+}
+
+/// Whether a path is the URL of an object store: `s3://bucket/run`.
+pub(crate) fn is_object(path: &Path) -> bool {
+    const SCHEMES: [&str; 6] = ["s3", "s3a", "gs", "az", "abfs", "abfss"];
+    let url = path.to_str().and_then(|path| path.split_once("://"));
+    url.is_some_and(|(scheme, _)| SCHEMES.contains(&scheme))
+}
+
 /// Whether it begins as URLs do: `s3://bucket/x`, or `s3:/bucket/x`, which joining paths makes of it.
 fn is_url(path: &Path) -> bool {
     let bytes = path.as_os_str().as_encoded_bytes();

@@ -6,7 +6,7 @@ import os
 import uuid
 from typing import Any
 
-from ringstow._arguments import StrPath, absolute
+from ringstow._arguments import StrPath, absolute, object_url
 from ringstow._errors import InvalidStateError
 
 MANIFEST = "manifest.json"
@@ -35,6 +35,20 @@ def directory(checkpoint_id: StrPath) -> str:
             "load from"
         )
     return absolute(checkpoint_id)
+
+
+def is_object(checkpoint_id: Any) -> bool:
+    """Tell whether a checkpoint's id is the URL of an object store."""
+    return isinstance(checkpoint_id, (str, os.PathLike)) and object_url(checkpoint_id) is not None
+
+
+def to_read(checkpoint_id: StrPath) -> str:
+    """Return the absolute path of a checkpoint that is to be read, or its URL.
+
+    Raises:
+        InvalidStateError: the id is neither.
+    """
+    return object_url(checkpoint_id) or directory(checkpoint_id)
 
 
 def of_rank(path: str, rank: int) -> str:

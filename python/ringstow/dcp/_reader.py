@@ -77,7 +77,8 @@ class StorageReader(storage.StorageReader):
         """Make a reader.
 
         Args:
-            path: the checkpoint's directory; None if each load has a ``checkpoint_id``.
+            path: the checkpoint's directory, or its URL in an object store; None if each load has a
+                ``checkpoint_id``.
             config: the configuration; None means the defaults.
             verify: compare every checksum chunk that is read with its checksum before use.
             allow_pickle: unpickle any object, which can run any code.
@@ -86,9 +87,9 @@ class StorageReader(storage.StorageReader):
                 rank. It has no effect if the ranks load independently.
 
         Raises:
-            InvalidStateError: ``path`` is not a path in the file system.
+            InvalidStateError: ``path`` is neither a path in the file system nor such a URL.
         """
-        self._path = None if path is None else _paths.directory(path)
+        self._path = None if path is None else _paths.to_read(path)
         self._config = config or Config()
         self._verify = verify
         self._allow_pickle = allow_pickle
@@ -109,13 +110,13 @@ class StorageReader(storage.StorageReader):
         """
         self._checkpoint = self._contents = None
         if checkpoint_id is not None:
-            self._path = _paths.directory(checkpoint_id)
+            self._path = _paths.to_read(checkpoint_id)
         self.load_id = _paths.fresh_id()
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: StrPath) -> bool:
-        """Tell whether an id is a path in the file system; a URL is not."""
-        return _paths.is_path(checkpoint_id)
+        """Tell whether an id is a path in the file system, or the URL of an object store."""
+        return _paths.is_path(checkpoint_id) or _paths.is_object(checkpoint_id)
 
     @property
     def checkpoint_id(self) -> str | None:

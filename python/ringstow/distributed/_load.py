@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from ringstow import _arguments, _late, _load, _merge, _native, _outcomes
-from ringstow._arguments import StrPath, of_checkpoint
+from ringstow._arguments import StrPath, to_read
 from ringstow._config import Config, native_json
 from ringstow._errors import ReplacedCheckpointError
 from ringstow.dcp._together import raise_first, sendable
@@ -152,7 +152,7 @@ def _meet(
     where, settings = str(path), ""
     error: BaseException | None = None
     try:
-        where, settings = of_checkpoint(path), native_json(config)
+        where, settings = to_read(path), native_json(config)
     except BaseException as caught:
         error = caught
     agreed(ranks, (call, where, *options), None, error)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.checkpoint.stateful import Stateful
 
 from ringstow._alone import Attempt
+from ringstow._arguments import object_url
 from ringstow.dcp import _paths, _ranks
 from ringstow.dcp._together import agree, each
 from ringstow.distributed._load import load_into
@@ -75,7 +76,8 @@ class Ranks(_ranks.Ranks):
     def load(self, found: Step, into: dict[Any, Any] | None) -> Attempt:
         assert into is not None
         manifest = os.path.join(found.path, _paths.MANIFEST)
-        if not self.first(lambda: os.path.exists(manifest)):
+        is_ours = object_url(found.path) is not None
+        if not is_ours and not self.first(lambda: os.path.exists(manifest)):
             return super().load(found, into)
         error: BaseException | None = None
         try:

@@ -53,7 +53,8 @@ impl Reply {
         Self(Some(Box::new(take)))
     }
 
-    pub(super) fn send(mut self, outcome: Outcome) {
+    /// Answers.
+    pub(crate) fn send(mut self, outcome: Outcome) {
         if let Some(take) = self.0.take() {
             take(outcome);
         }

@@ -6,11 +6,12 @@ use crate::engine::io_mode::{self, IoMode, Stage, Trial};
 use crate::engine::queue::Queue;
 use crate::error::{Result, is_bad_medium};
 use crate::limits::ALIGN;
+use crate::object::{Bucket, ObjectFile, is_url};
 use crate::pipeline::job::Job;
 use crate::pipeline::open::{Attempt, OpenFailure, attach, open_each};
 use crate::pipeline::report::Moved;
 use crate::pipeline::runtime::Runtime;
-use crate::pipeline::transfers::{OpenFile, OpenFiles};
+use crate::pipeline::transfers::{OpenFile, OpenFiles, Opened};
 use crate::pool::Buffer;
 use crate::sys::{file, rlimit};
 use std::fs::File;
@@ -33,6 +34,12 @@ pub(super) fn open(
         .zip(reads.by_file())
         .map(|(shard, blocks)| (!blocks.is_empty()).then_some(shard.path.as_path()))
         .collect();
+    if is_url(reads.dir) {
+        return Ok((
+            open_objects(reads, &paths, job)?,
+            Moved { engine: HTTP.into(), ..Moved::default() },
+        ));
+    }
     rlimit::make_room_for(paths.iter().flatten().count());
     let opened = open_each(runtime, config, &paths, |numbers, queue, mode| {
         let shards = numbers.iter().map(|&number| &reads.files[number]);
@@ -43,6 +50,32 @@ pub(super) fn open(
         reads.owner.check_same(opened.is_ok())?;
     }
     opened
+}
+
+/// Opens all files that `reads` names, for a caller that reads by itself.
+#[cfg(feature = "object-store")]
+pub(in crate::pipeline) fn open_all(
+    runtime: &Runtime,
+    config: &Config,
+    reads: Reads,
+    job: &Arc<Job>,
+) -> Result<(OpenFiles, Moved)> {
+    open(runtime, config, reads, job, false)
+}
+
+/// The engine of objects, in reports.
+const HTTP: &str = "http";
+
+/// Opens objects, which takes no request: each read says whether there is still one of its name.
+fn open_objects(reads: Reads, urls: &[Option<&Path>], job: &Arc<Job>) -> Result<OpenFiles> {
+    let bucket = Arc::new(Bucket::at(reads.dir)?);
+    let object = |url: &Path| {
+        let name = url.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+        Opened::Object(ObjectFile::new(bucket.clone(), name))
+    };
+    let opened = urls.iter().map(|url| url.map(object)).collect();
+    reads.owner.check_same(true)?;
+    Ok(OpenFiles::of(opened, job))
 }
 
 /// Opens files of one directory.

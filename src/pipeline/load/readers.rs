@@ -223,26 +223,10 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
     /// Compares every checksum chunk of a read with its checksum; returns whether all are good.
     fn check(&self, read_number: usize, bytes: &[u8]) -> Result<bool> {
         let (read, hashing) = (&self.reads.blocks[read_number], Instant::now());
-        let shard = &self.reads.files[read.file];
-        let chunk_bytes = self.reads.checksum_bytes as usize;
         let mut good = true;
-        for (bytes, number) in bytes.chunks(chunk_bytes).zip(read.block..) {
-            let crc32 = crc32fast::hash(bytes);
-            if crc32 != shard.crc32[number] {
-                good = false;
-                let offset = (number * chunk_bytes) as u64;
-                let range = offset..offset + bytes.len() as u64;
-                self.damaged(Damage {
-                    file: shard.path.clone(),
-                    offset,
-                    bytes: bytes.len() as u64,
-                    what: format!("crc32 of checksum chunk {number} ({} bytes)", bytes.len()),
-                    expected: format!("{:08x}", shard.crc32[number]),
-                    got: format!("{crc32:08x}"),
-                    tensors: self.reads.owner.tensors_in(read.file, &range),
-                    is_refusal: false,
-                })?;
-            }
+        for damage in self.reads.damages(read, bytes) {
+            good = false;
+            self.damaged(damage)?;
         }
         self.clocks.checksum.add(hashing);
         self.job.note(What::Checksum, hashing, Some(read_number), read.len as u64);

@@ -158,7 +158,7 @@ impl<'a> Fillers<'a> {
         let waiting = Instant::now();
         let buffer = self.pool.lease().map_err(|error| {
             let shard = self.inputs.plan.blocks[number].shard;
-            Error::io("taking staging memory for", &*self.files.get(shard).path, error)
+            Error::io("taking staging memory for", &**self.files.path(shard), error)
         });
         self.inputs.clocks.wait.add(waiting);
         self.job.note(What::Wait, waiting, None, 0);
@@ -209,7 +209,7 @@ impl<'a> Fillers<'a> {
         let (offset, bytes) = (block.offset, block.len as u64);
         let len = block.len.next_multiple_of(ALIGN);
         let action = Action::Write(Transfer { offset, buffer, start: 0, len });
-        let path = self.files.get(block.shard).path.clone();
+        let path = self.files.path(block.shard).clone();
         self.files.submit(block.shard, (number, block.len), action, move |transfers, outcome| {
             match outcome.result {
                 Ok(()) => transfers.job().add_written(bytes),

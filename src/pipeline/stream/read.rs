@@ -72,7 +72,7 @@ impl ReadStream {
         };
         let (files, moved) = open_each(runtime, runtime.config(), &[Some(path)], open)?;
         let files = OpenFiles::new(only(files, path), job);
-        let found = file::look(&files.get(FILE).file);
+        let found = file::look(&files.file(FILE).file);
         let bytes = found.map_err(|e| Error::io("opening", path, e))?.len();
         let (arrive, arrived) = unbounded();
         Ok(Self {
@@ -99,7 +99,7 @@ impl ReadStream {
 
     /// The open file.
     pub fn file(&self) -> &File {
-        &self.files.get(FILE).file
+        &self.files.file(FILE).file
     }
 
     /// The file's length when it was opened.

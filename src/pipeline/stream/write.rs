@@ -172,7 +172,7 @@ impl WriteStream {
             self.submit(buffer)?;
         }
         self.files.settle(&self.path)?;
-        let open = self.files.get(FILE);
+        let open = self.files.file(FILE);
         space::finish(&open.file, self.offset)
             .map_err(|e| Error::io("cutting to length", &*self.path, e))?;
         let synced = open.queue.start_one(&open.attached, Action::Sync, 0).wait().result;
@@ -183,7 +183,7 @@ impl WriteStream {
 
     /// The open file.
     pub fn file(&self) -> &File {
-        &self.files.get(FILE).file
+        &self.files.file(FILE).file
     }
 
     /// Bytes that were written to the stream.

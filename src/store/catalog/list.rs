@@ -3,6 +3,7 @@
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::format::{Manifest, StepPattern, names};
+use crate::object::{Bucket, is_url};
 use crate::store::catalog::found::{Found, Status};
 use crate::store::catalog::row::{Row, may_be_step};
 use crate::store::catalog::shares;
@@ -63,6 +64,9 @@ fn why_ignored(dir: &Path, own: &Found) -> String {
 }
 
 fn look_below(dir: &Path, pattern: Option<&StepPattern>, config: &Config) -> Result<Vec<Found>> {
+    if is_url(dir) {
+        return look_below_url(dir, config);
+    }
     let mut all = Vec::new();
     for entry in entries(dir)? {
         let path = entry.path();
@@ -86,6 +90,22 @@ fn look_below(dir: &Path, pattern: Option<&StepPattern>, config: &Config) -> Res
     Ok(all)
 }
 
+/// The checkpoints in a directory of an object store.
+fn look_below_url(url: &Path, config: &Config) -> Result<Vec<Found>> {
+    let dirs = Bucket::at(url)?.list_dirs().map_err(|error| Error::io("listing", url, error))?;
+    let look = |name: String| look_at_url(&url.join(name), config).transpose();
+    dirs.into_iter().filter_map(look).collect()
+}
+
+/// The checkpoint of a URL. One whose manifest cannot be read for lack of a permission is an error, as for a directory.
+fn look_at_url(url: &Path, config: &Config) -> Result<Option<Found>> {
+    match Checkpoint::open_with(url, config) {
+        Err(Error::NoCheckpoint { .. }) => Ok(None),
+        Err(error) if error.io_error().is_some() => Err(error),
+        opened => Ok(Some(found(url, opened, None))),
+    }
+}
+
 /// Whether a link leads in a circle, or to a name that no file system takes: it leads nowhere.
 fn is_broken_link(error: &Error) -> bool {
     use nix::libc::{ELOOP, ENAMETOOLONG};
@@ -98,6 +118,9 @@ fn is_denied(error: &Error) -> bool {
 }
 
 fn look(dir: &Path, config: &Config) -> Result<Option<Found>> {
+    if is_url(dir) {
+        return look_at_url(dir, config);
+    }
     let parts = rank_dirs::parts(dir)?;
     if parts.is_empty() {
         look_at_one(dir, config)
@@ -151,6 +174,11 @@ fn look_at_one(dir: &Path, config: &Config) -> Result<Option<Found>> {
     };
     // The manifest of a checkpoint that cannot be loaded may still be readable.
     let readable = if opened.is_err() { manifest::read(dir).ok().flatten() } else { None };
+    Ok(Some(found(dir, opened, readable)))
+}
+
+/// What was found, opened or not; `readable` is the manifest of one that cannot be opened, if it can be read.
+fn found(dir: &Path, opened: Result<Checkpoint>, readable: Option<Manifest>) -> Found {
     let manifest = opened.as_ref().map(Checkpoint::manifest).ok().or(readable.as_ref());
     let (status, problem) = match &opened {
         Ok(_) => (Status::Committed, None),
@@ -158,7 +186,7 @@ fn look_at_one(dir: &Path, config: &Config) -> Result<Option<Found>> {
         Err(error) => (Status::Damaged, Some(error.to_string())),
     };
     let of = |part: fn(&Manifest) -> u64| manifest.map(part);
-    Ok(Some(Found {
+    Found {
         path: dir.into(),
         status,
         problem,
@@ -172,7 +200,7 @@ fn look_at_one(dir: &Path, config: &Config) -> Result<Option<Found>> {
         part_of: manifest.and_then(|m| m.part_of.clone()),
         parts: Vec::new(),
         refusal: None,
-    }))
+    }
 }
 
 /// Whether the system refused to read what is there: no permission, a failing disk, too many open files.

@@ -1,6 +1,7 @@
 //! Removing checkpoints, and what killed saves left.
 
 pub(crate) mod keep;
+mod objects;
 mod orphans;
 pub(crate) mod prune;
 pub(crate) mod remove;

@@ -9,6 +9,8 @@ use crate::config::Config;
 use crate::error::{Error, Result, some_of};
 use crate::format::manifest::Listed;
 use crate::format::names;
+use crate::object::is_url;
+use crate::store::cleanup::objects::remove_object;
 use crate::store::layout::recycled::RecycledFiles;
 use crate::store::layout::stripes::Stripes;
 use crate::store::layout::{manifest, rank_dirs};
@@ -67,6 +69,9 @@ impl Removed {
 
 /// See [`remove`](crate::remove()).
 pub fn remove_checkpoint(dir: &Path, disposal: Disposal, config: &Config) -> Result<Removed> {
+    if is_url(dir) {
+        return Ok(Removed::of(dir, remove_object(dir)?));
+    }
     refuse_link(dir)?;
     remove_all(dir, disposal, config).map_err(|error| explained(dir, error))
 }

@@ -4,6 +4,7 @@
 use crate::config::Config;
 use crate::error::{Error, Result, some_of};
 use crate::format::{StepPattern, names};
+use crate::object::is_url;
 use crate::store::catalog::found::{Found, Status};
 use crate::store::catalog::links::Links;
 use crate::store::catalog::list::survey;
@@ -97,7 +98,7 @@ fn carry_out(mut plan: Retained, root: &Path, disposal: Disposal, config: &Confi
     for path in std::mem::take(&mut plan.cleared) {
         plan.clear(path, config, Act::CarryOut, None);
     }
-    if disposal == Disposal::Remove {
+    if disposal == Disposal::Remove && !is_url(root) {
         for files in beside_all(root, config) {
             let done = files.clear_but(std::iter::empty(), &mut plan.removed_recycled);
             plan.note_recycled(files.dir(), done);
@@ -123,7 +124,7 @@ fn plan(root: &Path, retention: &Retention, config: &Config, act: Act) -> Result
         tracing::warn!("{warning}");
     }
     let mut plan = Retained { counted, warnings, ..Retained::default() };
-    let links = Links::of(root)?;
+    let links = if is_url(root) { Links::default() } else { Links::of(root)? };
     let (mut steps, mut going) = (Vec::new(), Vec::new());
     let is_step = |found: &&Found| matches!(fate(found, &row, None), Fate::Step);
     let newest = all.iter().filter(is_step).filter_map(|found| found.step).max();
@@ -142,9 +143,11 @@ fn plan(root: &Path, retention: &Retention, config: &Config, act: Act) -> Result
         }
     }
     // What a removal was killed before it removed is empty, and no step.
-    let emptied =
-        dir::directories(root)?.into_iter().filter(|dir| removal_note::is_left_empty(dir));
-    emptied.for_each(|dir| plan.clear(dir, config, Act::Plan, None));
+    if !is_url(root) {
+        let dirs = dir::directories(root)?.into_iter();
+        let emptied = dirs.filter(|dir| removal_note::is_left_empty(dir));
+        emptied.for_each(|dir| plan.clear(dir, config, Act::Plan, None));
+    }
     for (found, verdict) in plan.judge(steps, &retention.rules(), root) {
         match (verdict, links.to(&found.path)) {
             (Verdict::Stays(reason), _) => plan.keep(found.path, reason),
@@ -152,6 +155,10 @@ fn plan(root: &Path, retention: &Retention, config: &Config, act: Act) -> Result
             (Verdict::SavedLast, None) => plan.leave_last(found.path),
             (Verdict::Goes, None) => going.push(found),
         }
+    }
+    if is_url(root) {
+        plan.removed.extend(going.into_iter().map(|found| found.path));
+        return Ok(plan);
     }
     for Found { path, parts, .. } in going {
         let goes = check(&path, &parts, &config.stripe).and_then(|()| match act {
@@ -300,6 +307,10 @@ fn fate(found: &Found, row: &Row, newest: Option<u64>) -> Fate {
         return Fate::Left(reason.into());
     }
     let problem = || found.problem.clone().unwrap_or_else(|| "it cannot be loaded".into());
+    // Perhaps a promotion is in progress, on whichever host.
+    if is_url(&found.path) && found.status != Status::Committed {
+        return Fate::Left(problem());
+    }
     // Neither it nor a rank checkpoint in it has a manifest.
     let is_killed = found.status == Status::Incomplete && found.created_unix_ms.is_none();
     match (found.status, found.step) {

@@ -3,6 +3,7 @@
 use crate::config::Config;
 use crate::error::{Error, GO_BACK, Result, numbered, some_of};
 use crate::format::{FileEntry, Manifest, TensorEntry, Value, names};
+use crate::object;
 use crate::pipeline::load::{FileOwner, ShardFile};
 use crate::store::layout::manifest;
 use crate::store::layout::stripe_marker::stripe_owner;
@@ -32,11 +33,11 @@ pub enum CheckpointKind {
 }
 
 /// The shards of a manifest, as they were found.
-struct Shards {
+pub(super) struct Shards {
     /// One for each file, under its own name if it is missing.
-    files: Vec<ShardFile>,
-    faults: Vec<Fault>,
-    problem: Option<String>,
+    pub files: Vec<ShardFile>,
+    pub faults: Vec<Fault>,
+    pub problem: Option<String>,
 }
 
 /// A committed checkpoint, opened.
@@ -81,6 +82,9 @@ impl Checkpoint {
     /// [`Checkpoint::open_damaged`] without its retry on [`Error::Replaced`].
     pub(in crate::store) fn open_damaged_once(path: &Path, config: &Config) -> Result<Self> {
         config.validate()?;
+        if object::is_url(path) {
+            return Self::open_object(path, config);
+        }
         let bytes = manifest::read_bytes(path).map_err(|error| explain(path, error))?;
         let bytes = bytes.ok_or_else(|| no_manifest(path))?;
         dcp_mark::refuse_newer(path)?;
@@ -116,6 +120,9 @@ impl Checkpoint {
     }
 
     fn open_any_once(path: &Path, config: &Config) -> Result<Self> {
+        if object::is_url(path) {
+            return Self::open_damaged_once(path, config);
+        }
         manifest::check_directory(path).map_err(|error| explain(path, error))?;
         if dir::has(&path.join(names::MANIFEST)) {
             return Self::open_damaged_once(path, config);
@@ -128,7 +135,7 @@ impl Checkpoint {
         Ok(Self::new(path, CheckpointKind::Safetensors, (manifest, shards), None, config))
     }
 
-    fn new(
+    pub(super) fn new(
         path: &Path,
         kind: CheckpointKind,
         (manifest, shards): (Manifest, Shards),

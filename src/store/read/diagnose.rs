@@ -14,7 +14,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-const GO_BACK: &str = "Resume from an earlier checkpoint; `ringstow prune` removes what was left";
+pub(super) const GO_BACK: &str =
+    "Resume from an earlier checkpoint; `ringstow prune` removes what was left";
 
 /// Adds to an error about a directory that is missing, or is not a directory, what is there and what reads it.
 /// Other errors pass unchanged.

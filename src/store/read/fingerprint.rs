@@ -5,7 +5,9 @@
 
 use crate::error::{Error, Result};
 use crate::format::{TRAILER_LEN, names};
+use crate::object::is_url;
 use crate::store::layout::manifest::check_directory;
+use crate::store::read::object;
 use crate::sys::file;
 use std::fmt;
 use std::io;
@@ -33,6 +35,10 @@ impl Fingerprint {
 
     /// The fingerprint of the manifest at `path`, of which only the end is read; `None` if there is no manifest.
     fn at(path: &Path) -> Result<Option<Self>> {
+        if is_url(path) {
+            let end = object::read_end(path)?;
+            return Ok(end.map(|(bytes, trailer)| Self { bytes, trailer }));
+        }
         match file::read_end(path) {
             Ok((bytes, trailer)) => Ok(Some(Self { bytes, trailer })),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -59,7 +65,9 @@ impl Fingerprint {
         if all_open && Self::at(&dir.join(names::REMOVAL_MARK))? == Some(*self) {
             return Ok(());
         }
-        check_directory(dir)?;
+        if !is_url(dir) {
+            check_directory(dir)?;
+        }
         let reason = "it was removed after it was opened: load another one";
         Err(Error::NoCheckpoint { path, reason: reason.into() })
     }

@@ -68,7 +68,7 @@ pub(in crate::store) fn open(
 
 /// Says what the checkpoint was opened for.
 fn as_base(error: Error) -> Error {
-    error.hinted("it is the base of this save: name another one, or save without a base".into())
+    error.hinted("it is the base of this save: name another one, or save without a base")
 }
 
 /// The fallback of a save that links nothing.

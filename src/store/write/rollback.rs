@@ -67,7 +67,7 @@ impl Rollback {
                 let error = io::Error::from_raw_os_error(nix::libc::ENOTDIR);
                 Err(Error::io("saving to (a checkpoint is a directory)", dir, error))
             }
-            Err(e) if dir::is_link(dir) => Err(Error::io("opening", dir, e).hinted(BROKEN.into())),
+            Err(e) if dir::is_link(dir) => Err(Error::io("opening", dir, e).hinted(BROKEN)),
             Err(e) => Err(Error::io("opening", dir, e)),
         }
     }

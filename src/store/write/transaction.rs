@@ -357,7 +357,7 @@ impl Transaction {
             // Whichever is committed, its shards stay.
             _ => {
                 self.rollback.keep();
-                Err(error.hinted(UNKNOWN.into()))
+                Err(error.hinted(UNKNOWN))
             }
         }
     }

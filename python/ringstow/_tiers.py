@@ -1,0 +1,183 @@
+"""The object stores that a `CheckpointManager` copies its steps to, and restores them from."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from ringstow import _catalog, _promote, _rules
+from ringstow._arguments import object_url
+from ringstow._errors import Error, InvalidStateError, NoCheckpointError
+from ringstow._rules import Rules
+
+if TYPE_CHECKING:
+    from ringstow._catalog_report import Step
+    from ringstow._config import Config
+    from ringstow._damage import OnCorrupt
+    from ringstow._report import PromotionReport
+    from ringstow._run import Run
+
+_log = logging.getLogger("ringstow")
+
+
+def checked(tiers: Iterable[str]) -> tuple[str, ...]:
+    """Return the URLs of tiers.
+
+    Raises:
+        TypeError: it is one text, not a list.
+        InvalidStateError: one is not the URL of an object store.
+    """
+    if isinstance(tiers, str):
+        raise TypeError(f'tiers is a list of URLs: tiers=["{tiers}"]')
+    urls = []
+    for tier in tiers:
+        url = object_url(tier)
+        if url is None:
+            raise InvalidStateError(
+                f"{tier!r} in tiers is not the URL of an object store (s3://, gs://, az://); the "
+                "manager's directory is the first tier and need not be named"
+            )
+        urls.append(url)
+    return tuple(urls)
+
+
+class Steps:
+    """The steps of a run on all of its tiers."""
+
+    def __init__(self, run: Run, tiers: tuple[str, ...], config: Config | None) -> None:
+        self._run = run
+        self._tiers = tiers
+        self._config = config
+
+    def candidates(self, on_corrupt: OnCorrupt) -> list[Step]:
+        """Return the committed steps, newest first, and of one step the nearest copy first.
+
+        Raises:
+            OSError: a tier does not answer. It may have the newest step.
+        """
+        return self._with_copies(lambda: self._run.candidates(on_corrupt), lambda _: True)
+
+    def named(self, step: int) -> list[Step]:
+        """Return the copies of the step of this number, the nearest first.
+
+        Raises:
+            NoCheckpointError: no tier has it.
+        """
+
+        def here() -> list[Step]:
+            try:
+                return self._run.named(step)
+            except NoCheckpointError:
+                if not self._tiers:
+                    raise
+                return []
+
+        found = self._with_copies(here, lambda copy: copy.step == step)
+        if not found:
+            where = " and ".join((self._run.root, *self._tiers))
+            raise NoCheckpointError(f"{where} have no step {step}", path=self._run.root)
+        return found
+
+    def _with_copies(
+        self, here: Callable[[], list[Step]], is_wanted: Callable[[Step], bool]
+    ) -> list[Step]:
+        if not self._tiers:
+            return here()
+        copies: list[Step] = []
+        for tier in self._tiers:
+            committed = (s for s in _catalog.steps(tier, config=self._config) if _is_committed(s))
+            copies += reversed([step for step in committed if is_wanted(step)])
+        try:
+            local = here()
+        except (Error, FileNotFoundError) as error:
+            if not copies:
+                raise
+            _log.warning("%s has nothing to restore: %s", self._run.root, error)
+            local = []
+        # A stable sort: of one step, the copy of the nearest tier stays first.
+        return sorted([*local, *copies], key=lambda step: -(step.step or 0))
+
+
+def _is_committed(step: Step) -> bool:
+    return step.step is not None and step.status == "committed"
+
+
+class Plan(NamedTuple):
+    """Where the steps of a run are copied to, and which of them stay there."""
+
+    tiers: tuple[str, ...]
+    rate: int
+    """Bytes a second at most; 0 for no limit."""
+    rules: Rules
+    """What stays on each tier; all, if there is no rule."""
+
+
+class Promoter:
+    """Copies steps to object stores in a thread, the newest first, and removes old ones there.
+
+    A step that a newer one overtakes before its copy has begun is passed over. A copy that has
+    begun goes on, also if the step is removed meanwhile.
+    """
+
+    def __init__(self, plan: Plan, config: Config | None) -> None:
+        self._plan = plan
+        self._config = config
+        self._changed = threading.Condition()
+        self._next: str | None = None
+        self._is_running = False
+        self.report: PromotionReport | None = None
+        """What the last copy did."""
+        self.error: Exception | None = None
+        """Why the last copy failed; None after one that went well."""
+
+    def add(self, path: str) -> None:
+        """Copy a step as soon as the copy in progress has ended."""
+        if not self._plan.tiers:
+            return
+        with self._changed:
+            if self._next is not None:
+                _log.warning(
+                    "%s is not copied to %s: %s is newer, and the copies are slower than the saves",
+                    self._next,
+                    " and ".join(self._plan.tiers),
+                    path,
+                )
+            self._next = path
+            if not self._is_running:
+                self._is_running = True
+                threading.Thread(target=self._work, name="ringstow-promote", daemon=True).start()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is left to copy; return whether that is so."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._is_running, timeout)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                path, self._next = self._next, None
+                if path is None:
+                    self._is_running = False
+                    self._changed.notify_all()
+                    return
+            self._copy(path)
+
+    def _copy(self, path: str) -> None:
+        name = path.rstrip("/").rpartition("/")[2]
+        self.error = None
+        for tier in self._plan.tiers:
+            try:
+                self.report = _promote.promote(
+                    path, f"{tier}/{name}", rate=self._plan.rate, config=self._config
+                )
+                if not self._plan.rules.keeps_all:
+                    _rules.retain(tier, self._plan.rules, self._config)
+            except Exception as error:  # the step is saved, and training goes on
+                self.error = error
+                _log.error(
+                    "%s is saved, but not copied to %s: %s. The next step is tried again; "
+                    "`ringstow promote %s --to %s/%s` copies this one",
+                    path, tier, error, path, tier, name,
+                )  # fmt: skip

@@ -1,0 +1,25 @@
+//! Copies of checkpoints in object stores.
+
+use crate::error::to_python;
+use crate::{config, to_json, wait};
+use pyo3::prelude::*;
+use ringstow::{Job, Promotion, Runtime};
+use std::path::PathBuf;
+
+#[pyfunction]
+#[pyo3(signature = (path, to, how, config, *, progress = None))]
+pub(crate) fn promote(
+    py: Python<'_>,
+    path: PathBuf,
+    to: PathBuf,
+    how: (u64, usize, u64),
+    config: &str,
+    progress: Option<wait::Progress>,
+) -> PyResult<String> {
+    let config = self::config(config)?;
+    let runtime = Runtime::shared(&config).map_err(to_python)?;
+    let (rate, uploads, part_bytes) = how;
+    let how = Promotion { rate, uploads, part_bytes };
+    let promote = |job: &_| ringstow::internals::store::promote(&runtime, &path, &to, how, job);
+    to_json(&wait::run(py, &Job::of(&config), progress.as_ref(), promote)?)
+}

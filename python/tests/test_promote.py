@@ -1,0 +1,325 @@
+"""Checkpoints in object stores: on a real server, with a proxy in front of it that misbehaves."""
+
+import os
+import random
+import signal
+import threading
+
+import forked
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from stores import faults
+
+import ringstow
+import ringstow.dcp
+
+PARTS = 5 << 20  # the smallest part that stores take
+
+
+def state_of(megabytes=12, seed=0):
+    torch.manual_seed(seed)
+    return {"w": torch.randn(megabytes << 18), "small": [torch.arange(5), 7], "step": 3}
+
+
+def assert_same(loaded, state):
+    assert torch.equal(loaded["w"], state["w"])
+    assert torch.equal(loaded["small"][0], state["small"][0])
+    assert (loaded["small"][1], loaded["step"]) == (7, 3)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Return a checkpoint's path and its state: one shard of three parts."""
+    state, path = state_of(), tmp_path / "run" / "step-3"
+    ringstow.save(state, path, step=3)
+    return path, state
+
+
+def shards_of(bucket):
+    return [key for key in sorted(bucket.keys()) if key.endswith(".safetensors")]
+
+
+def test_promoted_checkpoint_loads_by_its_url(saved, each_bucket):
+    path, state = saved
+    url = f"{each_bucket.url}/run/step-3"
+    report = ringstow.promote(path, url, part_bytes=PARTS)
+    assert report.sent_bytes == report.file_bytes > 12 << 20
+    assert not report.was_there
+    assert_same(ringstow.load(url), state)
+    assert ringstow.verify(url).ok
+    into = {"w": torch.zeros(12 << 18), "small": [torch.zeros(5, dtype=torch.int64), 0], "step": 0}
+    ringstow.load_into(into, url)
+    assert_same(into, state)
+    assert each_bucket.uploads() == {}
+    assert os.listdir(path.parent) == ["step-3"]  # no journal is left
+
+
+def test_second_promotion_sends_nothing(saved, bucket, proxy):
+    path, _ = saved
+    ringstow.promote(path, f"{bucket.url}/x")
+    proxy.clear()
+    report = ringstow.promote(path, f"{bucket.url}/x")
+    assert (report.was_there, report.sent_bytes) == (True, 0)
+    assert not proxy.requests("PUT")
+    assert not proxy.requests("POST")
+
+
+def test_two_checkpoints_cannot_get_one_url(saved, bucket, tmp_path):
+    path, state = saved
+    other = tmp_path / "other"
+    ringstow.save(state_of(seed=1), other)
+    ringstow.promote(path, f"{bucket.url}/x")
+    with pytest.raises(FileExistsError, match="another checkpoint is at this URL"):
+        ringstow.promote(other, f"{bucket.url}/x")
+    assert_same(ringstow.load(f"{bucket.url}/x"), state)
+
+
+def test_loser_of_a_race_does_not_harm_the_winner(saved, bucket, proxy, tmp_path):
+    """The other checkpoint is promoted to the URL when all but the manifest is sent."""
+    path, _ = saved
+    other, winner = tmp_path / "other", state_of(seed=1)
+    ringstow.save(winner, other)
+    held = proxy.on(faults.Hold(), "PUT", "manifest.json")
+    raised = []
+
+    def lose():
+        try:
+            ringstow.promote(path, f"{bucket.url}/x")
+        except FileExistsError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=lose)
+    thread.start()
+    held.wait()
+    ringstow.promote(other, f"{bucket.url}/x")
+    held.release()
+    thread.join()
+    assert len(raised) == 1
+    assert_same(ringstow.load(f"{bucket.url}/x"), winner)
+
+
+def test_answer_of_the_commit_that_is_lost_is_no_failure(saved, bucket, proxy):
+    path, state = saved
+    proxy.on(faults.LoseAnswer(), "PUT", "manifest.json")
+    ringstow.promote(path, f"{bucket.url}/x")
+    assert_same(ringstow.load(f"{bucket.url}/x"), state)
+
+
+@pytest.mark.parametrize(
+    ("fault", "method", "target"),
+    [
+        (faults.SlowDown(), "PUT", "partNumber=2"),
+        (faults.SlowDown(), "POST", "uploads"),
+        (faults.SlowDown(), "GET", "list-type"),
+        (faults.CutRequest(100_000), "PUT", "partNumber=1"),
+        (faults.LoseAnswer(), "PUT", "partNumber=3"),
+        (faults.Corrupt(1000, request=True), "PUT", "partNumber=2"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, faults.Fault) else value,
+)
+def test_passing_trouble_is_overcome(saved, bucket, proxy, fault, method, target):
+    path, state = saved
+    proxy.on(fault, method, target)  # the server refuses a part whose hash is not the signed one
+    ringstow.promote(path, f"{bucket.url}/x", part_bytes=PARTS)
+    assert_same(ringstow.load(f"{bucket.url}/x"), state)
+
+
+def test_promotion_goes_on_where_it_failed(saved, bucket, proxy):
+    path, state = saved
+    url = f"{bucket.url}/x"
+    proxy.on(faults.Refuse(403, "AccessDenied"), "PUT", "partNumber=3", times=None)
+    with pytest.raises(PermissionError, match=r"sending at offset 10485760: the store answers 403 .*: 's3://"):
+        ringstow.promote(path, url, part_bytes=PARTS, uploads=1)
+    with pytest.raises(ringstow.NotCommittedError if shards_of(bucket) else ringstow.Error):
+        ringstow.load(url)
+    proxy.clear()
+    report = ringstow.promote(path, url, part_bytes=PARTS, uploads=1)
+    assert [r.query["partNumber"] for r in proxy.requests("PUT", "partNumber")] == ["3"]
+    assert 0 < report.sent_bytes < PARTS
+    assert_same(ringstow.load(url), state)
+    assert bucket.uploads() == {}
+
+
+def test_upload_that_the_store_has_dropped_is_begun_again(saved, bucket, proxy):
+    path, state = saved
+    url = f"{bucket.url}/x"
+    proxy.on(faults.Refuse(403, "AccessDenied"), "PUT", "partNumber=3", times=None)
+    with pytest.raises(PermissionError):
+        ringstow.promote(path, url, part_bytes=PARTS, uploads=1)
+    proxy.clear()
+    [(upload, key)] = bucket.uploads().items()
+    bucket.request("DELETE", key, uploadId=upload)
+    ringstow.promote(path, url, part_bytes=PARTS, uploads=1)
+    assert_same(ringstow.load(url), state)
+    assert bucket.uploads() == {}
+
+
+def test_uploads_of_a_replaced_checkpoint_are_aborted(saved, bucket, proxy):
+    path, _ = saved
+    url = f"{bucket.url}/x"
+    proxy.on(faults.Refuse(403, "AccessDenied"), "PUT", "partNumber=3", times=None)
+    with pytest.raises(PermissionError):
+        ringstow.promote(path, url, part_bytes=PARTS)
+    proxy.clear()
+    state = state_of(seed=2)
+    ringstow.save(state, path)
+    ringstow.promote(path, url, part_bytes=PARTS)
+    assert bucket.uploads() == {}
+    assert_same(ringstow.load(url), state)
+
+
+def test_damaged_checkpoint_is_not_promoted(saved, bucket):
+    path, _ = saved
+    [shard] = path.glob("*.safetensors")
+    with open(shard, "r+b") as file:
+        file.seek(7_000_000)
+        byte = file.read(1)
+        file.seek(7_000_000)
+        file.write(bytes([byte[0] ^ 1]))
+    with pytest.raises(ringstow.CorruptCheckpointError) as caught:
+        ringstow.promote(path, f"{bucket.url}/x", part_bytes=PARTS)
+    assert caught.value.offset == 6 << 20
+    assert caught.value.tensors == ["w"]
+    assert not bucket.has("x/manifest.json")
+
+
+def test_damage_in_the_store_is_found(saved, bucket):
+    path, _ = saved
+    url = f"{bucket.url}/x"
+    ringstow.promote(path, url)
+    [shard] = shards_of(bucket)
+    bucket.flip(shard, 7_000_000)
+    with pytest.raises(ringstow.CorruptCheckpointError, match=r"s3://.*tensor 'w'|s3://.*w"):
+        ringstow.load(url)
+    report = ringstow.verify(url)
+    assert [damage.offset for damage in report.damage] == [6 << 20]
+    assert report.damaged_tensors == ("w",)
+    bucket.delete(shard)
+    with pytest.raises(ringstow.MissingFilesError, match="missing"):
+        ringstow.load(url)
+
+
+def test_answer_that_is_cut_is_read_on(saved, bucket, proxy):
+    path, state = saved
+    url = f"{bucket.url}/x"
+    ringstow.promote(path, url)
+    proxy.on(faults.CutResponse(300_000), "GET", "safetensors", times=2)
+    assert_same(ringstow.load(url), state)
+
+
+def test_one_tensor_reads_little_more_than_its_bytes(bucket, proxy, tmp_path):
+    state = {f"t{i}": torch.randn(1 << 18) for i in range(16)}
+    ringstow.save(state, tmp_path / "c")
+    url = f"{bucket.url}/x"
+    ringstow.promote(tmp_path / "c", url)
+    proxy.clear()
+    with ringstow.open(url) as checkpoint:
+        assert torch.equal(checkpoint["t5"].load(), state["t5"])
+    read = sum(request.down for request in proxy.requests("GET", "safetensors"))
+    assert read <= 2.1 * (1 << 20)  # whole checksum chunks: the tensor lies in two
+
+
+KILLED = """
+import sys, ringstow
+path, url = sys.argv[1:]
+ringstow.promote(path, url, part_bytes=5 << 20, uploads=2)
+print("done")
+"""
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_killed_promotion_goes_on_and_leaves_nothing(saved, bucket, proxy, monkeypatch, seed):
+    """Killed at a request that a die chooses, which reaches the server before, after or never."""
+    path, state = saved
+    url = f"{bucket.url}/x"
+    dice = random.Random(seed)
+    held = proxy.on(faults.Hold(answer=dice.random() < 0.5), skip=dice.randrange(7))
+    program = forked.Program(KILLED, path, url)
+    held.wait()
+    [last] = [request for request in proxy.requests() if request.fault is held]
+    program.kill()
+    assert program.wait().returncode == -signal.SIGKILL
+    if dice.random() < 0.5:
+        proxy.clear()  # the request of the dead arrives now
+    monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.server.url)
+    if not bucket.has("x/manifest.json"):
+        with pytest.raises(ringstow.IncompleteCheckpointError):
+            ringstow.load(url)
+    ringstow.promote(path, url, part_bytes=PARTS)
+    assert_same(ringstow.load(url), state)
+    assert ringstow.verify(url).ok
+    if "uploads" not in last.query:  # nobody has learned the number of that upload
+        assert bucket.uploads() == {}
+
+
+def test_steps_in_a_store_are_listed(bucket, tmp_path):
+    for step in (1, 2, 10):
+        ringstow.save({"w": torch.full((9,), step)}, tmp_path / f"step-{step}", step=step)
+        ringstow.promote(tmp_path / f"step-{step}", f"{bucket.url}/run/step-{step}")
+    assert [found.step for found in ringstow.steps(f"{bucket.url}/run")] == [1, 2, 10]
+    assert ringstow.latest(f"{bucket.url}/run") == f"{bucket.url}/run/step-10"
+    assert ringstow.latest(f"{bucket.url}/nothing") is None
+
+
+@pytest.mark.parametrize("arguments", [["--json"], []])
+def test_program_promotes_lists_and_verifies(saved, bucket, arguments):
+    path, _ = saved
+    url = f"{bucket.url}/run/step-3"
+
+    def ran(*words):
+        done = forked.python("from ringstow import _cli; _cli.main()", *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert url in ran("promote", path, "--to", url, *arguments)
+    assert "step-3" in ran("ls", f"{bucket.url}/run", *arguments)
+    assert "w" in ran("show", url, *arguments)
+    ran("verify", url, *arguments)
+    ran("diff", path, url, *arguments)
+
+
+def test_wrong_urls_say_what_to_write(saved, tmp_path):
+    path, _ = saved
+    with pytest.raises(ringstow.InvalidStateError, match="cp -a"):
+        ringstow.promote(path, tmp_path / "copy")
+    with pytest.raises(ringstow.InvalidStateError, match="URL"):
+        ringstow.save({}, "s3://bucket/x")
+    with pytest.raises(ringstow.InvalidStateError, match="by the environment") as caught:
+        ringstow.promote(path, "s3://user:secret@bucket/x")
+    assert "secret" not in str(caught.value)
+
+
+def test_part_of_a_wrong_size_is_refused(saved):
+    path, _ = saved
+    with pytest.raises(ringstow.InvalidStateError, match="part_bytes"):
+        ringstow.promote(path, "s3://bucket/x", part_bytes=1000)
+
+
+def test_dcp_loads_by_url(saved, bucket):
+    path, state = saved
+    url = f"{bucket.url}/x"
+    ringstow.promote(path, url)
+    into = {"w": torch.zeros_like(state["w"])}
+    dcp.load(into, storage_reader=ringstow.dcp.StorageReader(url), no_dist=True)
+    assert torch.equal(into["w"], state["w"])
+
+
+LOADED = """
+import sys, ringstow.distributed, torch, torch.distributed as dist
+url, meeting = sys.argv[1:]
+dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=1)
+into = {"w": torch.zeros(12 << 18)}
+ringstow.distributed.load_into(into, url, strict=False)
+print(float(into["w"][5]))
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_load_by_url(saved, bucket, tmp_path):
+    path, state = saved
+    url = f"{bucket.url}/x"
+    ringstow.promote(path, url)
+    done = forked.python(LOADED, url, tmp_path / "meeting")
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == float(state["w"][5])

@@ -1,0 +1,162 @@
+"""`CheckpointManager` with object stores behind its directory."""
+
+import shutil
+
+import forked
+import pytest
+import torch
+from stores import faults
+
+import ringstow
+
+
+def state_of(step):
+    return {"w": torch.full((1000,), float(step)), "step": step}
+
+
+def manager_of(tmp_path, bucket, **options):
+    return ringstow.CheckpointManager(tmp_path / "run", tiers=[f"{bucket.url}/run"], **options)
+
+
+def test_steps_are_copied_and_outlive_the_directory(tmp_path, bucket):
+    with manager_of(tmp_path, bucket) as manager:
+        manager.save(1, state_of(1))
+        assert manager.wait_promoted(60)
+        manager.save_async(2, state_of(2), metrics={"loss": 0.5})
+    assert manager.promotion_error is None
+    assert manager.promoted.url == f"{bucket.url}/run/step-00000002"
+    shutil.rmtree(tmp_path / "run")
+    with manager_of(tmp_path, bucket) as manager:
+        restored = manager.restore()
+    assert (restored.step, restored.path) == (2, f"{bucket.url}/run/step-00000002")
+    assert restored.metrics == {"loss": 0.5}
+    assert torch.equal(restored.state["w"], state_of(2)["w"])
+
+
+def test_nearest_copy_is_restored(tmp_path, bucket, proxy):
+    with manager_of(tmp_path, bucket) as manager:
+        manager.save(1, state_of(1))
+    proxy.clear()
+    with manager_of(tmp_path, bucket) as manager:
+        restored = manager.restore()
+    assert restored.path == str(tmp_path / "run" / "step-00000001")
+    assert not proxy.requests("GET", r"safetensors")
+
+
+def test_newer_step_of_a_farther_tier_wins(tmp_path, bucket):
+    with manager_of(tmp_path, bucket) as manager:
+        for step in (1, 2):
+            manager.save(step, state_of(step))
+            manager.wait_promoted()
+    ringstow.remove(tmp_path / "run" / "step-00000002")
+    with manager_of(tmp_path, bucket) as manager:
+        assert manager.restore().step == 2
+        assert manager.restore(1).path == str(tmp_path / "run" / "step-00000001")
+
+
+def test_damaged_copy_falls_to_the_next_tier_with_a_warning(tmp_path, bucket, caplog):
+    with manager_of(tmp_path, bucket) as manager:
+        manager.save(1, state_of(1))
+    [shard] = (tmp_path / "run").glob("*/*.safetensors")
+    shard.write_bytes(bytes(shard.stat().st_size))
+    with manager_of(tmp_path, bucket) as manager:
+        restored = manager.restore()  # on_corrupt="raise": it is the same step
+    assert restored.path.startswith("s3://")
+    assert torch.equal(restored.state["w"], state_of(1)["w"])
+    assert "passing over" in caplog.text
+
+
+def test_silent_store_fails_the_restore_and_not_the_save(tmp_path, bucket, proxy, caplog):
+    refused = faults.Refuse(403, "AccessDenied")
+    with manager_of(tmp_path, bucket) as manager:
+        proxy.on(refused, times=None)
+        manager.save(1, state_of(1))
+        assert manager.wait_promoted(60)
+        assert isinstance(manager.promotion_error, PermissionError)
+        assert "ringstow promote" in caplog.text
+        # The store may have a newer step.
+        with pytest.raises(PermissionError):
+            manager.restore()
+        proxy.clear()
+        manager.save(2, state_of(2))
+    assert manager.promotion_error is None
+    assert ringstow.latest(f"{bucket.url}/run").endswith("step-00000002")
+
+
+def test_slow_store_holds_up_no_save_and_newer_steps_overtake(tmp_path, bucket, proxy, caplog):
+    with manager_of(tmp_path, bucket, keep_last=1) as manager:
+        held = proxy.on(faults.Hold(), "PUT")
+        manager.save(1, state_of(1))
+        held.wait()
+        for step in (2, 3, 4):
+            manager.save(step, state_of(step))
+        held.release()
+    there = [found.step for found in ringstow.steps(f"{bucket.url}/run")]
+    assert there == [1, 4]
+    assert "are slower than the saves" in caplog.text
+    assert torch.equal(ringstow.load(f"{bucket.url}/run/step-00000001")["w"], state_of(1)["w"])
+
+
+SAVING = """
+import sys, ringstow, torch
+root, tier = sys.argv[1:]
+manager = ringstow.CheckpointManager(root, tiers=[tier])
+manager.save(1, {"w": torch.ones(1000)})
+manager.wait_promoted()
+"""
+
+
+def test_copy_that_a_kill_cut_short_is_ended_by_the_next_run(tmp_path, bucket, proxy, monkeypatch):
+    held = proxy.on(faults.Hold(), "PUT", "manifest.json")
+    program = forked.Program(SAVING, tmp_path / "run", f"{bucket.url}/run")
+    held.wait()
+    program.kill()
+    program.wait()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", bucket.server.url)  # what is held stays held
+    assert ringstow.latest(f"{bucket.url}/run") is None
+    with manager_of(tmp_path, bucket) as manager:
+        manager.restore()
+    assert ringstow.latest(f"{bucket.url}/run").endswith("step-00000001")
+
+
+def test_wrong_tiers_say_what_is_meant(tmp_path):
+    with pytest.raises(TypeError, match=r'tiers=\["s3://b"\]'):
+        ringstow.CheckpointManager(tmp_path, tiers="s3://b")
+    with pytest.raises(ringstow.InvalidStateError, match="is not the URL of an object store"):
+        ringstow.CheckpointManager(tmp_path, tiers=["/lustre/run"])
+
+
+def test_step_that_no_tier_has_is_named_with_the_tiers(tmp_path, bucket):
+    with (
+        manager_of(tmp_path, bucket) as manager,
+        pytest.raises(ringstow.NoCheckpointError, match=r"run and s3://.*/run have no step 7"),
+    ):
+        manager.restore(7)
+
+
+def test_old_steps_leave_the_store_by_its_own_rule(tmp_path, bucket):
+    options = {"keep_last": 1, "keep_every": 4, "keep_promoted": 2}
+    with manager_of(tmp_path, bucket, **options) as manager:
+        for step in range(1, 7):
+            manager.save(step, state_of(step))
+            manager.wait_promoted()
+    assert [found.step for found in ringstow.steps(tmp_path / "run")] == [4, 6]
+    assert [found.step for found in ringstow.steps(f"{bucket.url}/run")] == [4, 5, 6]
+    assert len([key for key in sorted(bucket.keys()) if key.endswith(".safetensors")]) == 3
+
+
+def test_step_leaves_the_store_manifest_first(tmp_path, bucket, proxy):
+    with manager_of(tmp_path, bucket) as manager:
+        manager.save(1, state_of(1))
+    url = f"{bucket.url}/run/step-00000001"
+    bucket.put("run/step-00000001/notes.txt", b"mine")
+    proxy.on(faults.Refuse(403, "AccessDenied"), "POST", r"\?delete", skip=1)
+    with pytest.raises(PermissionError, match="removing: the store answers 403 .*: 's3://"):
+        ringstow.remove(url)
+    with pytest.raises(ringstow.NotCommittedError):
+        ringstow.load(url)
+    report = ringstow.remove(url)
+    assert [left.path for left in report.left] == [f"{url}/notes.txt"]
+    assert bucket.keys() == ["run/step-00000001/notes.txt"]
+    with pytest.raises(ringstow.NoCheckpointError):
+        ringstow.remove(url)

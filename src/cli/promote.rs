@@ -1,0 +1,88 @@
+//! `ringstow promote`: copies a checkpoint to an object store.
+
+use super::config::ConfigFlags;
+use super::output::Output;
+use super::place::{place, place_or_url};
+use super::{Exit, progress, text};
+use crate::config::parse_size;
+use crate::error::{Error, Result};
+use crate::object::is_url;
+use crate::pipeline::runtime::Runtime;
+use crate::store::{Promotion, PromotionReport, promote};
+use clap::Args;
+use std::path::PathBuf;
+
+/// Copy a checkpoint to an object store
+///
+/// Compares each block with its checksum on the way, and creates the manifest last. After a failure or a kill, the same
+/// command goes on where it was. Credentials come from the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION,
+/// AWS_ENDPOINT_URL; GOOGLE_APPLICATION_CREDENTIALS; AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY; or the machine's own.
+#[derive(Debug, Args)]
+pub struct Promote {
+    /// The checkpoint
+    #[arg(value_name = "DIR", value_parser = place())]
+    from: PathBuf,
+
+    /// Where to: s3://bucket/run/step-1000, gs://..., az://...
+    #[arg(long, value_name = "URL", value_parser = place_or_url())]
+    to: PathBuf,
+
+    /// Bytes a second at most, such as 200M
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    rate: Option<u64>,
+
+    /// Parts that are sent at the same time
+    #[arg(long, value_name = "N", default_value_t = Promotion::default().uploads)]
+    uploads: usize,
+
+    /// Bytes of a part
+    #[arg(long, value_name = "SIZE", default_value = "16M", value_parser = parse_size)]
+    part_bytes: u64,
+
+    /// Print a JSON object
+    #[arg(long)]
+    json: bool,
+
+    /// Print no progress
+    #[arg(short, long)]
+    quiet: bool,
+
+    #[command(flatten)]
+    config: ConfigFlags,
+}
+
+pub fn run(args: &Promote, out: &mut Output) -> Result<Exit> {
+    if !is_url(&args.to) {
+        let to = args.to.display();
+        return Err(Error::invalid(format!(
+            "--to {to} is not the URL of an object store (s3://, gs://, az://): copy to a directory with `cp -a`"
+        )));
+    }
+    let runtime = Runtime::new(args.config.config()?)?;
+    let how = Promotion {
+        rate: args.rate.unwrap_or_default(),
+        uploads: args.uploads,
+        part_bytes: args.part_bytes,
+    };
+    let report = progress::watch("sending", args.quiet, runtime.config(), |job| {
+        promote(&runtime, &args.from, &args.to, how, job)
+    })?;
+    match args.json {
+        true => out.json(&report)?,
+        false => out.line(&told(&report))?,
+    }
+    Ok(Exit::Success)
+}
+
+fn told(report: &PromotionReport) -> String {
+    let PromotionReport { path, url, file_bytes, sent_bytes, was_there, seconds, .. } = report;
+    let path = text::path(path);
+    match was_there {
+        true => format!("{path} was at {url} already"),
+        false => format!(
+            "{path} is at {url}: {} sent of {} in {seconds:.1} s",
+            text::size(*sent_bytes),
+            text::size(*file_bytes)
+        ),
+    }
+}

@@ -1,0 +1,63 @@
+//! A build without object stores says so.
+
+use super::Listed;
+use crate::error::{Error, Result};
+use std::convert::Infallible;
+use std::io;
+use std::path::Path;
+
+/// A directory in an object store: never, in this build.
+#[derive(Debug, Clone)]
+pub struct Bucket(Infallible);
+
+impl Bucket {
+    /// Refuses every URL.
+    ///
+    /// # Errors
+    /// Always.
+    pub fn at(url: &Path) -> Result<Self> {
+        Err(Error::Unsupported {
+            what: format!("{} is in an object store, which this build cannot reach", url.display()),
+            remedy:
+                "build with the cargo feature `object-store`, or copy the checkpoint to a directory"
+                    .into(),
+        })
+    }
+
+    /// Never called.
+    pub fn url(&self) -> &Path {
+        match self.0 {}
+    }
+
+    /// Never called.
+    #[expect(clippy::missing_errors_doc, reason = "never called")]
+    pub fn read(&self, _: &str, _: u64) -> io::Result<Vec<u8>> {
+        match self.0 {}
+    }
+
+    /// Never called.
+    #[expect(clippy::missing_errors_doc, reason = "never called")]
+    pub fn read_end<const N: usize>(&self, _: &str) -> io::Result<(u64, [u8; N])> {
+        match self.0 {}
+    }
+
+    /// Never called.
+    #[expect(clippy::missing_errors_doc, reason = "never called")]
+    pub fn list(&self) -> io::Result<Vec<Listed>> {
+        match self.0 {}
+    }
+
+    /// Never called.
+    #[expect(clippy::missing_errors_doc, reason = "never called")]
+    pub fn list_dirs(&self) -> io::Result<Vec<String>> {
+        match self.0 {}
+    }
+
+    pub(super) async fn read_into(&self, _: &str, _: u64, _: &mut [u8]) -> io::Result<()> {
+        match self.0 {}
+    }
+}
+
+pub(super) fn start(_: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}

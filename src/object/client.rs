@@ -1,0 +1,296 @@
+//! Requests to object stores.
+
+use super::answer;
+use super::open::{self, Store};
+use super::{Listed, failed};
+use crate::error::{Error, Result};
+use crate::sys::fork::{GENERATIONS, PerProcess};
+use bytes::Bytes;
+use crossbeam_channel::bounded;
+use futures_util::TryStreamExt;
+use object_store::path::Path as Key;
+use object_store::{GetOptions, GetRange, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use std::future::Future;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use tokio::runtime::{Builder, Runtime};
+
+/// Threads that run requests. They wait for the network; what is computed per byte, a checksum, takes a few per cent of one.
+const THREADS: usize = 2;
+
+/// A directory in an object store.
+#[derive(Debug, Clone)]
+pub struct Bucket {
+    url: PathBuf,
+    prefix: Key,
+    pub(super) store: Arc<Store>,
+}
+
+impl Bucket {
+    /// The directory of a URL, with credentials from the environment. Asks the store for nothing yet.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a URL that cannot be understood, or settings of the environment that cannot.
+    pub fn at(url: &Path) -> Result<Self> {
+        let (store, prefix) = open::store_at(url)?;
+        Ok(Self { url: url.into(), prefix, store })
+    }
+
+    /// The URL.
+    pub fn url(&self) -> &Path {
+        &self.url
+    }
+
+    pub(super) fn key(&self, name: &str) -> Key {
+        self.prefix.clone().join(name)
+    }
+
+    /// The bytes of an object of at most `most` bytes.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotFound`]; [`io::ErrorKind::FileTooLarge`]; what the store says.
+    pub fn read(&self, name: &str, most: u64) -> io::Result<Vec<u8>> {
+        let (store, key) = (self.store.clone(), self.key(name));
+        run(async move {
+            let got = store.get(&key).await.map_err(io_error)?;
+            if got.meta.size > most {
+                let why = format!("{} bytes, of which at most {most} are read", got.meta.size);
+                return Err(failed(io::ErrorKind::FileTooLarge, why));
+            }
+            Ok(got.bytes().await.map_err(io_error)?.into())
+        })
+    }
+
+    /// Reads a range of an object.
+    pub(super) async fn read_into(&self, name: &str, offset: u64, to: &mut [u8]) -> io::Result<()> {
+        read_range(&self.store, &self.key(name), offset, to).await
+    }
+
+    /// The length of an object, and its last bytes.
+    ///
+    /// # Errors
+    /// As for [`Bucket::read`].
+    pub fn read_end<const N: usize>(&self, name: &str) -> io::Result<(u64, [u8; N])> {
+        let (store, key) = (self.store.clone(), self.key(name));
+        run(async move {
+            let range = Some(GetRange::Suffix(N as u64));
+            let got = store.get_opts(&key, GetOptions { range, ..Default::default() }).await;
+            let got = got.map_err(io_error)?;
+            let size = got.meta.size;
+            let bytes = got.bytes().await.map_err(io_error)?;
+            let end = bytes.last_chunk().ok_or_else(|| {
+                failed(io::ErrorKind::UnexpectedEof, format!("it has {size} bytes only"))
+            })?;
+            Ok((size, *end))
+        })
+    }
+
+    /// The objects directly in the directory.
+    ///
+    /// # Errors
+    /// What the store says. A directory that does not exist is empty.
+    pub fn list(&self) -> io::Result<Vec<Listed>> {
+        self.look().map(|(objects, _)| objects)
+    }
+
+    /// The names of the directories directly in the directory.
+    ///
+    /// # Errors
+    /// As for [`Bucket::list`].
+    pub fn list_dirs(&self) -> io::Result<Vec<String>> {
+        self.look().map(|(_, dirs)| dirs)
+    }
+
+    fn look(&self) -> io::Result<(Vec<Listed>, Vec<String>)> {
+        let (store, prefix) = (self.store.clone(), self.prefix.clone());
+        run(async move {
+            let found = store.list_with_delimiter(Some(&prefix)).await.map_err(io_error)?;
+            let name = |key: &Key| key.filename().map(str::to_owned);
+            let objects = found.objects.iter().filter_map(|object| {
+                Some(Listed { name: name(&object.location)?, bytes: object.size })
+            });
+            let dirs = found.common_prefixes.iter().filter_map(name);
+            Ok((objects.collect(), dirs.collect()))
+        })
+    }
+
+    /// Every object in the directory and below, for its removal.
+    ///
+    /// # Errors
+    /// As for [`Bucket::list`].
+    pub fn list_all(&self) -> io::Result<Vec<Listed>> {
+        let (store, prefix) = (self.store.clone(), self.prefix.clone());
+        run(async move {
+            let found: Vec<_> = store.list(Some(&prefix)).try_collect().await.map_err(io_error)?;
+            let below = |key: &Key| {
+                let parts: Option<Vec<_>> =
+                    key.prefix_match(&prefix).map(|rest| rest.map(|p| p.as_ref().into()).collect());
+                parts.map(|parts: Vec<String>| parts.join("/"))
+            };
+            let listed = found.iter().filter_map(|object| {
+                Some(Listed { name: below(&object.location)?, bytes: object.size })
+            });
+            Ok(listed.collect())
+        })
+    }
+
+    /// Creates an object, unless there is one of that name.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::AlreadyExists`]; what the store says.
+    pub fn create(&self, name: &str, bytes: Vec<u8>) -> io::Result<()> {
+        self.put(name, bytes.into(), PutMode::Create)
+    }
+
+    pub(super) fn put(&self, name: &str, payload: PutPayload, mode: PutMode) -> io::Result<()> {
+        let (store, key) = (self.store.clone(), self.key(name));
+        run(async move {
+            let put = store.put_opts(&key, payload, PutOptions::from(mode)).await;
+            put.map(drop).map_err(io_error)
+        })
+    }
+
+    /// The length of an object; `None` if there is none.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub fn size(&self, name: &str) -> io::Result<Option<u64>> {
+        let (store, key) = (self.store.clone(), self.key(name));
+        run(async move {
+            match store.head(&key).await {
+                Ok(found) => Ok(Some(found.size)),
+                Err(object_store::Error::NotFound { .. }) => Ok(None),
+                Err(error) => Err(io_error(error)),
+            }
+        })
+    }
+
+    /// Removes an object; one that is not there is no error.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub fn remove(&self, name: &str) -> io::Result<()> {
+        let (store, key) = (self.store.clone(), self.key(name));
+        run(async move {
+            match store.delete(&key).await {
+                Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+                Err(error) => Err(io_error(error)),
+            }
+        })
+    }
+}
+
+/// Reads a range of an object into memory, and goes on where it was after an interruption.
+async fn read_range(store: &Store, key: &Key, offset: u64, to: &mut [u8]) -> io::Result<()> {
+    const ATTEMPTS: usize = 5;
+    let (mut done, mut failure) = (0, None);
+    for _ in 0..ATTEMPTS {
+        match fill(store, key, offset, to, &mut done).await {
+            Ok(()) => return Ok(()),
+            Err(error) if is_final(&error) => return Err(error),
+            Err(error) => failure = Some(error),
+        }
+    }
+    Err(failure.expect("every attempt failed"))
+}
+
+/// Whether another attempt would fail, too. The store's own client has repeated what could be repeated.
+fn is_final(error: &io::Error) -> bool {
+    use io::ErrorKind::{NotFound, PermissionDenied, UnexpectedEof};
+    matches!(error.kind(), NotFound | PermissionDenied | UnexpectedEof)
+}
+
+async fn fill(
+    store: &Store,
+    key: &Key,
+    offset: u64,
+    to: &mut [u8],
+    done: &mut usize,
+) -> io::Result<()> {
+    let range = offset + *done as u64..offset + to.len() as u64;
+    let options =
+        GetOptions { range: Some(GetRange::Bounded(range.clone())), ..Default::default() };
+    let got = store.get_opts(key, options).await.map_err(io_error)?;
+    if got.range != range {
+        let why = format!("the object ends at byte {}", got.range.end);
+        return Err(failed(io::ErrorKind::UnexpectedEof, why));
+    }
+    let mut stream = got.into_stream();
+    while let Some(bytes) = stream.try_next().await.map_err(io_error)? {
+        let bytes: &Bytes = &bytes;
+        let room = to.get_mut(*done..*done + bytes.len());
+        let room =
+            room.ok_or_else(|| io::Error::other("the store sent more than was asked for"))?;
+        room.copy_from_slice(bytes);
+        *done += bytes.len();
+    }
+    match *done == to.len() {
+        true => Ok(()),
+        false => Err(failed(io::ErrorKind::ConnectionAborted, "the store sent less than it said")),
+    }
+}
+
+/// The runtime that requests of this process run on.
+static RUNTIME: PerProcess<Option<Arc<Runtime>>> =
+    PerProcess::new([const { Mutex::new(None) }; GENERATIONS]);
+
+fn runtime() -> io::Result<Arc<Runtime>> {
+    let lost = || io::Error::other("this process is forked too many times");
+    let mut kept = RUNTIME.lock().ok_or_else(lost)?;
+    if let Some(runtime) = &*kept {
+        return Ok(runtime.clone());
+    }
+    let built = Builder::new_multi_thread()
+        .worker_threads(THREADS)
+        .thread_name("ringstow-http")
+        .enable_all()
+        .build()?;
+    Ok(kept.insert(Arc::new(built)).clone())
+}
+
+/// Runs a request and waits for it.
+pub(super) fn run<T: Send + 'static>(
+    request: impl Future<Output = io::Result<T>> + Send + 'static,
+) -> io::Result<T> {
+    let (tell, told) = bounded(1);
+    start(async move { drop(tell.send(request.await)) })?;
+    told.recv().unwrap_or_else(|_| Err(io::Error::other("a request's thread panicked")))
+}
+
+/// Starts a request that says itself how it ended.
+pub(super) fn start(request: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
+    runtime()?.spawn(request);
+    Ok(())
+}
+
+/// The system's error of the same meaning.
+pub(super) fn io_error(error: object_store::Error) -> io::Error {
+    use io::ErrorKind;
+    use object_store::Error as E;
+    let text = deepest(&error);
+    let kind = match &error {
+        E::NotFound { .. } => ErrorKind::NotFound,
+        E::AlreadyExists { .. } | E::Precondition { .. } => ErrorKind::AlreadyExists,
+        E::PermissionDenied { .. } | E::Unauthenticated { .. } => ErrorKind::PermissionDenied,
+        E::NotSupported { .. } | E::NotImplemented { .. } => ErrorKind::Unsupported,
+        E::InvalidPath { .. } => ErrorKind::InvalidInput,
+        _ => answer::kind(&text),
+    };
+    failed(kind, answer::plain(&text))
+}
+
+/// The text of the error that the others were made of. They repeat it with the path, which the caller names.
+fn deepest(error: &dyn std::error::Error) -> String {
+    let mut deepest = error;
+    while let Some(cause) = deepest.source() {
+        deepest = cause;
+    }
+    deepest.to_string()
+}
+
+impl From<open::Refused> for Error {
+    fn from(refused: open::Refused) -> Self {
+        Self::invalid(refused.to_string())
+    }
+}

@@ -1,0 +1,262 @@
+//! What a promotion has begun and not ended, so that the next one goes on there. It is on this host's disk, beside the
+//! checkpoint: a line of JSON for each upload and each part.
+
+use crate::error::{Error, Result};
+use crate::format::names;
+use crate::object::{Bucket, Part, Upload};
+use crate::sys::lock::DirLock;
+use crate::sys::{dir, file};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// A line.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "what", rename_all = "snake_case")]
+enum Line {
+    /// The first one: where to, and which checkpoint.
+    Promotion {
+        url: String,
+        id: u64,
+    },
+    Begun {
+        name: String,
+        upload: String,
+        parts: usize,
+    },
+    Sent {
+        name: String,
+        part: usize,
+        answer: String,
+    },
+    /// The store does not know the upload.
+    Forgotten {
+        name: String,
+    },
+}
+
+/// An upload that was begun.
+#[derive(Debug, Default)]
+struct Open {
+    id: String,
+    count: usize,
+    parts: BTreeMap<usize, Part>,
+}
+
+/// The journal of one promotion.
+pub(super) struct Journal {
+    path: PathBuf,
+    file: Mutex<File>,
+    /// What earlier promotions have left, by name.
+    left: Mutex<HashMap<String, Open>>,
+    /// Names whose upload was gone on with.
+    resumed: Mutex<HashSet<String>>,
+    /// Whether the store has refused one of these.
+    is_refused: AtomicBool,
+    _lock: DirLock,
+}
+
+impl Journal {
+    /// Opens the journal of promoting the checkpoint `id` of a directory to a bucket.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if another promotion has it; [`Error::Io`].
+    pub fn open(checkpoint: &Path, bucket: &Bucket, id: u64) -> Result<Self> {
+        let url = bucket.url().to_string_lossy().into_owned();
+        let place = place_of(checkpoint, &url)?;
+        dir::make(place.parent().unwrap_or(Path::new("/")))?;
+        dir::make(&place)?;
+        let lock = DirLock::take(&place)?;
+        let path = place.join(names::JOURNAL);
+        let lines = read(&path);
+        let (same, left) = opened(&lines, &url, id);
+        if !same {
+            // Of another checkpoint that was here: nobody will go on with its uploads.
+            abort(bucket, left.iter());
+        }
+        let left = if same { left } else { HashMap::new() };
+        let file = begin(&path, &Line::Promotion { url, id }, &left)?;
+        let (file, left) = (Mutex::new(file), Mutex::new(left));
+        let (resumed, is_refused) = Default::default();
+        Ok(Self { path, file, left, resumed, is_refused, _lock: lock })
+    }
+
+    /// An upload that was begun earlier, cut into as many parts, with those that the store has.
+    pub fn resumed(&self, name: &str, count: usize) -> Option<(Upload, BTreeMap<usize, Part>)> {
+        let mut left = self.left.lock().expect("no panic while it is held");
+        let open = left.remove(name).filter(|open| open.count == count)?;
+        self.resumed.lock().expect("no panic while it is held").insert(name.into());
+        Some((Upload { name: name.into(), id: open.id }, open.parts))
+    }
+
+    /// Notes an upload, durably: the store keeps it until it is finished or aborted.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn begun(&self, upload: &Upload, parts: usize) -> Result<()> {
+        let line = Line::Begun { name: upload.name.clone(), upload: upload.id.clone(), parts };
+        let file = self.file.lock().expect("no panic while it is held");
+        let written = write(&file, &line).and_then(|()| file::sync(&file));
+        written.map_err(|error| Error::io("writing", &self.path, error))
+    }
+
+    /// Notes a part. If the line is lost, the part is sent again.
+    pub fn sent(&self, upload: &Upload, part: usize, answer: &Part) {
+        let name = upload.name.clone();
+        self.try_write(&Line::Sent { name, part, answer: answer.0.clone() });
+    }
+
+    /// Notes that the store refuses an upload. One that was gone on with is forgotten: perhaps the store has dropped it.
+    pub fn refused(&self, name: &str) {
+        if self.resumed.lock().expect("no panic while it is held").contains(name) {
+            self.is_refused.store(true, Relaxed);
+            self.try_write(&Line::Forgotten { name: name.into() });
+        }
+    }
+
+    /// Whether the store has refused an upload of an earlier promotion, so that another attempt begins a new one.
+    pub fn is_worth_another(&self) -> bool {
+        self.is_refused.load(Relaxed)
+    }
+
+    fn try_write(&self, line: &Line) {
+        let file = self.file.lock().expect("no panic while it is held");
+        if let Err(error) = write(&file, line) {
+            tracing::warn!(path = %self.path.display(), %error, "a promotion's journal cannot be written");
+        }
+    }
+
+    /// Removes the journal: nothing is left to go on with.
+    pub fn end(self) {
+        let place = self.path.parent().map(Path::to_path_buf);
+        let _ = dir::try_remove(&self.path);
+        drop(self._lock);
+        if let Some(place) = place {
+            let _ = dir::remove_if_empty(&place);
+            let _ = place.parent().map(dir::remove_if_empty);
+        }
+    }
+}
+
+/// The directory of a journal: hidden, beside the checkpoint's directory, so that it outlives that.
+fn place_of(checkpoint: &Path, url: &str) -> Result<PathBuf> {
+    let nowhere = || Error::invalid(format!("{} has no name", checkpoint.display()));
+    let name = checkpoint.file_name().ok_or_else(nowhere)?.to_string_lossy();
+    let parent = checkpoint.parent().ok_or_else(nowhere)?;
+    let hash = twox_hash::XxHash3_128::oneshot(url.as_bytes()) as u64;
+    Ok(parent.join(names::JOURNALS).join(format!("{name}-{hash:016x}")))
+}
+
+/// The whole lines of a journal; none if there is no journal.
+fn read(path: &Path) -> Vec<Line> {
+    let text = file::read(path).unwrap_or_default();
+    let lines = text.split(|&byte| byte == b'\n');
+    lines.map_while(|line| serde_json::from_slice(line).ok()).collect()
+}
+
+/// Whether lines are of this checkpoint and URL, and which uploads they leave open.
+fn opened(lines: &[Line], to: &str, of: u64) -> (bool, HashMap<String, Open>) {
+    let mut left: HashMap<String, Open> = HashMap::new();
+    let mut same = false;
+    for line in lines {
+        match line {
+            Line::Promotion { url, id } => same = url == to && *id == of,
+            Line::Begun { name, upload, parts } => {
+                let open = Open { id: upload.clone(), count: *parts, parts: BTreeMap::new() };
+                left.insert(name.clone(), open);
+            }
+            Line::Sent { name, part, answer } => {
+                if let Some(open) = left.get_mut(name) {
+                    open.parts.insert(*part, Part(answer.clone()));
+                }
+            }
+            Line::Forgotten { name } => drop(left.remove(name)),
+        }
+    }
+    (same, left)
+}
+
+/// Writes a journal anew, with what is left of the earlier one, and leaves it open.
+fn begin(path: &Path, first: &Line, left: &HashMap<String, Open>) -> Result<File> {
+    let part = path.with_extension("part");
+    let file = file::create(&part, false).map_err(|error| Error::io("creating", &part, error))?;
+    let all = || -> std::io::Result<()> {
+        write(&file, first)?;
+        for (name, open) in left {
+            let begun =
+                Line::Begun { name: name.clone(), upload: open.id.clone(), parts: open.count };
+            write(&file, &begun)?;
+            for (&part, answer) in &open.parts {
+                write(&file, &Line::Sent { name: name.clone(), part, answer: answer.0.clone() })?;
+            }
+        }
+        file::sync(&file)
+    };
+    all().map_err(|error| Error::io("writing", &part, error))?;
+    dir::rename(&part, path)?;
+    Ok(file)
+}
+
+fn write(mut file: &File, line: &Line) -> std::io::Result<()> {
+    let mut text = serde_json::to_vec(line)?;
+    text.push(b'\n');
+    file.write_all(&text)
+}
+
+fn abort<'a>(bucket: &Bucket, left: impl Iterator<Item = (&'a String, &'a Open)>) {
+    for (name, open) in left {
+        let upload = Upload { name: name.clone(), id: open.id.clone() };
+        if let Err(error) = bucket.abort(&upload) {
+            tracing::warn!(url = %bucket.url().display(), name, %error, "an upload cannot be aborted");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(text: &str) -> Vec<Line> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        std::fs::write(&path, text).unwrap();
+        read(&path)
+    }
+
+    const TEXT: &str = r#"{"what":"promotion","url":"s3://b/x","id":7}
+{"what":"begun","name":"a","upload":"1","parts":3}
+{"what":"sent","name":"a","part":2,"answer":"e2"}
+{"what":"begun","name":"b","upload":"2","parts":2}
+{"what":"forgotten","name":"b"}
+"#;
+
+    #[test]
+    fn what_is_left_open_is_found_again() {
+        let (same, left) = opened(&lines(TEXT), "s3://b/x", 7);
+        assert!(same);
+        assert_eq!(left.keys().collect::<Vec<_>>(), ["a"]);
+        let open = &left["a"];
+        assert_eq!((&*open.id, open.count), ("1", 3));
+        assert_eq!(open.parts, BTreeMap::from([(2, Part("e2".into()))]));
+    }
+
+    #[test]
+    fn journal_of_another_checkpoint_or_url_is_told_apart() {
+        for (url, id) in [("s3://b/y", 7), ("s3://b/x", 8)] {
+            assert!(!opened(&lines(TEXT), url, id).0);
+        }
+    }
+
+    #[test]
+    fn line_that_a_kill_cut_is_ignored() {
+        for cut in 0..TEXT.len() {
+            let (_, left) = opened(&lines(&TEXT[..cut]), "s3://b/x", 7);
+            let parts = left.get("a").map_or(0, |open| open.parts.len());
+            assert_eq!(parts, usize::from(cut + 1 >= TEXT.find("e2\"}").unwrap() + 5), "{cut}");
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! Copies a checkpoint to an object store: its shards first, its manifest last. Nobody sees half of it there, and a promotion
+//! that was killed goes on where it was.
+//!
+//! The names of shards in the store tell which checkpoint they are of. So two promotions to one URL cannot mix their
+//! shards, and what is there already need not be sent again. The manifest is created, never replaced: of two different
+//! checkpoints one gets the URL.
+
+mod journal;
+mod parts;
+
+use crate::error::{Error, Result};
+use crate::format::{FileEntry, Manifest, names};
+use crate::object::Bucket;
+use crate::pipeline::blocks::Blocks;
+use crate::pipeline::job::Job;
+use crate::pipeline::report::Moved;
+use crate::pipeline::runtime::Runtime;
+use crate::plan::load::BlockRead;
+use crate::store::read::checkpoint::{Checkpoint, CheckpointKind};
+use crate::store::read::object::read_manifest;
+use journal::Journal;
+use nix::errno::Errno;
+use parts::{Sending, parts_of};
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// How to promote.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Promotion {
+    /// Bytes a second at most; 0 for no limit.
+    pub rate: u64,
+    /// Parts that are sent at the same time. Each takes [`Promotion::part_bytes`] of memory.
+    pub uploads: usize,
+    /// Bytes of a part. Stores take 5 MiB at least, and 10,000 parts of one object: those of a larger file are larger.
+    pub part_bytes: u64,
+}
+
+impl Default for Promotion {
+    fn default() -> Self {
+        Self { rate: 0, uploads: 4, part_bytes: 16 << 20 }
+    }
+}
+
+impl Promotion {
+    fn check(&self) -> Result<()> {
+        let why = match (self.uploads, self.part_bytes) {
+            (0, _) | (257.., _) => "uploads must be from 1 to 256",
+            (_, bytes) if bytes < parts::PART_MIN || bytes > parts::PART_MAX => {
+                "part_bytes must be from 5 MiB to 1 GiB"
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::invalid(why))
+    }
+}
+
+/// What a promotion did.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PromotionReport {
+    /// The checkpoint's directory.
+    #[serde(with = "crate::path_text")]
+    pub path: PathBuf,
+    /// The URL where it is now.
+    pub url: String,
+    /// Its files.
+    pub files: usize,
+    /// Their bytes.
+    pub file_bytes: u64,
+    /// Bytes that this promotion sent. The others were there: an earlier one had sent them.
+    pub sent_bytes: u64,
+    /// Whether the whole checkpoint was there already.
+    pub was_there: bool,
+    /// How the files were read.
+    #[serde(flatten)]
+    pub moved: Moved,
+    /// How long it took, in seconds.
+    pub seconds: f64,
+}
+
+/// Copies the checkpoint in the directory `from` to the URL `to`.
+///
+/// # Errors
+/// As for [`Checkpoint::open`]; [`Error::Corrupt`] if a file is damaged, of which nothing is committed; [`Error::Io`] of
+/// [`AlreadyExists`](io::ErrorKind::AlreadyExists) if another checkpoint is at the URL; [`Error::Busy`] if another promotion
+/// of it to there is in progress on this host.
+pub fn promote(
+    runtime: &Runtime,
+    from: &Path,
+    to: &Path,
+    how: Promotion,
+    job: &Arc<Job>,
+) -> Result<PromotionReport> {
+    how.check()?;
+    let started = Instant::now();
+    let from = crate::sys::path::absolute(from)?;
+    let bucket = Bucket::at(to)?;
+    let checkpoint = Checkpoint::open_with(&from, runtime.config())?;
+    let copy = Copy::of(&checkpoint)?;
+    let file_bytes = checkpoint.manifest().files.iter().map(|file| file.bytes).sum();
+    job.set_total(file_bytes);
+    let was_there = copy.is_there(&bucket)?;
+    let (sent_bytes, moved) = match was_there {
+        true => Default::default(),
+        false => copy.send(&checkpoint, &bucket, how, (runtime, job))?,
+    };
+    Ok(PromotionReport {
+        path: from,
+        url: to.to_string_lossy().into_owned(),
+        files: copy.names.len(),
+        file_bytes,
+        sent_bytes,
+        was_there,
+        moved,
+        seconds: started.elapsed().as_secs_f64(),
+    })
+}
+
+/// A checkpoint as it is to be in the store.
+struct Copy {
+    /// What tells it from other checkpoints.
+    id: u64,
+    /// The objects' names, in the order of the manifest's files.
+    names: Vec<String>,
+    manifest: Vec<u8>,
+}
+
+impl Copy {
+    fn of(checkpoint: &Checkpoint) -> Result<Self> {
+        if checkpoint.kind() != CheckpointKind::Ringstow {
+            return Err(Error::invalid("only ringstow's checkpoints are promoted"));
+        }
+        let manifest = checkpoint.manifest();
+        let id = id_of(&manifest.encode()?);
+        let names: Vec<String> =
+            manifest.files.iter().map(|file| names::promoted(&file.name, id)).collect();
+        let renamed =
+            |(file, name): (&FileEntry, &String)| FileEntry { name: name.clone(), ..file.clone() };
+        let files = manifest.files.iter().zip(&names).map(renamed).collect();
+        let there = Manifest { files, generation: id, stripes: Vec::new(), ..manifest.clone() };
+        Ok(Self { id, names, manifest: there.encode()? })
+    }
+
+    /// Whether it is committed at the URL.
+    ///
+    /// # Errors
+    /// Another checkpoint is.
+    fn is_there(&self, bucket: &Bucket) -> Result<bool> {
+        match read_manifest(bucket)? {
+            None => Ok(false),
+            Some(bytes) if bytes == self.manifest => Ok(true),
+            Some(_) => {
+                let cause = Errno::EEXIST.into();
+                let error = Error::io("promoting to", bucket.url(), cause);
+                Err(error.hinted(
+                    "another checkpoint is at this URL: remove it first, or promote to another URL",
+                ))
+            }
+        }
+    }
+
+    /// Sends what the store does not have, then the manifest. Returns the bytes sent, and how they were read.
+    fn send(
+        &self,
+        checkpoint: &Checkpoint,
+        bucket: &Bucket,
+        how: Promotion,
+        (runtime, job): (&Runtime, &Arc<Job>),
+    ) -> Result<(u64, Moved)> {
+        let mut attempt = 0;
+        loop {
+            let journal = Journal::open(checkpoint.path(), bucket, self.id)?;
+            match self.send_missing(checkpoint, bucket, how, &journal, (runtime, job)) {
+                Ok(sent) => {
+                    self.commit(bucket)?;
+                    journal.end();
+                    return Ok(sent);
+                }
+                Err(error) if attempt == 0 && journal.is_worth_another() => {
+                    tracing::info!(%error, "the store has dropped an upload; beginning another");
+                    attempt += 1;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn send_missing(
+        &self,
+        checkpoint: &Checkpoint,
+        bucket: &Bucket,
+        how: Promotion,
+        journal: &Journal,
+        (runtime, job): (&Runtime, &Arc<Job>),
+    ) -> Result<(u64, Moved)> {
+        let files = &checkpoint.manifest().files;
+        let missing = self.missing(bucket, files)?;
+        let bytes_of =
+            |numbers: &[usize]| numbers.iter().map(|&file| files[file].bytes).sum::<u64>();
+        let all: Vec<usize> = (0..files.len()).collect();
+        job.add_written(
+            (bytes_of(&all) - bytes_of(&missing)).saturating_sub(job.progress().written),
+        );
+        if missing.is_empty() {
+            return Ok(Default::default());
+        }
+        let checksum_bytes = checkpoint.manifest().block_bytes;
+        let block_bytes = parts::block_bytes(checksum_bytes);
+        let parts = parts_of(files, &missing, (how.part_bytes, checksum_bytes), how.uploads);
+        // One block of each file: it says which files to open.
+        let block = |&file: &usize| BlockRead { file, block: 0, offset: 0, len: 1 };
+        let opened: Vec<BlockRead> = missing.iter().map(block).collect();
+        let largest = parts.iter().map(|part| part.blocks(block_bytes)).max().unwrap_or(1);
+        let memory = (largest * how.uploads, block_bytes);
+        let blocks = Blocks::open(runtime, checkpoint.reads(&opened, true), memory, job)?;
+        let sending = Sending::new((bucket, &self.names), &blocks, journal, how, job);
+        Ok((sending.run(parts)?, blocks.moved.clone()))
+    }
+
+    /// The files that the store does not have.
+    fn missing(&self, bucket: &Bucket, files: &[FileEntry]) -> Result<Vec<usize>> {
+        let listed = bucket.list().map_err(|error| Error::io("listing", bucket.url(), error))?;
+        let there: HashMap<&str, u64> =
+            listed.iter().map(|object| (object.name.as_str(), object.bytes)).collect();
+        let is_missing = |&file: &usize| there.get(&*self.names[file]) != Some(&files[file].bytes);
+        Ok((0..files.len()).filter(is_missing).collect())
+    }
+
+    fn commit(&self, bucket: &Bucket) -> Result<()> {
+        match bucket.create(names::MANIFEST, self.manifest.clone()) {
+            Ok(()) => Ok(()),
+            // Perhaps this request's first attempt, whose answer was lost.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                self.is_there(bucket).map(drop)
+            }
+            Err(error) => Err(Error::io("creating", bucket.url().join(names::MANIFEST), error)),
+        }
+    }
+}
+
+/// A number of 52 bits: as a generation it stays exact in every reader of JSON, and far above those of saves.
+fn id_of(manifest: &[u8]) -> u64 {
+    let hash = twox_hash::XxHash3_128::oneshot(manifest) as u64;
+    hash >> 13 | 1 << 51
+}

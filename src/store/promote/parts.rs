@@ -1,0 +1,320 @@
+//! The parts that files are sent in, and the threads that send them.
+
+use super::Promotion;
+use super::journal::Journal;
+use crate::error::{Error, Result};
+use crate::format::FileEntry;
+use crate::object::{Bucket, Upload};
+use crate::pipeline::blocks::Blocks;
+use crate::pipeline::job::Job;
+use crate::pipeline::pace::{Pace, wait_until};
+use crate::pipeline::workers::scoped_workers;
+use std::collections::BTreeMap;
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+/// Stores take no smaller part, the last one excepted.
+pub(super) const PART_MIN: u64 = 5 << 20;
+/// Memory is bounded by parts, so these are, too.
+pub(super) const PART_MAX: u64 = 1 << 30;
+/// Stores take no more parts of one object.
+const PARTS_MAX: u64 = 10_000;
+/// What is read at once.
+const BLOCK: u64 = 4 << 20;
+
+/// A range of a file that is sent at once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Part {
+    pub file: usize,
+    /// Its number among the file's parts, and how many these are.
+    pub number: usize,
+    pub count: usize,
+    pub range: Range<u64>,
+}
+
+impl Part {
+    fn bytes(&self) -> u64 {
+        self.range.end - self.range.start
+    }
+
+    /// Blocks that it takes.
+    pub fn blocks(&self, block_bytes: u64) -> usize {
+        self.bytes().div_ceil(block_bytes).max(1) as usize
+    }
+}
+
+/// Bytes of a block: whole checksum chunks.
+pub(super) fn block_bytes(checksum_bytes: u64) -> u64 {
+    (BLOCK / checksum_bytes).max(1) * checksum_bytes
+}
+
+/// Cuts files into parts of whole checksum chunks. Those of `at_once` files take turns, so that small files do not wait for a large one.
+pub(super) fn parts_of(
+    files: &[FileEntry],
+    chosen: &[usize],
+    (part_bytes, checksum_bytes): (u64, u64),
+    at_once: usize,
+) -> Vec<Part> {
+    let mut parts = Vec::new();
+    for group in chosen.chunks(at_once) {
+        let mut of_group: Vec<Part> = group
+            .iter()
+            .flat_map(|&file| cut(file, files[file].bytes, part_bytes, checksum_bytes))
+            .collect();
+        of_group.sort_by_key(|part| part.number);
+        parts.extend(of_group);
+    }
+    parts
+}
+
+fn cut(
+    file: usize,
+    bytes: u64,
+    part_bytes: u64,
+    checksum_bytes: u64,
+) -> impl Iterator<Item = Part> {
+    let least = part_bytes.max(bytes.div_ceil(PARTS_MAX));
+    let part = least.next_multiple_of(checksum_bytes);
+    let count = bytes.div_ceil(part).max(1) as usize;
+    (0..count).map(move |number| {
+        let start = number as u64 * part;
+        Part { file, number, count, range: start..(start + part).min(bytes) }
+    })
+}
+
+/// What is being sent.
+pub(super) struct Sending<'a> {
+    bucket: &'a Bucket,
+    names: &'a [String],
+    blocks: &'a Blocks<'a>,
+    journal: &'a Journal,
+    job: &'a Arc<Job>,
+    pace: Option<Pace>,
+    uploads: usize,
+    sent: AtomicU64,
+    /// The uploads that were begun, by file.
+    open: Mutex<BTreeMap<usize, Arc<Mutex<Begun>>>>,
+    failure: Mutex<Option<Error>>,
+}
+
+/// An upload of a file, and its parts that the store has.
+#[derive(Default)]
+struct Begun {
+    upload: Option<Upload>,
+    parts: BTreeMap<usize, crate::object::Part>,
+    /// Whether one thread has all parts and makes them an object.
+    is_whole: bool,
+}
+
+impl Begun {
+    fn new(upload: Upload, parts: BTreeMap<usize, crate::object::Part>) -> Self {
+        Self { upload: Some(upload), parts, is_whole: false }
+    }
+
+    fn has(&self, part: usize) -> bool {
+        self.is_whole || self.parts.contains_key(&part)
+    }
+}
+
+impl<'a> Sending<'a> {
+    pub fn new(
+        (bucket, names): (&'a Bucket, &'a [String]),
+        blocks: &'a Blocks<'a>,
+        journal: &'a Journal,
+        how: Promotion,
+        job: &'a Arc<Job>,
+    ) -> Self {
+        let (pace, uploads) = (Pace::new(how.rate), how.uploads);
+        let (sent, open, failure) = Default::default();
+        Self { bucket, names, blocks, journal, job, pace, uploads, sent, open, failure }
+    }
+
+    /// Sends the parts, and returns how many bytes that were.
+    ///
+    /// # Errors
+    /// The first failure; what was sent stays in the journal.
+    pub fn run(&self, parts: Vec<Part>) -> Result<u64> {
+        let next = AtomicUsize::new(0);
+        let work = || {
+            while let Some(part) = parts.get(next.fetch_add(1, Relaxed)) {
+                if self.job.stopped() || self.has_failed() {
+                    return;
+                }
+                if let Err(error) = self.send(part) {
+                    self.failure.lock().expect("no panic while it is held").get_or_insert(error);
+                }
+            }
+        };
+        scoped_workers((self.uploads.min(parts.len()), Default::default()), work, || {
+            self.job.cancel()
+        });
+        match self.failure.lock().expect("no panic while it is held").take() {
+            Some(error) => Err(error),
+            None if self.job.stopped() => {
+                Err(Error::Cancelled { path: self.bucket.url().to_path_buf() })
+            }
+            None => Ok(self.sent.load(Relaxed)),
+        }
+    }
+
+    fn has_failed(&self) -> bool {
+        self.failure.lock().expect("no panic while it is held").is_some()
+    }
+
+    fn send(&self, part: &Part) -> Result<()> {
+        if part.count == 1 {
+            let bytes = self.read(part)?;
+            let name = &self.names[part.file];
+            let sent = self.bucket.upload(name, bytes);
+            sent.map_err(|error| Error::io("sending", self.bucket.url().join(name), error))?;
+            return Ok(self.note(part, true));
+        }
+        let begun = self.begun(part)?;
+        let known = begun.lock().expect("no panic while it is held").has(part.number);
+        if known {
+            self.note(part, false);
+        } else {
+            self.send_part(part, &begun)?;
+        }
+        self.finish_if_whole(part, &begun)
+    }
+
+    fn read(&self, part: &Part) -> Result<Vec<crate::pipeline::blocks::Checked>> {
+        let bytes = self.blocks.read(part.file, part.range.clone())?;
+        if let Some(pace) = &self.pace {
+            wait_until(pace.due(Instant::now(), part.bytes() as usize), self.job);
+        }
+        Ok(bytes)
+    }
+
+    fn note(&self, part: &Part, is_sent: bool) {
+        if is_sent {
+            self.sent.fetch_add(part.bytes(), Relaxed);
+        }
+        self.job.add_written(part.bytes());
+    }
+
+    /// The upload of a part's file: that of an earlier promotion, or a new one.
+    fn begun(&self, part: &Part) -> Result<Arc<Mutex<Begun>>> {
+        let begun = {
+            let mut open = self.open.lock().expect("no panic while it is held");
+            open.entry(part.file).or_default().clone()
+        };
+        let mut known = begun.lock().expect("no panic while it is held");
+        if known.upload.is_none() {
+            let name = &self.names[part.file];
+            *known = match self.journal.resumed(name, part.count) {
+                Some((upload, parts)) => Begun::new(upload, parts),
+                None => self.begin(name, part.count)?,
+            };
+        }
+        drop(known);
+        Ok(begun)
+    }
+
+    fn begin(&self, name: &str, count: usize) -> Result<Begun> {
+        let upload = self.bucket.begin(name);
+        let upload = upload
+            .map_err(|error| Error::io("beginning to send", self.bucket.url().join(name), error))?;
+        self.journal.begun(&upload, count)?;
+        Ok(Begun::new(upload, BTreeMap::new()))
+    }
+
+    fn send_part(&self, part: &Part, begun: &Mutex<Begun>) -> Result<()> {
+        let upload = begun.lock().expect("no panic while it is held").upload.clone();
+        let upload = upload.expect("it was begun");
+        let bytes = self.read(part)?;
+        let there = match self.bucket.put_part(&upload, part.number, bytes) {
+            Ok(there) => there,
+            Err(error) => return self.failed(part, &upload, "sending", error),
+        };
+        self.journal.sent(&upload, part.number, &there);
+        begun.lock().expect("no panic while it is held").parts.insert(part.number, there);
+        self.note(part, true);
+        Ok(())
+    }
+
+    /// What becomes of a part or an upload that failed. It is no failure if the whole object is there by now: a request of a
+    /// promotion that was killed may arrive late. An upload of an earlier promotion that the store refuses is not gone on with.
+    fn failed(
+        &self,
+        part: &Part,
+        upload: &Upload,
+        doing: &'static str,
+        error: io::Error,
+    ) -> Result<()> {
+        use io::ErrorKind::{NotFound, PermissionDenied};
+        let bytes = self.blocks.bytes_of(part.file);
+        if self.bucket.size(&upload.name).ok().flatten() == Some(bytes) {
+            return Ok(());
+        }
+        if matches!(error.kind(), NotFound | PermissionDenied) {
+            self.journal.refused(&upload.name);
+        }
+        let path = self.bucket.url().join(&upload.name);
+        let error = Error::io_at(doing, path, part.range.start, error);
+        Err(error.hinted("promote again: what was sent is not sent again"))
+    }
+
+    fn finish_if_whole(&self, part: &Part, begun: &Mutex<Begun>) -> Result<()> {
+        let (upload, parts) = {
+            let mut known = begun.lock().expect("no panic while it is held");
+            if known.is_whole || known.parts.len() < part.count {
+                return Ok(());
+            }
+            known.is_whole = true;
+            let upload = known.upload.clone().expect("it was begun");
+            (upload, std::mem::take(&mut known.parts).into_values().collect())
+        };
+        match self.bucket.finish(&upload, parts) {
+            Ok(()) => Ok(()),
+            Err(error) => self.failed(part, &upload, "finishing", error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn file(bytes: u64) -> FileEntry {
+        FileEntry { name: String::new(), bytes, crc32: Vec::new(), hashes: Vec::new() }
+    }
+
+    fn ranges(parts: &[Part], file: usize) -> Vec<Range<u64>> {
+        parts.iter().filter(|part| part.file == file).map(|part| part.range.clone()).collect()
+    }
+
+    #[test]
+    fn parts_cover_each_chosen_file_in_whole_checksum_chunks() {
+        let files = [file(70 * MIB + 3), file(9), file(16 * MIB)];
+        let parts = parts_of(&files, &[0, 2], (16 * MIB, 4 * MIB), 2);
+        let expected = [0..16, 16..32, 32..48, 48..64].map(|r| r.start * MIB..r.end * MIB);
+        let expected: Vec<_> = expected.into_iter().chain([64 * MIB..70 * MIB + 3]).collect();
+        assert_eq!(ranges(&parts, 0), expected);
+        assert_eq!(ranges(&parts, 1), []);
+        assert_eq!(ranges(&parts, 2), [0..16 * MIB]);
+        assert!(parts.iter().all(|part| part.range.start % (4 * MIB) == 0));
+    }
+
+    #[test]
+    fn large_file_gets_no_more_parts_than_stores_take() {
+        let bytes = 3_000_000 * MIB + 1;
+        let parts: Vec<Part> = cut(0, bytes, 16 * MIB, 4 * MIB).collect();
+        assert!(parts.len() as u64 <= PARTS_MAX, "{}", parts.len());
+        assert_eq!(parts.last().unwrap().range.end, bytes);
+        assert!(parts.iter().all(|part| part.count == parts.len()));
+    }
+
+    #[test]
+    fn blocks_are_whole_checksum_chunks() {
+        assert_eq!(block_bytes(MIB), 4 * MIB);
+        assert_eq!(block_bytes(3 * MIB), 3 * MIB);
+        assert_eq!(block_bytes(16 * MIB), 16 * MIB);
+    }
+}

@@ -1,0 +1,104 @@
+//! A checkpoint in an object store: the same manifest and shards, under names below a URL.
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::format::{Manifest, TRAILER_LEN, names};
+use crate::object::{Bucket, Listed};
+use crate::pipeline::load::ShardFile;
+use crate::store::read::checkpoint::{Checkpoint, CheckpointKind, Shards};
+use crate::store::read::diagnose::GO_BACK;
+use crate::store::read::fault::Fault;
+use crate::store::read::fingerprint::Fingerprint;
+use std::collections::HashMap;
+use std::io;
+use std::path::Path;
+
+/// Longer manifests are not read, like those in directories.
+const MANIFEST_MAX: u64 = 4 << 30;
+
+impl Checkpoint {
+    /// Opens the checkpoint of a URL, although files may be missing.
+    pub(super) fn open_object(url: &Path, config: &Config) -> Result<Self> {
+        let bucket = Bucket::at(url)?;
+        let bytes = read_manifest(&bucket)?.ok_or_else(|| no_manifest(&bucket))?;
+        let fingerprint = Fingerprint::of(&bytes);
+        let manifest = Manifest::decode(bytes, &url.join(names::MANIFEST))?;
+        let listed = bucket.list().map_err(|error| Error::io("listing", url, error))?;
+        let shards = find_shards(url, &listed, &manifest);
+        Ok(Self::new(url, CheckpointKind::Ringstow, (manifest, shards), fingerprint, config))
+    }
+}
+
+/// The manifest's bytes; `None` if there is no manifest.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(in crate::store) fn read_manifest(bucket: &Bucket) -> Result<Option<Vec<u8>>> {
+    match bucket.read(names::MANIFEST, MANIFEST_MAX) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Error::io("reading", bucket.url().join(names::MANIFEST), error)),
+    }
+}
+
+/// The length and the end of the object of a URL; `None` if there is no such object.
+///
+/// # Errors
+/// The store's.
+pub(super) fn read_end(url: &Path) -> Result<Option<(u64, [u8; TRAILER_LEN])>> {
+    let (dir, name) = crate::object::split(url)?;
+    match Bucket::at(&dir)?.read_end(&name) {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Error::io("reading", url, error)),
+    }
+}
+
+fn find_shards(url: &Path, listed: &[Listed], manifest: &Manifest) -> Shards {
+    let lengths: HashMap<&str, u64> =
+        listed.iter().map(|object| (object.name.as_str(), object.bytes)).collect();
+    let (mut faults, mut missing) = (Vec::new(), Vec::new());
+    let mut files = Vec::with_capacity(manifest.files.len());
+    for (number, file) in manifest.files.iter().enumerate() {
+        faults.extend(match lengths.get(file.name.as_str()) {
+            Some(&bytes) => Fault::of_length(number, file, bytes),
+            None => {
+                missing.push(file.name.as_str());
+                Some(Fault::of_missing(number, file.bytes))
+            }
+        });
+        let path = url.join(&file.name);
+        let (other_path, crc32) = (path.clone(), file.crc32.clone());
+        files.push(ShardFile { path, other_path, bytes: file.bytes, crc32 });
+    }
+    let problem = (!missing.is_empty()).then(|| {
+        format!(
+            "{} of {} files that its manifest lists are missing: {}; restore them, or {GO_BACK}",
+            missing.len(),
+            manifest.files.len(),
+            missing[..missing.len().min(20)].join(", ")
+        )
+    });
+    Shards { files, faults, problem }
+}
+
+fn no_manifest(bucket: &Bucket) -> Error {
+    let path = bucket.url().to_path_buf();
+    let listed = match bucket.list() {
+        Ok(listed) => listed,
+        Err(error) => return Error::io("listing", path, error),
+    };
+    if listed.iter().any(|object| names::is_shard(&object.name)) {
+        let reason = format!(
+            "it has shards and no {}: a promotion is in progress, or was ended before its commit. {GO_BACK}",
+            names::MANIFEST
+        );
+        return Error::NotCommitted { path, reason };
+    }
+    let dirs = bucket.list_dirs().unwrap_or_default();
+    let reason = match dirs.first() {
+        Some(first) => format!("it has no {}; below it is {first}, for example", names::MANIFEST),
+        None => format!("there is no {} below this URL", names::MANIFEST),
+    };
+    Error::NoCheckpoint { path, reason }
+}
