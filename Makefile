@@ -100,7 +100,7 @@ test: test-python test-rust
 
 test-rust:
 	tools/preflight.sh $(PYTHON)
-	cargo test -p ringstow -p durable-image -p fake-cuda -p interleavings -p ringstow-cudarc-example
+	cargo test --features ringstow/object-store -p ringstow -p durable-image -p fake-cuda -p interleavings -p ringstow-cudarc-example
 	cargo test --features ringstow/candle -p ringstow -p ringstow-candle-example -p ringstow-ranks-example \
 		$(if $(BURN),-p ringstow-burn --test store -p ringstow-burn-example) --test candle --test killed
 	$(if $(BURN),,@echo "burn: skipped, it needs Rust 1.95")
