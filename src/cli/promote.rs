@@ -69,7 +69,7 @@ pub fn run(args: &Promote, out: &mut Output) -> Result<Exit> {
     })?;
     match args.json {
         true => out.json(&report)?,
-        false => out.line(&told(&report))?,
+        false => out.line(told(&report))?,
     }
     Ok(Exit::Success)
 }

@@ -25,6 +25,7 @@ pub use file::ObjectFile;
 pub use upload::{Part, Upload};
 
 use crate::error::{Error, Result};
+#[cfg(feature = "object-store")]
 use std::io;
 use std::path::{Path, PathBuf};
 

@@ -49,7 +49,7 @@ impl Promotion {
     fn check(&self) -> Result<()> {
         let why = match (self.uploads, self.part_bytes) {
             (0, _) | (257.., _) => "uploads must be from 1 to 256",
-            (_, bytes) if bytes < parts::PART_MIN || bytes > parts::PART_MAX => {
+            (_, bytes) if !(parts::PART_MIN..=parts::PART_MAX).contains(&bytes) => {
                 "part_bytes must be from 5 MiB to 1 GiB"
             }
             _ => return Ok(()),
