@@ -287,26 +287,27 @@ mod tests {
         FileEntry { name: String::new(), bytes, crc32: Vec::new(), hashes: Vec::new() }
     }
 
-    fn ranges(parts: &[Part], file: usize) -> Vec<Range<u64>> {
-        parts.iter().filter(|part| part.file == file).map(|part| part.range.clone()).collect()
+    /// The begin and the end of a file's parts.
+    fn spans(parts: &[Part], file: usize) -> Vec<(u64, u64)> {
+        let own = parts.iter().filter(|part| part.file == file);
+        own.map(|part| (part.range.start, part.range.end)).collect()
     }
 
     #[test]
     fn parts_cover_each_chosen_file_in_whole_checksum_chunks() {
         let files = [file(70 * MIB + 3), file(9), file(16 * MIB)];
-        let parts = parts_of(&files, &[0, 2], (16 * MIB, 4 * MIB), 2);
-        let expected = [0..16, 16..32, 32..48, 48..64].map(|r| r.start * MIB..r.end * MIB);
-        let expected: Vec<_> = expected.into_iter().chain([64 * MIB..70 * MIB + 3]).collect();
-        assert_eq!(ranges(&parts, 0), expected);
-        assert_eq!(ranges(&parts, 1), []);
-        assert_eq!(ranges(&parts, 2), [0..16 * MIB]);
-        assert!(parts.iter().all(|part| part.range.start % (4 * MIB) == 0));
+        let parts = parts_of(&files, &[0, 2], (15 * MIB + 1, MIB), 2);
+        let ends = [16, 32, 48, 64].map(|end| end * MIB);
+        let whole = ends.map(|end| (end - 16 * MIB, end));
+        assert_eq!(spans(&parts, 0), [&whole[..], &[(64 * MIB, 70 * MIB + 3)]].concat());
+        assert_eq!(spans(&parts, 1), []);
+        assert_eq!(spans(&parts, 2), [(0, 16 * MIB)]);
     }
 
     #[test]
     fn large_file_gets_no_more_parts_than_stores_take() {
         let bytes = 3_000_000 * MIB + 1;
-        let parts: Vec<Part> = cut(0, bytes, 16 * MIB, 4 * MIB).collect();
+        let parts: Vec<Part> = cut(0, bytes, 16 * MIB, MIB).collect();
         assert!(parts.len() as u64 <= PARTS_MAX, "{}", parts.len());
         assert_eq!(parts.last().unwrap().range.end, bytes);
         assert!(parts.iter().all(|part| part.count == parts.len()));

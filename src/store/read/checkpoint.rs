@@ -3,7 +3,7 @@
 use crate::config::Config;
 use crate::error::{Error, GO_BACK, Result, numbered, some_of};
 use crate::format::{FileEntry, Manifest, TensorEntry, Value, names};
-use crate::object;
+use crate::object::{Bucket, is_url};
 use crate::pipeline::load::{FileOwner, ShardFile};
 use crate::store::layout::manifest;
 use crate::store::layout::stripe_marker::stripe_owner;
@@ -14,6 +14,7 @@ use crate::store::read::fault::{Fault, PlaceIndex};
 use crate::store::read::fingerprint::{Fingerprint, while_replaced};
 use crate::store::read::foreign;
 use crate::store::read::index::NameIndex;
+use crate::store::read::object;
 use crate::store::read::values::Values;
 use crate::sys::{dir, file};
 use std::fs::{FileType, Metadata};
@@ -33,11 +34,11 @@ pub enum CheckpointKind {
 }
 
 /// The shards of a manifest, as they were found.
-pub(super) struct Shards {
+struct Shards {
     /// One for each file, under its own name if it is missing.
-    pub files: Vec<ShardFile>,
-    pub faults: Vec<Fault>,
-    pub problem: Option<String>,
+    files: Vec<ShardFile>,
+    faults: Vec<Fault>,
+    problem: Option<String>,
 }
 
 /// A committed checkpoint, opened.
@@ -82,7 +83,7 @@ impl Checkpoint {
     /// [`Checkpoint::open_damaged`] without its retry on [`Error::Replaced`].
     pub(in crate::store) fn open_damaged_once(path: &Path, config: &Config) -> Result<Self> {
         config.validate()?;
-        if object::is_url(path) {
+        if is_url(path) {
             return Self::open_object(path, config);
         }
         let bytes = manifest::read_bytes(path).map_err(|error| explain(path, error))?;
@@ -98,6 +99,19 @@ impl Checkpoint {
         }
         let kind = CheckpointKind::Ringstow;
         Ok(Self::new(path, kind, (manifest, shards?), fingerprint, config))
+    }
+
+    /// Opens the checkpoint of a URL, although files may be missing.
+    fn open_object(url: &Path, config: &Config) -> Result<Self> {
+        let bucket = Bucket::at(url)?;
+        let bytes = object::read_manifest(&bucket)?;
+        let bytes = bytes.ok_or_else(|| object::no_manifest(&bucket))?;
+        let fingerprint = Fingerprint::of(&bytes);
+        let manifest = Manifest::decode(bytes, &url.join(names::MANIFEST))?;
+        let listed = bucket.list().map_err(|error| Error::io("listing", url, error))?;
+        let (files, faults, problem) = object::find_shards(url, &listed, &manifest);
+        let shards = Shards { files, faults, problem };
+        Ok(Self::new(url, CheckpointKind::Ringstow, (manifest, shards), fingerprint, config))
     }
 
     /// See [`Checkpoint::open_foreign`].
@@ -120,7 +134,7 @@ impl Checkpoint {
     }
 
     fn open_any_once(path: &Path, config: &Config) -> Result<Self> {
-        if object::is_url(path) {
+        if is_url(path) {
             return Self::open_damaged_once(path, config);
         }
         manifest::check_directory(path).map_err(|error| explain(path, error))?;
@@ -135,7 +149,7 @@ impl Checkpoint {
         Ok(Self::new(path, CheckpointKind::Safetensors, (manifest, shards), None, config))
     }
 
-    pub(super) fn new(
+    fn new(
         path: &Path,
         kind: CheckpointKind,
         (manifest, shards): (Manifest, Shards),

@@ -1,33 +1,17 @@
 //! A checkpoint in an object store: the same manifest and shards, under names below a URL.
 
-use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::format::{Manifest, TRAILER_LEN, names};
 use crate::object::{Bucket, Listed};
 use crate::pipeline::load::ShardFile;
-use crate::store::read::checkpoint::{Checkpoint, CheckpointKind, Shards};
 use crate::store::read::diagnose::GO_BACK;
 use crate::store::read::fault::Fault;
-use crate::store::read::fingerprint::Fingerprint;
 use std::collections::HashMap;
 use std::io;
 use std::path::Path;
 
 /// Longer manifests are not read, like those in directories.
 const MANIFEST_MAX: u64 = 4 << 30;
-
-impl Checkpoint {
-    /// Opens the checkpoint of a URL, although files may be missing.
-    pub(super) fn open_object(url: &Path, config: &Config) -> Result<Self> {
-        let bucket = Bucket::at(url)?;
-        let bytes = read_manifest(&bucket)?.ok_or_else(|| no_manifest(&bucket))?;
-        let fingerprint = Fingerprint::of(&bytes);
-        let manifest = Manifest::decode(bytes, &url.join(names::MANIFEST))?;
-        let listed = bucket.list().map_err(|error| Error::io("listing", url, error))?;
-        let shards = find_shards(url, &listed, &manifest);
-        Ok(Self::new(url, CheckpointKind::Ringstow, (manifest, shards), fingerprint, config))
-    }
-}
 
 /// The manifest's bytes; `None` if there is no manifest.
 ///
@@ -54,7 +38,12 @@ pub(super) fn read_end(url: &Path) -> Result<Option<(u64, [u8; TRAILER_LEN])>> {
     }
 }
 
-fn find_shards(url: &Path, listed: &[Listed], manifest: &Manifest) -> Shards {
+/// The shards of a manifest as the store lists them, what is wrong with them, and which are missing, with what to do.
+pub(super) fn find_shards(
+    url: &Path,
+    listed: &[Listed],
+    manifest: &Manifest,
+) -> (Vec<ShardFile>, Vec<Fault>, Option<String>) {
     let lengths: HashMap<&str, u64> =
         listed.iter().map(|object| (object.name.as_str(), object.bytes)).collect();
     let (mut faults, mut missing) = (Vec::new(), Vec::new());
@@ -79,10 +68,11 @@ fn find_shards(url: &Path, listed: &[Listed], manifest: &Manifest) -> Shards {
             missing[..missing.len().min(20)].join(", ")
         )
     });
-    Shards { files, faults, problem }
+    (files, faults, problem)
 }
 
-fn no_manifest(bucket: &Bucket) -> Error {
+/// The error for a URL without a manifest.
+pub(super) fn no_manifest(bucket: &Bucket) -> Error {
     let path = bucket.url().to_path_buf();
     let listed = match bucket.list() {
         Ok(listed) => listed,
