@@ -129,9 +129,10 @@ def test_promotion_goes_on_where_it_failed(saved, bucket, proxy):
     path, state = saved
     url = f"{bucket.url}/x"
     proxy.on(faults.Refuse(403, "AccessDenied"), "PUT", "partNumber=3", times=None)
-    with pytest.raises(PermissionError, match=r"sending at offset 10485760: the store answers 403 .*: 's3://"):
+    sentence = r"sending at offset 10485760: the store answers 403 .*: 's3://"
+    with pytest.raises(PermissionError, match=sentence):
         ringstow.promote(path, url, part_bytes=PARTS, uploads=1)
-    with pytest.raises(ringstow.NotCommittedError if shards_of(bucket) else ringstow.Error):
+    with pytest.raises(ringstow.NoCheckpointError):  # uploads in progress are invisible
         ringstow.load(url)
     proxy.clear()
     report = ringstow.promote(path, url, part_bytes=PARTS, uploads=1)
