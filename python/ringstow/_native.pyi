@@ -480,11 +480,12 @@ def verify(
     path: str, config: str, *, progress: Callable[[int, int], object] | None = None
 ) -> str: ...
 
-# Returns a PromotionReport. `how` is the rate, the number of uploads and the bytes of a part.
+# Returns a PromotionReport. `how` is the rate, the number of uploads, the bytes of a part, and
+# whether an older checkpoint is replaced.
 def promote(
     path: str,
     to: str,
-    how: tuple[int, int, int],
+    how: tuple[int, int, int, bool],
     config: str,
     *,
     progress: Callable[[int, int], object] | None = None,

@@ -23,6 +23,7 @@ def promote(
     rate: int = 0,
     uploads: int = 4,
     part_bytes: int = 16 << 20,
+    replace_older: bool = False,
     config: Config | None = None,
 ) -> PromotionReport:
     """Copy a checkpoint to an object store, where it is loaded by its URL.
@@ -40,6 +41,8 @@ def promote(
         rate: bytes a second at most; 0 for no limit.
         uploads: parts that are sent at the same time, 1 to 256.
         part_bytes: bytes of a part, 5 MiB to 1 GiB.
+        replace_older: replace a checkpoint at the URL that was committed earlier than this one, by
+            one request; its shards are removed after that.
         config: the settings of reading; None means the defaults.
 
     Returns:
@@ -50,7 +53,7 @@ def promote(
         CorruptCheckpointError: a file is damaged; nothing is committed at the URL.
         BusyError: the same promotion is in progress on this host.
         InvalidStateError: ``to`` is not the URL of an object store.
-        FileExistsError: another checkpoint is at the URL.
+        FileExistsError: another checkpoint is at the URL, and is not to be replaced.
         OSError: what the store or the system says.
     """
     from ringstow._report import PromotionReport
@@ -61,7 +64,7 @@ def promote(
             f"{to} is not the URL of an object store (s3://, gs://, az://): copy a checkpoint to a "
             "directory with `cp -a`"
         )
-    where, how = of_checkpoint(path), (rate, uploads, part_bytes)
+    where, how = of_checkpoint(path), (rate, uploads, part_bytes, replace_older)
     with Progress(f"sending {os.path.basename(where)}") as progress:
         report = _native.promote(where, url, how, native_json(config), progress=progress.advance)
     return PromotionReport.from_json(report)

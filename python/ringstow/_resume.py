@@ -38,7 +38,7 @@ def first_intact(
 ) -> Restored | None:
     """Load the first of these steps, or with ``"previous"`` the first that is intact.
 
-    Steps of one number are copies of one step: of these, the first intact one is loaded always.
+    Of copies of one step, the first intact one is loaded always.
 
     Returns:
         The step; None if there is no candidate.
@@ -55,7 +55,7 @@ def first_intact(
             return Restored(found.step, found.path, found.metrics, attempt.state, found.dropped)
         if not attempt.is_damage:
             raise attempt.error
-        has_copy = after is not None and after.step == found.step
+        has_copy = after is not None and _is_copy(after, found)
         if on_corrupt == "raise" and not has_copy:
             if len(candidates) > 1:
                 attempt.error.add_note(
@@ -67,3 +67,8 @@ def first_intact(
     if damage is not None:
         raise damage
     return None
+
+
+def _is_copy(one: Step, other: Step) -> bool:
+    """Whether two are copies of one save: a run that went back saves a number again."""
+    return (one.step, one.created_unix_ms) == (other.step, other.created_unix_ms)

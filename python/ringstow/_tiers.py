@@ -96,8 +96,12 @@ class Steps:
                 raise
             _log.warning("%s has nothing to restore: %s", self._run.root, error)
             local = []
-        # A stable sort: of one step, the copy of the nearest tier stays first.
-        return sorted([*local, *copies], key=lambda step: -(step.step or 0))
+        # Of two saves of one number the newer first. A stable sort: of copies the nearest.
+        return sorted([*local, *copies], key=_newest_first)
+
+
+def _newest_first(step: Step) -> tuple[int, int]:
+    return -(step.step or 0), -(step.created_unix_ms or 0)
 
 
 def _is_committed(step: Step) -> bool:
@@ -170,7 +174,11 @@ class Promoter:
         for tier in self._plan.tiers:
             try:
                 self.report = _promote.promote(
-                    path, f"{tier}/{name}", rate=self._plan.rate, config=self._config
+                    path,
+                    f"{tier}/{name}",
+                    rate=self._plan.rate,
+                    replace_older=True,  # a run that went back saves a step again
+                    config=self._config,
                 )
                 if not self._plan.rules.keeps_all:
                     _rules.retain(tier, self._plan.rules, self._config)

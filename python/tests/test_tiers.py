@@ -160,3 +160,43 @@ def test_step_leaves_the_store_manifest_first(tmp_path, bucket, proxy):
     assert bucket.keys() == ["run/step-00000001/notes.txt"]
     with pytest.raises(ringstow.NoCheckpointError):
         ringstow.remove(url)
+
+
+def test_step_that_is_saved_again_replaces_its_copy(tmp_path, bucket):
+    """A run goes back to step 1, and saves step 2 a second time."""
+    with manager_of(tmp_path, bucket) as manager:
+        manager.save(1, state_of(1))
+        manager.save(2, {"w": torch.zeros(1000)})
+        manager.wait_promoted()
+        manager.restore(1)
+        manager.save(2, state_of(2))
+    assert manager.promotion_error is None
+    url = f"{bucket.url}/run/step-00000002"
+    assert torch.equal(ringstow.load(url)["w"], state_of(2)["w"])
+    assert len([key for key in bucket.keys("run/step-00000002") if "safetensors" in key]) == 1
+
+
+def test_older_checkpoint_never_replaces_a_newer_one(tmp_path, bucket):
+    for number in (1, 2):
+        ringstow.save(state_of(number), tmp_path / str(number))
+    url = f"{bucket.url}/x"
+    ringstow.promote(tmp_path / "1", url)
+    ringstow.promote(tmp_path / "2", url, replace_older=True)
+    with pytest.raises(FileExistsError):
+        ringstow.promote(tmp_path / "1", url, replace_older=True)
+    assert ringstow.load(url)["step"] == 2
+
+
+def test_another_save_of_the_number_is_no_copy(tmp_path, bucket):
+    """Damage to a step is not passed over for an older save of the same number."""
+    for number in (1, 2):
+        ringstow.save(state_of(number), tmp_path / str(number), step=5)
+    ringstow.promote(tmp_path / "1", f"{bucket.url}/run/step-00000005")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "2").rename(tmp_path / "run" / "step-00000005")
+    with manager_of(tmp_path, bucket) as manager:
+        assert manager.restore().state["step"] == 2
+        [shard] = (tmp_path / "run").glob("*/*.safetensors")
+        shard.write_bytes(bytes(shard.stat().st_size))
+        with pytest.raises(ringstow.CorruptCheckpointError):
+            manager.restore()

@@ -39,6 +39,10 @@ pub struct Promote {
     #[arg(long, value_name = "SIZE", default_value = "16M", value_parser = parse_size)]
     part_bytes: u64,
 
+    /// Replace a checkpoint at the URL that was committed earlier than this one
+    #[arg(long)]
+    replace_older: bool,
+
     /// Print a JSON object
     #[arg(long)]
     json: bool,
@@ -63,6 +67,7 @@ pub fn run(args: &Promote, out: &mut Output) -> Result<Exit> {
         rate: args.rate.unwrap_or_default(),
         uploads: args.uploads,
         part_bytes: args.part_bytes,
+        replace_older: args.replace_older,
     };
     let report = progress::watch("sending", args.quiet, runtime.config(), |job| {
         promote(&runtime, &args.from, &args.to, how, job)

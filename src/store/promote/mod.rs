@@ -37,11 +37,14 @@ pub struct Promotion {
     pub uploads: usize,
     /// Bytes of a part. Stores take 5 MiB at least, and 10,000 parts of one object: those of a larger file are larger.
     pub part_bytes: u64,
+    /// Whether a checkpoint at the URL that was committed earlier than this one is replaced, by one request, and its shards
+    /// are removed after that. Otherwise any other checkpoint there is an error.
+    pub replace_older: bool,
 }
 
 impl Default for Promotion {
     fn default() -> Self {
-        Self { rate: 0, uploads: 4, part_bytes: 16 << 20 }
+        Self { rate: 0, uploads: 4, part_bytes: 16 << 20, replace_older: false }
     }
 }
 
@@ -102,7 +105,8 @@ pub fn promote(
     let copy = Copy::of(&checkpoint)?;
     let file_bytes = checkpoint.manifest().files.iter().map(|file| file.bytes).sum();
     job.set_total(file_bytes);
-    let was_there = copy.is_there(&bucket)?;
+    let place = copy.place(&bucket, how)?;
+    let was_there = matches!(place, Place::Has);
     let (sent_bytes, moved) = match was_there {
         true => Default::default(),
         false => copy.send(&checkpoint, &bucket, how, (runtime, job))?,
@@ -126,6 +130,16 @@ struct Copy {
     /// The objects' names, in the order of the manifest's files.
     names: Vec<String>,
     manifest: Vec<u8>,
+    created_unix_ms: u64,
+}
+
+/// What is at the URL.
+enum Place {
+    Free,
+    /// This checkpoint.
+    Has,
+    /// An older one, which is to be replaced: its shards.
+    Older(Vec<String>),
 }
 
 impl Copy {
@@ -141,25 +155,30 @@ impl Copy {
             |(file, name): (&FileEntry, &String)| FileEntry { name: name.clone(), ..file.clone() };
         let files = manifest.files.iter().zip(&names).map(renamed).collect();
         let there = Manifest { files, generation: id, stripes: Vec::new(), ..manifest.clone() };
-        Ok(Self { id, names, manifest: there.encode()? })
+        let created_unix_ms = there.created_unix_ms;
+        Ok(Self { id, names, manifest: there.encode()?, created_unix_ms })
     }
 
-    /// Whether it is committed at the URL.
+    /// What is at the URL.
     ///
     /// # Errors
-    /// Another checkpoint is.
-    fn is_there(&self, bucket: &Bucket) -> Result<bool> {
-        match read_manifest(bucket)? {
-            None => Ok(false),
-            Some(bytes) if bytes == self.manifest => Ok(true),
-            Some(_) => {
-                let cause = Errno::EEXIST.into();
-                let error = Error::io("promoting to", bucket.url(), cause);
-                Err(error.hinted(
-                    "another checkpoint is at this URL: remove it first, or promote to another URL",
-                ))
+    /// Another checkpoint that is not to be replaced.
+    fn place(&self, bucket: &Bucket, how: Promotion) -> Result<Place> {
+        let bytes = match read_manifest(bucket)? {
+            None => return Ok(Place::Free),
+            Some(bytes) if bytes == self.manifest => return Ok(Place::Has),
+            Some(bytes) => bytes,
+        };
+        if how.replace_older {
+            let other = Manifest::decode_files(bytes, &bucket.url().join(names::MANIFEST))?;
+            if other.created_unix_ms < self.created_unix_ms {
+                return Ok(Place::Older(other.files.into_iter().map(|file| file.name).collect()));
             }
         }
+        let error = Error::io("promoting to", bucket.url(), Errno::EEXIST.into());
+        Err(error.hinted(
+            "another checkpoint is at this URL: remove it first, or promote to another URL",
+        ))
     }
 
     /// Sends what the store does not have, then the manifest. Returns the bytes sent, and how they were read.
@@ -175,7 +194,7 @@ impl Copy {
             let journal = Journal::open(checkpoint.path(), bucket, self.id)?;
             match self.send_missing(checkpoint, bucket, how, &journal, (runtime, job)) {
                 Ok(sent) => {
-                    self.commit(bucket)?;
+                    self.commit(bucket, how)?;
                     journal.end();
                     return Ok(sent);
                 }
@@ -229,15 +248,34 @@ impl Copy {
         Ok((0..files.len()).filter(is_missing).collect())
     }
 
-    fn commit(&self, bucket: &Bucket) -> Result<()> {
-        match bucket.create(names::MANIFEST, self.manifest.clone()) {
-            Ok(()) => Ok(()),
+    fn commit(&self, bucket: &Bucket, how: Promotion) -> Result<()> {
+        let older = match self.place(bucket, how)? {
+            Place::Has => return Ok(()),
+            Place::Free => Vec::new(),
+            Place::Older(shards) => shards,
+        };
+        let manifest = self.manifest.clone();
+        let put = match older.is_empty() {
+            true => bucket.create(names::MANIFEST, manifest),
+            false => bucket.upload(names::MANIFEST, vec![manifest]),
+        };
+        match put {
+            Ok(()) => {}
             // Perhaps this request's first attempt, whose answer was lost.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                self.is_there(bucket).map(drop)
+                return self.place(bucket, Promotion { replace_older: false, ..how }).map(drop);
             }
-            Err(error) => Err(Error::io("creating", bucket.url().join(names::MANIFEST), error)),
+            Err(error) => {
+                return Err(Error::io("creating", bucket.url().join(names::MANIFEST), error));
+            }
         }
+        for name in older.iter().filter(|name| !self.names.contains(name)) {
+            if let Err(error) = bucket.remove(name) {
+                let url = bucket.url().join(name);
+                tracing::warn!(url = %url.display(), %error, "a replaced shard cannot be removed");
+            }
+        }
+        Ok(())
     }
 }
 
