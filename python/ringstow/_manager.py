@@ -176,15 +176,16 @@ class CheckpointManager:
         return self._promoter.report
 
     @property
-    def promotion_error(self) -> Exception | None:
+    def promotion_error(self) -> BaseException | None:
         """Why the last copy to one of the ``tiers`` failed, or None. Rank 0 alone knows it."""
         return self._promoter.error
 
     def wait_promoted(self, timeout: float | None = None) -> bool:
-        """Wait until committed steps are on all ``tiers``, or have failed to get there.
+        """Wait until the newest committed step is on all ``tiers``, or has failed to get there.
 
         Returns:
-            Whether none is being copied; False if ``timeout`` seconds were not enough.
+            Whether it is there; False if ``timeout`` seconds were not enough, or the copy failed:
+            `promotion_error` says why. Rank 0 alone knows it.
         """
         return self._promoter.wait(timeout)
 
@@ -385,9 +386,11 @@ class CheckpointManager:
                 if self._previous is not None:
                     self._previous.restored(restored.path)
                 if number is None and self._side.is_first:
-                    self._promoter.add(restored.path)  # a kill may have cut its copy short
+                    # A kill may have cut its copy short.
+                    self._promoter.add(restored.path, is_new=False)
             if number is None and restored is not None:
-                self._has_read_newest = restored.path == found[0].path
+                is_here = object_url(restored.path) is None
+                self._has_read_newest = is_here and restored.path == found[0].path
         return restored
 
     def _prepare(self, step: int) -> tuple[str, Base | None]:
@@ -408,7 +411,7 @@ class CheckpointManager:
         if self._previous is not None:
             self._previous.saved(path)
         if self._side.is_first:
-            self._promoter.add(path)
+            self._promoter.add(path, is_new=True)
         self._retain()
 
     def _retain(self) -> None:

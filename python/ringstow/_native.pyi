@@ -480,6 +480,9 @@ def verify(
     path: str, config: str, *, progress: Callable[[int, int], object] | None = None
 ) -> str: ...
 
+# Raises InvalidStateError for a URL of an object store that cannot be understood.
+def check_url(url: str) -> None: ...
+
 # Returns a PromotionReport. `how` is the rate, the number of uploads, the bytes of a part, and
 # whether an older checkpoint is replaced.
 def promote(

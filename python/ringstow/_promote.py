@@ -39,8 +39,8 @@ def promote(
         path: the checkpoint's directory.
         to: the URL: ``s3://bucket/run/step-1000``, ``gs://...`` or ``az://...``.
         rate: bytes a second at most; 0 for no limit.
-        uploads: parts that are sent at the same time, 1 to 256.
-        part_bytes: bytes of a part, 5 MiB to 1 GiB.
+        uploads: parts that are sent at the same time, 1 to 64.
+        part_bytes: bytes of a part, 5 MiB to 256 MiB.
         replace_older: replace a checkpoint at the URL that was committed earlier than this one, by
             one request; its shards are removed after that.
         config: the settings of reading; None means the defaults.

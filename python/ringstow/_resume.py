@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 from typing import TYPE_CHECKING, Any
 
 from ringstow._alone import Side
 from ringstow._damage import OnCorrupt
+from ringstow._errors import MissingFilesError, NoCheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,22 +49,23 @@ def first_intact(
         Exception: any failure that is no damage; the first one's damage, if none is intact.
     """
     damage: BaseException | None = None
-    for found, after in zip(candidates, [*candidates[1:], None], strict=True):
+    for found, after in itertools.zip_longest(candidates, candidates[1:]):
         attempt = side.load(found, into)
         if attempt.error is None:
             assert attempt.state is not None
             assert found.step is not None
             return Restored(found.step, found.path, found.metrics, attempt.state, found.dropped)
-        if not attempt.is_damage:
-            raise attempt.error
         has_copy = after is not None and _is_copy(after, found)
+        is_gone = isinstance(attempt.error, MissingFilesError | NoCheckpointError)
+        if not (attempt.is_damage or (has_copy and is_gone)):
+            raise attempt.error
         if on_corrupt == "raise" and not has_copy:
             if len(candidates) > 1:
                 attempt.error.add_note(
                     'restore(on_corrupt="previous") loads the newest earlier step that is intact'
                 )
             raise attempt.error
-        _log.warning("passing over %s, which is damaged: %s", found.path, attempt.error)
+        _log.warning("passing over %s, which cannot be loaded: %s", found.path, attempt.error)
         damage = damage or attempt.error
     if damage is not None:
         raise damage

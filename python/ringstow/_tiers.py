@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from ringstow import _catalog, _promote, _rules
+from ringstow import _catalog, _native, _promote, _rules
 from ringstow._arguments import object_url
 from ringstow._errors import Error, InvalidStateError, NoCheckpointError
 from ringstow._rules import Rules
@@ -39,6 +39,7 @@ def checked(tiers: Iterable[str]) -> tuple[str, ...]:
                 f"{tier!r} in tiers is not the URL of an object store (s3://, gs://, az://); the "
                 "manager's directory is the first tier and need not be named"
             )
+        _native.check_url(url)
         urls.append(url)
     return tuple(urls)
 
@@ -87,8 +88,8 @@ class Steps:
             return here()
         copies: list[Step] = []
         for tier in self._tiers:
-            committed = (s for s in _catalog.steps(tier, config=self._config) if _is_committed(s))
-            copies += reversed([step for step in committed if is_wanted(step)])
+            there = _catalog.steps(tier, config=self._config)
+            copies += [step for step in there if _was_committed(step) and is_wanted(step)]
         try:
             local = here()
         except (Error, FileNotFoundError) as error:
@@ -104,8 +105,11 @@ def _newest_first(step: Step) -> tuple[int, int]:
     return -(step.step or 0), -(step.created_unix_ms or 0)
 
 
-def _is_committed(step: Step) -> bool:
-    return step.step is not None and step.status == "committed"
+def _was_committed(step: Step) -> bool:
+    """Whether it has a manifest: a damaged one is an error of the load, not a step less."""
+    return step.step is not None and (
+        step.status != "incomplete" or step.created_unix_ms is not None
+    )
 
 
 class Plan(NamedTuple):
@@ -129,46 +133,57 @@ class Promoter:
         self._plan = plan
         self._config = config
         self._changed = threading.Condition()
-        self._next: str | None = None
+        self._next: tuple[str, bool] | None = None
         self._is_running = False
         self.report: PromotionReport | None = None
         """What the last copy did."""
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         """Why the last copy failed; None after one that went well."""
 
-    def add(self, path: str) -> None:
-        """Copy a step as soon as the copy in progress has ended."""
+    def add(self, path: str, *, is_new: bool) -> None:
+        """Copy a step as soon as the copy in progress has ended.
+
+        Old steps are removed from the tiers after a new step alone: another one may be there
+        because the newest is damaged.
+        """
         if not self._plan.tiers:
             return
         with self._changed:
             if self._next is not None:
                 _log.warning(
                     "%s is not copied to %s: %s is newer, and the copies are slower than the saves",
-                    self._next,
+                    self._next[0],
                     " and ".join(self._plan.tiers),
                     path,
                 )
-            self._next = path
-            if not self._is_running:
-                self._is_running = True
+            self._next = path, is_new
+            if self._is_running:
+                return
+            try:
                 threading.Thread(target=self._work, name="ringstow-promote", daemon=True).start()
+            except RuntimeError as error:  # there can be no more threads
+                self._next, self.error = None, error
+                _log.error("%s is saved, but not copied: %s", path, error)
+            else:
+                self._is_running = True
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is left to copy; return whether that is so."""
+        """Wait until nothing is left to copy; return whether that is so, and the last copy good."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._is_running, timeout)
+            is_over = self._changed.wait_for(lambda: not self._is_running, timeout)
+            return is_over and self.error is None
 
     def _work(self) -> None:
         while True:
             with self._changed:
-                path, self._next = self._next, None
-                if path is None:
+                due, self._next = self._next, None
+                if due is None:
                     self._is_running = False
                     self._changed.notify_all()
                     return
-            self._copy(path)
+            self._copy(*due)
 
-    def _copy(self, path: str) -> None:
+    def _copy(self, path: str, is_new: bool) -> None:
         name = path.rstrip("/").rpartition("/")[2]
         self.error = None
         for tier in self._plan.tiers:
@@ -180,9 +195,9 @@ class Promoter:
                     replace_older=True,  # a run that went back saves a step again
                     config=self._config,
                 )
-                if not self._plan.rules.keeps_all:
+                if is_new and not self._plan.rules.keeps_all:
                     _rules.retain(tier, self._plan.rules, self._config)
-            except Exception as error:  # the step is saved, and training goes on
+            except BaseException as error:  # a panic, too: the step is saved, training goes on
                 self.error = error
                 _log.error(
                     "%s is saved, but not copied to %s: %s. The next step is tried again; "

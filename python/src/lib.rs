@@ -175,7 +175,7 @@ mod _native {
         model::{ModelSession, model_layout, start_model_share, tiles},
         node::Leaf,
         place::{Pin, gpus},
-        promote::promote,
+        promote::{check_url, promote},
         save::{SaveJob, check_metrics, start_export, start_save, start_write, start_write_dealt},
         session::{Receipts, Session, is_under_way},
         skeleton::parse_tree,

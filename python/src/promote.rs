@@ -6,6 +6,12 @@ use pyo3::prelude::*;
 use ringstow::{Job, Promotion, Runtime};
 use std::path::PathBuf;
 
+/// Checks that a URL can be understood, and the environment's settings for it.
+#[pyfunction]
+pub(crate) fn check_url(py: Python<'_>, url: PathBuf) -> PyResult<()> {
+    py.detach(|| ringstow::internals::object::Bucket::at(&url)).map(drop).map_err(to_python)
+}
+
 #[pyfunction]
 #[pyo3(signature = (path, to, how, config, *, progress = None))]
 pub(crate) fn promote(

@@ -324,3 +324,51 @@ def test_ranks_load_by_url(saved, bucket, tmp_path):
     done = forked.python(LOADED, url, tmp_path / "meeting")
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) == float(state["w"][5])
+
+
+def test_parts_of_another_size_are_not_mixed(tmp_path, bucket, proxy):
+    """The size is changed between two attempts such that the number of parts stays the same."""
+    state, path, url = state_of(18), tmp_path / "c", f"{bucket.url}/x"
+    ringstow.save(state, path)
+    proxy.on(faults.Refuse(403, "AccessDenied"), "PUT", "partNumber=2", times=None)
+    with pytest.raises(PermissionError):
+        ringstow.promote(path, url, part_bytes=14 << 20, uploads=1)
+    proxy.clear()
+    ringstow.promote(path, url, part_bytes=10 << 20, uploads=1)
+    assert_same(ringstow.load(url), state)
+    assert bucket.uploads() == {}
+
+
+def test_shard_that_vanished_is_sent_again(saved, bucket):
+    path, state = saved
+    url = f"{bucket.url}/x"
+    ringstow.promote(path, url)
+    [shard] = shards_of(bucket)
+    bucket.delete(shard)
+    assert not ringstow.promote(path, url).was_there
+    assert_same(ringstow.load(url), state)
+
+
+def test_conflict_at_the_commit_is_tried_again(saved, bucket, proxy):
+    path, state = saved
+    proxy.on(faults.Refuse(409, "ConditionalRequestConflict"), "PUT", "manifest.json")
+    ringstow.promote(path, f"{bucket.url}/x")
+    assert_same(ringstow.load(f"{bucket.url}/x"), state)
+
+
+def test_ctrl_c_ends_a_promotion_to_a_silent_store(saved, bucket, proxy):
+    path, _ = saved
+    held = proxy.on(faults.Hold(), "PUT")
+    program = forked.Program(INTERRUPTED, path, f"{bucket.url}/x")
+    held.wait()
+    os.kill(program._process.pid, signal.SIGINT)
+    assert "interrupted" in program.wait().stdout
+
+
+INTERRUPTED = """
+import sys, ringstow
+try:
+    ringstow.promote(*sys.argv[1:])
+except KeyboardInterrupt:
+    print("interrupted")
+"""

@@ -71,7 +71,7 @@ def test_silent_store_fails_the_restore_and_not_the_save(tmp_path, bucket, proxy
     with manager_of(tmp_path, bucket) as manager:
         proxy.on(refused, times=None)
         manager.save(1, state_of(1))
-        assert manager.wait_promoted(60)
+        assert not manager.wait_promoted(60)
         assert isinstance(manager.promotion_error, PermissionError)
         assert "ringstow promote" in caplog.text
         # The store may have a newer step.
@@ -200,3 +200,68 @@ def test_another_save_of_the_number_is_no_copy(tmp_path, bucket):
         shard.write_bytes(bytes(shard.stat().st_size))
         with pytest.raises(ringstow.CorruptCheckpointError):
             manager.restore()
+
+
+def test_damaged_newest_step_of_a_lost_node_is_an_error_not_a_step_less(tmp_path, bucket):
+    with manager_of(tmp_path, bucket) as manager:
+        for step in (1, 2):
+            manager.save(step, state_of(step))
+            manager.wait_promoted()
+    shutil.rmtree(tmp_path / "run")
+    [shard] = [key for key in bucket.keys("run/step-00000002") if "safetensors" in key]
+    bucket.delete(shard)
+    with manager_of(tmp_path, bucket) as manager:
+        with pytest.raises(ringstow.MissingFilesError):
+            manager.restore()
+        assert manager.restore(1).step == 1
+
+
+def test_copy_is_restored_where_a_file_is_missing(tmp_path, bucket):
+    with manager_of(tmp_path, bucket) as manager:
+        manager.save(1, state_of(1))
+    [shard] = (tmp_path / "run").glob("*/*.safetensors")
+    shard.unlink()
+    with manager_of(tmp_path, bucket) as manager:
+        assert manager.restore().path.startswith("s3://")
+
+
+def test_missing_bucket_is_no_empty_run(tmp_path, proxy, bucket):
+    proxy.on(faults.Refuse(404, "NoSuchBucket"), "GET", "list-type", times=None)
+    with manager_of(tmp_path, bucket) as manager, pytest.raises(FileNotFoundError):
+        manager.restore()
+    with pytest.raises(FileNotFoundError):
+        ringstow.latest(f"{bucket.url}/run")
+
+
+def test_secret_in_a_tier_is_refused_and_not_told(tmp_path):
+    with pytest.raises(ringstow.InvalidStateError) as caught:
+        ringstow.CheckpointManager(tmp_path, tiers=["s3://key:secret@bucket/run"])
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("what", ["manifest.json", "safetensors"])
+def test_garbled_newest_step_of_a_lost_node_is_an_error(tmp_path, bucket, what):
+    with manager_of(tmp_path, bucket) as manager:
+        for step in (1, 2):
+            manager.save(step, state_of(step))
+            manager.wait_promoted()
+    shutil.rmtree(tmp_path / "run")
+    [key] = [key for key in bucket.keys("run/step-00000002") if what in key]
+    bucket.put(key, b"rubbish")
+    with manager_of(tmp_path, bucket) as manager:
+        with pytest.raises((ringstow.CorruptCheckpointError, ringstow.FormatError)):
+            manager.restore()
+        assert manager.restore(on_corrupt="previous").step == 1
+
+
+def test_fresh_run_restores_nothing_and_a_lost_node_saves_without_a_complaint(
+    tmp_path, bucket, caplog
+):
+    with manager_of(tmp_path, bucket, keep_last=2) as manager:
+        assert manager.restore() is None
+        manager.save(1, state_of(1))
+    shutil.rmtree(tmp_path / "run")
+    with manager_of(tmp_path, bucket, keep_last=2) as manager:
+        assert manager.restore().step == 1
+        manager.save(2, state_of(2))
+    assert "ERROR" not in [record.levelname for record in caplog.records]

@@ -9,12 +9,19 @@ pub(super) fn kind(text: &str) -> ErrorKind {
     match status(text).and_then(|(status, _)| status.get(..3)) {
         Some("401" | "403") => ErrorKind::PermissionDenied,
         Some("404") => ErrorKind::NotFound,
+        // Worth another try: too early, too many, and conflicts.
+        Some("408" | "409" | "425" | "429") => ErrorKind::Other,
+        Some(status) if status.starts_with('4') => ErrorKind::InvalidInput,
         _ => ErrorKind::Other,
     }
 }
 
 /// The text in words; as it is, if it tells of no answer.
 pub(super) fn plain(text: &str) -> String {
+    if text.contains("scheme is not allowed") {
+        return "the endpoint has no TLS, which AWS_ALLOW_HTTP=true (AZURE_ALLOW_HTTP=true) allows"
+            .into();
+    }
     let Some((status, body)) = status(text) else { return text.into() };
     let tell = |tag| between(body, tag).filter(|text| !text.is_empty());
     let code = tell("Code").map(|code| format!(", {code}")).unwrap_or_default();

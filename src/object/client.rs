@@ -3,6 +3,7 @@
 use super::answer;
 use super::open::{self, Store};
 use super::{Listed, failed};
+use crate::engine::queue::cancelled;
 use crate::error::{Error, Result};
 use crate::sys::fork::{GENERATIONS, PerProcess};
 use bytes::Bytes;
@@ -13,11 +14,19 @@ use object_store::{GetOptions, GetRange, ObjectStoreExt, PutMode, PutOptions, Pu
 use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 
 /// Threads that run requests. They wait for the network; what is computed per byte, a checksum, takes a few per cent of one.
 const THREADS: usize = 2;
+
+/// How long a store may be silent while it is read, before the read is repeated.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// How often a request looks at whether it is still wanted.
+const TICK: Duration = Duration::from_millis(50);
 
 /// A directory in an object store.
 #[derive(Debug, Clone)]
@@ -25,6 +34,7 @@ pub struct Bucket {
     url: PathBuf,
     prefix: Key,
     pub(super) store: Arc<Store>,
+    stop: Option<Arc<AtomicBool>>,
 }
 
 impl Bucket {
@@ -34,7 +44,23 @@ impl Bucket {
     /// [`Error::Invalid`] for a URL that cannot be understood, or settings of the environment that cannot.
     pub fn at(url: &Path) -> Result<Self> {
         let (store, prefix) = open::store_at(url)?;
-        Ok(Self { url: url.into(), prefix, store })
+        Ok(Self { url: url.into(), prefix, store, stop: None })
+    }
+
+    /// The same directory, whose requests end once `stop` is set.
+    pub fn until(self, stop: Arc<AtomicBool>) -> Self {
+        Self { stop: Some(stop), ..self }
+    }
+
+    /// Runs a request and waits for it.
+    pub(super) fn run<T: Send + 'static>(
+        &self,
+        request: impl Future<Output = io::Result<T>> + Send + 'static,
+    ) -> io::Result<T> {
+        let (tell, told) = bounded(1);
+        let request = unless(self.stop.clone(), request);
+        start(async move { drop(tell.send(request.await)) })?;
+        told.recv().unwrap_or_else(|_| Err(io::Error::other("a request's thread panicked")))
     }
 
     /// The URL.
@@ -52,7 +78,7 @@ impl Bucket {
     /// [`io::ErrorKind::NotFound`]; [`io::ErrorKind::FileTooLarge`]; what the store says.
     pub fn read(&self, name: &str, most: u64) -> io::Result<Vec<u8>> {
         let (store, key) = (self.store.clone(), self.key(name));
-        run(async move {
+        self.run(async move {
             let got = store.get(&key).await.map_err(io_error)?;
             if got.meta.size > most {
                 let why = format!("{} bytes, of which at most {most} are read", got.meta.size);
@@ -73,16 +99,14 @@ impl Bucket {
     /// As for [`Bucket::read`].
     pub fn read_end<const N: usize>(&self, name: &str) -> io::Result<(u64, [u8; N])> {
         let (store, key) = (self.store.clone(), self.key(name));
-        run(async move {
-            let range = Some(GetRange::Suffix(N as u64));
-            let got = store.get_opts(&key, GetOptions { range, ..Default::default() }).await;
-            let got = got.map_err(io_error)?;
-            let size = got.meta.size;
-            let bytes = got.bytes().await.map_err(io_error)?;
-            let end = bytes.last_chunk().ok_or_else(|| {
-                failed(io::ErrorKind::UnexpectedEof, format!("it has {size} bytes only"))
-            })?;
-            Ok((size, *end))
+        self.run(async move {
+            // Not the range of a suffix, which Azure does not have.
+            let size = store.head(&key).await.map_err(io_error)?.size;
+            let short =
+                || failed(io::ErrorKind::UnexpectedEof, format!("it has {size} bytes only"));
+            let begin = size.checked_sub(N as u64).ok_or_else(short)?;
+            let bytes = store.get_range(&key, begin..size).await.map_err(io_error)?;
+            Ok((size, *bytes.last_chunk().ok_or_else(short)?))
         })
     }
 
@@ -104,13 +128,15 @@ impl Bucket {
 
     fn look(&self) -> io::Result<(Vec<Listed>, Vec<String>)> {
         let (store, prefix) = (self.store.clone(), self.prefix.clone());
-        run(async move {
+        self.run(async move {
             let found = store.list_with_delimiter(Some(&prefix)).await.map_err(io_error)?;
             let name = |key: &Key| key.filename().map(str::to_owned);
             let objects = found.objects.iter().filter_map(|object| {
                 Some(Listed { name: name(&object.location)?, bytes: object.size })
             });
-            let dirs = found.common_prefixes.iter().filter_map(name);
+            // No URL can name the others.
+            let has_url = |name: &String| !name.contains(['?', '#']);
+            let dirs = found.common_prefixes.iter().filter_map(name).filter(has_url);
             Ok((objects.collect(), dirs.collect()))
         })
     }
@@ -121,7 +147,7 @@ impl Bucket {
     /// As for [`Bucket::list`].
     pub fn list_all(&self) -> io::Result<Vec<Listed>> {
         let (store, prefix) = (self.store.clone(), self.prefix.clone());
-        run(async move {
+        self.run(async move {
             let found: Vec<_> = store.list(Some(&prefix)).try_collect().await.map_err(io_error)?;
             let below = |key: &Key| {
                 let parts: Option<Vec<_>> =
@@ -145,7 +171,7 @@ impl Bucket {
 
     pub(super) fn put(&self, name: &str, payload: PutPayload, mode: PutMode) -> io::Result<()> {
         let (store, key) = (self.store.clone(), self.key(name));
-        run(async move {
+        self.run(async move {
             let put = store.put_opts(&key, payload, PutOptions::from(mode)).await;
             put.map(drop).map_err(io_error)
         })
@@ -157,7 +183,7 @@ impl Bucket {
     /// What the store says.
     pub fn size(&self, name: &str) -> io::Result<Option<u64>> {
         let (store, key) = (self.store.clone(), self.key(name));
-        run(async move {
+        self.run(async move {
             match store.head(&key).await {
                 Ok(found) => Ok(Some(found.size)),
                 Err(object_store::Error::NotFound { .. }) => Ok(None),
@@ -172,7 +198,7 @@ impl Bucket {
     /// What the store says.
     pub fn remove(&self, name: &str) -> io::Result<()> {
         let (store, key) = (self.store.clone(), self.key(name));
-        run(async move {
+        self.run(async move {
             match store.delete(&key).await {
                 Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
                 Err(error) => Err(io_error(error)),
@@ -211,13 +237,13 @@ async fn fill(
     let range = offset + *done as u64..offset + to.len() as u64;
     let options =
         GetOptions { range: Some(GetRange::Bounded(range.clone())), ..Default::default() };
-    let got = store.get_opts(key, options).await.map_err(io_error)?;
+    let got = in_time(store.get_opts(key, options)).await?;
     if got.range != range {
         let why = format!("the object ends at byte {}", got.range.end);
         return Err(failed(io::ErrorKind::UnexpectedEof, why));
     }
     let mut stream = got.into_stream();
-    while let Some(bytes) = stream.try_next().await.map_err(io_error)? {
+    while let Some(bytes) = in_time(stream.try_next()).await? {
         let bytes: &Bytes = &bytes;
         let room = to.get_mut(*done..*done + bytes.len());
         let room =
@@ -228,6 +254,34 @@ async fn fill(
     match *done == to.len() {
         true => Ok(()),
         false => Err(failed(io::ErrorKind::ConnectionAborted, "the store sent less than it said")),
+    }
+}
+
+/// Waits for the next bytes of a store.
+async fn in_time<T>(answer: impl Future<Output = object_store::Result<T>>) -> io::Result<T> {
+    match tokio::time::timeout(SILENCE, answer).await {
+        Ok(answer) => answer.map_err(io_error),
+        Err(_) => {
+            let why = format!("the store has been silent for {} s", SILENCE.as_secs());
+            Err(failed(io::ErrorKind::TimedOut, why))
+        }
+    }
+}
+
+/// Runs a request until it ends or `stop` is set.
+pub(super) async fn unless<T>(
+    stop: Option<Arc<AtomicBool>>,
+    request: impl Future<Output = io::Result<T>>,
+) -> io::Result<T> {
+    let mut request = Box::pin(request);
+    loop {
+        match tokio::time::timeout(TICK, &mut request).await {
+            Ok(ended) => return ended,
+            Err(_) if stop.as_ref().is_some_and(|stop| stop.load(Relaxed)) => {
+                return Err(cancelled());
+            }
+            Err(_) => {}
+        }
     }
 }
 
@@ -247,15 +301,6 @@ fn runtime() -> io::Result<Arc<Runtime>> {
         .enable_all()
         .build()?;
     Ok(kept.insert(Arc::new(built)).clone())
-}
-
-/// Runs a request and waits for it.
-pub(super) fn run<T: Send + 'static>(
-    request: impl Future<Output = io::Result<T>> + Send + 'static,
-) -> io::Result<T> {
-    let (tell, told) = bounded(1);
-    start(async move { drop(tell.send(request.await)) })?;
-    told.recv().unwrap_or_else(|_| Err(io::Error::other("a request's thread panicked")))
 }
 
 /// Starts a request that says itself how it ended.

@@ -2,10 +2,10 @@
 
 use super::client::Bucket;
 use crate::engine::Action;
-use crate::engine::queue::{Outcome, Reply, cancelled};
+use crate::engine::queue::{Outcome, Reply};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 /// An object that is read in ranges.
@@ -40,14 +40,9 @@ impl ObjectFile {
         let Action::Read(mut transfer) = action else { return drop(reply) };
         let (object, started) = (self.clone(), Some(Instant::now()));
         let request = async move {
-            let is_aborted = abort.is_some_and(|abort| abort.load(Relaxed));
-            let result = match is_aborted {
-                true => Err(cancelled()),
-                false => {
-                    let to = &mut transfer.buffer[transfer.start..transfer.start + needed];
-                    object.bucket.read_into(&object.name, transfer.offset, to).await
-                }
-            };
+            let to = &mut transfer.buffer[transfer.start..transfer.start + needed];
+            let read = object.bucket.read_into(&object.name, transfer.offset, to);
+            let result = super::client::unless(abort, read).await;
             reply.send(Outcome { result, buffer: Some(transfer.buffer), started });
         };
         // A reply that is dropped says that nobody lived to see it.

@@ -12,9 +12,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use url::Url;
 
-/// How long a connection may take, and how long a store may stay silent, before the request is repeated.
+/// How long a connection may take.
 const CONNECT: Duration = Duration::from_secs(10);
-const SILENCE: Duration = Duration::from_secs(30);
+/// How long a request may take, its body included: a part of 256 MiB at 1 MB/s.
+const REQUEST: Duration = Duration::from_secs(300);
 /// How long a request is repeated in all.
 const PATIENCE: Duration = Duration::from_secs(180);
 
@@ -60,17 +61,24 @@ pub struct Refused {
 /// The store of a URL, and what the URL names in it.
 ///
 /// # Errors
-/// A URL or settings of the environment that cannot be understood.
+/// A URL or settings of the environment that cannot be understood. Tells nothing of a URL that may hold a secret.
 pub(super) fn store_at(path: &Path) -> Result<(Arc<Store>, Key), Refused> {
     let text = path.to_string_lossy();
-    let refused = |why: String| Refused { url: text.to_string(), why };
-    let url = Url::parse(&text).map_err(|error| refused(error.to_string()))?;
-    if !url.username().is_empty() && !url.scheme().starts_with("ab") || url.password().is_some() {
-        let why = "a URL with a user or password: give credentials by the environment".into();
-        return Err(Refused { url: format!("{}://...", url.scheme()), why });
+    let (scheme, rest) = text.split_once("://").unwrap_or(("", &text));
+    let secret = |why: &str| Refused { url: format!("{scheme}://..."), why: why.into() };
+    let (authority, key) = rest.split_once('/').unwrap_or((rest, ""));
+    if authority.contains(':') || (authority.contains('@') && !scheme.starts_with("abfs")) {
+        return Err(secret("a URL with a user or password: give credentials by the environment"));
     }
-    let key = Key::from_url_path(url.path()).map_err(|error| refused(error.to_string()))?;
-    let built = match url.scheme() {
+    if rest.contains(['?', '#']) {
+        return Err(secret("a URL with a query or fragment, which no name in a store has here"));
+    }
+    let refused = |why: String| Refused { url: text.to_string(), why };
+    // The raw text: names in a store have no escapes.
+    let key = Key::parse(key.trim_end_matches('/')).map_err(|error| refused(error.to_string()))?;
+    let place = format!("{scheme}://{authority}");
+    let url = Url::parse(&place).map_err(|error| refused(error.to_string()))?;
+    let built = match scheme {
         "s3" | "s3a" => s3(&url).map(Store::S3),
         "gs" => google(&url).map(Store::Google),
         _ => azure(&url).map(Store::Azure),
@@ -110,12 +118,11 @@ fn is_on(variable: &str) -> bool {
     ["1", "true", "yes", "on"].contains(&&*text.to_lowercase())
 }
 
-/// Without a limit for a whole request: a slow store may take minutes for a part.
+/// Without a limit of its own for a silent store: the HTTP client counts the time in which a body is sent as silence.
 fn client(allows_http: bool) -> ClientOptions {
     ClientOptions::new()
-        .with_timeout_disabled()
+        .with_timeout(REQUEST)
         .with_connect_timeout(CONNECT)
-        .with_read_timeout(SILENCE)
         .with_allow_http(allows_http)
         .with_http1_only()
 }
@@ -125,4 +132,33 @@ fn retries() -> RetryConfig {
     let backoff =
         BackoffConfig { init_backoff: Duration::from_millis(100), max_backoff: CONNECT, base: 2. };
     RetryConfig { backoff, max_retries: 20, retry_timeout: PATIENCE }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_in_urls_are_refused_and_not_told() {
+        for url in [
+            "s3://KEY:se/cret@b/x",
+            "s3://KEY:secret@b/x",
+            "az://c@a/x",
+            "gs://b/x?sig=secret",
+            "s3://b/run#2",
+        ] {
+            let why = store_at(Path::new(url)).unwrap_err().to_string();
+            assert!(!why.contains("secret") && !why.contains("run"), "{why}");
+        }
+    }
+
+    #[test]
+    fn key_is_the_text_of_the_url() {
+        for (url, key) in
+            [("s3://b/run/step%41", "run/step%41"), ("s3://b/run/", "run"), ("s3://b", "")]
+        {
+            assert_eq!(store_at(Path::new(url)).unwrap().1.as_ref(), key, "{url}");
+        }
+        assert!(store_at(Path::new("s3://b/a//b")).is_err());
+    }
 }

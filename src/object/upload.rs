@@ -1,6 +1,6 @@
 //! Uploads in parts. Nobody sees an object before its upload is finished; what is begun and never finished must be aborted.
 
-use super::client::{Bucket, io_error, run};
+use super::client::{Bucket, io_error};
 use bytes::Bytes;
 use object_store::multipart::PartId;
 use object_store::{MultipartId, PutMode, PutPayload};
@@ -38,7 +38,7 @@ impl Bucket {
     /// What the store says.
     pub fn begin(&self, name: &str) -> io::Result<Upload> {
         let (store, key, name) = (self.store.clone(), self.key(name), name.to_owned());
-        run(async move {
+        self.run(async move {
             let id = store.parts().create_multipart(&key).await.map_err(io_error)?;
             Ok(Upload { name, id })
         })
@@ -56,7 +56,7 @@ impl Bucket {
     ) -> io::Result<Part> {
         let (store, key, id) = (self.store.clone(), self.key(&upload.name), upload.id.clone());
         let payload = payload(bytes);
-        run(async move {
+        self.run(async move {
             let part = store.parts().put_part(&key, &id, number, payload).await;
             part.map(|part| Part(part.content_id)).map_err(io_error)
         })
@@ -69,7 +69,7 @@ impl Bucket {
     pub fn finish(&self, upload: &Upload, parts: Vec<Part>) -> io::Result<()> {
         let (store, key, id) = (self.store.clone(), self.key(&upload.name), upload.id.clone());
         let parts = parts.into_iter().map(|part| PartId { content_id: part.0 }).collect();
-        run(async move {
+        self.run(async move {
             store.parts().complete_multipart(&key, &id, parts).await.map(drop).map_err(io_error)
         })
     }
@@ -80,7 +80,7 @@ impl Bucket {
     /// What the store says.
     pub fn abort(&self, upload: &Upload) -> io::Result<()> {
         let (store, key, id) = (self.store.clone(), self.key(&upload.name), upload.id.clone());
-        run(async move {
+        self.run(async move {
             match store.parts().abort_multipart(&key, &id).await {
                 Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
                 Err(error) => Err(io_error(error)),

@@ -10,6 +10,7 @@ use crate::store::catalog::shares;
 use crate::store::layout::stripe_marker::stripe_owner;
 use crate::store::layout::{manifest, rank_dirs};
 use crate::store::read::checkpoint::Checkpoint;
+use crate::store::read::object::read_manifest;
 use crate::sys::dir::{entries, file_names, is_there};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -102,7 +103,14 @@ fn look_at_url(url: &Path, config: &Config) -> Result<Option<Found>> {
     match Checkpoint::open_with(url, config) {
         Err(Error::NoCheckpoint { .. }) => Ok(None),
         Err(error) if error.io_error().is_some() => Err(error),
-        opened => Ok(Some(found(url, opened, None))),
+        opened => {
+            let readable = match &opened {
+                Ok(_) => None,
+                Err(_) => read_manifest(&Bucket::at(url)?)?
+                    .and_then(|bytes| Manifest::decode(bytes, &url.join(names::MANIFEST)).ok()),
+            };
+            Ok(Some(found(url, opened, readable)))
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::format::{StepPattern, names};
+use crate::object::is_url;
 use crate::store::catalog::found::{Found, Status};
 use crate::store::catalog::links::Link;
 use crate::store::catalog::list::survey;
@@ -30,8 +31,8 @@ pub(in crate::store) fn steps_and_row(
     config: &Config,
 ) -> Result<(Vec<Found>, Row)> {
     let (row, mut all) = match survey(dir, pattern, config) {
-        // Nothing was saved yet.
-        Err(error) if error.is_not_found() && !dir::has(dir) => {
+        // Nothing was saved yet. An object store lists nothing then, and has an error for a missing bucket.
+        Err(error) if error.is_not_found() && !is_url(dir) && !dir::has(dir) => {
             return Ok((Vec::new(), Row::default()));
         }
         surveyed => surveyed?,

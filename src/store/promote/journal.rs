@@ -9,7 +9,7 @@ use crate::sys::{dir, file};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -26,7 +26,7 @@ enum Line {
     Begun {
         name: String,
         upload: String,
-        parts: usize,
+        parts: Cut,
     },
     Sent {
         name: String,
@@ -39,11 +39,20 @@ enum Line {
     },
 }
 
+/// How a file is cut into parts: those of another cut do not fit together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Cut {
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// Bytes of each part but the last.
+    pub part_bytes: u64,
+}
+
 /// An upload that was begun.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Open {
     id: String,
-    count: usize,
+    cut: Cut,
     parts: BTreeMap<usize, Part>,
 }
 
@@ -57,7 +66,7 @@ pub(super) struct Journal {
     resumed: Mutex<HashSet<String>>,
     /// Whether the store has refused one of these.
     is_refused: AtomicBool,
-    _lock: DirLock,
+    lock: DirLock,
 }
 
 impl Journal {
@@ -72,7 +81,7 @@ impl Journal {
         dir::make(&place)?;
         let lock = DirLock::take(&place)?;
         let path = place.join(names::JOURNAL);
-        let lines = read(&path);
+        let lines = read(&path)?;
         let (same, left) = opened(&lines, &url, id);
         if !same {
             // Of another checkpoint that was here: nobody will go on with its uploads.
@@ -82,13 +91,16 @@ impl Journal {
         let file = begin(&path, &Line::Promotion { url, id }, &left)?;
         let (file, left) = (Mutex::new(file), Mutex::new(left));
         let (resumed, is_refused) = Default::default();
-        Ok(Self { path, file, left, resumed, is_refused, _lock: lock })
+        Ok(Self { path, file, left, resumed, is_refused, lock })
     }
 
-    /// An upload that was begun earlier, cut into as many parts, with those that the store has.
-    pub fn resumed(&self, name: &str, count: usize) -> Option<(Upload, BTreeMap<usize, Part>)> {
+    /// An upload that was begun earlier and is cut in the same way, with the parts that the store has.
+    pub fn resumed(&self, name: &str, cut: Cut) -> Option<(Upload, BTreeMap<usize, Part>)> {
         let mut left = self.left.lock().expect("no panic while it is held");
-        let open = left.remove(name).filter(|open| open.count == count)?;
+        if left.get(name)?.cut != cut {
+            return None; // what stays in `left` is aborted at the end
+        }
+        let open = left.remove(name)?;
         self.resumed.lock().expect("no panic while it is held").insert(name.into());
         Some((Upload { name: name.into(), id: open.id }, open.parts))
     }
@@ -97,7 +109,7 @@ impl Journal {
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn begun(&self, upload: &Upload, parts: usize) -> Result<()> {
+    pub fn begun(&self, upload: &Upload, parts: Cut) -> Result<()> {
         let line = Line::Begun { name: upload.name.clone(), upload: upload.id.clone(), parts };
         let file = self.file.lock().expect("no panic while it is held");
         let written = write(&file, &line).and_then(|()| file::sync(&file));
@@ -130,15 +142,19 @@ impl Journal {
         }
     }
 
-    /// Removes the journal: nothing is left to go on with.
-    pub fn end(self) {
-        let place = self.path.parent().map(Path::to_path_buf);
-        let _ = dir::try_remove(&self.path);
-        drop(self._lock);
-        if let Some(place) = place {
-            let _ = dir::remove_if_empty(&place);
-            let _ = place.parent().map(dir::remove_if_empty);
-        }
+    /// Aborts what was not gone on with, and removes the journal.
+    pub fn end(self, bucket: &Bucket) {
+        let Self { path, left, lock, .. } = self;
+        abort(bucket, left.into_inner().expect("no panic while it was held").iter());
+        let _ = dir::try_remove(&path);
+        let _ = lock.remove_dir();
+        let _ = path.parent().and_then(Path::parent).map(dir::remove_if_empty);
+    }
+
+    /// Whether there is one of a promotion that was not ended.
+    pub fn is_left(checkpoint: &Path, bucket: &Bucket) -> bool {
+        let place = place_of(checkpoint, &bucket.url().to_string_lossy());
+        place.is_ok_and(|place| dir::has(&place.join(names::JOURNAL)))
     }
 }
 
@@ -151,11 +167,14 @@ fn place_of(checkpoint: &Path, url: &str) -> Result<PathBuf> {
     Ok(parent.join(names::JOURNALS).join(format!("{name}-{hash:016x}")))
 }
 
-/// The whole lines of a journal; none if there is no journal.
-fn read(path: &Path) -> Vec<Line> {
-    let text = file::read(path).unwrap_or_default();
+/// The whole lines of a journal; none if there is no journal. A line that a kill or a full disk has cut does not count.
+fn read(path: &Path) -> Result<Vec<Line>> {
+    let text = match file::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        text => text.map_err(|error| Error::io("reading", path, error))?,
+    };
     let lines = text.split(|&byte| byte == b'\n');
-    lines.map_while(|line| serde_json::from_slice(line).ok()).collect()
+    Ok(lines.filter_map(|line| serde_json::from_slice(line).ok()).collect())
 }
 
 /// Whether lines are of this checkpoint and URL, and which uploads they leave open.
@@ -166,7 +185,7 @@ fn opened(lines: &[Line], to: &str, of: u64) -> (bool, HashMap<String, Open>) {
         match line {
             Line::Promotion { url, id } => same = url == to && *id == of,
             Line::Begun { name, upload, parts } => {
-                let open = Open { id: upload.clone(), count: *parts, parts: BTreeMap::new() };
+                let open = Open { id: upload.clone(), cut: *parts, parts: BTreeMap::new() };
                 left.insert(name.clone(), open);
             }
             Line::Sent { name, part, answer } => {
@@ -188,7 +207,7 @@ fn begin(path: &Path, first: &Line, left: &HashMap<String, Open>) -> Result<File
         write(&file, first)?;
         for (name, open) in left {
             let begun =
-                Line::Begun { name: name.clone(), upload: open.id.clone(), parts: open.count };
+                Line::Begun { name: name.clone(), upload: open.id.clone(), parts: open.cut };
             write(&file, &begun)?;
             for (&part, answer) in &open.parts {
                 write(&file, &Line::Sent { name: name.clone(), part, answer: answer.0.clone() })?;
@@ -202,7 +221,9 @@ fn begin(path: &Path, first: &Line, left: &HashMap<String, Open>) -> Result<File
 }
 
 fn write(mut file: &File, line: &Line) -> std::io::Result<()> {
-    let mut text = serde_json::to_vec(line)?;
+    // What a full disk has left of the line before ends here.
+    let mut text = vec![b'\n'];
+    serde_json::to_writer(&mut text, line)?;
     text.push(b'\n');
     file.write_all(&text)
 }
@@ -224,13 +245,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("journal");
         std::fs::write(&path, text).unwrap();
-        read(&path)
+        read(&path).unwrap()
     }
 
     const TEXT: &str = r#"{"what":"promotion","url":"s3://b/x","id":7}
-{"what":"begun","name":"a","upload":"1","parts":3}
+{"what":"begun","name":"a","upload":"1","parts":{"bytes":9,"part_bytes":4}}
 {"what":"sent","name":"a","part":2,"answer":"e2"}
-{"what":"begun","name":"b","upload":"2","parts":2}
+{"what":"begun","name":"b","upload":"2","parts":{"bytes":9,"part_bytes":4}}
 {"what":"forgotten","name":"b"}
 "#;
 
@@ -240,7 +261,7 @@ mod tests {
         assert!(same);
         assert_eq!(left.keys().collect::<Vec<_>>(), ["a"]);
         let open = &left["a"];
-        assert_eq!((&*open.id, open.count), ("1", 3));
+        assert_eq!((&*open.id, open.cut), ("1", Cut { bytes: 9, part_bytes: 4 }));
         assert_eq!(open.parts, BTreeMap::from([(2, Part("e2".into()))]));
     }
 

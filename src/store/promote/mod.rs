@@ -51,9 +51,9 @@ impl Default for Promotion {
 impl Promotion {
     fn check(&self) -> Result<()> {
         let why = match (self.uploads, self.part_bytes) {
-            (0, _) | (257.., _) => "uploads must be from 1 to 256",
+            (0, _) | (65.., _) => "uploads must be from 1 to 64",
             (_, bytes) if !(parts::PART_MIN..=parts::PART_MAX).contains(&bytes) => {
-                "part_bytes must be from 5 MiB to 1 GiB"
+                "part_bytes must be from 5 MiB to 256 MiB"
             }
             _ => return Ok(()),
         };
@@ -100,13 +100,16 @@ pub fn promote(
     how.check()?;
     let started = Instant::now();
     let from = crate::sys::path::absolute(from)?;
-    let bucket = Bucket::at(to)?;
+    let bucket = Bucket::at(to)?.until(job.stop_flag());
     let checkpoint = Checkpoint::open_with(&from, runtime.config())?;
     let copy = Copy::of(&checkpoint)?;
     let file_bytes = checkpoint.manifest().files.iter().map(|file| file.bytes).sum();
     job.set_total(file_bytes);
-    let place = copy.place(&bucket, how)?;
-    let was_there = matches!(place, Place::Has);
+    let files = &checkpoint.manifest().files;
+    // A manifest whose shards are not all there is mended.
+    let was_there = matches!(copy.place(&bucket, how)?, Place::Has)
+        && copy.missing(&bucket, files)?.is_empty()
+        && !Journal::is_left(&from, &bucket);
     let (sent_bytes, moved) = match was_there {
         true => Default::default(),
         false => copy.send(&checkpoint, &bucket, how, (runtime, job))?,
@@ -122,6 +125,12 @@ pub fn promote(
         seconds: started.elapsed().as_secs_f64(),
     })
 }
+
+/// How often a promotion begins again by itself.
+const ATTEMPTS: usize = 3;
+
+/// Blocks in memory at most, however large the parts of a file must be.
+const BUFFERS_MAX: usize = 1 << 13;
 
 /// A checkpoint as it is to be in the store.
 struct Copy {
@@ -189,22 +198,33 @@ impl Copy {
         how: Promotion,
         (runtime, job): (&Runtime, &Arc<Job>),
     ) -> Result<(u64, Moved)> {
-        let mut attempt = 0;
-        loop {
+        let mut sent = (0, Moved::default());
+        for attempt in 1.. {
             let journal = Journal::open(checkpoint.path(), bucket, self.id)?;
             match self.send_missing(checkpoint, bucket, how, &journal, (runtime, job)) {
-                Ok(sent) => {
-                    self.commit(bucket, how)?;
-                    journal.end();
-                    return Ok(sent);
-                }
-                Err(error) if attempt == 0 && journal.is_worth_another() => {
+                Ok((bytes, moved)) => sent = (sent.0 + bytes, moved),
+                Err(error) if attempt == 1 && journal.is_worth_another() => {
                     tracing::info!(%error, "the store has dropped an upload; beginning another");
-                    attempt += 1;
+                    continue;
                 }
                 Err(error) => return Err(error),
             }
+            let files = &checkpoint.manifest().files;
+            let is_committed =
+                self.missing(bucket, files)?.is_empty() && self.commit(bucket, how)?;
+            // Another host may have been removing an earlier copy of this checkpoint.
+            if is_committed && self.missing(bucket, files)?.is_empty() {
+                journal.end(bucket);
+                break;
+            }
+            if attempt == ATTEMPTS {
+                let error = Error::io("promoting to", bucket.url(), io::ErrorKind::Other.into());
+                return Err(error.hinted(
+                    "objects vanish while they are sent: does another program remove them?",
+                ));
+            }
         }
+        Ok(sent)
     }
 
     fn send_missing(
@@ -233,6 +253,7 @@ impl Copy {
         let block = |&file: &usize| BlockRead { file, block: 0, offset: 0, len: 1 };
         let opened: Vec<BlockRead> = missing.iter().map(block).collect();
         let largest = parts.iter().map(|part| part.blocks(block_bytes)).max().unwrap_or(1);
+        let how = Promotion { uploads: how.uploads.min(BUFFERS_MAX / largest).max(1), ..how };
         let memory = (largest * how.uploads, block_bytes);
         let blocks = Blocks::open(runtime, checkpoint.reads(&opened, true), memory, job)?;
         let sending = Sending::new((bucket, &self.names), &blocks, journal, how, job);
@@ -248,9 +269,10 @@ impl Copy {
         Ok((0..files.len()).filter(is_missing).collect())
     }
 
-    fn commit(&self, bucket: &Bucket, how: Promotion) -> Result<()> {
+    /// Creates the manifest. Tells whether it is there then: the store may refuse a request beside another one.
+    fn commit(&self, bucket: &Bucket, how: Promotion) -> Result<bool> {
         let older = match self.place(bucket, how)? {
-            Place::Has => return Ok(()),
+            Place::Has => return Ok(true),
             Place::Free => Vec::new(),
             Place::Older(shards) => shards,
         };
@@ -263,7 +285,8 @@ impl Copy {
             Ok(()) => {}
             // Perhaps this request's first attempt, whose answer was lost.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                return self.place(bucket, Promotion { replace_older: false, ..how }).map(drop);
+                let place = self.place(bucket, Promotion { replace_older: false, ..how })?;
+                return Ok(matches!(place, Place::Has));
             }
             Err(error) => {
                 return Err(Error::io("creating", bucket.url().join(names::MANIFEST), error));
@@ -275,7 +298,7 @@ impl Copy {
                 tracing::warn!(url = %url.display(), %error, "a replaced shard cannot be removed");
             }
         }
-        Ok(())
+        Ok(true)
     }
 }
 

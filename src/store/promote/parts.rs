@@ -1,7 +1,7 @@
 //! The parts that files are sent in, and the threads that send them.
 
 use super::Promotion;
-use super::journal::Journal;
+use super::journal::{Cut, Journal};
 use crate::error::{Error, Result};
 use crate::format::FileEntry;
 use crate::object::{Bucket, Upload};
@@ -19,7 +19,7 @@ use std::time::Instant;
 /// Stores take no smaller part, the last one excepted.
 pub(super) const PART_MIN: u64 = 5 << 20;
 /// Memory is bounded by parts, so these are, too.
-pub(super) const PART_MAX: u64 = 1 << 30;
+pub(super) const PART_MAX: u64 = 256 << 20;
 /// Stores take no more parts of one object.
 const PARTS_MAX: u64 = 10_000;
 /// What is read at once.
@@ -33,6 +33,7 @@ pub(super) struct Part {
     pub number: usize,
     pub count: usize,
     pub range: Range<u64>,
+    pub cut: Cut,
 }
 
 impl Part {
@@ -79,9 +80,10 @@ fn cut(
     let least = part_bytes.max(bytes.div_ceil(PARTS_MAX));
     let part = least.next_multiple_of(checksum_bytes);
     let count = bytes.div_ceil(part).max(1) as usize;
+    let cut = Cut { bytes, part_bytes: part };
     (0..count).map(move |number| {
         let start = number as u64 * part;
-        Part { file, number, count, range: start..(start + part).min(bytes) }
+        Part { file, number, count, range: start..(start + part).min(bytes), cut }
     })
 }
 
@@ -207,20 +209,20 @@ impl<'a> Sending<'a> {
         let mut known = begun.lock().expect("no panic while it is held");
         if known.upload.is_none() {
             let name = &self.names[part.file];
-            *known = match self.journal.resumed(name, part.count) {
+            *known = match self.journal.resumed(name, part.cut) {
                 Some((upload, parts)) => Begun::new(upload, parts),
-                None => self.begin(name, part.count)?,
+                None => self.begin(name, part.cut)?,
             };
         }
         drop(known);
         Ok(begun)
     }
 
-    fn begin(&self, name: &str, count: usize) -> Result<Begun> {
+    fn begin(&self, name: &str, cut: Cut) -> Result<Begun> {
         let upload = self.bucket.begin(name);
         let upload = upload
             .map_err(|error| Error::io("beginning to send", self.bucket.url().join(name), error))?;
-        self.journal.begun(&upload, count)?;
+        self.journal.begun(&upload, cut)?;
         Ok(Begun::new(upload, BTreeMap::new()))
     }
 
@@ -247,12 +249,15 @@ impl<'a> Sending<'a> {
         doing: &'static str,
         error: io::Error,
     ) -> Result<()> {
-        use io::ErrorKind::{NotFound, PermissionDenied};
+        use io::ErrorKind::{InvalidInput, NotFound, PermissionDenied};
+        if self.job.stopped() {
+            return Err(Error::Cancelled { path: self.bucket.url().to_path_buf() });
+        }
         let bytes = self.blocks.bytes_of(part.file);
         if self.bucket.size(&upload.name).ok().flatten() == Some(bytes) {
             return Ok(());
         }
-        if matches!(error.kind(), NotFound | PermissionDenied) {
+        if matches!(error.kind(), InvalidInput | NotFound | PermissionDenied) {
             self.journal.refused(&upload.name);
         }
         let path = self.bucket.url().join(&upload.name);

@@ -14,8 +14,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-pub(super) const GO_BACK: &str =
-    "Resume from an earlier checkpoint; `ringstow prune` removes what was left";
+const GO_BACK: &str = "Resume from an earlier checkpoint; `ringstow prune` removes what was left";
 
 /// Adds to an error about a directory that is missing, or is not a directory, what is there and what reads it.
 /// Other errors pass unchanged.

@@ -4,7 +4,6 @@ use crate::error::{Error, Result};
 use crate::format::{Manifest, TRAILER_LEN, names};
 use crate::object::{Bucket, Listed};
 use crate::pipeline::load::ShardFile;
-use crate::store::read::diagnose::GO_BACK;
 use crate::store::read::fault::Fault;
 use std::collections::HashMap;
 use std::io;
@@ -62,7 +61,8 @@ pub(super) fn find_shards(
     }
     let problem = (!missing.is_empty()).then(|| {
         format!(
-            "{} of {} files that its manifest lists are missing: {}; restore them, or {GO_BACK}",
+            "{} of {} files that its manifest lists are missing: {}; promote it again from where it is whole, or resume from \
+             an earlier checkpoint",
             missing.len(),
             manifest.files.len(),
             missing[..missing.len().min(20)].join(", ")
@@ -80,7 +80,8 @@ pub(super) fn no_manifest(bucket: &Bucket) -> Error {
     };
     if listed.iter().any(|object| names::is_shard(&object.name)) {
         let reason = format!(
-            "it has shards and no {}: a promotion is in progress, or was ended before its commit. {GO_BACK}",
+            "it has shards and no {}: a promotion is in progress, or was ended before its commit. Promote again, or remove \
+             it (ringstow.remove); earlier steps are not touched",
             names::MANIFEST
         );
         return Error::NotCommitted { path, reason };
