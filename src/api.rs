@@ -203,7 +203,7 @@ impl Store {
         store::verify(&*self.runtime()?, path.as_ref(), &Job::of(&self.config))
     }
 
-    /// As [`promote`], as [`Promotion`] says.
+    /// As [`promote`], as [`Promotion`](crate::Promotion) says.
     #[cfg(feature = "object-store")]
     pub fn promote(
         &self,

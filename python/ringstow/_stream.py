@@ -17,7 +17,15 @@ from ringstow._arguments import StrPath, absolute
 from ringstow._config import Config, native_json
 
 if TYPE_CHECKING:
+    from typing import BinaryIO
+
     from ringstow._report import WriteReport
+
+    class _File(io.BufferedIOBase, BinaryIO):  # as io.BytesIO is declared
+        """What torch.save takes for a file."""
+
+else:
+    _File = io.BufferedIOBase
 
 
 def open_write(
@@ -70,7 +78,7 @@ def open_read(path: StrPath, *, config: Config | None = None) -> FileReader:
     return FileReader(os.fspath(path), _native.FileReader(absolute(path), native_json(config)))
 
 
-class _Stream(io.BufferedIOBase):
+class _Stream(_File):
     """What writer and reader share."""
 
     name: str
