@@ -117,11 +117,25 @@ fn the_program_tells_such_paths_in_json() {
     assert_eq!(run(&["retain", "--keep", "1"], &root)["removed"], json!([first]));
 }
 
+/// What reads of a path return that must be refused. Those of an object store are not asked: they are for a store to answer.
+fn reads_of(path: &str) -> Vec<ringstow::Result<()>> {
+    if path.starts_with("s3://") {
+        return Vec::new();
+    }
+    vec![
+        ringstow::load(path).map(drop),
+        ringstow::load_async(path).map(drop),
+        ringstow::verify(path).map(drop),
+        ringstow::Checkpoint::open(path).map(drop),
+        ringstow::latest(path).map(drop),
+    ]
+}
+
 #[test]
 fn a_url_or_a_tilde_is_refused_and_nothing_is_made() {
     let here: Vec<_> = std::fs::read_dir(".").unwrap().map(|entry| entry.unwrap().path()).collect();
     let config = ringstow::Config::default();
-    for path in ["s3://bucket/x", "s3:/bucket/x", "~/x", "~"] {
+    for path in ["s3://bucket/x", "s3:/bucket/x", "https://host/x", "~/x", "~"] {
         let refused = [
             ringstow::Store::new(config.clone()).unwrap().save(&StateDict::new(), path).map(drop),
             ringstow::Store::new(config.clone())
@@ -141,13 +155,8 @@ fn a_url_or_a_tilde_is_refused_and_nothing_is_made() {
                 .export_async(StateDict::new(), path)
                 .map(drop),
             ringstow::Session::begin(path, 1).map(drop),
-            ringstow::load(path).map(drop),
-            ringstow::load_async(path).map(drop),
-            ringstow::verify(path).map(drop),
-            ringstow::Checkpoint::open(path).map(drop),
-            ringstow::latest(path).map(drop),
         ];
-        for refused in refused {
+        for refused in refused.into_iter().chain(reads_of(path)) {
             let error = refused.unwrap_err();
             assert!(matches!(error, ringstow::Error::Invalid { .. }), "{path}: {error:?}");
         }

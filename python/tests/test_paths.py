@@ -71,23 +71,36 @@ def test_name_with_escape_like_text_is_unchanged(tmp_path):
     assert ringstow.load(path)["step"] == 1
 
 
-@pytest.mark.parametrize(
-    "url", ["s3://bucket/x", "file:///tmp/x", pathlib.Path("gs://bucket/x"), "hdfs:/a"]
-)
-def test_url_is_refused_without_creating_anything(url, tmp_path, monkeypatch):
+WRITES = {
+    "save": lambda url: ringstow.save({"a": 1}, url),
+    "save_async": lambda url: ringstow.save_async({"a": 1}, url),
+    "prune": lambda url: ringstow.prune(url),
+    "stripe": lambda url: ringstow.Config(stripe=[url]),
+    "trace": lambda url: ringstow.Config(trace=url),
+}
+READS = {
+    "load": lambda url: ringstow.load(url),
+    "load_into": lambda url: ringstow.load_into({"a": 1}, url),
+    "latest": lambda url: ringstow.latest(url),
+    "verify": lambda url: ringstow.verify(url),
+}
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/x", pathlib.Path("gs://bucket/x")])
+def test_writes_refuse_the_url_of_an_object_store(url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for call in (
-        lambda: ringstow.save({"a": 1}, url),
-        lambda: ringstow.save_async({"a": 1}, url),
-        lambda: ringstow.load(url),
-        lambda: ringstow.load_into({"a": 1}, url),
-        lambda: ringstow.latest(url),
-        lambda: ringstow.verify(url),
-        lambda: ringstow.Config(stripe=[url]),
-        lambda: ringstow.Config(trace=url),
-    ):
+    for call in WRITES.values():
         with pytest.raises(ringstow.InvalidStateError, match="is a URL"):
-            call()
+            call(url)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("url", ["file:///tmp/x", "https://host/x", "hdfs:/a"])
+def test_other_urls_are_refused_without_creating_anything(url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for call in (WRITES | READS).values():
+        with pytest.raises(ringstow.InvalidStateError, match="is a URL"):
+            call(url)
     assert list(tmp_path.iterdir()) == []
 
 

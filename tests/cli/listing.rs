@@ -239,9 +239,16 @@ fn verify_of_what_is_no_checkpoint_ends_with_2() {
 
 #[test]
 fn url_is_refused_and_tilde_is_expanded() {
-    let ran = ringstow(&["ls", "s3://bucket/run"]);
-    assert_eq!(ran.code, Some(2));
-    assert!(ran.err.contains("s3://bucket/run is a URL"), "{}", ran.err);
+    for (command, url) in [("prune", "s3://bucket/run"), ("ls", "https://host/run")] {
+        let ran = ringstow(&[command, url]);
+        assert_eq!(ran.code, Some(2));
+        assert!(ran.err.contains(&format!("{url} is a URL")), "{}", ran.err);
+    }
+    if cfg!(not(feature = "object-store")) {
+        let ran = ringstow(&["ls", "s3://bucket/run"]);
+        assert_eq!(ran.code, Some(2));
+        assert!(ran.err.contains("cargo feature `object-store`"), "{}", ran.err);
+    }
     let home = tempfile::tempdir().unwrap();
     std::fs::create_dir(home.path().join("run")).unwrap();
     let listed = command(&["ls", "~/run"]).env("HOME", home.path()).output().unwrap();
