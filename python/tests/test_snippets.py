@@ -9,12 +9,15 @@ import forked
 import pytest
 import snippets
 import torch
+from stores.fixtures import Bucket
 from support import missing
 
 ROOT = Path(__file__).parents[2]
 PAGES = [page for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))) if page.exists()]
 WITH_SNIPPETS = [page for page in PAGES if any(snippets.snippets(page))]
 NEED_A_GPU = {"gpu.md"}
+# They copy to ``s3://bucket``.
+NEED_A_STORE = {"tiers.md"}
 # What the extra "test" installs for one page.
 NEED_MODULES = {"monitoring.md": ("tensorboard", "prometheus_client", "opentelemetry.sdk.metrics")}
 # python/trainer_tests runs their snippets, where the frameworks are installed.
@@ -24,7 +27,7 @@ pytestmark = pytest.mark.skipif(not PAGES, reason="the documentation is not here
 
 
 @pytest.mark.parametrize("page", WITH_SNIPPETS, ids=lambda page: str(page.name))
-def test_snippets_run(page: Path, tmp_path: Path) -> None:
+def test_snippets_run(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if page.parent == TRAINERS or (page.name in NEED_A_GPU and not torch.cuda.is_available()):
         for line, code in snippets.snippets(page):
             compile(code, f"{page}:{line}", "exec")
@@ -34,6 +37,8 @@ def test_snippets_run(page: Path, tmp_path: Path) -> None:
             importlib.import_module(module)
         except ImportError as error:
             missing(f"{error}: pip install './python[test]'")
+    if page.name in NEED_A_STORE:
+        Bucket(request.getfixturevalue("bucket").server, "bucket")
     done = forked.script(snippets.__file__, page, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 

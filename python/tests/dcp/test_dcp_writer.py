@@ -221,13 +221,23 @@ def test_save_without_a_path_is_refused():
         dcp.save({"a": 1}, storage_writer=StorageWriter())
 
 
-@pytest.mark.parametrize("bad", ["s3://bucket/key", "", 5, b"raw", "a\0b"])
+@pytest.mark.parametrize("bad", ["https://host/key", "", 5, b"raw", "a\0b"])
 def test_checkpoint_id_that_is_not_a_path_is_refused(bad):
     assert not StorageWriter.validate_checkpoint_id(bad)
     with pytest.raises(ringstow.InvalidStateError, match="is not a path"):
         StorageWriter().reset(bad)
+    assert not StorageReader.validate_checkpoint_id(bad)
     with pytest.raises(ringstow.InvalidStateError, match="is not a path"):
         StorageReader(bad)
+
+
+def test_object_store_is_read_and_not_written_to():
+    url = "s3://bucket/key"
+    assert not StorageWriter.validate_checkpoint_id(url)
+    with pytest.raises(ringstow.InvalidStateError, match="is not a path"):
+        StorageWriter().reset(url)
+    assert StorageReader.validate_checkpoint_id(url)
+    assert StorageReader(url).checkpoint_id == url
 
 
 def test_relative_path_is_resolved_at_construction(tmp_path, monkeypatch):
