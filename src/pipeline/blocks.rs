@@ -1,4 +1,4 @@
-//! Reads and checks runs of files for whoever passes them on: a promotion sends them to an object store.
+//! Reads parts of files and checks them. A promotion then sends them to an object store.
 
 use super::job::Job;
 use super::load::{Reads, open_files};
@@ -55,11 +55,6 @@ impl<'a> Blocks<'a> {
         let len = (block_bytes as usize).next_multiple_of(ALIGN);
         let pool = Pool::new(buffers, len).map_err(no_memory)?;
         Ok(Self { reads, files, pool, block_bytes, moved })
-    }
-
-    /// Bytes of a file.
-    pub fn bytes_of(&self, file: usize) -> u64 {
-        self.reads.files[file].bytes
     }
 
     /// Reads a range that begins with a block, all of its blocks at once.

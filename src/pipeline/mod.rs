@@ -3,6 +3,7 @@
 
 #[cfg(feature = "object-store")]
 pub(crate) mod blocks;
+mod chunks;
 mod clock;
 pub(crate) mod fallbacks;
 mod in_flight;

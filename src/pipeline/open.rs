@@ -7,9 +7,11 @@ use super::runtime::Runtime;
 use super::transfers::OpenFile;
 use crate::config::{Config, Priority};
 use crate::engine::fallback::{Fallback, Refusal};
-use crate::engine::io_mode::{self, IoMode, Stage};
+use crate::engine::io_mode::{self, IoMode, Stage, Trial};
 use crate::engine::queue::Queue;
 use crate::error::{Error, Result, Shortage};
+use crate::limits::ALIGN;
+use crate::pool::Buffer;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -44,6 +46,12 @@ pub(super) fn attach(queue: &Arc<Queue>, path: &Path, file: File) -> Attempt<Ope
     let failed = OpenFailure::of(Stage::Open, "attaching to the engine", path);
     let attached = queue.attach(file.clone()).map_err(failed)?;
     Ok(OpenFile { path: path.into(), file, attached, queue: queue.clone() })
+}
+
+/// Reads a trial block of a file, into a page of its own: a load may never need the pool.
+pub(super) fn try_read(open: &OpenFile) -> io::Result<()> {
+    let trial = |buffer| io_mode::trial(&open.queue, &open.attached, Trial::Read, buffer).result;
+    Buffer::alone(ALIGN).and_then(trial)
 }
 
 /// Opens files, those of each directory with the first I/O mode that works there: `open` gets the

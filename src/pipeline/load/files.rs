@@ -2,17 +2,15 @@
 
 use super::reads::{Reads, ShardFile};
 use crate::config::Config;
-use crate::engine::io_mode::{self, IoMode, Stage, Trial};
+use crate::engine::io_mode::{IoMode, Stage};
 use crate::engine::queue::Queue;
 use crate::error::{Result, is_bad_medium};
-use crate::limits::ALIGN;
 use crate::object::{Bucket, ObjectFile, is_url};
 use crate::pipeline::job::Job;
-use crate::pipeline::open::{Attempt, OpenFailure, attach, open_each};
+use crate::pipeline::open::{Attempt, OpenFailure, attach, open_each, try_read};
 use crate::pipeline::report::Moved;
 use crate::pipeline::runtime::Runtime;
 use crate::pipeline::transfers::{OpenFile, OpenFiles, Opened};
-use crate::pool::Buffer;
 use crate::sys::{file, rlimit};
 use std::fs::File;
 use std::io;
@@ -91,9 +89,7 @@ fn open_in_directory<'a>(
         let file = open_shard(shard, mode.direct).map_err(failed(Stage::Open, "opening"))?;
         let open = attach(queue, &shard.path, file)?;
         if files.is_empty() {
-            // A page of its own is enough: the load may never need the pool.
-            let trial = |buffer| io_mode::trial(queue, &open.attached, Trial::Read, buffer).result;
-            match Buffer::alone(ALIGN).and_then(trial) {
+            match try_read(&open) {
                 // No other mode reads a bad sector; its own read says that it is bad.
                 Err(error) if collects && is_bad_medium(&error) => {}
                 tried => tried.map_err(failed(Stage::Trial, "reading"))?,

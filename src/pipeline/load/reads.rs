@@ -1,6 +1,7 @@
 //! What a load reads: which blocks of which files, and how they are checked.
 
 use crate::error::Result;
+use crate::pipeline::chunks::differing;
 use crate::pipeline::report::Damage;
 use crate::plan::load::BlockRead;
 use std::ops::Range;
@@ -71,24 +72,20 @@ impl<'a> Reads<'a> {
         read: &'b BlockRead,
         bytes: &'b [u8],
     ) -> impl Iterator<Item = Damage> + use<'a, 'b> {
-        let chunk_bytes = self.checksum_bytes as usize;
         let shard = &self.files[read.file];
-        bytes.chunks(chunk_bytes).zip(read.block..).filter_map(move |(bytes, number)| {
-            let (crc32, expected) = (crc32fast::hash(bytes), shard.crc32[number]);
-            (crc32 != expected).then(|| {
-                let offset = (number * chunk_bytes) as u64;
-                let range = offset..offset + bytes.len() as u64;
-                Damage {
-                    file: shard.path.clone(),
-                    offset,
-                    bytes: bytes.len() as u64,
-                    what: format!("crc32 of checksum chunk {number} ({} bytes)", bytes.len()),
-                    expected: format!("{expected:08x}"),
-                    got: format!("{crc32:08x}"),
-                    tensors: self.owner.tensors_in(read.file, &range),
-                    is_refusal: false,
-                }
-            })
+        let chunks = (self.checksum_bytes as usize, shard.crc32.as_slice());
+        differing(bytes, chunks, read.block).map(move |chunk| {
+            let range = chunk.offset..chunk.offset + chunk.bytes as u64;
+            Damage {
+                file: shard.path.clone(),
+                offset: chunk.offset,
+                bytes: chunk.bytes as u64,
+                what: chunk.what(),
+                expected: format!("{:08x}", chunk.expected),
+                got: format!("{:08x}", chunk.got),
+                tensors: self.owner.tensors_in(read.file, &range),
+                is_refusal: false,
+            }
         })
     }
 

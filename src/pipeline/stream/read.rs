@@ -1,13 +1,14 @@
 //! Reads a file as a stream: reads ahead, several blocks at once, and checks each before any of its bytes are handed out.
 
 use super::{FILE, only, plainly, update};
-use crate::engine::io_mode::{self, IoMode, Stage, Trial};
+use crate::engine::io_mode::{IoMode, Stage};
 use crate::engine::queue::Queue;
 use crate::engine::{Action, Transfer};
 use crate::error::{Error, Result};
 use crate::limits::ALIGN;
+use crate::pipeline::chunks::differing;
 use crate::pipeline::job::Job;
-use crate::pipeline::open::{Attempt, OpenFailure, attach, open_each};
+use crate::pipeline::open::{Attempt, OpenFailure, attach, open_each, try_read};
 use crate::pipeline::report::Moved;
 use crate::pipeline::runtime::Runtime;
 use crate::pipeline::transfers::{OpenFile, OpenFiles};
@@ -210,15 +211,11 @@ impl ReadStream {
         let Some(sums) = self.checksums.as_ref().filter(|_| !block.is_checked) else {
             return Ok(());
         };
+        let chunks = (sums.chunk_bytes, sums.crc32.as_slice());
         let first = offset as usize / sums.chunk_bytes;
-        for (number, chunk) in (first..).zip(buffer[..len].chunks(sums.chunk_bytes)) {
-            let (expected, got) = (sums.crc32[number], crc32fast::hash(chunk));
-            if expected != got {
-                let what = format!("crc32 of checksum chunk {number} ({} bytes)", chunk.len());
-                let at = (number * sums.chunk_bytes) as u64;
-                let [expected, got] = [expected, got].map(|crc32| format!("{crc32:08x}"));
-                return Err(Error::corrupt(&self.path, at, &what, expected, got));
-            }
+        if let Some(chunk) = differing(&buffer[..len], chunks, first).next() {
+            let [expected, got] = [chunk.expected, chunk.got].map(|crc32| format!("{crc32:08x}"));
+            return Err(Error::corrupt(&self.path, chunk.offset, &chunk.what(), expected, got));
         }
         block.is_checked = true;
         Ok(())
@@ -230,7 +227,6 @@ fn open_and_try(queue: &Arc<Queue>, mode: &IoMode, path: &Path) -> Attempt<OpenF
     let failed = |stage, doing| OpenFailure::of(stage, doing, path);
     let file = file::open_read(path, mode.direct).map_err(failed(Stage::Open, "opening"))?;
     let open = attach(queue, path, file)?;
-    let trial = |buffer| io_mode::trial(queue, &open.attached, Trial::Read, buffer).result;
-    Buffer::alone(ALIGN).and_then(trial).map_err(failed(Stage::Trial, "reading"))?;
+    try_read(&open).map_err(failed(Stage::Trial, "reading"))?;
     Ok(open)
 }
