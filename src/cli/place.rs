@@ -3,29 +3,27 @@
 use crate::sys::path;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use nix::unistd::{Uid, User};
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// Parses a local path.
 pub fn place() -> impl TypedValueParser<Value = PathBuf> {
-    OsStringValueParser::new().try_map(|text: OsString| {
-        let path = at_home(Path::new(&text), home_of)?;
-        path::check(&path).map_err(|why| why.to_string())?;
-        Ok::<_, String>(path)
-    })
+    OsStringValueParser::new().try_map(|text| local(&text))
 }
 
 /// Parses a local path, or the URL of a checkpoint in an object store.
 pub fn place_or_url() -> impl TypedValueParser<Value = PathBuf> {
-    OsStringValueParser::new().try_map(|text: OsString| {
-        if path::is_object(Path::new(&text)) {
-            return Ok(PathBuf::from(text));
-        }
-        let path = at_home(Path::new(&text), home_of)?;
-        path::check(&path).map_err(|why| why.to_string())?;
-        Ok::<_, String>(path)
+    OsStringValueParser::new().try_map(|text| match path::is_object(Path::new(&text)) {
+        true => Ok(PathBuf::from(text)),
+        false => local(&text),
     })
+}
+
+fn local(text: &OsStr) -> Result<PathBuf, String> {
+    let path = at_home(Path::new(text), home_of)?;
+    path::check(&path).map_err(|why| why.to_string())?;
+    Ok(path)
 }
 
 /// Replaces a leading `~` or `~user`.

@@ -61,9 +61,8 @@ pub fn numbered_model_shard(number: usize, count: usize) -> String {
 
 /// Name of a shard in an object store, where `id` tells its checkpoint from others: as if that were its generation.
 pub fn promoted(name: &str, id: u64) -> String {
-    let stem = name.strip_suffix(".safetensors").unwrap_or(name);
-    let stem = stem.split_once(".g").filter(|_| is_shard(name)).map_or(stem, |(stem, _)| stem);
-    format!("{stem}.g{id}.safetensors")
+    let stem = || name.strip_suffix(".safetensors").unwrap_or(name);
+    format!("{}.g{id}.safetensors", without_generation(name).unwrap_or_else(stem))
 }
 
 /// Directory beside the checkpoints for the journals of promotions.
@@ -162,8 +161,13 @@ pub fn done_rank(name: &str) -> Option<u32> {
 /// Name of the recycled file of a shard. A shard of the same rank and number in another checkpoint writes over it.
 /// `None` if `name` is not a [`shard`] name.
 pub fn recycled(name: &str) -> Option<String> {
+    Some(format!("{}.spare", without_generation(name)?))
+}
+
+/// A [`shard`] name without its generation and ending: `rank00000-0`. `None` for any other name.
+fn without_generation(name: &str) -> Option<&str> {
     let stem = is_shard(name).then(|| name.strip_suffix(".safetensors"))??;
-    Some(format!("{}.spare", stem.split_once(".g").map_or(stem, |(stem, _)| stem)))
+    Some(stem.split_once(".g").map_or(stem, |(stem, _)| stem))
 }
 
 /// Whether this is a [`recycled`] name.
