@@ -1,6 +1,6 @@
 //! A build without object stores says so.
 
-use super::Listed;
+use super::Listing;
 use crate::error::{Error, Result};
 use std::convert::Infallible;
 use std::io;
@@ -42,12 +42,7 @@ impl Bucket {
     }
 
     /// Never called.
-    pub fn list(&self) -> io::Result<Vec<Listed>> {
-        match self.0 {}
-    }
-
-    /// Never called.
-    pub fn list_dirs(&self) -> io::Result<Vec<String>> {
+    pub fn list(&self) -> io::Result<Listing> {
         match self.0 {}
     }
 

@@ -2,7 +2,7 @@
 
 use super::answer;
 use super::open::{self, Store};
-use super::{Listed, failed};
+use super::{Listing, failed};
 use crate::engine::queue::cancelled;
 use crate::error::{Error, Result};
 use crate::sys::fork::{GENERATIONS, PerProcess};
@@ -10,7 +10,9 @@ use bytes::Bytes;
 use crossbeam_channel::bounded;
 use futures_util::TryStreamExt;
 use object_store::path::Path as Key;
-use object_store::{GetOptions, GetRange, ObjectStoreExt, PutMode, PutOptions, PutPayload};
+use object_store::{
+    GetOptions, GetRange, ObjectMeta, ObjectStoreExt, PutMode, PutOptions, PutPayload,
+};
 use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -110,54 +112,22 @@ impl Bucket {
         })
     }
 
-    /// The objects directly in the directory.
+    /// What is directly in the directory. One that does not exist is empty.
     ///
     /// # Errors
-    /// What the store says. A directory that does not exist is empty.
-    pub fn list(&self) -> io::Result<Vec<Listed>> {
-        self.look().map(|(objects, _)| objects)
-    }
-
-    /// The names of the directories directly in the directory.
-    ///
-    /// # Errors
-    /// As for [`Bucket::list`].
-    pub fn list_dirs(&self) -> io::Result<Vec<String>> {
-        self.look().map(|(_, dirs)| dirs)
-    }
-
-    fn look(&self) -> io::Result<(Vec<Listed>, Vec<String>)> {
+    /// What the store says.
+    pub fn list(&self) -> io::Result<Listing> {
         let (store, prefix) = (self.store.clone(), self.prefix.clone());
         self.run(async move {
             let found = store.list_with_delimiter(Some(&prefix)).await.map_err(io_error)?;
             let name = |key: &Key| key.filename().map(str::to_owned);
-            let objects = found.objects.iter().filter_map(|object| {
-                Some(Listed { name: name(&object.location)?, bytes: object.size })
-            });
+            let object = |object: &ObjectMeta| Some((name(&object.location)?, object.size));
             // No URL can name the others.
             let has_url = |name: &String| !name.contains(['?', '#']);
-            let dirs = found.common_prefixes.iter().filter_map(name).filter(has_url);
-            Ok((objects.collect(), dirs.collect()))
-        })
-    }
-
-    /// Every object in the directory and below, for its removal.
-    ///
-    /// # Errors
-    /// As for [`Bucket::list`].
-    pub fn list_all(&self) -> io::Result<Vec<Listed>> {
-        let (store, prefix) = (self.store.clone(), self.prefix.clone());
-        self.run(async move {
-            let found: Vec<_> = store.list(Some(&prefix)).try_collect().await.map_err(io_error)?;
-            let below = |key: &Key| {
-                let parts: Option<Vec<_>> =
-                    key.prefix_match(&prefix).map(|rest| rest.map(|p| p.as_ref().into()).collect());
-                parts.map(|parts: Vec<String>| parts.join("/"))
-            };
-            let listed = found.iter().filter_map(|object| {
-                Some(Listed { name: below(&object.location)?, bytes: object.size })
-            });
-            Ok(listed.collect())
+            Ok(Listing {
+                objects: found.objects.iter().filter_map(object).collect(),
+                dirs: found.common_prefixes.iter().filter_map(name).filter(has_url).collect(),
+            })
         })
     }
 

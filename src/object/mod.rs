@@ -2,8 +2,8 @@
 //! as a checkpoint's directory.
 //!
 //! Functions block. Requests run on two threads of the process' own ([`client`]), so that callers may be anywhere: also in
-//! an async runtime, whose threads must not wait for themselves. An object is there whole or not at all, and is never
-//! changed; the store alone says who created it first.
+//! an async runtime, whose threads must not wait for themselves. An object is there whole or not at all; the store alone says
+//! who created it first.
 
 #[cfg(not(feature = "object-store"))]
 mod absent;
@@ -25,17 +25,18 @@ pub use file::ObjectFile;
 pub use upload::{Part, Upload};
 
 use crate::error::{Error, Result};
+use std::collections::HashMap;
 #[cfg(feature = "object-store")]
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// An object's name below its directory, and its length.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
-    /// The name.
-    pub name: String,
-    /// Its bytes.
-    pub bytes: u64,
+/// What is directly in a directory.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Listing {
+    /// The objects' names, each with its bytes.
+    pub objects: HashMap<String, u64>,
+    /// The names of directories.
+    pub dirs: Vec<String>,
 }
 
 pub(crate) use crate::sys::path::is_object as is_url;

@@ -1,14 +1,16 @@
 //! The store of a URL, with the credentials that the environment has.
 
+use crate::sys::fork::{GENERATIONS, PerProcess};
 use object_store::aws::{AmazonS3, AmazonS3Builder, Checksum};
 use object_store::azure::{MicrosoftAzure, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorage, GoogleCloudStorageBuilder};
 use object_store::multipart::MultipartStore;
 use object_store::path::Path as Key;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Deref;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use url::Url;
 
@@ -77,13 +79,49 @@ pub(super) fn store_at(path: &Path) -> Result<(Arc<Store>, Key), Refused> {
     // The raw text: names in a store have no escapes.
     let key = Key::parse(key.trim_end_matches('/')).map_err(|error| refused(error.to_string()))?;
     let place = format!("{scheme}://{authority}");
-    let url = Url::parse(&place).map_err(|error| refused(error.to_string()))?;
-    let built = match scheme {
+    Ok((kept(&place).map_err(refused)?, key))
+}
+
+/// A store, and what it was made of: its URL, and a hash of the environment.
+type Kept = ((String, u64), Arc<Store>);
+
+/// The stores that this process has asked. Their connections serve the next request: a list of steps makes one for each.
+static KEPT: PerProcess<Vec<Kept>> =
+    PerProcess::new([const { Mutex::new(Vec::new()) }; GENERATIONS]);
+
+/// The store of a URL without a key, as the environment is now.
+fn kept(place: &str) -> Result<Arc<Store>, String> {
+    let made_of = (place.to_owned(), environment());
+    let mut kept = KEPT.lock().ok_or("this process is forked too many times")?;
+    if let Some((_, store)) = kept.iter().find(|(of, _)| *of == made_of) {
+        return Ok(store.clone());
+    }
+    let store = Arc::new(build(place).map_err(|error| error.to_string())?);
+    kept.retain(|((known, _), _)| known != place); // it was made in another environment
+    kept.push((made_of, store.clone()));
+    Ok(store)
+}
+
+/// A hash of the variables that stores are made of.
+fn environment() -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for (name, value) in std::env::vars_os() {
+        let name = name.to_string_lossy();
+        if ["AWS_", "AZURE_", "GOOGLE_"].iter().any(|prefix| name.starts_with(prefix)) {
+            (name, value).hash(&mut hasher);
+        }
+    }
+    hasher.finish()
+}
+
+fn build(place: &str) -> object_store::Result<Store> {
+    let url = Url::parse(place)
+        .map_err(|error| object_store::Error::Generic { store: "URL", source: error.into() })?;
+    match url.scheme() {
         "s3" | "s3a" => s3(&url).map(Store::S3),
         "gs" => google(&url).map(Store::Google),
         _ => azure(&url).map(Store::Azure),
-    };
-    Ok((Arc::new(built.map_err(|error| refused(error.to_string()))?), key))
+    }
 }
 
 /// Has the bytes that arrive compared with those that were sent: by TLS, or without it by the hash in the signature, which every

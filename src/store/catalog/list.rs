@@ -93,7 +93,7 @@ fn look_below(dir: &Path, pattern: Option<&StepPattern>, config: &Config) -> Res
 
 /// The checkpoints in a directory of an object store.
 fn look_below_url(url: &Path, config: &Config) -> Result<Vec<Found>> {
-    let dirs = Bucket::at(url)?.list_dirs().map_err(|error| Error::io("listing", url, error))?;
+    let dirs = Bucket::at(url)?.list().map_err(|error| Error::io("listing", url, error))?.dirs;
     let look = |name: String| look_at_url(&url.join(name), config).transpose();
     dirs.into_iter().filter_map(look).collect()
 }

@@ -14,8 +14,8 @@ pub(super) fn remove_object(url: &Path) -> Result<Swept> {
     let bucket = Bucket::at(url)?;
     let listed = bucket.list().map_err(|error| Error::io("listing", url, error))?;
     let is_manifest = |name: &str| name == names::MANIFEST;
-    let mut ours: Vec<&str> = listed.iter().map(|object| object.name.as_str()).collect();
-    ours.retain(|name| is_manifest(name) || names::is_shard(name));
+    let is_ours = |name: &&String| is_manifest(name) || names::is_shard(name);
+    let (mut ours, others): (Vec<&String>, Vec<_>) = listed.objects.keys().partition(is_ours);
     if ours.is_empty() {
         let reason = "it has neither a manifest nor shards".into();
         return Err(Error::NoCheckpoint { path: url.into(), reason });
@@ -27,8 +27,9 @@ pub(super) fn remove_object(url: &Path) -> Result<Swept> {
         bucket.remove(name).map_err(|error| Error::io("removing", &path, error))?;
         swept.removed.push(path);
     }
-    let others = listed.iter().map(|object| object.name.as_str());
-    let others = others.filter(|name| !is_manifest(name) && !names::is_shard(name));
-    swept.left = others.map(|name| Left::alone(url.join(name), "it is not ringstow's")).collect();
+    swept.left = others
+        .into_iter()
+        .map(|name| Left::alone(url.join(name), "it is not ringstow's"))
+        .collect();
     Ok(swept)
 }

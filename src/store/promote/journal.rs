@@ -48,6 +48,13 @@ pub(super) struct Cut {
     pub part_bytes: u64,
 }
 
+impl Cut {
+    /// How many parts these are; an empty file has one.
+    pub fn parts(self) -> usize {
+        self.bytes.div_ceil(self.part_bytes).max(1) as usize
+    }
+}
+
 /// An upload that was begun.
 #[derive(Debug)]
 struct Open {

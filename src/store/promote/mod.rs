@@ -2,8 +2,8 @@
 //! that was killed goes on where it was.
 //!
 //! The names of shards in the store tell which checkpoint they are of. So two promotions to one URL cannot mix their
-//! shards, and what is there already need not be sent again. The manifest is created, never replaced: of two different
-//! checkpoints one gets the URL.
+//! shards, and what is there already need not be sent again. One request creates the manifest, or replaces an older one if
+//! that is wanted: of two different checkpoints one gets the URL.
 
 mod journal;
 mod parts;
@@ -22,7 +22,6 @@ use journal::Journal;
 use nix::errno::Errno;
 use parts::{Sending, parts_of};
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -237,12 +236,9 @@ impl Copy {
     ) -> Result<(u64, Moved)> {
         let files = &checkpoint.manifest().files;
         let missing = self.missing(bucket, files)?;
-        let bytes_of =
-            |numbers: &[usize]| numbers.iter().map(|&file| files[file].bytes).sum::<u64>();
-        let all: Vec<usize> = (0..files.len()).collect();
-        job.add_written(
-            (bytes_of(&all) - bytes_of(&missing)).saturating_sub(job.progress().written),
-        );
+        let all: u64 = files.iter().map(|file| file.bytes).sum();
+        let there = all - missing.iter().map(|&file| files[file].bytes).sum::<u64>();
+        job.add_written(there.saturating_sub(job.progress().written)); // less what an attempt before has noted
         if missing.is_empty() {
             return Ok(Default::default());
         }
@@ -263,23 +259,18 @@ impl Copy {
     /// The files that the store does not have.
     fn missing(&self, bucket: &Bucket, files: &[FileEntry]) -> Result<Vec<usize>> {
         let listed = bucket.list().map_err(|error| Error::io("listing", bucket.url(), error))?;
-        let there: HashMap<&str, u64> =
-            listed.iter().map(|object| (object.name.as_str(), object.bytes)).collect();
-        let is_missing = |&file: &usize| there.get(&*self.names[file]) != Some(&files[file].bytes);
+        let is_missing =
+            |&file: &usize| listed.objects.get(&self.names[file]) != Some(&files[file].bytes);
         Ok((0..files.len()).filter(is_missing).collect())
     }
 
     /// Creates the manifest. Tells whether it is there then: the store may refuse a request beside another one.
     fn commit(&self, bucket: &Bucket, how: Promotion) -> Result<bool> {
-        let older = match self.place(bucket, how)? {
-            Place::Has => return Ok(true),
-            Place::Free => Vec::new(),
-            Place::Older(shards) => shards,
-        };
         let manifest = self.manifest.clone();
-        let put = match older.is_empty() {
-            true => bucket.create(names::MANIFEST, manifest),
-            false => bucket.upload(names::MANIFEST, vec![manifest]),
+        let (put, older) = match self.place(bucket, how)? {
+            Place::Has => return Ok(true),
+            Place::Free => (bucket.create(names::MANIFEST, manifest), Vec::new()),
+            Place::Older(shards) => (bucket.upload(names::MANIFEST, vec![manifest]), shards),
         };
         match put {
             Ok(()) => {}

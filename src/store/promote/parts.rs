@@ -29,16 +29,19 @@ const BLOCK: u64 = 4 << 20;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Part {
     pub file: usize,
-    /// Its number among the file's parts, and how many these are.
+    /// Its number among the file's parts.
     pub number: usize,
-    pub count: usize,
-    pub range: Range<u64>,
     pub cut: Cut,
 }
 
 impl Part {
+    fn range(&self) -> Range<u64> {
+        let start = self.number as u64 * self.cut.part_bytes;
+        start..(start + self.cut.part_bytes).min(self.cut.bytes)
+    }
+
     fn bytes(&self) -> u64 {
-        self.range.end - self.range.start
+        self.range().end - self.range().start
     }
 
     /// Blocks that it takes.
@@ -78,13 +81,8 @@ fn cut(
     checksum_bytes: u64,
 ) -> impl Iterator<Item = Part> {
     let least = part_bytes.max(bytes.div_ceil(PARTS_MAX));
-    let part = least.next_multiple_of(checksum_bytes);
-    let count = bytes.div_ceil(part).max(1) as usize;
-    let cut = Cut { bytes, part_bytes: part };
-    (0..count).map(move |number| {
-        let start = number as u64 * part;
-        Part { file, number, count, range: start..(start + part).min(bytes), cut }
-    })
+    let cut = Cut { bytes, part_bytes: least.next_multiple_of(checksum_bytes) };
+    (0..cut.parts()).map(move |number| Part { file, number, cut })
 }
 
 /// What is being sent.
@@ -167,7 +165,7 @@ impl<'a> Sending<'a> {
     }
 
     fn send(&self, part: &Part) -> Result<()> {
-        if part.count == 1 {
+        if part.cut.parts() == 1 {
             let bytes = self.read(part)?;
             let name = &self.names[part.file];
             let sent = self.bucket.upload(name, bytes);
@@ -186,7 +184,7 @@ impl<'a> Sending<'a> {
     }
 
     fn read(&self, part: &Part) -> Result<Vec<crate::pipeline::blocks::Checked>> {
-        let bytes = self.blocks.read(part.file, part.range.clone())?;
+        let bytes = self.blocks.read(part.file, part.range())?;
         if let Some(pace) = &self.pace {
             wait_until(pace.due(Instant::now(), part.bytes() as usize), self.job);
         }
@@ -253,7 +251,7 @@ impl<'a> Sending<'a> {
         if self.job.stopped() {
             return Err(Error::Cancelled { path: self.bucket.url().to_path_buf() });
         }
-        let bytes = self.blocks.bytes_of(part.file);
+        let bytes = part.cut.bytes;
         if self.bucket.size(&upload.name).ok().flatten() == Some(bytes) {
             return Ok(());
         }
@@ -261,14 +259,14 @@ impl<'a> Sending<'a> {
             self.journal.refused(&upload.name);
         }
         let path = self.bucket.url().join(&upload.name);
-        let error = Error::io_at(doing, path, part.range.start, error);
+        let error = Error::io_at(doing, path, part.range().start, error);
         Err(error.hinted("promote again: what was sent is not sent again"))
     }
 
     fn finish_if_whole(&self, part: &Part, begun: &Mutex<Begun>) -> Result<()> {
         let (upload, parts) = {
             let mut known = begun.lock().expect("no panic while it is held");
-            if known.is_whole || known.parts.len() < part.count {
+            if known.is_whole || known.parts.len() < part.cut.parts() {
                 return Ok(());
             }
             known.is_whole = true;
@@ -295,7 +293,7 @@ mod tests {
     /// The begin and the end of a file's parts.
     fn spans(parts: &[Part], file: usize) -> Vec<(u64, u64)> {
         let own = parts.iter().filter(|part| part.file == file);
-        own.map(|part| (part.range.start, part.range.end)).collect()
+        own.map(|part| (part.range().start, part.range().end)).collect()
     }
 
     #[test]
@@ -314,8 +312,8 @@ mod tests {
         let bytes = 3_000_000 * MIB + 1;
         let parts: Vec<Part> = cut(0, bytes, 16 * MIB, MIB).collect();
         assert!(parts.len() as u64 <= PARTS_MAX, "{}", parts.len());
-        assert_eq!(parts.last().unwrap().range.end, bytes);
-        assert!(parts.iter().all(|part| part.count == parts.len()));
+        assert_eq!(parts.last().unwrap().range().end, bytes);
+        assert!(parts.iter().all(|part| part.cut.parts() == parts.len()));
     }
 
     #[test]

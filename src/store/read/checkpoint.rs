@@ -109,7 +109,7 @@ impl Checkpoint {
         let fingerprint = Fingerprint::of(&bytes);
         let manifest = Manifest::decode(bytes, &url.join(names::MANIFEST))?;
         let listed = bucket.list().map_err(|error| Error::io("listing", url, error))?;
-        let (files, faults, problem) = object::find_shards(url, &listed, &manifest);
+        let (files, faults, problem) = object::find_shards(url, &listed.objects, &manifest);
         let shards = Shards { files, faults, problem };
         Ok(Self::new(url, CheckpointKind::Ringstow, (manifest, shards), fingerprint, config))
     }

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::{Manifest, TRAILER_LEN, names};
-use crate::object::{Bucket, Listed};
+use crate::object::Bucket;
 use crate::pipeline::load::ShardFile;
 use crate::store::read::fault::Fault;
 use std::collections::HashMap;
@@ -40,15 +40,13 @@ pub(super) fn read_end(url: &Path) -> Result<Option<(u64, [u8; TRAILER_LEN])>> {
 /// The shards of a manifest as the store lists them, what is wrong with them, and which are missing, with what to do.
 pub(super) fn find_shards(
     url: &Path,
-    listed: &[Listed],
+    there: &HashMap<String, u64>,
     manifest: &Manifest,
 ) -> (Vec<ShardFile>, Vec<Fault>, Option<String>) {
-    let lengths: HashMap<&str, u64> =
-        listed.iter().map(|object| (object.name.as_str(), object.bytes)).collect();
     let (mut faults, mut missing) = (Vec::new(), Vec::new());
     let mut files = Vec::with_capacity(manifest.files.len());
     for (number, file) in manifest.files.iter().enumerate() {
-        faults.extend(match lengths.get(file.name.as_str()) {
+        faults.extend(match there.get(&file.name) {
             Some(&bytes) => Fault::of_length(number, file, bytes),
             None => {
                 missing.push(file.name.as_str());
@@ -78,7 +76,7 @@ pub(super) fn no_manifest(bucket: &Bucket) -> Error {
         Ok(listed) => listed,
         Err(error) => return Error::io("listing", path, error),
     };
-    if listed.iter().any(|object| names::is_shard(&object.name)) {
+    if listed.objects.keys().any(|name| names::is_shard(name)) {
         let reason = format!(
             "it has shards and no {}: a promotion is in progress, or was ended before its commit. Promote again, or remove \
              it (ringstow.remove); earlier steps are not touched",
@@ -86,8 +84,7 @@ pub(super) fn no_manifest(bucket: &Bucket) -> Error {
         );
         return Error::NotCommitted { path, reason };
     }
-    let dirs = bucket.list_dirs().unwrap_or_default();
-    let reason = match dirs.first() {
+    let reason = match listed.dirs.first() {
         Some(first) => format!("it has no {}; below it is {first}, for example", names::MANIFEST),
         None => format!("there is no {} below this URL", names::MANIFEST),
     };
