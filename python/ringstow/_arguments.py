@@ -70,6 +70,11 @@ def to_read(path: StrPath) -> str:
     return object_url(path) or of_checkpoint(path)
 
 
+def directory_to_read(path: StrPath) -> str:
+    """Return the path from the root, or the URL, of a directory of checkpoints."""
+    return object_url(path) or absolute(path)
+
+
 def of_checkpoint(path: StrPath) -> str:
     """Return the path of a checkpoint's directory, from the root.
 

@@ -11,6 +11,7 @@ from ringstow import _native
 from ringstow._arguments import (
     StrPath,
     absolute,
+    directory_to_read,
     names_of_parts,
     object_url,
     of_checkpoint,
@@ -123,7 +124,7 @@ def steps(
     from ringstow._catalog_report import Step
 
     return Step.list_from_json(
-        _native.steps(object_url(directory) or absolute(directory), pattern, native_json(config))
+        _native.steps(directory_to_read(directory), pattern, native_json(config))
     )
 
 
@@ -181,10 +182,10 @@ def latest(
         limit = absolute(before)
     else:
         limit = step_number(before, "before")
-    root = object_url(directory) or absolute(directory)
+    root = directory_to_read(directory)
     found = own_latest(root, verify, limit, pattern, config)
     asks_for_ours = verify or before is not None or pattern is not None
-    if found is not None or asks_for_ours or object_url(directory):
+    if found is not None or asks_for_ours or object_url(root):
         return found
     left = _steps.newest_in(root)
     return None if left is None else left.path
@@ -267,7 +268,7 @@ def retain(
     recycles = _recycles(recycle, config)
     return Retained.from_json(
         _native.retain(
-            object_url(directory) or absolute(directory),
+            directory_to_read(directory),
             kept,
             every,
             best,

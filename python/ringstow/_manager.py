@@ -382,14 +382,14 @@ class CheckpointManager:
             else:
                 found = self._side.first(lambda: self._steps.named(number))
             restored = first_intact(self._side, found, into, on_corrupt)
-            if restored is not None and object_url(restored.path) is None:
+            is_here = restored is not None and object_url(restored.path) is None
+            if restored is not None and is_here:
                 if self._previous is not None:
                     self._previous.restored(restored.path)
                 if number is None and self._side.is_first:
                     # A kill may have cut its copy short.
                     self._promoter.add(restored.path, is_new=False)
             if number is None and restored is not None:
-                is_here = object_url(restored.path) is None
                 self._has_read_newest = is_here and restored.path == found[0].path
         return restored
 

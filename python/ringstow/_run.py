@@ -121,13 +121,9 @@ class Run:
         return (self._paths or {}).get(step) or os.path.join(self.root, f"step-{step:08}")
 
     def _committed(self) -> list[Step]:
-        def is_one(found: Step) -> bool:
-            was_killed = found.status == "incomplete" and found.created_unix_ms is None
-            return found.step is not None and not was_killed
-
         steps = self.steps()
         for found in reversed(steps):
-            if is_one(found):
+            if was_committed(found):
                 break
             if _has_lost_manifest(found.path):
                 _log.warning(
@@ -135,7 +131,7 @@ class Run:
                     "files of these names, so somebody has removed it, or is still copying",
                     found.path,
                 )
-        return [found for found in reversed(steps) if is_one(found)]
+        return [found for found in reversed(steps) if was_committed(found)]
 
     def _refuse_other_checkpoints(self) -> None:
         """Raise why nothing can be loaded, unless nothing was committed yet."""
@@ -146,6 +142,12 @@ class Run:
                 "must not begin anew beside it. Load it with ringstow.load, or give the manager "
                 "another directory"
             )
+
+
+def was_committed(found: Step) -> bool:
+    """Whether a step has a manifest: a damaged one is an error of its load, not a step less."""
+    was_killed = found.status == "incomplete" and found.created_unix_ms is None
+    return found.step is not None and not was_killed
 
 
 def step_at(path: str, config: Config | None) -> Step:

@@ -68,7 +68,7 @@ def open_read(path: StrPath, *, config: Config | None = None) -> FileReader:
     before any of its bytes are returned. Otherwise `FileReader.unchecked` says why not.
 
     Args:
-        path: the file, whoever wrote it.
+        path: the file. Any program may have written it.
         config: the settings; None means the defaults.
 
     Raises:

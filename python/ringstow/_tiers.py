@@ -11,6 +11,7 @@ from ringstow import _catalog, _native, _promote, _rules
 from ringstow._arguments import object_url
 from ringstow._errors import Error, InvalidStateError, NoCheckpointError
 from ringstow._rules import Rules
+from ringstow._run import was_committed
 
 if TYPE_CHECKING:
     from ringstow._catalog_report import Step
@@ -58,6 +59,8 @@ class Steps:
         Raises:
             OSError: a tier does not answer. It may have the newest step.
         """
+        if not self._tiers:
+            return self._run.candidates(on_corrupt)
         return self._with_copies(lambda: self._run.candidates(on_corrupt), lambda _: True)
 
     def named(self, step: int) -> list[Step]:
@@ -66,30 +69,27 @@ class Steps:
         Raises:
             NoCheckpointError: no tier has it.
         """
-
-        def here() -> list[Step]:
-            try:
-                return self._run.named(step)
-            except NoCheckpointError:
-                if not self._tiers:
-                    raise
-                return []
-
-        found = self._with_copies(here, lambda copy: copy.step == step)
+        if not self._tiers:
+            return self._run.named(step)
+        found = self._with_copies(lambda: self._named_here(step), lambda copy: copy.step == step)
         if not found:
             where = " and ".join((self._run.root, *self._tiers))
             raise NoCheckpointError(f"{where} have no step {step}", path=self._run.root)
         return found
 
+    def _named_here(self, step: int) -> list[Step]:
+        try:
+            return self._run.named(step)
+        except NoCheckpointError:
+            return []
+
     def _with_copies(
         self, here: Callable[[], list[Step]], is_wanted: Callable[[Step], bool]
     ) -> list[Step]:
-        if not self._tiers:
-            return here()
         copies: list[Step] = []
         for tier in self._tiers:
             there = _catalog.steps(tier, config=self._config)
-            copies += [step for step in there if _was_committed(step) and is_wanted(step)]
+            copies += [step for step in there if was_committed(step) and is_wanted(step)]
         try:
             local = here()
         except (Error, FileNotFoundError) as error:
@@ -103,13 +103,6 @@ class Steps:
 
 def _newest_first(step: Step) -> tuple[int, int]:
     return -(step.step or 0), -(step.created_unix_ms or 0)
-
-
-def _was_committed(step: Step) -> bool:
-    """Whether it has a manifest: a damaged one is an error of the load, not a step less."""
-    return step.step is not None and (
-        step.status != "incomplete" or step.created_unix_ms is not None
-    )
 
 
 class Plan(NamedTuple):

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import threading
 
@@ -34,6 +35,15 @@ def saved(tmp_path):
     state, path = state_of(), tmp_path / "run" / "step-3"
     ringstow.save(state, path, step=3)
     return path, state
+
+
+def fail_at_part_3(proxy, path, url):
+    """Send two parts of three, one after the other."""
+    proxy.on(faults.Refuse(403, "AccessDenied"), "PUT", "partNumber=3", times=None)
+    with pytest.raises(PermissionError) as caught:
+        ringstow.promote(path, url, part_bytes=PARTS, uploads=1)
+    proxy.clear()
+    return caught.value
 
 
 def shards_of(bucket):
@@ -128,13 +138,10 @@ def test_passing_trouble_is_overcome(saved, bucket, proxy, fault, method, target
 def test_promotion_goes_on_where_it_failed(saved, bucket, proxy):
     path, state = saved
     url = f"{bucket.url}/x"
-    proxy.on(faults.Refuse(403, "AccessDenied"), "PUT", "partNumber=3", times=None)
-    sentence = r"sending at offset 10485760: the store answers 403 .*: 's3://"
-    with pytest.raises(PermissionError, match=sentence):
-        ringstow.promote(path, url, part_bytes=PARTS, uploads=1)
+    error = fail_at_part_3(proxy, path, url)
+    assert re.search(r"sending at offset 10485760: the store answers 403 .*: 's3://", str(error))
     with pytest.raises(ringstow.NoCheckpointError):  # uploads in progress are invisible
         ringstow.load(url)
-    proxy.clear()
     report = ringstow.promote(path, url, part_bytes=PARTS, uploads=1)
     assert [r.query["partNumber"] for r in proxy.requests("PUT", "partNumber")] == ["3"]
     assert 0 < report.sent_bytes < PARTS
@@ -145,10 +152,7 @@ def test_promotion_goes_on_where_it_failed(saved, bucket, proxy):
 def test_upload_that_the_store_has_dropped_is_begun_again(saved, bucket, proxy):
     path, state = saved
     url = f"{bucket.url}/x"
-    proxy.on(faults.Refuse(403, "AccessDenied"), "PUT", "partNumber=3", times=None)
-    with pytest.raises(PermissionError):
-        ringstow.promote(path, url, part_bytes=PARTS, uploads=1)
-    proxy.clear()
+    fail_at_part_3(proxy, path, url)
     [(upload, key)] = bucket.uploads().items()
     bucket.request("DELETE", key, uploadId=upload)
     ringstow.promote(path, url, part_bytes=PARTS, uploads=1)
@@ -159,10 +163,7 @@ def test_upload_that_the_store_has_dropped_is_begun_again(saved, bucket, proxy):
 def test_uploads_of_a_replaced_checkpoint_are_aborted(saved, bucket, proxy):
     path, _ = saved
     url = f"{bucket.url}/x"
-    proxy.on(faults.Refuse(403, "AccessDenied"), "PUT", "partNumber=3", times=None)
-    with pytest.raises(PermissionError):
-        ringstow.promote(path, url, part_bytes=PARTS)
-    proxy.clear()
+    fail_at_part_3(proxy, path, url)
     state = state_of(seed=2)
     ringstow.save(state, path)
     ringstow.promote(path, url, part_bytes=PARTS)
@@ -218,7 +219,9 @@ def test_one_tensor_reads_little_more_than_its_bytes(bucket, proxy, tmp_path):
     with ringstow.open(url) as checkpoint:
         assert torch.equal(checkpoint["t5"].load(), state["t5"])
     read = sum(request.down for request in proxy.requests("GET", "safetensors"))
-    assert read <= 2.1 * (1 << 20)  # whole checksum chunks: the tensor lies in two
+    # A load reads whole checksum chunks, of 1 MiB. The tensor of 1 MiB begins in one, and ends in
+    # the next.
+    assert read <= 2.1 * (1 << 20)
 
 
 KILLED = """

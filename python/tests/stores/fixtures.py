@@ -1,7 +1,7 @@
 """What tests of object stores ask for. ``conftest.py`` imports it, so every test can.
 
 ``bucket`` is a fresh bucket on a real server, ``each_bucket`` one on each server in turn, ``proxy``
-stands in front of the test's bucket. Both set ``AWS_*``, so that ringstow finds them by ``s3://``.
+is in front of the test's bucket. Each sets the variables ``AWS_*``, so that ``s3://`` leads to it.
 """
 
 from __future__ import annotations
