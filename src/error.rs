@@ -227,6 +227,8 @@ pub enum Advice {
     Salvage,
     /// Remove the checkpoint by hand: its manifest is damaged, so a removal does not know its files.
     RemoveByHand,
+    /// Write the file again: it is a stream's, and no checkpoint's.
+    WriteAgain,
 }
 
 impl Advice {
@@ -235,6 +237,7 @@ impl Advice {
             Self::GoBack => GO_BACK,
             Self::Salvage => SALVAGE,
             Self::RemoveByHand => BY_HAND,
+            Self::WriteAgain => "write it again",
         }
     }
 }
@@ -379,6 +382,14 @@ impl Error {
         Self::Corrupt { path, offset, what, expected, got, tensors, advice }
     }
 
+    /// [`Error::corrupt`] of a stream's file.
+    pub(crate) fn written_again(mut self) -> Self {
+        if let Self::Corrupt { advice, .. } = &mut self {
+            *advice = Advice::WriteAgain;
+        }
+        self
+    }
+
     /// An [`Error::Format`].
     pub fn format(path: impl Into<PathBuf>, reason: impl Into<String>) -> Self {
         Self::Format { path: path.into(), reason: reason.into() }
@@ -457,7 +468,7 @@ pub(crate) const NO_INODES: &str = "the file system has no free inodes (see `df 
                                     however much space is free: remove files from it or save elsewhere";
 
 const UNDONE: &str =
-    "What this save wrote has been removed, an earlier checkpoint at this path is untouched";
+    "What was written has been removed, and what was saved here before is untouched";
 
 /// What to do about an error of the system, for those that users meet.
 fn remedy_for(cause: &io::Error) -> String {

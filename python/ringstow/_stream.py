@@ -122,6 +122,7 @@ class FileWriter(_Stream):
 
     mode = "wb"
     report: WriteReport | None = None
+    _failure: OSError | None = None
 
     def __init__(self, name: str, file: _native.FileWriter) -> None:
         self.name = name
@@ -145,7 +146,13 @@ class FileWriter(_Stream):
         view = memoryview(data)
         if view.nbytes == 0:
             return 0
-        return self._file.write(view if view.format == "B" and view.ndim == 1 else view.cast("B"))
+        try:
+            return self._file.write(
+                view if view.format == "B" and view.ndim == 1 else view.cast("B")
+            )
+        except OSError as error:
+            self._failure = self._failure or error
+            raise
 
     def tell(self) -> int:
         """Return how many bytes were written."""
@@ -188,8 +195,15 @@ class FileWriter(_Stream):
     ) -> None:
         if kind is None:
             self.close()
-        else:
-            self.abort()
+            return
+        self.abort()
+        # torch.save replaces the system's error by one of its own, about positions in a zip file.
+        if (
+            self._failure is not None
+            and isinstance(error, Exception)
+            and error is not self._failure
+        ):
+            raise self._failure from error
 
     # That of the base class would close the stream, and so publish half a file.
     def __del__(self) -> None:

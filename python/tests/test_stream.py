@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gc
 import io
 import os
 import pickle
 import random
+import resource
 import signal
 import stat
 import tarfile
@@ -276,10 +279,18 @@ def test_forked_child_leaves_its_parent_s_stream_alone(tmp_path):
     assert path.read_bytes() == noise(7, 100_000) + b"end"
 
 
-def test_full_disk_names_the_file_and_keeps_the_old_one(tmp_path):
-    """A limit on the size of files stands for the disk's: both are an OSError of a write."""
-    import resource
+@contextlib.contextmanager
+def full():
+    """Limit the size of files, as a full disk does: each is an OSError of a write."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
+
+def test_full_disk_names_the_file_and_keeps_the_old_one(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"old")
 
@@ -288,16 +299,26 @@ def test_full_disk_names_the_file_and_keeps_the_old_one(tmp_path):
             for _ in range(10):
                 f.write(bytes(1 << 20))
 
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
-    try:
-        with pytest.raises(OSError, match="file") as raised:
-            write()
-        assert raised.value.filename == str(path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with full(), pytest.raises(OSError, match="file") as raised:
+        write()
+    assert raised.value.filename == str(path)
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_what_the_system_refused_is_told_although_torch_hides_it(tmp_path, is_zip):
+    """torch.save raises an error of its own, about positions in the zip file."""
+    path, state = tmp_path / "m.pt", {"w": torch.zeros(1 << 20)}
+
+    def write():
+        with ringstow.open_write(path) as f:
+            torch.save(state, f, _use_new_zipfile_serialization=is_zip)
+
+    with full(), pytest.raises(OSError, match="m.pt") as raised:
+        write()
+    assert raised.value.errno == errno.EFBIG
+    assert names(tmp_path) == []
 
 
 def test_ctrl_c_within_a_write_publishes_nothing(tmp_path):

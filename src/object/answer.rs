@@ -22,7 +22,11 @@ pub(super) fn plain(text: &str) -> String {
         return "the endpoint has no TLS, which AWS_ALLOW_HTTP=true (AZURE_ALLOW_HTTP=true) allows"
             .into();
     }
-    let Some((status, body)) = status(text) else { return text.into() };
+    let Some((status, body)) = status(text) else {
+        let nobody = text.contains("Connection refused");
+        let hint = if nobody { ": nobody listens at the endpoint (AWS_ENDPOINT_URL)" } else { "" };
+        return format!("{text}{hint}");
+    };
     let tell = |tag| between(body, tag).filter(|text| !text.is_empty());
     let code = tell("Code").map(|code| format!(", {code}")).unwrap_or_default();
     let message = tell("Message").map(|text| format!(": {text}")).unwrap_or_default();
@@ -54,7 +58,8 @@ mod tests {
             plain("x status code: 500 Internal Server Error: "),
             "the store answers 500 Internal Server Error"
         );
-        assert_eq!(plain("connection refused"), "connection refused");
+        assert_eq!(plain("reset by peer"), "reset by peer");
+        assert!(plain("Connection refused (os error 111)").contains("nobody listens"));
     }
 
     #[test]

@@ -73,7 +73,9 @@ pub(super) fn store_at(path: &Path) -> Result<(Arc<Store>, Key), Refused> {
         return Err(secret("a URL with a user or password: give credentials by the environment"));
     }
     if rest.contains(['?', '#']) {
-        return Err(secret("a URL with a query or fragment, which no name in a store has here"));
+        return Err(secret(
+            "a URL with ? or #, which are refused: write the name alone, and give credentials by the environment",
+        ));
     }
     let refused = |why: String| Refused { url: text.to_string(), why };
     // The raw text: names in a store have no escapes.

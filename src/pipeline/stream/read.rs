@@ -215,7 +215,8 @@ impl ReadStream {
         let first = offset as usize / sums.chunk_bytes;
         if let Some(chunk) = differing(&buffer[..len], chunks, first).next() {
             let [expected, got] = [chunk.expected, chunk.got].map(|crc32| format!("{crc32:08x}"));
-            return Err(Error::corrupt(&self.path, chunk.offset, &chunk.what(), expected, got));
+            let damaged = Error::corrupt(&self.path, chunk.offset, &chunk.what(), expected, got);
+            return Err(damaged.written_again());
         }
         block.is_checked = true;
         Ok(())

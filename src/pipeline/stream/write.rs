@@ -118,7 +118,7 @@ impl WriteStream {
         let len = bytes.next_multiple_of(ALIGN);
         buffer[bytes..len].fill(0);
         self.reserve(offset + len as u64)
-            .map_err(|e| Error::io_at("reserving space for", &*self.path, offset, e))?;
+            .map_err(|e| Error::io_at("growing", &*self.path, offset, e))?;
         if let Some(pace) = &self.pace {
             wait_until(pace.due(Instant::now(), bytes), &self.job);
         }

@@ -132,10 +132,7 @@ impl CleanUp<'_> {
         let Some(root) = all.or_left(dir, dir::real(dir)) else { return Ok(all) };
         for stripe in self.stripe.iter().filter(|stripe| dir::is_dir(stripe)) {
             let orphans = self.orphans(stripe, &root);
-            let mut orphans = all.or_left(stripe, orphans).unwrap_or_default();
-            // What the checkpoint of a stripe directory has failed with is reported once.
-            let is_new = |left: &Left| all.left.iter().all(|other| other.reason != left.reason);
-            orphans.left.retain(|left| !left.failed || is_new(left));
+            let orphans = all.or_left(stripe, orphans).unwrap_or_default();
             all.add(orphans);
         }
         Ok(all)

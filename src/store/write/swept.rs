@@ -28,7 +28,15 @@ impl Swept {
         self.removed.extend(other.removed);
         self.renamed.extend(other.renamed);
         self.kept.extend(other.kept);
-        self.left.extend(other.left);
+        other.left.into_iter().for_each(|left| self.leave(left));
+    }
+
+    /// Adds what was left. A failure that several looks at one directory meet is reported once.
+    fn leave(&mut self, left: Left) {
+        let is_known = |other: &Left| other.failed && other.reason == left.reason;
+        if !left.failed || !self.left.iter().any(is_known) {
+            self.left.push(left);
+        }
     }
 
     /// The outcome of a step of a clean-up that goes on without it: `None` if it failed, and then `path` is in the report.
@@ -38,7 +46,7 @@ impl Swept {
             // Another process removed it.
             Err(error) if error.is_not_found() && dir::is_gone(path) => None,
             Err(error) => {
-                self.left.push(Left::failed(path, &error));
+                self.leave(Left::failed(path, &error));
                 None
             }
         }
