@@ -17,6 +17,7 @@ from ringstow._alone import Alone, Side
 from ringstow._arguments import StrPath, absolute, object_url, step_number
 from ringstow._config import Config
 from ringstow._damage import OnCorrupt
+from ringstow._errors import InvalidStateError
 from ringstow._guard import Staging, check_staging
 from ringstow._resume import Restored, first_intact
 from ringstow._rules import Mode, Retention
@@ -75,6 +76,8 @@ class CheckpointManager:
         tiers: Iterable[str] = (),
         keep_promoted: int | None = None,
         promotion_rate: int = 0,
+        node_local: bool = False,
+        replicas: int = 1,
         config: Config | None = None,
         staging: Staging = "guard",
         allow_pickle: bool = False,
@@ -106,6 +109,12 @@ class CheckpointManager:
             keep_promoted: how many of the newest steps to keep on each of ``tiers``, and those that
                 ``keep_every`` and ``keep_best`` keep. None keeps all.
             promotion_rate: bytes a second of these copies at most; 0 for no limit.
+            node_local: ``root`` is on each node's own disk, and ranks on other nodes do not see it:
+                as in ``ringstow.distributed.save``. The first rank of each node removes old steps
+                there.
+            replicas: on how many nodes the files of each node are: 2 copies them to the next node
+                in the background, so that a node can be lost with its disk. `restore` passes over
+                steps of which files are lost.
             config: the settings of saves and loads; None means the defaults.
             staging: how `save_async` keeps the values of the call, as in `ringstow.save_async`.
                 ``"unguarded"`` is refused on several ranks.
@@ -117,7 +126,9 @@ class CheckpointManager:
         Raises:
             TypeError, ValueError: a rule cannot be used.
             InvalidStateError: ``root`` is a URL, or one of ``tiers`` is none; or ``staging`` is
-                unknown, or not for several ranks; or a name in ``slim`` is none.
+                unknown, or not for several ranks; or a name in ``slim`` is none; or ``node_local``
+                goes with one process, ``tiers``, ``base`` or ``slim_after``; or there are fewer
+                nodes than ``replicas``.
         """
         self._rules = _rules.checked(keep_last, keep_every, keep_best, slim_after, slim)
         self._root = absolute(root)
@@ -130,7 +141,15 @@ class CheckpointManager:
         self._previous = _previous.previous(base, base_full_every, self._run.newest)
         check_staging(staging)
         self._side: Side[Any] = Alone(config, staging, allow_pickle, self._rules.apart)
-        if group is not None or _others.ranks() is not None:
+        has_ranks = group is not None or _others.ranks() is not None
+        _check_nodes(node_local, replicas, has_ranks, tiers=urls, base=base, slim_after=slim_after)
+        if node_local:
+            from ringstow.distributed._node_ranks import NodeRanks
+
+            side = NodeRanks(self._root, replicas, config, staging, allow_pickle, group)
+            self._side, self._run = side, side.run
+            self._steps = _tiers.Steps(self._run, urls, config)
+        elif has_ranks:
             from ringstow.distributed._ranks import Ranks
 
             self._side = Ranks(config, staging, allow_pickle, group, self._rules.apart)
@@ -177,17 +196,22 @@ class CheckpointManager:
 
     @property
     def promotion_error(self) -> BaseException | None:
-        """Why the last copy to one of the ``tiers`` failed, or None. Rank 0 alone knows it."""
-        return self._promoter.error
+        """Why the last copy to one of the ``tiers`` failed, or None. Rank 0 alone knows it.
+
+        With ``replicas``, why the last copy to another node failed.
+        """
+        return self._promoter.error or self._side.copy_error
 
     def wait_promoted(self, timeout: float | None = None) -> bool:
         """Wait until the newest committed step is on all ``tiers``, or has failed to get there.
+
+        With ``replicas``, until it is on as many nodes, which all ranks know.
 
         Returns:
             Whether it is there; False if ``timeout`` seconds were not enough, or the copy failed:
             `promotion_error` says why. Rank 0 alone knows it.
         """
-        return self._promoter.wait(timeout)
+        return self._promoter.wait(timeout) and self._side.wait_copied(timeout)
 
     # Saves.
 
@@ -288,6 +312,7 @@ class CheckpointManager:
             return
         with self._call("close"):
             self._promoter.wait()
+            self._side.wait_copied()
 
     # What there is.
 
@@ -412,10 +437,11 @@ class CheckpointManager:
             self._previous.saved(path)
         if self._side.is_first:
             self._promoter.add(path, is_new=True)
+        self._side.committed(path)
         self._retain()
 
     def _retain(self) -> None:
-        if self._side.is_first:
+        if self._side.leads:
             self._retention.run()
 
     # Calls.
@@ -462,6 +488,26 @@ class _Saving(NamedTuple):
 
     handle: SaveHandle | RanksHandle
     is_over: threading.Event
+
+
+def _check_nodes(node_local: bool, replicas: int, has_ranks: bool, **others: object) -> None:
+    """Refuse what does not go with ``node_local``, and ``replicas`` without it."""
+    if not isinstance(replicas, int) or replicas < 1:
+        raise ValueError(f"replicas is a number of nodes, 1 or more, not {replicas!r}")
+    if not node_local:
+        if replicas > 1:
+            raise InvalidStateError("replicas is for node_local=True: all ranks see one directory")
+        return
+    if not has_ranks:
+        raise InvalidStateError(
+            "node_local is for several ranks: call torch.distributed.init_process_group first, or "
+            "leave it out"
+        )
+    for name, value in others.items():
+        if value:
+            raise InvalidStateError(
+                f"{name} does not go with node_local yet: leave out one of them"
+            )
 
 
 def _numbered(step: int) -> int:

@@ -51,6 +51,7 @@ _SEQUENCES = (list, tuple, collections.deque)
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 # Builds a value from the bytes that were read.
 Make = Callable[[Builder], Any]
+Fetch = Callable[[list[str], list[tuple[str, tuple[int, ...], tuple[int, ...]]]], None]
 
 
 class Merge:
@@ -297,10 +298,13 @@ def load_into(
     allow_pickle: bool,
     cast: bool,
     ready: Callable[[], None] = lambda: None,
+    fetch: Fetch | None = None,
     kind: type[Merge] = Merge,
 ) -> LoadReport:
     """Fill a state dict from the checkpoint at a path, if everything fits.
 
+    Calls ``fetch``, before the first byte is read, with the names of the tensors that are read
+    whole, and with the boxes of others.
     Calls ``ready`` once it does, before anything changes; what that raises ends the load.
 
     Raises:
@@ -330,6 +334,11 @@ def load_into(
     # These are read after the first change, so check their tensors now.
     late = [fill.leaf.body for fill in ways.strided()] + [box.leaf.body for box in merge.boxes]
     checkpoint.check_whole(late)
+    if fetch is not None:
+        whole = [*merge.survey.names, *(name for name, *_ in targets)]
+        whole += [fill.leaf.body for fill in ways.strided()]
+        whole += [] if merge.matches is None else merge.matches.names()
+        fetch(whole, [(box.leaf.body, box.offsets, box.shape) for box in merge.boxes])
     blocks, read = checkpoint.load(merge.survey.names)
     named = dict(zip(merge.survey.names, blocks, strict=True))
     builder = Builder(contents, named)

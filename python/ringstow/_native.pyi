@@ -309,6 +309,55 @@ class Session:
 # Whether this host sees the session of a coordinator in a directory.
 def is_under_way(path: str) -> bool: ...
 
+# A node: its id, its host, the ranks that wrote there.
+_Node = tuple[str, str, list[int]]
+
+# The id of a directory of checkpoints, which it gets if it has none, and the host that gave it.
+def node_id(run: str) -> tuple[str, str]: ...
+
+# Commits another node's checkpoint in a directory, with those of its files that are there.
+def adopt(path: str, manifest: bytes, config: str) -> None: ...
+
+# Name, path, bytes, and whether it is here, of each file of a checkpoint.
+def files_of(checkpoint: Checkpoint) -> list[tuple[str, str, int, bool]]: ...
+
+# The nodes that wrote a checkpoint; none if all ranks shared a directory.
+def nodes_of(checkpoint: Checkpoint) -> list[_Node]: ...
+
+# The ranges of files in which tensors and boxes (name, offsets, sizes) are, in whole checksum
+# chunks: number of the file, first byte, end.
+def needed(
+    checkpoint: Checkpoint,
+    names: list[str],
+    boxes: list[tuple[str, tuple[int, ...], tuple[int, ...]]],
+) -> list[tuple[int, int, int]]: ...
+
+# What differs in bytes of a file that begin with a checksum chunk; None if nothing does.
+def differing(checkpoint: Checkpoint, file: int, offset: int, data: Any) -> str | None: ...
+
+# The part that the first rank of a node has in a save by nodes that share no directory. Dropping it
+# before the commit removes what its ranks wrote.
+@final
+class NodeSession:
+    # `id` is the session's, of 16 hex digits, on all nodes.
+    def __new__(
+        cls,
+        path: str,
+        world_size: int,
+        id: str,
+        config: str,
+        step: int | None,
+        metrics: dict[str, float],
+    ) -> NodeSession: ...
+    # The manifest, from all ranks' receipts.
+    def manifest(
+        self, receipts: Receipts, state: str, names: list[str], nodes: list[_Node]
+    ) -> bytes: ...
+    # Writes the manifest under its uncommitted name; takes the receipts of this node's ranks.
+    def prepare(self, receipts: Receipts, manifest: bytes) -> None: ...
+    def commit(self) -> None: ...
+    def abandon(self) -> None: ...
+
 # One tensor's bytes. They are writable, and stay while any buffer of them is held.
 @final
 class Block:
@@ -346,6 +395,8 @@ class Matches:
     ) -> tuple[list[Any], list[_Displaced]]: ...
     # Gives up what has one of these stored names, or one of these addresses.
     def displace(self, others: list[tuple[str, Address]]) -> list[_Displaced]: ...
+    # The names of the stored tensors.
+    def names(self) -> list[str]: ...
     def tensors(self) -> list[Any]: ...
     # As `Checkpoint.load_into`, and into all that it has taken.
     def load_into(self, targets: list[tuple[str, Address, int]]) -> str: ...

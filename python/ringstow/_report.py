@@ -315,6 +315,8 @@ class VerifyReport(_Moved):
 
     files: int
     """Files checked."""
+    elsewhere: int
+    """Files that are on other nodes, which were not checked."""
     blocks: int
     """Checksum chunks checked."""
     read_bytes: int

@@ -19,6 +19,7 @@ mod matches;
 mod memory;
 mod model;
 mod node;
+mod nodes;
 mod owned;
 mod place;
 mod promote;
@@ -174,6 +175,7 @@ mod _native {
         memory::Block,
         model::{ModelSession, model_layout, start_model_share, tiles},
         node::Leaf,
+        nodes::{NodeSession, adopt, differing, files_of, needed, node_id, nodes_of},
         place::{Pin, gpus},
         promote::{check_url, promote},
         save::{SaveJob, check_metrics, start_export, start_save, start_write, start_write_dealt},

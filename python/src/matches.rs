@@ -124,6 +124,12 @@ impl Matches {
         checkpoint.fill_targets(py, matches.into_iter().map(of_match).chain(targets))
     }
 
+    /// The names of the stored tensors.
+    fn names(&self) -> Vec<String> {
+        let stored = self.checkpoint.get().inner.tensors();
+        self.lock().matches.iter().flatten().map(|each| stored[each.number].name.clone()).collect()
+    }
+
     /// The tensors.
     fn tensors(&self, py: Python<'_>) -> Vec<Py<PyAny>> {
         self.lock().matches.iter().flatten().map(|each| each.tensor.clone_ref(py)).collect()

@@ -32,7 +32,7 @@ impl Receipts {
 }
 
 impl Receipts {
-    fn look<T>(&self, look: impl FnOnce(&mut Option<Merged>) -> T) -> T {
+    pub(crate) fn look<T>(&self, look: impl FnOnce(&mut Option<Merged>) -> T) -> T {
         look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -3,6 +3,7 @@
 
 mod check;
 mod chunk;
+mod node;
 mod rank_share;
 mod slim;
 mod tensor;
@@ -17,6 +18,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 pub use chunk::Chunk;
+pub use node::Node;
 pub(crate) use rank_share::RANKS_MAX;
 pub use rank_share::RankShare;
 pub use slim::Dropped;
@@ -72,6 +74,9 @@ pub struct Manifest<T = Vec<TensorEntry>, S = Box<RawValue>> {
     /// Which rank's share of which save this is, in a rank checkpoint; absent otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part_of: Option<RankShare>,
+    /// The nodes that wrote it, if no directory has all of its files; empty otherwise.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "lists::entries")]
+    pub nodes: Vec<Node>,
     /// The step of training that it was saved as; absent if the caller gave none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
@@ -154,6 +159,7 @@ impl<T, S> Manifest<T, S> {
             tensors,
             stripes: Vec::new(),
             part_of: None,
+            nodes: Vec::new(),
             step: None,
             metrics: Metrics::new(),
             dropped: Vec::new(),

@@ -25,7 +25,7 @@ pub mod value;
 pub use content_hash::ChunkHash;
 pub use dtype::Dtype;
 pub use element::Element;
-pub use manifest::{Chunk, FileEntry, Manifest, RankShare, TensorEntry};
+pub use manifest::{Chunk, FileEntry, Manifest, Node, RankShare, TensorEntry};
 pub(crate) use manifest::{RANKS_MAX, TRAILER_LEN};
 pub use metrics::Metrics;
 pub use receipt::Receipt;

@@ -22,6 +22,9 @@ pub const DCP_TORCH_WORDS: &[u8] = b"torch.distributed.checkpoint.metadata";
 /// PyTorch's name for rank 0's [`DCP_MARK`] if each rank saves by itself.
 pub const DCP_RANK_MARK: &str = "__0.metadata";
 
+/// The file in a directory of checkpoints that identifies it, where ranks on other nodes do not see it.
+pub const NODE: &str = ".ringstow-node.json";
+
 /// Directory beside the checkpoints for recycled files.
 pub const RECYCLED_DIR: &str = ".ringstow-spares";
 

@@ -1,7 +1,7 @@
 //! Compares what was read with its checksums.
 
 /// A checksum chunk that is not what was written.
-pub(super) struct Differing {
+pub(crate) struct Differing {
     number: usize,
     /// Byte offset in its file.
     pub offset: u64,
@@ -19,7 +19,7 @@ impl Differing {
 
 /// The chunks of `bytes` that differ. `bytes` begin with the chunk numbered `first` of their file, whose chunks have
 /// `chunk_bytes` bytes and these checksums.
-pub(super) fn differing<'b, 'c>(
+pub(crate) fn differing<'b, 'c>(
     bytes: &'b [u8],
     (chunk_bytes, crc32): (usize, &'c [u32]),
     first: usize,

@@ -3,7 +3,7 @@
 
 #[cfg(feature = "object-store")]
 pub(crate) mod blocks;
-mod chunks;
+pub(crate) mod chunks;
 mod clock;
 pub(crate) mod fallbacks;
 mod in_flight;

@@ -227,6 +227,8 @@ pub struct VerifyReport {
     pub path: PathBuf,
     /// Files checked.
     pub files: usize,
+    /// Files that are on other nodes, which were not checked.
+    pub elsewhere: usize,
     /// Checksum chunks checked.
     pub blocks: usize,
     /// Bytes read.

@@ -22,6 +22,7 @@ pub use cleanup::remove::{Disposal, Removed, remove_checkpoint};
 pub use cleanup::retain::{Retained, Retention, retain, retain_plan};
 pub use cleanup::slim::{Slimmed, older_steps, slim};
 pub use diff::{DiffReport, ElementDiff, TensorChange, TensorDiff, ValueDiff, diff};
+pub use layout::node::{NodeId, node_id};
 pub use layout::recycled::{Recycled, recycled};
 #[cfg(feature = "object-store")]
 pub use promote::{Promotion, PromotionReport, promote};
@@ -36,6 +37,7 @@ pub use read::verify::verify;
 pub use write::export::export;
 pub use write::model_session::{ModelLayout, ModelSession};
 pub use write::model_share::write_model_share;
+pub use write::node_session::{NodeSession, adopt};
 pub use write::save::save;
 pub use write::session::{Committed, Session, is_under_way};
 pub use write::swept::{Left, Swept};

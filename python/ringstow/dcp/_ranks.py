@@ -84,6 +84,7 @@ class Ranks:
                 "group's ranks only"
             )
         self.is_first = dist.get_rank(self._group) == 0
+        self.leads = self.is_first
         self._writer = StorageWriter(config=config, allow_pickle=allow_pickle, apart=apart)
 
     def check(self) -> None:
@@ -260,6 +261,16 @@ class Ranks:
         """Return the keys of all ranks' state dicts: each may have some of its own."""
         states = {k: v.state_dict() if isinstance(v, Stateful) else v for k, v in into.items()}
         return set().union(*gathered(list(_private.flattened(states)[0]), self._group))
+
+    def committed(self, path: str) -> None:
+        """Do nothing: all ranks see the checkpoint."""
+
+    def wait_copied(self, timeout: float | None = None) -> bool:
+        return True
+
+    @property
+    def copy_error(self) -> BaseException | None:
+        return None
 
     def close(self) -> None:
         self._writer.close()

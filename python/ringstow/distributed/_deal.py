@@ -83,13 +83,18 @@ def agreed(group: Group, call: tuple[object, ...], said: T, error: BaseException
         InvalidStateError: the ranks make different calls.
     """
     all_said = group.agreed(error, (call, said))
-    if any(other != call for other, _ in all_said):
-        calls = "; ".join(f"rank {rank}: {other}" for rank, (other, _) in enumerate(all_said))
+    refuse_different_calls([other for other, _ in all_said])
+    return [one for _, one in all_said]
+
+
+def refuse_different_calls(calls: list[tuple[object, ...]]) -> None:
+    """Raise InvalidStateError if the ranks make different calls."""
+    if any(call != calls[0] for call in calls):
+        told = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))
         raise InvalidStateError(
-            f"the ranks do not make the same call: {calls}. Call it on every rank, in the same "
+            f"the ranks do not make the same call: {told}. Call it on every rank, in the same "
             "order and with the same arguments"
         )
-    return [one for _, one in all_said]
 
 
 def deal(group: Group, state: State, own: Own, all_said: list[Said]) -> Deal:

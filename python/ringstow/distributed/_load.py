@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 from ringstow import _arguments, _late, _load, _merge, _native, _outcomes
@@ -10,9 +14,11 @@ from ringstow._arguments import StrPath, to_read
 from ringstow._config import Config, native_json
 from ringstow._errors import ReplacedCheckpointError
 from ringstow.dcp._together import raise_first, sendable
-from ringstow.distributed._deal import agreed
+from ringstow.distributed import _fetch, _nodes, _whole
+from ringstow.distributed._deal import agreed, refuse_different_calls
 from ringstow.distributed._group import Group, group_of
 from ringstow.distributed._state import PerRank
+from ringstow.distributed._whole import Whole
 from ringstow.tree._select import check_match
 from ringstow.tree._walk import Path, flat_name
 
@@ -67,9 +73,9 @@ def load_into(
     """
     ranks = group_of(group)
     with ranks.turn, _outcomes.failing("load", str(path)):
-        where, settings = _meet(ranks, "load_into", path, config, strict)
+        where, settings, whole = _meet(ranks, "load_into", path, config, strict)
         for attempt in range(_ATTEMPTS):
-            one = _Load(ranks, where, strict=strict)
+            one = _Load(ranks, where, whole, strict=strict)
             try:
                 report = one.run(
                     state_dict, settings, cast=cast, verify=verify, allow_pickle=allow_pickle
@@ -121,18 +127,19 @@ def load(
     loaded: dict[Any, Any] = {}
     failure: BaseException | None = None
     with ranks.turn:
-        where, _ = _meet(ranks, "load", path, config)
+        where, settings, whole = _meet(ranks, "load", path, config)
         try:
-            loaded = _load.load(
-                where,
-                prefix=prefix,
-                keys=keys,
-                verify=verify,
-                allow_pickle=allow_pickle,
-                config=config,
-                device=device,
-                framework=framework,
-            )
+            with _with_all(ranks, where, whole, settings) as stripe:
+                loaded = _load.load(
+                    where,
+                    prefix=prefix,
+                    keys=keys,
+                    verify=verify,
+                    allow_pickle=allow_pickle,
+                    config=_with_stripe(config, stripe),
+                    device=device,
+                    framework=framework,
+                )
         except BaseException as error:  # Ctrl-C, too: the others must not wait for this rank
             failure = error
         ranks.agreed(failure, None)
@@ -141,8 +148,10 @@ def load(
 
 def _meet(
     ranks: Group, call: str, path: StrPath, config: Config | None, *options: object
-) -> tuple[str, str]:
+) -> tuple[str, str, Whole | None]:
     """Return the path and the configuration, once all ranks make the same call and see the path.
+
+    Of a checkpoint of nodes that share no directory, whose paths may differ, also what is where.
 
     Raises:
         BaseException: what is wrong with this rank's arguments.
@@ -151,13 +160,46 @@ def _meet(
     """
     where, settings = str(path), ""
     error: BaseException | None = None
+    seen: _whole.Seen | None = None
     try:
         where, settings = to_read(path), native_json(config)
+        seen = _whole.seen(where, settings)
     except BaseException as caught:
         error = caught
-    agreed(ranks, (call, where, *options), None, error)
+    all_said = agreed(ranks, (call, os.path.basename(where), *options), (where, seen), error)
+    all_seen = [one for _, one in all_said]
+    if any(all_seen):
+        nodes = _nodes.meet(ranks, _nodes.run_of(where))
+        return where, settings, _whole.find(ranks, nodes, where, settings, all_seen)
+    refuse_different_calls([(call, other, *options) for other, _ in all_said])
     ranks.see(where)
-    return where, settings
+    return where, settings, None
+
+
+@contextlib.contextmanager
+def _with_all(ranks: Group, path: str, whole: Whole | None, settings: str) -> Iterator[str | None]:
+    """Fetch all that this rank does not see of a checkpoint, into a stripe of it."""
+    if whole is None:
+        yield None
+        return
+    with contextlib.ExitStack() as opened:
+        error: BaseException | None = None
+        try:
+            fetched = opened.enter_context(_fetch.room(path, whole, ranks.rank, settings))
+            checkpoint = _native.Checkpoint(path, fetched.config)
+        except BaseException as caught:  # the other ranks must not wait for this one
+            error = caught
+        ranks.agreed(error, None)
+        every = [(number, 0, nbytes) for number, (_, nbytes) in enumerate(whole.files)]
+        _fetch.Needs(ranks, whole, path, fetched).fetch(checkpoint, every)
+        yield fetched.stripe
+
+
+def _with_stripe(config: Config | None, stripe: str | None) -> Config | None:
+    if stripe is None:
+        return config
+    settings = Config() if config is None else config
+    return dataclasses.replace(settings, stripe=(*settings.stripe, stripe))
 
 
 class _Opened:
@@ -173,11 +215,11 @@ class _Opened:
 class _Load:
     """One attempt of this rank."""
 
-    def __init__(self, ranks: Group, path: str, *, strict: bool) -> None:
+    def __init__(self, ranks: Group, path: str, whole: Whole | None, *, strict: bool) -> None:
         self._ranks = ranks
         self._path = path
+        self._whole = whole
         self._strict = strict
-        self._is_ready = False
         self._stamp: str | None = None
         self._left: list[str] = []
 
@@ -198,7 +240,9 @@ class _Load:
 
         report: LoadReport | None = None
         error: BaseException | None = None
+        opened = contextlib.ExitStack()
         try:
+            settings, fetch = self._fetching(opened, settings)
             checkpoint = _late.opened(
                 self._path, lambda: _native.Checkpoint(self._path, settings, verify=verify)
             )
@@ -212,25 +256,41 @@ class _Load:
                 allow_pickle=allow_pickle,
                 cast=cast,
                 ready=self._ready,
+                fetch=None if fetch is None else functools.partial(fetch, checkpoint),
                 kind=Merge,
             )
         except BaseException as caught:
             error = caught
-        if not self._is_ready:
-            self._say(error)  # raises
-        elif isinstance(error, _TogetherError):
+        finally:
+            opened.close()
+        if isinstance(error, _TogetherError):
             raise error.cause from None
         self._say(error)
         assert report is not None
         return report
 
+    def _fetching(
+        self, opened: contextlib.ExitStack, settings: str
+    ) -> tuple[str, Callable[..., None] | None]:
+        """Return the settings to open the checkpoint by, and what fetches from other nodes."""
+        if self._whole is None:
+            return settings, None
+        whole, room = self._whole, _fetch.room(self._path, self._whole, self._ranks.rank, settings)
+        fetched = opened.enter_context(room)
+        needs = _fetch.Needs(self._ranks, whole, self._path, fetched)
+
+        def fetch(checkpoint: _native.Checkpoint, names: list[str], boxes: list[Any]) -> None:
+            ranges = _native.needed(checkpoint, names, boxes)
+            with _together():
+                self._say(None)  # a rank that has failed takes no part in what follows
+                needs.fetch(checkpoint, ranges)
+
+        return fetched.config, fetch
+
     def _ready(self) -> None:
         """Go on if nothing has failed on any rank."""
-        self._is_ready = True
-        try:
+        with _together():
             self._say(None)
-        except BaseException as error:  # all ranks have it, and none changes anything
-            raise _TogetherError(error) from None
 
     def _say(self, error: BaseException | None) -> None:
         """Raise on all ranks if one has failed."""
@@ -250,11 +310,20 @@ class _Load:
 
 
 class _TogetherError(Exception):
-    """What all ranks have raised."""
+    """What all ranks have raised, so that none waits for another."""
 
     def __init__(self, cause: BaseException) -> None:
         super().__init__(str(cause))
         self.cause = cause
+
+
+@contextlib.contextmanager
+def _together() -> Iterator[None]:
+    """Mark what is raised as raised on all ranks."""
+    try:
+        yield
+    except BaseException as error:
+        raise _TogetherError(error) from None
 
 
 class _Merge(_merge.Merge):

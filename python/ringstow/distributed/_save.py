@@ -9,11 +9,12 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import json
+import os
 import threading
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ringstow import _guard, _jobs, _late, _lines, _native, _others, _outcomes
+from ringstow import _guard, _jobs, _late, _lines, _native, _outcomes
 from ringstow._arguments import StrPath, absolute, names_of_parts, step_number
 from ringstow._base import Base, Native, native
 from ringstow._config import Config, native_json
@@ -21,10 +22,10 @@ from ringstow._errors import InvalidStateError
 from ringstow._guard import Staging
 from ringstow._metrics import metrics_of
 from ringstow._report import SaveReport
-from ringstow.dcp import _mark
 from ringstow.dcp._handle import RanksHandle
-from ringstow.dcp._together import raise_first, sendable
-from ringstow.distributed import _deal, _tree
+from ringstow.dcp._together import sendable
+from ringstow.distributed import _deal
+from ringstow.distributed._apart import Apart, Asked, Directory, Shared, Written
 from ringstow.distributed._group import Group, group_of
 from ringstow.distributed._state import State, encode
 
@@ -40,11 +41,16 @@ class _Asked(NamedTuple):
     metrics: dict[str, float]
     apart: list[str]
     base: Native | None
+    node_local: bool
     config: str
 
     def call(self) -> tuple[object, ...]:
-        """Return what the ranks compare: the metrics are the first rank's."""
-        return ("save", self.path, self.step, self.base, *self.apart)
+        """Return what the ranks compare: the metrics are the first rank's.
+
+        Of nodes that share no directory, each may have its own in another place.
+        """
+        path = os.path.basename(self.path) if self.node_local else self.path
+        return ("save", path, self.step, self.base, self.node_local, *self.apart)
 
 
 class _Begun(NamedTuple):
@@ -56,16 +62,6 @@ class _Begun(NamedTuple):
     is_copied: bool
 
 
-class _Written(NamedTuple):
-    """What a rank sends to the first one."""
-
-    error: BaseException | None
-    receipt: bytes = b""
-    tree: str | None = None
-    names: list[str] | None = None
-    own: Mapping[str, str] = {}
-
-
 def save(
     state_dict: dict[Any, Any],
     path: StrPath,
@@ -75,6 +71,7 @@ def save(
     metrics: Mapping[str, Any] | None = None,
     apart: Iterable[str] = (),
     base: StrPath | Base | None = None,
+    node_local: bool = False,
     config: Config | None = None,
     allow_pickle: bool = False,
 ) -> SaveReport:
@@ -97,6 +94,9 @@ def save(
         apart: as in `ringstow.save`, the same on all ranks; some rank must have each.
         base: as in `ringstow.save`, the same on all ranks. Each rank links files whose tensors it
             has; another number of ranks may have saved them.
+        node_local: the path is on each node's own disk: ranks on other nodes do not see it. Each
+            node keeps the files of its own ranks, and a load brings what a rank needs from others.
+            docs/tiers.md tells what is lost with a node.
         config: as in `ringstow.save`.
         allow_pickle: as in `ringstow.save`.
 
@@ -114,7 +114,7 @@ def save(
     hold = _guard.Hold()
     with ranks.turn, hold.waited.here(), hold:
         hold.begin(may_wait=False)
-        given = (state_dict, path, step, metrics, apart, base, config)
+        given = (state_dict, path, step, metrics, apart, base, node_local, config)
         begun = _begun(ranks, given, hold, None, allow_pickle=allow_pickle)
         job = _Save(ranks, begun, hold)
         report = job.run()
@@ -131,6 +131,7 @@ def save_async(
     metrics: Mapping[str, Any] | None = None,
     apart: Iterable[str] = (),
     base: StrPath | Base | None = None,
+    node_local: bool = False,
     config: Config | None = None,
     allow_pickle: bool = False,
     staging: Staging = "guard",
@@ -149,6 +150,7 @@ def save_async(
         metrics: as in `save`.
         apart: as in `save`.
         base: as in `save`.
+        node_local: as in `save`.
         config: as in `save`.
         allow_pickle: as in `save`.
         staging: as in `ringstow.save_async`, without ``"unguarded"``.
@@ -166,7 +168,7 @@ def save_async(
     try:
         with hold.waited.here():
             may_return = hold.begin()
-            given = (state_dict, path, step, metrics, apart, base, config)
+            given = (state_dict, path, step, metrics, apart, base, node_local, config)
             begun = _begun(ranks, given, hold, staging, allow_pickle=allow_pickle)
         job = _Save(ranks, begun, hold)
         handle = job.start()
@@ -195,8 +197,8 @@ def _begun(
 
     Staging is None for a save that does not return before its end.
     """
-    state_dict, path, step, metrics, apart, base, config = given
-    asked = _Asked(str(path), None, {}, [], None, "")
+    state_dict, path, step, metrics, apart, base, node_local, config = given
+    asked = _Asked(str(path), None, {}, [], None, node_local, "")
     try:
         asked = _Asked(
             absolute(path),
@@ -204,8 +206,13 @@ def _begun(
             metrics_of(metrics),
             names_of_parts(apart, "apart"),
             native(base),
+            node_local,
             native_json(config),
         )
+        if node_local and base is not None:
+            raise InvalidStateError(
+                "base is for a directory that all ranks share: leave out base, or node_local"
+            )
         _jobs.log_unreported()
         if staging is not None:
             _check_staging(staging)
@@ -240,7 +247,9 @@ class _Save:
         self._group = group
         self._asked, self._state, self._error, _ = begun
         self._hold = hold
-        self._session: _native.Session | None = None
+        path, step, metrics, *_, config = self._asked
+        kind = Apart if self._asked.node_local else Shared
+        self._directory: Directory = kind(group, Asked(path, step, metrics, config))
         self.staged: concurrent.futures.Future[None] = concurrent.futures.Future()
 
     def start(self) -> RanksHandle:
@@ -275,18 +284,16 @@ class _Save:
                 return self._run()
         except BaseException as error:
             self._let_go(error)
-            if self._session is not None:
-                self._session.abandon()
+            self._directory.abandon()
             raise
 
     def _run(self) -> SaveReport:
         state, dealt = self._meet()
         written, report = self._write(state, dealt)
         own = written.error
-        said = written if own is None else _Written(sendable(own))
+        said = written if own is None else Written(sendable(own))
         try:
-            all_written = self._group.to_first(said)
-            self._group.from_first(lambda: self._commit(all_written))
+            self._directory.commit(said)
         except Exception:
             if own is not None:
                 raise own from None
@@ -306,6 +313,7 @@ class _Save:
         all_said = _deal.agreed(self._group, call, None if own is None else own.said, error)
         assert own is not None
         assert self._state is not None
+        self._directory.begin_together()
         ranks = [one for one in all_said if one is not None]  # all of them: none has failed
         had = {part for one in ranks for part in one.parts}
         if missing := [part for part in self._asked.apart if part not in had]:
@@ -315,30 +323,22 @@ class _Save:
         return self._state, _deal.deal(self._group, self._state, own, ranks)
 
     def _look(self) -> _deal.Own:
-        """Look at this rank's state. The first rank also locks the directory."""
+        """Look at this rank's state, and begin."""
         assert self._state is not None
         own = _deal.looked_at(self._state, self._asked.apart)
-        if self._group.is_first:
-            self._session = _native.Session(
-                self._asked.path,
-                self._group.size,
-                self._asked.config,
-                None,
-                self._asked.step,
-                self._asked.metrics,
-            )
+        self._directory.begin_alone()
         return own
 
-    def _write(self, state: State, dealt: _deal.Deal) -> tuple[_Written, SaveReport | None]:
+    def _write(self, state: State, dealt: _deal.Deal) -> tuple[Written, SaveReport | None]:
         """Write this rank's share."""
         try:
             receipt, report = self._write_share(state)
         except BaseException as error:  # Ctrl-C, too: the others must not wait for this rank
-            return _Written(error), None
+            return Written(error), None
         if self._group.is_first or dealt.sends_tree:
-            return _Written(None, receipt, state.tree, dealt.names, state.own), report
+            return Written(None, receipt, state.tree, dealt.names, state.own), report
         names = [name for tree in state.own.values() for name in _native.outline(tree)[2]]
-        return _Written(None, receipt, None, names, state.own), report
+        return Written(None, receipt, None, names, state.own), report
 
     def _write_share(self, state: State) -> tuple[bytes, SaveReport]:
         path = self._asked.path
@@ -364,24 +364,6 @@ class _Save:
             raise
         report = SaveReport.from_json(job.result())
         return job.receipt(), report
-
-    def _commit(self, all_written: list[_Written]) -> None:
-        """Commit, on the first rank.
-
-        Raises:
-            Error: a rank has failed to write its share.
-        """
-        raise_first(one.error for one in all_written)
-        receipts = _native.Receipts([one.receipt for one in all_written])
-        trees = [one.tree for one in all_written if one.tree is not None]
-        names = [name for one in all_written for name in one.names or ()]
-        tree = _tree.merged(trees, [one.own for one in all_written])
-        session, path = self._session, self._asked.path
-        assert session is not None
-        _late.awaited(path, "all that the ranks have written", lambda: session.sees(receipts))
-        session.commit(receipts, tree, names)
-        _mark.write(path)
-        _others.saved(path)
 
     def _let_go(self, error: BaseException | None) -> None:
         """Let this rank's tensors be changed."""

@@ -26,6 +26,7 @@ impl<T, S> Manifest<T, S> {
         }
         self.part_of.as_ref().map_or(Ok(()), RankShare::check)?;
         metrics::check(&self.metrics)?;
+        self.check_nodes()?;
         let mut names = HashSet::new();
         for file in &self.files {
             self.check_file(file)?;

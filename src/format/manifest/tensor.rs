@@ -86,7 +86,7 @@ impl TensorEntry {
     }
 
     /// Bytes of one of its chunks; `None` if that does not lie within its shape.
-    pub(super) fn chunk_bytes(&self, chunk: &Chunk) -> Option<u64> {
+    pub(crate) fn chunk_bytes(&self, chunk: &Chunk) -> Option<u64> {
         match chunk.extent() {
             None => self.dtype.nbytes(&self.shape),
             Some(extent) if cover::within(&self.shape, extent) => self.dtype.nbytes(extent.1),

@@ -9,7 +9,7 @@ use crate::store::cleanup::remove::{check_parts, check_remains, lock_parts, remo
 use crate::store::layout::recycled::everywhere;
 use crate::store::layout::stripe_marker::stripe_owner;
 use crate::store::layout::stripes::Stripes;
-use crate::store::layout::{manifest, rank_dirs};
+use crate::store::layout::{manifest, node, rank_dirs};
 use crate::store::read::checkpoint::Checkpoint;
 use crate::store::write::leftovers::Leftovers;
 use crate::store::write::scope::Scope;
@@ -299,6 +299,9 @@ impl CleanUp<'_> {
             Err(Error::Busy { .. }) => return Ok(Left::alone(dir, IN_PROGRESS).into()),
             lock => lock?,
         };
+        if node::is_prepared(dir) {
+            return Ok(Left::alone(dir, PREPARED).into());
+        }
         if let Err(error) = check_remains(&stripes) {
             return Ok(Left::alone(dir, error.to_string()).into());
         }
@@ -377,6 +380,9 @@ fn unclaimed(dir: &Path, checkpoint: &str) -> Left {
     );
     Left::alone(dir, reason)
 }
+
+const PREPARED: &str = "all nodes have written it, and some may have committed it: the next restore, or \
+                        ringstow.distributed.load_into, commits it here or passes it over; then remove it";
 
 const IN_PROGRESS: &str = "a save into it is in progress";
 

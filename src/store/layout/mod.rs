@@ -2,6 +2,7 @@
 
 pub(crate) mod access;
 pub(crate) mod manifest;
+pub(crate) mod node;
 pub(crate) mod rank_dirs;
 pub(crate) mod recycled;
 pub(crate) mod session_note;

@@ -1,7 +1,7 @@
 //! Damage to a checkpoint's files: which tensors it hits, and which bytes can still be read.
 
 use crate::error::{Error, Result};
-use crate::format::TensorEntry;
+use crate::format::{TensorEntry, names};
 use crate::pipeline::report::{Damage, DamagedTensor};
 use crate::plan::load::Want;
 use crate::store::read::checkpoint::Checkpoint;
@@ -90,9 +90,21 @@ impl Checkpoint {
     /// [`Error::MissingFiles`]; [`Error::Corrupt`] for a file of another length; [`Error::Format`] for a link and anything
     /// but a file; [`Error::Io`] for one that the system refuses.
     pub fn check_files(&self) -> Result<()> {
+        let mut here = self.faults.iter().filter(|fault| fault.kind != FaultKind::Elsewhere);
         // A missing file may be on a disk that is not mounted: anything else is certain.
-        let certain = self.faults.iter().find(|fault| fault.kind != FaultKind::Missing);
-        certain.or(self.faults.first()).map_or(Ok(()), |fault| Err(self.error_of(fault)))
+        let certain = here.clone().find(|fault| fault.kind != FaultKind::Missing);
+        certain.or_else(|| here.next()).map_or(Ok(()), |fault| Err(self.error_of(fault)))
+    }
+
+    /// Says which node has a file, and how to load from it.
+    fn elsewhere(&self, name: &str) -> String {
+        let node = self.manifest().node_of(name);
+        let [host, id] = node.map_or(["", ""], |node| [&node.host, &node.id]);
+        format!(
+            "{name} is on another node: {host}, whose directory has the id {id:?} in {}; load it with \
+             ringstow.distributed on all nodes, or copy the files of all nodes into one directory",
+            names::NODE
+        )
     }
 
     fn error_of(&self, fault: &Fault) -> Error {
@@ -100,6 +112,10 @@ impl Checkpoint {
             (FaultKind::Missing, Some(reason)) => {
                 Error::MissingFiles { path: self.path().into(), reason: reason.clone() }
             }
+            (FaultKind::Elsewhere, _) => Error::MissingFiles {
+                path: self.path().into(),
+                reason: self.elsewhere(&self.manifest().files[fault.file].name),
+            },
             (FaultKind::NoFile, _) => Error::format(
                 &self.files[fault.file].path,
                 format!(

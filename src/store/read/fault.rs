@@ -27,6 +27,8 @@ pub(in crate::store) struct Fault {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::store) enum FaultKind {
     Missing,
+    /// It is on another node, and nothing is wrong with it.
+    Elsewhere,
     Length,
     /// A link, a directory, a FIFO or a device has its name.
     NoFile,
@@ -51,6 +53,11 @@ impl Fault {
 
     pub fn of_missing(file: usize, bytes: u64) -> Self {
         Self::of_whole(file, bytes, "no such file".into(), FaultKind::Missing)
+    }
+
+    /// That a file is not here, since this node does not have it.
+    pub fn of_elsewhere(file: usize, bytes: u64) -> Self {
+        Self::of_whole(file, bytes, "it is on another node".into(), FaultKind::Elsewhere)
     }
 
     /// The fault of something other than a file that has its name. Never followed or read: a link leads to what is not

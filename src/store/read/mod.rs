@@ -12,6 +12,7 @@ pub(crate) mod index;
 pub(crate) mod info;
 pub(crate) mod load;
 pub(crate) mod loaded;
+pub(crate) mod needed;
 pub(crate) mod object;
 pub(crate) mod part;
 pub(crate) mod salvage;

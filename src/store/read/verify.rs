@@ -7,7 +7,7 @@ use crate::pipeline::report::{Damage, VerifyReport};
 use crate::pipeline::runtime::Runtime;
 use crate::plan::load::Want;
 use crate::store::read::checkpoint::Checkpoint;
-use crate::store::read::fault::Fault;
+use crate::store::read::fault::{Fault, FaultKind};
 use crate::store::read::fingerprint::while_replaced;
 use crate::store::read::load::{Fetched, bytes_of};
 use crate::sys::file;
@@ -29,15 +29,16 @@ pub fn verify(runtime: &Runtime, path: &Path, job: &Arc<Job>) -> Result<VerifyRe
 fn verify_once(runtime: &Runtime, path: &Path, job: &Arc<Job>) -> Result<VerifyReport> {
     let started = Instant::now();
     let checkpoint = Checkpoint::open_damaged_once(path, runtime.config())?;
-    let all: Vec<Want> = (0..checkpoint.files.len())
-        .map(|file| Want { file, range: 0..checkpoint.files[file].bytes })
-        .collect();
+    let here: Vec<usize> = checkpoint.files_here().collect();
+    let all: Vec<Want> =
+        here.iter().map(|&file| Want { file, range: 0..checkpoint.files[file].bytes }).collect();
     let (damage, Fetched { bytes: read_bytes, read }) =
         checkpoint.check_wants(&all, runtime, job)?;
     Ok(VerifyReport {
         path: path.into(),
-        files: checkpoint.files.len(),
-        blocks: checkpoint.files.iter().map(|file| file.crc32.len()).sum(),
+        files: here.len(),
+        elsewhere: checkpoint.files.len() - here.len(),
+        blocks: here.iter().map(|&file| checkpoint.files[file].crc32.len()).sum(),
         read_bytes,
         damage,
         problem: checkpoint.problem.clone(),
@@ -48,6 +49,14 @@ fn verify_once(runtime: &Runtime, path: &Path, job: &Arc<Job>) -> Result<VerifyR
 }
 
 impl Checkpoint {
+    /// The numbers of the files, but those that are on other nodes alone.
+    pub fn files_here(&self) -> impl Iterator<Item = usize> {
+        let is_elsewhere = |file: &usize| {
+            Fault::in_file(&self.faults, *file).is_some_and(|f| f.kind == FaultKind::Elsewhere)
+        };
+        (0..self.files.len()).filter(move |file| !is_elsewhere(file))
+    }
+
     /// Reads what is wanted of the files, as far as it exists, and compares it with its checksums. Returns all damage
     /// to the files by file and offset, and what was read.
     ///
@@ -70,7 +79,8 @@ impl Checkpoint {
             job.set_total(bytes);
             match check(runtime, self.reads(&blocks, true), job) {
                 Ok((mut damage, read)) => {
-                    damage.extend(faults.iter().map(|fault| self.damage_of(fault)));
+                    let here = faults.iter().filter(|fault| fault.kind != FaultKind::Elsewhere);
+                    damage.extend(here.map(|fault| self.damage_of(fault)));
                     damage.sort_by(|a, b| (&a.file, a.offset).cmp(&(&b.file, b.offset)));
                     return Ok((damage, Fetched { bytes, read }));
                 }

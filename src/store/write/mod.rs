@@ -10,6 +10,7 @@ pub(crate) mod make_dirs;
 pub(crate) mod model_files;
 pub(crate) mod model_session;
 pub(crate) mod model_share;
+pub(crate) mod node_session;
 pub(crate) mod reuse;
 pub(crate) mod rollback;
 pub(crate) mod save;

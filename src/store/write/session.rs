@@ -3,7 +3,7 @@
 use crate::config::Config;
 use crate::error::{Error, Result, numbered};
 use crate::format::receipt::{self, Merged, Write};
-use crate::format::{FileEntry, Manifest, Metrics, RankShare, Receipt, metrics, names};
+use crate::format::{FileEntry, Manifest, Metrics, Node, RankShare, Receipt, metrics, names};
 use crate::store::layout::session_note::{Note, is_of_session};
 use crate::store::layout::unique::unique;
 use crate::store::write::transaction::Transaction;
@@ -112,14 +112,35 @@ impl Session {
     /// See [`Session::begin`].
     #[doc(hidden)]
     pub fn begin_with(dir: impl AsRef<Path>, world_size: u32, config: &Config) -> Result<Self> {
+        Self::begin_as(dir.as_ref(), (world_size, unique()), config, |_| {})
+    }
+
+    /// [`Session::begin_with`] in the directory of one of several nodes. `id` is the session's on all of them. No file has
+    /// a name that another node may have given to another file: their directories' generations differ.
+    pub(super) fn begin_apart(
+        dir: &Path,
+        world_size: u32,
+        id: &str,
+        config: &Config,
+    ) -> Result<Self> {
+        Self::begin_as(dir, (world_size, id.into()), config, Transaction::leap)
+    }
+
+    fn begin_as(
+        dir: &Path,
+        (world_size, id): (u32, String),
+        config: &Config,
+        set: impl FnOnce(&mut Transaction),
+    ) -> Result<Self> {
         config.validate()?;
         if world_size == 0 {
             return Err(Error::invalid("a save by no ranks: world_size is 0"));
         }
-        let mut transaction = Transaction::begin(dir.as_ref(), &config.stripe)?;
+        let mut transaction = Transaction::begin(dir, &config.stripe)?;
         transaction.recycle(config.recycle);
-        let path = dir.as_ref().join(names::UNCOMMITTED_MANIFEST);
-        let (id, generation) = (unique(), transaction.generation());
+        set(&mut transaction);
+        let path = dir.join(names::UNCOMMITTED_MANIFEST);
+        let generation = transaction.generation();
         transaction.begin_ranks(&id);
         let note = Note { world_size, session: Some(id.clone()), generation: Some(generation) };
         file::write(&path, serde_json::json!(note).to_string().as_bytes())?;
@@ -188,38 +209,14 @@ impl Session {
     /// As for [`Session::commit_names`].
     #[doc(hidden)]
     pub fn commit_merged(
-        self,
+        mut self,
         parts: Merged,
         state: Box<RawValue>,
         names: &[String],
     ) -> Result<Committed> {
-        let started = Instant::now();
-        self.check_ranks(&parts.writes)?;
-        if let Some(stale) = parts.writes.iter().find(|write| write.session != self.id) {
-            return Err(self.stale(stale.rank));
-        }
-        let mut manifest = Manifest::new(
-            self.transaction.generation(),
-            self.world_size,
-            parts.block_bytes,
-            parts.files,
-            parts.tensors,
-            state,
-        );
-        manifest.part_of.clone_from(&self.part_of);
-        (manifest.created_unix_ms, manifest.step) = (now_unix_ms(), self.step);
-        manifest.metrics.clone_from(&self.metrics);
-        manifest.check().map_err(|reason| {
-            Error::invalid(format!("what the ranks wrote is not a checkpoint: {reason}"))
-        })?;
-        self.check_names(&manifest, names)?;
-        manifest.check_apart(&parts.apart)?;
-        parts.writes.iter().try_for_each(|write| self.check_mark(write))?;
-        let mut found = Vec::with_capacity(manifest.files.len());
-        for write in &parts.writes {
-            self.find_files(write, &manifest.files, &mut found)?;
-        }
-        self.adopt(&manifest, &found)?;
+        let (started, mut parts) = (Instant::now(), parts);
+        let mut manifest = self.manifest(&mut parts, (state, names), Vec::new())?;
+        let found = self.adopt_files(&parts.writes, &manifest.files)?;
         manifest.stripes = self.transaction.stripes().noted(found.iter().map(PathBuf::as_path));
         let committed = Committed {
             generation: manifest.generation,
@@ -228,8 +225,68 @@ impl Session {
             tensors: manifest.tensors.len(),
             seconds: 0.0,
         };
+        self.transaction.prepare(&manifest, &manifest.files)?;
+        self.conclude(&manifest)?;
+        Ok(Committed { seconds: started.elapsed().as_secs_f64(), ..committed })
+    }
+
+    /// The manifest of what all ranks wrote on these nodes; on none if they share one directory. Takes files and tensors
+    /// from `parts`.
+    pub(super) fn manifest(
+        &self,
+        parts: &mut Merged,
+        (state, names): (Box<RawValue>, &[String]),
+        nodes: Vec<Node>,
+    ) -> Result<Manifest> {
+        self.check_ranks(&parts.writes)?;
+        if let Some(stale) = parts.writes.iter().find(|write| write.session != self.id) {
+            return Err(self.stale(stale.rank));
+        }
+        let mut manifest = Manifest::new(
+            self.transaction.generation(),
+            self.world_size,
+            parts.block_bytes,
+            std::mem::take(&mut parts.files),
+            std::mem::take(&mut parts.tensors),
+            state,
+        );
+        manifest.part_of.clone_from(&self.part_of);
+        (manifest.created_unix_ms, manifest.step) = (now_unix_ms(), self.step);
+        manifest.metrics.clone_from(&self.metrics);
+        manifest.nodes = nodes;
+        manifest.check().map_err(|reason| {
+            Error::invalid(format!("what the ranks wrote is not a checkpoint: {reason}"))
+        })?;
+        self.check_names(&manifest, names)?;
+        manifest.check_apart(&parts.apart)?;
+        Ok(manifest)
+    }
+
+    /// Finds the files of these writes, and renames them to the uncommitted paths, where readers look once the manifest is
+    /// in place. Before, only the rank's own write used the files; from now on, only the holder of the lock does. Returns
+    /// where they were.
+    pub(super) fn adopt_files(
+        &self,
+        writes: &[Write],
+        files: &[FileEntry],
+    ) -> Result<Vec<PathBuf>> {
+        let mut found = Vec::with_capacity(files.len());
+        writes.iter().try_for_each(|write| self.check_mark(write))?;
+        writes.iter().try_for_each(|write| self.find_files(write, files, &mut found))?;
+        for (file, path) in files.iter().zip(&found) {
+            dir::rename_new(path, &path.with_file_name(names::uncommitted(&file.name)))?;
+        }
+        Ok(found)
+    }
+
+    pub(super) fn transaction(&mut self) -> &mut Transaction {
+        &mut self.transaction
+    }
+
+    /// Commits a manifest that was prepared.
+    pub(super) fn conclude(self, manifest: &Manifest) -> Result<()> {
         let path = self.transaction.dir().to_path_buf();
-        self.transaction.commit(&manifest)?;
+        self.transaction.conclude(manifest)?;
         // The clean-up after a commit lists the directory, which on a network file system may be late.
         for mark in (0..self.world_size).map(|rank| path.join(names::done(rank))) {
             if is_of_session(&mark, &self.id)
@@ -238,7 +295,7 @@ impl Session {
                 tracing::warn!(%error, "left after a commit; the next save or `ringstow prune` removes it");
             }
         }
-        Ok(Committed { seconds: started.elapsed().as_secs_f64(), ..committed })
+        Ok(())
     }
 
     /// Whether this host sees all that the ranks say they have written for this session. On a network file system it may
@@ -328,15 +385,6 @@ impl Session {
              rank has begun to write again",
             self.path().display()
         ))
-    }
-
-    /// Renames the ranks' files to the uncommitted paths, where readers look once the manifest is in place. Before,
-    /// only the rank's own write used the files; from now on, only the holder of the lock does.
-    fn adopt(&self, manifest: &Manifest, found: &[PathBuf]) -> Result<()> {
-        for (file, path) in manifest.files.iter().zip(found) {
-            dir::rename_new(path, &path.with_file_name(names::uncommitted(&file.name)))?;
-        }
-        Ok(())
     }
 }
 

@@ -145,6 +145,14 @@ impl Transaction {
         self.generation
     }
 
+    /// Leaves so many generations out that no other directory's save gets the same.
+    pub fn leap(&mut self) {
+        // On a file system that hosts share, it has.
+        if !self.rollback.held().is_shared() {
+            self.generation = self.generation.saturating_add(random_step());
+        }
+    }
+
     /// Notes files that the save will write, to remove them if it does not commit.
     pub fn begin_files(&mut self, files: &[PathBuf]) {
         self.rollback.files.extend_from_slice(files);
@@ -209,9 +217,31 @@ impl Transaction {
         mut self,
         manifest: &Manifest<T, S>,
     ) -> Result<Option<Fallback>> {
-        self.check_free(&manifest.files)?;
+        self.prepare(manifest, &manifest.files)?;
+        self.conclude(manifest)
+    }
+
+    /// The commit up to its rename: writes the manifest under its uncommitted name. `here` are those of its files that
+    /// this save has written.
+    ///
+    /// # Errors
+    /// As for [`Transaction::commit`]. Then nothing is committed.
+    pub fn prepare<T: Serialize, S: Serialize>(
+        &mut self,
+        manifest: &Manifest<T, S>,
+        here: &[FileEntry],
+    ) -> Result<()> {
+        self.check_free(here)?;
         self.write_manifest(manifest, None)?;
-        self.check_there(&manifest.files)?;
+        self.check_there(here)
+    }
+
+    /// Commits a manifest that was [prepared](Transaction::prepare). Returns why a file of the replaced checkpoint was not
+    /// recycled.
+    ///
+    /// # Errors
+    /// As for [`Transaction::commit`].
+    pub fn conclude<T, S>(mut self, manifest: &Manifest<T, S>) -> Result<Option<Fallback>> {
         if let Scope::Own(own) = &mut self.scope {
             // Another host may have committed since this save began. If its manifest is damaged, its files stay.
             let replaced = read_files(self.stripes.own()).unwrap_or_default();

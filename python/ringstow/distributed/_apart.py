@@ -1,0 +1,190 @@
+"""How a save commits: in one directory that all ranks see, or on nodes that share none."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
+
+from ringstow import _late, _native, _others
+from ringstow._errors import Error
+from ringstow.dcp import _mark
+from ringstow.dcp._together import raise_first, sendable
+from ringstow.distributed import _nodes, _tree
+from ringstow.distributed._group import Group
+
+
+class Asked(NamedTuple):
+    """What a call asks for: the same on all ranks, but the path where nodes share none."""
+
+    path: str
+    step: int | None
+    metrics: dict[str, float]
+    config: str
+
+
+class Written(NamedTuple):
+    """What a rank has written, for the commit."""
+
+    error: BaseException | None
+    receipt: bytes = b""
+    tree: str | None = None
+    names: list[str] | None = None
+    own: Mapping[str, str] = {}
+
+
+class Directory(Protocol):
+    """Where a save commits."""
+
+    def begin_alone(self) -> None:
+        """Begin, before the ranks have met."""
+
+    def begin_together(self) -> None:
+        """Begin, once all ranks make the same call."""
+
+    def commit(self, written: Written) -> None:
+        """Commit on all ranks, or fail on all."""
+
+    def abandon(self) -> None:
+        """Give the save up, and remove what was written."""
+
+
+class Shared:
+    """One directory, which all ranks see: the first rank commits."""
+
+    def __init__(self, group: Group, asked: Asked) -> None:
+        self._group = group
+        self._asked = asked
+        self._session: _native.Session | None = None
+
+    def begin_alone(self) -> None:
+        path, step, metrics, config = self._asked
+        if self._group.is_first:
+            size = self._group.size
+            self._session = _native.Session(path, size, config, None, step, metrics)
+
+    def begin_together(self) -> None:
+        pass
+
+    def commit(self, written: Written) -> None:
+        all_written = self._group.to_first(written)
+        self._group.from_first(lambda: self._commit(all_written))
+
+    def _commit(self, all_written: list[Written]) -> None:
+        receipts, tree, names = _joined(all_written)
+        session, path = self._session, self._asked.path
+        assert session is not None
+        _late.awaited(path, "all that the ranks have written", lambda: session.sees(receipts))
+        session.commit(receipts, tree, names)
+        _mark.write(path)
+        _others.saved(path)
+
+    def abandon(self) -> None:
+        if self._session is not None:
+            self._session.abandon()
+
+
+class _Prepared(NamedTuple):
+    """What the first rank sends to the first rank of each node."""
+
+    manifest: bytes
+    receipts: list[bytes]
+
+
+class Apart:
+    """A directory on each node: the first rank of each commits there.
+
+    All write the manifest before any commits. So if some have committed and others were killed, the
+    files of all are there, and a load finishes the commit.
+    """
+
+    def __init__(self, group: Group, asked: Asked) -> None:
+        self._group = group
+        self._asked = asked
+        self._nodes: _nodes.Nodes | None = None
+        self._session: _native.NodeSession | None = None
+
+    def begin_alone(self) -> None:
+        pass
+
+    def begin_together(self) -> None:
+        path, step, metrics, config = self._asked
+        nodes = self._nodes = _nodes.meet(self._group, _nodes.run_of(path))
+        session = self._group.from_first(lambda: uuid.uuid4().hex[:16])
+        error: BaseException | None = None
+        try:
+            if self._leads:
+                size = self._group.size
+                self._session = _native.NodeSession(path, size, session, config, step, metrics)
+        except BaseException as caught:  # the other ranks must not wait for this one
+            error = caught
+        self._group.agreed(error, nodes.own)
+
+    @property
+    def _leads(self) -> bool:
+        return self._nodes is not None and self._group.rank == self._nodes.ranks[0]
+
+    def commit(self, written: Written) -> None:
+        all_written = self._group.to_first(written)
+        for_all: list[_Prepared | None] = []
+        error: BaseException | None = None
+        try:
+            for_all = self._for_all(all_written) if self._group.is_first else []
+        except Exception as caught:
+            error = caught
+        prepared = self._group.dealt(for_all, None if error is None else sendable(error))
+        self._on_each_node(lambda session: _prepare(session, prepared))
+        self._on_each_node(_native.NodeSession.commit)
+        if self._leads:
+            _others.saved(self._asked.path)
+
+    def _for_all(self, all_written: list[Written]) -> list[_Prepared | None]:
+        receipts, tree, names = _joined(all_written)
+        assert self._session is not None
+        assert self._nodes is not None
+        manifest = self._session.manifest(receipts, tree, names, self._nodes.found)
+        for_all: list[_Prepared | None] = [None] * self._group.size
+        for _, _, ranks in self._nodes.found:
+            own = [all_written[rank].receipt for rank in ranks]
+            for_all[ranks[0]] = _Prepared(manifest, own)
+        return for_all
+
+    def _on_each_node(self, act: Callable[[_native.NodeSession], None]) -> None:
+        """Have the first rank of each node do something; fail on all ranks if one fails."""
+        error: BaseException | None = None
+        try:
+            if self._session is not None:
+                act(self._session)
+        except BaseException as caught:  # Ctrl-C, too: the others must not wait for this rank
+            error = caught
+        try:
+            self._group.agreed(error, None)
+        except Error as other:
+            if error is None:
+                other.add_note(
+                    "If some nodes have committed before: a load takes the checkpoint if all nodes "
+                    "still have their files, and passes it over otherwise"
+                )
+            raise
+
+    def abandon(self) -> None:
+        if self._session is not None:
+            self._session.abandon()
+
+
+def _prepare(session: _native.NodeSession, prepared: _Prepared | None) -> None:
+    assert prepared is not None
+    session.prepare(_native.Receipts(prepared.receipts), prepared.manifest)
+
+
+def _joined(all_written: list[Written]) -> tuple[_native.Receipts, str, list[str]]:
+    """Return the receipts, the tree and the names of all ranks.
+
+    Raises:
+        Error: a rank has failed to write its share.
+    """
+    raise_first(one.error for one in all_written)
+    receipts = _native.Receipts([one.receipt for one in all_written])
+    trees = [one.tree for one in all_written if one.tree is not None]
+    names = [name for one in all_written for name in one.names or ()]
+    return receipts, _tree.merged(trees, [one.own for one in all_written]), names

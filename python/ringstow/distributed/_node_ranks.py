@@ -1,0 +1,101 @@
+"""How ranks on nodes that share no directory save and load for a `CheckpointManager`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch.distributed as dist
+
+from ringstow._alone import Attempt
+from ringstow._config import Config, native_json
+from ringstow._errors import InvalidStateError
+from ringstow.dcp import _private
+from ringstow.distributed import _nodes
+from ringstow.distributed._group import Group, group_of
+from ringstow.distributed._node_run import NodeRun
+from ringstow.distributed._ranks import Ranks
+from ringstow.distributed._replicas import Replicator
+
+if TYPE_CHECKING:
+    from ringstow._base import Base
+    from ringstow._catalog_report import Step
+    from ringstow._guard import Staging
+
+_T = TypeVar("_T")
+
+
+class NodeRanks(Ranks):
+    """The ranks of one process group, each with the directory of its node."""
+
+    def __init__(
+        self,
+        root: str,
+        copies: int,
+        config: Config | None,
+        staging: Staging,
+        allow_pickle: bool,
+        group: dist.ProcessGroup | None,
+        apart: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(config, staging, allow_pickle, group, apart)
+        self._ranks = group_of(group)
+        nodes = _nodes.meet(self._ranks, root)
+        # The first rank of a node removes old steps there.
+        self.leads = self._ranks.rank == nodes.ranks[0]
+        self.run = NodeRun(root, config, self._ranks)
+        self._beside: dist.ProcessGroup | None = None
+        self._replicator: Replicator | None = None
+        if copies > 1:
+            count = len(nodes.found)
+            if count < copies:
+                raise InvalidStateError(
+                    f"replicas={copies} needs as many nodes, and these ranks are on {count}: "
+                    f"{_nodes.text_of(nodes.found)}"
+                )
+            # A group of its own: copies travel while the next save communicates.
+            beside = dist.new_group(backend="gloo") if group is None else _private.beside(group)
+            self._beside = cast("dist.ProcessGroup", beside)
+            self._replicator = Replicator(Group(self._beside), copies, native_json(config))
+
+    def first(self, look: Callable[[], _T]) -> _T:
+        """Return what this rank sees: `NodeRun` asks all ranks."""
+        return look()
+
+    def _note(
+        self,
+        step: int | None,
+        metrics: Mapping[str, Any] | None,
+        base: Base | None,
+        apart: Iterable[str] | None,
+    ) -> None:
+        super()._note(step, metrics, base, apart)
+        self._noted = {**self._noted, "node_local": True}
+
+    def load(self, found: Step, into: dict[Any, Any] | None) -> Attempt:
+        assert into is not None
+        error: BaseException | None = None
+        try:
+            self._load(found, into)
+        except BaseException as caught:  # Ctrl-C, too: the others must not wait for this rank
+            error = caught
+        return self._attempt(found.path, into, error)
+
+    def committed(self, path: str) -> None:
+        if self._replicator is not None:
+            self._replicator.add(path)
+
+    def wait_copied(self, timeout: float | None = None) -> bool:
+        return self._replicator is None or self._replicator.wait(timeout)
+
+    @property
+    def copy_error(self) -> BaseException | None:
+        return None if self._replicator is None else self._replicator.error
+
+    def close(self) -> None:
+        super().close()
+        if self._beside is not None and dist.is_initialized() and self.wait_copied(0):
+            with contextlib.suppress(Exception):  # it may have ended with the ranks
+                dist.destroy_process_group(self._beside)
+        self._beside = None

@@ -1,0 +1,230 @@
+"""Copies of each node's files on other nodes, for when a node is lost with its disk."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+from ringstow import _native
+from ringstow._errors import Error
+from ringstow._stream import FileWriter, open_write
+from ringstow.distributed import _nodes
+from ringstow.distributed._fetch import Source, bytes_of, cut
+from ringstow.distributed._group import Group
+from ringstow.distributed._nodes import Nodes
+
+_log = logging.getLogger("ringstow")
+
+
+class _Copy(NamedTuple):
+    """A file that one rank sends to another."""
+
+    sender: int
+    to: int
+    number: int
+    """Of the file."""
+
+
+def replicate(group: Group, path: str, copies: int, settings: str) -> None:
+    """Copy the files of each node to the next ``copies - 1`` nodes.
+
+    All ranks of the group call it. Each file is compared with its checksums on the way, and is
+    durable on the other node before it gets its name. What is there already is not sent. If the
+    checkpoint is removed meanwhile, nothing is copied.
+
+    Raises:
+        Error: files could not be copied; the others are. Names the first ones, with rank and
+            reason.
+    """
+    nodes = _nodes.meet(group, _nodes.run_of(path))
+    checkpoint = _opened(path, settings)
+    if not _is_on_all(group, checkpoint):
+        return
+    assert checkpoint is not None
+    files = _native.files_of(checkpoint)
+    here = [number for number, (*_, is_here) in enumerate(files) if is_here]
+    has = [set(numbers) for numbers in group.gathered(here)]
+    plan = list(_plan(nodes, [name for name, *_ in files], has, copies))
+    copying = _Copying(group, path, checkpoint)
+    sender = threading.Thread(target=copying.send, args=(plan,), name="ringstow-replicas")
+    sender.start()
+    copying.receive(plan)
+    sender.join()
+    all_problems = group.gathered(copying.problems)
+    told = [f"rank {rank}: {why}" for rank, each in enumerate(all_problems) for why in each]
+    if told and _is_on_all(group, _opened(path, settings)):
+        more = f" (and {len(told) - 3} more)" if len(told) > 3 else ""
+        raise Error(f"{path}: not copied to another node: {'; '.join(told[:3])}{more}")
+
+
+def _opened(path: str, settings: str) -> _native.Checkpoint | None:
+    try:
+        return _native.Checkpoint(path, settings, damaged=True)
+    except (Error, OSError):  # it was removed meanwhile
+        return None
+
+
+def _is_on_all(group: Group, checkpoint: _native.Checkpoint | None) -> bool:
+    """Whether all nodes have one checkpoint."""
+    stamps = group.gathered(None if checkpoint is None else checkpoint.stamp)
+    return stamps[0] is not None and len(set(stamps)) == 1
+
+
+def _plan(nodes: Nodes, files: list[str], has: list[set[int]], copies: int) -> Iterator[_Copy]:
+    """Yield who sends which file to whom, in the order in which each rank does its part.
+
+    First all that go to the next node, then all that go to the one after: so each rank sends to
+    one other at a time, and none waits in a circle.
+    """
+    count = len(nodes.found)
+    for distance in range(1, min(copies, count)):
+        for number, name in enumerate(files):
+            sender = int(name[4:9])  # rank00003-0.g1.safetensors
+            node = nodes.number_of(sender)
+            others = nodes.found[(node + distance) % count][2]
+            to = others[nodes.found[node][2].index(sender) % len(others)]
+            if number in has[sender] and number not in has[to]:
+                yield _Copy(sender, to, number)
+
+
+class _Copying:
+    """What one rank does of a replication."""
+
+    def __init__(self, group: Group, path: str, checkpoint: _native.Checkpoint) -> None:
+        self._group = group
+        self._path = path
+        self._checkpoint = checkpoint
+        self._files = _native.files_of(checkpoint)
+        self._chunk_bytes: int = json.loads(checkpoint.info)["block_bytes"]
+        self.problems: list[str] = []
+
+    def send(self, plan: list[_Copy]) -> None:
+        """Send files. If a connection is lost, the receiver fails, too."""
+        try:
+            for one in plan:
+                if one.sender == self._group.rank:
+                    _, path, nbytes, _ = self._files[one.number]
+                    source = Source(self._checkpoint, one.number, path)
+                    with contextlib.closing(source):
+                        for piece in source.pieces(0, nbytes, self._chunk_bytes):
+                            self._group.send(piece, one.to)
+        except Exception as error:
+            self.problems.append(str(error))
+
+    def receive(self, plan: list[_Copy]) -> None:
+        """Receive files."""
+        for one in plan:
+            if one.to == self._group.rank:
+                target = os.path.join(self._path, self._files[one.number][0])
+                problem = self._receive(one, target)
+                if problem is not None:
+                    self.problems.append(f"{target}: {problem}")
+
+    def _receive(self, one: _Copy, target: str) -> str | None:
+        """Receive a file, whatever becomes of it: its sender waits for that. Return what failed."""
+        problem: str | None = None
+        writer: FileWriter | None = None
+        try:
+            writer = open_write(target)
+        except (Error, OSError) as error:
+            problem = str(error)
+        for begin, size in cut(0, self._files[one.number][2], self._chunk_bytes):
+            piece = torch.empty(size, dtype=torch.uint8)
+            self._group.receive(piece, one.sender)
+            if problem is None and writer is not None:
+                problem = self._keep(writer, one.number, begin, piece)
+        if writer is not None:
+            try:
+                writer.close() if problem is None else writer.abort()
+            except (Error, OSError) as error:
+                problem = str(error)
+        return problem
+
+    def _keep(self, writer: FileWriter, number: int, begin: int, piece: torch.Tensor) -> str | None:
+        try:
+            problem = _native.differing(self._checkpoint, number, begin, bytes_of(piece))
+            if problem is None:
+                writer.write(bytes_of(piece))
+        except (Error, OSError) as error:
+            problem = str(error)
+        return problem
+
+
+class Replicator:
+    """Copies the newest checkpoints to other nodes in a thread, one after the other.
+
+    All ranks add the same checkpoints. One that a newer one overtakes before its copy has begun is
+    passed over.
+    """
+
+    def __init__(self, group: Group, copies: int, settings: str) -> None:
+        self._group = group
+        self._copies = copies
+        self._settings = settings
+        self._changed = threading.Condition()
+        self._added: list[str] = []
+        self._done = 0
+        """How many of those added are copied, or passed over."""
+        self._is_running = False
+        self.error: BaseException | None = None
+        """Why the last copy failed; None after one that went well."""
+
+    def add(self, path: str) -> None:
+        """Copy a checkpoint as soon as the copy in progress has ended."""
+        with self._changed:
+            self._added.append(path)
+            if self._is_running:
+                return
+            try:
+                threading.Thread(target=self._work, name="ringstow-replicas", daemon=True).start()
+            except RuntimeError as error:  # there can be no more threads
+                self.error = error
+                _log.error("%s is saved, but not copied to other nodes: %s", path, error)
+            else:
+                self._is_running = True
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is left to copy; return whether that is so, and the last copy good."""
+        with self._changed:
+            is_over = self._changed.wait_for(lambda: not self._is_running, timeout)
+            return is_over and self.error is None
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                added = len(self._added)
+                if added == self._done:
+                    self._is_running = False
+                    self._changed.notify_all()
+                    return
+            before = self._done
+            try:
+                self._copy(added)
+            except BaseException as error:  # a panic, too: the step is saved, training goes on
+                if self._done == before:  # the ranks did not even agree on what to copy
+                    self._done = added
+                self.error = error
+                path = self._added[self._done - 1]
+                _log.error("%s is saved, but a part of it is on one node alone: %s", path, error)
+
+    def _copy(self, added: int) -> None:
+        # Each rank copies the newest that all have added: so all of them copy the same ones.
+        newest = min(self._group.gathered(added))
+        path, passed = self._added[newest - 1], self._added[self._done : newest - 1]
+        for one in passed:
+            _log.warning(
+                "%s is not copied to other nodes: %s is newer, and the copies are slower than the "
+                "saves",
+                one,
+                path,
+            )
+        self._done = newest
+        replicate(self._group, path, self._copies, self._settings)
+        self.error = None

@@ -1,0 +1,247 @@
+"""Nodes that share no directory: each rank's, or each pair's, is a folder of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import pytest
+import torch
+from layouts import EVEN_HIDDEN, differences, whole
+from test_distributed import SHARED, state_of
+from torch.distributed.checkpoint.state_dict import set_state_dict
+
+import ringstow
+from ringstow import distributed
+from ringstow.distributed import PerRank
+
+
+def path_on(root, rank, per_node=1, name="step-7"):
+    """Return where a rank's node has a checkpoint."""
+    return root / f"node{rank // per_node}" / "run" / name
+
+
+def save(rank, layout, root, per_node=1, start=distributed.save):
+    model, optimizer, state = state_of(layout, 1, 7, EVEN_HIDDEN)
+    state["rng"] = PerRank(torch.tensor([rank]))
+    done = start(state, path_on(root, rank, per_node), step=7, node_local=True)
+    if start is distributed.save_async:
+        done = done.result()
+    assert done.path == str(path_on(root, rank, per_node))
+    return whole(model, optimizer)
+
+
+def load(rank, layout, root, per_node=1):
+    model, optimizer, state = state_of(layout, 2, 0, EVEN_HIDDEN)
+    distributed.load_into(state, path_on(root, rank, per_node), strict=False)
+    assert state["step"] == 7
+    set_state_dict(
+        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"]
+    )
+    return whole(model, optimizer)
+
+
+def load_all(rank, root, per_node=1):
+    return distributed.load(path_on(root, rank, per_node))
+
+
+def names(directory):
+    return sorted(os.listdir(directory))
+
+
+def ranks_in(directory):
+    """Return the ranks whose files a directory has."""
+    return sorted({int(name[4:9]) for name in names(directory) if name.startswith("rank")})
+
+
+@pytest.mark.parametrize("layout", SHARED)
+def test_each_node_has_its_own_files_and_any_layout_loads(ranks, tmp_path, layout):
+    saved = ranks(4).run(save, layout, tmp_path, 2)[0]
+    for node in (0, 1):
+        directory = path_on(tmp_path, 2 * node, 2)
+        assert ranks_in(directory) == [2 * node, 2 * node + 1]
+        assert names(directory.parent) == [".ringstow-node.json", "step-7"]
+        report = ringstow.verify(directory)
+        assert report.ok
+        assert report.elsewhere == report.files > 0
+    for other in SHARED:
+        loaded = ranks(4).run(load, other, tmp_path, 2)[0]
+        assert differences(saved, loaded) == [], other
+    assert names(path_on(tmp_path, 0, 2).parent) == [".ringstow-node.json", "step-7"]
+
+
+def test_in_the_background_and_whole_on_each_rank(ranks, tmp_path):
+    saved = ranks(2).run(save, "fsdp2", tmp_path, 1, distributed.save_async)[0]
+    for loaded in ranks(2).run(load_all, tmp_path):
+        assert differences(saved[0], loaded["model"]) == []
+        assert [int(loaded["rng"][rank]) for rank in "01"] == [0, 1]
+
+
+def test_one_process_is_told_which_node_has_the_rest(ranks, tmp_path):
+    ranks(2).run(save, "fsdp2", tmp_path)
+    here = path_on(tmp_path, 0)
+    with pytest.raises(ringstow.MissingFilesError, match="is on another node") as raised:
+        ringstow.load(here)
+    other = json.loads((path_on(tmp_path, 1).parent / ".ringstow-node.json").read_text())
+    assert other["id"] in str(raised.value)
+    (found,) = ringstow.steps(here.parent)
+    assert (found.status, found.step) == ("committed", 7)
+    assert ringstow.latest(here.parent) == str(here)
+
+
+def test_files_of_all_nodes_in_one_directory_are_a_usual_checkpoint(ranks, tmp_path):
+    saved = ranks(2).run(save, "fsdp2", tmp_path)[0]
+    together = tmp_path / "all"
+    for rank in (0, 1):
+        shutil.copytree(path_on(tmp_path, rank), together, dirs_exist_ok=True)
+    assert differences(saved[0], ringstow.load(together)["model"]) == []
+    report = ringstow.verify(together)
+    assert (report.ok, report.elsewhere) == (True, 0)
+
+
+def test_lost_file_is_missing_on_its_own_node(ranks, tmp_path):
+    ranks(2).run(save, "fsdp2", tmp_path)
+    here = path_on(tmp_path, 1)
+    lost = next(here.glob("rank00001*"))
+    lost.unlink()
+    with pytest.raises(ringstow.MissingFilesError, match=lost.name):
+        ringstow.load(here)
+    with pytest.raises(ringstow.MissingFilesError, match=f"on none of the 2 nodes: {lost.name}"):
+        ranks(2).run(load, "fsdp2", tmp_path)
+
+
+def test_lost_node_is_named(ranks, tmp_path):
+    ranks(2).run(save, "fsdp2", tmp_path)
+    gone = json.loads((path_on(tmp_path, 1).parent / ".ringstow-node.json").read_text())["id"]
+    shutil.rmtree(path_on(tmp_path, 1).parent)
+    with pytest.raises(ringstow.MissingFilesError, match=gone):
+        ranks(2).run(load, "fsdp2", tmp_path)
+
+
+def test_new_node_gets_what_the_others_have(ranks, tmp_path):
+    saved = ranks(2).run(save, "fsdp2", tmp_path)[0]
+    shutil.copytree(path_on(tmp_path, 1), path_on(tmp_path, 0), dirs_exist_ok=True)
+    shutil.rmtree(path_on(tmp_path, 1).parent)
+    assert differences(saved, ranks(2).run(load, "fsdp2", tmp_path)[0]) == []
+    assert names(path_on(tmp_path, 1)) == ["manifest.json"]
+
+
+def crash(rank, root, when):
+    """Save, and have the commit fail on rank 1 at one of its steps."""
+    from ringstow.distributed import _apart
+
+    if rank == 1:
+        session = _apart._native.NodeSession
+
+        class Failing:
+            def __init__(self, *args):
+                self.session = session(*args)
+
+            def prepare(self, *args):
+                if when == "prepare":
+                    raise OSError(28, "No space left on device", "manifest.json.part")
+                return self.session.prepare(*args)
+
+            def abandon(self):
+                self.session.abandon()
+
+        _apart._native.NodeSession, was = Failing, session
+    try:
+        state = {"step": 8, "rng": PerRank(torch.tensor([rank]))}
+        with pytest.raises((OSError, ringstow.Error), match="No space"):
+            distributed.save(state, path_on(root, rank), step=8, node_local=True)
+    finally:
+        if rank == 1:
+            _apart._native.NodeSession = was
+
+
+def test_full_disk_on_one_node_commits_on_none_and_keeps_the_old_one(ranks, tmp_path):
+    saved = ranks(2).run(save, "fsdp2", tmp_path)[0]
+    before = [names(path_on(tmp_path, rank)) for rank in (0, 1)]
+    ranks(2).run(crash, tmp_path, "prepare")
+    assert [names(path_on(tmp_path, rank)) for rank in (0, 1)] == before
+    assert differences(saved, ranks(2).run(load, "fsdp2", tmp_path)[0]) == []
+
+
+def test_commit_that_was_cut_between_nodes_is_finished_by_the_load(ranks, tmp_path):
+    saved = ranks(2).run(save, "fsdp2", tmp_path)[0]
+    # As if rank 1 had been killed before its rename: all names are those before the commit.
+    there = path_on(tmp_path, 1)
+    for name in names(there):
+        os.rename(there / name, there / f"{name}.part")
+    swept = ringstow.prune(there.parent)
+    assert "all nodes have written it" in swept.left[0].reason
+    assert ringstow.steps(there.parent)[0].status == "incomplete"
+    assert differences(saved, ranks(2).run(load, "fsdp2", tmp_path)[0]) == []
+    assert ringstow.steps(there.parent)[0].status == "committed"
+    assert not [name for name in names(there) if name.endswith(".part")]
+
+
+def test_damage_is_met_where_it_is_and_named(ranks, tmp_path):
+    ranks(2).run(save, "fsdp2", tmp_path)
+    for damaged in path_on(tmp_path, 1).glob("rank*"):
+        content = bytearray(damaged.read_bytes())
+        content[-1] ^= 1
+        damaged.write_bytes(content)
+    with pytest.raises(ringstow.CorruptCheckpointError, match="rank00001"):
+        ranks(2).run(load, "plain", tmp_path)
+
+
+def fail_to_make_room(rank, root):
+    from ringstow.distributed import _fetch
+
+    if rank == 1:
+        _fetch.tempfile.mkdtemp, was = None, _fetch.tempfile.mkdtemp
+    try:
+        with pytest.raises((TypeError, ringstow.Error), match="NoneType"):
+            load(rank, "plain", root)
+    finally:
+        if rank == 1:
+            _fetch.tempfile.mkdtemp = was
+
+
+def test_rank_that_fails_before_the_others_send_fails_all(ranks, tmp_path):
+    saved = ranks(2).run(save, "plain", tmp_path)[0]
+    ranks(2).run(fail_to_make_room, tmp_path, timeout=60)
+    assert differences(saved, ranks(2).run(load, "plain", tmp_path)[0]) == []
+
+
+def save_again(rank, root):
+    for step in (1, 2, 3):
+        state = {"step": step, "own": PerRank(torch.full((1000,), step + rank))}
+        distributed.save(state, path_on(root, rank), step=step, node_local=True)
+    state = {"step": 0, "own": PerRank(torch.zeros(1000, dtype=torch.int64))}
+    distributed.load_into(state, path_on(root, rank))
+    return state["step"], int(state["own"].value[0])
+
+
+def test_saves_replace_each_other_on_all_nodes(ranks, tmp_path):
+    assert ranks(2).run(save_again, tmp_path) == [(3, 3), (3, 4)]
+    for rank in (0, 1):
+        assert ranks_in(path_on(tmp_path, rank)) == [rank]
+
+
+def refused(rank, root):
+    state = {"w": torch.ones(3)}
+    with pytest.raises(ringstow.InvalidStateError, match="base is for a directory"):
+        distributed.save(state, path_on(root, rank), node_local=True, base=root / "x")
+    with pytest.raises(ringstow.InvalidStateError, match="same call"):
+        distributed.save(state, path_on(root, rank, name=f"step-{rank}"), node_local=True)
+    with pytest.raises(ringstow.InvalidStateError, match="same call"):
+        distributed.save(state, path_on(root, rank), node_local=rank == 0)
+
+
+def test_what_cannot_be_is_refused_on_all(ranks, tmp_path):
+    ranks(2).run(refused, tmp_path)
+    assert not list(tmp_path.glob("*/run/*"))
+
+
+def shared(rank, path):
+    distributed.save({"w": torch.ones(3), "step": 1}, path, node_local=True)
+    return distributed.load(path)["step"]
+
+
+def test_one_directory_for_all_ranks_is_one_node(ranks, tmp_path):
+    assert ranks(2).run(shared, tmp_path / "run/step-1") == [1, 1]
+    assert ringstow.load(tmp_path / "run/step-1")["step"] == 1

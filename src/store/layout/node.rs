@@ -1,0 +1,100 @@
+//! What identifies a directory of checkpoints to ranks on other nodes, which do not see it.
+
+use crate::error::{Error, Result};
+use crate::format::{Manifest, names};
+use crate::store::layout::unique::unique;
+use crate::sys::dir::{self, rename_to_free};
+use crate::sys::file;
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The content of the file that identifies a directory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeId {
+    /// A text that no other directory has.
+    pub id: String,
+    /// The host that made it, for messages.
+    pub host: String,
+}
+
+/// Longer files are none of these.
+const BYTES_MAX: u64 = 4096;
+
+/// What identifies the directory of a run; `None` if nothing does yet.
+///
+/// # Errors
+/// [`Error::Io`]; [`Error::Format`] for another program's file.
+pub(in crate::store) fn read(run: &Path) -> Result<Option<NodeId>> {
+    let path = run.join(names::NODE);
+    let text = match file::read_start(&path, BYTES_MAX) {
+        Ok(text) => text,
+        Err(e) if file::is_absent(&e) => return Ok(None),
+        Err(e) => return Err(Error::io("reading", path, e)),
+    };
+    serde_json::from_slice(&text).map(Some).map_err(|error| {
+        Error::format(path, format!("is not what identifies a node ({error}): remove it"))
+    })
+}
+
+/// What identifies the directory of a run. Creates directory and file if they are missing; of processes that do so at
+/// once, all get the same.
+///
+/// # Errors
+/// As for [`read`].
+pub fn node_id(run: &Path) -> Result<NodeId> {
+    if let Some(id) = read(run)? {
+        return Ok(id);
+    }
+    make(run)?;
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let text = serde_json::json!(NodeId { id: unique(), host }).to_string();
+    let part = run.join(format!("{}.{}{}", names::NODE, unique(), names::UNCOMMITTED_SUFFIX));
+    file::write_durably(&part, |mut file| io::Write::write_all(&mut file, text.as_bytes()))?;
+    match rename_to_free(&part, &run.join(names::NODE)) {
+        Err(error) if error.is_taken() => dir::remove(&part)?,
+        renamed => renamed?,
+    }
+    dir::sync(run)?;
+    read(run)?.ok_or_else(|| {
+        let gone = io::Error::from(io::ErrorKind::NotFound);
+        Error::io("reading", run.join(names::NODE), gone)
+    })
+}
+
+/// Whether a save by ranks on several nodes has written its manifest to this directory, and was killed before it committed
+/// here: it may be committed on other nodes.
+pub(in crate::store) fn is_prepared(dir: &Path) -> bool {
+    let path = dir.join(names::UNCOMMITTED_MANIFEST);
+    let read = || Manifest::decode_files(file::read(&path).ok()?, &path).ok();
+    read().is_some_and(|manifest| !manifest.nodes.is_empty())
+}
+
+/// Makes a directory, and those above it.
+fn make(dir: &Path) -> Result<()> {
+    let above: Vec<PathBuf> = dir.ancestors().map(PathBuf::from).collect();
+    let missing = above.into_iter().take_while(|dir| !dir.as_os_str().is_empty() && !dir::has(dir));
+    let missing: Vec<PathBuf> = missing.collect();
+    missing.iter().rev().try_for_each(|dir| dir::make(dir).map(drop))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_that_see_a_directory_get_one_id_and_other_directories_get_others() {
+        let root = tempfile::tempdir().unwrap();
+        let run = root.path().join("a/run");
+        assert_eq!(read(&run).unwrap(), None);
+        let ids: Vec<NodeId> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| node_id(&run).unwrap())).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
+        assert_eq!(dir::file_names(&run).unwrap(), [names::NODE]);
+        assert_ne!(node_id(&root.path().join("b")).unwrap().id, ids[0].id);
+        std::fs::write(run.join(names::NODE), "notes").unwrap();
+        assert!(node_id(&run).unwrap_err().to_string().contains("remove it"));
+    }
+}
