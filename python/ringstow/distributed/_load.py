@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ringstow import _arguments, _late, _load, _merge, _native, _outcomes
 from ringstow._arguments import StrPath, to_read
@@ -17,6 +17,7 @@ from ringstow.dcp._together import raise_first, sendable
 from ringstow.distributed import _fetch, _nodes, _whole
 from ringstow.distributed._deal import agreed, refuse_different_calls
 from ringstow.distributed._group import Group, group_of
+from ringstow.distributed._mend import Mender
 from ringstow.distributed._state import PerRank
 from ringstow.distributed._whole import Whole
 from ringstow.tree._select import check_match
@@ -73,9 +74,9 @@ def load_into(
     """
     ranks = group_of(group)
     with ranks.turn, _outcomes.failing("load", str(path)):
-        where, settings, whole = _meet(ranks, "load_into", path, config, strict)
+        where, settings, found = _meet(ranks, "load_into", path, config, strict)
         for attempt in range(_ATTEMPTS):
-            one = _Load(ranks, where, whole, strict=strict)
+            one = _Load(ranks, where, None if found is None else found.whole, strict=strict)
             try:
                 report = one.run(
                     state_dict, settings, cast=cast, verify=verify, allow_pickle=allow_pickle
@@ -83,6 +84,9 @@ def load_into(
                 break
             except ReplacedCheckpointError:
                 if attempt == _ATTEMPTS - 1:
+                    raise
+            except Exception:
+                if found is None or not found.mender.mend(one.errors):
                     raise
     _load.tell(report)
     return report
@@ -127,8 +131,9 @@ def load(
     loaded: dict[Any, Any] = {}
     failure: BaseException | None = None
     with ranks.turn:
-        where, settings, whole = _meet(ranks, "load", path, config)
+        where, settings, found = _meet(ranks, "load", path, config)
         try:
+            whole = None if found is None else found.whole
             with _with_all(ranks, where, whole, settings) as stripe:
                 loaded = _load.load(
                     where,
@@ -146,9 +151,16 @@ def load(
     return loaded
 
 
+class _Found(NamedTuple):
+    """A checkpoint of nodes that share no directory."""
+
+    whole: Whole
+    mender: Mender
+
+
 def _meet(
     ranks: Group, call: str, path: StrPath, config: Config | None, *options: object
-) -> tuple[str, str, Whole | None]:
+) -> tuple[str, str, _Found | None]:
     """Return the path and the configuration, once all ranks make the same call and see the path.
 
     Of a checkpoint of nodes that share no directory, whose paths may differ, also what is where.
@@ -170,7 +182,8 @@ def _meet(
     all_seen = [one for _, one in all_said]
     if any(all_seen):
         nodes = _nodes.meet(ranks, _nodes.run_of(where))
-        return where, settings, _whole.find(ranks, nodes, where, settings, all_seen)
+        whole = _whole.find(ranks, nodes, where, settings, all_seen)
+        return where, settings, _Found(whole, Mender(ranks, nodes, whole, (where, settings)))
     refuse_different_calls([(call, other, *options) for other, _ in all_said])
     ranks.see(where)
     return where, settings, None
@@ -221,6 +234,8 @@ class _Load:
         self._whole = whole
         self._strict = strict
         self._stamp: str | None = None
+        self.errors: list[BaseException | None] = []
+        """Why the load has failed, on each rank."""
         self._left: list[str] = []
 
     def run(
@@ -295,6 +310,7 @@ class _Load:
     def _say(self, error: BaseException | None) -> None:
         """Raise on all ranks if one has failed."""
         all_said = self._ranks.gathered(_Opened(error, self._stamp, set(self._left)))
+        self.errors = [one.error for one in all_said]
         failures = [one.error for one in all_said if one.error is not None]
         if failures and all(isinstance(one, ReplacedCheckpointError) for one in failures):
             raise failures[0]

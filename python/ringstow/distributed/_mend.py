@@ -1,0 +1,97 @@
+"""Damaged files of one node, replaced by the intact copies that other nodes have."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+
+from ringstow import _native
+from ringstow._errors import CorruptCheckpointError
+from ringstow.distributed import _fetch
+from ringstow.distributed._group import Group
+from ringstow.distributed._nodes import Nodes
+from ringstow.distributed._whole import Whole
+
+_log = logging.getLogger("ringstow")
+
+
+class Mender:
+    """Replaces files of a checkpoint, each once."""
+
+    def __init__(self, group: Group, nodes: Nodes, whole: Whole, at: tuple[str, str]) -> None:
+        self._group = group
+        self._nodes = nodes
+        self._whole = whole
+        self._path, self._config = at
+        self._tried: set[tuple[int, int]] = set()
+
+    def mend(self, errors: list[BaseException | None]) -> bool:
+        """Replace what a load has found damaged; return whether to load again.
+
+        All ranks of the group call it with the same errors.
+
+        Args:
+            errors: what each rank has met.
+
+        Raises:
+            CorruptCheckpointError: the copies cannot be read either.
+            Error: another rank failed.
+        """
+        failed = [(rank, error) for rank, error in enumerate(errors) if error is not None]
+        if not failed or not all(isinstance(one, CorruptCheckpointError) for _, one in failed):
+            return False  # or the ranks that should have sent it have found the damage
+        damaged = {(self._nodes.number_of(rank), self._number_of(error)) for rank, error in failed}
+        holders = [list(ranks) for ranks in self._whole.holders]
+        for node, number in damaged:
+            if number is None or (node, number) in self._tried:
+                return False
+            self._tried.add((node, number))
+            here = self._nodes.found[node][2]
+            holders[number] = [rank for rank in holders[number] if rank not in here]
+            if not holders[number]:
+                return False
+        own = [n for node, n in damaged if node == self._nodes.own and n is not None]
+        self._replace(self._whole._replace(holders=holders), own)
+        return True
+
+    def _number_of(self, error: BaseException) -> int | None:
+        assert isinstance(error, CorruptCheckpointError)
+        name = os.path.basename(error.file).removesuffix(".part")
+        found = (number for number, (one, _) in enumerate(self._whole.files) if one == name)
+        return next(found, None)
+
+    def _replace(self, whole: Whole, own: list[int]) -> None:
+        """Fetch files from other nodes. The first rank of the node puts them in their places."""
+        leads = self._group.rank == self._nodes.ranks[0]
+        own = own if leads else []
+        with contextlib.ExitStack() as opened:
+            fetched: _fetch.Fetched | None = None
+            checkpoint: _native.Checkpoint | None = None
+            error: BaseException | None = None
+            try:
+                room = _fetch.room(self._path, whole, self._group.rank, self._config)
+                fetched = opened.enter_context(room)
+                checkpoint = _native.Checkpoint(self._path, fetched.config)
+            except BaseException as caught:  # the other ranks must not wait for this one
+                error = caught
+            self._group.agreed(error, None)
+            assert checkpoint is not None
+            assert fetched is not None
+            needs = _fetch.Needs(self._group, whole, self._path, fetched)
+            needs.fetch(checkpoint, [(number, 0, whole.files[number][1]) for number in own])
+            try:
+                for number in own:
+                    self._put(fetched.directory, _native.files_of(checkpoint)[number])
+            except OSError as caught:
+                error = caught
+            self._group.agreed(error, None)
+
+    def _put(self, directory: str, file: tuple[str, str, int, bool]) -> None:
+        name, target, _, _ = file
+        copy = os.path.join(directory, name)
+        with open(copy, "rb") as written:
+            os.fsync(written.fileno())
+        os.replace(copy, target)
+        _native.sync_dir(self._path)
+        _log.warning("%s was damaged: it is replaced by the copy of another node", target)

@@ -1,0 +1,189 @@
+"""CheckpointManager on nodes that share no directory: each rank's node is a folder of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+import torch
+import torch.distributed as dist
+from layouts import EVEN_HIDDEN, differences, whole
+from test_distributed import state_of
+from torch.distributed.checkpoint.state_dict import set_state_dict
+
+import ringstow
+from ringstow.distributed import PerRank
+
+
+def root_on(root, rank):
+    return root / f"node{rank}" / "run"
+
+
+def manager_on(rank, root, **options):
+    return ringstow.CheckpointManager(root_on(root, rank), node_local=True, **options)
+
+
+def train(rank, root, steps, options):
+    """Save steps; return what the last one saved."""
+    model, optimizer, state = state_of("fsdp2", steps[-1], 0, EVEN_HIDDEN)
+    with manager_on(rank, root, **options) as manager:
+        for step in steps:
+            state |= {"step": step, "own": PerRank(torch.full((5000,), step + rank))}
+            manager.save_async(step, state, metrics={"loss": 1 / step})
+            manager.wait()
+        assert manager.wait_promoted()
+        assert manager.promotion_error is None
+    return whole(model, optimizer)
+
+
+def resume(rank, root, options, step=None, on_corrupt="raise"):
+    model, optimizer, state = state_of("fsdp2", 99, 0, EVEN_HIDDEN)
+    state["own"] = PerRank(torch.zeros(5000, dtype=torch.int64))
+    with manager_on(rank, root, **options) as manager:
+        restored = manager.restore(step, into=state, on_corrupt=on_corrupt)
+        found = [one.step for one in manager.steps()]
+        newest = manager.latest()
+    if restored is None:
+        return None
+    assert restored.path.startswith(str(root_on(root, rank)))
+    assert int(state["own"].value[0]) == restored.step + rank
+    assert newest is not None
+    set_state_dict(
+        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"]
+    )
+    return restored.step, found, whole(model, optimizer)
+
+
+def ranks_in(directory):
+    return sorted({int(name[4:9]) for name in os.listdir(directory) if name.startswith("rank")})
+
+
+def test_any_one_node_can_be_lost(ranks, tmp_path):
+    options = {"replicas": 2, "keep_last": 2}
+    saved = ranks(4).run(train, tmp_path / "whole", [1, 2, 3], options)[0]
+    for rank in range(4):
+        run = root_on(tmp_path / "whole", rank)
+        assert sorted(os.listdir(run)) == [".ringstow-node.json", "step-00000002", "step-00000003"]
+        assert ranks_in(run / "step-00000003") == sorted({rank, (rank - 1) % 4})
+        assert ringstow.verify(run / "step-00000003").ok
+    for lost in range(4):
+        root = tmp_path / f"without{lost}"
+        shutil.copytree(tmp_path / "whole", root)
+        shutil.rmtree(root / f"node{lost}")
+        step, found, loaded = ranks(4).run(resume, root, options)[0]
+        assert (step, found) == (3, [2, 3])
+        assert differences(saved, loaded) == []
+
+
+def test_two_neighbours_can_be_lost_with_three_copies(ranks, tmp_path):
+    options = {"replicas": 3}
+    saved = ranks(4).run(train, tmp_path, [1], options)[0]
+    for lost in (3, 0):
+        shutil.rmtree(tmp_path / f"node{lost}")
+    step, _, loaded = ranks(4).run(resume, tmp_path, options)[0]
+    assert step == 1
+    assert differences(saved, loaded) == []
+
+
+def test_more_lost_than_there_are_copies_is_an_error_that_names_the_node(ranks, tmp_path):
+    ranks(4).run(train, tmp_path, [1, 2], {"replicas": 2})
+    for lost in (1, 2):
+        shutil.rmtree(tmp_path / f"node{lost}")
+    with pytest.raises(ringstow.MissingFilesError, match="on none of the 4 nodes: rank00001"):
+        ranks(4).run(resume, tmp_path, {"replicas": 2})
+
+
+def test_step_that_was_lost_with_a_node_is_passed_over(ranks, tmp_path):
+    """The newest step was not copied yet when the node was lost; the one before was."""
+    ranks(2).run(train, tmp_path, [1], {"replicas": 2})
+    ranks(2).run(train, tmp_path, [2], {})
+    shutil.rmtree(tmp_path / "node1")
+    step, found, _ = ranks(2).run(resume, tmp_path, {})[0]
+    assert (step, found) == (1, [1, 2])
+    with pytest.raises(ringstow.MissingFilesError, match="rank00001"):
+        ranks(2).run(resume, tmp_path, {}, 2)
+
+
+def test_replica_is_used_where_a_file_is_damaged(ranks, tmp_path):
+    saved = ranks(2).run(train, tmp_path, [1], {"replicas": 2})[0]
+    for damaged in (root_on(tmp_path, 1) / "step-00000001").glob("rank00001*"):
+        content = bytearray(damaged.read_bytes())
+        content[-1] ^= 1
+        damaged.write_bytes(content)
+    step, _, loaded = ranks(2).run(resume, tmp_path, {"replicas": 2})[0]
+    assert step == 1
+    assert differences(saved, loaded) == []
+
+
+def test_nothing_saved_yet_is_none(ranks, tmp_path):
+    assert ranks(2).run(resume_nothing, tmp_path) == [None, None]
+
+
+def resume_nothing(rank, root):
+    with manager_on(rank, root) as manager:
+        assert manager.steps() == []
+        assert manager.latest() is None
+        return manager.restore(into={"w": torch.ones(3)})
+
+
+def fill_disk(rank, root):
+    """Copies fail on rank 1, whose disk is full; saves go on."""
+    import resource
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    state = {"large": PerRank(torch.zeros(2 << 20)), "step": 1}
+    with manager_on(rank, root, replicas=2) as manager:
+        try:
+            manager.save(1, state)
+            assert manager.wait_promoted()
+            from ringstow.distributed import _replicas
+
+            if rank == 1:
+                _replicas.open_write, was = full_disk, _replicas.open_write
+            manager.save(2, state)
+            assert not manager.wait_promoted()
+            assert "No space left" in str(manager.promotion_error)
+            if rank == 1:
+                _replicas.open_write = was
+            manager.save(3, state)
+            assert manager.wait_promoted()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def full_disk(path):
+    raise OSError(28, "No space left on device", path)
+
+
+def test_full_disk_of_the_other_node_fails_the_copy_alone(ranks, tmp_path):
+    ranks(2).run(fill_disk, tmp_path)
+    assert ranks_in(root_on(tmp_path, 1) / "step-00000002") == [1]
+    assert ranks_in(root_on(tmp_path, 1) / "step-00000003") == [0, 1]
+
+
+def make(rank, root, options, match):
+    with pytest.raises((ringstow.InvalidStateError, ValueError), match=match):
+        manager_on(rank, root, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"replicas": 3}, "replicas=3 needs as many nodes, and these ranks are on 2"),
+        ({"replicas": 0}, "1 or more"),
+        ({"tiers": ["s3://bucket/run"]}, "tiers does not go"),
+        ({"base": "previous"}, "base does not go"),
+        ({"slim_after": 1}, "slim_after does not go"),
+    ],
+)
+def test_what_cannot_be_is_refused(ranks, tmp_path, options, match):
+    ranks(2).run(make, tmp_path, options, match)
+
+
+def test_one_process_has_no_nodes(tmp_path):
+    with pytest.raises(ringstow.InvalidStateError, match="for several ranks"):
+        ringstow.CheckpointManager(tmp_path, node_local=True)
+    with pytest.raises(ringstow.InvalidStateError, match="node_local=True"):
+        ringstow.CheckpointManager(tmp_path, replicas=2)
+    assert not dist.is_initialized()
