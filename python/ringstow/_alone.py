@@ -40,9 +40,9 @@ class Side(Protocol[_Handle]):
     """What `CheckpointManager` needs of the process or the ranks that it works for."""
 
     is_first: bool
-    """Whether this process copies steps to other tiers."""
+    """Whether this process removes old steps from the tiers after the first."""
     leads: bool
-    """Whether this process removes old steps."""
+    """Whether this process removes old steps from its directory, and copies new ones from there."""
 
     def check(self) -> None:
         """Raise InvalidStateError if the manager was made for other ranks than there are."""

@@ -105,7 +105,8 @@ class CheckpointManager:
             tiers: object stores to copy each step to in the background, nearest first, such as
                 ``["s3://bucket/run"]``: see `ringstow.promote`. If saves are faster than copies,
                 steps in between are passed over. `restore` takes the newest step of all tiers, and
-                of one step the nearest intact copy. On several ranks, rank 0 copies.
+                of one step the nearest intact copy. On several ranks, rank 0 copies; with
+                ``node_local`` the first rank of each node copies its files.
             keep_promoted: how many of the newest steps to keep on each of ``tiers``, and those that
                 ``keep_every`` and ``keep_best`` keep. None keeps all.
             promotion_rate: bytes a second of these copies at most; 0 for no limit.
@@ -127,8 +128,8 @@ class CheckpointManager:
             TypeError, ValueError: a rule cannot be used.
             InvalidStateError: ``root`` is a URL, or one of ``tiers`` is none; or ``staging`` is
                 unknown, or not for several ranks; or a name in ``slim`` is none; or ``node_local``
-                goes with one process, ``tiers``, ``base`` or ``slim_after``; or there are fewer
-                nodes than ``replicas``.
+                goes with one process, ``base`` or ``slim_after``; or there are fewer nodes than
+                ``replicas``.
         """
         self._rules = _rules.checked(keep_last, keep_every, keep_best, slim_after, slim)
         self._root = absolute(root)
@@ -136,23 +137,24 @@ class CheckpointManager:
         urls = _tiers.checked(tiers)
         self._steps = _tiers.Steps(self._run, urls, config)
         there = _rules.on_tiers(self._rules, keep_promoted)
-        self._promoter = _tiers.Promoter(_tiers.Plan(urls, promotion_rate, there), config)
         self._retention = Retention(self._rules, self._root, config)
         self._previous = _previous.previous(base, base_full_every, self._run.newest)
         check_staging(staging)
         self._side: Side[Any] = Alone(config, staging, allow_pickle, self._rules.apart)
         has_ranks = group is not None or _others.ranks() is not None
-        _check_nodes(node_local, replicas, has_ranks, tiers=urls, base=base, slim_after=slim_after)
+        _check_nodes(node_local, replicas, has_ranks, base=base, slim_after=slim_after)
         if node_local:
             from ringstow.distributed._node_ranks import NodeRanks
 
             side = NodeRanks(self._root, replicas, config, staging, allow_pickle, group)
             self._side, self._run = side, side.run
-            self._steps = _tiers.Steps(self._run, urls, config)
+            self._steps = _tiers.Steps(self._run, urls, config, side.from_first)
         elif has_ranks:
             from ringstow.distributed._ranks import Ranks
 
             self._side = Ranks(config, staging, allow_pickle, group, self._rules.apart)
+        plan = _tiers.Plan(urls, promotion_rate, there, self._side.is_first)
+        self._promoter = _tiers.Promoter(plan, config)
         self._turn = Turn(self._root)
         self._saving: _Saving | None = None
         self._has_read_newest = False
@@ -411,7 +413,7 @@ class CheckpointManager:
             if restored is not None and is_here:
                 if self._previous is not None:
                     self._previous.restored(restored.path)
-                if number is None and self._side.is_first:
+                if number is None and self._side.leads:
                     # A kill may have cut its copy short.
                     self._promoter.add(restored.path, is_new=False)
             if number is None and restored is not None:
@@ -435,7 +437,7 @@ class CheckpointManager:
     def _committed(self, path: str) -> None:
         if self._previous is not None:
             self._previous.saved(path)
-        if self._side.is_first:
+        if self._side.leads:
             self._promoter.add(path, is_new=True)
         self._side.committed(path)
         self._retain()

@@ -541,7 +541,7 @@ def check_url(url: str) -> None: ...
 def promote(
     path: str,
     to: str,
-    how: tuple[int, int, int, bool],
+    how: tuple[int, int, int, bool, bool],
     config: str,
     *,
     progress: Callable[[int, int], object] | None = None,

@@ -24,6 +24,7 @@ def promote(
     uploads: int = 4,
     part_bytes: int = 16 << 20,
     replace_older: bool = False,
+    replicas: bool = True,
     config: Config | None = None,
 ) -> PromotionReport:
     """Copy a checkpoint to an object store, where it is loaded by its URL.
@@ -43,6 +44,8 @@ def promote(
         part_bytes: bytes of a part, 5 MiB to 256 MiB.
         replace_older: replace a checkpoint at the URL that was committed earlier than this one, by
             one request; its shards are removed after that.
+        replicas: of a checkpoint of nodes that share no directory, also send files of other nodes,
+            as far as this node has copies. Each node sends its own, and the last one commits.
         config: the settings of reading; None means the defaults.
 
     Returns:
@@ -64,7 +67,7 @@ def promote(
             f"{to} is not the URL of an object store (s3://, gs://, az://): copy a checkpoint to a "
             "directory with `cp -a`"
         )
-    where, how = of_checkpoint(path), (rate, uploads, part_bytes, replace_older)
+    where, how = of_checkpoint(path), (rate, uploads, part_bytes, replace_older, replicas)
     with Progress(f"sending {os.path.basename(where)}") as progress:
         report = _native.promote(where, url, how, native_json(config), progress=progress.advance)
     return PromotionReport.from_json(report)

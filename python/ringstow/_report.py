@@ -358,6 +358,9 @@ class PromotionReport(_Moved):
     """Bytes that this promotion sent; the others were there."""
     was_there: bool
     """Whether the whole checkpoint was there already."""
+    missing: int
+    """Files that other nodes, which share no directory with this one, have still to send. The last
+    one commits; 0 if it is committed."""
     seconds: float
     """Seconds in total."""
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ringstow import _catalog, _native, _promote, _rules
 from ringstow._arguments import object_url
-from ringstow._errors import Error, InvalidStateError, NoCheckpointError
+from ringstow._errors import (
+    Error,
+    IncompleteCheckpointError,
+    InvalidStateError,
+    NoCheckpointError,
+)
 from ringstow._rules import Rules
 from ringstow._run import was_committed
 
@@ -21,6 +27,11 @@ if TYPE_CHECKING:
     from ringstow._run import Run
 
 _log = logging.getLogger("ringstow")
+
+_POLL_S = 2.0
+"""How often a node looks whether the others have sent their files."""
+_PATIENCE_S = 600.0
+"""How long it waits for them, if they send nothing."""
 
 
 def checked(tiers: Iterable[str]) -> tuple[str, ...]:
@@ -48,10 +59,18 @@ def checked(tiers: Iterable[str]) -> tuple[str, ...]:
 class Steps:
     """The steps of a run on all of its tiers."""
 
-    def __init__(self, run: Run, tiers: tuple[str, ...], config: Config | None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        tiers: tuple[str, ...],
+        config: Config | None,
+        first: Callable[[Callable[[], list[Step]]], list[Step]] = lambda look: look(),
+    ) -> None:
+        """Name them; ``first`` has one rank look into the tiers for all, if all ranks call."""
         self._run = run
         self._tiers = tiers
         self._config = config
+        self._first = first
 
     def candidates(self, on_corrupt: OnCorrupt) -> list[Step]:
         """Return the committed steps, newest first, and of one step the nearest copy first.
@@ -77,6 +96,11 @@ class Steps:
             raise NoCheckpointError(f"{where} have no step {step}", path=self._run.root)
         return found
 
+    def _there(self) -> list[Step]:
+        """Return the committed steps in the tiers."""
+        found = [_catalog.steps(tier, config=self._config) for tier in self._tiers]
+        return [step for steps in found for step in steps if was_committed(step)]
+
     def _named_here(self, step: int) -> list[Step]:
         try:
             return self._run.named(step)
@@ -86,10 +110,7 @@ class Steps:
     def _with_copies(
         self, here: Callable[[], list[Step]], is_wanted: Callable[[Step], bool]
     ) -> list[Step]:
-        copies: list[Step] = []
-        for tier in self._tiers:
-            there = _catalog.steps(tier, config=self._config)
-            copies += [step for step in there if was_committed(step) and is_wanted(step)]
+        copies = [step for step in self._first(self._there) if is_wanted(step)]
         try:
             local = here()
         except (Error, FileNotFoundError) as error:
@@ -113,6 +134,8 @@ class Plan(NamedTuple):
     """Bytes a second at most; 0 for no limit."""
     rules: Rules
     """What stays on each tier; all, if there is no rule."""
+    removes: bool = True
+    """Whether this process removes the others there."""
 
 
 class Promoter:
@@ -150,6 +173,7 @@ class Promoter:
                     path,
                 )
             self._next = path, is_new
+            self._changed.notify_all()
             if self._is_running:
                 return
             try:
@@ -176,19 +200,48 @@ class Promoter:
                     return
             self._copy(*due)
 
+    def _send(self, path: str, url: str, *, is_new: bool) -> bool:
+        """Copy a step to a URL; return whether it is committed there.
+
+        Each node sends its own files, and the last one commits. The others wait for that, unless a
+        newer step is due.
+
+        Raises:
+            IncompleteCheckpointError: other nodes have sent nothing for a long time.
+        """
+        missing, patience = 0, time.monotonic() + _PATIENCE_S
+        while True:
+            report = self.report = _promote.promote(
+                path,
+                url,
+                rate=self._plan.rate,
+                replace_older=True,  # a run that went back saves a step again
+                replicas=not is_new,  # each node is there and sends its own
+                config=self._config,
+            )
+            if report.missing == 0:
+                return True
+            if report.missing != missing:
+                missing, patience = report.missing, time.monotonic() + _PATIENCE_S
+            if time.monotonic() > patience:
+                raise IncompleteCheckpointError(
+                    f"{url} is not committed: other nodes have not sent {missing} files for "
+                    f"{_PATIENCE_S:.0f} s; their logs say why",
+                    path=url,
+                )
+            with self._changed:
+                if self._changed.wait_for(lambda: self._next is not None, _POLL_S):
+                    _log.warning("%s is not committed: a newer step is due here", url)
+                    return False
+
     def _copy(self, path: str, is_new: bool) -> None:
         name = path.rstrip("/").rpartition("/")[2]
         self.error = None
         for tier in self._plan.tiers:
             try:
-                self.report = _promote.promote(
-                    path,
-                    f"{tier}/{name}",
-                    rate=self._plan.rate,
-                    replace_older=True,  # a run that went back saves a step again
-                    config=self._config,
-                )
-                if is_new and not self._plan.rules.keeps_all:
+                if not self._send(path, f"{tier}/{name}", is_new=is_new):
+                    continue
+                if is_new and self._plan.removes and not self._plan.rules.keeps_all:
                     _rules.retain(tier, self._plan.rules, self._config)
             except BaseException as error:  # a panic, too: the step is saved, training goes on
                 self.error = error

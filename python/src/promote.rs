@@ -18,14 +18,14 @@ pub(crate) fn promote(
     py: Python<'_>,
     path: PathBuf,
     to: PathBuf,
-    how: (u64, usize, u64, bool),
+    how: (u64, usize, u64, bool, bool),
     config: &str,
     progress: Option<wait::Progress>,
 ) -> PyResult<String> {
     let config = self::config(config)?;
     let runtime = Runtime::shared(&config).map_err(to_python)?;
-    let (rate, uploads, part_bytes, replace_older) = how;
-    let how = Promotion { rate, uploads, part_bytes, replace_older };
+    let (rate, uploads, part_bytes, replace_older, replicas) = how;
+    let how = Promotion { rate, uploads, part_bytes, replace_older, replicas };
     let promote = |job: &_| ringstow::internals::store::promote(&runtime, &path, &to, how, job);
     to_json(&wait::run(py, &Job::of(&config), progress.as_ref(), promote)?)
 }

@@ -68,6 +68,7 @@ pub fn run(args: &Promote, out: &mut Output) -> Result<Exit> {
         uploads: args.uploads,
         part_bytes: args.part_bytes,
         replace_older: args.replace_older,
+        replicas: true,
     };
     let report = progress::watch("sending", args.quiet, runtime.config(), |job| {
         promote(&runtime, &args.from, &args.to, how, job)
@@ -80,11 +81,18 @@ pub fn run(args: &Promote, out: &mut Output) -> Result<Exit> {
 }
 
 fn told(report: &PromotionReport) -> String {
-    let PromotionReport { path, url, file_bytes, sent_bytes, was_there, seconds, .. } = report;
+    let PromotionReport { path, url, file_bytes, sent_bytes, was_there, missing, seconds, .. } =
+        report;
     let path = text::path(path);
-    match was_there {
-        true => format!("{path} was at {url} already"),
-        false => format!(
+    match (was_there, missing) {
+        (true, _) => format!("{path} was at {url} already"),
+        (false, 1..) => format!(
+            "{} of {path} sent to {url} in {seconds:.1} s; it is not committed there: other nodes have still to send \
+             {}, and the last one commits it. Run this on each",
+            text::size(*sent_bytes),
+            text::count(*missing, "file")
+        ),
+        (false, 0) => format!(
             "{path} is at {url}: {} sent of {} in {seconds:.1} s",
             text::size(*sent_bytes),
             text::size(*file_bytes)

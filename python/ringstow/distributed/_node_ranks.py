@@ -59,6 +59,10 @@ class NodeRanks(Ranks):
             self._beside = cast("dist.ProcessGroup", beside)
             self._replicator = Replicator(Group(self._beside), copies, native_json(config))
 
+    def from_first(self, look: Callable[[], _T]) -> _T:
+        """Return what the first rank sees, on all ranks."""
+        return super().first(look)
+
     def first(self, look: Callable[[], _T]) -> _T:
         """Return what this rank sees: `NodeRun` asks all ranks."""
         return look()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 
@@ -13,6 +14,7 @@ from test_distributed import state_of
 from torch.distributed.checkpoint.state_dict import set_state_dict
 
 import ringstow
+from ringstow import _native
 from ringstow.distributed import PerRank
 
 
@@ -162,6 +164,77 @@ def test_full_disk_of_the_other_node_fails_the_copy_alone(ranks, tmp_path):
     assert ranks_in(root_on(tmp_path, 1) / "step-00000003") == [0, 1]
 
 
+@contextlib.contextmanager
+def environment(values):
+    """Set what this rank finds in its environment."""
+    was = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in was.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+def in_environment(rank, values, function, *args):
+    with environment(values):
+        return function(rank, *args)
+
+
+def test_nodes_send_their_files_to_a_store_and_the_last_one_commits(ranks, tmp_path, bucket):
+    """All nodes are lost; the store has the newest step that all had sent."""
+    options = {"tiers": [f"{bucket.url}/run"], "keep_promoted": 2, "keep_last": 1}
+    arguments = (bucket.environment(), train, tmp_path, [1, 2, 3], options)
+    saved = ranks(4).run(in_environment, *arguments)[0]
+    found = ringstow.steps(f"{bucket.url}/run")
+    assert [(one.step, one.status) for one in found] == [(2, "committed"), (3, "committed")]
+    loaded = ringstow.load(f"{bucket.url}/run/step-00000003")
+    assert differences(saved[0], loaded["model"]) == []
+    assert sorted(loaded["own"]) == ["0", "1", "2", "3"]
+    shutil.rmtree(tmp_path / "node2")
+    arguments = (bucket.environment(), resume_from_store, tmp_path, options)
+    step, loaded = ranks(4).run(in_environment, *arguments)[0]
+    assert step == 3
+    assert differences(saved, loaded) == []
+
+
+def resume_from_store(rank, root, options):
+    model, optimizer, state = state_of("fsdp2", 99, 0, EVEN_HIDDEN)
+    state["own"] = PerRank(torch.zeros(5000, dtype=torch.int64))
+    with manager_on(rank, root, **options) as manager:
+        restored = manager.restore(into=state)
+    assert restored.path.startswith("s3://")
+    assert int(state["own"].value[0]) == restored.step + rank
+    set_state_dict(
+        model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"]
+    )
+    return restored.step, whole(model, optimizer)
+
+
+def test_node_by_node_from_the_command_line(ranks, tmp_path, bucket, capfd):
+    saved = ranks(2).run(train, tmp_path, [1], {})[0]
+    paths = [str(root_on(tmp_path, rank) / "step-00000001") for rank in (0, 1)]
+    url = f"{bucket.url}/copy"
+    first = ringstow.promote(paths[0], url)
+    assert first.missing > 0
+    assert ringstow.latest(bucket.url) is None
+    again = ringstow.promote(paths[0], url)
+    assert (again.missing, again.sent_bytes) == (first.missing, 0)
+    assert _native.cli(["ringstow", "promote", paths[1], "--to", url]) == 0
+    assert ringstow.promote(paths[0], url).was_there
+    assert differences(saved[0], ringstow.load(url)["model"]) == []
+
+
+def test_replica_is_sent_for_a_node_that_is_lost(ranks, tmp_path, bucket):
+    ranks(2).run(train, tmp_path, [1], {"replicas": 2})
+    path, url = root_on(tmp_path, 0) / "step-00000001", f"{bucket.url}/copy"
+    assert ringstow.promote(path, url, replicas=False).missing > 0
+    assert ringstow.promote(path, url).missing == 0
+    assert ringstow.verify(url).ok
+
+
 def make(rank, root, options, match):
     with pytest.raises((ringstow.InvalidStateError, ValueError), match=match):
         manager_on(rank, root, **options)
@@ -172,7 +245,6 @@ def make(rank, root, options, match):
     [
         ({"replicas": 3}, "replicas=3 needs as many nodes, and these ranks are on 2"),
         ({"replicas": 0}, "1 or more"),
-        ({"tiers": ["s3://bucket/run"]}, "tiers does not go"),
         ({"base": "previous"}, "base does not go"),
         ({"slim_after": 1}, "slim_after does not go"),
     ],

@@ -39,11 +39,14 @@ pub struct Promotion {
     /// Whether a checkpoint at the URL that was committed earlier than this one is replaced, by one request, and its shards
     /// are removed after that. Otherwise any other checkpoint there is an error.
     pub replace_older: bool,
+    /// Whether this node also sends files of other nodes, as far as it has copies, of a checkpoint of several nodes that
+    /// share no directory. Each node sends those of its own ranks anyway.
+    pub replicas: bool,
 }
 
 impl Default for Promotion {
     fn default() -> Self {
-        Self { rate: 0, uploads: 4, part_bytes: 16 << 20, replace_older: false }
+        Self { rate: 0, uploads: 4, part_bytes: 16 << 20, replace_older: false, replicas: true }
     }
 }
 
@@ -76,6 +79,9 @@ pub struct PromotionReport {
     pub sent_bytes: u64,
     /// Whether the whole checkpoint was there already.
     pub was_there: bool,
+    /// Files that other nodes, which share no directory with this one, have still to send. The last one commits; 0 if it is
+    /// committed.
+    pub missing: usize,
     /// How the files were read.
     #[serde(flatten)]
     pub moved: Moved,
@@ -109,8 +115,8 @@ pub fn promote(
     let was_there = matches!(copy.place(&bucket, how)?, Place::Has)
         && copy.missing(&bucket, files)?.is_empty()
         && !Journal::is_left(&from, &bucket);
-    let (sent_bytes, moved) = match was_there {
-        true => Default::default(),
+    let (sent_bytes, moved, missing) = match was_there {
+        true => (0, Moved::default(), 0),
         false => copy.send(&checkpoint, &bucket, how, (runtime, job))?,
     };
     Ok(PromotionReport {
@@ -120,6 +126,7 @@ pub fn promote(
         file_bytes,
         sent_bytes,
         was_there,
+        missing,
         moved,
         seconds: started.elapsed().as_secs_f64(),
     })
@@ -162,7 +169,8 @@ impl Copy {
         let renamed =
             |(file, name): (&FileEntry, &String)| FileEntry { name: name.clone(), ..file.clone() };
         let files = manifest.files.iter().zip(&names).map(renamed).collect();
-        let there = Manifest { files, generation: id, stripes: Vec::new(), ..manifest.clone() };
+        let there = Manifest { files, generation: id, ..manifest.clone() };
+        let there = Manifest { stripes: Vec::new(), nodes: Vec::new(), ..there };
         let created_unix_ms = there.created_unix_ms;
         Ok(Self { id, names, manifest: there.encode()?, created_unix_ms })
     }
@@ -189,18 +197,20 @@ impl Copy {
         ))
     }
 
-    /// Sends what the store does not have, then the manifest. Returns the bytes sent, and how they were read.
+    /// Sends what the store does not have, then the manifest. Returns the bytes sent, how they were read, and how many
+    /// files other nodes have still to send: without them it commits nothing.
     fn send(
         &self,
         checkpoint: &Checkpoint,
         bucket: &Bucket,
         how: Promotion,
         (runtime, job): (&Runtime, &Arc<Job>),
-    ) -> Result<(u64, Moved)> {
+    ) -> Result<(u64, Moved, usize)> {
         let mut sent = (0, Moved::default());
+        let here = checkpoint.files_to_send(how.replicas);
         for attempt in 1.. {
             let journal = Journal::open(checkpoint.path(), bucket, self.id)?;
-            match self.send_missing(checkpoint, bucket, how, &journal, (runtime, job)) {
+            match self.send_missing((checkpoint, &here), bucket, how, &journal, (runtime, job)) {
                 Ok((bytes, moved)) => sent = (sent.0 + bytes, moved),
                 Err(error) if attempt == 1 && journal.is_worth_another() => {
                     tracing::info!(%error, "the store has dropped an upload; beginning another");
@@ -209,8 +219,12 @@ impl Copy {
                 Err(error) => return Err(error),
             }
             let files = &checkpoint.manifest().files;
-            let is_committed =
-                self.missing(bucket, files)?.is_empty() && self.commit(bucket, how)?;
+            let missing = self.missing(bucket, files)?;
+            if !missing.is_empty() && !missing.iter().any(|file| here.binary_search(file).is_ok()) {
+                journal.end(bucket);
+                return Ok((sent.0, sent.1, missing.len()));
+            }
+            let is_committed = missing.is_empty() && self.commit(bucket, how)?;
             // Another host may have been removing an earlier copy of this checkpoint.
             if is_committed && self.missing(bucket, files)?.is_empty() {
                 journal.end(bucket);
@@ -223,19 +237,20 @@ impl Copy {
                 ));
             }
         }
-        Ok(sent)
+        Ok((sent.0, sent.1, 0))
     }
 
     fn send_missing(
         &self,
-        checkpoint: &Checkpoint,
+        (checkpoint, here): (&Checkpoint, &[usize]),
         bucket: &Bucket,
         how: Promotion,
         journal: &Journal,
         (runtime, job): (&Runtime, &Arc<Job>),
     ) -> Result<(u64, Moved)> {
         let files = &checkpoint.manifest().files;
-        let missing = self.missing(bucket, files)?;
+        let mut missing = self.missing(bucket, files)?;
+        missing.retain(|file| here.binary_search(file).is_ok());
         let all: u64 = files.iter().map(|file| file.bytes).sum();
         let there = all - missing.iter().map(|&file| files[file].bytes).sum::<u64>();
         job.add_written(there.saturating_sub(job.progress().written)); // less what an attempt before has noted

@@ -8,6 +8,7 @@ pub(crate) mod diagnose;
 pub(crate) mod fault;
 pub(crate) mod fingerprint;
 pub(crate) mod foreign;
+pub(crate) mod here;
 pub(crate) mod index;
 pub(crate) mod info;
 pub(crate) mod load;

@@ -49,14 +49,6 @@ fn verify_once(runtime: &Runtime, path: &Path, job: &Arc<Job>) -> Result<VerifyR
 }
 
 impl Checkpoint {
-    /// The numbers of the files, but those that are on other nodes alone.
-    pub fn files_here(&self) -> impl Iterator<Item = usize> {
-        let is_elsewhere = |file: &usize| {
-            Fault::in_file(&self.faults, *file).is_some_and(|f| f.kind == FaultKind::Elsewhere)
-        };
-        (0..self.files.len()).filter(move |file| !is_elsewhere(file))
-    }
-
     /// Reads what is wanted of the files, as far as it exists, and compares it with its checksums. Returns all damage
     /// to the files by file and offset, and what was read.
     ///
