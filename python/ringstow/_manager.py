@@ -142,7 +142,7 @@ class CheckpointManager:
         check_staging(staging)
         self._side: Side[Any] = Alone(config, staging, allow_pickle, self._rules.apart)
         has_ranks = group is not None or _others.ranks() is not None
-        _check_nodes(node_local, replicas, has_ranks, base=base, slim_after=slim_after)
+        _check_nodes(node_local, replicas, base=base, slim_after=slim_after)
         if node_local:
             from ringstow.distributed._node_ranks import NodeRanks
 
@@ -492,7 +492,7 @@ class _Saving(NamedTuple):
     is_over: threading.Event
 
 
-def _check_nodes(node_local: bool, replicas: int, has_ranks: bool, **others: object) -> None:
+def _check_nodes(node_local: bool, replicas: int, **others: object) -> None:
     """Refuse what does not go with ``node_local``, and ``replicas`` without it."""
     if not isinstance(replicas, int) or replicas < 1:
         raise ValueError(f"replicas is a number of nodes, 1 or more, not {replicas!r}")
@@ -500,7 +500,7 @@ def _check_nodes(node_local: bool, replicas: int, has_ranks: bool, **others: obj
         if replicas > 1:
             raise InvalidStateError("replicas is for node_local=True: all ranks see one directory")
         return
-    if not has_ranks:
+    if not _others.has_group():
         raise InvalidStateError(
             "node_local is for several ranks: call torch.distributed.init_process_group first, or "
             "leave it out"

@@ -91,6 +91,12 @@ def ranks() -> tuple[int, int] | None:
     return (dist.get_rank(), world_size) if world_size > 1 else None
 
 
+def has_group() -> bool:
+    """Return whether there is a process group, even of one rank. Imports no torch."""
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_available() and bool(dist.is_initialized())
+
+
 @functools.cache
 def _started() -> float:
     """Return when this process started, in seconds since 1970; where it can't be read, now."""
