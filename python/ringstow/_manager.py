@@ -411,6 +411,8 @@ class CheckpointManager:
             restored = first_intact(self._side, found, into, on_corrupt)
             is_here = restored is not None and object_url(restored.path) is None
             if restored is not None and is_here:
+                if number is None:
+                    self._side.committed(restored.path)  # a node may be new, or have lost its files
                 if self._previous is not None:
                     self._previous.restored(restored.path)
                 if number is None and self._side.leads:

@@ -33,11 +33,12 @@ class _Copy(NamedTuple):
 
 
 def replicate(group: Group, path: str, copies: int, settings: str) -> None:
-    """Copy the files of each node to the next ``copies - 1`` nodes.
+    """Copy files to the nodes that should have them: the one that wrote it and ``copies - 1`` more.
 
-    All ranks of the group call it. Each file is compared with its checksums on the way, and is
-    durable on the other node before it gets its name. What is there already is not sent. If the
-    checkpoint is removed meanwhile, nothing is copied.
+    A new node in the place of a lost one gets the files of that, too. All ranks of the group call
+    it. Each file is compared with its checksums on the way, and is durable on the other node before
+    it gets its name. What is there already is not sent. If the checkpoint is removed meanwhile,
+    nothing is copied.
 
     Raises:
         Error: files could not be copied; the others are. Names the first ones, with rank and
@@ -80,18 +81,27 @@ def _is_on_all(group: Group, checkpoint: _native.Checkpoint | None) -> bool:
 def _plan(nodes: Nodes, files: list[str], has: list[set[int]], copies: int) -> Iterator[_Copy]:
     """Yield who sends which file to whom, in the order in which each rank does its part.
 
-    First all that go to the next node, then all that go to the one after: so each rank sends to
-    one other at a time, and none waits in a circle.
+    A file should be on the node of the rank in its name, and on the nodes after that one. Since all
+    ranks send in this order, and receive in this order at the same time, none waits in a circle.
     """
-    count = len(nodes.found)
-    for distance in range(1, min(copies, count)):
+    count, size = len(nodes.found), len(has)
+    node_of = {rank: n for n, (_, _, ranks) in enumerate(nodes.found) for rank in ranks}
+    for distance in range(min(copies, count)):
         for number, name in enumerate(files):
-            sender = int(name[4:9])  # rank00003-0.g1.safetensors
-            node = nodes.number_of(sender)
-            others = nodes.found[(node + distance) % count][2]
-            to = others[nodes.found[node][2].index(sender) % len(others)]
-            if number in has[sender] and number not in has[to]:
-                yield _Copy(sender, to, number)
+            home = rank_of(name) % size  # another number of ranks may have saved it
+            there = nodes.found[(node_of[home] + distance) % count][2]
+            to = there[nodes.found[node_of[home]][2].index(home) % len(there)]
+            if number in has[to]:
+                continue
+            holders = [home] if number in has[home] else []
+            holders = holders or [rank for rank in range(size) if number in has[rank]]
+            if holders:
+                yield _Copy(holders[number % len(holders)], to, number)
+
+
+def rank_of(name: str) -> int:
+    """Return the rank in a file's name, such as ``rank00003-0.g1.safetensors``."""
+    return int(name[len("rank") : name.index("-")])
 
 
 class _Copying:

@@ -78,6 +78,17 @@ def test_any_one_node_can_be_lost(ranks, tmp_path):
         assert differences(saved, loaded) == []
 
 
+def test_new_node_gets_the_files_of_the_lost_one_and_then_the_other_can_be_lost(ranks, tmp_path):
+    options = {"replicas": 2}
+    saved = ranks(2).run(train, tmp_path, [1], options)[0]
+    for lost in (1, 0, 1):
+        shutil.rmtree(tmp_path / f"node{lost}")
+        step, _, loaded = ranks(2).run(resume, tmp_path, options)[0]
+        assert step == 1
+        assert differences(saved, loaded) == []
+        assert ranks_in(root_on(tmp_path, lost) / "step-00000001") == [0, 1]
+
+
 def test_two_neighbours_can_be_lost_with_three_copies(ranks, tmp_path):
     options = {"replicas": 3}
     saved = ranks(4).run(train, tmp_path, [1], options)[0]
