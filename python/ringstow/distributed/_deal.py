@@ -97,10 +97,20 @@ def refuse_different_calls(calls: list[tuple[object, ...]]) -> None:
         )
 
 
-def deal(group: Group, state: State, own: Own, all_said: list[Said]) -> Deal:
+def deal(
+    group: Group, state: State, own: Own, all_said: list[Said], *, is_apart: bool = False
+) -> Deal:
     """Leave in a state's tensors what this rank writes of them.
 
     Only ranks whose states differ say more to each other than `Said`.
+
+    Args:
+        group: the ranks.
+        state: this rank's.
+        own: what it has said, and knows besides.
+        all_said: what all ranks have said.
+        is_apart: whether nodes share no directory. Then the first rank that has it writes each
+            small tensor that is not sharded, since each node of a load fetches all of these.
 
     Raises:
         InvalidStateError: a tensor that is not sharded has another dtype or shape on another rank,
@@ -113,6 +123,11 @@ def deal(group: Group, state: State, own: Own, all_said: list[Said]) -> Deal:
         _refuse_different(group, state, all_said)
     if len({(one.replicated, one.copies) for one in all_said}) > 1:
         holders |= _differing(group, own, holders)
+    if is_apart:
+        for name, *_, summed in own.rows:
+            number, _ = holders.get(name, (group.rank, group.size)) or (-1, 0)
+            if summed is not None:
+                holders[name] = (0, 1) if number == 0 else None
     if len({(one.structure, one.values) for one in all_said}) > 1:
         _warn_of_values(group, state, own.said)
     state.tensors.deal((group.rank, group.size), holders)

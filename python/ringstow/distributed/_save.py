@@ -320,7 +320,9 @@ class _Save:
             raise InvalidStateError(
                 f"apart: no rank's state has anything named {missing[0]!r}, or below it"
             )
-        return self._state, _deal.deal(self._group, self._state, own, ranks)
+        is_apart = self._asked.node_local
+        dealt = _deal.deal(self._group, self._state, own, ranks, is_apart=is_apart)
+        return self._state, dealt
 
     def _look(self) -> _deal.Own:
         """Look at this rank's state, and begin."""

@@ -135,9 +135,10 @@ def _held(
     except BaseException as caught:  # the other ranks must not wait for this one
         error = caught
     holders: list[list[int]] = [[] for _ in files]
-    for rank, numbers in enumerate(group.agreed(error, here)):
-        for number in numbers:
-            holders[number] += nodes.found[nodes.number_of(rank)][2]
+    all_here = group.agreed(error, here)
+    for _, _, ranks in nodes.found:
+        for number in all_here[ranks[0]]:
+            holders[number] += ranks
     lost = [name for (name, _), ranks in zip(files, holders, strict=True) if not ranks]
     if lost:
         gone = [node for node in writers if node[0] not in nodes.ids]

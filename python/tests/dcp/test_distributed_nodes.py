@@ -222,6 +222,28 @@ def test_saves_replace_each_other_on_all_nodes(ranks, tmp_path):
         assert ranks_in(path_on(tmp_path, rank)) == [rank]
 
 
+def save_many_small(rank, root):
+    state = {f"small.{n}": torch.full((n,), n) for n in range(50)}
+    state["large"] = torch.arange(3 << 20)  # each rank writes a part
+    distributed.save(state, path_on(root, rank), node_local=True)
+    loaded = distributed.load(path_on(root, rank))
+    assert all(torch.equal(loaded[name], state[name]) for name in state)
+
+
+def test_first_rank_writes_what_is_small_and_on_all(ranks, tmp_path):
+    """Each node of a load needs it: from one file, not from the files of all ranks."""
+    ranks(2).run(save_many_small, tmp_path)
+    manifest = json.loads((path_on(tmp_path, 0) / "manifest.json").read_text())
+    files = [file["name"] for file in manifest["files"]]
+    ranks_of = {
+        tensor["name"]: {int(files[chunk["file"]][4:9]) for chunk in tensor["chunks"]}
+        for tensor in manifest["tensors"]
+    }
+    assert ranks_of.pop("large") == {0, 1}
+    assert len(ranks_of) == 50
+    assert all(of == {0} for of in ranks_of.values())
+
+
 def refused(rank, root):
     state = {"w": torch.ones(3)}
     with pytest.raises(ringstow.InvalidStateError, match="base is for a directory"):

@@ -1,9 +1,13 @@
 //! Which of a checkpoint's files are in this node's directory, where nodes share none.
 
 #[cfg(feature = "object-store")]
+use crate::format::{Manifest, names};
+#[cfg(feature = "object-store")]
 use crate::store::layout::node;
 use crate::store::read::checkpoint::Checkpoint;
 use crate::store::read::fault::{Fault, FaultKind};
+#[cfg(feature = "object-store")]
+use std::collections::HashSet;
 
 impl Checkpoint {
     /// The numbers of the files, but those that are on other nodes alone.
@@ -18,12 +22,16 @@ impl Checkpoint {
     /// here. All, if the ranks share one directory.
     #[cfg(feature = "object-store")]
     pub(in crate::store) fn files_to_send(&self, replicas: bool) -> Vec<usize> {
-        let manifest = self.manifest();
+        let Manifest { nodes, files, .. } = self.manifest();
+        if replicas || nodes.is_empty() {
+            return self.files_here().collect();
+        }
         let here = self.path().parent().and_then(|run| node::read(run).ok().flatten());
+        let own = nodes.iter().find(|node| here.as_ref().is_some_and(|here| here.id == node.id));
+        let ranks: HashSet<u32> = own.into_iter().flat_map(|node| node.ranks.clone()).collect();
         let is_own = |file: &usize| {
-            let node = manifest.node_of(&manifest.files[*file].name);
-            node.is_none_or(|node| here.as_ref().is_some_and(|here| here.id == node.id))
+            names::shard_rank(&files[*file].name).is_some_and(|rank| ranks.contains(&rank))
         };
-        self.files_here().filter(|file| replicas || is_own(file)).collect()
+        self.files_here().filter(is_own).collect()
     }
 }
