@@ -4,8 +4,8 @@ use super::config::StripeFlags;
 use super::output::Output;
 use super::place::place_or_url;
 use super::{Exit, table, text, values};
-use crate::error::Result;
-use crate::format::{Chunk, FileEntry, Manifest, TensorEntry};
+use crate::error::{Result, numbered, some_of};
+use crate::format::{Chunk, FileEntry, Manifest, Node, TensorEntry};
 use crate::store::Checkpoint;
 use clap::Args;
 use serde::Serialize;
@@ -191,12 +191,31 @@ fn summary(checkpoint: &Checkpoint) -> String {
         );
         row("renames", left)
     });
+    let nodes = (!manifest.nodes.is_empty()).then(|| row("nodes", nodes(checkpoint)));
     let dropped = (!manifest.dropped.is_empty())
         .then(|| row("dropped", text::printable(&manifest.dropped.join(", "))));
-    let rows =
-        rows.into_iter().chain(shared).chain(step).chain(metrics).chain(part_of).chain(dropped);
+    let rows = rows
+        .into_iter()
+        .chain(shared)
+        .chain(step)
+        .chain(metrics)
+        .chain(part_of)
+        .chain(nodes)
+        .chain(dropped);
     let rows = rows.chain(renames).chain(problem);
     format!("{}\n{}", text::path(checkpoint.path()), table::list(rows))
+}
+
+/// The nodes that wrote a checkpoint, and how much of it is here.
+fn nodes(checkpoint: &Checkpoint) -> String {
+    let manifest = checkpoint.manifest();
+    let told = |node: &Node| {
+        let (host, id) = (text::printable(&node.host), text::printable(&node.id));
+        format!("{host} ({id}) with {}", numbered("rank", &node.ranks))
+    };
+    let all: Vec<String> = manifest.nodes.iter().map(told).collect();
+    let here = checkpoint.files_here().count();
+    format!("{}; {here} of {} files are here", some_of(&all), manifest.files.len())
 }
 
 fn files(checkpoint: &Checkpoint, all: bool) -> String {

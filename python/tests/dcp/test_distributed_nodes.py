@@ -13,8 +13,8 @@ from test_distributed import SHARED, state_of
 from torch.distributed.checkpoint.state_dict import set_state_dict
 
 import ringstow
-from ringstow import distributed
-from ringstow.distributed import PerRank
+from ringstow import _native, distributed
+from ringstow.distributed import PerRank, _nodes
 
 
 def path_on(root, rank, per_node=1, name="step-7"):
@@ -88,6 +88,21 @@ def test_one_process_is_told_which_node_has_the_rest(ranks, tmp_path):
     (found,) = ringstow.steps(here.parent)
     assert (found.status, found.step) == ("committed", 7)
     assert ringstow.latest(here.parent) == str(here)
+
+
+def test_program_shows_what_one_node_has(ranks, tmp_path, capfd):
+    ranks(2).run(save, "fsdp2", tmp_path)
+    here = path_on(tmp_path, 1)
+    assert _native.cli(["ringstow", "show", str(here)]) == 0
+    ids = [
+        json.loads((path_on(tmp_path, n).parent / _nodes.FILE).read_text())["id"] for n in (0, 1)
+    ]
+    out = " ".join(capfd.readouterr().out.split())
+    assert all(f"({ids[rank]}) with rank {rank}" in out for rank in (0, 1)), out
+    assert "2 of 4 files are here" in out
+    assert "it is on another node" in out
+    assert _native.cli(["ringstow", "verify", str(here)]) == 0
+    assert "2 files on other nodes, not checked" in capfd.readouterr().out
 
 
 def test_files_of_all_nodes_in_one_directory_are_a_usual_checkpoint(ranks, tmp_path):
