@@ -51,7 +51,9 @@ _SEQUENCES = (list, tuple, collections.deque)
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 # Builds a value from the bytes that were read.
 Make = Callable[[Builder], Any]
-Fetch = Callable[[list[str], list[tuple[str, tuple[int, ...], tuple[int, ...]]]], None]
+NamedBox = tuple[str, tuple[int, ...], tuple[int, ...]]
+"""A tensor's name, and offsets and sizes in it."""
+Fetch = Callable[[list[str], list[NamedBox]], None]
 
 
 class Merge:

@@ -1,40 +1,30 @@
-"""What a rank needs of files that are on other nodes: they send it before the load reads it."""
+"""What a node needs of files that are on other nodes: they send it before the load reads it."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 
 from ringstow import _native
 from ringstow._errors import CorruptCheckpointError
-from ringstow.distributed import _nodes
 from ringstow.distributed._group import Group
+from ringstow.distributed._nodes import Nodes
+from ringstow.distributed._room import Room
 from ringstow.distributed._whole import Whole
 
-PREFIX = ".ringstow-fetched-"
-"""How directories of fetched files begin; they are beside the checkpoints."""
 _PIECE_BYTES = 8 << 20
+_TRANSFER_PIECES = 8
 
-
-class Fetched(NamedTuple):
-    """Where a load finds what it fetches: in a stripe of the checkpoint."""
-
-    stripe: str
-    directory: str
-    config: str
-    """The settings, in JSON, with that stripe."""
+Range = tuple[int, int, int]
+"""Of a file: its number, the first byte, and the end."""
 
 
 class _Transfer(NamedTuple):
-    """A range of a file that one rank needs and another sends."""
+    """A range of a file that one rank sends to another, for all of that one's node."""
 
     to: int
     number: int
@@ -43,70 +33,34 @@ class _Transfer(NamedTuple):
     end: int
 
 
-@contextlib.contextmanager
-def room(path: str, whole: Whole, rank: int, config: str) -> Iterator[Fetched]:
-    """Make room for files that this rank does not see, of their full length, without their bytes.
-
-    Until they are fetched, reading them gives zeros, which no checksum accepts.
-    """
-    run = _nodes.run_of(path)
-    _clear(run)
-    with _locked(run, fcntl.LOCK_SH):
-        stripe = tempfile.mkdtemp(prefix=PREFIX, dir=run)
-        lock = os.open(stripe, os.O_RDONLY)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    try:
-        inner = os.path.join(stripe, os.path.basename(os.path.realpath(path)))
-        os.mkdir(inner)
-        for number in whole.lacks(rank):
-            name, nbytes = whole.files[number]
-            with open(os.path.join(inner, name), "xb") as file:
-                file.truncate(nbytes)
-        with open(os.path.join(inner, "companion.json"), "x") as file:
-            json.dump({"checkpoint": os.path.realpath(path)}, file)
-        settings = json.loads(config)
-        settings["stripe"] = [*settings.get("stripe", ()), stripe]
-        yield Fetched(stripe, inner, json.dumps(settings))
-    finally:
-        shutil.rmtree(stripe, ignore_errors=True)
-        os.close(lock)
-
-
-@contextlib.contextmanager
-def _locked(path: str, how: int) -> Iterator[None]:
-    lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(lock, how)
-        yield
-    finally:
-        os.close(lock)
-
-
-def _clear(run: str) -> None:
-    """Remove what killed loads have left: nobody has locked it."""
-    alone = fcntl.LOCK_EX | fcntl.LOCK_NB
-    # While this has the run's lock, nobody is about to lock a directory that it has just made.
-    with contextlib.suppress(BlockingIOError), _locked(run, alone):
-        for name in filter(lambda name: name.startswith(PREFIX), os.listdir(run)):
-            path = os.path.join(run, name)
-            with contextlib.suppress(OSError), _locked(path, alone):
-                shutil.rmtree(path, ignore_errors=True)
-
-
 class Needs:
-    """Fetches, on all ranks at once, what each needs of files that it does not see."""
+    """Fetches, on all ranks at once, what each node needs of files that it does not have."""
 
-    def __init__(self, group: Group, whole: Whole, path: str, fetched: Fetched) -> None:
+    def __init__(self, group: Group, nodes: Nodes, whole: Whole, path: str, room: Room) -> None:
         self._group = group
+        self._nodes = nodes
         self._whole = whole
         self._path = path
-        self._fetched = fetched
+        self.room = room
         self._error: OSError | None = None
         """Why this rank cannot keep what it is sent."""
         self._paths: list[str] = []
 
-    def fetch(self, checkpoint: _native.Checkpoint, ranges: list[tuple[int, int, int]]) -> None:
-        """Fetch ranges of files (number, first byte, end) as far as this rank does not see them.
+    def fetch_all(self) -> None:
+        """Fetch all that this rank's node does not have; otherwise as `fetch`."""
+        checkpoint: _native.Checkpoint | None = None
+        error: BaseException | None = None
+        try:
+            checkpoint = _native.Checkpoint(self._path, self.room.config)
+        except BaseException as caught:  # the other ranks must not wait for this one
+            error = caught
+        self._group.agreed(error, None)
+        assert checkpoint is not None
+        every = [(number, 0, nbytes) for number, (_, nbytes) in enumerate(self._whole.files)]
+        self.fetch(checkpoint, every)
+
+    def fetch(self, checkpoint: _native.Checkpoint, ranges: list[Range]) -> None:
+        """Fetch ranges of files as far as this rank's node does not have them.
 
         All ranks of the group call it. If a rank cannot read what it should send, another one that
         sees the file sends it.
@@ -117,8 +71,8 @@ class Needs:
         """
         lacks = set(self._whole.lacks(self._group.rank))
         self._paths = [path for _, path, *_ in _native.files_of(checkpoint)]
-        own = [_Transfer(self._group.rank, *one) for one in ranges if one[0] in lacks]
-        due = [one for all_own in self._group.gathered(own) for one in all_own]
+        all_needed = self._group.gathered([one for one in ranges if one[0] in lacks])
+        due = list(self._transfers(all_needed))
         tried: dict[_Transfer, list[int]] = {one: [] for one in due}
         while due:
             failed: dict[_Transfer, str] = {}
@@ -130,6 +84,18 @@ class Needs:
             failed = {one: why for each in said for one, why in each}
             due = list(failed)
             self._refuse_lost(due, tried, failed)
+
+    def _transfers(self, all_needed: list[list[Range]]) -> Iterator[_Transfer]:
+        """Yield what each node fetches, once, by turns on each of its ranks."""
+        for _, _, ranks in self._nodes.found:
+            needed = joined(one for rank in ranks for one in all_needed[rank])
+            pieces = (
+                (number, at, size)
+                for number, begin, end in needed
+                for at, size in cut(begin, end, self._whole.chunk_bytes, _TRANSFER_PIECES)
+            )
+            for turn, (number, at, size) in enumerate(pieces):
+                yield _Transfer(ranks[turn % len(ranks)], number, at, at + size)
 
     def _sender(self, one: _Transfer, number: int, tried: list[int]) -> int:
         able = [rank for rank in self._whole.holders[one.number] if rank not in tried]
@@ -171,7 +137,7 @@ class Needs:
         name, _ = self._whole.files[one.number]
         file = -1
         try:
-            file = os.open(os.path.join(self._fetched.directory, name), os.O_WRONLY)
+            file = os.open(os.path.join(self.room.directory, name), os.O_WRONLY)
         except OSError as error:
             self._error = error
         try:
@@ -191,9 +157,23 @@ class Needs:
             self._error = error
 
 
-def cut(begin: int, end: int, chunk_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield first byte and length of the pieces in which a range travels: whole checksum chunks."""
-    step = max(_PIECE_BYTES // chunk_bytes, 1) * chunk_bytes
+def joined(ranges: Iterable[Range]) -> Iterator[Range]:
+    """Yield ranges by file and offset, those that touch as one."""
+    last: Range | None = None
+    for number, begin, end in sorted(ranges):
+        if last is not None and last[0] == number and begin <= last[2]:
+            last = number, last[1], max(last[2], end)
+            continue
+        if last is not None:
+            yield last
+        last = number, begin, end
+    if last is not None:
+        yield last
+
+
+def cut(begin: int, end: int, chunk_bytes: int, pieces: int = 1) -> Iterator[tuple[int, int]]:
+    """Yield first byte and length of what a range is cut into: whole checksum chunks."""
+    step = max(_PIECE_BYTES // chunk_bytes, 1) * chunk_bytes * pieces
     for at in range(begin, end, step):
         yield at, min(step, end - at)
 

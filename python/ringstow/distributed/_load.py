@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ringstow import _arguments, _late, _load, _merge, _native, _outcomes
@@ -14,10 +13,12 @@ from ringstow._arguments import StrPath, to_read
 from ringstow._config import Config, native_json
 from ringstow._errors import ReplacedCheckpointError
 from ringstow.dcp._together import raise_first, sendable
-from ringstow.distributed import _fetch, _nodes, _whole
+from ringstow.distributed import _nodes, _whole
 from ringstow.distributed._deal import agreed, refuse_different_calls
+from ringstow.distributed._fetch import Needs
 from ringstow.distributed._group import Group, group_of
 from ringstow.distributed._mend import Mender
+from ringstow.distributed._room import room
 from ringstow.distributed._state import PerRank
 from ringstow.distributed._whole import Whole
 from ringstow.tree._select import check_match
@@ -76,18 +77,19 @@ def load_into(
     with ranks.turn, _outcomes.failing("load", str(path)):
         where, settings, found = _meet(ranks, "load_into", path, config, strict)
         for attempt in range(_ATTEMPTS):
-            one = _Load(ranks, where, None if found is None else found.whole, strict=strict)
-            try:
-                report = one.run(
-                    state_dict, settings, cast=cast, verify=verify, allow_pickle=allow_pickle
-                )
-                break
-            except ReplacedCheckpointError:
-                if attempt == _ATTEMPTS - 1:
-                    raise
-            except Exception:
-                if found is None or not found.mender.mend(one.errors):
-                    raise
+            with _fetching(ranks, where, found, settings) as needs:
+                one = _Load(ranks, where, needs, strict=strict)
+                try:
+                    report = one.run(
+                        state_dict, settings, cast=cast, verify=verify, allow_pickle=allow_pickle
+                    )
+                    break
+                except ReplacedCheckpointError:
+                    if attempt == _ATTEMPTS - 1:
+                        raise
+                except Exception:
+                    if found is None or not found.mender.mend(one.errors):
+                        raise
     _load.tell(report)
     return report
 
@@ -132,28 +134,31 @@ def load(
     failure: BaseException | None = None
     with ranks.turn:
         where, settings, found = _meet(ranks, "load", path, config)
-        try:
-            whole = None if found is None else found.whole
-            with _with_all(ranks, where, whole, settings) as stripe:
+        with _fetching(ranks, where, found, settings) as needs:
+            try:
+                if needs is not None:
+                    needs.fetch_all()
+                    config = _with_stripe(config, needs.room.stripe)
                 loaded = _load.load(
                     where,
                     prefix=prefix,
                     keys=keys,
                     verify=verify,
                     allow_pickle=allow_pickle,
-                    config=_with_stripe(config, stripe),
+                    config=config,
                     device=device,
                     framework=framework,
                 )
-        except BaseException as error:  # Ctrl-C, too: the others must not wait for this rank
-            failure = error
-        ranks.agreed(failure, None)
+            except BaseException as error:  # Ctrl-C, too: the others must not wait for this rank
+                failure = error
+            ranks.agreed(failure, None)
     return loaded
 
 
 class _Found(NamedTuple):
     """A checkpoint of nodes that share no directory."""
 
+    nodes: _nodes.Nodes
     whole: Whole
     mender: Mender
 
@@ -183,34 +188,25 @@ def _meet(
     if any(all_seen):
         nodes = _nodes.meet(ranks, _nodes.run_of(where))
         whole = _whole.find(ranks, nodes, where, settings, all_seen)
-        return where, settings, _Found(whole, Mender(ranks, nodes, whole, (where, settings)))
+        return where, settings, _Found(nodes, whole, Mender(ranks, nodes, whole, (where, settings)))
     refuse_different_calls([(call, other, *options) for other, _ in all_said])
     ranks.see(where)
     return where, settings, None
 
 
 @contextlib.contextmanager
-def _with_all(ranks: Group, path: str, whole: Whole | None, settings: str) -> Iterator[str | None]:
-    """Fetch all that this rank does not see of a checkpoint, into a stripe of it."""
-    if whole is None:
+def _fetching(
+    ranks: Group, path: str, found: _Found | None, settings: str
+) -> Iterator[Needs | None]:
+    """Return what fetches from other nodes, if these share no directory."""
+    if found is None:
         yield None
         return
-    with contextlib.ExitStack() as opened:
-        error: BaseException | None = None
-        try:
-            fetched = opened.enter_context(_fetch.room(path, whole, ranks.rank, settings))
-            checkpoint = _native.Checkpoint(path, fetched.config)
-        except BaseException as caught:  # the other ranks must not wait for this one
-            error = caught
-        ranks.agreed(error, None)
-        every = [(number, 0, nbytes) for number, (_, nbytes) in enumerate(whole.files)]
-        _fetch.Needs(ranks, whole, path, fetched).fetch(checkpoint, every)
-        yield fetched.stripe
+    with room(ranks, found.nodes, found.whole, path, settings) as made:
+        yield Needs(ranks, found.nodes, found.whole, path, made)
 
 
-def _with_stripe(config: Config | None, stripe: str | None) -> Config | None:
-    if stripe is None:
-        return config
+def _with_stripe(config: Config | None, stripe: str) -> Config:
     settings = Config() if config is None else config
     return dataclasses.replace(settings, stripe=(*settings.stripe, stripe))
 
@@ -228,10 +224,10 @@ class _Opened:
 class _Load:
     """One attempt of this rank."""
 
-    def __init__(self, ranks: Group, path: str, whole: Whole | None, *, strict: bool) -> None:
+    def __init__(self, ranks: Group, path: str, needs: Needs | None, *, strict: bool) -> None:
         self._ranks = ranks
         self._path = path
-        self._whole = whole
+        self._needs = needs
         self._strict = strict
         self._stamp: str | None = None
         self.errors: list[BaseException | None] = []
@@ -255,9 +251,8 @@ class _Load:
 
         report: LoadReport | None = None
         error: BaseException | None = None
-        opened = contextlib.ExitStack()
+        settings = settings if self._needs is None else self._needs.room.config
         try:
-            settings, fetch = self._fetching(opened, settings)
             checkpoint = _late.opened(
                 self._path, lambda: _native.Checkpoint(self._path, settings, verify=verify)
             )
@@ -271,36 +266,30 @@ class _Load:
                 allow_pickle=allow_pickle,
                 cast=cast,
                 ready=self._ready,
-                fetch=None if fetch is None else functools.partial(fetch, checkpoint),
+                fetch=self._fetching(checkpoint),
                 kind=Merge,
             )
         except BaseException as caught:
             error = caught
-        finally:
-            opened.close()
         if isinstance(error, _TogetherError):
             raise error.cause from None
         self._say(error)
         assert report is not None
         return report
 
-    def _fetching(
-        self, opened: contextlib.ExitStack, settings: str
-    ) -> tuple[str, Callable[..., None] | None]:
-        """Return the settings to open the checkpoint by, and what fetches from other nodes."""
-        if self._whole is None:
-            return settings, None
-        whole, room = self._whole, _fetch.room(self._path, self._whole, self._ranks.rank, settings)
-        fetched = opened.enter_context(room)
-        needs = _fetch.Needs(self._ranks, whole, self._path, fetched)
+    def _fetching(self, checkpoint: _native.Checkpoint) -> _merge.Fetch | None:
+        """Return what fetches tensors and boxes from other nodes, if these share no directory."""
+        needs = self._needs
+        if needs is None:
+            return None
 
-        def fetch(checkpoint: _native.Checkpoint, names: list[str], boxes: list[Any]) -> None:
+        def fetch(names: list[str], boxes: list[_merge.NamedBox]) -> None:
             ranges = _native.needed(checkpoint, names, boxes)
             with _together():
                 self._say(None)  # a rank that has failed takes no part in what follows
                 needs.fetch(checkpoint, ranges)
 
-        return fetched.config, fetch
+        return fetch
 
     def _ready(self) -> None:
         """Go on if nothing has failed on any rank."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 
 from ringstow import _native
 from ringstow._errors import CorruptCheckpointError
-from ringstow.distributed import _fetch
+from ringstow.distributed._fetch import Needs
 from ringstow.distributed._group import Group
 from ringstow.distributed._nodes import Nodes
+from ringstow.distributed._room import room
 from ringstow.distributed._whole import Whole
 
 _log = logging.getLogger("ringstow")
@@ -65,24 +65,20 @@ class Mender:
         """Fetch files from other nodes. The first rank of the node puts them in their places."""
         leads = self._group.rank == self._nodes.ranks[0]
         own = own if leads else []
-        with contextlib.ExitStack() as opened:
-            fetched: _fetch.Fetched | None = None
+        error: BaseException | None = None
+        with room(self._group, self._nodes, whole, self._path, self._config) as made:
             checkpoint: _native.Checkpoint | None = None
-            error: BaseException | None = None
             try:
-                room = _fetch.room(self._path, whole, self._group.rank, self._config)
-                fetched = opened.enter_context(room)
-                checkpoint = _native.Checkpoint(self._path, fetched.config)
+                checkpoint = _native.Checkpoint(self._path, made.config)
             except BaseException as caught:  # the other ranks must not wait for this one
                 error = caught
             self._group.agreed(error, None)
             assert checkpoint is not None
-            assert fetched is not None
-            needs = _fetch.Needs(self._group, whole, self._path, fetched)
+            needs = Needs(self._group, self._nodes, whole, self._path, made)
             needs.fetch(checkpoint, [(number, 0, whole.files[number][1]) for number in own])
             try:
                 for number in own:
-                    self._put(fetched.directory, _native.files_of(checkpoint)[number])
+                    self._put(made.directory, _native.files_of(checkpoint)[number])
             except OSError as caught:
                 error = caught
             self._group.agreed(error, None)

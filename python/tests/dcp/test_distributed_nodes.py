@@ -205,16 +205,16 @@ def test_damage_is_met_where_it_is_and_named(ranks, tmp_path):
 
 
 def fail_to_make_room(rank, root):
-    from ringstow.distributed import _fetch
+    from ringstow.distributed import _room
 
     if rank == 1:
-        _fetch.tempfile.mkdtemp, was = None, _fetch.tempfile.mkdtemp
+        _room.tempfile.mkdtemp, was = None, _room.tempfile.mkdtemp
     try:
         with pytest.raises((TypeError, ringstow.Error), match="NoneType"):
             load(rank, "plain", root)
     finally:
         if rank == 1:
-            _fetch.tempfile.mkdtemp = was
+            _room.tempfile.mkdtemp = was
 
 
 def test_rank_that_fails_before_the_others_send_fails_all(ranks, tmp_path):

@@ -1,0 +1,105 @@
+"""Room beside the checkpoints for what a node fetches from others: a stripe of the checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ringstow.distributed import _nodes
+from ringstow.distributed._group import Group
+from ringstow.distributed._nodes import Nodes
+from ringstow.distributed._whole import Whole
+
+PREFIX = ".ringstow-fetched-"
+"""How these directories begin."""
+_MARKER = "companion.json"
+
+
+class Room(NamedTuple):
+    """A stripe with the files that a node does not have, as one of its ranks sees it."""
+
+    stripe: str
+    directory: str
+    """Where the files are: of their full length, and without the bytes that were not fetched."""
+    config: str
+    """The settings, in JSON, with that stripe."""
+
+
+@contextlib.contextmanager
+def room(group: Group, nodes: Nodes, whole: Whole, path: str, config: str) -> Iterator[Room]:
+    """Make room on each node for the files that it does not have, until all ranks have left.
+
+    All ranks of the group call it. Until bytes are fetched, reading them gives zeros, which no
+    checksum accepts.
+
+    Raises:
+        Error: another rank failed.
+        OSError: this one cannot make room.
+    """
+    run = _nodes.run_of(path)
+    with contextlib.ExitStack() as opened:
+        name: str | None = None
+        error: BaseException | None = None
+        try:
+            if group.rank == nodes.ranks[0]:
+                name = opened.enter_context(_made(run, path, whole, group.rank))
+        except BaseException as caught:  # the other ranks must not wait for this one
+            error = caught
+        name = group.agreed(error, name)[nodes.ranks[0]]
+        assert name is not None
+        stripe = os.path.join(run, name)
+        settings = json.loads(config)
+        settings["stripe"] = [*settings.get("stripe", ()), stripe]
+        directory = os.path.join(stripe, os.path.basename(os.path.realpath(path)))
+        yield Room(stripe, directory, json.dumps(settings))
+
+
+@contextlib.contextmanager
+def _made(run: str, path: str, whole: Whole, rank: int) -> Iterator[str]:
+    """Make the directory, remove it at the end, and keep others from removing it before."""
+    _clear(run)
+    with _locked(run, fcntl.LOCK_SH):
+        stripe = tempfile.mkdtemp(prefix=PREFIX, dir=run)
+        lock = os.open(stripe, os.O_RDONLY)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        real = os.path.realpath(path)
+        directory = os.path.join(stripe, os.path.basename(real))
+        os.mkdir(directory)
+        for number in whole.lacks(rank):
+            name, nbytes = whole.files[number]
+            with open(os.path.join(directory, name), "xb") as file:
+                file.truncate(nbytes)
+        with open(os.path.join(directory, _MARKER), "x") as marker:
+            json.dump({"checkpoint": real}, marker)
+        yield os.path.basename(stripe)
+    finally:
+        shutil.rmtree(stripe, ignore_errors=True)
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def _locked(path: str, how: int) -> Iterator[None]:
+    lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(lock, how)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _clear(run: str) -> None:
+    """Remove what killed loads have left: nobody has locked it."""
+    alone = fcntl.LOCK_EX | fcntl.LOCK_NB
+    # While this has the run's lock, nobody is about to lock a directory that it has just made.
+    with contextlib.suppress(BlockingIOError), _locked(run, alone):
+        for name in filter(lambda name: name.startswith(PREFIX), os.listdir(run)):
+            path = os.path.join(run, name)
+            with contextlib.suppress(OSError), _locked(path, alone):
+                shutil.rmtree(path, ignore_errors=True)
