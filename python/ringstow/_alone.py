@@ -40,9 +40,9 @@ class Side(Protocol[_Handle]):
     """What `CheckpointManager` needs of the process or the ranks that it works for."""
 
     is_first: bool
-    """Whether this process removes old steps from the tiers after the first."""
+    """Whether this process copies steps to further tiers, and removes old ones there."""
     leads: bool
-    """Whether this process removes old steps from its directory, and copies new ones from there."""
+    """Whether this process removes old steps in its directory."""
 
     def check(self) -> None:
         """Raise InvalidStateError if the manager was made for other ranks than there are."""
@@ -86,16 +86,6 @@ class Side(Protocol[_Handle]):
     def load(self, found: Step, into: dict[Any, Any] | None) -> Attempt:
         """Try to load a step."""
 
-    def committed(self, path: str) -> None:
-        """Do what comes after a commit, in the background."""
-
-    def wait_copied(self, timeout: float | None = None) -> bool:
-        """Wait until the newest step is on other nodes, too; return whether it is."""
-
-    @property
-    def copy_error(self) -> BaseException | None:
-        """Why the last copy to other nodes failed, or None."""
-
     def close(self) -> None:
         """Free what saves keep."""
 
@@ -105,7 +95,6 @@ class Alone:
 
     is_first = True
     leads = True
-    copy_error = None
 
     def __init__(
         self, config: Config | None, staging: Staging, allow_pickle: bool, apart: tuple[str, ...]
@@ -187,12 +176,6 @@ class Alone:
             return Attempt(into)
         except Exception as error:
             return Attempt(error=error, is_damage=is_damage(error))
-
-    def committed(self, path: str) -> None:
-        pass
-
-    def wait_copied(self, timeout: float | None = None) -> bool:
-        return True
 
     def close(self) -> None:
         pass

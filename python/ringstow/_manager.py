@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 from ringstow import _others, _previous, _rules, _tiers
 from ringstow._alone import Alone, Side
 from ringstow._arguments import StrPath, absolute, object_url, step_number
-from ringstow._config import Config
+from ringstow._config import Config, native_json
 from ringstow._damage import OnCorrupt
 from ringstow._errors import InvalidStateError
 from ringstow._guard import Staging, check_staging
@@ -135,26 +135,28 @@ class CheckpointManager:
         self._root = absolute(root)
         self._run = Run(self._root, config)
         urls = _tiers.checked(tiers)
-        self._steps = _tiers.Steps(self._run, urls, config)
         there = _rules.on_tiers(self._rules, keep_promoted)
+        plan = _tiers.Plan(urls, promotion_rate, there)
         self._retention = Retention(self._rules, self._root, config)
         self._previous = _previous.previous(base, base_full_every, self._run.newest)
         check_staging(staging)
+        _check_nodes(node_local, replicas, config, base=base, slim_after=slim_after)
         self._side: Side[Any] = Alone(config, staging, allow_pickle, self._rules.apart)
-        has_ranks = group is not None or _others.ranks() is not None
-        _check_nodes(node_local, replicas, base=base, slim_after=slim_after)
+        self._steps = _tiers.Steps(self._run, urls, config)
         if node_local:
             from ringstow.distributed._node_ranks import NodeRanks
 
-            side = NodeRanks(self._root, replicas, config, staging, allow_pickle, group)
+            side = NodeRanks(self._root, replicas, plan, config, staging, allow_pickle, group)
             self._side, self._run = side, side.run
             self._steps = _tiers.Steps(self._run, urls, config, side.from_first)
-        elif has_ranks:
-            from ringstow.distributed._ranks import Ranks
+            self._copier: _tiers.Copier = side.copier
+        else:
+            if group is not None or _others.ranks() is not None:
+                from ringstow.distributed._ranks import Ranks
 
-            self._side = Ranks(config, staging, allow_pickle, group, self._rules.apart)
-        plan = _tiers.Plan(urls, promotion_rate, there, self._side.is_first)
-        self._promoter = _tiers.Promoter(plan, config)
+                self._side = Ranks(config, staging, allow_pickle, group, self._rules.apart)
+            plan = plan if self._side.is_first else plan._replace(tiers=())
+            self._copier = _tiers.Promoter(plan, config)
         self._turn = Turn(self._root)
         self._saving: _Saving | None = None
         self._has_read_newest = False
@@ -194,7 +196,7 @@ class CheckpointManager:
     @property
     def promoted(self) -> PromotionReport | None:
         """What the last copy to one of the ``tiers`` did; None before the first. Rank 0's alone."""
-        return self._promoter.report
+        return self._copier.report
 
     @property
     def promotion_error(self) -> BaseException | None:
@@ -202,7 +204,7 @@ class CheckpointManager:
 
         With ``replicas``, why the last copy to another node failed.
         """
-        return self._promoter.error or self._side.copy_error
+        return self._copier.error
 
     def wait_promoted(self, timeout: float | None = None) -> bool:
         """Wait until the newest committed step is on all ``tiers``, or has failed to get there.
@@ -213,7 +215,7 @@ class CheckpointManager:
             Whether it is there; False if ``timeout`` seconds were not enough, or the copy failed:
             `promotion_error` says why. Rank 0 alone knows it.
         """
-        return self._promoter.wait(timeout) and self._side.wait_copied(timeout)
+        return self._copier.wait(timeout)
 
     # Saves.
 
@@ -313,8 +315,7 @@ class CheckpointManager:
         if self._turn.is_closed and self._turn.is_own():
             return
         with self._call("close"):
-            self._promoter.wait()
-            self._side.wait_copied()
+            self._copier.wait()
 
     # What there is.
 
@@ -411,15 +412,14 @@ class CheckpointManager:
             restored = first_intact(self._side, found, into, on_corrupt)
             is_here = restored is not None and object_url(restored.path) is None
             if restored is not None and is_here:
-                if number is None:
-                    self._side.committed(restored.path)  # a node may be new, or have lost its files
                 if self._previous is not None:
                     self._previous.restored(restored.path)
-                if number is None and self._side.leads:
-                    # A kill may have cut its copy short.
-                    self._promoter.add(restored.path, is_new=False)
+                if number is None:
+                    # A kill may have cut its copy short, and a node may be new.
+                    self._copier.add(restored.path, is_new=False)
             if number is None and restored is not None:
-                self._has_read_newest = is_here and restored.path == found[0].path
+                is_newest = restored.path == found[0].path and not self._run.passed_over
+                self._has_read_newest = is_here and is_newest
         return restored
 
     def _prepare(self, step: int) -> tuple[str, Base | None]:
@@ -439,9 +439,7 @@ class CheckpointManager:
     def _committed(self, path: str) -> None:
         if self._previous is not None:
             self._previous.saved(path)
-        if self._side.leads:
-            self._promoter.add(path, is_new=True)
-        self._side.committed(path)
+        self._copier.add(path, is_new=True)
         self._retain()
 
     def _retain(self) -> None:
@@ -494,7 +492,7 @@ class _Saving(NamedTuple):
     is_over: threading.Event
 
 
-def _check_nodes(node_local: bool, replicas: int, **others: object) -> None:
+def _check_nodes(node_local: bool, replicas: int, config: Config | None, **others: object) -> None:
     """Refuse what does not go with ``node_local``, and ``replicas`` without it."""
     if not isinstance(replicas, int) or replicas < 1:
         raise ValueError(f"replicas is a number of nodes, 1 or more, not {replicas!r}")
@@ -507,11 +505,9 @@ def _check_nodes(node_local: bool, replicas: int, **others: object) -> None:
             "node_local is for several ranks: call torch.distributed.init_process_group first, or "
             "leave it out"
         )
-    for name, value in others.items():
-        if value:
-            raise InvalidStateError(
-                f"{name} does not go with node_local yet: leave out one of them"
-            )
+    from ringstow.distributed import _nodes
+
+    _nodes.refuse(native_json(config), **others)
 
 
 def _numbered(step: int) -> int:

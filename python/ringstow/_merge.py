@@ -326,6 +326,10 @@ def load_into(
     with _torch.without_autograd():
         merge.merge(state, skeleton, ())
         merge.displace()
+    if fetch is not None:  # before anything is read, and whether it all fits or not
+        whole = [*merge.survey.names, *(fill.leaf.body for fill in merge.fills)]
+        whole += [] if merge.matches is None else merge.matches.names()
+        fetch(whole, [(box.leaf.body, box.offsets, box.shape) for box in merge.boxes])
     merge.mismatched += _ties.differing(checkpoint, merge.fills)
     merge.check(path, strict=strict, dropped=checkpoint.dropped)
     ways = _split(merge.fills)
@@ -336,11 +340,6 @@ def load_into(
     # These are read after the first change, so check their tensors now.
     late = [fill.leaf.body for fill in ways.strided()] + [box.leaf.body for box in merge.boxes]
     checkpoint.check_whole(late)
-    if fetch is not None:
-        whole = [*merge.survey.names, *(name for name, *_ in targets)]
-        whole += [fill.leaf.body for fill in ways.strided()]
-        whole += [] if merge.matches is None else merge.matches.names()
-        fetch(whole, [(box.leaf.body, box.offsets, box.shape) for box in merge.boxes])
     blocks, read = checkpoint.load(merge.survey.names)
     named = dict(zip(merge.survey.names, blocks, strict=True))
     builder = Builder(contents, named)

@@ -26,6 +26,8 @@ class Run:
         self.root = root
         self._config = config
         self._paths: dict[int, str] | None = None
+        self.passed_over: list[Step] = []
+        """Newer steps that the last search has not returned, since files of them are lost."""
 
     def steps(self) -> list[Step]:
         """List the steps, oldest first."""

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ringstow import _catalog, _native, _promote, _rules
 from ringstow._arguments import object_url
-from ringstow._errors import (
-    Error,
-    IncompleteCheckpointError,
-    InvalidStateError,
-    NoCheckpointError,
-)
+from ringstow._errors import Error, InvalidStateError, NoCheckpointError
 from ringstow._rules import Rules
 from ringstow._run import was_committed
 
@@ -27,11 +21,6 @@ if TYPE_CHECKING:
     from ringstow._run import Run
 
 _log = logging.getLogger("ringstow")
-
-_POLL_S = 2.0
-"""How often a node looks whether the others have sent their files."""
-_PATIENCE_S = 600.0
-"""How long it waits for them, if they send nothing."""
 
 
 def checked(tiers: Iterable[str]) -> tuple[str, ...]:
@@ -114,7 +103,10 @@ class Steps:
         try:
             local = here()
         except (Error, FileNotFoundError) as error:
-            if not copies:
+            # What another rank has met is the cause of this rank's error.
+            cause = error.__cause__ if type(error) is Error else error
+            is_refused = isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
+            if not copies or is_refused:
                 raise
             _log.warning("%s has nothing to restore: %s", self._run.root, error)
             local = []
@@ -134,8 +126,21 @@ class Plan(NamedTuple):
     """Bytes a second at most; 0 for no limit."""
     rules: Rules
     """What stays on each tier; all, if there is no rule."""
-    removes: bool = True
-    """Whether this process removes the others there."""
+
+
+class Copier(Protocol):
+    """Copies steps in the background, once they are committed."""
+
+    report: PromotionReport | None
+    """What the last copy to a store did."""
+    error: BaseException | None
+    """Why the last copy failed; None after one that went well."""
+
+    def add(self, path: str, *, is_new: bool) -> None:
+        """Copy a step: one that was just saved, or one that was restored."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is left to copy; return whether that is so, and the last copy good."""
 
 
 class Promoter:
@@ -173,7 +178,6 @@ class Promoter:
                     path,
                 )
             self._next = path, is_new
-            self._changed.notify_all()
             if self._is_running:
                 return
             try:
@@ -200,48 +204,19 @@ class Promoter:
                     return
             self._copy(*due)
 
-    def _send(self, path: str, url: str, *, is_new: bool) -> bool:
-        """Copy a step to a URL; return whether it is committed there.
-
-        Each node sends its own files, and the last one commits. The others wait for that, unless a
-        newer step is due.
-
-        Raises:
-            IncompleteCheckpointError: other nodes have sent nothing for a long time.
-        """
-        missing, patience = 0, time.monotonic() + _PATIENCE_S
-        while True:
-            report = self.report = _promote.promote(
-                path,
-                url,
-                rate=self._plan.rate,
-                replace_older=True,  # a run that went back saves a step again
-                replicas=not is_new,  # each node is there and sends its own
-                config=self._config,
-            )
-            if report.missing == 0:
-                return True
-            if report.missing != missing:
-                missing, patience = report.missing, time.monotonic() + _PATIENCE_S
-            if time.monotonic() > patience:
-                raise IncompleteCheckpointError(
-                    f"{url} is not committed: other nodes have not sent {missing} files for "
-                    f"{_PATIENCE_S:.0f} s; their logs say why",
-                    path=url,
-                )
-            with self._changed:
-                if self._changed.wait_for(lambda: self._next is not None, _POLL_S):
-                    _log.warning("%s is not committed: a newer step is due here", url)
-                    return False
-
     def _copy(self, path: str, is_new: bool) -> None:
         name = path.rstrip("/").rpartition("/")[2]
         self.error = None
         for tier in self._plan.tiers:
             try:
-                if not self._send(path, f"{tier}/{name}", is_new=is_new):
-                    continue
-                if is_new and self._plan.removes and not self._plan.rules.keeps_all:
+                self.report = _promote.promote(
+                    path,
+                    f"{tier}/{name}",
+                    rate=self._plan.rate,
+                    replace_older=True,  # a run that went back saves a step again
+                    config=self._config,
+                )
+                if is_new and not self._plan.rules.keeps_all:
                     _rules.retain(tier, self._plan.rules, self._config)
             except BaseException as error:  # a panic, too: the step is saved, training goes on
                 self.error = error

@@ -134,9 +134,20 @@ impl NodeSession {
         py.detach(prepare).map_err(to_python)
     }
 
+    /// Keeps what was prepared, whatever becomes of the save here: another node may commit it.
+    fn keep(&self) {
+        self.0.lock().iter_mut().for_each(store::NodeSession::keep);
+    }
+
     fn commit(&self, py: Python<'_>) -> PyResult<()> {
-        let session = self.0.take().ok_or_else(|| to_python(given_up()))?;
-        py.detach(|| session.commit()).map_err(to_python)
+        let commit = || self.0.lock().as_mut().ok_or_else(given_up)?.commit();
+        py.detach(commit).map_err(to_python)
+    }
+
+    /// Removes what was replaced, once all nodes have committed.
+    fn end(&self, py: Python<'_>) {
+        let session = self.0.take();
+        py.detach(|| session.into_iter().for_each(store::NodeSession::end));
     }
 
     fn abandon(&self, py: Python<'_>) {

@@ -262,16 +262,6 @@ class Ranks:
         states = {k: v.state_dict() if isinstance(v, Stateful) else v for k, v in into.items()}
         return set().union(*gathered(list(_private.flattened(states)[0]), self._group))
 
-    def committed(self, path: str) -> None:
-        """Do nothing: all ranks see the checkpoint."""
-
-    def wait_copied(self, timeout: float | None = None) -> bool:
-        return True
-
-    @property
-    def copy_error(self) -> BaseException | None:
-        return None
-
     def close(self) -> None:
         self._writer.close()
         if self._own is not None and dist.is_initialized():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from ringstow import _late, _native, _others
 from ringstow._errors import Error
 from ringstow.dcp import _mark
-from ringstow.dcp._together import raise_first, sendable
+from ringstow.dcp._together import raise_first
 from ringstow.distributed import _nodes, _tree
 from ringstow.distributed._group import Group
 
@@ -84,18 +84,12 @@ class Shared:
             self._session.abandon()
 
 
-class _Prepared(NamedTuple):
-    """What the first rank sends to the first rank of each node."""
-
-    manifest: bytes
-    receipts: list[bytes]
-
-
 class Apart:
     """A directory on each node: the first rank of each commits there.
 
-    All write the manifest before any commits. So if some have committed and others were killed, the
-    files of all are there, and a load finishes the commit.
+    All write the manifest before any commits, and all commit before any removes what was replaced.
+    So if some have committed and others were killed, the files of all are there, and a load
+    finishes the commit.
     """
 
     def __init__(self, group: Group, asked: Asked) -> None:
@@ -113,68 +107,74 @@ class Apart:
         session = self._group.from_first(lambda: uuid.uuid4().hex[:16])
         error: BaseException | None = None
         try:
-            if self._leads:
+            if self._group.rank == nodes.ranks[0]:
                 size = self._group.size
                 self._session = _native.NodeSession(path, size, session, config, step, metrics)
         except BaseException as caught:  # the other ranks must not wait for this one
             error = caught
         self._group.agreed(error, nodes.own)
 
-    @property
-    def _leads(self) -> bool:
-        return self._nodes is not None and self._group.rank == self._nodes.ranks[0]
-
     def commit(self, written: Written) -> None:
         all_written = self._group.to_first(written)
-        for_all: list[_Prepared | None] = []
-        error: BaseException | None = None
-        try:
-            for_all = self._for_all(all_written) if self._group.is_first else []
-        except Exception as caught:
-            error = caught
-        prepared = self._group.dealt(for_all, None if error is None else sendable(error))
-        self._on_each_node(lambda session: _prepare(session, prepared))
-        self._on_each_node(_native.NodeSession.commit)
-        if self._leads:
+        manifest = self._group.from_first(lambda: self._manifest(all_written))
+        receipts = self._of_this_node(written.receipt)
+        self._prepare(receipts, manifest)
+        self._commit()
+        if self._session is not None:
+            self._session.end()
             _others.saved(self._asked.path)
 
-    def _for_all(self, all_written: list[Written]) -> list[_Prepared | None]:
+    def _manifest(self, all_written: list[Written]) -> bytes:
         receipts, tree, names = _joined(all_written)
         assert self._session is not None
         assert self._nodes is not None
-        manifest = self._session.manifest(receipts, tree, names, self._nodes.found)
-        for_all: list[_Prepared | None] = [None] * self._group.size
-        for _, _, ranks in self._nodes.found:
-            own = [all_written[rank].receipt for rank in ranks]
-            for_all[ranks[0]] = _Prepared(manifest, own)
-        return for_all
+        return self._session.manifest(receipts, tree, names, self._nodes.found)
 
-    def _on_each_node(self, act: Callable[[_native.NodeSession], None]) -> None:
-        """Have the first rank of each node do something; fail on all ranks if one fails."""
+    def _of_this_node(self, receipt: bytes) -> list[bytes]:
+        """Return the receipts of this node's ranks, on the first of them."""
+        assert self._nodes is not None
+        first, *others = self._nodes.ranks
+        if self._group.rank != first:
+            self._group.send_bytes(receipt, first)
+            return []
+        return [receipt, *(self._group.receive_bytes(rank) for rank in others)]
+
+    def _prepare(self, receipts: list[bytes], manifest: bytes) -> None:
+        """Write the manifest on each node under its uncommitted name."""
+        session = self._session
         error: BaseException | None = None
         try:
-            if self._session is not None:
-                act(self._session)
+            if session is not None:
+                session.prepare(_native.Receipts(receipts), manifest)
         except BaseException as caught:  # Ctrl-C, too: the others must not wait for this rank
             error = caught
         try:
             self._group.agreed(error, None)
-        except Error as other:
-            if error is None:
-                other.add_note(
-                    "If some nodes have committed before: a load takes the checkpoint if all nodes "
-                    "still have their files, and passes it over otherwise"
-                )
+        except BaseException as failure:
+            is_refused = error is not None or isinstance(failure, Error)
+            if not is_refused and session is not None:
+                session.keep()  # nobody knows here whether the others go on
+            raise
+
+    def _commit(self) -> None:
+        error: BaseException | None = None
+        try:
+            if self._session is not None:
+                self._session.commit()
+        except BaseException as caught:  # Ctrl-C, too: the others must not wait for this rank
+            error = caught
+        try:
+            self._group.agreed(error, None)
+        except BaseException as failure:
+            failure.add_note(
+                "All nodes have the files, and some may have committed them: a load on all nodes "
+                "finds out"
+            )
             raise
 
     def abandon(self) -> None:
         if self._session is not None:
             self._session.abandon()
-
-
-def _prepare(session: _native.NodeSession, prepared: _Prepared | None) -> None:
-    assert prepared is not None
-    session.prepare(_native.Receipts(prepared.receipts), prepared.manifest)
 
 
 def _joined(all_written: list[Written]) -> tuple[_native.Receipts, str, list[str]]:

@@ -51,7 +51,8 @@ class Needs:
         checkpoint: _native.Checkpoint | None = None
         error: BaseException | None = None
         try:
-            checkpoint = _native.Checkpoint(self._path, self.room.config)
+            # What is damaged here is met, and mended, by the load.
+            checkpoint = _native.Checkpoint(self._path, self.room.config, damaged=True)
         except BaseException as caught:  # the other ranks must not wait for this one
             error = caught
         self._group.agreed(error, None)
@@ -208,13 +209,13 @@ class Source:
             return piece
         try:
             got = os.preadv(self._file, [bytes_of(piece)], begin)
-        except OSError as error:
-            self.problem = str(error)
-            return piece
-        if got < size:
-            self.problem = f"the file ends at {begin + got}"
-        else:
-            self.problem = _native.differing(self._checkpoint, self._number, begin, bytes_of(piece))
+            if got < size:
+                self.problem = f"the file ends at {begin + got}"
+            else:
+                content = bytes_of(piece)
+                self.problem = _native.differing(self._checkpoint, self._number, begin, content)
+        except Exception as error:  # the receiver waits, whatever it is
+            self.problem = f"{type(error).__name__}: {error}"
         return piece
 
     def close(self) -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
+import torch
 import torch.distributed as dist
 
 from ringstow._errors import InvalidStateError
 from ringstow.dcp import _private, _together
-
-if TYPE_CHECKING:
-    import torch
 
 T = TypeVar("T")
 
@@ -47,27 +45,6 @@ class Group:
             )
         return values or []
 
-    def dealt(self, values: list[T | None], error: BaseException | None) -> T | None:
-        """Return the value that the first rank has for this one, or raise the first rank's error.
-
-        Args:
-            values: one for each rank; only the first rank's count.
-            error: why the first rank has none.
-        """
-        given = [(value, error) for value in values or [None] * self.size]
-        got: list[Any] = [None]
-        with _together.patient(self._own):
-            dist.scatter_object_list(
-                got,
-                given if self.is_first else None,
-                src=dist.get_global_rank(self._own, 0),
-                group=self._own,
-            )
-        value, failure = got[0]
-        if failure is not None:
-            raise failure
-        return cast("T | None", value)
-
     def from_rank(self, rank: int, value: T) -> T:
         """Return one rank's value, on all ranks."""
         values: list[Any] = [value if rank == self.rank else None]
@@ -84,6 +61,19 @@ class Group:
     def receive(self, memory: torch.Tensor, of: int) -> None:
         """Fill a tensor with the bytes that a rank sends."""
         dist.recv(memory, src=dist.get_global_rank(self._own, of), group=self._own)
+
+    def send_bytes(self, content: bytes, to: int) -> None:
+        """Send bytes to a rank, which waits for them."""
+        self.send(torch.tensor([len(content)]), to)
+        self.send(torch.frombuffer(bytearray(content), dtype=torch.uint8), to)
+
+    def receive_bytes(self, of: int) -> bytes:
+        """Return the bytes that a rank sends."""
+        size = torch.zeros(1, dtype=torch.int64)
+        self.receive(size, of)
+        content = torch.empty(int(size), dtype=torch.uint8)
+        self.receive(content, of)
+        return content.numpy().tobytes()
 
     def from_first(self, look: Callable[[], T]) -> T:
         """Return what a function returns on the first rank, or raise what it raises, on all."""

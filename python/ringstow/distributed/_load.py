@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from ringstow._report import LoadReport
 
 _ATTEMPTS = 100
+_log = logging.getLogger("ringstow")
 
 
 @_arguments.explained(_arguments.LOAD_INTO_ARGUMENTS)
@@ -130,28 +132,35 @@ def load(
         Exception: as from `ringstow.load`.
     """
     ranks = group_of(group)
-    loaded: dict[Any, Any] = {}
-    failure: BaseException | None = None
     with ranks.turn:
         where, settings, found = _meet(ranks, "load", path, config)
-        with _fetching(ranks, where, found, settings) as needs:
-            try:
-                if needs is not None:
-                    needs.fetch_all()
-                    config = _with_stripe(config, needs.room.stripe)
-                loaded = _load.load(
-                    where,
-                    prefix=prefix,
-                    keys=keys,
-                    verify=verify,
-                    allow_pickle=allow_pickle,
-                    config=config,
-                    device=device,
-                    framework=framework,
-                )
-            except BaseException as error:  # Ctrl-C, too: the others must not wait for this rank
-                failure = error
-            ranks.agreed(failure, None)
+        while True:
+            loaded: dict[Any, Any] = {}
+            failure: BaseException | None = None
+            with _fetching(ranks, where, found, settings) as needs:
+                try:
+                    if needs is not None:
+                        needs.fetch_all()
+                    loaded = _load.load(
+                        where,
+                        prefix=prefix,
+                        keys=keys,
+                        verify=verify,
+                        allow_pickle=allow_pickle,
+                        config=config if needs is None else _with_stripe(config, needs.room.stripe),
+                        device=device,
+                        framework=framework,
+                    )
+                except (
+                    BaseException
+                ) as error:  # Ctrl-C, too: the others must not wait for this rank
+                    failure = error
+                errors = ranks.gathered(None if failure is None else sendable(failure))
+                if not any(errors) or found is None or not found.mender.mend(errors):
+                    break
+    if failure is not None:
+        raise failure
+    raise_first(errors)
     return loaded
 
 
@@ -178,18 +187,24 @@ def _meet(
     where, settings = str(path), ""
     error: BaseException | None = None
     seen: _whole.Seen | None = None
+    problem: Exception | None = None
     try:
         where, settings = to_read(path), native_json(config)
-        seen = _whole.seen(where, settings)
+        seen, problem = _whole.seen(where, settings)
     except BaseException as caught:
         error = caught
-    all_said = agreed(ranks, (call, os.path.basename(where), *options), (where, seen), error)
-    all_seen = [one for _, one in all_said]
+    said = (where, seen, problem is not None)
+    all_said = agreed(ranks, (call, os.path.basename(where), *options), said, error)
+    all_seen = [one for _, one, _ in all_said]
     if any(all_seen):
+        if problem is not None:
+            _log.warning("%s: taking the manifest of another node, since %s", where, problem)
         nodes = _nodes.meet(ranks, _nodes.run_of(where))
         whole = _whole.find(ranks, nodes, where, settings, all_seen)
         return where, settings, _Found(nodes, whole, Mender(ranks, nodes, whole, (where, settings)))
-    refuse_different_calls([(call, other, *options) for other, _ in all_said])
+    if any(is_problem for *_, is_problem in all_said):
+        ranks.agreed(problem, None)
+    refuse_different_calls([(call, other, *options) for other, *_ in all_said])
     ranks.see(where)
     return where, settings, None
 
@@ -199,7 +214,7 @@ def _fetching(
     ranks: Group, path: str, found: _Found | None, settings: str
 ) -> Iterator[Needs | None]:
     """Return what fetches from other nodes, if these share no directory."""
-    if found is None:
+    if found is None or found.whole.is_on_all(ranks.size):
         yield None
         return
     with room(ranks, found.nodes, found.whole, path, settings) as made:

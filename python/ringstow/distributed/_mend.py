@@ -69,7 +69,7 @@ class Mender:
         with room(self._group, self._nodes, whole, self._path, self._config) as made:
             checkpoint: _native.Checkpoint | None = None
             try:
-                checkpoint = _native.Checkpoint(self._path, made.config)
+                checkpoint = _native.Checkpoint(self._path, made.config, damaged=True)
             except BaseException as caught:  # the other ranks must not wait for this one
                 error = caught
             self._group.agreed(error, None)

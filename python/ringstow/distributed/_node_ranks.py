@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch.distributed as dist
 
 from ringstow._alone import Attempt
-from ringstow._config import Config, native_json
+from ringstow._config import Config
 from ringstow._errors import InvalidStateError
 from ringstow.dcp import _private
 from ringstow.distributed import _nodes
+from ringstow.distributed._after import AfterCommit
 from ringstow.distributed._group import Group, group_of
 from ringstow.distributed._node_run import NodeRun
 from ringstow.distributed._ranks import Ranks
-from ringstow.distributed._replicas import Replicator
 
 if TYPE_CHECKING:
     from ringstow._base import Base
     from ringstow._catalog_report import Step
     from ringstow._guard import Staging
+    from ringstow._tiers import Plan
 
 _T = TypeVar("_T")
 
@@ -33,6 +34,7 @@ class NodeRanks(Ranks):
         self,
         root: str,
         copies: int,
+        plan: Plan,
         config: Config | None,
         staging: Staging,
         allow_pickle: bool,
@@ -41,23 +43,22 @@ class NodeRanks(Ranks):
     ) -> None:
         super().__init__(config, staging, allow_pickle, group, apart)
         self._ranks = group_of(group)
-        nodes = _nodes.meet(self._ranks, root)
+        with self._ranks.turn:
+            nodes = _nodes.meet(self._ranks, root)
         # The first rank of a node removes old steps there.
         self.leads = self._ranks.rank == nodes.ranks[0]
         self.run = NodeRun(root, config, self._ranks)
-        self._beside: dist.ProcessGroup | None = None
-        self._replicator: Replicator | None = None
-        if copies > 1:
-            count = len(nodes.found)
-            if count < copies:
-                raise InvalidStateError(
-                    f"replicas={copies} needs as many nodes, and these ranks are on {count}: "
-                    f"{_nodes.text_of(nodes.found)}"
-                )
-            # A group of its own: copies travel while the next save communicates.
-            beside = dist.new_group(backend="gloo") if group is None else _private.beside(group)
-            self._beside = cast("dist.ProcessGroup", beside)
-            self._replicator = Replicator(Group(self._beside), copies, native_json(config))
+        count = len(nodes.found)
+        if count < copies:
+            raise InvalidStateError(
+                f"replicas={copies} needs as many nodes, and these ranks are on {count}: "
+                f"{_nodes.text_of(nodes.found)}"
+            )
+        # A group of its own: copies travel while the next save communicates.
+        beside = dist.new_group(backend="gloo") if group is None else _private.beside(group)
+        self._beside: dist.ProcessGroup | None = cast("dist.ProcessGroup", beside)
+        ranks = Group(self._beside)
+        self.copier = AfterCommit(ranks, root, copies, plan, config, leads=self.leads)
 
     def from_first(self, look: Callable[[], _T]) -> _T:
         """Return what the first rank sees, on all ranks."""
@@ -86,20 +87,9 @@ class NodeRanks(Ranks):
             error = caught
         return self._attempt(found.path, into, error)
 
-    def committed(self, path: str) -> None:
-        if self._replicator is not None:
-            self._replicator.add(path)
-
-    def wait_copied(self, timeout: float | None = None) -> bool:
-        return self._replicator is None or self._replicator.wait(timeout)
-
-    @property
-    def copy_error(self) -> BaseException | None:
-        return None if self._replicator is None else self._replicator.error
-
     def close(self) -> None:
         super().close()
-        if self._beside is not None and dist.is_initialized() and self.wait_copied(0):
+        if self._beside is not None and dist.is_initialized() and self.copier.wait(0):
             with contextlib.suppress(Exception):  # it may have ended with the ranks
                 dist.destroy_process_group(self._beside)
         self._beside = None

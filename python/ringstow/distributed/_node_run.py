@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING
 
 from ringstow._config import native_json
-from ringstow._errors import Error, MissingFilesError, NoCheckpointError
+from ringstow._errors import MissingFilesError, NoCheckpointError
 from ringstow._run import Run
 from ringstow.distributed import _nodes, _whole
 
@@ -22,7 +22,10 @@ _log = logging.getLogger("ringstow")
 
 
 class NodeRun(Run):
-    """The directories of a run on all nodes. All ranks call each method at the same time."""
+    """The directories of a run on all nodes. All ranks call each method at the same time.
+
+    All of them get the same answers, but for the directory in each path.
+    """
 
     def __init__(self, root: str, config: Config | None, group: Group) -> None:
         super().__init__(root, config)
@@ -30,7 +33,7 @@ class NodeRun(Run):
         self._group = group
 
     def steps(self) -> list[Step]:
-        """List the steps that any node has, oldest first; of several, this node's or the newest."""
+        """List the steps that any node has, oldest first."""
         own: list[Step] = []
         error: BaseException | None = None
         try:
@@ -38,27 +41,28 @@ class NodeRun(Run):
         except BaseException as caught:  # the other ranks must not wait for this one
             error = caught
         found: dict[str, Step] = {}
-        for step in (*own, *(step for each in self._group.agreed(error, own) for step in each)):
+        with self._group.turn:
+            all_steps = self._group.agreed(error, own)
+        for step in (step for each in all_steps for step in each):
             name = os.path.basename(step.path)
-            known = found.get(name)
-            if known is None or (known.created_unix_ms or 0) < (step.created_unix_ms or 0):
+            if name not in found or _is_better(step, found[name]):
                 found[name] = dataclasses.replace(step, path=os.path.join(self.root, name))
         # Those without a number, such as what a killed save has left, come first.
-        return sorted(found.values(), key=lambda one: -1 if one.step is None else one.step)
+        return [one for _, one in sorted(found.items(), key=lambda item: _in_order(*item))]
 
     def newest(self) -> Step | None:
         """Return the newest step of which all files are on some node."""
-        return next(iter(self._whole(self._committed())), None)
+        return next(iter(self._whole(self._committed(), stops=True)), None)
 
     def candidates(self, on_corrupt: OnCorrupt) -> list[Step]:
-        """Return the committed steps, newest first, from the first one that is whole.
+        """Return the committed steps that are whole, newest first; without "previous" one of them.
 
         A node that is lost takes what was not yet copied to another one with it.
 
         Raises:
             MissingFilesError: none is whole: what the newest lacks.
         """
-        return self._whole(self._committed())
+        return self._whole(self._committed(), stops=on_corrupt == "raise")
 
     def named(self, step: int) -> list[Step]:
         """Return the step of this number, in a list.
@@ -75,29 +79,48 @@ class NodeRun(Run):
             )
         return wanted[:1]
 
-    def _whole(self, steps: list[Step]) -> list[Step]:
+    def _whole(self, steps: list[Step], *, stops: bool) -> list[Step]:
+        """Return the steps that are whole, or with ``stops`` the first of them."""
+        whole: list[Step] = []
         why: MissingFilesError | None = None
-        for number, step in enumerate(steps):
+        self.passed_over = []
+        for step in steps:
             try:
-                self._find(step)
+                with self._group.turn:
+                    self._find(step)
             except MissingFilesError as error:
                 if self._group.is_first:
                     _log.warning("passing over %s: %s", step.path, error)
                 why = why or error
+                if not whole:
+                    self.passed_over.append(step)
             else:
-                return steps[number:]
-        if why is not None:
+                whole.append(step)
+                if stops:
+                    break
+        if why is not None and not whole:
             raise why
-        return []
+        return whole
 
     def _find(self, step: Step) -> None:
         """Make sure that all files of a step are on some node, and that it is committed on all."""
-        seen: _whole.Seen | None = None
-        try:
-            seen = _whole.seen(step.path, self._settings)
-        except (Error, OSError) as error:
-            _log.warning("%s cannot be read here: %s", step.path, error)
+        seen, problem = _whole.seen(step.path, self._settings)
+        if problem is not None:
+            _log.warning("%s cannot be read here: %s", step.path, problem)
         all_seen = self._group.gathered(seen)
         if any(all_seen):
             nodes = _nodes.meet(self._group, self.root)
             _whole.find(self._group, nodes, step.path, self._settings, all_seen)
+
+
+def _is_better(one: Step, other: Step) -> bool:
+    """Whether a node knows more of a step than another: a later save of it, or its commit."""
+    return _worth(one) > _worth(other)
+
+
+def _worth(step: Step) -> tuple[int, bool]:
+    return step.created_unix_ms or 0, step.status == "committed"
+
+
+def _in_order(name: str, step: Step) -> tuple[int, str]:
+    return -1 if step.step is None else step.step, name

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import socket
 from typing import NamedTuple
 
 from ringstow import _native
+from ringstow._errors import InvalidStateError
 from ringstow.distributed._group import Group
 
 FILE = ".ringstow-node.json"
@@ -41,27 +45,85 @@ def meet(group: Group, run: str) -> Nodes:
     Creates the directory where it is missing.
 
     Raises:
+        InvalidStateError: a directory has the id of another one, of which it is a copy.
         Error: another rank failed.
         OSError: this one cannot create or read it.
     """
-    own: tuple[str, str] | None = None
+    own: tuple[str, str, tuple[object, ...]] | None = None
     error: BaseException | None = None
     try:
-        own = _native.node_id(run)
+        node, host = _native.node_id(run)
+        seen = os.stat(run)
+        own = node, host, (socket.gethostname(), seen.st_dev, seen.st_ino)
     except BaseException as caught:  # the other ranks must not wait for this one
         error = caught
     found: dict[str, tuple[str, str, list[int]]] = {}
+    views: dict[str, set[tuple[object, ...]]] = {}
     for rank, said in enumerate(group.agreed(error, own)):
         assert said is not None
-        node, host = said
+        node, host, view = said
         found.setdefault(node, (node, host, []))[2].append(rank)
+        views.setdefault(node, set()).add(view)
     assert own is not None
-    return Nodes(list(found).index(own[0]), list(found.values()))
+    nodes = Nodes(list(found).index(own[0]), list(found.values()))
+    if any(len(seen_as) > 1 for seen_as in views.values()):
+        _refuse_copies(group, nodes, run)
+    return nodes
+
+
+def _refuse_copies(group: Group, nodes: Nodes, run: str) -> None:
+    """Make sure that ranks whose directories have one id see one directory.
+
+    On a network file system they do, although the hosts differ.
+
+    Raises:
+        InvalidStateError: a rank does not see what the first one of its node writes.
+    """
+    asked = ("copies", run, *nodes.ids)
+    if asked in group.known:
+        return
+    mark = f"{FILE}.{nodes.ranks[0]:016x}.part"
+    path = os.path.join(run, mark)
+    error: BaseException | None = None
+    try:
+        if group.rank == nodes.ranks[0]:
+            with open(path, "wb"):
+                pass
+    except OSError as caught:
+        error = caught
+    group.agreed(error, None)
+    sees = False
+    with contextlib.suppress(OSError):
+        sees = mark in os.listdir(run)
+    blind = [rank for rank, seen in enumerate(group.gathered(sees)) if not seen]
+    if group.rank == nodes.ranks[0]:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+    if blind:
+        raise InvalidStateError(
+            f"rank(s) {', '.join(map(str, blind))}: {os.path.join(run, FILE)} was copied from "
+            "another node, whose id it has: remove it there, and the next save makes another"
+        )
+    group.known[asked] = True
+
+
+def refuse(config: str, **others: object) -> None:
+    """Refuse what is for a directory that all ranks share.
+
+    Raises:
+        InvalidStateError: names it.
+    """
+    settings = json.loads(config)
+    asked = {"stripe": settings["stripe"], "recycle": settings["recycle"], **others}
+    for name in (name for name, value in asked.items() if value):
+        raise InvalidStateError(
+            f"{name} is for a directory that all ranks share: leave out {name}, or node_local"
+        )
 
 
 def run_of(path: str) -> str:
-    """Return the directory that a checkpoint is in."""
-    return os.path.dirname(os.path.abspath(path))
+    """Return the directory that a checkpoint is in, whatever links lead to it."""
+    return os.path.dirname(os.path.realpath(path))
 
 
 def text_of(nodes: list[tuple[str, str, list[int]]]) -> str:

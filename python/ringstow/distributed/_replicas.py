@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -13,14 +12,12 @@ from typing import NamedTuple
 import torch
 
 from ringstow import _native
-from ringstow._errors import Error
+from ringstow._errors import Error, IncompleteCheckpointError, NoCheckpointError
 from ringstow._stream import FileWriter, open_write
 from ringstow.distributed import _nodes
 from ringstow.distributed._fetch import Source, bytes_of, cut
 from ringstow.distributed._group import Group
 from ringstow.distributed._nodes import Nodes
-
-_log = logging.getLogger("ringstow")
 
 
 class _Copy(NamedTuple):
@@ -32,23 +29,24 @@ class _Copy(NamedTuple):
     """Of the file."""
 
 
-def replicate(group: Group, path: str, copies: int, settings: str) -> None:
+def replicate(group: Group, path: str, copies: int, settings: str) -> bool:
     """Copy files to the nodes that should have them: the one that wrote it and ``copies - 1`` more.
 
     A new node in the place of a lost one gets the files of that, too. All ranks of the group call
     it. Each file is compared with its checksums on the way, and is durable on the other node before
-    it gets its name. What is there already is not sent. If the checkpoint is removed meanwhile,
-    nothing is copied.
+    it gets its name. What is there already is not sent.
+
+    Returns:
+        Whether all copies are there; False if the checkpoint was removed meanwhile.
 
     Raises:
         Error: files could not be copied; the others are. Names the first ones, with rank and
             reason.
     """
     nodes = _nodes.meet(group, _nodes.run_of(path))
-    checkpoint = _opened(path, settings)
-    if not _is_on_all(group, checkpoint):
-        return
-    assert checkpoint is not None
+    checkpoint = _opened(group, path, settings)
+    if checkpoint is None:
+        return False
     files = _native.files_of(checkpoint)
     here = [number for number, (*_, is_here) in enumerate(files) if is_here]
     has = [set(numbers) for numbers in group.gathered(here)]
@@ -56,26 +54,32 @@ def replicate(group: Group, path: str, copies: int, settings: str) -> None:
     copying = _Copying(group, path, checkpoint)
     sender = threading.Thread(target=copying.send, args=(plan,), name="ringstow-replicas")
     sender.start()
-    copying.receive(plan)
-    sender.join()
+    try:
+        copying.receive(plan)
+    finally:
+        sender.join()
     all_problems = group.gathered(copying.problems)
+    if _opened(group, path, settings) is None:
+        return False
     told = [f"rank {rank}: {why}" for rank, each in enumerate(all_problems) for why in each]
-    if told and _is_on_all(group, _opened(path, settings)):
+    if told:
         more = f" (and {len(told) - 3} more)" if len(told) > 3 else ""
         raise Error(f"{path}: not copied to another node: {'; '.join(told[:3])}{more}")
+    return True
 
 
-def _opened(path: str, settings: str) -> _native.Checkpoint | None:
+def _opened(group: Group, path: str, settings: str) -> _native.Checkpoint | None:
+    """Open a checkpoint that all nodes have; None if it was removed from one, or replaced there."""
+    checkpoint: _native.Checkpoint | None = None
+    error: BaseException | None = None
     try:
-        return _native.Checkpoint(path, settings, damaged=True)
-    except (Error, OSError):  # it was removed meanwhile
-        return None
-
-
-def _is_on_all(group: Group, checkpoint: _native.Checkpoint | None) -> bool:
-    """Whether all nodes have one checkpoint."""
-    stamps = group.gathered(None if checkpoint is None else checkpoint.stamp)
-    return stamps[0] is not None and len(set(stamps)) == 1
+        checkpoint = _native.Checkpoint(path, settings, damaged=True)
+    except (FileNotFoundError, IncompleteCheckpointError, NoCheckpointError):
+        pass
+    except BaseException as caught:  # the other ranks must not wait for this one
+        error = caught
+    stamps = set(group.agreed(error, None if checkpoint is None else checkpoint.stamp))
+    return checkpoint if len(stamps) == 1 else None
 
 
 def _plan(nodes: Nodes, files: list[str], has: list[set[int]], copies: int) -> Iterator[_Copy]:
@@ -99,6 +103,15 @@ def _plan(nodes: Nodes, files: list[str], has: list[set[int]], copies: int) -> I
                 yield _Copy(holders[number % len(holders)], to, number)
 
 
+def _identity(path: str) -> tuple[int, int] | None:
+    """Return what tells a checkpoint's manifest from another one; None if it has none."""
+    try:
+        found = os.stat(os.path.join(path, "manifest.json"))
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
 def rank_of(name: str) -> int:
     """Return the rank in a file's name, such as ``rank00003-0.g1.safetensors``."""
     return int(name[len("rank") : name.index("-")])
@@ -112,6 +125,7 @@ class _Copying:
         self._path = path
         self._checkpoint = checkpoint
         self._files = _native.files_of(checkpoint)
+        self._manifest = _identity(path)
         self._chunk_bytes: int = json.loads(checkpoint.info)["block_bytes"]
         self.problems: list[str] = []
 
@@ -143,7 +157,7 @@ class _Copying:
         writer: FileWriter | None = None
         try:
             writer = open_write(target)
-        except (Error, OSError) as error:
+        except Exception as error:  # the sender waits, whatever it is
             problem = str(error)
         for begin, size in cut(0, self._files[one.number][2], self._chunk_bytes):
             piece = torch.empty(size, dtype=torch.uint8)
@@ -151,9 +165,11 @@ class _Copying:
             if problem is None and writer is not None:
                 problem = self._keep(writer, one.number, begin, piece)
         if writer is not None:
+            if problem is None and _identity(self._path) != self._manifest:
+                problem = "the checkpoint was removed or replaced meanwhile"
             try:
                 writer.close() if problem is None else writer.abort()
-            except (Error, OSError) as error:
+            except Exception as error:
                 problem = str(error)
         return problem
 
@@ -162,79 +178,6 @@ class _Copying:
             problem = _native.differing(self._checkpoint, number, begin, bytes_of(piece))
             if problem is None:
                 writer.write(bytes_of(piece))
-        except (Error, OSError) as error:
+        except Exception as error:  # as above
             problem = str(error)
         return problem
-
-
-class Replicator:
-    """Copies the newest checkpoints to other nodes in a thread, one after the other.
-
-    All ranks add the same checkpoints. One that a newer one overtakes before its copy has begun is
-    passed over.
-    """
-
-    def __init__(self, group: Group, copies: int, settings: str) -> None:
-        self._group = group
-        self._copies = copies
-        self._settings = settings
-        self._changed = threading.Condition()
-        self._added: list[str] = []
-        self._done = 0
-        """How many of those added are copied, or passed over."""
-        self._is_running = False
-        self.error: BaseException | None = None
-        """Why the last copy failed; None after one that went well."""
-
-    def add(self, path: str) -> None:
-        """Copy a checkpoint as soon as the copy in progress has ended."""
-        with self._changed:
-            self._added.append(path)
-            if self._is_running:
-                return
-            try:
-                threading.Thread(target=self._work, name="ringstow-replicas", daemon=True).start()
-            except RuntimeError as error:  # there can be no more threads
-                self.error = error
-                _log.error("%s is saved, but not copied to other nodes: %s", path, error)
-            else:
-                self._is_running = True
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is left to copy; return whether that is so, and the last copy good."""
-        with self._changed:
-            is_over = self._changed.wait_for(lambda: not self._is_running, timeout)
-            return is_over and self.error is None
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                added = len(self._added)
-                if added == self._done:
-                    self._is_running = False
-                    self._changed.notify_all()
-                    return
-            before = self._done
-            try:
-                self._copy(added)
-            except BaseException as error:  # a panic, too: the step is saved, training goes on
-                if self._done == before:  # the ranks did not even agree on what to copy
-                    self._done = added
-                self.error = error
-                path = self._added[self._done - 1]
-                _log.error("%s is saved, but a part of it is on one node alone: %s", path, error)
-
-    def _copy(self, added: int) -> None:
-        # Each rank copies the newest that all have added: so all of them copy the same ones.
-        newest = min(self._group.gathered(added))
-        path, passed = self._added[newest - 1], self._added[self._done : newest - 1]
-        for one in passed:
-            _log.warning(
-                "%s is not copied to other nodes: %s is newer, and the copies are slower than the "
-                "saves",
-                one,
-                path,
-            )
-        self._done = newest
-        replicate(self._group, path, self._copies, self._settings)
-        self.error = None

@@ -64,7 +64,7 @@ def room(group: Group, nodes: Nodes, whole: Whole, path: str, config: str) -> It
 def _made(run: str, path: str, whole: Whole, rank: int) -> Iterator[str]:
     """Make the directory, remove it at the end, and keep others from removing it before."""
     _clear(run)
-    with _locked(run, fcntl.LOCK_SH):
+    with _locked(run, fcntl.LOCK_SH):  # `run` is no link: `run_of` has followed it
         stripe = tempfile.mkdtemp(prefix=PREFIX, dir=run)
         lock = os.open(stripe, os.O_RDONLY)
         fcntl.flock(lock, fcntl.LOCK_EX)

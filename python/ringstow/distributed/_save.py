@@ -24,7 +24,7 @@ from ringstow._metrics import metrics_of
 from ringstow._report import SaveReport
 from ringstow.dcp._handle import RanksHandle
 from ringstow.dcp._together import sendable
-from ringstow.distributed import _deal
+from ringstow.distributed import _deal, _nodes
 from ringstow.distributed._apart import Apart, Asked, Directory, Shared, Written
 from ringstow.distributed._group import Group, group_of
 from ringstow.distributed._state import State, encode
@@ -209,10 +209,8 @@ def _begun(
             node_local,
             native_json(config),
         )
-        if node_local and base is not None:
-            raise InvalidStateError(
-                "base is for a directory that all ranks share: leave out base, or node_local"
-            )
+        if node_local:
+            _nodes.refuse(asked.config, base=base)
         _jobs.log_unreported()
         if staging is not None:
             _check_staging(staging)

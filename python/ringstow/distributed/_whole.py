@@ -36,25 +36,31 @@ class Whole(NamedTuple):
     chunk_bytes: int
     """Of a checksum chunk."""
 
+    def is_on_all(self, ranks: int) -> bool:
+        """Return whether each of so many ranks sees each file."""
+        return all(len(holders) == ranks for holders in self.holders)
+
     def lacks(self, rank: int) -> list[int]:
         """Return the numbers of the files that a rank does not see."""
         return [number for number, ranks in enumerate(self.holders) if rank not in ranks]
 
 
-def seen(path: str, config: str) -> Seen | None:
-    """Return the checkpoint of several nodes at a path; None if there is none, or of another kind.
+def seen(path: str, config: str) -> tuple[Seen | None, Exception | None]:
+    """Return the checkpoint of several nodes at a path, or why its manifest cannot be read.
 
-    Raises:
-        Error, OSError: as `ringstow.open`.
+    Neither, if there is none, or one of another kind.
     """
     marks = (os.path.join(_nodes.run_of(path), _nodes.FILE), os.path.join(path, _MANIFEST))
     if not all(map(os.path.exists, marks)):
-        return None
-    checkpoint = _native.Checkpoint(path, config, damaged=True)
+        return None, None
+    try:
+        checkpoint = _native.Checkpoint(path, config, damaged=True)
+    except Exception as error:  # another node may have an intact one
+        return None, error
     if not _native.nodes_of(checkpoint):
-        return None
+        return None, None
     assert checkpoint.stamp is not None
-    return Seen(checkpoint.stamp, json.loads(checkpoint.info)["created_unix_ms"])
+    return Seen(checkpoint.stamp, json.loads(checkpoint.info)["created_unix_ms"]), None
 
 
 def find(group: Group, nodes: Nodes, path: str, config: str, all_seen: list[Seen | None]) -> Whole:
@@ -74,7 +80,7 @@ def find(group: Group, nodes: Nodes, path: str, config: str, all_seen: list[Seen
         MissingFilesError: files of it are on no node: names nodes and files.
         Error: another rank failed.
     """
-    found = sorted({one for one in all_seen if one is not None}, key=lambda one: -one[1])
+    found = sorted({s for s in all_seen if s is not None}, key=lambda s: (-s[1], s[0]))
     why: MissingFilesError | None = None
     for candidate in found:
         holder = all_seen.index(candidate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -162,6 +163,9 @@ def crash(rank, root, when):
             def abandon(self):
                 self.session.abandon()
 
+            def keep(self):
+                self.session.keep()
+
         _apart._native.NodeSession, was = Failing, session
     try:
         state = {"step": 8, "rng": PerRank(torch.tensor([rank]))}
@@ -187,19 +191,121 @@ def test_commit_that_was_cut_between_nodes_is_finished_by_the_load(ranks, tmp_pa
     for name in names(there):
         os.rename(there / name, there / f"{name}.part")
     swept = ringstow.prune(there.parent)
-    assert "all nodes have written it" in swept.left[0].reason
+    assert "other nodes may have committed it" in swept.left[0].reason
     assert ringstow.steps(there.parent)[0].status == "incomplete"
     assert differences(saved, ranks(2).run(load, "fsdp2", tmp_path)[0]) == []
     assert ringstow.steps(there.parent)[0].status == "committed"
     assert not [name for name in names(there) if name.endswith(".part")]
 
 
+def damage(path, at=-1):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def test_damaged_manifest_of_one_node_is_replaced_by_the_others(ranks, tmp_path):
+    saved = ranks(2).run(save, "fsdp2", tmp_path)[0]
+    damage(path_on(tmp_path, 0) / "manifest.json", 100)
+    assert differences(saved, ranks(2).run(load, "fsdp2", tmp_path)[0]) == []
+    assert ringstow.verify(path_on(tmp_path, 0)).ok
+    for rank in (0, 1):
+        damage(path_on(tmp_path, rank) / "manifest.json", 100)
+    with pytest.raises(ringstow.CorruptCheckpointError, match="manifest"):
+        ranks(2).run(load, "fsdp2", tmp_path)
+
+
+def test_links_lead_to_runs_and_checkpoints(ranks, tmp_path):
+    for rank in (0, 1):
+        (tmp_path / f"disk{rank}").mkdir()
+        (tmp_path / f"node{rank}").mkdir()
+        (tmp_path / f"node{rank}" / "run").symlink_to(tmp_path / f"disk{rank}")
+        (tmp_path / "links" / f"node{rank}" / "run").mkdir(parents=True)
+        link = path_on(tmp_path / "links", rank)
+        link.symlink_to(tmp_path / f"disk{rank}" / "step-7")
+    saved = ranks(2).run(save, "fsdp2", tmp_path)[0]
+    assert differences(saved, ranks(2).run(load, "fsdp2", tmp_path)[0]) == []
+    assert differences(saved, ranks(2).run(load, "fsdp2", tmp_path / "links")[0]) == []
+
+
+def test_copied_directory_is_no_node_of_its_own(ranks, tmp_path):
+    ranks(2).run(save, "fsdp2", tmp_path)
+    shutil.rmtree(path_on(tmp_path, 1).parent)
+    shutil.copytree(path_on(tmp_path, 0).parent, path_on(tmp_path, 1).parent)
+    with pytest.raises(ringstow.InvalidStateError, match="was copied from another node"):
+        ranks(2).run(save, "fsdp2", tmp_path)
+    (path_on(tmp_path, 1).parent / ".ringstow-node.json").unlink()
+    ranks(2).run(save, "fsdp2", tmp_path)
+
+
+def load_tied(rank, root):
+    """Two targets of one memory, of tensors that were saved apart and are equal."""
+    weight = torch.zeros(5000)
+    state = {"a": weight, "b": weight}
+    distributed.load_into(state, path_on(root, rank))
+    return float(weight.sum())
+
+
+def save_untied(rank, root):
+    state = {"a": torch.ones(5000), "b": torch.ones(5000)}
+    distributed.save(state, path_on(root, rank), node_local=True)
+
+
+def test_tied_tensors_are_compared_after_they_were_fetched(ranks, tmp_path):
+    ranks(2).run(save_untied, tmp_path)
+    assert ranks(2).run(load_tied, tmp_path) == [5000.0, 5000.0]
+
+
+def test_nothing_is_written_where_no_rank_lacks_anything(ranks, tmp_path, monkeypatch):
+    ranks(2).run(save, "fsdp2", tmp_path, 2)
+    run = path_on(tmp_path, 0, 2).parent
+    before = run.stat().st_mtime_ns
+    ranks(2).run(load, "fsdp2", tmp_path, 2)
+    assert run.stat().st_mtime_ns == before
+
+
+def interrupted(rank, root):
+    """Rank 1 is interrupted once all have prepared; rank 0 does not know."""
+    from ringstow.distributed._group import Group
+
+    agreed, count = Group.agreed, 0
+
+    def agreed_and_interrupted(group, error, value):
+        nonlocal count
+        said = agreed(group, error, value)
+        if value is None:  # without a value: it was prepared, or committed
+            count += 1
+            if count == 1:
+                raise KeyboardInterrupt
+        return said
+
+    if rank == 1:
+        Group.agreed = agreed_and_interrupted
+    try:
+        state = {"step": 8, "own": PerRank(torch.full((5000,), rank))}
+        with contextlib.suppress(KeyboardInterrupt):
+            distributed.save(state, path_on(root, rank), step=8, node_local=True)
+    finally:
+        Group.agreed = agreed
+
+
+def load_own(rank, root):
+    state = {"step": 0, "own": PerRank(torch.zeros(5000, dtype=torch.int64))}
+    distributed.load_into(state, path_on(root, rank))
+    return state["step"], int(state["own"].value[0])
+
+
+def test_interrupt_after_all_have_prepared_loses_neither_save(ranks, tmp_path):
+    ranks(2).run(save_again, tmp_path)
+    with pytest.raises(TimeoutError):  # rank 0 waits for rank 1, which a program would end
+        ranks(2).run(interrupted, tmp_path, timeout=10)
+    assert ranks(2).run(load_own, tmp_path) == [(8, 0), (8, 1)]
+
+
 def test_damage_is_met_where_it_is_and_named(ranks, tmp_path):
     ranks(2).run(save, "fsdp2", tmp_path)
     for damaged in path_on(tmp_path, 1).glob("rank*"):
-        content = bytearray(damaged.read_bytes())
-        content[-1] ^= 1
-        damaged.write_bytes(content)
+        damage(damaged)
     with pytest.raises(ringstow.CorruptCheckpointError, match="rank00001"):
         ranks(2).run(load, "plain", tmp_path)
 
@@ -264,6 +370,9 @@ def refused(rank, root):
     state = {"w": torch.ones(3)}
     with pytest.raises(ringstow.InvalidStateError, match="base is for a directory"):
         distributed.save(state, path_on(root, rank), node_local=True, base=root / "x")
+    for settings in (ringstow.Config(stripe=[str(root)]), ringstow.Config(recycle=True)):
+        with pytest.raises(ringstow.InvalidStateError, match="all ranks share"):
+            distributed.save(state, path_on(root, rank), node_local=True, config=settings)
     with pytest.raises(ringstow.InvalidStateError, match="same call"):
         distributed.save(state, path_on(root, rank, name=f"step-{rank}"), node_local=True)
     with pytest.raises(ringstow.InvalidStateError, match="same call"):

@@ -66,8 +66,8 @@ def save_and_die(rank, root, victim, moment):
             def __init__(self, *args):
                 self._session = native(*args)
 
-            def manifest(self, *args):
-                return self._session.manifest(*args)
+            def __getattr__(self, name):
+                return getattr(self._session, name)
 
             def prepare(self, *args):
                 if moment == "before the manifest":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from test_distributed import state_of
 from torch.distributed.checkpoint.state_dict import set_state_dict
 
 import ringstow
-from ringstow import _native
+from ringstow import _native, distributed
 from ringstow.distributed import PerRank
 
 
@@ -66,7 +67,8 @@ def test_any_one_node_can_be_lost(ranks, tmp_path):
     saved = ranks(4).run(train, tmp_path / "whole", [1, 2, 3], options)[0]
     for rank in range(4):
         run = root_on(tmp_path / "whole", rank)
-        assert sorted(os.listdir(run)) == [".ringstow-node.json", "step-00000002", "step-00000003"]
+        hidden = [".ringstow-copied", ".ringstow-node.json"]
+        assert sorted(os.listdir(run)) == [*hidden, "step-00000002", "step-00000003"]
         assert ranks_in(run / "step-00000003") == sorted({rank, (rank - 1) % 4})
         assert ringstow.verify(run / "step-00000003").ok
     for lost in range(4):
@@ -118,15 +120,127 @@ def test_step_that_was_lost_with_a_node_is_passed_over(ranks, tmp_path):
         ranks(2).run(resume, tmp_path, {}, 2)
 
 
-def test_replica_is_used_where_a_file_is_damaged(ranks, tmp_path):
+def load_all(rank, root):
+    return distributed.load(root_on(root, rank) / "step-00000001")
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize("into", [False, True])
+def test_replica_is_used_where_a_file_is_damaged(ranks, tmp_path, is_cut, into):
     saved = ranks(2).run(train, tmp_path, [1], {"replicas": 2})[0]
-    for damaged in (root_on(tmp_path, 1) / "step-00000001").glob("rank00001*"):
+    here = root_on(tmp_path, 1) / "step-00000001"
+    for damaged in here.glob("rank00001*"):
         content = bytearray(damaged.read_bytes())
         content[-1] ^= 1
-        damaged.write_bytes(content)
-    step, _, loaded = ranks(2).run(resume, tmp_path, {"replicas": 2})[0]
-    assert step == 1
-    assert differences(saved, loaded) == []
+        damaged.write_bytes(content[:-1] if is_cut else content)
+    assert not ringstow.verify(here).ok
+    if into:
+        step, _, loaded = ranks(2).run(resume, tmp_path, {"replicas": 2})[0]
+        assert step == 1
+        assert differences(saved, loaded) == []
+    else:
+        loaded = ranks(2).run(load_all, tmp_path)
+        assert all(differences(saved[0], each["model"]) == [] for each in loaded)
+    assert ringstow.verify(here).ok
+
+
+def save_while_copies_wait(rank, root, steps):
+    """Save steps whose copies do not begin before the last of them is saved."""
+    from ringstow.distributed import _after
+
+    replicate, saved = _after.replicate, threading.Event()
+
+    def wait_and_replicate(*args):
+        saved.wait()
+        return replicate(*args)
+
+    with manager_on(rank, root, replicas=2, keep_last=1) as manager:
+        manager.save(1, {"own": PerRank(torch.ones(5))})
+        assert manager.wait_promoted()
+        _after.replicate = wait_and_replicate
+        try:
+            for step in steps:
+                manager.save(step, {"own": PerRank(torch.full((5,), float(step)))})
+            here = sorted(one.step for one in manager.steps())
+        finally:
+            saved.set()
+            manager.wait()
+            assert manager.wait_promoted()
+            _after.replicate = replicate
+    return here
+
+
+def test_no_rule_removes_the_last_step_that_has_its_copies(ranks, tmp_path):
+    assert ranks(2).run(save_while_copies_wait, tmp_path, [2, 3, 4]) == [[1, 2, 4], [1, 2, 4]]
+    shutil.rmtree(tmp_path / "node1")
+    assert ranks(2).run(restore_own, tmp_path) == [(4, 4.0), (4, 4.0)]
+
+
+def restore_own(rank, root):
+    state = {"own": PerRank(torch.zeros(5))}
+    with manager_on(rank, root, replicas=2, keep_last=1) as manager:
+        return manager.restore(into=state).step, float(state["own"].value[0])
+
+
+def save_before_the_copy(rank, root):
+    """Go back to a step that has its copies, and save another one."""
+    state = {"own": PerRank(torch.zeros(5))}
+    with manager_on(rank, root, keep_last=1, replicas=2) as manager:
+        assert manager.restore(into=state).step == 1
+        assert 1 in [one.step for one in manager.steps()]
+        manager.save(2, state)
+        assert manager.wait_promoted()
+
+
+def test_step_that_was_restored_stays_until_another_has_its_copies(ranks, tmp_path):
+    ranks(2).run(train_own, tmp_path, [1], {"replicas": 2})
+    ranks(2).run(train_own, tmp_path, [3, 4], {})
+    shutil.rmtree(tmp_path / "node1")
+    ranks(2).run(save_before_the_copy, tmp_path)
+    assert ranks(2).run(restore_own, tmp_path)[0][0] == 2
+
+
+def train_own(rank, root, steps, options):
+    with manager_on(rank, root, **options) as manager:
+        for step in steps:
+            manager.save(step, {"own": PerRank(torch.full((5,), float(step)))})
+        assert manager.wait_promoted()
+
+
+def test_damaged_steps_and_lost_ones_are_passed_over(ranks, tmp_path):
+    """3 is damaged, 2 is not whole, 1 is."""
+    ranks(2).run(train_own, tmp_path, [1], {"replicas": 2})
+    ranks(2).run(train_own, tmp_path, [2, 3], {})
+    for lost in (root_on(tmp_path, 1) / "step-00000002").glob("rank*"):
+        lost.unlink()
+    for damaged in (root_on(tmp_path, 1) / "step-00000003").glob("rank*"):
+        damaged.write_bytes(bytes(damaged.stat().st_size))
+    with pytest.raises(ringstow.Error, match="CorruptCheckpointError"):
+        ranks(2).run(restore_previous, tmp_path, "raise")
+    assert ranks(2).run(restore_previous, tmp_path, "previous") == [1, 1]
+
+
+def restore_previous(rank, root, on_corrupt):
+    state = {"own": PerRank(torch.zeros(5))}
+    with manager_on(rank, root) as manager:
+        return manager.restore(into=state, on_corrupt=on_corrupt).step
+
+
+def two_at_once(rank, root):
+    """A manager and a save of the same ranks communicate at the same time."""
+    state = {"own": PerRank(torch.zeros(1 << 20))}
+    manager = manager_on(rank, root / "managed")
+    manager.save(1, state)
+    for step in range(5):
+        path = root_on(root / "other", rank) / f"step-{step}"
+        handle = distributed.save_async(state, path, node_local=True)
+        assert manager.latest().step == 1
+        handle.result()
+    manager.close()
+
+
+def test_manager_looks_while_another_save_of_the_ranks_runs(ranks, tmp_path):
+    ranks(2).run(two_at_once, tmp_path)
 
 
 def test_nothing_saved_yet_is_none(ranks, tmp_path):
@@ -256,8 +370,8 @@ def make(rank, root, options, match):
     [
         ({"replicas": 3}, "replicas=3 needs as many nodes, and these ranks are on 2"),
         ({"replicas": 0}, "1 or more"),
-        ({"base": "previous"}, "base does not go"),
-        ({"slim_after": 1}, "slim_after does not go"),
+        ({"base": "previous"}, "base is for a directory"),
+        ({"slim_after": 1}, "slim_after is for a directory"),
     ],
 )
 def test_what_cannot_be_is_refused(ranks, tmp_path, options, match):

@@ -51,7 +51,7 @@ pub fn prune_plan(dir: &Path, config: &Config) -> Result<Swept> {
 pub fn prune_with(dir: &Path, pruning: Pruning, config: &Config) -> Result<Swept> {
     let Pruning { no_other_writers, dry_run, recycled } = pruning;
     let act = if dry_run { Act::Plan } else { Act::CarryOut };
-    let clean_up = CleanUp { stripe: &config.stripe, act, no_other_writers };
+    let clean_up = CleanUp { stripe: &config.stripe, act, no_other_writers, takes_prepared: false };
     let mut swept = clean_up.all(dir)?;
     if recycled {
         clean_up.recycled(dir, config, &mut swept);
@@ -66,13 +66,15 @@ impl Checkpoint {
     /// As for [`prune`](crate::prune()).
     pub fn prune(&self) -> Result<Swept> {
         let (stripe, act) = (&*self.config().stripe, Act::CarryOut);
-        CleanUp { stripe, act, no_other_writers: false }.one(self.path())
+        CleanUp { stripe, act, no_other_writers: false, takes_prepared: false }.one(self.path())
     }
 }
 
-/// Removes what killed saves left in this directory, and the directory if it is then empty.
+/// Removes what killed saves left in this directory, before which a later step was committed, and the directory if it is then
+/// empty.
 pub(in crate::store) fn clear(dir: &Path, stripe: &[PathBuf], act: Act) -> Swept {
-    CleanUp { stripe, act, no_other_writers: false }.below(dir, CleanUp::checkpoint)
+    let clean_up = CleanUp { stripe, act, no_other_writers: false, takes_prepared: true };
+    clean_up.below(dir, CleanUp::checkpoint)
 }
 
 /// Whether to carry out a clean-up, or only to plan it.
@@ -88,6 +90,8 @@ struct CleanUp<'a> {
     stripe: &'a [PathBuf],
     act: Act,
     no_other_writers: bool,
+    /// Whether it removes what nodes that share no directory had prepared, and may have committed elsewhere.
+    takes_prepared: bool,
 }
 
 impl CleanUp<'_> {
@@ -299,7 +303,7 @@ impl CleanUp<'_> {
             Err(Error::Busy { .. }) => return Ok(Left::alone(dir, IN_PROGRESS).into()),
             lock => lock?,
         };
-        if node::is_prepared(dir) {
+        if !self.takes_prepared && node::is_prepared(dir) {
             return Ok(Left::alone(dir, PREPARED).into());
         }
         if let Err(error) = check_remains(&stripes) {
@@ -381,8 +385,8 @@ fn unclaimed(dir: &Path, checkpoint: &str) -> Left {
     Left::alone(dir, reason)
 }
 
-const PREPARED: &str = "all nodes have written it, and some may have committed it: the next restore, or \
-                        ringstow.distributed.load_into, commits it here or passes it over; then remove it";
+const PREPARED: &str = "this node had written all of it, and other nodes may have committed it: the next restore on all nodes commits it \
+                        here if so; `retain` removes it once a later step is committed";
 
 const IN_PROGRESS: &str = "a save into it is in progress";
 
@@ -397,7 +401,12 @@ mod tests {
         let dir = root.path().join("step");
         std::fs::create_dir(&dir).unwrap();
         let saver = DirLock::take(&dir).unwrap();
-        let clean_up = CleanUp { stripe: &[], act: Act::CarryOut, no_other_writers: false };
+        let clean_up = CleanUp {
+            stripe: &[],
+            act: Act::CarryOut,
+            no_other_writers: false,
+            takes_prepared: false,
+        };
         assert!(!clean_up.remove_emptied(&dir, &Swept::default()).unwrap());
         drop(saver);
         assert!(clean_up.remove_emptied(&dir, &Swept::default()).unwrap());

@@ -70,6 +70,24 @@ pub(in crate::store) fn is_prepared(dir: &Path) -> bool {
     read().is_some_and(|manifest| !manifest.nodes.is_empty())
 }
 
+/// The directory of the run that a checkpoint is in. Links to the checkpoint are followed.
+///
+/// # Errors
+/// [`Error::Invalid`] for a path without a directory above.
+pub(in crate::store) fn run_of(dir: &Path) -> Result<PathBuf> {
+    let real = dir::try_real(dir).unwrap_or_else(|_| dir.into());
+    match real.parent() {
+        Some(run) if run.as_os_str().is_empty() => Ok(PathBuf::from(".")),
+        Some(run) => Ok(run.into()),
+        None => Err(Error::invalid(format!("{} is in no directory", dir.display()))),
+    }
+}
+
+/// What identifies the directory of the run that a checkpoint is in; `None` if nothing can be found.
+pub(in crate::store) fn of_checkpoint(dir: &Path) -> Option<NodeId> {
+    read(&run_of(dir).ok()?).ok().flatten()
+}
+
 /// Makes a directory, and those above it.
 fn make(dir: &Path) -> Result<()> {
     let above: Vec<PathBuf> = dir.ancestors().map(PathBuf::from).collect();

@@ -331,7 +331,7 @@ impl Elsewhere {
         if manifest.nodes.is_empty() {
             return Self(HashSet::new());
         }
-        let here = dir.parent().and_then(|run| node::read(run).ok().flatten());
+        let here = node::of_checkpoint(dir);
         let is_here = |id: &str| here.as_ref().is_some_and(|here| here.id == id);
         let others = manifest.nodes.iter().filter(|node| !is_here(&node.id));
         Self(others.flat_map(|node| node.ranks.iter().copied()).collect())

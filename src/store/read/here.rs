@@ -26,7 +26,7 @@ impl Checkpoint {
         if replicas || nodes.is_empty() {
             return self.files_here().collect();
         }
-        let here = self.path().parent().and_then(|run| node::read(run).ok().flatten());
+        let here = node::of_checkpoint(self.path());
         let own = nodes.iter().find(|node| here.as_ref().is_some_and(|here| here.id == node.id));
         let ranks: HashSet<u32> = own.into_iter().flat_map(|node| node.ranks.clone()).collect();
         let is_own = |file: &usize| {

@@ -1,8 +1,9 @@
 //! A save by ranks on several nodes that share no directory. The first rank of each node holds a [`NodeSession`] in its
 //! node's directory; the manifest, made by the first rank of all, is the same on all nodes and lists the files of all.
 //!
-//! Each node first writes the manifest under its uncommitted name. Once all have, each renames it. If a crash comes in
-//! between, the files of the other nodes have their uncommitted names, and [`adopt`] finishes the commit there.
+//! Each node first writes the manifest under its uncommitted name. Once all have, each renames it. Once all have done that, each
+//! removes the files of the checkpoint that was replaced. If a crash comes in between, the files of the other nodes have their
+//! uncommitted names, and [`adopt`] finishes the commit there.
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -29,7 +30,14 @@ impl NodeSession {
     /// # Errors
     /// As for [`Session::begin`].
     pub fn begin(dir: &Path, world_size: u32, id: &str, config: &Config) -> Result<Self> {
-        let node = node::node_id(run_of(dir)?)?;
+        for (asked, name) in [(!config.stripe.is_empty(), "stripe"), (config.recycle, "recycle")] {
+            if asked {
+                return Err(Error::invalid(format!(
+                    "{name} is for a directory that all ranks share: leave it out for nodes that share none"
+                )));
+            }
+        }
+        let node = node::node_id(&node::run_of(dir)?)?;
         let session = Session::begin_apart(dir, world_size, id, config)?;
         Ok(Self { session, node, prepared: None })
     }
@@ -59,7 +67,7 @@ impl NodeSession {
     /// uncommitted name.
     ///
     /// # Errors
-    /// As for [`Session::commit`]. Then, and if this is dropped, what was written is removed.
+    /// As for [`Session::commit`]. Then, and if this is dropped without [`NodeSession::keep`], what was written is removed.
     pub fn prepare(&mut self, parts: &Merged, manifest: Vec<u8>) -> Result<()> {
         let manifest = Manifest::decode(manifest, &self.session.path().join(names::MANIFEST))?;
         let node = manifest.nodes.iter().find(|node| node.id == self.node.id);
@@ -77,16 +85,31 @@ impl NodeSession {
         Ok(())
     }
 
-    /// Commits on this node.
+    /// Keeps what was prepared, although this node does not commit: another one may.
+    pub fn keep(&mut self) {
+        self.session.transaction().keep();
+    }
+
+    /// Commits on this node. The files of the checkpoint that was replaced stay until [`NodeSession::end`].
     ///
     /// # Errors
-    /// As for [`Session::commit`].
+    /// As for [`Session::commit`]. Then what was written stays: other nodes may have committed.
     ///
     /// # Panics
     /// If nothing was prepared.
-    pub fn commit(self) -> Result<()> {
-        let manifest = self.prepared.expect("a save is prepared before its commit");
-        self.session.conclude(&manifest)
+    pub fn commit(&mut self) -> Result<()> {
+        let manifest = self.prepared.as_ref().expect("a save is prepared before its commit");
+        let transaction = self.session.transaction();
+        transaction.keep();
+        transaction.rename(manifest)
+    }
+
+    /// Clears up, once all nodes have committed.
+    pub fn end(mut self) {
+        if let Some(manifest) = &self.prepared {
+            self.session.transaction().clear_replaced(&manifest.files);
+            self.session.clear_marks();
+        }
     }
 }
 
@@ -106,13 +129,4 @@ pub fn adopt(dir: &Path, manifest: Vec<u8>, config: &Config) -> Result<()> {
     let mut transaction = Transaction::begin_change(dir, Stripes::to_save(dir, &config.stripe)?)?;
     transaction.prepare(&manifest, &[] as &[FileEntry])?;
     transaction.conclude(&manifest).map(drop)
-}
-
-/// The directory that a checkpoint is in.
-fn run_of(dir: &Path) -> Result<&Path> {
-    match dir.parent() {
-        Some(run) if run.as_os_str().is_empty() => Ok(Path::new(".")),
-        Some(run) => Ok(run),
-        None => Err(Error::invalid(format!("{} is in no directory", dir.display()))),
-    }
 }

@@ -227,7 +227,9 @@ impl Session {
             seconds: 0.0,
         };
         self.transaction.prepare(&manifest, &manifest.files)?;
-        self.conclude(&manifest)?;
+        self.transaction.rename(&manifest)?;
+        self.transaction.clear_replaced(&manifest.files);
+        self.clear_marks();
         Ok(Committed { seconds: started.elapsed().as_secs_f64(), ..committed })
     }
 
@@ -284,10 +286,9 @@ impl Session {
         &mut self.transaction
     }
 
-    /// Commits a manifest that was prepared.
-    pub(super) fn conclude(self, manifest: &Manifest) -> Result<()> {
-        let path = self.transaction.dir().to_path_buf();
-        self.transaction.conclude(manifest)?;
+    /// Removes the marks of the ranks, once this has committed.
+    pub(super) fn clear_marks(&self) {
+        let path = self.transaction.dir();
         // The clean-up after a commit lists the directory, which on a network file system may be late.
         for mark in (0..self.world_size).map(|rank| path.join(names::done(rank))) {
             if is_of_session(&mark, &self.id)
@@ -296,7 +297,6 @@ impl Session {
                 tracing::warn!(%error, "left after a commit; the next save or `ringstow prune` removes it");
             }
         }
-        Ok(())
     }
 
     /// Whether this host sees all that the ranks say they have written for this session. On a network file system it may

@@ -242,17 +242,37 @@ impl Transaction {
     /// # Errors
     /// As for [`Transaction::commit`].
     pub fn conclude<T, S>(mut self, manifest: &Manifest<T, S>) -> Result<Option<Fallback>> {
+        self.rename(manifest)?;
+        Ok(self.clear_replaced(&manifest.files))
+    }
+
+    /// The rename of a [prepared](Transaction::prepare) manifest alone: the files of the replaced checkpoint stay until
+    /// [`Transaction::clear_replaced`], or until the next save or clean-up finds them.
+    ///
+    /// # Errors
+    /// As for [`Transaction::commit`].
+    pub fn rename<T, S>(&mut self, manifest: &Manifest<T, S>) -> Result<()> {
         if let Scope::Own(own) = &mut self.scope {
             // Another host may have committed since this save began. If its manifest is damaged, its files stay.
             let replaced = read_files(self.stripes.own()).unwrap_or_default();
             own.replaces(replaced.as_ref().map_or(&[], |listed| &listed.files));
         }
-        self.publish(manifest)?;
-        Ok(self.settle(&manifest.files).unwrap_or_else(|error| {
+        self.publish(manifest)
+    }
+
+    /// Removes or recycles the files of the replaced checkpoint, and gives those of the new one their final names. Returns
+    /// why one was not recycled.
+    pub fn clear_replaced(&mut self, files: &[FileEntry]) -> Option<Fallback> {
+        self.settle(files).unwrap_or_else(|error| {
             // The checkpoint is committed: readers find the shards under either name.
             tracing::warn!(%error, "the checkpoint is committed, but old files could not be removed; the next save into the directory or `ringstow prune` removes them");
             None
-        }))
+        })
+    }
+
+    /// Keeps what this save has written, although it has not committed: others may commit it.
+    pub fn keep(&mut self) {
+        self.rollback.keep();
     }
 
     /// Commits a manifest that lists some of the committed checkpoint's files, without `dropped`, and removes those. The
@@ -364,7 +384,6 @@ impl Transaction {
 
     /// The commit.
     fn publish<T, S>(&mut self, manifest: &Manifest<T, S>) -> Result<()> {
-        assert!(!self.rollback.is_kept(), "a save commits once");
         self.rename_manifest(manifest)?;
         // Keep everything, even if the sync fails: if a crash does not undo the rename, the shards must exist.
         self.rollback.keep();
