@@ -315,7 +315,7 @@ class VerifyReport(_Moved):
 
     files: int
     """Files checked."""
-    elsewhere: int
+    elsewhere: int = 0
     """Files that are on other nodes, which were not checked."""
     blocks: int
     """Checksum chunks checked."""
@@ -358,7 +358,7 @@ class PromotionReport(_Moved):
     """Bytes that this promotion sent; the others were there."""
     was_there: bool
     """Whether the whole checkpoint was there already."""
-    missing: int
+    missing: int = 0
     """Files that other nodes, which share no directory with this one, have still to send. The last
     one commits; 0 if it is committed."""
     seconds: float

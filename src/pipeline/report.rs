@@ -228,6 +228,7 @@ pub struct VerifyReport {
     /// Files checked.
     pub files: usize,
     /// Files that are on other nodes, which were not checked.
+    #[serde(default)]
     pub elsewhere: usize,
     /// Checksum chunks checked.
     pub blocks: usize,
