@@ -83,7 +83,7 @@ class CheckpointManager:
         allow_pickle: bool = False,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        """Make a manager. It creates no directory before the first save.
+        """Make a manager. Without ``node_local`` it creates no directory before the first save.
 
         A step is kept if any rule keeps it. Without rules nothing is ever removed.
 

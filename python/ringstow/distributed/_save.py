@@ -96,7 +96,7 @@ def save(
             has; another number of ranks may have saved them.
         node_local: the path is on each node's own disk: ranks on other nodes do not see it. Each
             node keeps the files of its own ranks, and a load brings what a rank needs from others.
-            docs/tiers.md tells what is lost with a node.
+            docs/nodes.md tells what is lost with a node.
         config: as in `ringstow.save`.
         allow_pickle: as in `ringstow.save`.
 
