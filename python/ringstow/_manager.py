@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
@@ -143,10 +144,13 @@ class CheckpointManager:
         _check_nodes(node_local, replicas, config, base=base, slim_after=slim_after)
         self._side: Side[Any] = Alone(config, staging, allow_pickle, self._rules.apart)
         self._steps = _tiers.Steps(self._run, urls, config)
+        # On nodes that share no directory each node goes by its own rules.
+        rules = (self._rules, plan) if node_local else None
+        same = {"node_local": node_local, "replicas": replicas, "rules and tiers": rules}
         if node_local:
             from ringstow.distributed._node_ranks import NodeRanks
 
-            side = NodeRanks(self._root, replicas, plan, config, staging, allow_pickle, group)
+            side = NodeRanks(self._root, replicas, plan, same, config, staging, allow_pickle, group)
             self._side, self._run = side, side.run
             self._steps = _tiers.Steps(self._run, urls, config, side.from_first)
             self._copier: _tiers.Copier = side.copier
@@ -154,7 +158,7 @@ class CheckpointManager:
             if group is not None or _others.ranks() is not None:
                 from ringstow.distributed._ranks import Ranks
 
-                self._side = Ranks(config, staging, allow_pickle, group, self._rules.apart)
+                self._side = Ranks(same, config, staging, allow_pickle, group, self._rules.apart)
             plan = plan if self._side.is_first else plan._replace(tiers=())
             self._copier = _tiers.Promoter(plan, config)
         self._turn = Turn(self._root)
@@ -207,14 +211,21 @@ class CheckpointManager:
         return self._copier.error
 
     def wait_promoted(self, timeout: float | None = None) -> bool:
-        """Wait until the newest committed step is on all ``tiers``, or has failed to get there.
+        """Wait for the save in progress, and until its step has all copies, or has failed to.
 
-        With ``replicas``, until it is on as many nodes, which all ranks know.
+        These are the copies on ``tiers``, and with ``replicas`` on other nodes.
 
         Returns:
-            Whether it is there; False if ``timeout`` seconds were not enough, or the copy failed:
-            `promotion_error` says why. Rank 0 alone knows it.
+            Whether they are there; False if ``timeout`` seconds were not enough, or the copy
+            failed, as `promotion_error` says, or the save, as the next call raises. Without
+            ``node_local``, rank 0 alone knows of the tiers.
         """
+        saving = self._saving
+        if saving is not None:
+            until = None if timeout is None else time.monotonic() + timeout
+            if not saving.is_over.wait(timeout) or not saving.handle._is_committed():
+                return False
+            timeout = None if until is None else max(until - time.monotonic(), 0)
         return self._copier.wait(timeout)
 
     # Saves.

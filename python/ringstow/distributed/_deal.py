@@ -91,9 +91,11 @@ def refuse_different_calls(calls: list[tuple[object, ...]]) -> None:
     """Raise InvalidStateError if the ranks make different calls."""
     if any(call != calls[0] for call in calls):
         told = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))
+        others = {(call[0], *call[2:]) for call in calls}
+        hint = ". If each node has a directory of its own, say so: node_local=True"
         raise InvalidStateError(
             f"the ranks do not make the same call: {told}. Call it on every rank, in the same "
-            "order and with the same arguments"
+            f"order and with the same arguments{hint if len(others) == 1 else ''}"
         )
 
 

@@ -155,7 +155,7 @@ class Needs:
         try:
             os.pwrite(file, bytes_of(piece), begin)
         except OSError as error:  # the disk is full
-            self._error = error
+            self._error = OSError(error.errno, error.strerror, self.room.directory)
 
 
 def joined(ranges: Iterable[Range]) -> Iterator[Range]:

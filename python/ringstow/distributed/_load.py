@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ringstow import _arguments, _late, _load, _merge, _native, _outcomes
-from ringstow._arguments import StrPath, to_read
+from ringstow._arguments import StrPath, object_url, to_read
 from ringstow._config import Config, native_json
 from ringstow._errors import ReplacedCheckpointError
 from ringstow.dcp._together import raise_first, sendable
@@ -193,18 +193,20 @@ def _meet(
         seen, problem = _whole.seen(where, settings)
     except BaseException as caught:
         error = caught
-    said = (where, seen, problem is not None)
+    is_there = object_url(where) is not None or os.path.exists(where)
+    said = (where, seen, problem is not None, is_there)
     all_said = agreed(ranks, (call, os.path.basename(where), *options), said, error)
-    all_seen = [one for _, one, _ in all_said]
+    all_seen = [one for _, one, *_ in all_said]
     if any(all_seen):
         if problem is not None:
             _log.warning("%s: taking the manifest of another node, since %s", where, problem)
         nodes = _nodes.meet(ranks, _nodes.run_of(where))
         whole = _whole.find(ranks, nodes, where, settings, all_seen)
         return where, settings, _Found(nodes, whole, Mender(ranks, nodes, whole, (where, settings)))
-    if any(is_problem for *_, is_problem in all_said):
+    if any(is_problem for _, _, is_problem, _ in all_said):
         ranks.agreed(problem, None)
-    refuse_different_calls([(call, other, *options) for other, *_ in all_said])
+    if any(there for *_, there in all_said):
+        refuse_different_calls([(call, other, *options) for other, *_ in all_said])
     ranks.see(where)
     return where, settings, None
 

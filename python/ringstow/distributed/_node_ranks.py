@@ -35,13 +35,13 @@ class NodeRanks(Ranks):
         root: str,
         copies: int,
         plan: Plan,
+        arguments: Mapping[str, object],
         config: Config | None,
         staging: Staging,
         allow_pickle: bool,
         group: dist.ProcessGroup | None,
-        apart: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(config, staging, allow_pickle, group, apart)
+        super().__init__(arguments, config, staging, allow_pickle, group)
         self._ranks = group_of(group)
         with self._ranks.turn:
             nodes = _nodes.meet(self._ranks, root)

@@ -14,8 +14,9 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from ringstow._alone import Attempt
 from ringstow._arguments import object_url
+from ringstow._errors import InvalidStateError
 from ringstow.dcp import _paths, _ranks
-from ringstow.dcp._together import agree, each
+from ringstow.dcp._together import agree, each, gathered
 from ringstow.distributed._load import load_into
 from ringstow.distributed._save import save, save_async
 
@@ -30,6 +31,19 @@ class Ranks(_ranks.Ranks):
     """The ranks of one process group, each of which knows what it writes and reads."""
 
     _stages_by_dcp = False
+
+    def __init__(self, arguments: Mapping[str, object], *given: Any) -> None:
+        """Make it of what the base class is made of, once all ranks have the same arguments."""
+        super().__init__(*given)
+        all_arguments = gathered(dict(arguments), self._group)
+        for name in arguments:
+            values = [each.get(name) for each in all_arguments]
+            if any(value != values[0] for value in values):
+                told = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
+                raise InvalidStateError(
+                    f"the ranks make managers with different {name}: {told}. Give all of them the "
+                    "same"
+                )
 
     _noted: Mapping[str, Any]
     """What the next save gets beside its state and path."""

@@ -148,11 +148,14 @@ def _held(
     lost = [name for (name, _), ranks in zip(files, holders, strict=True) if not ranks]
     if lost:
         gone = [node for node in writers if node[0] not in nodes.ids]
-        of = f" of {_nodes.text_of(gone)}, which is none of these nodes" if gone else ""
+        of = f" Not here: the directories of {_nodes.text_of(gone)}." if gone else ""
+        one = len(nodes.found) == 1 and len(writers) > 1
+        hint = " If each node has a directory of its own, say so: node_local=True." if one else ""
+        more = " ..." if len(lost) > 5 else ""
         return None, MissingFilesError(
-            f"{path}: {len(lost)} of {len(files)} files{of} are on none of the "
-            f"{len(nodes.found)} nodes: {', '.join(lost[:5])}{' ...' if len(lost) > 5 else ''}; "
-            "bring the node's disk back, or go back to an earlier checkpoint",
+            f"{path}: {len(lost)} of {len(files)} files are lost: on none of the "
+            f"{len(nodes.found)} nodes: {', '.join(lost[:5])}{more}.{of}{hint} Bring the node's "
+            "disk back, or go back to an earlier checkpoint",
             path=path,
         )
     return Whole(seen.stamp, files, holders, chunk_bytes), None

@@ -384,6 +384,17 @@ def test_what_cannot_be_is_refused_on_all(ranks, tmp_path):
     assert not list(tmp_path.glob("*/run/*"))
 
 
+def load_what_is_not_there(rank, root):
+    with pytest.raises(FileNotFoundError):
+        distributed.load_into({"w": torch.ones(3)}, path_on(root, rank))
+    with pytest.raises(ringstow.InvalidStateError, match="say so: node_local=True"):
+        distributed.save({"w": torch.ones(3)}, path_on(root, rank))
+
+
+def test_what_is_nowhere_is_not_found_and_other_paths_have_a_hint(ranks, tmp_path):
+    ranks(2).run(load_what_is_not_there, tmp_path)
+
+
 def shared(rank, path):
     distributed.save({"w": torch.ones(3), "step": 1}, path, node_local=True)
     return distributed.load(path)["step"]

@@ -378,6 +378,50 @@ def test_what_cannot_be_is_refused(ranks, tmp_path, options, match):
     ranks(2).run(make, tmp_path, options, match)
 
 
+def make_differently(rank, root, options, match):
+    with pytest.raises(ringstow.InvalidStateError, match=match):
+        ringstow.CheckpointManager(root_on(root, rank), **(options if rank == 1 else {}))
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"node_local": True}, "different node_local: rank 0: False, rank 1: True"),
+        ({"node_local": True, "replicas": 2}, "different node_local"),
+    ],
+)
+def test_ranks_that_make_different_managers_are_all_told(ranks, tmp_path, options, match):
+    ranks(2).run(make_differently, tmp_path, options, match, timeout=60)
+
+
+def make_with_other_copies(rank, root):
+    with pytest.raises(
+        ringstow.InvalidStateError, match="different replicas: rank 0: 1, rank 1: 2"
+    ):
+        manager_on(rank, root, replicas=1 + rank)
+    with pytest.raises(ringstow.InvalidStateError, match="different rules and tiers"):
+        manager_on(rank, root, keep_last=1 + rank)
+
+
+def test_ranks_with_other_copies_are_all_told(ranks, tmp_path):
+    ranks(2).run(make_with_other_copies, tmp_path, timeout=60)
+
+
+def wait_for_a_failed_save(rank, root):
+    with manager_on(rank, root, replicas=2) as manager:
+        manager.save_async(1, {"w": torch.ones(5)})
+        assert manager.wait_promoted()
+        assert manager.latest().step == 1
+        manager.save_async(2, {"w": torch.ones(5 + rank)})
+        assert not manager.wait_promoted()
+        with pytest.raises(ringstow.InvalidStateError, match="w is"):
+            manager.wait()
+
+
+def test_wait_for_copies_waits_for_the_save_and_says_if_it_failed(ranks, tmp_path):
+    ranks(2).run(wait_for_a_failed_save, tmp_path)
+
+
 def test_one_process_has_no_nodes(tmp_path):
     with pytest.raises(ringstow.InvalidStateError, match="for several ranks"):
         ringstow.CheckpointManager(tmp_path, node_local=True)
