@@ -75,12 +75,12 @@ pub(crate) fn differing(
     checkpoint: &Checkpoint,
     file: usize,
     offset: u64,
-    bytes: PyBuffer<u8>,
+    data: PyBuffer<u8>,
 ) -> PyResult<Option<String>> {
-    if !bytes.is_c_contiguous() {
+    if !data.is_c_contiguous() {
         return Err(PyBufferError::new_err("the bytes are not contiguous"));
     }
-    let bytes = bytes.to_vec(py)?;
+    let bytes = data.to_vec(py)?;
     py.detach(|| checkpoint.inner.check_bytes(file, offset, &bytes)).map_err(to_python)
 }
 

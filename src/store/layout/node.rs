@@ -41,7 +41,7 @@ pub(in crate::store) fn read(run: &Path) -> Result<Option<NodeId>> {
 /// once, all get the same.
 ///
 /// # Errors
-/// As for [`read`].
+/// [`Error::Io`]; [`Error::Format`] for another program's file.
 pub fn node_id(run: &Path) -> Result<NodeId> {
     if let Some(id) = read(run)? {
         return Ok(id);
