@@ -65,6 +65,11 @@ class Ranks:
             assert trace is None, f"rank {rank} of {self.world_size}:\n{trace}"
         return [value for value, _, _ in outcomes]
 
+    def kill(self):
+        """Kill the processes while another thread runs a function on them, which then raises."""
+        for process in self._processes:
+            process.kill()
+
     def stop(self):
         """End the processes."""
         for process in self._processes:

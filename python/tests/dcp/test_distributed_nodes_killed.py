@@ -7,6 +7,8 @@ import pathlib
 import random
 import shutil
 import signal
+import threading
+import time
 
 import pytest
 import torch
@@ -122,8 +124,7 @@ def test_training_that_is_killed_and_loses_nodes_restores_only_what_was_saved(ra
     chance = random.Random(SEED)
     options = {"replicas": 2, "keep_last": 2}
     for _ in range(KILLS):
-        with pytest.raises(TimeoutError):  # the pool ends the ranks by SIGKILL
-            ranks(2).run(train, tmp_path, 10**6, options, timeout=chance.uniform(2, 5))
+        kill_within(ranks(2), tmp_path, options, chance)
         lost = chance.choice([None, 0, 1])
         if lost is not None and any(found_whole(tmp_path, 1 - lost)):
             shutil.rmtree(root_on(tmp_path, lost))
@@ -133,6 +134,35 @@ def test_training_that_is_killed_and_loses_nodes_restores_only_what_was_saved(ra
         newest = ringstow.latest(root_on(tmp_path, rank))
         assert newest == str(root_on(tmp_path, rank) / f"step-{last + 2:08}")
         assert ringstow.load(newest)["step"] == last + 2  # all of it is on each node
+
+
+def kill_within(pool, root, options, chance):
+    """Train, and kill all ranks at some moment after another step was committed."""
+    failures = []
+
+    def run():
+        try:
+            pool.run(train, root, 10**6, options)
+        except Exception as error:
+            failures.append(error)
+
+    before = committed_on(root, 0)
+    training = threading.Thread(target=run)
+    training.start()
+    while committed_on(root, 0) <= before and training.is_alive():
+        time.sleep(0.001)
+    for _ in range(chance.randrange(300)):
+        committed_on(root, 0)
+        time.sleep(0.001)
+    pool.kill()
+    training.join()
+    assert "died with exit code -9" in str(failures[0]), failures
+
+
+def committed_on(root, rank):
+    """Return the number of the newest step with a manifest."""
+    found = root_on(root, rank).glob("step-*/manifest.json")
+    return max((int(path.parent.name[5:]) for path in found), default=0)
 
 
 def found_whole(root, rank):
