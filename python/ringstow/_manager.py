@@ -17,6 +17,7 @@ from ringstow import _others, _previous, _rules, _tiers
 from ringstow._alone import Alone, Side
 from ringstow._arguments import StrPath, absolute, object_url, step_number
 from ringstow._config import Config, native_json
+from ringstow._copier import Copier
 from ringstow._damage import OnCorrupt
 from ringstow._errors import InvalidStateError
 from ringstow._guard import Staging, check_staging
@@ -144,7 +145,7 @@ class CheckpointManager:
         _check_nodes(node_local, replicas, config, base=base, slim_after=slim_after)
         self._side: Side[Any] = Alone(config, staging, allow_pickle, self._rules.apart)
         self._steps = _tiers.Steps(self._run, urls, config)
-        # On nodes that share no directory each node goes by its own rules.
+        # Each node removes old steps by itself, so all ranks need the same rules.
         rules = (self._rules, plan) if node_local else None
         same = {"node_local": node_local, "replicas": replicas, "rules and tiers": rules}
         if node_local:
@@ -153,7 +154,7 @@ class CheckpointManager:
             side = NodeRanks(self._root, replicas, plan, same, config, staging, allow_pickle, group)
             self._side, self._run = side, side.run
             self._steps = _tiers.Steps(self._run, urls, config, side.from_first)
-            self._copier: _tiers.Copier = side.copier
+            self._copier: Copier = side.copier
         else:
             if group is not None or _others.ranks() is not None:
                 from ringstow.distributed._ranks import Ranks

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from ringstow import _catalog, _native, _promote, _rules
 from ringstow._arguments import object_url
+from ringstow._copier import Added, Copier
 from ringstow._errors import Error, InvalidStateError, NoCheckpointError
 from ringstow._rules import Rules
 from ringstow._run import was_committed
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ringstow._catalog_report import Step
     from ringstow._config import Config
     from ringstow._damage import OnCorrupt
-    from ringstow._report import PromotionReport
     from ringstow._run import Run
 
 _log = logging.getLogger("ringstow")
@@ -128,85 +127,20 @@ class Plan(NamedTuple):
     """What stays on each tier; all, if there is no rule."""
 
 
-class Copier(Protocol):
-    """Copies steps in the background, once they are committed."""
+class Promoter(Copier):
+    """Copies steps to object stores, and removes old ones there.
 
-    report: PromotionReport | None
-    """What the last copy to a store did."""
-    error: BaseException | None
-    """Why the last copy failed; None after one that went well."""
-
-    def add(self, path: str, *, is_new: bool) -> None:
-        """Copy a step: one that was just saved, or one that was restored."""
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is left to copy; return whether that is so, and the last copy good."""
-
-
-class Promoter:
-    """Copies steps to object stores in a thread, the newest first, and removes old ones there.
-
-    A step that a newer one overtakes before its copy has begun is passed over. A copy that has
-    begun goes on, also if the step is removed meanwhile.
+    It removes after a new step alone: another one may be there because the newest is damaged.
     """
 
     def __init__(self, plan: Plan, config: Config | None) -> None:
+        super().__init__(list(plan.tiers))
         self._plan = plan
         self._config = config
-        self._changed = threading.Condition()
-        self._next: tuple[str, bool] | None = None
-        self._is_running = False
-        self.report: PromotionReport | None = None
-        """What the last copy did."""
-        self.error: BaseException | None = None
-        """Why the last copy failed; None after one that went well."""
 
-    def add(self, path: str, *, is_new: bool) -> None:
-        """Copy a step as soon as the copy in progress has ended.
-
-        Old steps are removed from the tiers after a new step alone: another one may be there
-        because the newest is damaged.
-        """
-        if not self._plan.tiers:
-            return
-        with self._changed:
-            if self._next is not None:
-                _log.warning(
-                    "%s is not copied to %s: %s is newer, and the copies are slower than the saves",
-                    self._next[0],
-                    " and ".join(self._plan.tiers),
-                    path,
-                )
-            self._next = path, is_new
-            if self._is_running:
-                return
-            try:
-                threading.Thread(target=self._work, name="ringstow-promote", daemon=True).start()
-            except RuntimeError as error:  # there can be no more threads
-                self._next, self.error = None, error
-                _log.error("%s is saved, but not copied: %s", path, error)
-            else:
-                self._is_running = True
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is left to copy; return whether that is so, and the last copy good."""
-        with self._changed:
-            is_over = self._changed.wait_for(lambda: not self._is_running, timeout)
-            return is_over and self.error is None
-
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                due, self._next = self._next, None
-                if due is None:
-                    self._is_running = False
-                    self._changed.notify_all()
-                    return
-            self._copy(*due)
-
-    def _copy(self, path: str, is_new: bool) -> None:
+    def _copy(self, step: Added) -> None:
+        path = step.path
         name = path.rstrip("/").rpartition("/")[2]
-        self.error = None
         for tier in self._plan.tiers:
             try:
                 self.report = _promote.promote(
@@ -216,7 +150,7 @@ class Promoter:
                     replace_older=True,  # a run that went back saves a step again
                     config=self._config,
                 )
-                if is_new and not self._plan.rules.keeps_all:
+                if step.is_new and not self._plan.rules.keeps_all:
                     _rules.retain(tier, self._plan.rules, self._config)
             except BaseException as error:  # a panic, too: the step is saved, training goes on
                 self.error = error

@@ -37,25 +37,31 @@ def gathered(value: T, group: dist.ProcessGroup | None) -> list[T]:
 
 
 def from_first(look: Callable[[], T], group: dist.ProcessGroup | None) -> T:
-    """Return what a function returns on the group's first rank, on all ranks.
+    """Return what a function returns on the group's first rank; see `from_rank`."""
+    return from_rank(0, look, group)
+
+
+def from_rank(rank: int, look: Callable[[], T], group: dist.ProcessGroup | None) -> T:
+    """Return what a function returns on one rank of the group, on all ranks.
 
     Raises:
         Exception: what it raises there, on all ranks.
         Error: that rank was interrupted; the interrupt itself is raised there.
     """
-    first = 0 if group is None else dist.get_global_rank(group, 0)
+    source = rank if group is None else dist.get_global_rank(group, rank)
     answer: list[Any] = [None, None]
     interrupt: BaseException | None = None
-    if dist.get_rank() == first:
+    if dist.get_rank() == source:
         try:
             answer[0] = look()
         except Exception as error:  # the others must not wait for this rank
             answer[1] = sendable(error)
         except BaseException as error:  # Ctrl-C, which is this rank's alone
             interrupt = error
-            answer[1] = Error(f"the first rank failed: {type(error).__name__}: {error}")
+            name = "the first rank" if rank == 0 else f"rank {rank}"
+            answer[1] = Error(f"{name} failed: {type(error).__name__}: {error}")
     with patient(group):
-        dist.broadcast_object_list(answer, src=first, group=group)
+        dist.broadcast_object_list(answer, src=source, group=group)
     found, failure = answer
     if interrupt is not None:
         raise interrupt
@@ -125,15 +131,23 @@ class Team:
             BaseException: this rank's own error.
             Error: another rank's, with its rank.
         """
-        if self._is_alone:
-            return [work()]
-        done: list[T] = []
-        error: BaseException | None = None
-        try:
-            done.append(work())
-        except BaseException as caught:  # the others must not wait for this rank
-            error = caught
-        return [value for values in agreed(error, done, self.group) for value in values]
+        return [work()] if self._is_alone else together(work, self.group)
+
+
+def together(work: Callable[[], T], group: dist.ProcessGroup | None) -> list[T]:
+    """Do something on every rank, and return what all return; fail on all if one fails.
+
+    Raises:
+        BaseException: this rank's own error.
+        Error: another rank's, with its rank.
+    """
+    done: list[T] = []
+    error: BaseException | None = None
+    try:
+        done.append(work())
+    except BaseException as caught:  # Ctrl-C, too: the others must not wait for this rank
+        error = caught
+    return [value for values in agreed(error, done, group) for value in values]
 
 
 def agreed(error: BaseException | None, value: T, group: dist.ProcessGroup | None) -> list[T]:
@@ -143,16 +157,27 @@ def agreed(error: BaseException | None, value: T, group: dist.ProcessGroup | Non
         BaseException: this rank's own error.
         Error: another rank's, with its rank.
     """
-    try:
-        said = gathered((value, None if error is None else sendable(error)), group)
-    except BaseException:
-        if error is not None:
-            raise error from None
-        raise
+    said = told(error, value, group)
     if error is not None:
         raise error
     raise_first(other for _, other in said)
     return [one for one, _ in said]
+
+
+def told(
+    error: BaseException | None, value: T, group: dist.ProcessGroup | None
+) -> list[tuple[T, BaseException | None]]:
+    """Return every rank's value, and why it has failed.
+
+    Raises:
+        BaseException: this rank's own error, if the others cannot be asked.
+    """
+    try:
+        return gathered((value, None if error is None else sendable(error)), group)
+    except BaseException:
+        if error is not None:
+            raise error from None
+        raise
 
 
 def raise_first(errors: Iterable[BaseException | None]) -> None:

@@ -105,14 +105,13 @@ class Apart:
         path, step, metrics, config = self._asked
         nodes = self._nodes = _nodes.meet(self._group, _nodes.run_of(path))
         session = self._group.from_first(lambda: uuid.uuid4().hex[:16])
-        error: BaseException | None = None
-        try:
-            if self._group.rank == nodes.ranks[0]:
+
+        def begin() -> None:
+            if nodes.leads(self._group.rank):
                 size = self._group.size
                 self._session = _native.NodeSession(path, size, session, config, step, metrics)
-        except BaseException as caught:  # the other ranks must not wait for this one
-            error = caught
-        self._group.agreed(error, nodes.own)
+
+        self._group.each(begin)
 
     def commit(self, written: Written) -> None:
         all_written = self._group.to_first(written)
@@ -157,14 +156,9 @@ class Apart:
             raise
 
     def _commit(self) -> None:
-        error: BaseException | None = None
+        session = self._session
         try:
-            if self._session is not None:
-                self._session.commit()
-        except BaseException as caught:  # Ctrl-C, too: the others must not wait for this rank
-            error = caught
-        try:
-            self._group.agreed(error, None)
+            self._group.each(lambda: None if session is None else session.commit())
         except BaseException as failure:
             failure.add_note(
                 "All nodes have the files, and some may have committed them: a load on all nodes "

@@ -48,17 +48,19 @@ class Needs:
 
     def fetch_all(self) -> None:
         """Fetch all that this rank's node does not have; otherwise as `fetch`."""
-        checkpoint: _native.Checkpoint | None = None
-        error: BaseException | None = None
-        try:
-            # What is damaged here is met, and mended, by the load.
-            checkpoint = _native.Checkpoint(self._path, self.room.config, damaged=True)
-        except BaseException as caught:  # the other ranks must not wait for this one
-            error = caught
-        self._group.agreed(error, None)
-        assert checkpoint is not None
+        checkpoint = self.opened()
         every = [(number, 0, nbytes) for number, (_, nbytes) in enumerate(self._whole.files)]
         self.fetch(checkpoint, every)
+
+    def opened(self) -> _native.Checkpoint:
+        """Open the checkpoint on all ranks. What is damaged here is met, and mended, by the load.
+
+        Raises:
+            Error: another rank failed.
+            Exception: this one did.
+        """
+        config = self.room.config
+        return self._group.each(lambda: _native.Checkpoint(self._path, config, damaged=True))
 
     def fetch(self, checkpoint: _native.Checkpoint, ranges: list[Range]) -> None:
         """Fetch ranges of files as far as this rank's node does not have them.
@@ -123,7 +125,7 @@ class Needs:
         sender: int,
         failed: dict[_Transfer, str],
     ) -> None:
-        """Send or receive a range, if this rank is one of the two. What fails is told later."""
+        """Send or receive a range, if this rank does either. Put what fails into ``failed``."""
         if one.to == self._group.rank:
             self._receive(one, sender)
         elif sender == self._group.rank:

@@ -45,14 +45,9 @@ class Group:
             )
         return values or []
 
-    def from_rank(self, rank: int, value: T) -> T:
-        """Return one rank's value, on all ranks."""
-        values: list[Any] = [value if rank == self.rank else None]
-        with _together.patient(self._own):
-            dist.broadcast_object_list(
-                values, src=dist.get_global_rank(self._own, rank), group=self._own
-            )
-        return cast("T", values[0])
+    def from_rank(self, rank: int, look: Callable[[], T]) -> T:
+        """Return what a function returns on one rank, or raise what it raises, on all."""
+        return _together.from_rank(rank, look, self._own)
 
     def send(self, memory: torch.Tensor, to: int) -> None:
         """Send a tensor's bytes to a rank, which waits for them."""
@@ -78,6 +73,18 @@ class Group:
     def from_first(self, look: Callable[[], T]) -> T:
         """Return what a function returns on the first rank, or raise what it raises, on all."""
         return _together.from_first(look, self._own)
+
+    def each(self, call: Callable[[], T]) -> T:
+        """Return what a function returns on this rank, once it has returned on all ranks."""
+        return _together.each(call, self._own)
+
+    def together(self, work: Callable[[], T]) -> list[T]:
+        """Do something on every rank, and return what all return; fail on all if one fails."""
+        return _together.together(work, self._own)
+
+    def told(self, error: BaseException | None, value: T) -> list[tuple[T, BaseException | None]]:
+        """Return every rank's value, and why it has failed."""
+        return _together.told(error, value, self._own)
 
     def agreed(self, error: BaseException | None, value: T) -> list[T]:
         """Return every rank's value, or fail on all ranks if one has failed."""

@@ -151,11 +151,10 @@ def load(
                         device=device,
                         framework=framework,
                     )
-                except (
-                    BaseException
-                ) as error:  # Ctrl-C, too: the others must not wait for this rank
+                # Ctrl-C, too: the others must not wait for this rank.
+                except BaseException as error:
                     failure = error
-                errors = ranks.gathered(None if failure is None else sendable(failure))
+                errors = [error for _, error in ranks.told(failure, None)]
                 if not any(errors) or found is None or not found.mender.mend(errors):
                     break
     if failure is not None:
@@ -186,25 +185,24 @@ def _meet(
     """
     where, settings = str(path), ""
     error: BaseException | None = None
-    seen: _whole.Seen | None = None
-    problem: Exception | None = None
+    own = _whole.Look()
     try:
         where, settings = to_read(path), native_json(config)
-        seen, problem = _whole.seen(where, settings)
+        own = _whole.look(where, settings)
     except BaseException as caught:
         error = caught
     is_there = object_url(where) is not None or os.path.exists(where)
-    said = (where, seen, problem is not None, is_there)
+    said = (where, own.seen, own.problem is not None, is_there)
     all_said = agreed(ranks, (call, os.path.basename(where), *options), said, error)
     all_seen = [one for _, one, *_ in all_said]
     if any(all_seen):
-        if problem is not None:
-            _log.warning("%s: taking the manifest of another node, since %s", where, problem)
+        if own.problem is not None:
+            _log.warning("%s: taking the manifest of another node, since %s", where, own.problem)
         nodes = _nodes.meet(ranks, _nodes.run_of(where))
-        whole = _whole.find(ranks, nodes, where, settings, all_seen)
+        whole = _whole.find(ranks, nodes, (where, settings), own, all_seen)
         return where, settings, _Found(nodes, whole, Mender(ranks, nodes, whole, (where, settings)))
     if any(is_problem for _, _, is_problem, _ in all_said):
-        ranks.agreed(problem, None)
+        ranks.agreed(own.problem, None)
     if any(there for *_, there in all_said):
         refuse_different_calls([(call, other, *options) for other, *_ in all_said])
     ranks.see(where)

@@ -63,31 +63,19 @@ class Mender:
 
     def _replace(self, whole: Whole, own: list[int]) -> None:
         """Fetch files from other nodes. The first rank of the node puts them in their places."""
-        leads = self._group.rank == self._nodes.ranks[0]
-        own = own if leads else []
-        error: BaseException | None = None
+        own = own if self._nodes.leads(self._group.rank) else []
         with room(self._group, self._nodes, whole, self._path, self._config) as made:
-            checkpoint: _native.Checkpoint | None = None
-            try:
-                checkpoint = _native.Checkpoint(self._path, made.config, damaged=True)
-            except BaseException as caught:  # the other ranks must not wait for this one
-                error = caught
-            self._group.agreed(error, None)
-            assert checkpoint is not None
             needs = Needs(self._group, self._nodes, whole, self._path, made)
+            checkpoint = needs.opened()
             needs.fetch(checkpoint, [(number, 0, whole.files[number][1]) for number in own])
-            try:
-                for number in own:
-                    self._put(made.directory, _native.files_of(checkpoint)[number])
-            except OSError as caught:
-                error = caught
-            self._group.agreed(error, None)
+            files = _native.files_of(checkpoint)
+            self._group.each(lambda: self._put(made.directory, [files[n] for n in own]))
 
-    def _put(self, directory: str, file: tuple[str, str, int, bool]) -> None:
-        name, target, _, _ = file
-        copy = os.path.join(directory, name)
-        with open(copy, "rb") as written:
-            os.fsync(written.fileno())
-        os.replace(copy, target)
-        _native.sync_dir(self._path)
-        _log.warning("%s was damaged: it is replaced by the copy of another node", target)
+    def _put(self, directory: str, files: list[tuple[str, str, int, bool]]) -> None:
+        for name, target, _, _ in files:
+            copy = os.path.join(directory, name)
+            with open(copy, "rb") as written:
+                os.fsync(written.fileno())
+            os.replace(copy, target)
+            _native.sync_dir(self._path)
+            _log.warning("%s was damaged: it is replaced by the copy of another node", target)

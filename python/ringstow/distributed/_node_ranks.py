@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import torch.distributed as dist
 
-from ringstow._alone import Attempt
 from ringstow._config import Config
 from ringstow._errors import InvalidStateError
 from ringstow.dcp import _private
@@ -19,8 +18,6 @@ from ringstow.distributed._node_run import NodeRun
 from ringstow.distributed._ranks import Ranks
 
 if TYPE_CHECKING:
-    from ringstow._base import Base
-    from ringstow._catalog_report import Step
     from ringstow._guard import Staging
     from ringstow._tiers import Plan
 
@@ -29,6 +26,8 @@ _T = TypeVar("_T")
 
 class NodeRanks(Ranks):
     """The ranks of one process group, each with the directory of its node."""
+
+    _node_local = True
 
     def __init__(
         self,
@@ -68,24 +67,8 @@ class NodeRanks(Ranks):
         """Return what this rank sees: `NodeRun` asks all ranks."""
         return look()
 
-    def _note(
-        self,
-        step: int | None,
-        metrics: Mapping[str, Any] | None,
-        base: Base | None,
-        apart: Iterable[str] | None,
-    ) -> None:
-        super()._note(step, metrics, base, apart)
-        self._noted = {**self._noted, "node_local": True}
-
-    def load(self, found: Step, into: dict[Any, Any] | None) -> Attempt:
-        assert into is not None
-        error: BaseException | None = None
-        try:
-            self._load(found, into)
-        except BaseException as caught:  # Ctrl-C, too: the others must not wait for this rank
-            error = caught
-        return self._attempt(found.path, into, error)
+    def _is_ours(self, path: str) -> bool:
+        return True
 
     def close(self) -> None:
         super().close()

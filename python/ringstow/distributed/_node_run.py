@@ -34,15 +34,9 @@ class NodeRun(Run):
 
     def steps(self) -> list[Step]:
         """List the steps that any node has, oldest first."""
-        own: list[Step] = []
-        error: BaseException | None = None
-        try:
-            own = super().steps()
-        except BaseException as caught:  # the other ranks must not wait for this one
-            error = caught
-        found: dict[str, Step] = {}
         with self._group.turn:
-            all_steps = self._group.agreed(error, own)
+            all_steps = self._group.together(super().steps)
+        found: dict[str, Step] = {}
         for step in (step for each in all_steps for step in each):
             name = os.path.basename(step.path)
             if name not in found or _is_better(step, found[name]):
@@ -104,13 +98,13 @@ class NodeRun(Run):
 
     def _find(self, step: Step) -> None:
         """Make sure that all files of a step are on some node, and that it is committed on all."""
-        seen, problem = _whole.seen(step.path, self._settings)
-        if problem is not None:
-            _log.warning("%s cannot be read here: %s", step.path, problem)
-        all_seen = self._group.gathered(seen)
+        own = _whole.look(step.path, self._settings)
+        if own.problem is not None:
+            _log.warning("%s cannot be read here: %s", step.path, own.problem)
+        all_seen = self._group.gathered(own.seen)
         if any(all_seen):
             nodes = _nodes.meet(self._group, self.root)
-            _whole.find(self._group, nodes, step.path, self._settings, all_seen)
+            _whole.find(self._group, nodes, (step.path, self._settings), own, all_seen)
 
 
 def _is_better(one: Step, other: Step) -> bool:

@@ -15,6 +15,9 @@ from ringstow.distributed._group import Group
 FILE = ".ringstow-node.json"
 """Identifies a directory of checkpoints."""
 
+View = tuple[str, int, int]
+"""A rank's host, and the device and inode of its directory."""
+
 
 class Nodes(NamedTuple):
     """The nodes of a group, in the order of their first ranks."""
@@ -28,6 +31,10 @@ class Nodes(NamedTuple):
     def ranks(self) -> list[int]:
         """The ranks of this node."""
         return self.found[self.own][2]
+
+    def leads(self, rank: int) -> bool:
+        """Return whether this rank, of this node, is the first of its ranks."""
+        return rank == self.ranks[0]
 
     @property
     def ids(self) -> set[str]:
@@ -49,26 +56,23 @@ def meet(group: Group, run: str) -> Nodes:
         Error: another rank failed.
         OSError: this one cannot create or read it.
     """
-    own: tuple[str, str, tuple[object, ...]] | None = None
-    error: BaseException | None = None
-    try:
-        node, host = _native.node_id(run)
-        seen = os.stat(run)
-        own = node, host, (socket.gethostname(), seen.st_dev, seen.st_ino)
-    except BaseException as caught:  # the other ranks must not wait for this one
-        error = caught
+    all_said = group.together(lambda: _own(run))
     found: dict[str, tuple[str, str, list[int]]] = {}
-    views: dict[str, set[tuple[object, ...]]] = {}
-    for rank, said in enumerate(group.agreed(error, own)):
-        assert said is not None
-        node, host, view = said
+    views: dict[str, set[View]] = {}
+    for rank, (node, host, view) in enumerate(all_said):
         found.setdefault(node, (node, host, []))[2].append(rank)
         views.setdefault(node, set()).add(view)
-    assert own is not None
-    nodes = Nodes(list(found).index(own[0]), list(found.values()))
+    own, _, _ = all_said[group.rank]
+    nodes = Nodes(list(found).index(own), list(found.values()))
     if any(len(seen_as) > 1 for seen_as in views.values()):
         _refuse_copies(group, nodes, run)
     return nodes
+
+
+def _own(run: str) -> tuple[str, str, View]:
+    node, host = _native.node_id(run)
+    seen = os.stat(run)
+    return node, host, (socket.gethostname(), seen.st_dev, seen.st_ino)
 
 
 def _refuse_copies(group: Group, nodes: Nodes, run: str) -> None:
@@ -84,19 +88,16 @@ def _refuse_copies(group: Group, nodes: Nodes, run: str) -> None:
         return
     mark = f"{FILE}.{nodes.ranks[0]:016x}.part"
     path = os.path.join(run, mark)
-    error: BaseException | None = None
-    try:
-        if group.rank == nodes.ranks[0]:
+
+    def mark_it() -> None:
+        if nodes.leads(group.rank):
             with open(path, "wb"):
                 pass
-    except OSError as caught:
-        error = caught
-    group.agreed(error, None)
-    sees = False
-    with contextlib.suppress(OSError):
-        sees = mark in os.listdir(run)
-    blind = [rank for rank, seen in enumerate(group.gathered(sees)) if not seen]
-    if group.rank == nodes.ranks[0]:
+
+    group.each(mark_it)
+    all_see = group.together(lambda: mark in os.listdir(run))
+    blind = [rank for rank, sees in enumerate(all_see) if not sees]
+    if nodes.leads(group.rank):
         with contextlib.suppress(OSError):
             os.unlink(path)
     if blind:

@@ -31,6 +31,7 @@ class Ranks(_ranks.Ranks):
     """The ranks of one process group, each of which knows what it writes and reads."""
 
     _stages_by_dcp = False
+    _node_local = False
 
     def __init__(self, arguments: Mapping[str, object], *given: Any) -> None:
         """Make it of what the base class is made of, once all ranks have the same arguments."""
@@ -60,6 +61,7 @@ class Ranks(_ranks.Ranks):
             "step": step,
             "metrics": metrics,
             "base": base,
+            "node_local": self._node_local,
             "apart": self._apart if apart is None else tuple(apart),
             "config": self._config,
             "allow_pickle": self._allow_pickle,
@@ -89,9 +91,7 @@ class Ranks(_ranks.Ranks):
 
     def load(self, found: Step, into: dict[Any, Any] | None) -> Attempt:
         assert into is not None
-        manifest = os.path.join(found.path, _paths.MANIFEST)
-        is_ours = object_url(found.path) is not None
-        if not is_ours and not self.first(lambda: os.path.exists(manifest)):
+        if not self._is_ours(found.path):
             return super().load(found, into)
         error: BaseException | None = None
         try:
@@ -99,6 +99,11 @@ class Ranks(_ranks.Ranks):
         except BaseException as caught:  # Ctrl-C, too: the others must not wait for this rank
             error = caught
         return self._attempt(found.path, into, error)
+
+    def _is_ours(self, path: str) -> bool:
+        """Whether the ranks load it without DCP's planner."""
+        manifest = os.path.join(path, _paths.MANIFEST)
+        return object_url(path) is not None or self.first(lambda: os.path.exists(manifest))
 
     def _load(self, found: Step, into: dict[Any, Any]) -> None:
         states = each(lambda: _states(into), self._group)

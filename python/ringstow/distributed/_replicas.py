@@ -14,6 +14,7 @@ import torch
 from ringstow import _native
 from ringstow._errors import Error, IncompleteCheckpointError, NoCheckpointError
 from ringstow._stream import FileWriter, open_write
+from ringstow.dcp._paths import MANIFEST
 from ringstow.distributed import _nodes
 from ringstow.distributed._fetch import Source, bytes_of, cut
 from ringstow.distributed._group import Group
@@ -29,24 +30,20 @@ class _Copy(NamedTuple):
     """Of the file."""
 
 
-def replicate(group: Group, path: str, copies: int, settings: str) -> bool:
+def replicate(group: Group, path: str, copies: int, settings: str) -> None:
     """Copy files to the nodes that should have them: the one that wrote it and ``copies - 1`` more.
 
     A new node in the place of a lost one gets the files of that, too. All ranks of the group call
     it. Each file is compared with its checksums on the way, and is durable on the other node before
     it gets its name. What is there already is not sent.
 
-    Returns:
-        Whether all copies are there; False if the checkpoint was removed meanwhile.
-
     Raises:
+        NoCheckpointError: the checkpoint was removed from a node, or replaced there, meanwhile.
         Error: files could not be copied; the others are. Names the first ones, with rank and
             reason.
     """
     nodes = _nodes.meet(group, _nodes.run_of(path))
     checkpoint = _opened(group, path, settings)
-    if checkpoint is None:
-        return False
     files = _native.files_of(checkpoint)
     here = [number for number, (*_, is_here) in enumerate(files) if is_here]
     has = [set(numbers) for numbers in group.gathered(here)]
@@ -59,27 +56,27 @@ def replicate(group: Group, path: str, copies: int, settings: str) -> bool:
     finally:
         sender.join()
     all_problems = group.gathered(copying.problems)
-    if _opened(group, path, settings) is None:
-        return False
+    _opened(group, path, settings)
     told = [f"rank {rank}: {why}" for rank, each in enumerate(all_problems) for why in each]
     if told:
         more = f" (and {len(told) - 3} more)" if len(told) > 3 else ""
         raise Error(f"{path}: not copied to another node: {'; '.join(told[:3])}{more}")
-    return True
 
 
-def _opened(group: Group, path: str, settings: str) -> _native.Checkpoint | None:
-    """Open a checkpoint that all nodes have; None if it was removed from one, or replaced there."""
-    checkpoint: _native.Checkpoint | None = None
-    error: BaseException | None = None
-    try:
-        checkpoint = _native.Checkpoint(path, settings, damaged=True)
-    except (FileNotFoundError, IncompleteCheckpointError, NoCheckpointError):
-        pass
-    except BaseException as caught:  # the other ranks must not wait for this one
-        error = caught
-    stamps = set(group.agreed(error, None if checkpoint is None else checkpoint.stamp))
-    return checkpoint if len(stamps) == 1 else None
+def _opened(group: Group, path: str, settings: str) -> _native.Checkpoint:
+    """Open a checkpoint that all nodes have."""
+
+    def opened() -> _native.Checkpoint | None:
+        try:
+            return _native.Checkpoint(path, settings, damaged=True)
+        except (FileNotFoundError, IncompleteCheckpointError, NoCheckpointError):
+            return None
+
+    checkpoint = group.each(opened)
+    stamps = set(group.gathered(None if checkpoint is None else checkpoint.stamp))
+    if checkpoint is None or len(stamps) > 1:
+        raise NoCheckpointError(f"{path} was removed from a node, or replaced there", path=path)
+    return checkpoint
 
 
 def _plan(nodes: Nodes, files: list[str], has: list[set[int]], copies: int) -> Iterator[_Copy]:
@@ -106,7 +103,7 @@ def _plan(nodes: Nodes, files: list[str], has: list[set[int]], copies: int) -> I
 def _identity(path: str) -> tuple[int, int] | None:
     """Return what tells a checkpoint's manifest from another one; None if it has none."""
     try:
-        found = os.stat(os.path.join(path, "manifest.json"))
+        found = os.stat(os.path.join(path, MANIFEST))
     except OSError:
         return None
     return found.st_ino, found.st_mtime_ns

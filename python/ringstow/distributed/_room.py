@@ -44,15 +44,13 @@ def room(group: Group, nodes: Nodes, whole: Whole, path: str, config: str) -> It
     """
     run = _nodes.run_of(path)
     with contextlib.ExitStack() as opened:
-        name: str | None = None
-        error: BaseException | None = None
-        try:
-            if group.rank == nodes.ranks[0]:
-                name = opened.enter_context(_made(run, path, whole, group.rank))
-        except BaseException as caught:  # the other ranks must not wait for this one
-            error = caught
-        name = group.agreed(error, name)[nodes.ranks[0]]
-        assert name is not None
+
+        def make() -> str:
+            if not nodes.leads(group.rank):
+                return ""
+            return opened.enter_context(_made(run, path, whole, group.rank))
+
+        name = group.together(make)[nodes.ranks[0]]
         stripe = os.path.join(run, name)
         settings = json.loads(config)
         settings["stripe"] = [*settings.get("stripe", ()), stripe]

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
 from typing import NamedTuple
 
 from ringstow import _native
-from ringstow._errors import Error, MissingFilesError
+from ringstow._errors import MissingFilesError
+from ringstow.dcp._paths import MANIFEST
 from ringstow.distributed import _nodes
 from ringstow.distributed._group import Group
 from ringstow.distributed._nodes import Nodes
 
 _log = logging.getLogger("ringstow")
-_MANIFEST = "manifest.json"
 
 
 class Seen(NamedTuple):
@@ -25,10 +26,20 @@ class Seen(NamedTuple):
     created_unix_ms: int
 
 
-class Whole(NamedTuple):
-    """A checkpoint of several nodes, all of whose files are on some node."""
+class Look(NamedTuple):
+    """What a rank finds at a path."""
 
-    stamp: str
+    seen: Seen | None = None
+    """None if there is no checkpoint, or one of another kind."""
+    checkpoint: _native.Checkpoint | None = None
+    """That one, opened."""
+    problem: Exception | None = None
+    """Why its manifest cannot be read."""
+
+
+class Whole(NamedTuple):
+    """A checkpoint of several nodes. Each of its files is on at least one of them."""
+
     files: list[tuple[str, int]]
     """Name and bytes of each."""
     holders: list[list[int]]
@@ -45,25 +56,33 @@ class Whole(NamedTuple):
         return [number for number, ranks in enumerate(self.holders) if rank not in ranks]
 
 
-def seen(path: str, config: str) -> tuple[Seen | None, Exception | None]:
-    """Return the checkpoint of several nodes at a path, or why its manifest cannot be read.
+class _Listed(NamedTuple):
+    """What a manifest says."""
 
-    Neither, if there is none, or one of another kind.
-    """
-    marks = (os.path.join(_nodes.run_of(path), _nodes.FILE), os.path.join(path, _MANIFEST))
+    files: list[tuple[str, int]]
+    nodes: list[tuple[str, str, list[int]]]
+    chunk_bytes: int
+
+
+def look(path: str, config: str) -> Look:
+    """Look for a checkpoint of several nodes."""
+    marks = (os.path.join(_nodes.run_of(path), _nodes.FILE), os.path.join(path, MANIFEST))
     if not all(map(os.path.exists, marks)):
-        return None, None
+        return Look()
     try:
         checkpoint = _native.Checkpoint(path, config, damaged=True)
     except Exception as error:  # another node may have an intact one
-        return None, error
+        return Look(problem=error)
     if not _native.nodes_of(checkpoint):
-        return None, None
+        return Look()
     assert checkpoint.stamp is not None
-    return Seen(checkpoint.stamp, json.loads(checkpoint.info)["created_unix_ms"]), None
+    created = json.loads(checkpoint.info)["created_unix_ms"]
+    return Look(Seen(checkpoint.stamp, created), checkpoint)
 
 
-def find(group: Group, nodes: Nodes, path: str, config: str, all_seen: list[Seen | None]) -> Whole:
+def find(
+    group: Group, nodes: Nodes, at: tuple[str, str], own: Look, all_seen: list[Seen | None]
+) -> Whole:
     """Find the newest checkpoint at a path that is whole, and commit it on all nodes.
 
     All ranks of the group call this. A node may have nothing of it, since it is new, or not the
@@ -72,25 +91,29 @@ def find(group: Group, nodes: Nodes, path: str, config: str, all_seen: list[Seen
     Args:
         group: the ranks.
         nodes: which of them share a directory.
-        path: the checkpoint's directory on this rank's node.
-        config: the settings, in JSON.
+        at: the checkpoint's directory on this rank's node, and the settings in JSON.
+        own: what this rank sees there.
         all_seen: what each rank sees there.
 
     Raises:
         MissingFilesError: files of it are on no node: names nodes and files.
         Error: another rank failed.
     """
+    path, config = at
     found = sorted({s for s in all_seen if s is not None}, key=lambda s: (-s[1], s[0]))
     why: MissingFilesError | None = None
     for candidate in found:
-        holder = all_seen.index(candidate)
-        manifest = _manifest(group, path, holder, is_known=all(s == candidate for s in all_seen))
-        whole, lost = _held(group, nodes, (path, config), candidate, manifest)
+        manifest: bytes | None = None
+        if any(seen != candidate for seen in all_seen):
+            holder = all_seen.index(candidate)
+            manifest = group.from_rank(holder, lambda: _manifest_at(path))
+        listed = group.each(functools.partial(_listed, own, manifest))
+        whole = Whole(listed.files, _holders(group, nodes, path, listed.files), listed.chunk_bytes)
+        lost = _lost(nodes, path, listed, whole)
         if lost is None:
-            assert whole is not None
-            _commit(
-                group, nodes, (path, config), manifest, is_there=all_seen[group.rank] == candidate
-            )
+            if manifest is not None:
+                adopts = own.seen != candidate and nodes.leads(group.rank)
+                group.each(functools.partial(_adopt, path, manifest, config, adopts))
             return whole
         if group.is_first:
             _log.warning("%s", lost)
@@ -99,66 +122,61 @@ def find(group: Group, nodes: Nodes, path: str, config: str, all_seen: list[Seen
     raise why
 
 
-def _manifest(group: Group, path: str, holder: int, *, is_known: bool) -> bytes | None:
-    """Return the manifest that one rank has, on all ranks; None if all have it."""
-    if is_known:
-        return None
-    content = b""
-    error: BaseException | None = None
-    try:
-        if group.rank == holder:
-            with open(os.path.join(path, _MANIFEST), "rb") as file:
-                content = file.read()
-    except OSError as caught:
-        error = caught
-    group.agreed(error, None)
-    return group.from_rank(holder, content)
+def _manifest_at(path: str) -> bytes:
+    with open(os.path.join(path, MANIFEST), "rb") as file:
+        return file.read()
 
 
-def _held(
-    group: Group, nodes: Nodes, at: tuple[str, str], seen: Seen, manifest: bytes | None
-) -> tuple[Whole | None, MissingFilesError | None]:
-    """Return which ranks see which files, or why the checkpoint is not whole."""
-    path, config = at
-    files: list[tuple[str, int]] = []
-    writers: list[tuple[str, str, list[int]]] = []
-    here: list[int] = []
-    chunk_bytes = 0
-    error: BaseException | None = None
-    try:
-        if manifest is None:
-            checkpoint = _native.Checkpoint(path, config, damaged=True)
-            rows = _native.files_of(checkpoint)
-            files, writers = [(row[0], row[2]) for row in rows], _native.nodes_of(checkpoint)
-            chunk_bytes = json.loads(checkpoint.info)["block_bytes"]
-        else:
-            listed = json.loads(manifest)
-            chunk_bytes = listed["block_bytes"]
-            files = [(file["name"], file["bytes"]) for file in listed["files"]]
-            writers = [(node["id"], node["host"], node["ranks"]) for node in listed["nodes"]]
-        if group.rank == nodes.ranks[0]:
-            here = [n for n, (name, size) in enumerate(files) if _is_here(path, name, size)]
-    except BaseException as caught:  # the other ranks must not wait for this one
-        error = caught
+def _listed(own: Look, manifest: bytes | None) -> _Listed:
+    """Return what the manifest says, which is this rank's own if none is given."""
+    if manifest is None:
+        assert own.checkpoint is not None
+        files = [(name, nbytes) for name, _, nbytes, _ in _native.files_of(own.checkpoint)]
+        chunk_bytes = json.loads(own.checkpoint.info)["block_bytes"]
+        return _Listed(files, _native.nodes_of(own.checkpoint), chunk_bytes)
+    listed = json.loads(manifest)
+    return _Listed(
+        [(file["name"], file["bytes"]) for file in listed["files"]],
+        [(node["id"], node["host"], node["ranks"]) for node in listed["nodes"]],
+        listed["block_bytes"],
+    )
+
+
+def _holders(
+    group: Group, nodes: Nodes, path: str, files: list[tuple[str, int]]
+) -> list[list[int]]:
+    """Return which ranks see which file."""
+
+    def here() -> list[int]:
+        if not nodes.leads(group.rank):
+            return []
+        return [n for n, (name, nbytes) in enumerate(files) if _is_here(path, name, nbytes)]
+
     holders: list[list[int]] = [[] for _ in files]
-    all_here = group.agreed(error, here)
+    all_here = group.together(here)
     for _, _, ranks in nodes.found:
         for number in all_here[ranks[0]]:
             holders[number] += ranks
-    lost = [name for (name, _), ranks in zip(files, holders, strict=True) if not ranks]
-    if lost:
-        gone = [node for node in writers if node[0] not in nodes.ids]
-        of = f" Not here: the directories of {_nodes.text_of(gone)}." if gone else ""
-        one = len(nodes.found) == 1 and len(writers) > 1
-        hint = " If each node has a directory of its own, say so: node_local=True." if one else ""
-        more = " ..." if len(lost) > 5 else ""
-        return None, MissingFilesError(
-            f"{path}: {len(lost)} of {len(files)} files are lost: on none of the "
-            f"{len(nodes.found)} nodes: {', '.join(lost[:5])}{more}.{of}{hint} Bring the node's "
-            "disk back, or go back to an earlier checkpoint",
-            path=path,
-        )
-    return Whole(seen.stamp, files, holders, chunk_bytes), None
+    return holders
+
+
+def _lost(nodes: Nodes, path: str, listed: _Listed, whole: Whole) -> MissingFilesError | None:
+    """Return why a checkpoint is not whole."""
+    pairs = zip(whole.files, whole.holders, strict=True)
+    lost = [name for (name, _), ranks in pairs if not ranks]
+    if not lost:
+        return None
+    gone = [node for node in listed.nodes if node[0] not in nodes.ids]
+    of = f" Not here: the directories of {_nodes.text_of(gone)}." if gone else ""
+    one = len(nodes.found) == 1 and len(listed.nodes) > 1
+    hint = " If each node has a directory of its own, say so: node_local=True." if one else ""
+    more = " ..." if len(lost) > 5 else ""
+    return MissingFilesError(
+        f"{path}: {len(lost)} of {len(whole.files)} files are lost: on none of the "
+        f"{len(nodes.found)} nodes: {', '.join(lost[:5])}{more}.{of}{hint} Bring the node's "
+        "disk back, or go back to an earlier checkpoint",
+        path=path,
+    )
 
 
 def _is_here(path: str, name: str, nbytes: int) -> bool:
@@ -172,20 +190,13 @@ def _is_here(path: str, name: str, nbytes: int) -> bool:
     return False
 
 
-def _commit(
-    group: Group, nodes: Nodes, at: tuple[str, str], manifest: bytes | None, *, is_there: bool
-) -> None:
-    """Commit the checkpoint on the nodes that have no manifest of it yet."""
-    path, config = at
-    error: BaseException | None = None
+def _adopt(path: str, manifest: bytes, config: str, adopts: bool) -> None:
+    """Commit a checkpoint on a node that has no manifest of it yet."""
+    if not adopts:
+        return
+    _log.warning("%s was committed on another node: committing it here", path)
     try:
-        if not is_there and manifest is not None and group.rank == nodes.ranks[0]:
-            _log.warning("%s was committed on another node: committing it here", path)
-            _native.adopt(path, manifest, config)
-    except BaseException as caught:  # the other ranks must not wait for this one
-        error = caught
-    try:
-        group.agreed(error, None)
-    except Error as other:
-        other.add_note(f"while {path} was committed on the nodes that had no manifest of it")
+        _native.adopt(path, manifest, config)
+    except Exception as error:
+        error.add_note(f"while {path} was committed, as another node had done")
         raise

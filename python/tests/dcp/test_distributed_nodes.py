@@ -265,29 +265,28 @@ def test_nothing_is_written_where_no_rank_lacks_anything(ranks, tmp_path, monkey
 
 def interrupted(rank, root):
     """Rank 1 is interrupted once all have prepared; rank 0 commits before it notices."""
+    from ringstow.distributed._apart import Apart
     from ringstow.distributed._group import Group
 
-    agreed, count = Group.agreed, 0
+    agreed, commit = Group.agreed, Apart._commit
 
     def agreed_and_interrupted(group, error, value):
-        nonlocal count
-        if value is not None:  # without a value: it was prepared, or committed
-            return agreed(group, error, value)
-        count += 1
-        if rank == 0 and count == 2:
-            raise RuntimeError("Connection closed by peer")
         said = agreed(group, error, value)
-        if rank == 1:
+        if rank == 1 and value is None:  # without a value: all have prepared
             raise KeyboardInterrupt
         return said
 
-    Group.agreed = agreed_and_interrupted
+    def commit_alone(save):
+        save._session.commit()
+        raise RuntimeError("Connection closed by peer")
+
+    Group.agreed, Apart._commit = agreed_and_interrupted, commit_alone
     try:
         state = {"step": 8, "own": PerRank(torch.full((5000,), rank))}
         with pytest.raises(RuntimeError if rank == 0 else KeyboardInterrupt):
             distributed.save(state, path_on(root, rank), step=8, node_local=True)
     finally:
-        Group.agreed = agreed
+        Group.agreed, Apart._commit = agreed, commit
 
 
 def load_own(rank, root):

@@ -1,0 +1,105 @@
+"""Copies of a manager's steps, in the background, once they are committed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from ringstow._report import PromotionReport
+
+_log = logging.getLogger("ringstow")
+
+
+class Added(NamedTuple):
+    """A step to copy."""
+
+    path: str
+    is_new: bool
+    """Whether it was just saved, and not restored."""
+
+
+class Copier:
+    """Copies steps in a thread, the newest first.
+
+    A step that a newer one overtakes before its copy has begun is passed over. A copy that has
+    begun goes on, also if the step is removed meanwhile.
+    """
+
+    _ends_with_program = True
+    """Whether the exit of the program ends a copy; otherwise it waits for it."""
+
+    def __init__(self, places: list[str]) -> None:
+        """Name where the copies are; without a name, nothing is copied."""
+        self._places = " and ".join(places)
+        self._changed = threading.Condition()
+        self._added: list[Added] = []
+        self._done = 0
+        """How many of those are copied, or passed over."""
+        self._is_running = False
+        self.report: PromotionReport | None = None
+        """What the last copy to a store did."""
+        self.error: BaseException | None = None
+        """Why the last copy failed; None after one that went well."""
+
+    def add(self, path: str, *, is_new: bool) -> None:
+        """Copy a step as soon as the copy in progress has ended."""
+        if not self._places:
+            return
+        with self._changed:
+            self._added.append(Added(path, is_new))
+            if self._is_running:
+                return
+            ends = self._ends_with_program
+            try:
+                threading.Thread(target=self._work, name="ringstow-copies", daemon=ends).start()
+            except RuntimeError as error:  # there can be no more threads
+                self._give_up(error)
+            else:
+                self._is_running = True
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is left to copy; return whether that is so, and the last copy good."""
+        with self._changed:
+            is_over = self._changed.wait_for(lambda: not self._is_running, timeout)
+            return is_over and self.error is None
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                added = len(self._added)
+                if added == self._done:
+                    self._is_running = False
+                    self._changed.notify_all()
+                    return
+            newest = self._newest(added)
+            if newest is None:
+                continue
+            step = self._added[newest - 1]
+            for passed in self._added[self._done : newest - 1]:
+                _log.warning(
+                    "%s is not copied to %s: %s is newer, and the copies are slower than the saves",
+                    passed.path,
+                    self._places,
+                    step.path,
+                )
+            self._done = newest
+            self.error = None
+            self._copy(step)
+
+    def _newest(self, added: int) -> int | None:
+        """Return up to which of so many added steps to go; None after giving up."""
+        return added
+
+    def _copy(self, step: Added) -> None:
+        """Copy a step; put a failure into ``error``."""
+        raise NotImplementedError
+
+    def _give_up(self, error: BaseException) -> None:
+        """Copy none of the steps that were added."""
+        with self._changed:
+            self._done = len(self._added)
+            self.error = error
+        path = self._added[-1].path
+        _log.error("%s is saved, but not copied to %s: %s", path, self._places, error)
