@@ -25,14 +25,8 @@ pub(crate) fn node_id(py: Python<'_>, run: PathBuf) -> PyResult<(String, String)
 
 /// Commits another node's checkpoint in a directory, with those of its files that are there.
 #[pyfunction]
-pub(crate) fn adopt(
-    py: Python<'_>,
-    path: PathBuf,
-    manifest: Vec<u8>,
-    config: &str,
-) -> PyResult<()> {
-    let config = crate::config(config)?;
-    py.detach(|| store::adopt(&path, manifest, &config)).map_err(to_python)
+pub(crate) fn adopt(py: Python<'_>, path: PathBuf, manifest: Vec<u8>) -> PyResult<()> {
+    py.detach(|| store::adopt(&path, manifest)).map_err(to_python)
 }
 
 /// Name, path, bytes, and whether it is here, of each file of a checkpoint.

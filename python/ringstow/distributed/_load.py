@@ -199,7 +199,7 @@ def _meet(
         if own.problem is not None:
             _log.warning("%s: taking the manifest of another node, since %s", where, own.problem)
         nodes = _nodes.meet(ranks, _nodes.run_of(where))
-        whole = _whole.find(ranks, nodes, (where, settings), own, all_seen)
+        whole = _whole.find(ranks, nodes, where, own, all_seen)
         return where, settings, _Found(nodes, whole, Mender(ranks, nodes, whole, (where, settings)))
     if any(is_problem for _, _, is_problem, _ in all_said):
         ranks.agreed(own.problem, None)

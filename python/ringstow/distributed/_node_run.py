@@ -104,7 +104,7 @@ class NodeRun(Run):
         all_seen = self._group.gathered(own.seen)
         if any(all_seen):
             nodes = _nodes.meet(self._group, self.root)
-            _whole.find(self._group, nodes, (step.path, self._settings), own, all_seen)
+            _whole.find(self._group, nodes, step.path, own, all_seen)
 
 
 def _is_better(one: Step, other: Step) -> bool:

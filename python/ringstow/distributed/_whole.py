@@ -80,9 +80,7 @@ def look(path: str, config: str) -> Look:
     return Look(Seen(checkpoint.stamp, created), checkpoint)
 
 
-def find(
-    group: Group, nodes: Nodes, at: tuple[str, str], own: Look, all_seen: list[Seen | None]
-) -> Whole:
+def find(group: Group, nodes: Nodes, path: str, own: Look, all_seen: list[Seen | None]) -> Whole:
     """Find the newest checkpoint at a path that is whole, and commit it on all nodes.
 
     All ranks of the group call this. A node may have nothing of it, since it is new, or not the
@@ -91,7 +89,7 @@ def find(
     Args:
         group: the ranks.
         nodes: which of them share a directory.
-        at: the checkpoint's directory on this rank's node, and the settings in JSON.
+        path: the checkpoint's directory on this rank's node.
         own: what this rank sees there.
         all_seen: what each rank sees there.
 
@@ -99,7 +97,6 @@ def find(
         MissingFilesError: files of it are on no node: names nodes and files.
         Error: another rank failed.
     """
-    path, config = at
     found = sorted({s for s in all_seen if s is not None}, key=lambda s: (-s[1], s[0]))
     why: MissingFilesError | None = None
     for candidate in found:
@@ -113,7 +110,7 @@ def find(
         if lost is None:
             if manifest is not None:
                 adopts = own.seen != candidate and nodes.leads(group.rank)
-                group.each(functools.partial(_adopt, path, manifest, config, adopts))
+                group.each(functools.partial(_adopt, path, manifest, adopts))
             return whole
         if group.is_first:
             _log.warning("%s", lost)
@@ -190,13 +187,13 @@ def _is_here(path: str, name: str, nbytes: int) -> bool:
     return False
 
 
-def _adopt(path: str, manifest: bytes, config: str, adopts: bool) -> None:
+def _adopt(path: str, manifest: bytes, adopts: bool) -> None:
     """Commit a checkpoint on a node that has no manifest of it yet."""
     if not adopts:
         return
     _log.warning("%s was committed on another node: committing it here", path)
     try:
-        _native.adopt(path, manifest, config)
+        _native.adopt(path, manifest)
     except Exception as error:
         error.add_note(f"while {path} was committed, as another node had done")
         raise

@@ -4,7 +4,7 @@ use super::Manifest;
 use crate::format::lists::{Entry, LongDims};
 use crate::format::names;
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::HashSet;
 
 /// A directory of checkpoints that some ranks share and the others do not see: on the disk of one node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,14 +27,13 @@ impl Entry for Node {
 impl<T, S> Manifest<T, S> {
     /// Checks that each rank is on one node.
     pub(super) fn check_nodes(&self) -> Result<(), String> {
-        let mut ids = HashMap::new();
-        let mut node_of = HashMap::new();
+        let (mut ids, mut placed) = (HashSet::new(), HashSet::new());
         for node in &self.nodes {
-            if ids.insert(&node.id, ()).is_some() {
+            if !ids.insert(&node.id) {
                 return Err(format!("two nodes have the id {:?}", node.id));
             }
             for &rank in &node.ranks {
-                if rank >= self.world_size || node_of.insert(rank, node).is_some() {
+                if rank >= self.world_size || !placed.insert(rank) {
                     return Err(format!(
                         "rank {rank} of {} is on two nodes, or is none",
                         self.world_size
@@ -43,7 +42,7 @@ impl<T, S> Manifest<T, S> {
             }
         }
         let is_placed =
-            |name: &str| names::shard_rank(name).is_some_and(|r| node_of.contains_key(&r));
+            |name: &str| names::shard_rank(name).is_some_and(|rank| placed.contains(&rank));
         match self.files.iter().find(|file| !self.nodes.is_empty() && !is_placed(&file.name)) {
             Some(file) => Err(format!("{:?} is on none of its nodes", file.name)),
             None => Ok(()),

@@ -6,6 +6,7 @@ use crate::store::layout::unique::unique;
 use crate::sys::dir::{self, rename_to_free};
 use crate::sys::file;
 use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -83,9 +84,26 @@ pub(in crate::store) fn run_of(dir: &Path) -> Result<PathBuf> {
     }
 }
 
-/// What identifies the directory of the run that a checkpoint is in; `None` if nothing can be found.
-pub(in crate::store) fn of_checkpoint(dir: &Path) -> Option<NodeId> {
-    read(&run_of(dir).ok()?).ok().flatten()
+/// The ranks that wrote in a checkpoint's directory. `None` if all ranks share one.
+pub(in crate::store) struct OwnRanks(Option<HashSet<u32>>);
+
+impl OwnRanks {
+    /// If nothing identifies the directory, any node may have written the files: no rank is its own.
+    pub fn of(dir: &Path, manifest: &Manifest) -> Self {
+        if manifest.nodes.is_empty() {
+            return Self(None);
+        }
+        let here = run_of(dir).and_then(|run| read(&run)).ok().flatten();
+        let is_here = |id: &str| here.as_ref().is_some_and(|here| here.id == id);
+        let own = manifest.nodes.iter().filter(|node| is_here(&node.id));
+        Self(Some(own.flat_map(|node| node.ranks.iter().copied()).collect()))
+    }
+
+    /// Whether one of them wrote this file.
+    pub fn wrote(&self, file: &str) -> bool {
+        let Self(Some(own)) = self else { return true };
+        names::shard_rank(file).is_some_and(|rank| own.contains(&rank))
+    }
 }
 
 /// Makes a directory, and those above it.

@@ -16,6 +16,7 @@ use crate::pipeline::job::Job;
 use crate::pipeline::report::Moved;
 use crate::pipeline::runtime::Runtime;
 use crate::plan::load::BlockRead;
+use crate::store::layout::node::OwnRanks;
 use crate::store::read::checkpoint::{Checkpoint, CheckpointKind};
 use crate::store::read::object::read_manifest;
 use journal::Journal;
@@ -207,7 +208,10 @@ impl Copy {
         (runtime, job): (&Runtime, &Arc<Job>),
     ) -> Result<(u64, Moved, usize)> {
         let mut sent = (0, Moved::default());
-        let here = checkpoint.files_to_send(how.replicas);
+        let own = OwnRanks::of(checkpoint.path(), checkpoint.manifest());
+        let is_sent =
+            |&file: &usize| how.replicas || own.wrote(&checkpoint.manifest().files[file].name);
+        let here: Vec<usize> = checkpoint.files_here().filter(is_sent).collect();
         for attempt in 1.. {
             let journal = Journal::open(checkpoint.path(), bucket, self.id)?;
             match self.send_missing((checkpoint, &here), bucket, how, &journal, (runtime, job)) {

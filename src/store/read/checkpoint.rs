@@ -6,7 +6,7 @@ use crate::format::{FileEntry, Manifest, TensorEntry, Value, names};
 use crate::object::{Bucket, is_url};
 use crate::pipeline::load::{FileOwner, ShardFile};
 use crate::store::layout::manifest;
-use crate::store::layout::node;
+use crate::store::layout::node::OwnRanks;
 use crate::store::layout::stripe_marker::stripe_owner;
 use crate::store::layout::stripes::Stripes;
 use crate::store::read::dcp_mark;
@@ -18,7 +18,6 @@ use crate::store::read::index::NameIndex;
 use crate::store::read::object;
 use crate::store::read::values::Values;
 use crate::sys::{dir, file};
-use std::collections::HashSet;
 use std::fs::{FileType, Metadata};
 use std::io;
 use std::ops::Range;
@@ -285,7 +284,7 @@ fn find_shards(dir: &Path, stripe: &[PathBuf], manifest: &Manifest) -> Result<Sh
     /// files that a manifest merely names would take far more memory than the manifest.
     const MISSING_MAX: usize = 1000;
     let stripes = Stripes::to_read(dir, stripe);
-    let elsewhere = Elsewhere::of(dir, manifest);
+    let own = OwnRanks::of(dir, manifest);
     let (mut files, mut faults) = (Vec::with_capacity(manifest.files.len()), Vec::new());
     let mut missing = Vec::new();
     for (number, file) in manifest.files.iter().enumerate() {
@@ -300,7 +299,7 @@ fn find_shards(dir: &Path, stripe: &[PathBuf], manifest: &Manifest) -> Result<Sh
                 let fault = Some(fault.ok_or_else(refused)?);
                 (shard, fault)
             }
-            None if elsewhere.has(&file.name) => {
+            None if !own.wrote(&file.name) => {
                 (shard_in(dir, file), Some(Fault::of_elsewhere(number, file.bytes)))
             }
             None => {
@@ -320,26 +319,6 @@ fn find_shards(dir: &Path, stripe: &[PathBuf], manifest: &Manifest) -> Result<Sh
         return Err(Error::MissingFiles { path: dir.into(), reason });
     }
     Ok(Shards { files, faults, problem })
-}
-
-/// The ranks whose files are on other nodes.
-struct Elsewhere(HashSet<u32>);
-
-impl Elsewhere {
-    /// Of a directory that nothing identifies, any node may have written the files.
-    fn of(dir: &Path, manifest: &Manifest) -> Self {
-        if manifest.nodes.is_empty() {
-            return Self(HashSet::new());
-        }
-        let here = node::of_checkpoint(dir);
-        let is_here = |id: &str| here.as_ref().is_some_and(|here| here.id == id);
-        let others = manifest.nodes.iter().filter(|node| !is_here(&node.id));
-        Self(others.flat_map(|node| node.ranks.iter().copied()).collect())
-    }
-
-    fn has(&self, file: &str) -> bool {
-        names::shard_rank(file).is_some_and(|rank| self.0.contains(&rank))
-    }
 }
 
 /// Whether at least half of the files are there.

@@ -30,13 +30,6 @@ impl NodeSession {
     /// # Errors
     /// As for [`Session::begin`].
     pub fn begin(dir: &Path, world_size: u32, id: &str, config: &Config) -> Result<Self> {
-        for (asked, name) in [(!config.stripe.is_empty(), "stripe"), (config.recycle, "recycle")] {
-            if asked {
-                return Err(Error::invalid(format!(
-                    "{name} is for a directory that all ranks share: leave it out for nodes that share none"
-                )));
-            }
-        }
         let node = node::node_id(&node::run_of(dir)?)?;
         let session = Session::begin_apart(dir, world_size, id, config)?;
         Ok(Self { session, node, prepared: None })
@@ -118,7 +111,7 @@ impl NodeSession {
 ///
 /// # Errors
 /// [`Error::Format`] and [`Error::Corrupt`] for what is no manifest of several nodes; [`Error::Busy`]; [`Error::Io`].
-pub fn adopt(dir: &Path, manifest: Vec<u8>, config: &Config) -> Result<()> {
+pub fn adopt(dir: &Path, manifest: Vec<u8>) -> Result<()> {
     let manifest = Manifest::decode(manifest, &dir.join(names::MANIFEST))?;
     if manifest.nodes.is_empty() {
         return Err(Error::invalid(format!(
@@ -126,7 +119,7 @@ pub fn adopt(dir: &Path, manifest: Vec<u8>, config: &Config) -> Result<()> {
             dir.display()
         )));
     }
-    let mut transaction = Transaction::begin_change(dir, Stripes::to_save(dir, &config.stripe)?)?;
+    let mut transaction = Transaction::begin_change(dir, Stripes::to_save(dir, &[])?)?;
     transaction.prepare(&manifest, &[] as &[FileEntry])?;
     transaction.conclude(&manifest).map(drop)
 }
