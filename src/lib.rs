@@ -61,11 +61,9 @@ mod store;
 mod stream;
 mod sys;
 
-#[cfg(feature = "object-store")]
-pub use api::promote;
 pub use api::{
     Store, diff, export, export_async, latest, latest_verified, list, load, load_async, open_read,
-    open_write, prune, remove, retain, save, save_async, slim, steps, verify, write_rank,
+    open_write, promote, prune, remove, retain, save, save_async, slim, steps, verify, write_rank,
     write_rank_async,
 };
 pub use background::Filled;
@@ -93,11 +91,9 @@ pub use state::{Base, StateDict};
 pub use store::{
     Before, Best, Checkpoint, CheckpointKind, Committed, DiffReport, Direction, Disposal,
     ElementDiff, FileInfo, Found, Info, Left, LoadOptions, Loaded, LoadedTensor, OnCorrupt,
-    Pruning, Recycled, Removed, Retained, Retention, Session, Slice, Slimmed, Status, Swept,
-    TensorChange, TensorDiff, TensorPart, TensorView, ValueDiff, Wanted,
+    Promotion, PromotionReport, Pruning, Recycled, Removed, Retained, Retention, Session, Slice,
+    Slimmed, Status, Swept, TensorChange, TensorDiff, TensorPart, TensorView, ValueDiff, Wanted,
 };
-#[cfg(feature = "object-store")]
-pub use store::{Promotion, PromotionReport};
 
 pub use stream::{FileReader, FileWriter, WriteOptions};
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
 from ringstow import _others, _previous, _rules, _tiers
 from ringstow._alone import Alone, Side
-from ringstow._arguments import StrPath, absolute, object_url, step_number
+from ringstow._arguments import StrPath, absolute, step_number
 from ringstow._config import Config, native_json
 from ringstow._copier import Copier
 from ringstow._damage import OnCorrupt
@@ -75,7 +75,7 @@ class CheckpointManager:
         slim: Iterable[str] = ("optimizer",),
         base: Literal["previous"] | None = None,
         base_full_every: int | None = None,
-        tiers: Iterable[str] = (),
+        tiers: Iterable[StrPath] = (),
         keep_promoted: int | None = None,
         promotion_rate: int = 0,
         node_local: bool = False,
@@ -104,8 +104,9 @@ class CheckpointManager:
             base_full_every: every which save of this manager writes all files, so that it shares
                 none with an earlier step: damage to a shared file is damage to all steps that share
                 it. None means none.
-            tiers: object stores to copy each step to in the background, nearest first, such as
-                ``["s3://bucket/run"]``: see `ringstow.promote`. If saves are faster than copies,
+            tiers: where to copy each step in the background, nearest first: directories on other
+                disks and object stores, such as ``["/shared/run", "s3://bucket/run"]``. See
+                `ringstow.promote`. All ranks must see these directories. If saves are faster than copies,
                 steps in between are passed over. `restore` takes the newest step of all tiers, and
                 of one step the nearest intact copy. On several ranks, rank 0 copies; with
                 ``node_local`` the first rank of each node copies its files.
@@ -128,7 +129,8 @@ class CheckpointManager:
 
         Raises:
             TypeError, ValueError: a rule cannot be used.
-            InvalidStateError: ``root`` is a URL, or one of ``tiers`` is none; or ``staging`` is
+            InvalidStateError: ``root`` is a URL, or one of ``tiers`` is in ``root`` or is a URL
+                that cannot be understood; or ``staging`` is
                 unknown, or not for several ranks; or a name in ``slim`` is none; or ``node_local``
                 goes with one process, ``base`` or ``slim_after``; or there are fewer nodes than
                 ``replicas``.
@@ -136,15 +138,15 @@ class CheckpointManager:
         self._rules = _rules.checked(keep_last, keep_every, keep_best, slim_after, slim)
         self._root = absolute(root)
         self._run = Run(self._root, config)
-        urls = _tiers.checked(tiers)
+        places = _tiers.checked(tiers, self._root)
         there = _rules.on_tiers(self._rules, keep_promoted)
-        plan = _tiers.Plan(urls, promotion_rate, there)
+        plan = _tiers.Plan(places, promotion_rate, there)
         self._retention = Retention(self._rules, self._root, config)
         self._previous = _previous.previous(base, base_full_every, self._run.newest)
         check_staging(staging)
         _check_nodes(node_local, replicas, config, base=base, slim_after=slim_after)
         self._side: Side[Any] = Alone(config, staging, allow_pickle, self._rules.apart)
-        self._steps = _tiers.Steps(self._run, urls, config)
+        self._steps = _tiers.Steps(self._run, places, config)
         # Each node removes old steps by itself, so all ranks need the same rules.
         rules = (self._rules, plan) if node_local else None
         same = {"node_local": node_local, "replicas": replicas, "rules and tiers": rules}
@@ -153,7 +155,7 @@ class CheckpointManager:
 
             side = NodeRanks(self._root, replicas, plan, same, config, staging, allow_pickle, group)
             self._side, self._run = side, side.run
-            self._steps = _tiers.Steps(self._run, urls, config, side.from_first)
+            self._steps = _tiers.Steps(self._run, places, config, side.from_first)
             self._copier: Copier = side.copier
         else:
             if group is not None or _others.ranks() is not None:
@@ -422,7 +424,7 @@ class CheckpointManager:
             else:
                 found = self._side.first(lambda: self._steps.named(number))
             restored = first_intact(self._side, found, into, on_corrupt)
-            is_here = restored is not None and object_url(restored.path) is None
+            is_here = restored is not None and self._steps.is_here(restored.path)
             if restored is not None and is_here:
                 if self._previous is not None:
                     self._previous.restored(restored.path)

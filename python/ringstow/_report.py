@@ -348,8 +348,8 @@ class PromotionReport(_Moved):
 
     path: str
     """The checkpoint's directory."""
-    url: str
-    """The URL where it is now."""
+    to: str
+    """The URL or the directory where it is now."""
     files: int
     """Its files."""
     file_bytes: int

@@ -1,13 +1,14 @@
-"""The object stores that a `CheckpointManager` copies its steps to, and restores them from."""
+"""The places that a `CheckpointManager` copies its steps to, and restores them from."""
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ringstow import _catalog, _native, _promote, _rules
-from ringstow._arguments import object_url
+from ringstow._arguments import StrPath, absolute, object_url
 from ringstow._copier import Added, Copier
 from ringstow._errors import Error, InvalidStateError, NoCheckpointError
 from ringstow._rules import Rules
@@ -22,26 +23,50 @@ if TYPE_CHECKING:
 _log = logging.getLogger("ringstow")
 
 
-def checked(tiers: Iterable[str]) -> tuple[str, ...]:
-    """Return the URLs of tiers.
+def checked(tiers: Iterable[StrPath], root: str) -> tuple[str, ...]:
+    """Return the URLs and the directories of tiers behind a run's directory.
 
     Raises:
-        TypeError: it is one text, not a list.
-        InvalidStateError: one is not the URL of an object store.
+        TypeError: it is one text or None, not a list.
+        InvalidStateError: a URL that cannot be understood; or a directory that is the run's, or is
+            in it, or has it in itself.
     """
-    if isinstance(tiers, str):
-        raise TypeError(f'tiers is a list of URLs: tiers=["{tiers}"]')
-    urls = []
+    if tiers is None or isinstance(tiers, (str, os.PathLike)):
+        one = f'"{tiers}"' if tiers else ""
+        raise TypeError(f"tiers is a list of URLs and directories: tiers=[{one}]")
+    places = []
     for tier in tiers:
         url = object_url(tier)
-        if url is None:
-            raise InvalidStateError(
-                f"{tier!r} in tiers is not the URL of an object store (s3://, gs://, az://); the "
-                "manager's directory is the first tier and need not be named"
-            )
-        _native.check_url(url)
-        urls.append(url)
-    return tuple(urls)
+        if url is not None:
+            _native.check_url(url)
+        places.append(url or _directory(tier, root))
+    return tuple(places)
+
+
+def _directory(tier: StrPath, root: str) -> str:
+    """Return the path of a directory that is a tier."""
+    place = absolute(tier)
+    here, there = (os.path.realpath(path) for path in (root, place))
+    if os.path.commonpath([here, there]) in (here, there):
+        raise InvalidStateError(
+            f"{place} in tiers is {root}, or one is in the other: the manager's directory is the "
+            "first tier and need not be named; the others are elsewhere"
+        )
+    if _device(here) == _device(there):
+        _log.warning(
+            "%s is on the same file system as %s: copies there are lost together with it. Is a "
+            "disk not mounted?",
+            place,
+            root,
+        )
+    return place
+
+
+def _device(path: str) -> int:
+    """Return the number of the file system that has a path, or will have it."""
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return os.stat(path).st_dev
 
 
 class Steps:
@@ -84,8 +109,19 @@ class Steps:
             raise NoCheckpointError(f"{where} have no step {step}", path=self._run.root)
         return found
 
+    def is_here(self, path: str) -> bool:
+        """Whether a step is in the run's own directory."""
+        return not any(path.startswith(f"{tier}/") for tier in self._tiers)
+
     def _there(self) -> list[Step]:
         """Return the committed steps in the tiers."""
+        for tier in self._tiers:
+            if object_url(tier) is None and not os.path.exists(tier):
+                _log.warning(
+                    "%s does not exist: there is nothing to restore from it, and the first copy "
+                    "creates it. Is its disk mounted?",
+                    tier,
+                )
         found = [_catalog.steps(tier, config=self._config) for tier in self._tiers]
         return [step for steps in found for step in steps if was_committed(step)]
 
@@ -128,7 +164,7 @@ class Plan(NamedTuple):
 
 
 class Promoter(Copier):
-    """Copies steps to object stores, and removes old ones there.
+    """Copies steps to other tiers, and removes old ones there.
 
     It removes after a new step alone: another one may be there because the newest is damaged.
     """

@@ -1,4 +1,4 @@
-//! Copies of checkpoints in object stores.
+//! Copies of checkpoints in object stores and other directories.
 
 use crate::error::to_python;
 use crate::{config, to_json, wait};

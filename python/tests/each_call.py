@@ -165,6 +165,8 @@ TASKS = {
         ("save", False),
         ("save", True),
         ("save-async", True),
+        ("promote", False),
+        ("promote", True),
         ("dcp-save", False),
         ("dcp-save", True),
         ("dcp-async-save", True),

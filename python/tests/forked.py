@@ -31,6 +31,10 @@ class Program:
         self._process = CONTEXT.Process(target=_run, args=(code, self._args, *there, *handles))
         self._process.start()
 
+    def is_running(self):
+        """Return whether it has not ended."""
+        return self._process.is_alive()
+
     def kill(self):
         """Send SIGKILL."""
         self._process.kill()

@@ -82,6 +82,15 @@ def saves_in_background(step, path, outside, begins):
     ringstow.save_async(state(step), path, config=SMALL).result()
 
 
+def promotes(step, path, outside, begins):
+    """Copy a checkpoint from another disk."""
+    source = outside / "promoted"
+    # Anew, since it replaces older ones alone; in a child, since ``begins`` comes before all else.
+    in_children(1, lambda _: ringstow.save(state(step), source, config=SMALL))
+    begins()
+    ringstow.promote(source, path, replace_older=True, config=SMALL)
+
+
 def saves_with_dcp(step, path, outside, begins):
     """Save with DCP on one rank."""
     join(0, 1, tempfile.mktemp(dir=outside))
@@ -157,6 +166,7 @@ OPERATIONS = {
 } | {
     "save": saves,
     "save-async": saves_in_background,
+    "promote": promotes,
     "dcp-save": saves_with_dcp,
     "dcp-async-save": saves_with_dcp_in_background,
     "dcp-save-by-ranks": saves_by_ranks(0),

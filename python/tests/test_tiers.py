@@ -24,7 +24,7 @@ def test_steps_are_copied_and_outlive_the_directory(tmp_path, bucket):
         assert manager.wait_promoted(60)
         manager.save_async(2, state_of(2), metrics={"loss": 0.5})
     assert manager.promotion_error is None
-    assert manager.promoted.url == f"{bucket.url}/run/step-00000002"
+    assert manager.promoted.to == f"{bucket.url}/run/step-00000002"
     shutil.rmtree(tmp_path / "run")
     with manager_of(tmp_path, bucket) as manager:
         restored = manager.restore()
@@ -122,8 +122,6 @@ def test_copy_that_a_kill_cut_short_is_ended_by_the_next_run(tmp_path, bucket, p
 def test_wrong_tiers_say_what_is_meant(tmp_path):
     with pytest.raises(TypeError, match=r'tiers=\["s3://b"\]'):
         ringstow.CheckpointManager(tmp_path, tiers="s3://b")
-    with pytest.raises(ringstow.InvalidStateError, match="is not the URL of an object store"):
-        ringstow.CheckpointManager(tmp_path, tiers=["/lustre/run"])
 
 
 def test_step_that_no_tier_has_is_named_with_the_tiers(tmp_path, bucket):

@@ -150,8 +150,8 @@ pub fn verify(path: impl AsRef<Path>) -> Result<VerifyReport> {
     Store::found()?.verify(path)
 }
 
-/// Copies the checkpoint in the directory `from` to an object store: `s3://bucket/run/step-1000`, `gs://…` or `az://…`. There it
-/// is loaded by its URL. Each block is compared with its checksum on the way, and the manifest comes last: nobody sees half of a
+/// Copies the checkpoint in the directory `from` to another directory, such as one that all nodes share, or to an object store
+/// (cargo feature `object-store`): `s3://bucket/run/step-1000`, `gs://…` or `az://…`. There it is loaded by this path or URL. Each block is compared with its checksum on the way, and the manifest comes last: nobody sees half of a
 /// checkpoint. After a failure or a kill, the same call goes on where it was.
 ///
 /// Credentials come from the environment (`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME` and
@@ -159,9 +159,9 @@ pub fn verify(path: impl AsRef<Path>) -> Result<VerifyReport> {
 ///
 /// # Errors
 /// As for [`Checkpoint::open`]; [`Error::Corrupt`](crate::Error::Corrupt) if a file is damaged, of which nothing is committed;
-/// [`Error::Io`](crate::Error::Io) of [`AlreadyExists`](std::io::ErrorKind::AlreadyExists) if another checkpoint is at the URL, and of
-/// other kinds for what the store says; [`Error::Busy`](crate::Error::Busy) if the same promotion is in progress on this host.
-#[cfg(feature = "object-store")]
+/// [`Error::Io`](crate::Error::Io) of [`AlreadyExists`](std::io::ErrorKind::AlreadyExists) if another checkpoint is there, and of
+/// other kinds for what the store or the system says; [`Error::Busy`](crate::Error::Busy) if the same promotion is in progress on this host, or a
+/// save in the directory.
 pub fn promote(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<crate::PromotionReport> {
     Store::found()?.promote(from, to, crate::Promotion::default())
 }

@@ -204,7 +204,6 @@ impl Store {
     }
 
     /// As [`promote`](crate::promote()), as [`Promotion`](crate::Promotion) says.
-    #[cfg(feature = "object-store")]
     pub fn promote(
         &self,
         from: impl AsRef<Path>,

@@ -13,7 +13,6 @@ mod ls;
 mod output;
 mod place;
 mod progress;
-#[cfg(feature = "object-store")]
 mod promote;
 mod prune;
 mod retain;
@@ -41,7 +40,7 @@ Examples:
   ringstow slim checkpoints/step-1000 --drop optimizer
                                           drop the optimizer's state, free its space
   ringstow promote run/step-1000 --to s3://bucket/run/step-1000
-                                          copy a checkpoint to an object store
+                                          copy it to a store or another disk
   ringstow doctor /mnt/nvme               check this machine and this directory
   ringstow bench /mnt/nvme --gb 4         measure saves and loads there, beside fio
   ringstow convert run/step-1000 hf       convert to and from torch.save, DCP, Hugging Face
@@ -70,7 +69,6 @@ enum Command {
     Prune(prune::Prune),
     Retain(retain::Retain),
     Slim(slim::Slim),
-    #[cfg(feature = "object-store")]
     Promote(promote::Promote),
     Doctor(doctor::Doctor),
     Bench(bench::Bench),
@@ -118,7 +116,6 @@ fn execute(command: Command, out: &mut Output) -> Result<Exit> {
         Command::Prune(args) => prune::run(&args, out),
         Command::Retain(args) => retain::run(&args, out),
         Command::Slim(args) => slim::run(&args, out),
-        #[cfg(feature = "object-store")]
         Command::Promote(args) => promote::run(&args, out),
         Command::Doctor(args) => doctor::run(&args, out),
         Command::Bench(args) => bench::run(&args, out),

@@ -1,21 +1,20 @@
-//! `ringstow promote`: copies a checkpoint to an object store.
+//! `ringstow promote`: copies a checkpoint to an object store or another directory.
 
 use super::config::ConfigFlags;
 use super::output::Output;
 use super::place::{place, place_or_url};
 use super::{Exit, progress, text};
 use crate::config::parse_size;
-use crate::error::{Error, Result};
-use crate::object::is_url;
+use crate::error::Result;
 use crate::pipeline::runtime::Runtime;
 use crate::store::{Promotion, PromotionReport, promote};
 use clap::Args;
 use std::path::PathBuf;
 
-/// Copy a checkpoint to an object store
+/// Copy a checkpoint to an object store or another directory
 ///
 /// Compares each block with its checksum on the way, and creates the manifest last. After a failure or a kill, the same
-/// command goes on where it was. Credentials come from the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION,
+/// command goes on where it was. A store's credentials come from the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION,
 /// AWS_ENDPOINT_URL; GOOGLE_APPLICATION_CREDENTIALS; AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY; or the machine's own.
 #[derive(Debug, Args)]
 pub struct Promote {
@@ -23,8 +22,8 @@ pub struct Promote {
     #[arg(value_name = "DIR", value_parser = place())]
     from: PathBuf,
 
-    /// Where to: s3://bucket/run/step-1000, gs://..., az://...
-    #[arg(long, value_name = "URL", value_parser = place_or_url())]
+    /// Where to: /shared/run/step-1000, s3://bucket/run/step-1000, gs://..., az://...
+    #[arg(long, value_name = "PLACE", value_parser = place_or_url())]
     to: PathBuf,
 
     /// Bytes a second at most, such as 200M
@@ -39,7 +38,7 @@ pub struct Promote {
     #[arg(long, value_name = "SIZE", default_value = "16M", value_parser = parse_size)]
     part_bytes: u64,
 
-    /// Replace a checkpoint at the URL that was committed earlier than this one
+    /// Replace a checkpoint there that was committed earlier than this one
     #[arg(long)]
     replace_older: bool,
 
@@ -56,12 +55,6 @@ pub struct Promote {
 }
 
 pub fn run(args: &Promote, out: &mut Output) -> Result<Exit> {
-    if !is_url(&args.to) {
-        let to = args.to.display();
-        return Err(Error::invalid(format!(
-            "--to {to} is not the URL of an object store (s3://, gs://, az://): copy to a directory with `cp -a`"
-        )));
-    }
     let runtime = Runtime::new(args.config.config()?)?;
     let how = Promotion {
         rate: args.rate.unwrap_or_default(),
@@ -81,19 +74,19 @@ pub fn run(args: &Promote, out: &mut Output) -> Result<Exit> {
 }
 
 fn told(report: &PromotionReport) -> String {
-    let PromotionReport { path, url, file_bytes, sent_bytes, was_there, missing, seconds, .. } =
+    let PromotionReport { path, to, file_bytes, sent_bytes, was_there, missing, seconds, .. } =
         report;
-    let path = text::path(path);
+    let (path, to) = (text::path(path), text::path(to.as_ref()));
     match (was_there, missing) {
-        (true, _) => format!("{path} was at {url} already"),
+        (true, _) => format!("{path} was at {to} already"),
         (false, 1..) => format!(
-            "{} of {path} sent to {url} in {seconds:.1} s; it is not committed there: other nodes have still to send \
+            "{} of {path} sent to {to} in {seconds:.1} s; it is not committed there: other nodes have still to send \
              {}, and the last one commits it. Run this on each",
             text::size(*sent_bytes),
             text::count(*missing, "file")
         ),
         (false, 0) => format!(
-            "{path} is at {url}: {} sent of {} in {seconds:.1} s",
+            "{path} is at {to}: {} sent of {} in {seconds:.1} s",
             text::size(*sent_bytes),
             text::size(*file_bytes)
         ),

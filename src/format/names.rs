@@ -62,7 +62,7 @@ pub fn numbered_model_shard(number: usize, count: usize) -> String {
     format!("model-{number:05}-of-{count:05}.safetensors")
 }
 
-/// Name of a shard in an object store, where `id` tells its checkpoint from others: as if that were its generation.
+/// Name of a shard that was promoted. There `id` tells its checkpoint from others, as if that were its generation.
 pub fn promoted(name: &str, id: u64) -> String {
     let stem = || name.strip_suffix(".safetensors").unwrap_or(name);
     format!("{}.g{id}.safetensors", without_generation(name).unwrap_or_else(stem))

@@ -21,8 +21,6 @@ mod upload;
 use absent as client;
 pub use client::Bucket;
 pub use file::ObjectFile;
-#[cfg(feature = "object-store")]
-pub use upload::{Part, Upload};
 
 use crate::error::{Error, Result};
 use std::collections::HashMap;

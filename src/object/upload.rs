@@ -3,21 +3,8 @@
 use super::client::{Bucket, io_error};
 use bytes::Bytes;
 use object_store::multipart::PartId;
-use object_store::{MultipartId, PutMode, PutPayload};
+use object_store::{PutMode, PutPayload};
 use std::io;
-
-/// An upload that was begun.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Upload {
-    /// The object's name.
-    pub name: String,
-    /// The store's number of the upload.
-    pub id: MultipartId,
-}
-
-/// What the store says of a part that it has.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Part(pub String);
 
 impl Bucket {
     /// Uploads an object at once. One of that name is replaced.
@@ -32,33 +19,31 @@ impl Bucket {
         self.put(name, payload(bytes), PutMode::Overwrite)
     }
 
-    /// Begins an upload.
+    /// Begins an upload of an object, and returns the store's number of it.
     ///
     /// # Errors
     /// What the store says.
-    pub fn begin(&self, name: &str) -> io::Result<Upload> {
-        let (store, key, name) = (self.store.clone(), self.key(name), name.to_owned());
-        self.run(async move {
-            let id = store.parts().create_multipart(&key).await.map_err(io_error)?;
-            Ok(Upload { name, id })
-        })
+    pub fn begin(&self, name: &str) -> io::Result<String> {
+        let (store, key) = (self.store.clone(), self.key(name));
+        self.run(async move { store.parts().create_multipart(&key).await.map_err(io_error) })
     }
 
-    /// Uploads part `number`, from 0. The memory is free once this returns.
+    /// Uploads part `number`, from 0, of an upload: name and number of the upload. Returns what the store says of the part. The
+    /// memory is free once this returns.
     ///
     /// # Errors
     /// [`io::ErrorKind::NotFound`] if the store knows no such upload; what it says otherwise.
     pub fn put_part<B: AsRef<[u8]> + Send + 'static>(
         &self,
-        upload: &Upload,
+        (name, id): (&str, &str),
         number: usize,
         bytes: Vec<B>,
-    ) -> io::Result<Part> {
-        let (store, key, id) = (self.store.clone(), self.key(&upload.name), upload.id.clone());
+    ) -> io::Result<String> {
+        let (store, key, id) = (self.store.clone(), self.key(name), id.to_owned());
         let payload = payload(bytes);
         self.run(async move {
             let part = store.parts().put_part(&key, &id, number, payload).await;
-            part.map(|part| Part(part.content_id)).map_err(io_error)
+            part.map(|part| part.content_id).map_err(io_error)
         })
     }
 
@@ -66,9 +51,9 @@ impl Bucket {
     ///
     /// # Errors
     /// As for [`Bucket::put_part`].
-    pub fn finish(&self, upload: &Upload, parts: Vec<Part>) -> io::Result<()> {
-        let (store, key, id) = (self.store.clone(), self.key(&upload.name), upload.id.clone());
-        let parts = parts.into_iter().map(|part| PartId { content_id: part.0 }).collect();
+    pub fn finish(&self, (name, id): (&str, &str), parts: Vec<String>) -> io::Result<()> {
+        let (store, key, id) = (self.store.clone(), self.key(name), id.to_owned());
+        let parts = parts.into_iter().map(|content_id| PartId { content_id }).collect();
         self.run(async move {
             store.parts().complete_multipart(&key, &id, parts).await.map(drop).map_err(io_error)
         })
@@ -78,8 +63,8 @@ impl Bucket {
     ///
     /// # Errors
     /// What the store says.
-    pub fn abort(&self, upload: &Upload) -> io::Result<()> {
-        let (store, key, id) = (self.store.clone(), self.key(&upload.name), upload.id.clone());
+    pub fn abort(&self, (name, id): (&str, &str)) -> io::Result<()> {
+        let (store, key, id) = (self.store.clone(), self.key(name), id.to_owned());
         self.run(async move {
             match store.parts().abort_multipart(&key, &id).await {
                 Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),

@@ -1,4 +1,4 @@
-//! Reads parts of files and checks them. A promotion then sends them to an object store.
+//! Reads parts of files and checks them. A promotion then sends them on.
 
 use super::job::Job;
 use super::load::{Reads, open_files};

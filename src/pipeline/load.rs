@@ -8,7 +8,6 @@ mod files;
 mod readers;
 mod reads;
 
-#[cfg(feature = "object-store")]
 pub(super) use files::open_all as open_files;
 pub(crate) use reads::{FileOwner, Reads, ShardFile};
 

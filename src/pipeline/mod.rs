@@ -1,7 +1,6 @@
 //! Joins plan, device, pool and engine: moves a laid-out state to files, and blocks of files back.
 //! Knows nothing of commits; those are the store's.
 
-#[cfg(feature = "object-store")]
 pub(crate) mod blocks;
 pub(crate) mod chunks;
 mod clock;

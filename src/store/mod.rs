@@ -5,7 +5,6 @@ mod catalog;
 mod cleanup;
 mod diff;
 mod layout;
-#[cfg(feature = "object-store")]
 mod promote;
 mod read;
 mod write;
@@ -24,7 +23,6 @@ pub use cleanup::slim::{Slimmed, older_steps, slim};
 pub use diff::{DiffReport, ElementDiff, TensorChange, TensorDiff, ValueDiff, diff};
 pub use layout::node::{NodeId, node_id};
 pub use layout::recycled::{Recycled, recycled};
-#[cfg(feature = "object-store")]
 pub use promote::{Promotion, PromotionReport, promote};
 pub use read::checkpoint::{Checkpoint, CheckpointKind};
 pub(crate) use read::fingerprint::while_replaced;

@@ -152,6 +152,20 @@ pub(crate) fn make(dir: &Path) -> Result<bool> {
     }
 }
 
+/// Creates a directory and those above it that are missing, durably.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(crate) fn make_all(dir: &Path) -> Result<()> {
+    let above = dir.ancestors().filter(|above| !above.as_os_str().is_empty());
+    let missing: Vec<&Path> = above.take_while(|above| !has(above)).collect();
+    for missing in missing.into_iter().rev() {
+        make(missing)?;
+        missing.parent().filter(|above| !above.as_os_str().is_empty()).map_or(Ok(()), sync)?;
+    }
+    Ok(())
+}
+
 /// Removes a file; one that is gone already is no failure.
 ///
 /// # Errors
@@ -196,7 +210,11 @@ pub(crate) fn rename(from: &Path, to: &Path) -> Result<()> {
     try_rename(from, to).map_err(|e| Error::io("renaming a file to", to, e))
 }
 
-fn try_rename(from: &Path, to: &Path) -> io::Result<()> {
+/// [`rename`], with the system's own error.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn try_rename(from: &Path, to: &Path) -> io::Result<()> {
     made(Call::Rename, from, || fs::rename(from, to))
 }
 

@@ -148,6 +148,17 @@ pub(crate) fn write_start(file: &File, path: &Path, bytes: &[u8]) -> Result<()> 
     written.map_err(writing(path))
 }
 
+/// Writes a part of an open file at an offset, and does not sync it.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn write_at(file: &File, path: &Path, bytes: &[u8], offset: u64) -> io::Result<()> {
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    made(Call::Write, path, || file.write_all_at(bytes, offset))
+}
+
 fn write_by(path: &Path, content: impl FnOnce(&File) -> io::Result<()>) -> Result<File> {
     let file = create(path, false).map_err(|error| inodes::creating(path, error))?;
     // `write_all` repeats an interrupted write itself.

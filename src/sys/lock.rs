@@ -18,7 +18,7 @@ use std::sync::Mutex;
 /// The file that is locked besides its directory where hosts share the file system. It stays as long as the directory.
 pub(crate) const FILE: &str = ".ringstow-lock";
 
-/// An exclusive lock on a directory, held until dropped or until the process ends.
+/// A lock on a directory, held until dropped or until the process ends.
 ///
 /// It is a lock (flock) on the directory itself, so it leaves no file behind, however the process ends. That lock never
 /// reaches other hosts. On a file system that they share, a lock on [`FILE`] is held as well, whatever its reach: another
@@ -42,8 +42,12 @@ struct Held {
 }
 
 impl Held {
-    fn take(dir: File) -> io::Result<Self> {
-        made(Call::Lock, &dir, || Ok(flock(&dir, FlockOperation::NonBlockingLockExclusive)?))?;
+    fn take(dir: File, who: Who) -> io::Result<Self> {
+        let operation = match who {
+            Who::One => FlockOperation::NonBlockingLockExclusive,
+            Who::Several => FlockOperation::NonBlockingLockShared,
+        };
+        made(Call::Lock, &dir, || Ok(flock(&dir, operation)?))?;
         Ok(Self { _inherited: Inherited::note(&dir), dir })
     }
 }
@@ -65,6 +69,15 @@ pub(crate) struct FileLock {
     created: bool,
 }
 
+/// Who may hold a lock at the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Who {
+    /// This holder alone.
+    One,
+    /// All that take it so.
+    Several,
+}
+
 /// What became of an attempt to lock [`FILE`].
 enum Attempt {
     Locked(FileLock),
@@ -81,7 +94,7 @@ impl DirLock {
     /// # Errors
     /// [`Error::Busy`] if another save holds it; [`Error::Io`], also if the directory is gone.
     pub fn take(dir: &Path) -> Result<Self> {
-        Self::taken(dir, true)
+        Self::taken(dir, Who::One, true)
     }
 
     /// [`DirLock::take`] for a process that will change nothing: it does not create [`FILE`].
@@ -89,15 +102,23 @@ impl DirLock {
     /// # Errors
     /// As for [`DirLock::take`].
     pub fn take_to_look(dir: &Path) -> Result<Self> {
-        Self::taken(dir, false)
+        Self::taken(dir, Who::One, false)
     }
 
-    fn taken(dir: &Path, creates: bool) -> Result<Self> {
+    /// [`DirLock::take`] together with others that take it by this function: it keeps out those that take it alone.
+    ///
+    /// # Errors
+    /// As for [`DirLock::take`].
+    pub fn take_with_others(dir: &Path) -> Result<Self> {
+        Self::taken(dir, Who::Several, true)
+    }
+
+    fn taken(dir: &Path, who: Who, creates: bool) -> Result<Self> {
         /// How many times others may replace what is locked.
         const TRIES_MAX: usize = 1000;
         for _ in 0..TRIES_MAX {
             let file = open_dir(dir).map_err(|e| Error::io("opening", dir, e))?;
-            if let Some(lock) = Self::of(file, dir, creates)? {
+            if let Some(lock) = Self::of(file, dir, (who, creates))? {
                 return Ok(lock);
             }
         }
@@ -106,7 +127,7 @@ impl DirLock {
 
     /// Locks a directory that was opened by this path. `None` if another directory has the path by now: a
     /// clean-up has removed the opened one, and another process may hold the lock of the new one.
-    fn of(opened: File, dir: &Path, creates: bool) -> Result<Option<Self>> {
+    fn of(opened: File, dir: &Path, (who, creates): (Who, bool)) -> Result<Option<Self>> {
         let io = |e| Error::io("opening", dir, e);
         let system = FileSystem::of_open(&opened).map_err(io)?;
         let (mut reach, mut why) = (system.locks, system.why.clone());
@@ -114,7 +135,7 @@ impl DirLock {
         let identity = identity(file::look(&opened).map_err(io)?);
         let failed = |error: io::Error| format!("the lock failed on {}: {error}", system.name);
         let busy = || Error::Busy { path: dir.into() };
-        let own = match Held::take(opened) {
+        let own = match Held::take(opened, who) {
             Ok(own) => Some(own),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(busy()),
             Err(error) => {
@@ -124,7 +145,7 @@ impl DirLock {
                 None
             }
         };
-        let file = match FileLock::take(&dir.join(FILE), shared && creates) {
+        let file = match FileLock::take(&dir.join(FILE), who, shared && creates) {
             Ok(Attempt::Locked(file)) => Some(file),
             Ok(Attempt::Absent) => None,
             Ok(Attempt::Replaced) => return Ok(None),
@@ -271,7 +292,7 @@ pub(crate) enum Hold {
 /// # Errors
 /// The system's.
 pub(crate) fn hold(path: &Path) -> io::Result<Hold> {
-    match FileLock::take(path, false) {
+    match FileLock::take(path, Who::One, false) {
         Ok(Attempt::Locked(lock)) => Ok(Hold::Held(lock)),
         Ok(Attempt::Absent | Attempt::Replaced) => Ok(Hold::Gone),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Hold::Busy),
@@ -287,7 +308,7 @@ fn open_dir(dir: &Path) -> io::Result<File> {
 
 impl FileLock {
     /// Locks the file at `path`. Creates it if it is missing and `creates` is set.
-    fn take(path: &Path, creates: bool) -> io::Result<Attempt> {
+    fn take(path: &Path, who: Who, creates: bool) -> io::Result<Attempt> {
         let opened = match file::open_lock(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound && creates => {
                 file::create_lock(path).map(|file| (file, true))
@@ -303,7 +324,9 @@ impl FileLock {
             }
             opened => opened?,
         };
-        if let Err(error) = made(Call::Lock, path, || set(&file, nix::libc::F_WRLCK)) {
+        if let Err(error) = made(Call::Lock, path, || {
+            set(&file, if who == Who::One { nix::libc::F_WRLCK } else { nix::libc::F_RDLCK })
+        }) {
             // Nobody can lock it. After any other failure, another host may have.
             if created && error.kind() != io::ErrorKind::WouldBlock && cannot_lock(&error) {
                 let _kept = dir::try_remove(path);

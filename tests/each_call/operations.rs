@@ -5,7 +5,7 @@ use crate::common::{EXTRA, State, is_extra, load_all};
 use ringstow::internals::format::names;
 use ringstow::internals::store;
 use ringstow::internals::sys::seam::{Call, Outcome, in_process};
-use ringstow::{Base, Checkpoint, Disposal, Error, Left, Result, Retention, Store};
+use ringstow::{Base, Checkpoint, Disposal, Error, Job, Left, Promotion, Result, Retention, Store};
 use std::path::{Path, PathBuf};
 
 /// Numbers of checkpoints, `step-1`, each with the number of the state that it holds.
@@ -39,7 +39,7 @@ const SAVE: Operation = Operation {
     changes: false,
 };
 
-pub const OPERATIONS: [Operation; 11] = [
+pub const OPERATIONS: [Operation; 13] = [
     SAVE,
     Operation {
         name: "save over",
@@ -66,6 +66,31 @@ pub const OPERATIONS: [Operation; 11] = [
         ..SAVE
     },
     Operation { name: "save in the background", act: save_in_background, ways: &SINGLE, ..SAVE },
+    Operation {
+        name: "copy to new",
+        ways: &[Way::Plain, Way::Recycled],
+        partial: true, // what it has sent stays for the next one
+        prepare: |place| place.save_to(2, &elsewhere(place)).unwrap(),
+        act: copy_here,
+        ..SAVE
+    },
+    Operation {
+        name: "copy over",
+        ways: &[Way::Plain],
+        before: &[(1, 1), (2, 2)],
+        after: &[(1, 1), (2, 3)],
+        partial: true,
+        prepare: |place| {
+            let created =
+                |dir: &Path| Checkpoint::open(dir).map_or(0, |c| c.manifest().created_unix_ms);
+            // It replaces older ones alone.
+            while created(&elsewhere(place)) <= created(&step_dir(place, 2)) {
+                place.save_to(3, &elsewhere(place)).unwrap();
+            }
+        },
+        act: copy_here,
+        ..SAVE
+    },
     Operation {
         name: "remove",
         before: &[(1, 1), (2, 2)],
@@ -161,6 +186,17 @@ impl Operation {
 /// A clean-up that leaves something alone, and says why, has not done all of its work.
 fn nothing_left(left: &[Left]) -> Result<()> {
     left.first().map_or(Ok(()), |left| Err(Error::Busy { path: left.path.clone() }))
+}
+
+/// A checkpoint on another disk.
+fn elsewhere(place: &Place) -> PathBuf {
+    place.root.join("fast/source-2")
+}
+
+fn copy_here(place: &Place) -> Result<()> {
+    let (job, to) = (Job::of(place.config()), step_dir(place, 2));
+    let how = Promotion { replace_older: true, ..Promotion::default() };
+    store::promote(&place.runtime, &elsewhere(place), &to, how, &job).map(drop)
 }
 
 fn save_in_background(place: &Place) -> Result<()> {

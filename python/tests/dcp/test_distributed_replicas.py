@@ -325,12 +325,27 @@ def test_nodes_send_their_files_to_a_store_and_the_last_one_commits(ranks, tmp_p
     assert differences(saved, loaded) == []
 
 
+def test_nodes_send_their_files_to_a_directory_that_all_see(ranks, tmp_path):
+    """Each node is lost with its disk; the directory has the newest step that all had sent."""
+    there = tmp_path / "shared" / "run"
+    options = {"tiers": [there], "keep_promoted": 2, "keep_last": 1}
+    saved = ranks(4).run(train, tmp_path, [1, 2, 3], options)[0]
+    found = ringstow.steps(there)
+    assert [(one.step, one.status) for one in found] == [(2, "committed"), (3, "committed")]
+    assert ringstow.verify(there / "step-00000003").ok
+    for rank in range(4):
+        shutil.rmtree(tmp_path / f"node{rank}")
+    step, loaded = ranks(4).run(resume_from_store, tmp_path, options)[0]
+    assert step == 3
+    assert differences(saved, loaded) == []
+
+
 def resume_from_store(rank, root, options):
     model, optimizer, state = state_of("fsdp2", 99, 0, EVEN_HIDDEN)
     state["own"] = PerRank(torch.zeros(5000, dtype=torch.int64))
     with manager_on(rank, root, **options) as manager:
         restored = manager.restore(into=state)
-    assert restored.path.startswith("s3://")
+    assert restored.path.startswith(str(options["tiers"][0]))
     assert int(state["own"].value[0]) == restored.step + rank
     set_state_dict(
         model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"]

@@ -51,7 +51,6 @@ pub(super) fn open(
 }
 
 /// Opens all files that `reads` names, for a caller that reads by itself.
-#[cfg(feature = "object-store")]
 pub(in crate::pipeline) fn open_all(
     runtime: &Runtime,
     config: &Config,

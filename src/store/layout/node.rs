@@ -47,7 +47,7 @@ pub fn node_id(run: &Path) -> Result<NodeId> {
     if let Some(id) = read(run)? {
         return Ok(id);
     }
-    make(run)?;
+    dir::make_all(run)?;
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let text = serde_json::json!(NodeId { id: unique(), host }).to_string();
     let part = run.join(format!("{}.{}{}", names::NODE, unique(), names::UNCOMMITTED_SUFFIX));
@@ -104,14 +104,6 @@ impl OwnRanks {
         let Self(Some(own)) = self else { return true };
         names::shard_rank(file).is_some_and(|rank| own.contains(&rank))
     }
-}
-
-/// Makes a directory, and those above it.
-fn make(dir: &Path) -> Result<()> {
-    let above: Vec<PathBuf> = dir.ancestors().map(PathBuf::from).collect();
-    let missing = above.into_iter().take_while(|dir| !dir.as_os_str().is_empty() && !dir::has(dir));
-    let missing: Vec<PathBuf> = missing.collect();
-    missing.iter().rev().try_for_each(|dir| dir::make(dir).map(drop))
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! What a promotion has begun and not ended, so that the next one goes on there. It is on this host's disk, beside the
 //! checkpoint: a line of JSON for each upload and each part.
 
+use super::target::{Target, Upload};
 use crate::error::{Error, Result};
 use crate::format::names;
-use crate::object::{Bucket, Part, Upload};
 use crate::sys::lock::DirLock;
 use crate::sys::{dir, file};
 use serde::{Deserialize, Serialize};
@@ -60,7 +60,7 @@ impl Cut {
 struct Open {
     id: String,
     cut: Cut,
-    parts: BTreeMap<usize, Part>,
+    parts: BTreeMap<usize, String>,
 }
 
 /// The journal of one promotion.
@@ -77,12 +77,12 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Opens the journal of promoting the checkpoint `id` of a directory to a bucket.
+    /// Opens the journal of promoting the checkpoint `id` of a directory to a place.
     ///
     /// # Errors
     /// [`Error::Busy`] if another promotion has it; [`Error::Io`].
-    pub fn open(checkpoint: &Path, bucket: &Bucket, id: u64) -> Result<Self> {
-        let url = bucket.url().to_string_lossy().into_owned();
+    pub fn open(checkpoint: &Path, target: &dyn Target, id: u64) -> Result<Self> {
+        let url = target.place().to_string_lossy().into_owned();
         let place = place_of(checkpoint, &url)?;
         dir::make(place.parent().unwrap_or(Path::new("/")))?;
         dir::make(&place)?;
@@ -92,7 +92,7 @@ impl Journal {
         let (same, left) = opened(&lines, &url, id);
         if !same {
             // Of another checkpoint that was here: nobody will go on with its uploads.
-            abort(bucket, left.iter());
+            abort(target, left.iter());
         }
         let left = if same { left } else { HashMap::new() };
         let file = begin(&path, &Line::Promotion { url, id }, &left)?;
@@ -102,7 +102,7 @@ impl Journal {
     }
 
     /// An upload that was begun earlier and is cut in the same way, with the parts that the store has.
-    pub fn resumed(&self, name: &str, cut: Cut) -> Option<(Upload, BTreeMap<usize, Part>)> {
+    pub fn resumed(&self, name: &str, cut: Cut) -> Option<(Upload, BTreeMap<usize, String>)> {
         let mut left = self.left.lock().expect("no panic while it is held");
         if left.get(name)?.cut != cut {
             return None; // what stays in `left` is aborted at the end
@@ -124,9 +124,9 @@ impl Journal {
     }
 
     /// Notes a part. If the line is lost, the part is sent again.
-    pub fn sent(&self, upload: &Upload, part: usize, answer: &Part) {
+    pub fn sent(&self, upload: &Upload, part: usize, answer: &str) {
         let name = upload.name.clone();
-        self.try_write(&Line::Sent { name, part, answer: answer.0.clone() });
+        self.try_write(&Line::Sent { name, part, answer: answer.into() });
     }
 
     /// Notes that the store refuses an upload. One that was gone on with is forgotten: perhaps the store has dropped it.
@@ -150,17 +150,17 @@ impl Journal {
     }
 
     /// Aborts what was not gone on with, and removes the journal.
-    pub fn end(self, bucket: &Bucket) {
+    pub fn end(self, target: &dyn Target) {
         let Self { path, left, lock, .. } = self;
-        abort(bucket, left.into_inner().expect("no panic while it was held").iter());
+        abort(target, left.into_inner().expect("no panic while it was held").iter());
         let _ = dir::try_remove(&path);
         let _ = lock.remove_dir();
         let _ = path.parent().and_then(Path::parent).map(dir::remove_if_empty);
     }
 
     /// Whether there is one of a promotion that was not ended.
-    pub fn is_left(checkpoint: &Path, bucket: &Bucket) -> bool {
-        let place = place_of(checkpoint, &bucket.url().to_string_lossy());
+    pub fn is_left(checkpoint: &Path, target: &dyn Target) -> bool {
+        let place = place_of(checkpoint, &target.place().to_string_lossy());
         place.is_ok_and(|place| dir::has(&place.join(names::JOURNAL)))
     }
 }
@@ -197,7 +197,7 @@ fn opened(lines: &[Line], to: &str, of: u64) -> (bool, HashMap<String, Open>) {
             }
             Line::Sent { name, part, answer } => {
                 if let Some(open) = left.get_mut(name) {
-                    open.parts.insert(*part, Part(answer.clone()));
+                    open.parts.insert(*part, answer.clone());
                 }
             }
             Line::Forgotten { name } => drop(left.remove(name)),
@@ -217,7 +217,7 @@ fn begin(path: &Path, first: &Line, left: &HashMap<String, Open>) -> Result<File
                 Line::Begun { name: name.clone(), upload: open.id.clone(), parts: open.cut };
             write(&file, &begun)?;
             for (&part, answer) in &open.parts {
-                write(&file, &Line::Sent { name: name.clone(), part, answer: answer.0.clone() })?;
+                write(&file, &Line::Sent { name: name.clone(), part, answer: answer.clone() })?;
             }
         }
         file::sync(&file)
@@ -235,11 +235,11 @@ fn write(mut file: &File, line: &Line) -> std::io::Result<()> {
     file.write_all(&text)
 }
 
-fn abort<'a>(bucket: &Bucket, left: impl Iterator<Item = (&'a String, &'a Open)>) {
+fn abort<'a>(target: &dyn Target, left: impl Iterator<Item = (&'a String, &'a Open)>) {
     for (name, open) in left {
         let upload = Upload { name: name.clone(), id: open.id.clone() };
-        if let Err(error) = bucket.abort(&upload) {
-            tracing::warn!(url = %bucket.url().display(), name, %error, "an upload cannot be aborted");
+        if let Err(error) = target.abort(&upload) {
+            tracing::warn!(to = %target.place().display(), name, %error, "an upload cannot be aborted");
         }
     }
 }
@@ -269,7 +269,7 @@ mod tests {
         assert_eq!(left.keys().collect::<Vec<_>>(), ["a"]);
         let open = &left["a"];
         assert_eq!((&*open.id, open.cut), ("1", Cut { bytes: 9, part_bytes: 4 }));
-        assert_eq!(open.parts, BTreeMap::from([(2, Part("e2".into()))]));
+        assert_eq!(open.parts, BTreeMap::from([(2, "e2".into())]));
     }
 
     #[test]

@@ -1,16 +1,20 @@
-//! Copies a checkpoint to an object store: its shards first, its manifest last. Nobody sees half of it there, and a promotion
-//! that was killed goes on where it was.
+//! Copies a checkpoint to an object store or another directory: its shards first, its manifest last. Nobody sees half of it
+//! there, and a promotion that was killed goes on where it was.
 //!
-//! The names of shards in the store tell which checkpoint they are of. So two promotions to one URL cannot mix their
+//! The names of the copied shards tell which checkpoint they are of. So two promotions to one place cannot mix their
 //! shards, and what is there already need not be sent again. One request creates the manifest, or replaces an older one if
-//! that is wanted: of two different checkpoints one gets the URL.
+//! that is wanted: of two different checkpoints one gets the place.
 
+#[cfg(feature = "object-store")]
+mod bucket;
+mod directory;
 mod journal;
 mod parts;
+mod target;
 
 use crate::error::{Error, Result};
 use crate::format::{FileEntry, Manifest, names};
-use crate::object::Bucket;
+use crate::object::{Bucket, is_url};
 use crate::pipeline::blocks::Blocks;
 use crate::pipeline::job::Job;
 use crate::pipeline::report::Moved;
@@ -18,7 +22,8 @@ use crate::pipeline::runtime::Runtime;
 use crate::plan::load::BlockRead;
 use crate::store::layout::node::OwnRanks;
 use crate::store::read::checkpoint::{Checkpoint, CheckpointKind};
-use crate::store::read::object::read_manifest;
+use crate::sys::dir;
+use directory::Directory;
 use journal::Journal;
 use nix::errno::Errno;
 use parts::{Sending, parts_of};
@@ -27,6 +32,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
+use target::Target;
 
 /// How to promote.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,8 +43,8 @@ pub struct Promotion {
     pub uploads: usize,
     /// Bytes of a part. Stores take 5 MiB at least, and 10,000 parts of one object: those of a larger file are larger.
     pub part_bytes: u64,
-    /// Whether a checkpoint at the URL that was committed earlier than this one is replaced, by one request, and its shards
-    /// are removed after that. Otherwise any other checkpoint there is an error.
+    /// Whether a checkpoint there that was committed earlier than this one is replaced, by one request, and its shards are
+    /// removed after that. Otherwise any other checkpoint there is an error.
     pub replace_older: bool,
     /// Whether this node also sends files of other nodes, as far as it has copies, of a checkpoint of several nodes that
     /// share no directory. Each node sends those of its own ranks anyway.
@@ -70,8 +76,8 @@ pub struct PromotionReport {
     /// The checkpoint's directory.
     #[serde(with = "crate::path_text")]
     pub path: PathBuf,
-    /// The URL where it is now.
-    pub url: String,
+    /// The URL or the directory where it is now.
+    pub to: String,
     /// Its files.
     pub files: usize,
     /// Their bytes.
@@ -90,12 +96,12 @@ pub struct PromotionReport {
     pub seconds: f64,
 }
 
-/// Copies the checkpoint in the directory `from` to the URL `to`.
+/// Copies the checkpoint in the directory `from` to the URL or the directory `to`.
 ///
 /// # Errors
 /// As for [`Checkpoint::open`]; [`Error::Corrupt`] if a file is damaged, of which nothing is committed; [`Error::Io`] of
-/// [`AlreadyExists`](io::ErrorKind::AlreadyExists) if another checkpoint is at the URL; [`Error::Busy`] if another promotion
-/// of it to there is in progress on this host.
+/// [`AlreadyExists`](io::ErrorKind::AlreadyExists) if another checkpoint is there; [`Error::Busy`] if another promotion
+/// of it to there is in progress on this host, or a save there.
 pub fn promote(
     runtime: &Runtime,
     from: &Path,
@@ -106,23 +112,25 @@ pub fn promote(
     how.check()?;
     let started = Instant::now();
     let from = crate::sys::path::absolute(from)?;
-    let bucket = Bucket::at(to)?.until(job.stop_flag());
+    let to = crate::sys::path::absolute_or_object(to)?;
+    refuse_within(&from, &to)?;
+    let target = &*target_at(&to, job)?;
     let checkpoint = Checkpoint::open_with(&from, runtime.config())?;
     let copy = Copy::of(&checkpoint)?;
     let file_bytes = checkpoint.manifest().files.iter().map(|file| file.bytes).sum();
     job.set_total(file_bytes);
     let files = &checkpoint.manifest().files;
     // A manifest whose shards are not all there is mended.
-    let was_there = matches!(copy.place(&bucket, how)?, Place::Has)
-        && copy.missing(&bucket, files)?.is_empty()
-        && !Journal::is_left(&from, &bucket);
+    let was_there = matches!(copy.place(target, how)?, Place::Has)
+        && copy.missing(target, files)?.is_empty()
+        && !Journal::is_left(&from, target);
     let (sent_bytes, moved, missing) = match was_there {
         true => (0, Moved::default(), 0),
-        false => copy.send(&checkpoint, &bucket, how, (runtime, job))?,
+        false => copy.send(&checkpoint, target, how, (runtime, job))?,
     };
     Ok(PromotionReport {
         path: from,
-        url: to.to_string_lossy().into_owned(),
+        to: to.to_string_lossy().into_owned(),
         files: copy.names.len(),
         file_bytes,
         sent_bytes,
@@ -133,23 +141,61 @@ pub fn promote(
     })
 }
 
+/// The place of a URL or a path from the root. Requests to it end once the job is stopped.
+///
+/// # Errors
+/// As for [`Bucket::at`].
+fn target_at(to: &Path, job: &Arc<Job>) -> Result<Box<dyn Target>> {
+    match is_url(to) {
+        true => store_at(to, job),
+        false => Ok(Box::new(Directory::at(to, job))),
+    }
+}
+
+#[cfg(feature = "object-store")]
+fn store_at(url: &Path, job: &Arc<Job>) -> Result<Box<dyn Target>> {
+    Ok(Box::new(Bucket::at(url)?.until(job.stop_flag())))
+}
+
+#[cfg(not(feature = "object-store"))]
+fn store_at(url: &Path, _: &Arc<Job>) -> Result<Box<dyn Target>> {
+    Err(Bucket::at(url).expect_err("this build reaches no object store"))
+}
+
+/// Refuses a copy into the checkpoint itself, or into the directory that it is in.
+fn refuse_within(from: &Path, to: &Path) -> Result<()> {
+    if is_url(to) {
+        return Ok(());
+    }
+    let real = |path: &Path| dir::try_real(path).unwrap_or_else(|_| path.into());
+    let (one, other) = (real(from), real(to));
+    if !other.starts_with(&one) && !one.starts_with(&other) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "{} cannot be copied to {}: one is in the other, or they are the same; name a directory elsewhere",
+        from.display(),
+        to.display()
+    )))
+}
+
 /// How often a promotion begins again by itself.
 const ATTEMPTS: usize = 3;
 
 /// Blocks in memory at most, however large the parts of a file must be.
 const BUFFERS_MAX: usize = 1 << 13;
 
-/// A checkpoint as it is to be in the store.
+/// A checkpoint as it is to be there.
 struct Copy {
     /// What tells it from other checkpoints.
     id: u64,
-    /// The objects' names, in the order of the manifest's files.
+    /// The names of its files there, in the order of the manifest's.
     names: Vec<String>,
     manifest: Vec<u8>,
     created_unix_ms: u64,
 }
 
-/// What is at the URL.
+/// What is there.
 enum Place {
     Free,
     /// This checkpoint.
@@ -176,45 +222,45 @@ impl Copy {
         Ok(Self { id, names, manifest: there.encode()?, created_unix_ms })
     }
 
-    /// What is at the URL.
+    /// What is there.
     ///
     /// # Errors
     /// Another checkpoint that is not to be replaced.
-    fn place(&self, bucket: &Bucket, how: Promotion) -> Result<Place> {
-        let bytes = match read_manifest(bucket)? {
+    fn place(&self, target: &dyn Target, how: Promotion) -> Result<Place> {
+        let bytes = match target.manifest()? {
             None => return Ok(Place::Free),
             Some(bytes) if bytes == self.manifest => return Ok(Place::Has),
             Some(bytes) => bytes,
         };
         if how.replace_older {
-            let other = Manifest::decode_files(bytes, &bucket.url().join(names::MANIFEST))?;
+            let other = Manifest::decode_files(bytes, &target.place().join(names::MANIFEST))?;
             if other.created_unix_ms < self.created_unix_ms {
                 return Ok(Place::Older(other.files.into_iter().map(|file| file.name).collect()));
             }
         }
-        let error = Error::io("promoting to", bucket.url(), Errno::EEXIST.into());
-        Err(error.hinted(
-            "another checkpoint is at this URL: remove it first, or promote to another URL",
-        ))
+        let error = Error::io("promoting to", target.place(), Errno::EEXIST.into());
+        Err(error
+            .hinted("another checkpoint is there: remove it first, or promote to another place"))
     }
 
-    /// Sends what the store does not have, then the manifest. Returns the bytes sent, how they were read, and how many
+    /// Sends what is not there, then the manifest. Returns the bytes sent, how they were read, and how many
     /// files other nodes have still to send: without them it commits nothing.
     fn send(
         &self,
         checkpoint: &Checkpoint,
-        bucket: &Bucket,
+        target: &dyn Target,
         how: Promotion,
         (runtime, job): (&Runtime, &Arc<Job>),
     ) -> Result<(u64, Moved, usize)> {
         let mut sent = (0, Moved::default());
+        let _held = target.hold()?;
         let own = OwnRanks::of(checkpoint.path(), checkpoint.manifest());
         let is_sent =
             |&file: &usize| how.replicas || own.wrote(&checkpoint.manifest().files[file].name);
         let here: Vec<usize> = checkpoint.files_here().filter(is_sent).collect();
         for attempt in 1.. {
-            let journal = Journal::open(checkpoint.path(), bucket, self.id)?;
-            match self.send_missing((checkpoint, &here), bucket, how, &journal, (runtime, job)) {
+            let journal = Journal::open(checkpoint.path(), target, self.id)?;
+            match self.send_missing((checkpoint, &here), target, how, &journal, (runtime, job)) {
                 Ok((bytes, moved)) => sent = (sent.0 + bytes, moved),
                 Err(error) if attempt == 1 && journal.is_worth_another() => {
                     tracing::info!(%error, "the store has dropped an upload; beginning another");
@@ -223,21 +269,21 @@ impl Copy {
                 Err(error) => return Err(error),
             }
             let files = &checkpoint.manifest().files;
-            let missing = self.missing(bucket, files)?;
+            let missing = self.missing(target, files)?;
             if !missing.is_empty() && !missing.iter().any(|file| here.binary_search(file).is_ok()) {
-                journal.end(bucket);
+                journal.end(target);
                 return Ok((sent.0, sent.1, missing.len()));
             }
-            let is_committed = missing.is_empty() && self.commit(bucket, how)?;
+            let is_committed = missing.is_empty() && self.commit(target, how)?;
             // Another host may have been removing an earlier copy of this checkpoint.
-            if is_committed && self.missing(bucket, files)?.is_empty() {
-                journal.end(bucket);
+            if is_committed && self.missing(target, files)?.is_empty() {
+                journal.end(target);
                 break;
             }
             if attempt == ATTEMPTS {
-                let error = Error::io("promoting to", bucket.url(), io::ErrorKind::Other.into());
+                let error = Error::io("promoting to", target.place(), io::ErrorKind::Other.into());
                 return Err(error.hinted(
-                    "objects vanish while they are sent: does another program remove them?",
+                    "files vanish while they are sent: does another program remove them?",
                 ));
             }
         }
@@ -247,13 +293,13 @@ impl Copy {
     fn send_missing(
         &self,
         (checkpoint, here): (&Checkpoint, &[usize]),
-        bucket: &Bucket,
+        target: &dyn Target,
         how: Promotion,
         journal: &Journal,
         (runtime, job): (&Runtime, &Arc<Job>),
     ) -> Result<(u64, Moved)> {
         let files = &checkpoint.manifest().files;
-        let mut missing = self.missing(bucket, files)?;
+        let mut missing = self.missing(target, files)?;
         missing.retain(|file| here.binary_search(file).is_ok());
         let all: u64 = files.iter().map(|file| file.bytes).sum();
         let there = all - missing.iter().map(|&file| files[file].bytes).sum::<u64>();
@@ -271,41 +317,38 @@ impl Copy {
         let how = Promotion { uploads: how.uploads.min(BUFFERS_MAX / largest).max(1), ..how };
         let memory = (largest * how.uploads, block_bytes);
         let blocks = Blocks::open(runtime, checkpoint.reads(&opened, true), memory, job)?;
-        let sending = Sending::new((bucket, &self.names), &blocks, journal, how, job);
+        let sending = Sending::new((target, &self.names), &blocks, journal, how, job);
         Ok((sending.run(parts)?, blocks.moved.clone()))
     }
 
-    /// The files that the store does not have.
-    fn missing(&self, bucket: &Bucket, files: &[FileEntry]) -> Result<Vec<usize>> {
-        let listed = bucket.list().map_err(|error| Error::io("listing", bucket.url(), error))?;
-        let is_missing =
-            |&file: &usize| listed.objects.get(&self.names[file]) != Some(&files[file].bytes);
+    /// The files that are not there.
+    fn missing(&self, target: &dyn Target, files: &[FileEntry]) -> Result<Vec<usize>> {
+        let there = target.sizes(&self.names);
+        let there = there.map_err(|error| Error::io("listing", target.place(), error))?;
+        let is_missing = |&file: &usize| there[file] != Some(files[file].bytes);
         Ok((0..files.len()).filter(is_missing).collect())
     }
 
     /// Creates the manifest. Tells whether it is there then: the store may refuse a request beside another one.
-    fn commit(&self, bucket: &Bucket, how: Promotion) -> Result<bool> {
-        let manifest = self.manifest.clone();
-        let (put, older) = match self.place(bucket, how)? {
-            Place::Has => return Ok(true),
-            Place::Free => (bucket.create(names::MANIFEST, manifest), Vec::new()),
-            Place::Older(shards) => (bucket.upload(names::MANIFEST, vec![manifest]), shards),
+    fn commit(&self, target: &dyn Target, how: Promotion) -> Result<bool> {
+        let older = match self.place(target, how)? {
+            Place::Has => return target.settle(&self.names).map(|()| true),
+            Place::Free => None,
+            Place::Older(shards) => Some(shards),
         };
-        match put {
-            Ok(()) => {}
+        match target.commit(self.manifest.clone(), older.is_some()) {
+            Ok(()) => target.settle(&self.names)?,
             // Perhaps this request's first attempt, whose answer was lost.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                let place = self.place(bucket, Promotion { replace_older: false, ..how })?;
+            Err(error) if error.is_taken() => {
+                let place = self.place(target, Promotion { replace_older: false, ..how })?;
                 return Ok(matches!(place, Place::Has));
             }
-            Err(error) => {
-                return Err(Error::io("creating", bucket.url().join(names::MANIFEST), error));
-            }
+            Err(error) => return Err(error),
         }
-        for name in older.iter().filter(|name| !self.names.contains(name)) {
-            if let Err(error) = bucket.remove(name) {
-                let url = bucket.url().join(name);
-                tracing::warn!(url = %url.display(), %error, "a replaced shard cannot be removed");
+        for name in older.iter().flatten().filter(|name| !self.names.contains(name)) {
+            if let Err(error) = target.remove(name) {
+                let path = target.place().join(name);
+                tracing::warn!(path = %path.display(), %error, "a replaced shard cannot be removed");
             }
         }
         Ok(true)

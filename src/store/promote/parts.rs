@@ -2,9 +2,9 @@
 
 use super::Promotion;
 use super::journal::{Cut, Journal};
+use super::target::{Target, Upload};
 use crate::error::{Error, Result};
 use crate::format::FileEntry;
-use crate::object::{Bucket, Upload};
 use crate::pipeline::blocks::Blocks;
 use crate::pipeline::job::Job;
 use crate::pipeline::pace::{Pace, wait_until};
@@ -87,7 +87,7 @@ fn cut(
 
 /// What is being sent.
 pub(super) struct Sending<'a> {
-    bucket: &'a Bucket,
+    target: &'a dyn Target,
     names: &'a [String],
     blocks: &'a Blocks<'a>,
     journal: &'a Journal,
@@ -104,13 +104,13 @@ pub(super) struct Sending<'a> {
 #[derive(Default)]
 struct Begun {
     upload: Option<Upload>,
-    parts: BTreeMap<usize, crate::object::Part>,
+    parts: BTreeMap<usize, String>,
     /// Whether one thread has all parts and makes them an object.
     is_whole: bool,
 }
 
 impl Begun {
-    fn new(upload: Upload, parts: BTreeMap<usize, crate::object::Part>) -> Self {
+    fn new(upload: Upload, parts: BTreeMap<usize, String>) -> Self {
         Self { upload: Some(upload), parts, is_whole: false }
     }
 
@@ -121,7 +121,7 @@ impl Begun {
 
 impl<'a> Sending<'a> {
     pub fn new(
-        (bucket, names): (&'a Bucket, &'a [String]),
+        (target, names): (&'a dyn Target, &'a [String]),
         blocks: &'a Blocks<'a>,
         journal: &'a Journal,
         how: Promotion,
@@ -129,7 +129,7 @@ impl<'a> Sending<'a> {
     ) -> Self {
         let (pace, uploads) = (Pace::new(how.rate), how.uploads);
         let (sent, open, failure) = Default::default();
-        Self { bucket, names, blocks, journal, job, pace, uploads, sent, open, failure }
+        Self { target, names, blocks, journal, job, pace, uploads, sent, open, failure }
     }
 
     /// Sends the parts, and returns how many bytes that were.
@@ -154,7 +154,7 @@ impl<'a> Sending<'a> {
         match self.failure.lock().expect("no panic while it is held").take() {
             Some(error) => Err(error),
             None if self.job.stopped() => {
-                Err(Error::Cancelled { path: self.bucket.url().to_path_buf() })
+                Err(Error::Cancelled { path: self.target.place().to_path_buf() })
             }
             None => Ok(self.sent.load(Relaxed)),
         }
@@ -168,8 +168,8 @@ impl<'a> Sending<'a> {
         if part.cut.parts() == 1 {
             let bytes = self.read(part)?;
             let name = &self.names[part.file];
-            let sent = self.bucket.upload(name, bytes);
-            sent.map_err(|error| Error::io("sending", self.bucket.url().join(name), error))?;
+            let sent = self.target.send(name, bytes);
+            sent.map_err(|error| Error::io("sending", self.target.place().join(name), error))?;
             self.note(part, true);
             return Ok(());
         }
@@ -217,9 +217,10 @@ impl<'a> Sending<'a> {
     }
 
     fn begin(&self, name: &str, cut: Cut) -> Result<Begun> {
-        let upload = self.bucket.begin(name);
-        let upload = upload
-            .map_err(|error| Error::io("beginning to send", self.bucket.url().join(name), error))?;
+        let upload = self.target.begin(name, cut.bytes);
+        let upload = upload.map_err(|error| {
+            Error::io("beginning to send", self.target.place().join(name), error)
+        })?;
         self.journal.begun(&upload, cut)?;
         Ok(Begun::new(upload, BTreeMap::new()))
     }
@@ -228,7 +229,7 @@ impl<'a> Sending<'a> {
         let upload = begun.lock().expect("no panic while it is held").upload.clone();
         let upload = upload.expect("it was begun");
         let bytes = self.read(part)?;
-        let there = match self.bucket.put_part(&upload, part.number, bytes) {
+        let there = match self.target.put_part(&upload, (part.number, part.range().start), bytes) {
             Ok(there) => there,
             Err(error) => return self.failed(part, &upload, "sending", error),
         };
@@ -249,18 +250,23 @@ impl<'a> Sending<'a> {
     ) -> Result<()> {
         use io::ErrorKind::{InvalidInput, NotFound, PermissionDenied};
         if self.job.stopped() {
-            return Err(Error::Cancelled { path: self.bucket.url().to_path_buf() });
+            return Err(Error::Cancelled { path: self.target.place().to_path_buf() });
         }
         let bytes = part.cut.bytes;
-        if self.bucket.size(&upload.name).ok().flatten() == Some(bytes) {
+        if self.has(&upload.name, bytes) {
             return Ok(());
         }
         if matches!(error.kind(), InvalidInput | NotFound | PermissionDenied) {
             self.journal.refused(&upload.name);
         }
-        let path = self.bucket.url().join(&upload.name);
+        let path = self.target.place().join(&upload.name);
         let error = Error::io_at(doing, path, part.range().start, error);
         Err(error.hinted("promote again: what was sent is not sent again"))
+    }
+
+    fn has(&self, name: &String, bytes: u64) -> bool {
+        let sizes = self.target.sizes(std::slice::from_ref(name));
+        sizes.is_ok_and(|sizes| sizes == [Some(bytes)])
     }
 
     fn finish_if_whole(&self, part: &Part, begun: &Mutex<Begun>) -> Result<()> {
@@ -273,7 +279,7 @@ impl<'a> Sending<'a> {
             let upload = known.upload.clone().expect("it was begun");
             (upload, std::mem::take(&mut known.parts).into_values().collect())
         };
-        match self.bucket.finish(&upload, parts) {
+        match self.target.finish(&upload, part.cut.bytes, parts) {
             Ok(()) => Ok(()),
             Err(error) => self.failed(part, &upload, "finishing", error),
         }

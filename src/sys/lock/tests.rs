@@ -12,12 +12,12 @@ fn directory_that_was_removed_and_recreated_has_one_lock() {
     let opened = File::open(&dir).unwrap();
     fs::remove_dir(&dir).unwrap();
     let again = opened.try_clone().unwrap();
-    let error = DirLock::of(opened, &dir, true).unwrap_err();
+    let error = DirLock::of(opened, &dir, (Who::One, true)).unwrap_err();
     assert!(error.is_not_found(), "{error}");
     fs::create_dir(&dir).unwrap();
     let held = DirLock::take(&dir).unwrap();
     assert_eq!((held.reach(), held.is_shared()), (Reach::EveryHost, false));
-    assert!(DirLock::of(again, &dir, true).unwrap().is_none());
+    assert!(DirLock::of(again, &dir, (Who::One, true)).unwrap().is_none());
     assert!(matches!(DirLock::take(&dir), Err(Error::Busy { .. })));
     drop(held);
     assert!(lock_file(&dir).is_none());

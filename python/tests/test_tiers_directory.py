@@ -1,0 +1,148 @@
+"""`CheckpointManager` with a directory on another disk behind its own."""
+
+import shutil
+
+import forked
+import pytest
+import torch
+
+import ringstow
+
+
+def state_of(step):
+    return {"w": torch.full((1000,), float(step)), "step": step}
+
+
+def manager_of(tmp_path, **options):
+    return ringstow.CheckpointManager(tmp_path / "run", tiers=[tmp_path / "shared/run"], **options)
+
+
+def steps_in(directory):
+    return [found.step for found in ringstow.steps(directory)]
+
+
+def test_steps_are_copied_and_outlive_the_directory(tmp_path):
+    there = tmp_path / "shared" / "run" / "step-00000002"
+    with manager_of(tmp_path) as manager:
+        manager.save(1, state_of(1))
+        assert manager.wait_promoted(60)
+        manager.save_async(2, state_of(2), metrics={"loss": 0.5})
+    assert manager.promotion_error is None
+    assert manager.promoted.to == str(there)
+    shutil.rmtree(tmp_path / "run")
+    with manager_of(tmp_path) as manager:
+        restored = manager.restore()
+    assert (restored.step, restored.path) == (2, str(there))
+    assert restored.metrics == {"loss": 0.5}
+    assert torch.equal(restored.state["w"], state_of(2)["w"])
+    assert ringstow.verify(there).ok
+
+
+def test_run_goes_on_in_the_directory_of_the_copies(tmp_path):
+    with manager_of(tmp_path) as manager:
+        manager.save(1, state_of(1))
+    with ringstow.CheckpointManager(tmp_path / "shared/run", keep_last=2) as manager:
+        assert manager.restore().step == 1
+        for step in (1, 2, 3):
+            manager.save(step, state_of(step))
+    assert steps_in(tmp_path / "shared/run") == [2, 3]
+
+
+def test_nearest_intact_copy_is_restored(tmp_path, caplog):
+    with manager_of(tmp_path) as manager:
+        manager.save(1, state_of(1))
+    near = tmp_path / "run" / "step-00000001"
+    with manager_of(tmp_path) as manager:
+        assert manager.restore().path == str(near)
+    [shard] = near.glob("*.safetensors")
+    shard.write_bytes(bytes(shard.stat().st_size))
+    with manager_of(tmp_path) as manager:
+        restored = manager.restore()  # on_corrupt="raise": it is the same step
+    assert restored.path == str(tmp_path / "shared/run/step-00000001")
+    assert torch.equal(restored.state["w"], state_of(1)["w"])
+    assert "passing over" in caplog.text
+
+
+def test_old_steps_leave_the_copies_by_their_own_rule(tmp_path):
+    with manager_of(tmp_path, keep_last=1, keep_promoted=2) as manager:
+        for step in range(1, 5):
+            manager.save(step, state_of(step))
+            manager.wait_promoted()
+    assert steps_in(tmp_path / "run") == [4]
+    assert steps_in(tmp_path / "shared/run") == [3, 4]
+
+
+def test_step_that_is_saved_again_replaces_its_copy(tmp_path):
+    with manager_of(tmp_path) as manager:
+        manager.save(1, state_of(1))
+        manager.save(2, {"w": torch.zeros(1000)})
+        manager.wait_promoted()
+        manager.restore(1)
+        manager.save(2, state_of(2))
+    assert manager.promotion_error is None
+    there = tmp_path / "shared/run/step-00000002"
+    assert torch.equal(ringstow.load(there)["w"], state_of(2)["w"])
+    assert len(list(there.glob("*.safetensors"))) == 1
+
+
+def test_directory_and_store_are_both_tiers(tmp_path, bucket):
+    tiers = [tmp_path / "shared", f"{bucket.url}/run"]
+    with ringstow.CheckpointManager(tmp_path / "run", tiers=tiers) as manager:
+        manager.save(1, state_of(1))
+    for where in (tmp_path / "shared", f"{bucket.url}/run"):
+        assert steps_in(where) == [1]
+
+
+SAVING = """
+import sys, ringstow, torch
+root, tier = sys.argv[1:]
+manager = ringstow.CheckpointManager(root, tiers=[tier], promotion_rate=1 << 20)
+manager.save(1, {"w": torch.zeros(60 << 20, dtype=torch.uint8)})
+manager.wait_promoted()
+"""
+
+
+def test_copy_that_a_kill_cut_short_is_ended_by_the_next_run(tmp_path):
+    there = tmp_path / "shared/run/step-00000001"
+    program = forked.Program(SAVING, tmp_path / "run", tmp_path / "shared/run")
+    while not list(there.glob("*.part")):
+        assert program.is_running()
+    program.kill()
+    program.wait()
+    assert ringstow.latest(tmp_path / "shared/run") is None
+    with manager_of(tmp_path) as manager:
+        manager.restore()
+    assert ringstow.latest(tmp_path / "shared/run") == str(there)
+    assert not list(there.glob("*.part"))
+    assert ringstow.load(there)["w"].numel() == 60 << 20
+
+
+def test_disk_that_refuses_fails_the_copy_and_not_the_save(tmp_path, caplog):
+    with manager_of(tmp_path) as manager:
+        manager.save(1, state_of(1))
+        manager.wait_promoted()
+        # A file where the next copy needs a directory.
+        (tmp_path / "shared/run/step-00000002").write_text("")
+        manager.save(2, state_of(2))
+        assert not manager.wait_promoted(60)
+        assert isinstance(manager.promotion_error, OSError)
+        assert "`ringstow promote" in caplog.text
+        manager.save(3, state_of(3))
+    assert manager.promotion_error is None
+    assert steps_in(tmp_path / "shared/run") == [1, 3]
+
+
+def test_wrong_tiers_say_what_is_meant(tmp_path):
+    for tier in (tmp_path, tmp_path / "run", tmp_path / "run" / "x"):
+        with pytest.raises(ringstow.InvalidStateError, match="one is in the other"):
+            ringstow.CheckpointManager(tmp_path / "run", tiers=[tier])
+    for tiers in ("/shared/run", tmp_path, None):
+        with pytest.raises(TypeError, match="tiers is a list"):
+            ringstow.CheckpointManager(tmp_path / "run", tiers=tiers)
+
+
+def test_disk_that_may_not_be_mounted_is_told(tmp_path, caplog):
+    with manager_of(tmp_path) as manager:
+        assert "on the same file system as" in caplog.text
+        assert manager.restore() is None
+    assert "does not exist" in caplog.text

@@ -1,0 +1,76 @@
+//! An object store as the place that a checkpoint is copied to.
+
+use super::target::{Target, Upload};
+use crate::error::{Error, Result};
+use crate::format::names;
+use crate::object::Bucket;
+use crate::pipeline::blocks::Checked;
+use crate::store::read::object::read_manifest;
+use crate::sys::lock::DirLock;
+use std::io;
+use std::path::Path;
+
+impl Target for Bucket {
+    fn place(&self) -> &Path {
+        self.url()
+    }
+
+    /// A store has no locks.
+    fn hold(&self) -> Result<Option<DirLock>> {
+        Ok(None)
+    }
+
+    fn manifest(&self) -> Result<Option<Vec<u8>>> {
+        read_manifest(self)
+    }
+
+    fn commit(&self, manifest: Vec<u8>, replaces: bool) -> Result<()> {
+        let put = match replaces {
+            true => self.upload(names::MANIFEST, vec![manifest]),
+            false => self.create(names::MANIFEST, manifest),
+        };
+        put.map_err(|error| Error::io("creating", self.url().join(names::MANIFEST), error))
+    }
+
+    /// A store answers once that is so.
+    fn settle(&self, _: &[String]) -> Result<()> {
+        Ok(())
+    }
+
+    fn sizes(&self, names: &[String]) -> io::Result<Vec<Option<u64>>> {
+        if let [name] = names {
+            return Ok(vec![self.size(name)?]);
+        }
+        let listed = self.list()?;
+        Ok(names.iter().map(|name| listed.objects.get(name).copied()).collect())
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.remove(name)
+    }
+
+    fn send(&self, name: &str, blocks: Vec<Checked>) -> io::Result<()> {
+        self.upload(name, blocks)
+    }
+
+    fn begin(&self, name: &str, _: u64) -> io::Result<Upload> {
+        Ok(Upload { name: name.into(), id: self.begin(name)? })
+    }
+
+    fn put_part(
+        &self,
+        upload: &Upload,
+        (number, _): (usize, u64),
+        blocks: Vec<Checked>,
+    ) -> io::Result<String> {
+        self.put_part((&upload.name, &upload.id), number, blocks)
+    }
+
+    fn finish(&self, upload: &Upload, _: u64, parts: Vec<String>) -> io::Result<()> {
+        self.finish((&upload.name, &upload.id), parts)
+    }
+
+    fn abort(&self, upload: &Upload) -> io::Result<()> {
+        self.abort((&upload.name, &upload.id))
+    }
+}

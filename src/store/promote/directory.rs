@@ -1,0 +1,235 @@
+//! A directory as the place that a checkpoint is copied to, such as one that all nodes share.
+//!
+//! Several nodes may send to it at the same time, each its own files. A file is written under a name that no other promotion has,
+//! and synced. Whole, it gets the uncommitted name that it would have in a save. Once all files are there, the rename of the
+//! manifest commits, and then they get their final names.
+
+use super::target::{Target, Upload};
+use crate::error::{Error, Result};
+use crate::format::names;
+use crate::limits::ALIGN;
+use crate::pipeline::blocks::Checked;
+use crate::pipeline::job::Job;
+use crate::store::layout::manifest::{read_bytes, refuse_foreign};
+use crate::store::layout::unique::unique;
+use crate::sys::lock::DirLock;
+use crate::sys::{dir, file, space};
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// The directory.
+pub(super) struct Directory {
+    path: PathBuf,
+    job: Arc<Job>,
+    /// Whether files are opened with O_DIRECT, until the file system refuses.
+    direct: AtomicBool,
+}
+
+impl Directory {
+    /// A directory that need not be there yet.
+    pub fn at(path: &Path, job: &Arc<Job>) -> Self {
+        Self { path: path.into(), job: job.clone(), direct: true.into() }
+    }
+
+    /// Where an upload is until it is finished.
+    fn part(&self, upload: &Upload) -> PathBuf {
+        self.path.join(names::uncommitted_write(&upload.name, &upload.id))
+    }
+
+    /// Writes blocks that follow one another. The last alone may end between two pages: that end goes through the page cache.
+    fn write(&self, path: &Path, mut offset: u64, blocks: &[Checked]) -> io::Result<()> {
+        let (direct, buffered) = (self.open(path)?, file::open_write(path, false)?);
+        for block in blocks {
+            if self.job.stopped() {
+                return Err(crate::engine::queue::cancelled());
+            }
+            let bytes: &[u8] = block.as_ref();
+            let is_aligned = offset.is_multiple_of(ALIGN as u64);
+            let whole = if is_aligned { bytes.len() / ALIGN * ALIGN } else { 0 };
+            let (whole, end) = bytes.split_at(whole);
+            if self.is_refused(file::write_at(&direct, path, whole, offset))? {
+                file::write_at(&buffered, path, whole, offset)?;
+            }
+            file::write_at(&buffered, path, end, offset + whole.len() as u64)?;
+            offset += bytes.len() as u64;
+        }
+        file::sync(&buffered)
+    }
+
+    fn open(&self, path: &Path) -> io::Result<File> {
+        if self.direct.load(Relaxed) {
+            let opened = file::open_write(path, true);
+            match opened {
+                Err(error) if is_not_direct(&error) => self.give_up_direct(&error),
+                opened => return opened,
+            }
+        }
+        file::open_write(path, false)
+    }
+
+    /// Whether the file system has refused a write since it is direct: some open the file, and refuse that.
+    fn is_refused(&self, written: io::Result<()>) -> io::Result<bool> {
+        match written {
+            Err(error) if is_not_direct(&error) && self.direct.load(Relaxed) => {
+                self.give_up_direct(&error);
+                Ok(true)
+            }
+            written => written.map(|()| false),
+        }
+    }
+
+    fn give_up_direct(&self, error: &io::Error) {
+        if self.direct.swap(false, Relaxed) {
+            tracing::info!(dir = %self.path.display(), %error, "no O_DIRECT there: copying through the page cache");
+        }
+    }
+}
+
+fn is_not_direct(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::InvalidInput || crate::error::is_unsupported(error)
+}
+
+impl Target for Directory {
+    fn place(&self) -> &Path {
+        &self.path
+    }
+
+    fn hold(&self) -> Result<Option<DirLock>> {
+        dir::make_all(&self.path)?;
+        refuse_foreign(&self.path)?;
+        self.refuse_others()?;
+        DirLock::take_with_others(&self.path).map(Some)
+    }
+
+    fn manifest(&self) -> Result<Option<Vec<u8>>> {
+        match dir::is_there(&self.path)? {
+            true => read_bytes(&self.path),
+            false => Ok(None),
+        }
+    }
+
+    fn commit(&self, manifest: Vec<u8>, replaces: bool) -> Result<()> {
+        use std::io::Write;
+        let part = self.path.join(names::unique_manifest(&unique()));
+        let to = self.path.join(names::MANIFEST);
+        let rename = if replaces { dir::rename } else { dir::rename_to_free };
+        let written = file::write_durably(&part, |mut file| file.write_all(&manifest))
+            .and_then(|()| rename(&part, &to));
+        if written.is_err() {
+            let _gone = dir::try_remove(&part);
+        }
+        written
+    }
+
+    fn settle(&self, names: &[String]) -> Result<()> {
+        dir::sync(&self.path)?;
+        let rename = |name: &String| {
+            let from = self.path.join(names::uncommitted(name));
+            match dir::try_rename(&from, &self.path.join(name)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            }
+        };
+        let renamed = names.iter().try_for_each(rename).and_then(|()| dir::try_sync(&self.path));
+        if let Err(error) = renamed {
+            // Readers find the shards under either name.
+            tracing::warn!(dir = %self.path.display(), %error, "the copy is committed, but its files could not be renamed; `ringstow prune` does it");
+        }
+        Ok(())
+    }
+
+    /// Looks at each, since a network file system may show an old listing.
+    fn sizes(&self, names: &[String]) -> io::Result<Vec<Option<u64>>> {
+        let size = |name: &str| match dir::look_at(&self.path.join(name)) {
+            Ok(found) => Ok(found.is_file().then_some(found.len())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        };
+        let either = |name: &String| match size(name)? {
+            None => size(&names::uncommitted(name)),
+            found => Ok(found),
+        };
+        names.iter().map(either).collect()
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        dir::try_remove(&self.path.join(names::uncommitted(name)))?;
+        dir::try_remove(&self.path.join(name)).map(drop)
+    }
+
+    fn send(&self, name: &str, blocks: Vec<Checked>) -> io::Result<()> {
+        let bytes = blocks.iter().map(|block| block.as_ref().len() as u64).sum();
+        let upload = self.begin(name, bytes)?;
+        let sent = self.put_part(&upload, (0, 0), blocks);
+        let finished = sent.and_then(|_| self.finish(&upload, bytes, Vec::new()));
+        if finished.is_err() {
+            let _gone = self.abort(&upload);
+        }
+        finished
+    }
+
+    fn begin(&self, name: &str, bytes: u64) -> io::Result<Upload> {
+        let upload = Upload { name: name.into(), id: unique() };
+        let path = self.part(&upload);
+        let reserved = file::create_new(&path, false)
+            .and_then(|file| space::preallocate(&file, bytes).map(drop));
+        if let Err(error) = reserved {
+            let _gone = dir::try_remove(&path);
+            return Err(error);
+        }
+        Ok(upload)
+    }
+
+    fn put_part(
+        &self,
+        upload: &Upload,
+        (_, offset): (usize, u64),
+        blocks: Vec<Checked>,
+    ) -> io::Result<String> {
+        self.write(&self.part(upload), offset, &blocks).map(|()| String::new())
+    }
+
+    fn finish(&self, upload: &Upload, bytes: u64, _: Vec<String>) -> io::Result<()> {
+        let (from, to) = (self.part(upload), self.path.join(names::uncommitted(&upload.name)));
+        let found = dir::look_at(&from)?.len();
+        if found != bytes {
+            let why = format!(
+                "{} has {found} bytes, and not {bytes}: another program has changed it",
+                from.display()
+            );
+            return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+        }
+        dir::try_rename(&from, &to)?;
+        dir::try_sync(&self.path)
+    }
+
+    fn abort(&self, upload: &Upload) -> io::Result<()> {
+        dir::try_remove(&self.part(upload)).map(drop)
+    }
+}
+
+impl Directory {
+    /// Refuses a directory of checkpoints, and one whose files readers would take for parts of this one.
+    fn refuse_others(&self) -> Result<()> {
+        let named = self.path.display();
+        if let Some(step) =
+            dir::directories(&self.path)?.iter().find(|step| dir::has(&step.join(names::MANIFEST)))
+        {
+            let step = step.display();
+            return Err(Error::invalid(format!(
+                "{named} holds checkpoints, such as {step}: name the directory of the copy, such as {named}/step-1000"
+            )));
+        }
+        let is_other = |name: &&String| name.ends_with(".safetensors") && !names::is_shard(name);
+        match dir::file_names(&self.path)?.iter().find(is_other) {
+            None => Ok(()),
+            Some(name) => Err(Error::invalid(format!(
+                "{named} holds {name}, which ringstow did not write: readers of safetensors directories would take it for \
+                 a part of this checkpoint; copy to another directory, or remove it"
+            ))),
+        }
+    }
+}
