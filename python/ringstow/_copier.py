@@ -78,12 +78,7 @@ class Copier:
                 continue
             step = self._added[newest - 1]
             for passed in self._added[self._done : newest - 1]:
-                _log.warning(
-                    "%s is not copied to %s: %s is newer, and the copies are slower than the saves",
-                    passed.path,
-                    self._places,
-                    step.path,
-                )
+                self._pass_over(passed)
             self._done = newest
             self.error = None
             self._copy(step)
@@ -95,6 +90,14 @@ class Copier:
     def _copy(self, step: Added) -> None:
         """Copy a step; put a failure into ``error``."""
         raise NotImplementedError
+
+    def _pass_over(self, step: Added) -> None:
+        _log.warning(
+            "%s is not copied to %s: another one is newer, and the copies are slower than the "
+            "saves",
+            step.path,
+            self._places,
+        )
 
     def _give_up(self, error: BaseException) -> None:
         """Copy none of the steps that were added."""

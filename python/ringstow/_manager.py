@@ -106,10 +106,10 @@ class CheckpointManager:
                 it. None means none.
             tiers: where to copy each step in the background, nearest first: directories on other
                 disks and object stores, such as ``["/shared/run", "s3://bucket/run"]``. See
-                `ringstow.promote`. All ranks must see these directories. If saves are faster than copies,
-                steps in between are passed over. `restore` takes the newest step of all tiers, and
-                of one step the nearest intact copy. On several ranks, rank 0 copies; with
-                ``node_local`` the first rank of each node copies its files.
+                `ringstow.promote`. All ranks must see these directories. If saves are faster than
+                copies, steps in between are passed over. `restore` takes the newest step of all
+                tiers, and of one step the nearest intact copy. On several ranks, rank 0 copies;
+                with ``node_local`` the first rank of each node copies its files.
             keep_promoted: how many of the newest steps to keep on each of ``tiers``, and those that
                 ``keep_every`` and ``keep_best`` keep. None keeps all.
             promotion_rate: bytes a second of these copies at most; 0 for no limit.
@@ -163,7 +163,7 @@ class CheckpointManager:
 
                 self._side = Ranks(same, config, staging, allow_pickle, group, self._rules.apart)
             plan = plan if self._side.is_first else plan._replace(tiers=())
-            self._copier = _tiers.Promoter(plan, config)
+            self._copier = _tiers.Promoter(self._root, plan, config)
         self._turn = Turn(self._root)
         self._saving: _Saving | None = None
         self._has_read_newest = False
@@ -425,6 +425,8 @@ class CheckpointManager:
                 found = self._side.first(lambda: self._steps.named(number))
             restored = first_intact(self._side, found, into, on_corrupt)
             is_here = restored is not None and self._steps.is_here(restored.path)
+            if restored is not None and not is_here and self._side.is_first:
+                self._steps.adopt(restored.path)
             if restored is not None and is_here:
                 if self._previous is not None:
                     self._previous.restored(restored.path)

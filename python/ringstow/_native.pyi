@@ -32,6 +32,7 @@ __all__ = [
     "check_metrics",
     "check_own_share",
     "check_url",
+    "claim",
     "cli",
     "copy_now",
     "deliver_log",
@@ -61,6 +62,7 @@ __all__ = [
     "remove",
     "rename_new",
     "retain",
+    "run_of",
     "shared_file_system",
     "shows_progress",
     "slim",
@@ -546,6 +548,13 @@ def verify(
 
 # Raises InvalidStateError for a URL of an object store that cannot be understood.
 def check_url(url: str) -> None: ...
+
+# Returns the run whose steps a directory or a URL has.
+def run_of(place: str) -> str | None: ...
+
+# Says that a place has the steps of a run, of a new one without a name, unless it has those of
+# another; returns whose they are.
+def claim(place: str, run: str | None) -> str: ...
 
 # Returns a PromotionReport. `how` is the rate, the number of uploads, the bytes of a part, and
 # whether an older checkpoint is replaced.

@@ -32,8 +32,8 @@ def promote(
     sees half of a checkpoint. After a failure or a kill, the same call goes on where it was. Holds
     no GIL, and takes ``uploads * part_bytes`` of memory, none of it from the saves' pool.
 
-    A store's credentials come from the environment, as the store's own programs take them, or from the
-    machine's role: docs/tiers.md.
+    A store's credentials come from the environment, as the store's own programs take them, or from
+    the machine's role: docs/tiers.md.
 
     Args:
         path: the checkpoint's directory.

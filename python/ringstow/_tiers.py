@@ -113,8 +113,34 @@ class Steps:
         """Whether a step is in the run's own directory."""
         return not any(path.startswith(f"{tier}/") for tier in self._tiers)
 
+    def adopt(self, path: str) -> None:
+        """Note that the run goes on with the steps of the tier that this one was restored from."""
+        for tier in self._tiers:
+            if path.startswith(f"{tier}/"):
+                run = _native.run_of(tier)
+                if run is not None:
+                    claim(self._run.root, run)
+
+    def _check_owner(self) -> None:
+        """Refuse steps of several runs.
+
+        Raises:
+            InvalidStateError: names two places, and what to do.
+        """
+        root = self._run.root
+        own, first = _native.run_of(root), root
+        for tier in self._tiers:
+            run = _native.run_of(tier)
+            if run is None or run == own:
+                continue
+            # Without a name, its steps were never copied.
+            if own is not None or any(map(was_committed, _catalog.steps(root))):
+                raise InvalidStateError(_two_runs(tier, first))
+            own, first = run, tier
+
     def _there(self) -> list[Step]:
         """Return the committed steps in the tiers."""
+        self._check_owner()
         for tier in self._tiers:
             if object_url(tier) is None and not os.path.exists(tier):
                 _log.warning(
@@ -149,6 +175,26 @@ class Steps:
         return sorted([*local, *copies], key=_newest_first)
 
 
+def claim(place: str, run: str | None) -> str:
+    """Note which run's steps a place has, and return its name; without one, of a new run.
+
+    Raises:
+        InvalidStateError: it has the steps of another run.
+    """
+    there = _native.claim(place, run)
+    if run not in (None, there):
+        raise InvalidStateError(_two_runs(place, "those saved here"))
+    return there
+
+
+def _two_runs(place: str, other: str) -> str:
+    return (
+        f"{place} has steps of another run than {other}: two runs in one place would replace each "
+        "other's steps. Name another place in tiers; or, to go on with the steps that are there, "
+        "restore them in a directory that has none"
+    )
+
+
 def _newest_first(step: Step) -> tuple[int, int]:
     return -(step.step or 0), -(step.created_unix_ms or 0)
 
@@ -169,9 +215,12 @@ class Promoter(Copier):
     It removes after a new step alone: another one may be there because the newest is damaged.
     """
 
-    def __init__(self, plan: Plan, config: Config | None) -> None:
+    def __init__(self, root: str, plan: Plan, config: Config | None) -> None:
         super().__init__(list(plan.tiers))
+        self._root = root
         self._plan = plan
+        self._claimed: set[str] = set()
+        """The tiers that are known to have steps of this run alone."""
         self._config = config
 
     def _copy(self, step: Added) -> None:
@@ -179,6 +228,9 @@ class Promoter(Copier):
         name = path.rstrip("/").rpartition("/")[2]
         for tier in self._plan.tiers:
             try:
+                if tier not in self._claimed:
+                    claim(tier, claim(self._root, None))
+                    self._claimed.add(tier)
                 self.report = _promote.promote(
                     path,
                     f"{tier}/{name}",
@@ -189,6 +241,9 @@ class Promoter(Copier):
                 if step.is_new and not self._plan.rules.keeps_all:
                     _rules.retain(tier, self._plan.rules, self._config)
             except BaseException as error:  # a panic, too: the step is saved, training goes on
+                if not os.path.isdir(path):  # a newer step was saved meanwhile
+                    self._pass_over(step)
+                    return
                 self.error = error
                 _log.error(
                     "%s is saved, but not copied to %s: %s. The next step is tried again; "

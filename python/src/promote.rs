@@ -12,6 +12,18 @@ pub(crate) fn check_url(py: Python<'_>, url: PathBuf) -> PyResult<()> {
     py.detach(|| ringstow::internals::object::Bucket::at(&url)).map(drop).map_err(to_python)
 }
 
+/// The run whose steps a directory or a URL has.
+#[pyfunction]
+pub(crate) fn run_of(py: Python<'_>, place: PathBuf) -> PyResult<Option<String>> {
+    py.detach(|| ringstow::internals::store::owner(&place)).map_err(to_python)
+}
+
+/// Says that a place has the steps of a run, unless it has those of another; returns whose they are.
+#[pyfunction]
+pub(crate) fn claim(py: Python<'_>, place: PathBuf, run: Option<String>) -> PyResult<String> {
+    py.detach(|| ringstow::internals::store::claim(&place, run.as_deref())).map_err(to_python)
+}
+
 #[pyfunction]
 #[pyo3(signature = (path, to, how, config, *, progress = None))]
 pub(crate) fn promote(

@@ -146,3 +146,48 @@ def test_disk_that_may_not_be_mounted_is_told(tmp_path, caplog):
         assert "on the same file system as" in caplog.text
         assert manager.restore() is None
     assert "does not exist" in caplog.text
+
+
+def another_run(tmp_path):
+    return ringstow.CheckpointManager(tmp_path / "other", tiers=[tmp_path / "shared/run"])
+
+
+def test_two_runs_do_not_replace_each_others_copies(tmp_path, caplog):
+    with manager_of(tmp_path) as first, another_run(tmp_path) as second:
+        assert (first.restore(), second.restore()) == (None, None)
+        first.save(1, state_of(1))
+        assert first.wait_promoted(60)
+        second.save(1, state_of(7))
+        assert not second.wait_promoted(60)
+        assert "has steps of another run" in str(second.promotion_error)
+        # Later, too: its own steps are none of those there.
+        with pytest.raises(
+            ringstow.InvalidStateError, match=r"shared/run has steps of another run"
+        ):
+            second.restore()
+    assert ringstow.load(tmp_path / "shared/run/step-00000001")["step"] == 1
+    assert "Name another place in tiers" in caplog.text
+
+
+def test_run_that_was_never_copied_takes_no_other_runs_steps(tmp_path):
+    with manager_of(tmp_path) as manager:
+        manager.save(9, state_of(9))
+    ringstow.save(state_of(1), tmp_path / "other/step-1", step=1)
+    with (
+        another_run(tmp_path) as manager,
+        pytest.raises(ringstow.InvalidStateError, match="of another run"),
+    ):
+        manager.restore()
+
+
+def test_new_directory_goes_on_with_the_run_that_it_restores(tmp_path):
+    with manager_of(tmp_path) as manager:
+        manager.save(1, state_of(1))
+    with another_run(tmp_path) as manager:
+        assert manager.restore().step == 1
+        manager.save(2, state_of(2))
+    assert manager.promotion_error is None
+    assert steps_in(tmp_path / "shared/run") == [1, 2]
+    # The old one has fallen behind, and is the same run.
+    with manager_of(tmp_path) as manager:
+        assert manager.restore().step == 2

@@ -25,6 +25,9 @@ pub const DCP_RANK_MARK: &str = "__0.metadata";
 /// The file in a directory of checkpoints that identifies it, where ranks on other nodes do not see it.
 pub const NODE: &str = ".ringstow-node.json";
 
+/// The file in a directory of checkpoints that says which run they are of.
+pub const RUN: &str = ".ringstow-run.json";
+
 /// Directory beside the checkpoints for recycled files.
 pub const RECYCLED_DIR: &str = ".ringstow-spares";
 

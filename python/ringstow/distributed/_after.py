@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ringstow import _promote, _rules
+from ringstow import _native, _promote, _rules, _tiers
 from ringstow._config import native_json
 from ringstow._copier import Added, Copier
 from ringstow._errors import Error
@@ -82,6 +82,10 @@ class AfterCommit(Copier):
     def _copy(self, step: Added) -> None:
         """Copy a step to other nodes and to stores. A failure of one is none of the others."""
         self._link(COPYING, step.path)
+        if any(self._group.gathered(not os.path.isdir(step.path))):
+            # Another rank's newer save has removed it already, before all had added that.
+            self._pass_over(step)
+            return
         if self._copies > 1 and self._is_done(step, "other nodes", self._to_nodes):
             self._link(COPIED, step.path)
         for tier in self._plan.tiers:
@@ -113,12 +117,29 @@ class AfterCommit(Copier):
         Raises:
             Error: a node could not send its files.
         """
+        self._claim(tier)
         url = f"{tier}/{os.path.basename(step.path)}"
         all_missing = self._sent(step, url, self._leads)
         if 0 not in all_missing:  # all looked before the last one had sent its own
             all_missing = self._sent(step, url, self._group.is_first)
         if 0 not in all_missing:
             raise Error(f"{url} is not committed: files that were sent to it are gone")
+
+    def _claim(self, tier: str) -> None:
+        """Note that a tier has the steps of this run, which each node knows by the same name.
+
+        Raises:
+            InvalidStateError: it has those of another.
+        """
+        runs = self._group.together(lambda: _native.run_of(self._root) if self._leads else None)
+        known = next((run for run in runs if run is not None), None)
+
+        def claim() -> str:
+            run = _tiers.claim(self._root, known)
+            return _tiers.claim(tier, run)
+
+        run = self._group.from_rank(0, claim)
+        self._group.together(lambda: _tiers.claim(self._root, run) if self._leads else run)
 
     def _sent(self, step: Added, url: str, sends: bool) -> list[int]:
         """Return how many files each rank that sends has found missing then; -1 for the others."""

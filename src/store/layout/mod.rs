@@ -1,6 +1,7 @@
 //! Where the files of a checkpoint are: its own directory, stripe directories on other disks, recycled files.
 
 pub(crate) mod access;
+pub(crate) mod label;
 pub(crate) mod manifest;
 pub(crate) mod node;
 pub(crate) mod rank_dirs;

@@ -2,8 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::format::{Manifest, names};
-use crate::store::layout::unique::unique;
-use crate::sys::dir::{self, rename_to_free};
+use crate::store::layout::{label, unique::unique};
+use crate::sys::dir;
 use crate::sys::file;
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
@@ -19,22 +19,17 @@ pub struct NodeId {
     pub host: String,
 }
 
-/// Longer files are none of these.
-const BYTES_MAX: u64 = 4096;
-
 /// What identifies the directory of a run; `None` if nothing does yet.
 ///
 /// # Errors
 /// [`Error::Io`]; [`Error::Format`] for another program's file.
 pub(in crate::store) fn read(run: &Path) -> Result<Option<NodeId>> {
-    let path = run.join(names::NODE);
-    let text = match file::read_start(&path, BYTES_MAX) {
-        Ok(text) => text,
-        Err(e) if file::is_absent(&e) => return Ok(None),
-        Err(e) => return Err(Error::io("reading", path, e)),
-    };
+    let Some(text) = label::read(run, names::NODE)? else { return Ok(None) };
     serde_json::from_slice(&text).map(Some).map_err(|error| {
-        Error::format(path, format!("is not what identifies a node ({error}): remove it"))
+        Error::format(
+            run.join(names::NODE),
+            format!("is not what identifies a node ({error}): remove it"),
+        )
     })
 }
 
@@ -47,16 +42,8 @@ pub fn node_id(run: &Path) -> Result<NodeId> {
     if let Some(id) = read(run)? {
         return Ok(id);
     }
-    dir::make_all(run)?;
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let text = serde_json::json!(NodeId { id: unique(), host }).to_string();
-    let part = run.join(format!("{}.{}{}", names::NODE, unique(), names::UNCOMMITTED_SUFFIX));
-    file::write_durably(&part, |mut file| io::Write::write_all(&mut file, text.as_bytes()))?;
-    match rename_to_free(&part, &run.join(names::NODE)) {
-        Err(error) if error.is_taken() => dir::remove(&part)?,
-        renamed => renamed?,
-    }
-    dir::sync(run)?;
+    label::create(run, names::NODE, &serde_json::json!(NodeId { id: unique(), host }).to_string())?;
     read(run)?.ok_or_else(|| {
         let gone = io::Error::from(io::ErrorKind::NotFound);
         Error::io("reading", run.join(names::NODE), gone)

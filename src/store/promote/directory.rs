@@ -126,17 +126,9 @@ impl Target for Directory {
 
     fn settle(&self, names: &[String]) -> Result<()> {
         dir::sync(&self.path)?;
-        let rename = |name: &String| {
-            let from = self.path.join(names::uncommitted(name));
-            match dir::try_rename(&from, &self.path.join(name)) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-                _ => Ok(()),
-            }
-        };
-        let renamed = names.iter().try_for_each(rename).and_then(|()| dir::try_sync(&self.path));
-        if let Err(error) = renamed {
+        if let Err(error) = self.clear_up(names) {
             // Readers find the shards under either name.
-            tracing::warn!(dir = %self.path.display(), %error, "the copy is committed, but its files could not be renamed; `ringstow prune` does it");
+            tracing::warn!(dir = %self.path.display(), %error, "the copy is committed, but its directory could not be cleared up; `ringstow prune` does it");
         }
         Ok(())
     }
@@ -212,6 +204,24 @@ impl Target for Directory {
 }
 
 impl Directory {
+    /// Gives files that are committed their final names, and removes what others have begun to send of them.
+    fn clear_up(&self, names: &[String]) -> Result<()> {
+        for name in names {
+            match dir::rename(&self.path.join(names::uncommitted(name)), &self.path.join(name)) {
+                Err(error) if !error.is_not_found() => return Err(error),
+                _ => {}
+            }
+        }
+        let is_begun = |file: &&String| {
+            names::split_write(file)
+                .is_some_and(|(shard, _)| names.iter().any(|name| name == shard))
+        };
+        for begun in dir::file_names(&self.path)?.iter().filter(is_begun) {
+            dir::remove(&self.path.join(begun))?;
+        }
+        dir::sync(&self.path)
+    }
+
     /// Refuses a directory of checkpoints, and one whose files readers would take for parts of this one.
     fn refuse_others(&self) -> Result<()> {
         let named = self.path.display();

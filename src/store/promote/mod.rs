@@ -9,6 +9,7 @@
 mod bucket;
 mod directory;
 mod journal;
+mod owner;
 mod parts;
 mod target;
 
@@ -26,6 +27,7 @@ use crate::sys::dir;
 use directory::Directory;
 use journal::Journal;
 use nix::errno::Errno;
+pub use owner::{claim, owner};
 use parts::{Sending, parts_of};
 use serde::{Deserialize, Serialize};
 use std::io;

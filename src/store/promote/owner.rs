@@ -1,0 +1,81 @@
+//! Which run the steps in a place are of. Two runs that save the same numbers to one place would replace each other's steps.
+
+use crate::error::{Error, Result};
+use crate::format::names;
+use crate::object::{Bucket, is_url};
+use crate::store::layout::{label, unique::unique};
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::path::Path;
+
+/// The content of the file that says it.
+#[derive(Debug, Serialize, Deserialize)]
+struct Owner {
+    /// A text that no other run has.
+    run: String,
+}
+
+/// The run whose steps a directory or a URL has; `None` if nothing says so yet.
+///
+/// # Errors
+/// [`Error::Io`]; [`Error::Format`] for another program's file.
+pub fn owner(place: &Path) -> Result<Option<String>> {
+    let path = place.join(names::RUN);
+    let text = match is_url(place) {
+        false => label::read(place, names::RUN)?,
+        true => match Bucket::at(place)?.read(names::RUN, label::BYTES_MAX) {
+            Ok(text) => Some(text),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(Error::io("reading", path, error)),
+        },
+    };
+    let Some(text) = text else { return Ok(None) };
+    let owner: Owner = serde_json::from_slice(&text).map_err(|error| {
+        Error::format(
+            path,
+            format!("does not say which run these steps are of ({error}): remove it"),
+        )
+    })?;
+    Ok(Some(owner.run))
+}
+
+/// Says that a place has the steps of a run, unless it has those of another; without a name, of a new one. Returns whose they
+/// are.
+///
+/// # Errors
+/// As for [`owner`].
+pub fn claim(place: &Path, run: Option<&str>) -> Result<String> {
+    if let Some(owner) = owner(place)? {
+        return Ok(owner);
+    }
+    let run = run.map_or_else(unique, str::to_owned);
+    let text = serde_json::json!(Owner { run }).to_string();
+    match is_url(place) {
+        false => label::create(place, names::RUN, &text)?,
+        true => match Bucket::at(place)?.create(names::RUN, text.into_bytes()) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(Error::io("creating", place.join(names::RUN), error));
+            }
+            _ => {}
+        },
+    }
+    let gone = || Error::io("reading", place.join(names::RUN), io::ErrorKind::NotFound.into());
+    owner(place)?.ok_or_else(gone)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn place_is_of_the_run_that_claims_it_first() {
+        let root = tempfile::tempdir().unwrap();
+        let (place, other) = (root.path().join("a/run"), root.path().join("b"));
+        assert_eq!(owner(&place).unwrap(), None);
+        assert_eq!(claim(&place, Some("1")).unwrap(), "1");
+        assert_eq!(claim(&place, Some("2")).unwrap(), "1");
+        assert_ne!(claim(&other, None).unwrap(), "1");
+        std::fs::write(place.join(names::RUN), "notes").unwrap();
+        assert!(claim(&place, Some("1")).unwrap_err().to_string().contains("remove it"));
+    }
+}
