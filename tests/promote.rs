@@ -303,6 +303,19 @@ mod each_call {
     }
 
     #[test]
+    fn clean_up_ends_the_copy_of_a_checkpoint_that_is_gone() {
+        let disks = fail_in_the_middle();
+        let run = disks.from().parent().unwrap().to_path_buf();
+        let swept = prune(&run, &config()).unwrap();
+        assert!(swept.removed.is_empty() && swept.left[0].reason.contains("goes on"), "{swept:?}");
+        disks.save(2); // in its place
+        assert!(!names_in(&disks.to()).is_empty());
+        let swept = prune(&run, &config()).unwrap();
+        assert!(swept.left.is_empty() && swept.removed.len() == 1, "{swept:?}");
+        assert_eq!((names_in(&disks.to()).len(), names_in(&run).len()), (0, 1));
+    }
+
+    #[test]
     fn parts_that_a_clean_up_has_removed_are_sent_again() {
         let disks = fail_in_the_middle();
         let swept = prune(disks.to().parent().unwrap(), &config()).unwrap();

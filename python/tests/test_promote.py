@@ -160,6 +160,23 @@ def test_upload_that_the_store_has_dropped_is_begun_again(saved, bucket, proxy):
     assert bucket.uploads() == {}
 
 
+def test_prune_aborts_the_uploads_of_a_checkpoint_that_is_gone(saved, bucket, proxy):
+    path, _ = saved
+    fail_at_part_3(proxy, path, f"{bucket.url}/x")
+    assert len(bucket.uploads()) == 1
+    swept = ringstow.prune(path.parent)
+    assert not swept.removed
+    assert "`ringstow promote" in swept.left[0].reason
+    ringstow.remove(path)
+    proxy.on(faults.Refuse(403, "AccessDenied"), "DELETE", times=None)
+    refused = ringstow.prune(path.parent)
+    assert "aborting an upload to" in refused.left[0].reason
+    proxy.clear()
+    assert not ringstow.prune(path.parent).left
+    assert bucket.uploads() == {}
+    assert os.listdir(path.parent) == []
+
+
 def test_uploads_of_a_replaced_checkpoint_are_aborted(saved, bucket, proxy):
     path, _ = saved
     url = f"{bucket.url}/x"

@@ -10,6 +10,7 @@ use crate::store::layout::recycled::everywhere;
 use crate::store::layout::stripe_marker::stripe_owner;
 use crate::store::layout::stripes::Stripes;
 use crate::store::layout::{manifest, node, rank_dirs};
+use crate::store::promote::{Ending, end_abandoned, journals};
 use crate::store::read::checkpoint::Checkpoint;
 use crate::store::write::leftovers::Leftovers;
 use crate::store::write::scope::Scope;
@@ -107,6 +108,15 @@ impl CleanUp<'_> {
                         all.add(streams);
                     }
                 }
+            }
+        }
+        // After the checkpoints: nobody goes on with a copy of one that is removed.
+        for journal in all.or_left(dir, journals(dir)).unwrap_or_default() {
+            let ended = end_abandoned(&journal, self.act == Act::CarryOut);
+            match all.or_left(&journal, ended) {
+                Some(Ending::Freed) => all.removed.push(journal),
+                Some(Ending::Left(reason)) => all.left.push(Left::alone(journal, reason)),
+                None => {}
             }
         }
         Ok(all)

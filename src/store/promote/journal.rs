@@ -184,6 +184,32 @@ fn read(path: &Path) -> Result<Vec<Line>> {
     Ok(lines.filter_map(|line| serde_json::from_slice(line).ok()).collect())
 }
 
+/// What a promotion that has not ended leaves behind.
+pub(super) struct Left {
+    /// Where to.
+    pub url: String,
+    /// Which checkpoint.
+    pub id: u64,
+    /// Names, and the uploads that were begun.
+    pub uploads: Vec<(String, String)>,
+}
+
+/// What a journal says; `None` if nothing was begun.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(super) fn read_left(path: &Path) -> Result<Option<Left>> {
+    let lines = read(path)?;
+    let first = lines.iter().find_map(|line| match line {
+        Line::Promotion { url, id } => Some((url.clone(), *id)),
+        _ => None,
+    });
+    let Some((url, id)) = first else { return Ok(None) };
+    let (_, open) = opened(&lines, &url, id);
+    let uploads = open.into_iter().map(|(name, open)| (name, open.id)).collect();
+    Ok(Some(Left { url, id, uploads }))
+}
+
 /// Whether lines are of this checkpoint and URL, and which uploads they leave open.
 fn opened(lines: &[Line], to: &str, of: u64) -> (bool, HashMap<String, Open>) {
     let mut left: HashMap<String, Open> = HashMap::new();

@@ -5,6 +5,7 @@
 //! shards, and what is there already need not be sent again. One request creates the manifest, or replaces an older one if
 //! that is wanted: of two different checkpoints one gets the place.
 
+mod abandoned;
 #[cfg(feature = "object-store")]
 mod bucket;
 mod directory;
@@ -24,6 +25,7 @@ use crate::plan::load::BlockRead;
 use crate::store::layout::node::OwnRanks;
 use crate::store::read::checkpoint::{Checkpoint, CheckpointKind};
 use crate::sys::dir;
+pub(in crate::store) use abandoned::{Ending, end_abandoned, journals};
 use directory::Directory;
 use journal::Journal;
 use nix::errno::Errno;

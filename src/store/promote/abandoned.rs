@@ -1,0 +1,88 @@
+//! Promotions that nobody will go on with, since their checkpoint is gone. What they have begun to send stays in a store, unseen
+//! and billed, until somebody aborts it.
+
+use super::journal::{Left, read_left};
+use super::target::Upload;
+use super::{Copy, target_at};
+use crate::error::{Error, Result};
+use crate::format::names;
+use crate::pipeline::job::Job;
+use crate::store::read::checkpoint::Checkpoint;
+use crate::sys::dir;
+use crate::sys::lock::DirLock;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// What became of a promotion that was begun.
+pub(in crate::store) enum Ending {
+    /// What it has sent is freed, and its journal is removed.
+    Freed,
+    /// It may go on: why it is left alone.
+    Left(String),
+}
+
+/// The directories of the journals of promotions from a directory of checkpoints.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(in crate::store) fn journals(run: &Path) -> Result<Vec<PathBuf>> {
+    let all = run.join(names::JOURNALS);
+    if dir::is_dir(&all) { dir::directories(&all) } else { Ok(Vec::new()) }
+}
+
+/// Ends the promotion of a journal, if its checkpoint is gone. Without `removes`, changes nothing.
+///
+/// # Errors
+/// What the store or the system says.
+pub(in crate::store) fn end_abandoned(journal: &Path, removes: bool) -> Result<Ending> {
+    let lock = match DirLock::take_to_look(journal) {
+        Err(Error::Busy { .. }) => return Ok(Ending::Left("a checkpoint is being copied".into())),
+        lock => lock?,
+    };
+    let path = journal.join(names::JOURNAL);
+    let begun = read_left(&path)?;
+    if let Some(begun) = &begun {
+        let checkpoint = checkpoint_of(journal);
+        if is_there(&checkpoint, begun.id) {
+            let (checkpoint, to) = (checkpoint.display(), &begun.url);
+            return Ok(Ending::Left(format!(
+                "the copy of {checkpoint} to {to} was begun and has not ended: `ringstow promote {checkpoint} --to {to}` \
+                 goes on with it"
+            )));
+        }
+    }
+    if removes {
+        begun.as_ref().map_or(Ok(()), abort)?;
+        dir::remove(&path)?;
+        lock.remove_dir()?;
+        journal.parent().map_or(Ok(false), dir::remove_if_empty)?;
+    }
+    Ok(Ending::Freed)
+}
+
+/// Frees what a promotion has begun to send.
+fn abort(begun: &Left) -> Result<()> {
+    let to = Path::new(&begun.url);
+    let target = target_at(to, &Arc::<Job>::default())?;
+    for (name, id) in &begun.uploads {
+        let upload = Upload { name: name.clone(), id: id.clone() };
+        let aborted = target.abort(&upload);
+        aborted.map_err(|error| Error::io("aborting an upload to", to.join(name), error))?;
+    }
+    Ok(())
+}
+
+/// The checkpoint's directory, from that of its journal.
+fn checkpoint_of(journal: &Path) -> PathBuf {
+    let name = journal.file_name().unwrap_or_default().to_string_lossy();
+    let run = journal.parent().and_then(Path::parent).unwrap_or(Path::new("/"));
+    run.join(name.rsplit_once('-').map_or(&*name, |(name, _)| name))
+}
+
+/// Whether this very checkpoint is there, or what cannot be told from it.
+fn is_there(checkpoint: &Path, id: u64) -> bool {
+    match Checkpoint::open(checkpoint).and_then(|checkpoint| Copy::of(&checkpoint)) {
+        Ok(copy) => copy.id == id,
+        Err(error) => dir::has(checkpoint) && !error.is_not_found(),
+    }
+}
