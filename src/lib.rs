@@ -79,7 +79,7 @@ pub use format::{
     StepPattern, TensorEntry, TensorInfo, Value,
 };
 pub use handle::{Handle, LoadHandle, SaveHandle, Staged};
-pub use manager::{CheckpointManager, Keep, OnDamage, Restored, Saved, Slim};
+pub use manager::{CheckpointManager, Keep, OnDamage, Restored, Saved, Slim, Tiers};
 pub use pipeline::job::{Job, Progress};
 pub use pipeline::report::{
     Damage, DamagedTensor, LoadReport, LoadSeconds, Moved, SaveReport, SaveSeconds, VerifyReport,

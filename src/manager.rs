@@ -5,6 +5,7 @@
 
 mod base;
 mod slim;
+mod tiers;
 
 use crate::api::Store;
 use crate::error::{Error, Result};
@@ -20,10 +21,13 @@ use crate::sys::dir;
 use crate::sys::path::absolute;
 use base::Previous;
 use slim::Slimming;
+use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 pub use slim::Slim;
+use tiers::Copies;
+pub use tiers::Tiers;
 
 /// Which steps a [`CheckpointManager`] keeps. A step stays if one rule keeps it. Without a rule, all stay. The newest
 /// step always stays.
@@ -115,8 +119,8 @@ pub struct Restored {
 /// # }
 /// ```
 ///
-/// Dropping the manager waits for a save in progress, so that a program that leaves `main` does not lose it. If that
-/// save fails, the error is logged.
+/// Dropping the manager waits for a save in progress and the copies of its step, so that a program that leaves `main` does
+/// not lose it. If one fails, the error is logged.
 #[derive(Debug)]
 pub struct CheckpointManager {
     shared: Arc<Shared>,
@@ -133,6 +137,7 @@ struct Shared {
     slim: Option<Slim>,
     slimming: Mutex<Slimming>,
     previous: Option<Previous>,
+    copies: Option<Copies>,
     /// Held for reading by a restore, and for writing by a removal: nothing goes that is being restored.
     in_use: RwLock<()>,
 }
@@ -174,8 +179,33 @@ impl CheckpointManager {
         slim.as_ref().map_or(Ok(()), Slim::check)?;
         let (root, in_use) = (absolute(root)?, RwLock::new(()));
         let slimming = Mutex::default();
-        let shared = Arc::new(Shared { store, root, retention, slim, slimming, previous, in_use });
-        Ok(Self { shared, saving: None })
+        let copies = None;
+        let shared = Shared { store, root, retention, slim, slimming, previous, copies, in_use };
+        Ok(Self { shared: Arc::new(shared), saving: None })
+    }
+
+    /// Copies each step to further places once it is committed, in the background, as [`promote`](crate::promote()) does. If
+    /// saves are faster, steps in between are passed over. [`CheckpointManager::restore`] then takes the newest step of all places,
+    /// and of one step the nearest copy that is intact. A failed copy is logged, and the next step is tried again.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a place that is in the root or has it in itself, for a rule that keeps nothing, and once a step is saved.
+    pub fn tiers(mut self, tiers: Tiers) -> Result<Self> {
+        let Some(shared) = Arc::get_mut(&mut self.shared) else {
+            return Err(Error::invalid("tiers are named before the first save"));
+        };
+        let retention = tiers.keep.clone().retention(Disposal::Remove);
+        shared.copies = Some(Copies::new(&shared.root, tiers, retention)?);
+        Ok(self)
+    }
+
+    /// Waits for the save in the background, and until its step is in all [tiers](CheckpointManager::tiers).
+    ///
+    /// # Errors
+    /// That of the save, or why the last step was not copied.
+    pub fn wait_promoted(&mut self) -> Result<()> {
+        self.wait()?;
+        self.shared.copies.as_ref().map_or(Ok(()), Copies::wait)
     }
 
     /// [`CheckpointManager::new`] with the configuration that is [found](crate::Config::found).
@@ -295,19 +325,35 @@ impl CheckpointManager {
         }
         let _in_use = self.shared.in_use.read().unwrap_or_else(PoisonError::into_inner);
         let mut passed_over: Vec<(PathBuf, Error)> = Vec::new();
-        for (number, Found { path, dropped, .. }) in self.shared.committed(step)? {
-            match self.shared.store.load(&path) {
+        let candidates = self.shared.candidates(step)?;
+        for (at, (number, Found { path, dropped, created_unix_ms, .. })) in
+            candidates.iter().enumerate()
+        {
+            let (number, dropped) = (*number, dropped.clone());
+            // Another copy of the same save.
+            let has_copy = candidates.get(at + 1).is_some_and(|(other, found)| {
+                (*other, found.created_unix_ms) == (number, *created_unix_ms)
+            });
+            match self.shared.store.load(path) {
                 Ok(loaded) => {
                     if !dropped.is_empty() {
                         let dropped = dropped.join(" and ");
                         tracing::warn!("`slim` has dropped {dropped} from {}", path.display());
                     }
-                    self.shared.previous.iter().for_each(|previous| previous.restored(&path));
+                    self.shared.restored(path)?;
+                    if step.is_none() && path.starts_with(&self.shared.root) {
+                        // A kill may have cut its copy short.
+                        Copies::add(&self.shared, path, false);
+                    }
+                    let path = path.clone();
                     return Ok(Some(Restored { step: number, path, loaded, dropped, passed_over }));
                 }
-                Err(error) if on_damage == OnDamage::Previous && is_damage(&error) => {
+                Err(error)
+                    if (on_damage == OnDamage::Previous && is_damage(&error))
+                        || (has_copy && is_of_checkpoint(&error)) =>
+                {
                     tracing::warn!("passing over step {number}, {}: {error}", path.display());
-                    passed_over.push((path, error));
+                    passed_over.push((path.clone(), error));
                 }
                 Err(error) => return Err(error),
             }
@@ -342,7 +388,8 @@ impl Shared {
     }
 
     /// Removes the steps that no rule keeps, and parts of older ones, after a commit.
-    fn clean_up(&self, path: PathBuf, report: SaveReport) -> Saved {
+    fn clean_up(self: &Arc<Self>, path: PathBuf, report: SaveReport) -> Saved {
+        Copies::add(self, &path, true);
         self.previous.iter().for_each(|previous| previous.saved(&path));
         let _alone = self.in_use.write().unwrap_or_else(PoisonError::into_inner);
         let retained =
@@ -352,6 +399,37 @@ impl Shared {
             tracing::warn!(%path, %error, "the step is committed, and old steps could not be removed");
         }
         Saved { path, report, retained, slimmed: self.slim() }
+    }
+
+    /// Notes which step training goes on from.
+    fn restored(&self, path: &Path) -> Result<()> {
+        match &self.copies {
+            Some(copies) if !path.starts_with(&self.root) => copies.adopt(&self.root, path),
+            _ => {
+                self.previous.iter().for_each(|previous| previous.restored(path));
+                Ok(())
+            }
+        }
+    }
+
+    /// The steps that were committed in all places, newest first, of one step the nearest first: from a step on, or all.
+    ///
+    /// # Errors
+    /// As for [`Shared::committed`] and [`Copies::committed`].
+    fn candidates(&self, from: Option<u64>) -> Result<Vec<(u64, Found)>> {
+        let Some(copies) = &self.copies else { return self.committed(from) };
+        let there =
+            copies.committed(self)?.into_iter().filter_map(|found| Some((found.step?, found)));
+        let mut there: Vec<_> =
+            there.filter(|(step, _)| from.is_none_or(|from| *step <= from)).collect();
+        let has_it = there.iter().any(|(step, _)| from.is_none_or(|from| *step == from));
+        let mut all = match self.committed(from) {
+            Err(Error::NoCheckpoint { .. }) if has_it => Vec::new(),
+            here => here?,
+        };
+        all.append(&mut there);
+        all.sort_by_key(|(step, found)| Reverse((*step, found.created_unix_ms)));
+        Ok(all)
     }
 
     /// The steps that were committed, newest first, also damaged ones: from a step on, or all.
@@ -381,6 +459,16 @@ impl Shared {
                 Err(Error::NoCheckpoint { path: self.root.join(format!("step-{from:08}")), reason })
             }
             _ => Ok(steps),
+        }
+    }
+}
+
+impl Drop for CheckpointManager {
+    /// Waits for the save in progress and the copies of its step.
+    fn drop(&mut self) {
+        drop(self.saving.take());
+        if let Some(copies) = &self.shared.copies {
+            let _logged = copies.wait();
         }
     }
 }

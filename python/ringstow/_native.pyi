@@ -31,6 +31,7 @@ __all__ = [
     "check_config",
     "check_metrics",
     "check_own_share",
+    "check_one_run",
     "check_url",
     "claim",
     "cli",
@@ -552,8 +553,11 @@ def check_url(url: str) -> None: ...
 # Returns the run whose steps a directory or a URL has.
 def run_of(place: str) -> str | None: ...
 
-# Says that a place has the steps of a run, of a new one without a name, unless it has those of
-# another; returns whose they are.
+# Raises InvalidStateError if the steps in a run's directory and in further places are of two runs.
+def check_one_run(root: str, places: Sequence[str], config: str) -> None: ...
+
+# Says that a place has the steps of a run, and returns its name; without one, of the run whose they
+# are, or of a new one. Raises InvalidStateError if the place has the steps of another run.
 def claim(place: str, run: str | None) -> str: ...
 
 # Returns a PromotionReport. `how` is the rate, the number of uploads, the bytes of a part, and

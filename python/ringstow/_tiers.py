@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ringstow import _catalog, _native, _promote, _rules
 from ringstow._arguments import StrPath, absolute, object_url
+from ringstow._config import native_json
 from ringstow._copier import Added, Copier
 from ringstow._errors import Error, InvalidStateError, NoCheckpointError
 from ringstow._rules import Rules
@@ -119,28 +120,11 @@ class Steps:
             if path.startswith(f"{tier}/"):
                 run = _native.run_of(tier)
                 if run is not None:
-                    claim(self._run.root, run)
-
-    def _check_owner(self) -> None:
-        """Refuse steps of several runs.
-
-        Raises:
-            InvalidStateError: names two places, and what to do.
-        """
-        root = self._run.root
-        own, first = _native.run_of(root), root
-        for tier in self._tiers:
-            run = _native.run_of(tier)
-            if run is None or run == own:
-                continue
-            # Without a name, its steps were never copied.
-            if own is not None or any(map(was_committed, _catalog.steps(root))):
-                raise InvalidStateError(_two_runs(tier, first))
-            own, first = run, tier
+                    _native.claim(self._run.root, run)
 
     def _there(self) -> list[Step]:
         """Return the committed steps in the tiers."""
-        self._check_owner()
+        _native.check_one_run(self._run.root, self._tiers, native_json(self._config))
         for tier in self._tiers:
             if object_url(tier) is None and not os.path.exists(tier):
                 _log.warning(
@@ -173,26 +157,6 @@ class Steps:
             local = []
         # Of two saves of one number the newer first. A stable sort: of copies the nearest.
         return sorted([*local, *copies], key=_newest_first)
-
-
-def claim(place: str, run: str | None) -> str:
-    """Note which run's steps a place has, and return its name; without one, of a new run.
-
-    Raises:
-        InvalidStateError: it has the steps of another run.
-    """
-    there = _native.claim(place, run)
-    if run not in (None, there):
-        raise InvalidStateError(_two_runs(place, "those saved here"))
-    return there
-
-
-def _two_runs(place: str, other: str) -> str:
-    return (
-        f"{place} has steps of another run than {other}: two runs in one place would replace each "
-        "other's steps. Name another place in tiers; or, to go on with the steps that are there, "
-        "restore them in a directory that has none"
-    )
 
 
 def _newest_first(step: Step) -> tuple[int, int]:
@@ -229,7 +193,7 @@ class Promoter(Copier):
         for tier in self._plan.tiers:
             try:
                 if tier not in self._claimed:
-                    claim(tier, claim(self._root, None))
+                    _native.claim(tier, _native.claim(self._root, None))
                     self._claimed.add(tier)
                 self.report = _promote.promote(
                     path,

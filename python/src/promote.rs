@@ -18,7 +18,24 @@ pub(crate) fn run_of(py: Python<'_>, place: PathBuf) -> PyResult<Option<String>>
     py.detach(|| ringstow::internals::store::owner(&place)).map_err(to_python)
 }
 
-/// Says that a place has the steps of a run, unless it has those of another; returns whose they are.
+/// Checks that the steps in a run's directory and in further places are of one run.
+#[pyfunction]
+pub(crate) fn check_one_run(
+    py: Python<'_>,
+    root: PathBuf,
+    places: Vec<PathBuf>,
+    config: &str,
+) -> PyResult<()> {
+    let config = self::config(config)?;
+    let is_saved = || {
+        let steps = ringstow::internals::store::steps(&root, None, &config)?;
+        Ok(steps.iter().any(|found| found.status == ringstow::Status::Committed))
+    };
+    let checked = py.detach(|| ringstow::internals::store::check_one_run(&root, &places, is_saved));
+    checked.map_err(to_python)
+}
+
+/// Says that a place has the steps of a run; returns its name.
 #[pyfunction]
 pub(crate) fn claim(py: Python<'_>, place: PathBuf, run: Option<String>) -> PyResult<String> {
     py.detach(|| ringstow::internals::store::claim(&place, run.as_deref())).map_err(to_python)

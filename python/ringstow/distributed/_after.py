@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ringstow import _native, _promote, _rules, _tiers
+from ringstow import _native, _promote, _rules
 from ringstow._config import native_json
 from ringstow._copier import Added, Copier
 from ringstow._errors import Error
@@ -135,11 +135,11 @@ class AfterCommit(Copier):
         known = next((run for run in runs if run is not None), None)
 
         def claim() -> str:
-            run = _tiers.claim(self._root, known)
-            return _tiers.claim(tier, run)
+            run = _native.claim(self._root, known)
+            return _native.claim(tier, run)
 
         run = self._group.from_rank(0, claim)
-        self._group.together(lambda: _tiers.claim(self._root, run) if self._leads else run)
+        self._group.together(lambda: _native.claim(self._root, run) if self._leads else run)
 
     def _sent(self, step: Added, url: str, sends: bool) -> list[int]:
         """Return how many files each rank that sends has found missing then; -1 for the others."""

@@ -29,7 +29,7 @@ pub(in crate::store) use abandoned::{Ending, end_abandoned, journals};
 use directory::Directory;
 use journal::Journal;
 use nix::errno::Errno;
-pub use owner::{claim, owner};
+pub use owner::{check_one_run, claim, owner};
 use parts::{Sending, parts_of};
 use serde::{Deserialize, Serialize};
 use std::io;

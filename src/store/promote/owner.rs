@@ -6,7 +6,7 @@ use crate::object::{Bucket, is_url};
 use crate::store::layout::{label, unique::unique};
 use serde::{Deserialize, Serialize};
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The content of the file that says it.
 #[derive(Debug, Serialize, Deserialize)]
@@ -39,12 +39,53 @@ pub fn owner(place: &Path) -> Result<Option<String>> {
     Ok(Some(owner.run))
 }
 
-/// Says that a place has the steps of a run, unless it has those of another; without a name, of a new one. Returns whose they
-/// are.
+/// Says that a place has the steps of a run, and returns its name; without one, of the run whose they are, or of a new one.
 ///
 /// # Errors
-/// As for [`owner`].
+/// As for [`owner`]; [`Error::Invalid`] if the place has the steps of another run.
 pub fn claim(place: &Path, run: Option<&str>) -> Result<String> {
+    let there = claimed(place, run)?;
+    match run {
+        Some(run) if run != there => {
+            Err(two_runs(place, Path::new("those that are copied there now")))
+        }
+        _ => Ok(there),
+    }
+}
+
+/// Checks that the steps in a run's directory and in further places are of one run. `is_saved` says whether the directory
+/// has steps: without a name, these were never copied.
+///
+/// # Errors
+/// As for [`claim`].
+pub fn check_one_run(
+    root: &Path,
+    places: &[PathBuf],
+    is_saved: impl Fn() -> Result<bool>,
+) -> Result<()> {
+    let mut known = owner(root)?.map(|run| (root, run));
+    for place in places {
+        let Some(run) = owner(place)? else { continue };
+        match &known {
+            Some((_, known)) if *known == run => {}
+            Some((other, _)) => return Err(two_runs(place, other)),
+            None if is_saved()? => return Err(two_runs(place, root)),
+            None => known = Some((place, run)),
+        }
+    }
+    Ok(())
+}
+
+fn two_runs(place: &Path, other: &Path) -> Error {
+    Error::invalid(format!(
+        "{} has steps of another run than {}: two runs in one place would replace each other's steps. Name another place \
+         in tiers; or, to go on with the steps that are there, restore them in a directory that has none",
+        place.display(),
+        other.display()
+    ))
+}
+
+fn claimed(place: &Path, run: Option<&str>) -> Result<String> {
     if let Some(owner) = owner(place)? {
         return Ok(owner);
     }
@@ -73,7 +114,8 @@ mod tests {
         let (place, other) = (root.path().join("a/run"), root.path().join("b"));
         assert_eq!(owner(&place).unwrap(), None);
         assert_eq!(claim(&place, Some("1")).unwrap(), "1");
-        assert_eq!(claim(&place, Some("2")).unwrap(), "1");
+        assert_eq!(claim(&place, None).unwrap(), "1");
+        assert!(claim(&place, Some("2")).unwrap_err().to_string().contains("of another run"));
         assert_ne!(claim(&other, None).unwrap(), "1");
         std::fs::write(place.join(names::RUN), "notes").unwrap();
         assert!(claim(&place, Some("1")).unwrap_err().to_string().contains("remove it"));

@@ -1,0 +1,180 @@
+//! Copies of a manager's steps in further places, made by a thread.
+
+use super::Shared;
+use crate::error::{Error, Result};
+use crate::store::{Found, Promotion, Retention, Status, check_one_run, claim, owner};
+use crate::sys::dir;
+use crate::sys::path::absolute_or_object;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// Further places for the steps of a [`CheckpointManager`](crate::CheckpointManager).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tiers {
+    /// Directories on other disks and, with the cargo feature `object-store`, URLs, the nearest first.
+    pub places: Vec<PathBuf>,
+    /// What stays in each of them; without a rule, all. [`Keep::slim`](crate::Keep::slim) has no effect there.
+    pub keep: super::Keep,
+    /// Bytes a second of a copy at most; 0 for no limit.
+    pub rate: u64,
+}
+
+/// The copies of a manager.
+#[derive(Debug)]
+pub(super) struct Copies {
+    places: Vec<PathBuf>,
+    retention: Option<Retention>,
+    rate: u64,
+    queue: Mutex<Queue>,
+    ended: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    /// The step to copy once the copy in progress has ended, and whether it was just saved, and not restored.
+    next: Option<(PathBuf, bool)>,
+    is_running: bool,
+    /// Why the last step was not copied.
+    failure: Option<Error>,
+}
+
+impl Copies {
+    /// # Errors
+    /// [`Error::Invalid`] for a place that is in the root or has it in itself, and for rules that keep nothing.
+    pub fn new(root: &Path, tiers: Tiers, retention: Option<Retention>) -> Result<Self> {
+        let places = tiers.places.iter().map(|place| place_of(root, place));
+        let places = places.collect::<Result<_>>()?;
+        retention.as_ref().map_or(Ok(()), Retention::check)?;
+        let (queue, ended) = Default::default();
+        Ok(Self { places, retention, rate: tiers.rate, queue, ended })
+    }
+
+    /// Copies a step as soon as the copy in progress has ended. A step that waits for that is passed over.
+    pub fn add(shared: &Arc<Shared>, path: &Path, is_new: bool) {
+        let Some(copies) = &shared.copies else { return };
+        let mut queue = copies.queue();
+        if let Some((passed, _)) = queue.next.replace((path.into(), is_new)) {
+            copies.pass_over(&passed);
+        }
+        if queue.is_running {
+            return;
+        }
+        let worker = shared.clone();
+        let work = move || {
+            if let Some(copies) = &worker.copies {
+                copies.work(&worker);
+            }
+        };
+        match std::thread::Builder::new().name("ringstow-copies".into()).spawn(work) {
+            Ok(_) => queue.is_running = true,
+            Err(error) => {
+                queue.next = None;
+                queue.failure = Some(Error::io("starting a thread to copy", path, error));
+            }
+        }
+    }
+
+    /// Waits until nothing is left to copy.
+    ///
+    /// # Errors
+    /// Why the last step was not copied.
+    pub fn wait(&self) -> Result<()> {
+        let queue = self.queue();
+        let ended = self.ended.wait_while(queue, |queue| queue.is_running);
+        ended.unwrap_or_else(PoisonError::into_inner).failure.take().map_or(Ok(()), Err)
+    }
+
+    /// The committed steps of all places.
+    ///
+    /// # Errors
+    /// A place that cannot be listed: it may have the newest step. [`Error::Invalid`] for steps of another run.
+    pub fn committed(&self, shared: &Shared) -> Result<Vec<Found>> {
+        let steps = |place: &Path| shared.store.steps(place, None);
+        let is_committed = |found: &Found| found.status == Status::Committed;
+        check_one_run(&shared.root, &self.places, || {
+            Ok(steps(&shared.root)?.iter().any(is_committed))
+        })?;
+        let mut all = Vec::new();
+        for place in &self.places {
+            let is_restored = |found: &Found| {
+                found.step.is_some()
+                    && (found.status != Status::Incomplete || found.created_unix_ms.is_some())
+            };
+            all.extend(steps(place)?.into_iter().filter(is_restored));
+        }
+        Ok(all)
+    }
+
+    /// Notes that the run goes on with the steps of the place that this one was restored from.
+    pub fn adopt(&self, root: &Path, restored: &Path) -> Result<()> {
+        let Some(place) = self.places.iter().find(|place| restored.starts_with(place)) else {
+            return Ok(());
+        };
+        owner(place)?.map_or(Ok(()), |run| claim(root, Some(&run)).map(drop))
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self, shared: &Shared) {
+        loop {
+            let mut queue = self.queue();
+            let Some((path, is_new)) = queue.next.take() else {
+                queue.is_running = false;
+                self.ended.notify_all();
+                return;
+            };
+            queue.failure = None;
+            drop(queue);
+            for place in &self.places {
+                if let Err(error) = self.copy(shared, (&path, is_new), place) {
+                    self.failed(&path, place, error);
+                }
+            }
+        }
+    }
+
+    fn copy(&self, shared: &Shared, (path, is_new): (&Path, bool), place: &Path) -> Result<()> {
+        claim(place, Some(&claim(&shared.root, None)?))?;
+        let to = place.join(path.file_name().unwrap_or_default());
+        // A run that went back saves a step again.
+        let how = Promotion { rate: self.rate, replace_older: true, ..Promotion::default() };
+        let report = shared.store.promote(path, &to, how)?;
+        tracing::debug!(?report, "a step is copied");
+        match &self.retention {
+            // After a step that was restored, another one may be there because the newest is damaged.
+            Some(retention) if is_new => shared.store.retain(place, retention).map(drop),
+            _ => Ok(()),
+        }
+    }
+
+    fn failed(&self, path: &Path, place: &Path, error: Error) {
+        if dir::is_gone(path) {
+            return self.pass_over(path); // a newer step was saved meanwhile
+        }
+        let (path, to) = (path.display(), place.display());
+        tracing::error!(%error, "{path} is saved, but not copied to {to}. The next step is tried again");
+        self.queue().failure = Some(error);
+    }
+
+    fn pass_over(&self, path: &Path) {
+        let path = path.display();
+        tracing::warn!(
+            "{path} is not copied on: another step is newer, and the copies are slower than the saves"
+        );
+    }
+}
+
+/// The URL, or the path from the root, of a place.
+fn place_of(root: &Path, place: &Path) -> Result<PathBuf> {
+    let place = absolute_or_object(place)?;
+    if place.starts_with(root) || root.starts_with(&place) {
+        return Err(Error::invalid(format!(
+            "{} is the manager's directory {}, or one is in the other: further places are elsewhere",
+            place.display(),
+            root.display()
+        )));
+    }
+    Ok(place)
+}

@@ -1,0 +1,138 @@
+//! A manager whose steps are copied to another disk. `python/tests/test_tiers.py` has object stores.
+
+use ringstow::{
+    CheckpointManager, Dtype, Error, Keep, OnDamage, Restored, StateDict, TensorInfo, Tiers,
+};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+struct Disks(tempfile::TempDir);
+
+impl Disks {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn run(&self) -> PathBuf {
+        self.0.path().join("fast/run")
+    }
+
+    fn shared(&self) -> PathBuf {
+        self.0.path().join("shared/run")
+    }
+
+    fn manager(&self, keep: Keep) -> CheckpointManager {
+        self.manager_in(&self.run(), keep)
+    }
+
+    fn manager_in(&self, root: &Path, keep: Keep) -> CheckpointManager {
+        let keep_there = Keep { last: keep.last.map(|last| last + 1), ..Keep::default() };
+        let tiers = Tiers { places: vec![self.shared()], keep: keep_there, rate: 0 };
+        CheckpointManager::found(root, keep).unwrap().tiers(tiers).unwrap()
+    }
+}
+
+fn save(manager: &mut CheckpointManager, step: u64, value: u8) {
+    let mut state = StateDict::new();
+    let info = TensorInfo { name: "w".into(), dtype: Dtype::U8, shape: vec![9000] };
+    state.source(info, Box::new(vec![value; 9000]));
+    manager.save_async(step, state, [("loss", 1.0)]).unwrap();
+}
+
+fn restored(manager: &CheckpointManager) -> Restored {
+    manager.restore(None, OnDamage::Raise).unwrap().unwrap()
+}
+
+fn value(restored: &Restored) -> u8 {
+    restored.loaded.tensor("w").unwrap().data()[0]
+}
+
+fn steps_in(dir: &Path) -> Vec<u64> {
+    ringstow::steps(dir).unwrap().iter().filter_map(|found| found.step).collect()
+}
+
+#[test]
+fn steps_are_copied_and_outlive_the_directory() {
+    let disks = Disks::new();
+    let mut manager = disks.manager(Keep { last: Some(1), ..Keep::default() });
+    for step in 1..=4 {
+        save(&mut manager, step, step as u8);
+        manager.wait_promoted().unwrap();
+    }
+    drop(manager);
+    assert_eq!((steps_in(&disks.run()), steps_in(&disks.shared())), (vec![4], vec![3, 4]));
+    let manager = disks.manager(Keep::default());
+    assert!(restored(&manager).path.starts_with(disks.run()), "the nearest");
+    assert_eq!(manager.restore(Some(3), OnDamage::Raise).unwrap().unwrap().step, 3);
+    drop(manager);
+    fs::remove_dir_all(disks.run()).unwrap();
+    let mut manager = disks.manager(Keep::default());
+    let found = restored(&manager);
+    assert_eq!((found.step, value(&found)), (4, 4));
+    assert!(found.path.starts_with(disks.shared()));
+    save(&mut manager, 5, 5);
+    manager.wait_promoted().unwrap();
+    assert_eq!(steps_in(&disks.shared()), [3, 4, 5]);
+}
+
+#[test]
+fn dropped_manager_has_copied_its_last_step() {
+    let disks = Disks::new();
+    save(&mut disks.manager(Keep::default()), 1, 1);
+    assert_eq!(steps_in(&disks.shared()), [1]);
+}
+
+#[test]
+fn damaged_step_falls_to_its_copy_and_a_lost_file_too() {
+    for damage in
+        [|path: &Path| fs::write(path, [0; 9]).unwrap(), |path| fs::remove_file(path).unwrap()]
+            as [fn(&Path); 2]
+    {
+        let disks = Disks::new();
+        save(&mut disks.manager(Keep::default()), 1, 1);
+        damage(&disks.run().join("step-00000001/rank00000-0.safetensors"));
+        let found = restored(&disks.manager(Keep::default()));
+        assert!(found.path.starts_with(disks.shared()) && found.passed_over.len() == 1);
+    }
+}
+
+#[test]
+fn two_runs_do_not_replace_each_others_steps() {
+    let disks = Disks::new();
+    save(&mut disks.manager(Keep::default()), 1, 1);
+    let mut other = disks.manager_in(&disks.0.path().join("other"), Keep::default());
+    save(&mut other, 1, 7);
+    let refused = other.wait_promoted().unwrap_err();
+    assert!(refused.to_string().contains("has steps of another run"), "{refused}");
+    assert!(matches!(other.restore(None, OnDamage::Raise), Err(Error::Invalid { .. })));
+    drop(other);
+    fs::remove_dir_all(disks.run()).unwrap();
+    assert_eq!(value(&restored(&disks.manager(Keep::default()))), 1);
+}
+
+#[test]
+fn copy_that_failed_is_made_after_the_next_restore() {
+    let disks = Disks::new();
+    fs::create_dir_all(disks.shared()).unwrap();
+    let in_the_way = disks.shared().join("step-00000001");
+    fs::write(&in_the_way, "").unwrap();
+    let mut manager = disks.manager(Keep::default());
+    save(&mut manager, 1, 1);
+    manager.wait_promoted().unwrap_err();
+    drop(manager);
+    fs::remove_file(in_the_way).unwrap();
+    let mut manager = disks.manager(Keep::default());
+    restored(&manager);
+    manager.wait_promoted().unwrap();
+    assert_eq!(steps_in(&disks.shared()), [1]);
+}
+
+#[test]
+fn places_in_one_another_are_refused() {
+    let disks = Disks::new();
+    for place in [disks.run(), disks.run().join("x"), disks.0.path().into()] {
+        let manager = CheckpointManager::found(disks.run(), Keep::default()).unwrap();
+        let tiers = Tiers { places: vec![place], ..Tiers::default() };
+        assert!(matches!(manager.tiers(tiers), Err(Error::Invalid { .. })));
+    }
+}
