@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 
+import forked
 import pytest
 import torch
 from layouts import EVEN_HIDDEN, differences, whole
@@ -13,7 +14,7 @@ from test_distributed import SHARED, state_of
 from torch.distributed.checkpoint.state_dict import set_state_dict
 
 import ringstow
-from ringstow import _native, distributed
+from ringstow import distributed
 from ringstow.distributed import PerRank, _nodes
 
 
@@ -90,20 +91,24 @@ def test_one_process_is_told_which_node_has_the_rest(ranks, tmp_path):
     assert ringstow.latest(here.parent) == str(here)
 
 
-def test_program_shows_what_one_node_has(ranks, tmp_path, capfd):
+# In a process of its own: it keeps Ctrl-C from the tests that come after.
+PROGRAM = "from ringstow import _cli; _cli.main()"
+
+
+def test_program_shows_what_one_node_has(ranks, tmp_path):
     ranks(2).run(save, "fsdp2", tmp_path)
     here = path_on(tmp_path, 1)
-    assert _native.cli(["ringstow", "show", str(here)]) == 0
+    shown = forked.python(PROGRAM, "show", here, check=True).stdout
     ids = [
         json.loads((path_on(tmp_path, n).parent / _nodes.FILE).read_text())["id"] for n in (0, 1)
     ]
-    out = " ".join(capfd.readouterr().out.split())
+    out = " ".join(shown.split())
     assert all(f"({ids[rank]}) with rank {rank}" in out for rank in (0, 1)), out
     own = len(list(here.glob("*.safetensors")))
     assert f"; {own} of {2 * own} files are here" in out
     assert "it is on another node" in out
-    assert _native.cli(["ringstow", "verify", str(here)]) == 0
-    assert "on other nodes, not checked" in capfd.readouterr().out
+    verified = forked.python(PROGRAM, "verify", here, check=True).stdout
+    assert "on other nodes, not checked" in verified
 
 
 def test_files_of_all_nodes_in_one_directory_are_a_usual_checkpoint(ranks, tmp_path):

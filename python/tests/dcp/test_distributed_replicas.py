@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 
+import forked
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,7 +16,7 @@ from test_distributed import state_of
 from torch.distributed.checkpoint.state_dict import set_state_dict
 
 import ringstow
-from ringstow import _native, distributed
+from ringstow import distributed
 from ringstow.distributed import PerRank
 
 
@@ -354,7 +355,7 @@ def resume_from_store(rank, root, options):
     return restored.step, whole(model, optimizer)
 
 
-def test_node_by_node_from_the_command_line(ranks, tmp_path, bucket, capfd):
+def test_node_by_node_from_the_command_line(ranks, tmp_path, bucket):
     saved = ranks(2).run(train, tmp_path, [1], {})[0]
     paths = [str(root_on(tmp_path, rank) / "step-00000001") for rank in (0, 1)]
     url = f"{bucket.url}/copy"
@@ -363,7 +364,8 @@ def test_node_by_node_from_the_command_line(ranks, tmp_path, bucket, capfd):
     assert ringstow.latest(bucket.url) is None
     again = ringstow.promote(paths[0], url)
     assert (again.missing, again.sent_bytes) == (first.missing, 0)
-    assert _native.cli(["ringstow", "promote", paths[1], "--to", url]) == 0
+    program = "from ringstow import _cli; _cli.main()"
+    forked.python(program, "promote", paths[1], "--to", url, check=True)
     assert ringstow.promote(paths[0], url).was_there
     assert differences(saved[0], ringstow.load(url)["model"]) == []
 
