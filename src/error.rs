@@ -457,6 +457,10 @@ fn advice(cause: &io::Error, shortage: Option<Shortage>, hint: &str) -> String {
             remedy_for(cause)
         ),
         Some(Shortage::Inodes) => format!("; {NO_INODES}. {UNDONE}"),
+        // The hint says what became of what was written.
+        None if cause.kind() == io::ErrorKind::StorageFull && !hint.is_empty() => {
+            "; free some space".into()
+        }
         None => remedy_for(cause),
     };
     let hint = if hint.is_empty() { String::new() } else { format!("; {hint}") };

@@ -195,7 +195,8 @@ impl CheckpointManager {
             return Err(Error::invalid("tiers are named before the first save"));
         };
         let retention = tiers.keep.clone().retention(Disposal::Remove);
-        shared.copies = Some(Copies::new(&shared.root, tiers, retention)?);
+        let stripe = &*shared.store.config().stripe;
+        shared.copies = Some(Copies::new(&shared.root, tiers, (retention, stripe))?);
         Ok(self)
     }
 
@@ -340,8 +341,8 @@ impl CheckpointManager {
                         let dropped = dropped.join(" and ");
                         tracing::warn!("`slim` has dropped {dropped} from {}", path.display());
                     }
-                    self.shared.restored(path)?;
-                    if step.is_none() && path.starts_with(&self.shared.root) {
+                    self.shared.restored(path);
+                    if step.is_none() && dropped.is_empty() && path.starts_with(&self.shared.root) {
                         // A kill may have cut its copy short.
                         Copies::add(&self.shared, path, false);
                     }
@@ -401,14 +402,10 @@ impl Shared {
         Saved { path, report, retained, slimmed: self.slim() }
     }
 
-    /// Notes which step training goes on from.
-    fn restored(&self, path: &Path) -> Result<()> {
-        match &self.copies {
-            Some(copies) if !path.starts_with(&self.root) => copies.adopt(&self.root, path),
-            _ => {
-                self.previous.iter().for_each(|previous| previous.restored(path));
-                Ok(())
-            }
+    /// Notes which step training goes on from. Files are linked in one directory alone.
+    fn restored(&self, path: &Path) {
+        if path.starts_with(&self.root) {
+            self.previous.iter().for_each(|previous| previous.restored(path));
         }
     }
 

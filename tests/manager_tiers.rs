@@ -130,9 +130,15 @@ fn copy_that_failed_is_made_after_the_next_restore() {
 #[test]
 fn places_in_one_another_are_refused() {
     let disks = Disks::new();
-    for place in [disks.run(), disks.run().join("x"), disks.0.path().into()] {
+    let elsewhere = disks.0.path().join("elsewhere");
+    for places in [
+        vec![disks.run()],
+        vec![disks.run().join("x")],
+        vec![disks.0.path().into()],
+        vec![elsewhere.clone(), elsewhere.join("step-00000001")],
+    ] {
         let manager = CheckpointManager::found(disks.run(), Keep::default()).unwrap();
-        let tiers = Tiers { places: vec![place], ..Tiers::default() };
+        let tiers = Tiers { places, ..Tiers::default() };
         assert!(matches!(manager.tiers(tiers), Err(Error::Invalid { .. })));
     }
 }

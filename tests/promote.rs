@@ -130,7 +130,10 @@ fn places_that_would_be_spoilt_are_refused() {
     disks.save(1);
     let from = disks.from();
     let how = small_parts();
-    for to in [from.clone(), from.join("copy"), from.parent().unwrap().into()] {
+    let link = disks.root.path().join("link");
+    std::os::unix::fs::symlink(from.parent().unwrap(), &link).unwrap();
+    let run = from.parent().unwrap().to_path_buf();
+    for to in [from.clone(), from.join("copy"), run, link.join("step-1/copy")] {
         let refused = promote(&disks.runtime, &from, &to, how, &Job::of(&config())).unwrap_err();
         assert!(refused.to_string().contains("one is in the other"), "{refused}");
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -91,13 +92,17 @@ class Copier:
         """Copy a step; put a failure into ``error``."""
         raise NotImplementedError
 
-    def _pass_over(self, step: Added) -> None:
+    def _pass_over(self, step: Added, place: str | None = None) -> None:
         _log.warning(
             "%s is not copied to %s: another one is newer, and the copies are slower than the "
             "saves",
             step.path,
-            self._places,
+            place or self._places,
         )
+
+    def _is_overtaken(self, step: Added) -> bool:
+        """Whether a step was removed after a newer one was added."""
+        return len(self._added) > self._done and not os.path.lexists(step.path)
 
     def _give_up(self, error: BaseException) -> None:
         """Copy none of the steps that were added."""

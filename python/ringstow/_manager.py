@@ -87,6 +87,8 @@ class CheckpointManager:
     ) -> None:
         """Make a manager. Without ``node_local`` it creates no directory before the first save.
 
+        If ``tiers`` have steps, `restore` creates it.
+
         A step is kept if any rule keeps it. Without rules nothing is ever removed.
 
         Args:
@@ -138,7 +140,7 @@ class CheckpointManager:
         self._rules = _rules.checked(keep_last, keep_every, keep_best, slim_after, slim)
         self._root = absolute(root)
         self._run = Run(self._root, config)
-        places = _tiers.checked(tiers, self._root)
+        places = _tiers.checked(tiers, self._root, config)
         there = _rules.on_tiers(self._rules, keep_promoted)
         plan = _tiers.Plan(places, promotion_rate, there)
         self._retention = Retention(self._rules, self._root, config)
@@ -425,12 +427,10 @@ class CheckpointManager:
                 found = self._side.first(lambda: self._steps.named(number))
             restored = first_intact(self._side, found, into, on_corrupt)
             is_here = restored is not None and self._steps.is_here(restored.path)
-            if restored is not None and not is_here and self._side.is_first:
-                self._steps.adopt(restored.path)
             if restored is not None and is_here:
                 if self._previous is not None:
                     self._previous.restored(restored.path)
-                if number is None:
+                if number is None and not restored.dropped:
                     # A kill may have cut its copy short, and a node may be new.
                     self._copier.add(restored.path, is_new=False)
             if number is None and restored is not None:

@@ -30,7 +30,6 @@ __all__ = [
     "adopt",
     "check_config",
     "check_metrics",
-    "check_one_run",
     "check_own_share",
     "check_url",
     "claim",
@@ -48,6 +47,7 @@ __all__ = [
     "found_config",
     "gpus",
     "is_under_way",
+    "join_run",
     "latest",
     "model_layout",
     "needed",
@@ -554,7 +554,8 @@ def check_url(url: str) -> None: ...
 def run_of(place: str) -> str | None: ...
 
 # Raises InvalidStateError if the steps in a run's directory and in further places are of two runs.
-def check_one_run(root: str, places: Sequence[str], config: str) -> None: ...
+# A directory without steps becomes that of the run whose steps the places have.
+def join_run(root: str, places: Sequence[str], config: str) -> None: ...
 
 # Says that a place has the steps of a run, and returns its name; without one, of the run whose they
 # are, or of a new one. Raises InvalidStateError if the place has the steps of another run.

@@ -24,35 +24,44 @@ if TYPE_CHECKING:
 _log = logging.getLogger("ringstow")
 
 
-def checked(tiers: Iterable[StrPath], root: str) -> tuple[str, ...]:
+def checked(tiers: Iterable[StrPath], root: str, config: Config | None = None) -> tuple[str, ...]:
     """Return the URLs and the directories of tiers behind a run's directory.
 
     Raises:
         TypeError: it is one text or None, not a list.
-        InvalidStateError: a URL that cannot be understood; or a directory that is the run's, or is
-            in it, or has it in itself.
+        InvalidStateError: a URL that cannot be understood; or a directory that is the run's, a
+            stripe or another tier, or is in one of them, or has one in itself.
     """
     if tiers is None or isinstance(tiers, (str, os.PathLike)):
         one = f'"{tiers}"' if tiers else ""
         raise TypeError(f"tiers is a list of URLs and directories: tiers=[{one}]")
-    places = []
+    places: list[str] = []
+    others = [root, *(() if config is None else map(absolute, config.stripe))]
     for tier in tiers:
         url = object_url(tier)
         if url is not None:
             _native.check_url(url)
-        places.append(url or _directory(tier, root))
+        place = url or absolute(tier)
+        for other in (*others, *places):
+            _check_apart(place, other)
+        if url is None:
+            _warn_of_one_disk(place, root)
+        places.append(place)
     return tuple(places)
 
 
-def _directory(tier: StrPath, root: str) -> str:
-    """Return the path of a directory that is a tier."""
-    place = absolute(tier)
-    here, there = (os.path.realpath(path) for path in (root, place))
-    if os.path.commonpath([here, there]) in (here, there):
+def _check_apart(tier: str, other: str) -> None:
+    """Refuse a tier that is in another place, or has it in itself."""
+    one, two = (object_url(path) or os.path.realpath(path) for path in (tier, other))
+    if f"{one}/".startswith(f"{two}/") or f"{two}/".startswith(f"{one}/"):
         raise InvalidStateError(
-            f"{place} in tiers is {root}, or one is in the other: the manager's directory is the "
-            "first tier and need not be named; the others are elsewhere"
+            f"{tier} in tiers and {other} are the same, or one is in the other: the manager's "
+            "directory is the first tier and need not be named; the others are elsewhere"
         )
+
+
+def _warn_of_one_disk(place: str, root: str) -> None:
+    here, there = (os.path.realpath(path) for path in (root, place))
     if _device(here) == _device(there):
         _log.warning(
             "%s is on the same file system as %s: copies there are lost together with it. Is a "
@@ -60,7 +69,6 @@ def _directory(tier: StrPath, root: str) -> str:
             place,
             root,
         )
-    return place
 
 
 def _device(path: str) -> int:
@@ -114,17 +122,9 @@ class Steps:
         """Whether a step is in the run's own directory."""
         return not any(path.startswith(f"{tier}/") for tier in self._tiers)
 
-    def adopt(self, path: str) -> None:
-        """Note that the run goes on with the steps of the tier that this one was restored from."""
-        for tier in self._tiers:
-            if path.startswith(f"{tier}/"):
-                run = _native.run_of(tier)
-                if run is not None:
-                    _native.claim(self._run.root, run)
-
     def _there(self) -> list[Step]:
         """Return the committed steps in the tiers."""
-        _native.check_one_run(self._run.root, self._tiers, native_json(self._config))
+        _native.join_run(self._run.root, self._tiers, native_json(self._config))
         for tier in self._tiers:
             if object_url(tier) is None and not os.path.exists(tier):
                 _log.warning(
@@ -188,29 +188,49 @@ class Promoter(Copier):
         self._config = config
 
     def _copy(self, step: Added) -> None:
-        path = step.path
-        name = path.rstrip("/").rpartition("/")[2]
         for tier in self._plan.tiers:
+            to = f"{tier}/{os.path.basename(step.path)}"
             try:
-                if tier not in self._claimed:
-                    _native.claim(tier, _native.claim(self._root, None))
-                    self._claimed.add(tier)
+                self._claim(tier)
                 self.report = _promote.promote(
-                    path,
-                    f"{tier}/{name}",
+                    step.path,
+                    to,
                     rate=self._plan.rate,
                     replace_older=True,  # a run that went back saves a step again
                     config=self._config,
                 )
-                if step.is_new and not self._plan.rules.keeps_all:
-                    _rules.retain(tier, self._plan.rules, self._config)
             except BaseException as error:  # a panic, too: the step is saved, training goes on
-                if not os.path.isdir(path):  # a newer step was saved meanwhile
-                    self._pass_over(step)
-                    return
+                if self._is_overtaken(step):
+                    self._pass_over(step, tier)
+                    continue
                 self.error = error
+                again = f"; `ringstow promote {step.path} --to {to}` copies this one"
                 _log.error(
-                    "%s is saved, but not copied to %s: %s. The next step is tried again; "
-                    "`ringstow promote %s --to %s/%s` copies this one",
-                    path, tier, error, path, tier, name,
-                )  # fmt: skip
+                    "%s is saved, but not copied to %s: %s. The next step is tried again%s",
+                    step.path,
+                    tier,
+                    error,
+                    again if isinstance(error, OSError) else "",
+                )
+            else:
+                self._clear(step, tier)
+
+    def _claim(self, tier: str) -> None:
+        """Note that a tier has steps of this run.
+
+        Raises:
+            InvalidStateError: it has steps of another.
+        """
+        if tier not in self._claimed:
+            _native.claim(tier, _native.claim(self._root, None))
+            self._claimed.add(tier)
+
+    def _clear(self, step: Added, tier: str) -> None:
+        """Remove old steps from a tier, after a new one."""
+        if not step.is_new or self._plan.rules.keeps_all:
+            return
+        try:
+            _rules.retain(tier, self._plan.rules, self._config)
+        except BaseException as error:  # the step is copied
+            self.error = error
+            _log.error("%s is copied to %s, and old steps stay there: %s", step.path, tier, error)

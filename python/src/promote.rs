@@ -18,9 +18,9 @@ pub(crate) fn run_of(py: Python<'_>, place: PathBuf) -> PyResult<Option<String>>
     py.detach(|| ringstow::internals::store::owner(&place)).map_err(to_python)
 }
 
-/// Checks that the steps in a run's directory and in further places are of one run.
+/// Checks that the steps in a run's directory and in further places are of one run. A directory without steps becomes that run's.
 #[pyfunction]
-pub(crate) fn check_one_run(
+pub(crate) fn join_run(
     py: Python<'_>,
     root: PathBuf,
     places: Vec<PathBuf>,
@@ -31,8 +31,7 @@ pub(crate) fn check_one_run(
         let steps = ringstow::internals::store::steps(&root, None, &config)?;
         Ok(steps.iter().any(|found| found.status == ringstow::Status::Committed))
     };
-    let checked = py.detach(|| ringstow::internals::store::check_one_run(&root, &places, is_saved));
-    checked.map_err(to_python)
+    py.detach(|| ringstow::internals::store::join(&root, &places, is_saved)).map_err(to_python)
 }
 
 /// Says that a place has the steps of a run; returns its name.

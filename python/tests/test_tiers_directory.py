@@ -141,6 +141,26 @@ def test_wrong_tiers_say_what_is_meant(tmp_path):
             ringstow.CheckpointManager(tmp_path / "run", tiers=tiers)
 
 
+def test_tiers_in_one_another_and_stripes_are_refused(tmp_path):
+    striped = ringstow.Config(
+        stripe=[tmp_path / "disk2"], files=2, block_bytes=4096, pool_bytes=1 << 20
+    )
+    for tiers, config in [
+        ([tmp_path / "a", tmp_path / "a/step-00000001"], None),
+        (["s3://b/run", "s3://b/run/x"], None),
+        ([tmp_path / "disk2"], striped),
+    ]:
+        with pytest.raises(ringstow.InvalidStateError, match="one is in the other"):
+            ringstow.CheckpointManager(tmp_path / "run", tiers=tiers, config=config)
+    (tmp_path / "disk2").mkdir()
+    (tmp_path / "run").mkdir()
+    ringstow.save({"w": torch.zeros(16 << 20)}, tmp_path / "run/a", config=striped)
+    ringstow.save(state_of(1), tmp_path / "b")
+    assert (tmp_path / "disk2/a").exists()
+    with pytest.raises(ringstow.InvalidStateError, match="is striped over it"):
+        ringstow.promote(tmp_path / "b", tmp_path / "disk2/a")
+
+
 def test_disk_that_may_not_be_mounted_is_told(tmp_path, caplog):
     with manager_of(tmp_path) as manager:
         assert "on the same file system as" in caplog.text
@@ -191,3 +211,82 @@ def test_new_directory_goes_on_with_the_run_that_it_restores(tmp_path):
     # The old one has fallen behind, and is the same run.
     with manager_of(tmp_path) as manager:
         assert manager.restore().step == 2
+
+
+def test_copy_by_hand_takes_no_other_runs_place(tmp_path):
+    with manager_of(tmp_path) as first, another_run(tmp_path) as second:
+        first.save(1, state_of(1))
+        assert first.wait_promoted(60)
+        second.save(9, state_of(9))
+        assert not second.wait_promoted(60)
+    with pytest.raises(ringstow.InvalidStateError, match="of another run"):
+        ringstow.promote(tmp_path / "other/step-00000009", tmp_path / "shared/run/step-00000009")
+
+
+def test_run_that_is_lost_before_its_first_copy_goes_on(tmp_path):
+    (tmp_path / "shared/run").mkdir(parents=True)
+    (tmp_path / "shared/run/step-00000001").write_text("")  # in the way
+    with manager_of(tmp_path) as manager:
+        manager.save(1, state_of(1))
+        assert not manager.wait_promoted(60)
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "shared/run/step-00000001").unlink()
+    with manager_of(tmp_path) as manager:
+        assert manager.restore() is None
+        manager.save(1, state_of(1))
+    assert manager.promotion_error is None
+    assert steps_in(tmp_path / "shared/run") == [1]
+
+
+def test_directory_without_steps_becomes_that_of_the_run_it_restores(tmp_path):
+    with another_run(tmp_path) as manager:
+        manager.save(1, state_of(1))
+    with ringstow.CheckpointManager(tmp_path / "run", tiers=[tmp_path / "elsewhere"]) as manager:
+        manager.save(7, state_of(7))
+    ringstow.remove(tmp_path / "run/step-00000007")
+    with manager_of(tmp_path) as manager:
+        assert manager.restore().step == 1
+        manager.save(2, state_of(2))
+    assert steps_in(tmp_path / "shared/run") == [1, 2]
+
+
+def test_old_steps_that_cannot_be_removed_are_no_failed_copy(tmp_path, caplog, monkeypatch):
+    from ringstow import _rules
+
+    def refuse(*_):
+        raise PermissionError("no")
+
+    with manager_of(tmp_path, keep_promoted=1) as manager:
+        monkeypatch.setattr(_rules, "retain", refuse)
+        manager.save(1, state_of(1))
+        assert not manager.wait_promoted(60)
+    assert "old steps stay there" in caplog.text
+    assert "not copied" not in caplog.text
+    assert steps_in(tmp_path / "shared/run") == [1]
+
+
+def test_step_that_somebody_removed_before_its_copy_is_an_error(tmp_path, monkeypatch):
+    from ringstow import _promote
+
+    def promote(path, *args, **options):
+        shutil.rmtree(path)
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(_promote, "promote", promote)
+    with manager_of(tmp_path) as manager:
+        manager.save(1, state_of(1))
+        assert not manager.wait_promoted(60)
+
+
+def test_damaged_copy_is_mended_by_the_next_one(tmp_path):
+    path, there = tmp_path / "a", tmp_path / "shared/a"
+    ringstow.save(state_of(1), path)
+    ringstow.promote(path, there)
+    [shard] = there.glob("*.safetensors")
+    shard.write_bytes(shard.read_bytes()[:100])
+    assert ringstow.promote(path, there).sent_bytes > 0
+    assert ringstow.load(there)["step"] == 1
+    assert len(list(there.iterdir())) == 2
+    (there / "manifest.json").write_bytes((there / "manifest.json").read_bytes()[:-9])
+    ringstow.promote(path, there, replace_older=True)
+    assert ringstow.load(there)["step"] == 1

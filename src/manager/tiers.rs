@@ -2,9 +2,9 @@
 
 use super::Shared;
 use crate::error::{Error, Result};
-use crate::store::{Found, Promotion, Retention, Status, check_one_run, claim, owner};
+use crate::store::{Found, Promotion, Retention, Status, claim, join};
 use crate::sys::dir;
-use crate::sys::path::absolute_or_object;
+use crate::sys::path::{absolute_or_object, is_object};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -41,9 +41,18 @@ struct Queue {
 impl Copies {
     /// # Errors
     /// [`Error::Invalid`] for a place that is in the root or has it in itself, and for rules that keep nothing.
-    pub fn new(root: &Path, tiers: Tiers, retention: Option<Retention>) -> Result<Self> {
-        let places = tiers.places.iter().map(|place| place_of(root, place));
-        let places = places.collect::<Result<_>>()?;
+    pub fn new(
+        root: &Path,
+        tiers: Tiers,
+        (retention, stripe): (Option<Retention>, &[PathBuf]),
+    ) -> Result<Self> {
+        let mut places: Vec<PathBuf> = Vec::new();
+        for place in &tiers.places {
+            let place = absolute_or_object(place)?;
+            let others = std::iter::once(root).chain(stripe.iter().map(PathBuf::as_path));
+            check_apart(&place, others.chain(places.iter().map(PathBuf::as_path)))?;
+            places.push(place);
+        }
         retention.as_ref().map_or(Ok(()), Retention::check)?;
         let (queue, ended) = Default::default();
         Ok(Self { places, retention, rate: tiers.rate, queue, ended })
@@ -91,9 +100,7 @@ impl Copies {
     pub fn committed(&self, shared: &Shared) -> Result<Vec<Found>> {
         let steps = |place: &Path| shared.store.steps(place, None);
         let is_committed = |found: &Found| found.status == Status::Committed;
-        check_one_run(&shared.root, &self.places, || {
-            Ok(steps(&shared.root)?.iter().any(is_committed))
-        })?;
+        join(&shared.root, &self.places, || Ok(steps(&shared.root)?.iter().any(is_committed)))?;
         let mut all = Vec::new();
         for place in &self.places {
             let is_restored = |found: &Found| {
@@ -103,14 +110,6 @@ impl Copies {
             all.extend(steps(place)?.into_iter().filter(is_restored));
         }
         Ok(all)
-    }
-
-    /// Notes that the run goes on with the steps of the place that this one was restored from.
-    pub fn adopt(&self, root: &Path, restored: &Path) -> Result<()> {
-        let Some(place) = self.places.iter().find(|place| restored.starts_with(place)) else {
-            return Ok(());
-        };
-        owner(place)?.map_or(Ok(()), |run| claim(root, Some(&run)).map(drop))
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
@@ -142,16 +141,20 @@ impl Copies {
         let how = Promotion { rate: self.rate, replace_older: true, ..Promotion::default() };
         let report = shared.store.promote(path, &to, how)?;
         tracing::debug!(?report, "a step is copied");
-        match &self.retention {
+        let retained = match &self.retention {
             // After a step that was restored, another one may be there because the newest is damaged.
             Some(retention) if is_new => shared.store.retain(place, retention).map(drop),
             _ => Ok(()),
+        };
+        if let Err(error) = retained {
+            tracing::warn!(place = %place.display(), %error, "a step is copied there, and old ones could not be removed");
         }
+        Ok(())
     }
 
     fn failed(&self, path: &Path, place: &Path, error: Error) {
-        if dir::is_gone(path) {
-            return self.pass_over(path); // a newer step was saved meanwhile
+        if dir::is_gone(path) && self.queue().next.is_some() {
+            return self.pass_over(path); // it was removed after a newer one
         }
         let (path, to) = (path.display(), place.display());
         tracing::error!(%error, "{path} is saved, but not copied to {to}. The next step is tried again");
@@ -166,15 +169,20 @@ impl Copies {
     }
 }
 
-/// The URL, or the path from the root, of a place.
-fn place_of(root: &Path, place: &Path) -> Result<PathBuf> {
-    let place = absolute_or_object(place)?;
-    if place.starts_with(root) || root.starts_with(&place) {
-        return Err(Error::invalid(format!(
-            "{} is the manager's directory {}, or one is in the other: further places are elsewhere",
-            place.display(),
-            root.display()
-        )));
+/// Checks that a place is in none of the others, nor one of them in it.
+fn check_apart<'a>(place: &Path, others: impl Iterator<Item = &'a Path>) -> Result<()> {
+    for other in others {
+        let are_nested = match (is_object(place), is_object(other)) {
+            (false, false) => dir::are_nested(place, other),
+            _ => place.starts_with(other) || other.starts_with(place),
+        };
+        if are_nested {
+            return Err(Error::invalid(format!(
+                "the further place {} and {} are the same, or one is in the other: name places elsewhere",
+                place.display(),
+                other.display()
+            )));
+        }
     }
-    Ok(place)
+    Ok(())
 }

@@ -109,6 +109,19 @@ pub(crate) fn is_same(one: &Path, other: &Path) -> bool {
     }
 }
 
+/// Whether two paths are the same, or one is in the other, through links too. They need not exist.
+pub(crate) fn are_nested(one: &Path, other: &Path) -> bool {
+    let real = |path: &Path| {
+        let known = path.ancestors().find_map(|above| Some((above, try_real(above).ok()?)));
+        known.map_or_else(
+            || path.into(),
+            |(above, real)| real.join(path.strip_prefix(above).unwrap_or(Path::new(""))),
+        )
+    };
+    let (one, other) = (real(one), real(other));
+    one.starts_with(&other) || other.starts_with(&one)
+}
+
 /// Whether a directory exists. If a disk fails, or a network file system has lost the directory, that is an
 /// error.
 ///
@@ -258,6 +271,21 @@ pub(crate) fn rename_to_free(from: &Path, to: &Path) -> Result<()> {
         io::ErrorKind::AlreadyExists => Error::io("renaming a file to", to, e),
         _ => Error::io("renaming", from, e),
     })
+}
+
+/// [`rename_to_free`], where no other process can take the name in between on a network file system either, if it has
+/// hard links.
+///
+/// # Errors
+/// As for [`rename_to_free`].
+pub(crate) fn rename_once(from: &Path, to: &Path) -> Result<()> {
+    match link(from, to) {
+        Ok(()) => remove(from),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            Err(Error::io("renaming a file to", to, error))
+        }
+        Err(_) => rename_to_free(from, to), // no links there
+    }
 }
 
 #[cfg(target_os = "linux")]

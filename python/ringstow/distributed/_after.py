@@ -82,7 +82,7 @@ class AfterCommit(Copier):
     def _copy(self, step: Added) -> None:
         """Copy a step to other nodes and to stores. A failure of one is none of the others."""
         self._link(COPYING, step.path)
-        if any(self._group.gathered(not os.path.isdir(step.path))):
+        if any(self._group.gathered(not os.path.lexists(step.path))):
             # Another rank's newer save has removed it already, before all had added that.
             self._pass_over(step)
             return
@@ -140,6 +140,8 @@ class AfterCommit(Copier):
 
         run = self._group.from_rank(0, claim)
         self._group.together(lambda: _native.claim(self._root, run) if self._leads else run)
+        if not all(self._group.gathered(not self._leads or _native.run_of(tier) == run)):
+            raise Error(f"the nodes do not see one directory at {tier}: each has its own")
 
     def _sent(self, step: Added, url: str, sends: bool) -> list[int]:
         """Return how many files each rank that sends has found missing then; -1 for the others."""

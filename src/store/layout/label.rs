@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::format::names;
 use crate::store::layout::unique::unique;
-use crate::sys::dir::{self, rename_to_free};
+use crate::sys::dir;
 use crate::sys::file;
 use std::io::Write;
 use std::path::Path;
@@ -29,12 +29,27 @@ pub(in crate::store) fn read(dir: &Path, name: &str) -> Result<Option<Vec<u8>>> 
 /// # Errors
 /// [`Error::Io`].
 pub(in crate::store) fn create(dir: &Path, name: &str, text: &str) -> Result<()> {
+    match write(dir, name, text, dir::rename_once) {
+        Err(error) if error.is_taken() => Ok(()),
+        written => written,
+    }
+}
+
+/// Labels a directory, whatever its label is.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(in crate::store) fn replace(dir: &Path, name: &str, text: &str) -> Result<()> {
+    write(dir, name, text, dir::rename)
+}
+
+fn write(dir: &Path, name: &str, text: &str, rename: fn(&Path, &Path) -> Result<()>) -> Result<()> {
     dir::make_all(dir)?;
     let part = dir.join(format!("{name}.{}{}", unique(), names::UNCOMMITTED_SUFFIX));
-    file::write_durably(&part, |mut file| file.write_all(text.as_bytes()))?;
-    match rename_to_free(&part, &dir.join(name)) {
-        Err(error) if error.is_taken() => dir::remove(&part)?,
-        renamed => renamed?,
+    let written = file::write_durably(&part, |mut file| file.write_all(text.as_bytes()));
+    let named = written.and_then(|()| rename(&part, &dir.join(name)));
+    if named.is_err() {
+        let _gone = dir::try_remove(&part);
     }
-    dir::sync(dir)
+    named.and_then(|()| dir::sync(dir))
 }

@@ -6,6 +6,7 @@ use super::target::Upload;
 use super::{Copy, target_at};
 use crate::error::{Error, Result};
 use crate::format::names;
+use crate::object::is_url;
 use crate::pipeline::job::Job;
 use crate::store::read::checkpoint::Checkpoint;
 use crate::sys::dir;
@@ -64,6 +65,10 @@ pub(in crate::store) fn end_abandoned(journal: &Path, removes: bool) -> Result<E
 fn abort(begun: &Left) -> Result<()> {
     let to = Path::new(&begun.url);
     let target = target_at(to, &Arc::<Job>::default())?;
+    if !is_url(to) && to.parent().is_some_and(dir::is_gone) {
+        let error = Error::io("looking for", to, std::io::ErrorKind::NotFound.into());
+        return Err(error.hinted("is its disk not mounted?"));
+    }
     for (name, id) in &begun.uploads {
         let upload = Upload { name: name.clone(), id: id.clone() };
         let aborted = target.abort(&upload);

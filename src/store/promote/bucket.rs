@@ -37,12 +37,17 @@ impl Target for Bucket {
         Ok(())
     }
 
-    fn sizes(&self, names: &[String]) -> io::Result<Vec<Option<u64>>> {
-        if let [name] = names {
-            return Ok(vec![self.size(name)?]);
+    fn missing(&self, files: &[(&str, u64)]) -> io::Result<Vec<usize>> {
+        if let [(name, bytes)] = files {
+            let is_missing = self.size(name)? != Some(*bytes);
+            return Ok(if is_missing { vec![0] } else { Vec::new() });
         }
         let listed = self.list()?;
-        Ok(names.iter().map(|name| listed.objects.get(name).copied()).collect())
+        let is_missing = |&file: &usize| {
+            let (name, bytes) = files[file];
+            listed.objects.get(name) != Some(&bytes)
+        };
+        Ok((0..files.len()).filter(is_missing).collect())
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {

@@ -11,6 +11,7 @@ use crate::limits::ALIGN;
 use crate::pipeline::blocks::Checked;
 use crate::pipeline::job::Job;
 use crate::store::layout::manifest::{read_bytes, refuse_foreign};
+use crate::store::layout::stripe_marker::stripe_owner;
 use crate::store::layout::unique::unique;
 use crate::sys::lock::DirLock;
 use crate::sys::{dir, file, space};
@@ -100,8 +101,9 @@ impl Target for Directory {
     fn hold(&self) -> Result<Option<DirLock>> {
         dir::make_all(&self.path)?;
         refuse_foreign(&self.path)?;
+        let lock = DirLock::take_with_others(&self.path)?;
         self.refuse_others()?;
-        DirLock::take_with_others(&self.path).map(Some)
+        Ok(Some(lock))
     }
 
     fn manifest(&self) -> Result<Option<Vec<u8>>> {
@@ -115,7 +117,7 @@ impl Target for Directory {
         use std::io::Write;
         let part = self.path.join(names::unique_manifest(&unique()));
         let to = self.path.join(names::MANIFEST);
-        let rename = if replaces { dir::rename } else { dir::rename_to_free };
+        let rename = if replaces { dir::rename } else { dir::rename_once };
         let written = file::write_durably(&part, |mut file| file.write_all(&manifest))
             .and_then(|()| rename(&part, &to));
         if written.is_err() {
@@ -126,6 +128,7 @@ impl Target for Directory {
 
     fn settle(&self, names: &[String]) -> Result<()> {
         dir::sync(&self.path)?;
+        self.path.parent().map_or(Ok(()), dir::sync)?;
         if let Err(error) = self.clear_up(names) {
             // Readers find the shards under either name.
             tracing::warn!(dir = %self.path.display(), %error, "the copy is committed, but its directory could not be cleared up; `ringstow prune` does it");
@@ -134,17 +137,19 @@ impl Target for Directory {
     }
 
     /// Looks at each, since a network file system may show an old listing.
-    fn sizes(&self, names: &[String]) -> io::Result<Vec<Option<u64>>> {
-        let size = |name: &str| match dir::look_at(&self.path.join(name)) {
-            Ok(found) => Ok(found.is_file().then_some(found.len())),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+    fn missing(&self, files: &[(&str, u64)]) -> io::Result<Vec<usize>> {
+        let has = |name: &str, bytes: u64| match dir::look_at(&self.path.join(name)) {
+            Ok(found) => Ok(found.is_file() && found.len() == bytes),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(error) => Err(error),
         };
-        let either = |name: &String| match size(name)? {
-            None => size(&names::uncommitted(name)),
-            found => Ok(found),
-        };
-        names.iter().map(either).collect()
+        let mut missing = Vec::new();
+        for (number, &(name, bytes)) in files.iter().enumerate() {
+            if !has(name, bytes)? && !has(&names::uncommitted(name), bytes)? {
+                missing.push(number);
+            }
+        }
+        Ok(missing)
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
@@ -225,6 +230,11 @@ impl Directory {
     /// Refuses a directory of checkpoints, and one whose files readers would take for parts of this one.
     fn refuse_others(&self) -> Result<()> {
         let named = self.path.display();
+        if let Some(checkpoint) = stripe_owner(&self.path)? {
+            return Err(Error::invalid(format!(
+                "{named} holds shards of the checkpoint {checkpoint}, which is striped over it: copy to another directory"
+            )));
+        }
         if let Some(step) =
             dir::directories(&self.path)?.iter().find(|step| dir::has(&step.join(names::MANIFEST)))
         {

@@ -29,7 +29,7 @@ pub(in crate::store) use abandoned::{Ending, end_abandoned, journals};
 use directory::Directory;
 use journal::Journal;
 use nix::errno::Errno;
-pub use owner::{check_one_run, claim, owner};
+pub use owner::{claim, join, owner};
 use parts::{Sending, parts_of};
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -118,6 +118,7 @@ pub fn promote(
     let from = crate::sys::path::absolute(from)?;
     let to = crate::sys::path::absolute_or_object(to)?;
     refuse_within(&from, &to)?;
+    owner::check_copy(&from, &to)?;
     let target = &*target_at(&to, job)?;
     let checkpoint = Checkpoint::open_with(&from, runtime.config())?;
     let copy = Copy::of(&checkpoint)?;
@@ -171,9 +172,7 @@ fn refuse_within(from: &Path, to: &Path) -> Result<()> {
     if is_url(to) {
         return Ok(());
     }
-    let real = |path: &Path| dir::try_real(path).unwrap_or_else(|_| path.into());
-    let (one, other) = (real(from), real(to));
-    if !other.starts_with(&one) && !one.starts_with(&other) {
+    if !dir::are_nested(from, to) {
         return Ok(());
     }
     Err(Error::invalid(format!(
@@ -237,7 +236,16 @@ impl Copy {
             Some(bytes) => bytes,
         };
         if how.replace_older {
-            let other = Manifest::decode_files(bytes, &target.place().join(names::MANIFEST))?;
+            let other = match Manifest::decode_files(bytes, &target.place().join(names::MANIFEST)) {
+                Err(error) if error.is_damage() => return Ok(Place::Older(Vec::new())),
+                other => other?,
+            };
+            if !other.stripes.is_empty() {
+                return Err(Error::invalid(format!(
+                    "{} has a checkpoint that is striped over other disks: remove it first",
+                    target.place().display()
+                )));
+            }
             if other.created_unix_ms < self.created_unix_ms {
                 return Ok(Place::Older(other.files.into_iter().map(|file| file.name).collect()));
             }
@@ -263,7 +271,10 @@ impl Copy {
             |&file: &usize| how.replicas || own.wrote(&checkpoint.manifest().files[file].name);
         let here: Vec<usize> = checkpoint.files_here().filter(is_sent).collect();
         for attempt in 1.. {
-            let journal = Journal::open(checkpoint.path(), target, self.id)?;
+            let journal = match Journal::open(checkpoint.path(), target, self.id) {
+                Err(Error::Busy { .. }) => return Err(Error::Busy { path: target.place().into() }),
+                journal => journal?,
+            };
             match self.send_missing((checkpoint, &here), target, how, &journal, (runtime, job)) {
                 Ok((bytes, moved)) => sent = (sent.0 + bytes, moved),
                 Err(error) if attempt == 1 && journal.is_worth_another() => {
@@ -327,10 +338,10 @@ impl Copy {
 
     /// The files that are not there.
     fn missing(&self, target: &dyn Target, files: &[FileEntry]) -> Result<Vec<usize>> {
-        let there = target.sizes(&self.names);
-        let there = there.map_err(|error| Error::io("listing", target.place(), error))?;
-        let is_missing = |&file: &usize| there[file] != Some(files[file].bytes);
-        Ok((0..files.len()).filter(is_missing).collect())
+        let wanted: Vec<_> =
+            self.names.iter().zip(files).map(|(name, file)| (name.as_str(), file.bytes)).collect();
+        let missing = target.missing(&wanted);
+        missing.map_err(|error| Error::io("listing", target.place(), error))
     }
 
     /// Creates the manifest. Tells whether it is there then: the store may refuse a request beside another one.

@@ -53,35 +53,55 @@ pub fn claim(place: &Path, run: Option<&str>) -> Result<String> {
     }
 }
 
-/// Checks that the steps in a run's directory and in further places are of one run. `is_saved` says whether the directory
-/// has steps: without a name, these were never copied.
+/// Checks that the steps in a run's directory and in further places are of one run. A directory without steps, as `is_saved`
+/// says, becomes that of the run whose steps the places have.
 ///
 /// # Errors
 /// As for [`claim`].
-pub fn check_one_run(
-    root: &Path,
-    places: &[PathBuf],
-    is_saved: impl Fn() -> Result<bool>,
-) -> Result<()> {
-    let mut known = owner(root)?.map(|run| (root, run));
+pub fn join(root: &Path, places: &[PathBuf], is_saved: impl Fn() -> Result<bool>) -> Result<()> {
+    let (mut there, own) = (None, owner(root)?);
     for place in places {
         let Some(run) = owner(place)? else { continue };
-        match &known {
+        match &there {
+            None => there = Some((place, run)),
             Some((_, known)) if *known == run => {}
             Some((other, _)) => return Err(two_runs(place, other)),
-            None if is_saved()? => return Err(two_runs(place, root)),
-            None => known = Some((place, run)),
         }
     }
-    Ok(())
+    match there {
+        Some((place, run)) if own.as_ref() != Some(&run) => match is_saved()? {
+            true => Err(two_runs(place, root)),
+            false => label::replace(root, names::RUN, &text_of(run)),
+        },
+        _ => Ok(()),
+    }
+}
+
+/// Checks that a checkpoint and what it is copied to are of one run, as far as the directories that they are in say.
+///
+/// # Errors
+/// As for [`claim`].
+pub(super) fn check_copy(from: &Path, to: &Path) -> Result<()> {
+    let (Some(run), Some(place)) = (from.parent(), to.parent()) else { return Ok(()) };
+    let Some(own) = owner(run)? else { return Ok(()) };
+    match owner(place)? {
+        Some(there) if there != own => Err(two_runs(place, run)),
+        _ => Ok(()),
+    }
+}
+
+fn text_of(run: String) -> String {
+    serde_json::json!(Owner { run }).to_string()
 }
 
 fn two_runs(place: &Path, other: &Path) -> Error {
     Error::invalid(format!(
         "{} has steps of another run than {}: two runs in one place would replace each other's steps. Name another place \
-         in tiers; or, to go on with the steps that are there, restore them in a directory that has none",
+         in tiers; or, to go on with the steps that are there, restore them in a directory that has none. (The file {} in \
+         each says whose the steps are: copy it together with them.)",
         place.display(),
-        other.display()
+        other.display(),
+        names::RUN
     ))
 }
 
@@ -90,7 +110,7 @@ fn claimed(place: &Path, run: Option<&str>) -> Result<String> {
         return Ok(owner);
     }
     let run = run.map_or_else(unique, str::to_owned);
-    let text = serde_json::json!(Owner { run }).to_string();
+    let text = text_of(run);
     match is_url(place) {
         false => label::create(place, names::RUN, &text)?,
         true => match Bucket::at(place)?.create(names::RUN, text.into_bytes()) {

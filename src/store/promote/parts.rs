@@ -85,6 +85,8 @@ fn cut(
     (0..cut.parts()).map(move |number| Part { file, number, cut })
 }
 
+const AGAIN: &str = "promote again: what was sent is not sent again";
+
 /// What is being sent.
 pub(super) struct Sending<'a> {
     target: &'a dyn Target,
@@ -169,7 +171,9 @@ impl<'a> Sending<'a> {
             let bytes = self.read(part)?;
             let name = &self.names[part.file];
             let sent = self.target.send(name, bytes);
-            sent.map_err(|error| Error::io("sending", self.target.place().join(name), error))?;
+            sent.map_err(|error| {
+                Error::io("sending", self.target.place().join(name), error).hinted(AGAIN)
+            })?;
             self.note(part, true);
             return Ok(());
         }
@@ -219,7 +223,7 @@ impl<'a> Sending<'a> {
     fn begin(&self, name: &str, cut: Cut) -> Result<Begun> {
         let upload = self.target.begin(name, cut.bytes);
         let upload = upload.map_err(|error| {
-            Error::io("beginning to send", self.target.place().join(name), error)
+            Error::io("beginning to send", self.target.place().join(name), error).hinted(AGAIN)
         })?;
         self.journal.begun(&upload, cut)?;
         Ok(Begun::new(upload, BTreeMap::new()))
@@ -261,12 +265,11 @@ impl<'a> Sending<'a> {
         }
         let path = self.target.place().join(&upload.name);
         let error = Error::io_at(doing, path, part.range().start, error);
-        Err(error.hinted("promote again: what was sent is not sent again"))
+        Err(error.hinted(AGAIN))
     }
 
-    fn has(&self, name: &String, bytes: u64) -> bool {
-        let sizes = self.target.sizes(std::slice::from_ref(name));
-        sizes.is_ok_and(|sizes| sizes == [Some(bytes)])
+    fn has(&self, name: &str, bytes: u64) -> bool {
+        self.target.missing(&[(name, bytes)]).is_ok_and(|missing| missing.is_empty())
     }
 
     fn finish_if_whole(&self, part: &Part, begun: &Mutex<Begun>) -> Result<()> {

@@ -44,11 +44,11 @@ pub(super) trait Target: Sync {
     /// What the system says of the commit.
     fn settle(&self, names: &[String]) -> Result<()>;
 
-    /// The bytes that each of these files has; `None` for one that is not there.
+    /// Which of these files, each with its bytes, are not there whole: their places in the list.
     ///
     /// # Errors
     /// What the store or the system says.
-    fn sizes(&self, names: &[String]) -> io::Result<Vec<Option<u64>>>;
+    fn missing(&self, files: &[(&str, u64)]) -> io::Result<Vec<usize>>;
 
     /// Removes a file; one that is not there is no error.
     ///
