@@ -154,7 +154,8 @@ def test_tiers_in_one_another_and_stripes_are_refused(tmp_path):
             ringstow.CheckpointManager(tmp_path / "run", tiers=tiers, config=config)
     (tmp_path / "disk2").mkdir()
     (tmp_path / "run").mkdir()
-    ringstow.save({"w": torch.zeros(16 << 20)}, tmp_path / "run/a", config=striped)
+    two = {name: torch.zeros(1 << 20) for name in "ab"}
+    ringstow.save(two, tmp_path / "run/a", config=striped)
     ringstow.save(state_of(1), tmp_path / "b")
     assert (tmp_path / "disk2/a").exists()
     with pytest.raises(ringstow.InvalidStateError, match="is striped over it"):
