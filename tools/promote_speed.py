@@ -1,0 +1,118 @@
+"""Measures copies of a checkpoint to another directory: `ringstow.promote` beside `cp`.
+
+    python tools/promote_speed.py                                     # 1 GB, 5 rounds
+    python tools/promote_speed.py --gb 8 --rounds 9 --dir /mnt/nvme --to /mnt/shared --json out.json
+
+Both are durable: the tool syncs what cp has written. The page cache holds none of the files when a
+copy begins. `promote` also compares every byte with its checksum. The ratio is that of one round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import ringstow
+import torch
+from comparing.directories import fresh_directory, machine
+from comparing.durable import drop_caches, fsync_tree
+
+TENSORS = 32
+
+
+class Copied(NamedTuple):
+    """One copy: GB a second until it is durable, and seconds of CPU for a GB."""
+
+    speed: float
+    cpu: float
+
+
+def promote(source: Path, target: Path) -> None:
+    ringstow.promote(source, target)
+
+
+def cp(source: Path, target: Path) -> None:
+    subprocess.run(["cp", "-r", source, target], check=True)
+    fsync_tree(target)
+
+
+WAYS: dict[str, Callable[[Path, Path], None]] = {"ringstow.promote": promote, "cp -r": cp}
+
+
+def cpu_seconds() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def copied(way: str, source: Path, target: Path, nbytes: int) -> Copied:
+    drop_caches(source)
+    cpu, began = cpu_seconds(), time.perf_counter()
+    WAYS[way](source, target)
+    seconds, cpu = time.perf_counter() - began, cpu_seconds() - cpu
+    shutil.rmtree(target)
+    return Copied(nbytes / seconds / 1e9, cpu * 1e9 / nbytes)
+
+
+def measure(source: Path, to: Path, rounds: int) -> dict[str, list[Copied]]:
+    """Return the copies of each way, one a round, after one that does not count."""
+    nbytes = sum(file.stat().st_size for file in source.iterdir())
+    found: dict[str, list[Copied]] = {way: [] for way in WAYS}
+    for number in range(rounds + 1):
+        ways = list(WAYS) if number % 2 else list(reversed(WAYS))
+        for way in ways:
+            one = copied(way, source, to / "copy", nbytes)
+            if number:
+                found[way].append(one)
+    return found
+
+
+def spread(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def table(found: dict[str, list[Copied]]) -> str:
+    lines = [
+        "| copy | GB/s, durable | CPU, s/GB | speed, of cp's in the round |",
+        "|---|---|---|---|",
+    ]
+    for way, copies in found.items():
+        pairs = zip(copies, found["cp -r"], strict=True)
+        ratios = [one.speed / base.speed for one, base in pairs]
+        speed, cpu = ([getattr(one, what) for one in copies] for what in ("speed", "cpu"))
+        lines.append(f"| `{way}` | {spread(speed)} | {spread(cpu)} | {spread(ratios)} |")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    words = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=words)
+    parser.add_argument("--gb", type=float, default=1.0, help="the checkpoint, 1e9 bytes")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--dir", type=Path, default=Path("."), help="the disk to copy from")
+    parser.add_argument("--to", type=Path, help="the disk to copy to; the same without it")
+    parser.add_argument("--json", type=Path, help="write the measurements there")
+    asked = parser.parse_args(arguments)
+    with fresh_directory(asked.dir) as here, fresh_directory(asked.to or asked.dir) as there:
+        elements = int(asked.gb * 1e9 / 4 / TENSORS)
+        state = {f"layers.{n}": torch.randn(elements) for n in range(TENSORS)}
+        ringstow.save(state, here / "saved")
+        found = measure(here / "saved", there, asked.rounds)
+        about = machine(there)
+    print(table(found))
+    print(f"\n{asked.gb} GB, {asked.rounds} rounds, median (lowest to highest), {about}")
+    if asked.json is not None:
+        asked.json.write_text(json.dumps({"machine": about, "copies": found}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
