@@ -305,6 +305,21 @@ mod each_call {
         disks.assert_copied(1);
     }
 
+    /// A file that was not whole was not synced.
+    #[test]
+    fn parts_that_were_sent_before_the_machine_started_again_are_sent_again() {
+        let disks = fail_in_the_middle();
+        let journals = disks.from().parent().unwrap().join(names::JOURNALS);
+        let journal = journals.join(&names_in(&journals)[0]).join(names::JOURNAL);
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+        let text = fs::read_to_string(&journal).unwrap();
+        assert!(text.contains(boot.trim()));
+        fs::write(&journal, text.replace(boot.trim(), "before")).unwrap();
+        let report = disks.promote().unwrap();
+        assert_eq!(report.sent_bytes, report.file_bytes);
+        disks.assert_copied(1);
+    }
+
     #[test]
     fn clean_up_ends_the_copy_of_a_checkpoint_that_is_gone() {
         let disks = fail_in_the_middle();

@@ -71,6 +71,10 @@ impl Target for Bucket {
         self.put_part((&upload.name, &upload.id), number, blocks)
     }
 
+    fn keeps(&self, _: &str) -> bool {
+        true
+    }
+
     fn finish(&self, upload: &Upload, _: u64, parts: Vec<String>) -> io::Result<()> {
         self.finish((&upload.name, &upload.id), parts)
     }

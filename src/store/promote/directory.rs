@@ -1,7 +1,7 @@
 //! A directory as the place that a checkpoint is copied to, such as one that all nodes share.
 //!
 //! Several nodes may send to it at the same time, each its own files. A file is written under a name that no other promotion has,
-//! and synced. Whole, it gets the uncommitted name that it would have in a save. Once all files are there, the rename of the
+//! and synced once it is whole. Then it gets the uncommitted name that it would have in a save. Once all files are there, the rename of the
 //! manifest commits, and then they get their final names.
 
 use super::target::{Target, Upload};
@@ -25,6 +25,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 pub(super) struct Directory {
     path: PathBuf,
     job: Arc<Job>,
+    /// What identifies this run of the machine's kernel.
+    boot: String,
     /// Whether files are opened with O_DIRECT, until the file system refuses.
     direct: AtomicBool,
 }
@@ -32,7 +34,9 @@ pub(super) struct Directory {
 impl Directory {
     /// A directory that need not be there yet.
     pub fn at(path: &Path, job: &Arc<Job>) -> Self {
-        Self { path: path.into(), job: job.clone(), direct: true.into() }
+        let boot = file::read_kernel_text("/proc/sys/kernel/random/boot_id");
+        let boot = boot.map_or_else(|_| unique(), |boot| boot.trim().to_owned());
+        Self { path: path.into(), job: job.clone(), boot, direct: true.into() }
     }
 
     /// Where an upload is until it is finished.
@@ -57,7 +61,7 @@ impl Directory {
             file::write_at(&buffered, path, end, offset + whole.len() as u64)?;
             offset += bytes.len() as u64;
         }
-        file::sync(&buffered)
+        Ok(())
     }
 
     fn open(&self, path: &Path) -> io::Result<File> {
@@ -186,7 +190,12 @@ impl Target for Directory {
         (_, offset): (usize, u64),
         blocks: Vec<Checked>,
     ) -> io::Result<String> {
-        self.write(&self.part(upload), offset, &blocks).map(|()| String::new())
+        self.write(&self.part(upload), offset, &blocks).map(|()| self.boot.clone())
+    }
+
+    /// A part is synced with its file alone: until then it outlives its process, and not this machine's memory.
+    fn keeps(&self, answer: &str) -> bool {
+        answer == self.boot
     }
 
     fn finish(&self, upload: &Upload, bytes: u64, _: Vec<String>) -> io::Result<()> {
@@ -199,6 +208,7 @@ impl Target for Directory {
             );
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }
+        file::sync(&file::open_write(&from, false)?)?;
         dir::try_rename(&from, &to)?;
         dir::try_sync(&self.path)
     }

@@ -212,7 +212,10 @@ impl<'a> Sending<'a> {
         if known.upload.is_none() {
             let name = &self.names[part.file];
             *known = match self.journal.resumed(name, part.cut) {
-                Some((upload, parts)) => Begun::new(upload, parts),
+                Some((upload, mut parts)) => {
+                    parts.retain(|_, answer| self.target.keeps(answer));
+                    Begun::new(upload, parts)
+                }
                 None => self.begin(name, part.cut)?,
             };
         }

@@ -68,8 +68,7 @@ pub(super) trait Target: Sync {
     /// What the store or the system says.
     fn begin(&self, name: &str, bytes: u64) -> io::Result<Upload>;
 
-    /// Sends the part of this number, from 0, which begins at an offset. Returns what [`Target::finish`] needs of it. Once
-    /// this returns, the part is there to stay.
+    /// Sends the part of this number, from 0, which begins at an offset. Returns what [`Target::finish`] needs of it.
     ///
     /// # Errors
     /// [`io::ErrorKind::NotFound`] if there is no such upload; what the store or the system says otherwise.
@@ -80,7 +79,10 @@ pub(super) trait Target: Sync {
         blocks: Vec<Checked>,
     ) -> io::Result<String>;
 
-    /// Makes the parts a file of so many bytes.
+    /// Whether a part that was sent with this answer, perhaps by an earlier process, is still there.
+    fn keeps(&self, answer: &str) -> bool;
+
+    /// Makes the parts a file of so many bytes, durably.
     ///
     /// # Errors
     /// As for [`Target::put_part`].
