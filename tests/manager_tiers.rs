@@ -111,6 +111,24 @@ fn two_runs_do_not_replace_each_others_steps() {
 }
 
 #[test]
+fn program_whose_run_was_taken_over_is_shut_out() {
+    let disks = Disks::new();
+    let mut first = disks.manager(Keep::default());
+    save(&mut first, 1, 1);
+    first.wait_promoted().unwrap();
+    let mut second = disks.manager_in(&disks.0.path().join("other"), Keep::default());
+    assert_eq!(value(&restored(&second)), 1);
+    save(&mut second, 2, 2);
+    second.wait_promoted().unwrap();
+    save(&mut first, 2, 7);
+    let shut_out = first.wait_promoted().unwrap_err();
+    assert!(shut_out.to_string().contains("has taken them over"), "{shut_out}");
+    drop((first, second));
+    fs::remove_dir_all(disks.run()).unwrap();
+    assert_eq!(value(&restored(&disks.manager(Keep::default()))), 2);
+}
+
+#[test]
 fn copy_that_failed_is_made_after_the_next_restore() {
     let disks = Disks::new();
     fs::create_dir_all(disks.shared()).unwrap();

@@ -7,6 +7,8 @@ import os
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
+from ringstow._errors import IncompleteCheckpointError, MissingFilesError, NoCheckpointError
+
 if TYPE_CHECKING:
     from ringstow._report import PromotionReport
 
@@ -28,6 +30,8 @@ class Copier:
     begun goes on, also if the step is removed meanwhile.
     """
 
+    joined: str | None = None
+    """The run whose steps training goes on with, until the first copy."""
     _ends_with_program = True
     """Whether the exit of the program ends a copy; otherwise it waits for it."""
 
@@ -100,9 +104,11 @@ class Copier:
             place or self._places,
         )
 
-    def _is_overtaken(self, step: Added) -> bool:
-        """Whether a step was removed after a newer one was added."""
-        return len(self._added) > self._done and not os.path.lexists(step.path)
+    def _is_overtaken(self, step: Added, error: BaseException) -> bool:
+        """Whether a step was removed after a newer one was added, and the copy failed by that."""
+        gone = FileNotFoundError, NoCheckpointError, IncompleteCheckpointError, MissingFilesError
+        is_gone = isinstance(error, gone) or not os.path.lexists(step.path)
+        return len(self._added) > self._done and is_gone
 
     def _give_up(self, error: BaseException) -> None:
         """Copy none of the steps that were added."""

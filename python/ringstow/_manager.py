@@ -75,7 +75,7 @@ class CheckpointManager:
         slim: Iterable[str] = ("optimizer",),
         base: Literal["previous"] | None = None,
         base_full_every: int | None = None,
-        tiers: Iterable[StrPath] = (),
+        tiers: Iterable[StrPath] | None = (),
         keep_promoted: int | None = None,
         promotion_rate: int = 0,
         node_local: bool = False,
@@ -86,8 +86,6 @@ class CheckpointManager:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         """Make a manager. Without ``node_local`` it creates no directory before the first save.
-
-        If ``tiers`` have steps, `restore` creates it.
 
         A step is kept if any rule keeps it. Without rules nothing is ever removed.
 
@@ -427,6 +425,7 @@ class CheckpointManager:
                 found = self._side.first(lambda: self._steps.named(number))
             restored = first_intact(self._side, found, into, on_corrupt)
             is_here = restored is not None and self._steps.is_here(restored.path)
+            self._copier.joined = self._steps.joined
             if restored is not None and is_here:
                 if self._previous is not None:
                     self._previous.restored(restored.path)

@@ -50,6 +50,7 @@ __all__ = [
     "join_run",
     "latest",
     "model_layout",
+    "name_run",
     "needed",
     "nesting",
     "node_id",
@@ -76,6 +77,7 @@ __all__ = [
     "survey",
     "swap_names",
     "sync_dir",
+    "take_over",
     "tiles",
     "verify",
     "watch",
@@ -554,8 +556,14 @@ def check_url(url: str) -> None: ...
 def run_of(place: str) -> str | None: ...
 
 # Raises InvalidStateError if the steps in a run's directory and in further places are of two runs.
-# A directory without steps becomes that of the run whose steps the places have.
-def join_run(root: str, places: Sequence[str], config: str) -> None: ...
+# Returns the name of the run whose steps the places have, if the directory does not have it.
+def join_run(root: str, places: Sequence[str], config: str) -> str | None: ...
+
+# Gives a run that a directory goes on with a new name, there and in the places with its steps.
+def take_over(root: str, places: Sequence[str], run: str) -> None: ...
+
+# Says which run a place has steps of, whatever it said before.
+def name_run(place: str, run: str) -> None: ...
 
 # Says that a place has the steps of a run, and returns its name; without one, of the run whose they
 # are, or of a new one. Raises InvalidStateError if the place has the steps of another run.

@@ -124,15 +124,7 @@ class Run:
 
     def _committed(self) -> list[Step]:
         steps = self.steps()
-        for found in reversed(steps):
-            if was_committed(found):
-                break
-            if _has_lost_manifest(found.path):
-                _log.warning(
-                    "passing over %s, whose manifest is gone: only a committed checkpoint has "
-                    "files of these names, so somebody has removed it, or is still copying",
-                    found.path,
-                )
+        warn_of_lost_manifests(steps)
         return [found for found in reversed(steps) if was_committed(found)]
 
     def _refuse_other_checkpoints(self) -> None:
@@ -143,6 +135,19 @@ class Run:
                 f"{path} is a checkpoint, but nothing in {self.root} counts as a step: training "
                 "must not begin anew beside it. Load it with ringstow.load, or give the manager "
                 "another directory"
+            )
+
+
+def warn_of_lost_manifests(steps: list[Step]) -> None:
+    """Tell of steps that are newer than the newest committed one, and were committed once."""
+    for found in reversed(steps):
+        if was_committed(found):
+            break
+        if _has_lost_manifest(found.path):
+            _log.warning(
+                "passing over %s, whose manifest is gone: only a committed checkpoint has "
+                "files of these names, so somebody has removed it, or is still copying",
+                found.path,
             )
 
 

@@ -13,7 +13,7 @@ from ringstow._config import native_json
 from ringstow._copier import Added, Copier
 from ringstow._errors import Error, InvalidStateError, NoCheckpointError
 from ringstow._rules import Rules
-from ringstow._run import was_committed
+from ringstow._run import warn_of_lost_manifests, was_committed
 
 if TYPE_CHECKING:
     from ringstow._catalog_report import Step
@@ -24,20 +24,21 @@ if TYPE_CHECKING:
 _log = logging.getLogger("ringstow")
 
 
-def checked(tiers: Iterable[StrPath], root: str, config: Config | None = None) -> tuple[str, ...]:
+def checked(
+    tiers: Iterable[StrPath] | None, root: str, config: Config | None = None
+) -> tuple[str, ...]:
     """Return the URLs and the directories of tiers behind a run's directory.
 
     Raises:
-        TypeError: it is one text or None, not a list.
+        TypeError: it is one text, not a list.
         InvalidStateError: a URL that cannot be understood; or a directory that is the run's, a
             stripe or another tier, or is in one of them, or has one in itself.
     """
-    if tiers is None or isinstance(tiers, (str, os.PathLike)):
-        one = f'"{tiers}"' if tiers else ""
-        raise TypeError(f"tiers is a list of URLs and directories: tiers=[{one}]")
+    if isinstance(tiers, (str, os.PathLike)):
+        raise TypeError(f'tiers is a list of URLs and directories: tiers=["{tiers}"]')
     places: list[str] = []
     others = [root, *(() if config is None else map(absolute, config.stripe))]
-    for tier in tiers:
+    for tier in tiers or ():
         url = object_url(tier)
         if url is not None:
             _native.check_url(url)
@@ -55,8 +56,8 @@ def _check_apart(tier: str, other: str) -> None:
     one, two = (object_url(path) or os.path.realpath(path) for path in (tier, other))
     if f"{one}/".startswith(f"{two}/") or f"{two}/".startswith(f"{one}/"):
         raise InvalidStateError(
-            f"{tier} in tiers and {other} are the same, or one is in the other: the manager's "
-            "directory is the first tier and need not be named; the others are elsewhere"
+            f"{tier} in tiers and {other} are the same, or one is in the other: name places "
+            "elsewhere, each once; the manager's own directory is not named"
         )
 
 
@@ -93,6 +94,11 @@ class Steps:
         self._tiers = tiers
         self._config = config
         self._first = first
+        self.joined: str | None = None
+        """The run whose steps in the tiers training goes on with, and not yet under its own name.
+
+        The rank that looks for all alone knows it.
+        """
 
     def candidates(self, on_corrupt: OnCorrupt) -> list[Step]:
         """Return the committed steps, newest first, and of one step the nearest copy first.
@@ -124,7 +130,7 @@ class Steps:
 
     def _there(self) -> list[Step]:
         """Return the committed steps in the tiers."""
-        _native.join_run(self._run.root, self._tiers, native_json(self._config))
+        self.joined = _native.join_run(self._run.root, self._tiers, native_json(self._config))
         for tier in self._tiers:
             if object_url(tier) is None and not os.path.exists(tier):
                 _log.warning(
@@ -133,6 +139,8 @@ class Steps:
                     tier,
                 )
         found = [_catalog.steps(tier, config=self._config) for tier in self._tiers]
+        for steps in found:
+            warn_of_lost_manifests(steps)
         return [step for steps in found for step in steps if was_committed(step)]
 
     def _named_here(self, step: int) -> list[Step]:
@@ -155,8 +163,16 @@ class Steps:
                 raise
             _log.warning("%s has nothing to restore: %s", self._run.root, error)
             local = []
+        if copies:
+            self._warn_of_damage()
         # Of two saves of one number the newer first. A stable sort: of copies the nearest.
         return sorted([*local, *copies], key=_newest_first)
+
+    def _warn_of_damage(self) -> None:
+        """Tell of steps in the run's own directory whose manifest is damaged."""
+        for step in self._run.steps():
+            if step.status == "damaged":
+                _log.warning("%s is damaged: %s", step.path, step.problem)
 
 
 def _newest_first(step: Step) -> tuple[int, int]:
@@ -183,8 +199,6 @@ class Promoter(Copier):
         super().__init__(list(plan.tiers))
         self._root = root
         self._plan = plan
-        self._claimed: set[str] = set()
-        """The tiers that are known to have steps of this run alone."""
         self._config = config
 
     def _copy(self, step: Added) -> None:
@@ -200,7 +214,7 @@ class Promoter(Copier):
                     config=self._config,
                 )
             except BaseException as error:  # a panic, too: the step is saved, training goes on
-                if self._is_overtaken(step):
+                if self._is_overtaken(step, error):
                     self._pass_over(step, tier)
                     continue
                 self.error = error
@@ -213,6 +227,13 @@ class Promoter(Copier):
                     again if isinstance(error, OSError) else "",
                 )
             else:
+                _log.info(
+                    "%s is copied to %s: %.3g GB sent in %.1f s",
+                    step.path,
+                    tier,
+                    self.report.sent_bytes / 1e9,
+                    self.report.seconds,
+                )
                 self._clear(step, tier)
 
     def _claim(self, tier: str) -> None:
@@ -221,9 +242,10 @@ class Promoter(Copier):
         Raises:
             InvalidStateError: it has steps of another.
         """
-        if tier not in self._claimed:
-            _native.claim(tier, _native.claim(self._root, None))
-            self._claimed.add(tier)
+        if self.joined is not None:
+            _native.take_over(self._root, self._plan.tiers, self.joined)
+            self.joined = None
+        _native.claim(tier, _native.claim(self._root, None))
 
     def _clear(self, step: Added, tier: str) -> None:
         """Remove old steps from a tier, after a new one."""

@@ -4,7 +4,7 @@ use crate::error::to_python;
 use crate::{config, to_json, wait};
 use pyo3::prelude::*;
 use ringstow::{Job, Promotion, Runtime};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Checks that a URL can be understood, and the environment's settings for it.
 #[pyfunction]
@@ -18,20 +18,35 @@ pub(crate) fn run_of(py: Python<'_>, place: PathBuf) -> PyResult<Option<String>>
     py.detach(|| ringstow::internals::store::owner(&place)).map_err(to_python)
 }
 
-/// Checks that the steps in a run's directory and in further places are of one run. A directory without steps becomes that run's.
+/// Checks that the steps in a run's directory and in further places are of one run; returns the name of the run that training
+/// goes on with, if the directory does not have it.
 #[pyfunction]
 pub(crate) fn join_run(
     py: Python<'_>,
     root: PathBuf,
     places: Vec<PathBuf>,
     config: &str,
+) -> PyResult<Option<String>> {
+    let store = ringstow::Store::new(self::config(config)?).map_err(to_python)?;
+    let is_other = |place: Option<&Path>| store.is_of_other_run(&root, place);
+    py.detach(|| ringstow::internals::store::join(&root, &places, is_other)).map_err(to_python)
+}
+
+/// Gives a run that a directory goes on with a new name, there and in the places that have its steps.
+#[pyfunction]
+pub(crate) fn take_over(
+    py: Python<'_>,
+    root: PathBuf,
+    places: Vec<PathBuf>,
+    run: &str,
 ) -> PyResult<()> {
-    let config = self::config(config)?;
-    let is_saved = || {
-        let steps = ringstow::internals::store::steps(&root, None, &config)?;
-        Ok(steps.iter().any(|found| found.status == ringstow::Status::Committed))
-    };
-    py.detach(|| ringstow::internals::store::join(&root, &places, is_saved)).map_err(to_python)
+    py.detach(|| ringstow::internals::store::take_over(&root, &places, run)).map_err(to_python)
+}
+
+/// Says which run a place has steps of, whatever it said before.
+#[pyfunction]
+pub(crate) fn name_run(py: Python<'_>, place: PathBuf, run: &str) -> PyResult<()> {
+    py.detach(|| ringstow::internals::store::name_run(&place, run)).map_err(to_python)
 }
 
 /// Says that a place has the steps of a run; returns its name.

@@ -136,7 +136,7 @@ def test_wrong_tiers_say_what_is_meant(tmp_path):
     for tier in (tmp_path, tmp_path / "run", tmp_path / "run" / "x"):
         with pytest.raises(ringstow.InvalidStateError, match="one is in the other"):
             ringstow.CheckpointManager(tmp_path / "run", tiers=[tier])
-    for tiers in ("/shared/run", tmp_path, None):
+    for tiers in ("/shared/run", tmp_path):
         with pytest.raises(TypeError, match="tiers is a list"):
             ringstow.CheckpointManager(tmp_path / "run", tiers=tiers)
 
@@ -209,9 +209,64 @@ def test_new_directory_goes_on_with_the_run_that_it_restores(tmp_path):
         manager.save(2, state_of(2))
     assert manager.promotion_error is None
     assert steps_in(tmp_path / "shared/run") == [1, 2]
-    # The old one has fallen behind, and is the same run.
+
+
+def test_program_whose_run_was_taken_over_is_shut_out(tmp_path, caplog):
+    with manager_of(tmp_path) as first, another_run(tmp_path) as second:
+        first.save(1, state_of(1))
+        assert first.wait_promoted(60)
+        assert second.restore().step == 1
+        assert "goes on with the run whose steps are in" in caplog.text
+        first.save(2, state_of(2))  # a restore alone, of an evaluation, harms nobody
+        assert first.wait_promoted(60)
+        second.save(3, state_of(3))
+        assert second.wait_promoted(60)
+        first.save(4, state_of(4))
+        assert not first.wait_promoted(60)
+        assert "has taken them over" in str(first.promotion_error)
+    assert steps_in(tmp_path / "shared/run") == [1, 2, 3]
+    with manager_of(tmp_path) as manager, pytest.raises(ringstow.InvalidStateError):
+        manager.restore()
+
+
+def test_directory_that_is_filled_from_the_copies_is_the_same_run(tmp_path):
+    """By copies by hand, which take the names of the copied files along or not."""
     with manager_of(tmp_path) as manager:
-        assert manager.restore().step == 2
+        manager.save(1, state_of(1))
+    there = tmp_path / "shared/run/step-00000001"
+    shutil.rmtree(tmp_path / "run")
+    shutil.copytree(there, tmp_path / "run/step-00000001")
+    with manager_of(tmp_path) as manager:
+        assert manager.restore().step == 1
+        assert manager.wait_promoted(60)
+    assert manager.promoted.was_there
+    ringstow.promote(there, tmp_path / "other/step-00000001")
+    with another_run(tmp_path) as manager:
+        assert manager.restore().path.startswith(str(tmp_path / "other"))
+        manager.save(2, state_of(2))
+    assert steps_in(tmp_path / "shared/run") == [1, 2]
+
+
+def test_copy_whose_manifest_is_gone_is_told(tmp_path, caplog):
+    with manager_of(tmp_path) as manager:
+        for step in (1, 2):
+            manager.save(step, state_of(step))
+            manager.wait_promoted(60)
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "shared/run/step-00000002/manifest.json").unlink()
+    with manager_of(tmp_path) as manager:
+        assert manager.restore().step == 1
+    assert "step-00000002, whose manifest is gone" in caplog.text
+
+
+def test_damaged_manifest_is_told_where_its_copy_is_restored(tmp_path, caplog):
+    with manager_of(tmp_path) as manager:
+        manager.save(1, state_of(1))
+    near = tmp_path / "run/step-00000001/manifest.json"
+    near.write_bytes(near.read_bytes()[:-9])
+    with manager_of(tmp_path) as manager:
+        assert manager.restore().path.startswith(str(tmp_path / "shared"))
+    assert f"{near.parent} is damaged" in caplog.text or "passing over" in caplog.text
 
 
 def test_copy_by_hand_takes_no_other_runs_place(tmp_path):

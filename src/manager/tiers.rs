@@ -2,7 +2,7 @@
 
 use super::Shared;
 use crate::error::{Error, Result};
-use crate::store::{Found, Promotion, Retention, Status, claim, join};
+use crate::store::{Found, Promotion, Retention, Status, claim, join, take_over};
 use crate::sys::dir;
 use crate::sys::path::{absolute_or_object, is_object};
 use std::path::{Path, PathBuf};
@@ -25,6 +25,8 @@ pub(super) struct Copies {
     places: Vec<PathBuf>,
     retention: Option<Retention>,
     rate: u64,
+    /// The run whose steps training goes on with, until the first copy.
+    joined: Mutex<Option<String>>,
     queue: Mutex<Queue>,
     ended: Condvar,
 }
@@ -54,8 +56,8 @@ impl Copies {
             places.push(place);
         }
         retention.as_ref().map_or(Ok(()), Retention::check)?;
-        let (queue, ended) = Default::default();
-        Ok(Self { places, retention, rate: tiers.rate, queue, ended })
+        let (joined, queue, ended) = Default::default();
+        Ok(Self { places, retention, rate: tiers.rate, joined, queue, ended })
     }
 
     /// Copies a step as soon as the copy in progress has ended. A step that waits for that is passed over.
@@ -99,8 +101,10 @@ impl Copies {
     /// A place that cannot be listed: it may have the newest step. [`Error::Invalid`] for steps of another run.
     pub fn committed(&self, shared: &Shared) -> Result<Vec<Found>> {
         let steps = |place: &Path| shared.store.steps(place, None);
-        let is_committed = |found: &Found| found.status == Status::Committed;
-        join(&shared.root, &self.places, || Ok(steps(&shared.root)?.iter().any(is_committed)))?;
+        let is_other = |place: Option<&Path>| shared.store.is_of_other_run(&shared.root, place);
+        if let Some(run) = join(&shared.root, &self.places, is_other)? {
+            *self.joined.lock().unwrap_or_else(PoisonError::into_inner) = Some(run);
+        }
         let mut all = Vec::new();
         for place in &self.places {
             let is_restored = |found: &Found| {
@@ -135,6 +139,12 @@ impl Copies {
     }
 
     fn copy(&self, shared: &Shared, (path, is_new): (&Path, bool), place: &Path) -> Result<()> {
+        let mut joined = self.joined.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(run) = &*joined {
+            take_over(&shared.root, &self.places, run)?;
+            *joined = None;
+        }
+        drop(joined);
         claim(place, Some(&claim(&shared.root, None)?))?;
         let to = place.join(path.file_name().unwrap_or_default());
         // A run that went back saves a step again.

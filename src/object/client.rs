@@ -139,6 +139,14 @@ impl Bucket {
         self.put(name, bytes.into(), PutMode::Create)
     }
 
+    /// Creates an object, in place of one of that name.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub fn replace(&self, name: &str, bytes: Vec<u8>) -> io::Result<()> {
+        self.put(name, bytes.into(), PutMode::Overwrite)
+    }
+
     pub(super) fn put(&self, name: &str, payload: PutPayload, mode: PutMode) -> io::Result<()> {
         let (store, key) = (self.store.clone(), self.key(name));
         self.run(async move {

@@ -23,7 +23,7 @@ pub use cleanup::slim::{Slimmed, older_steps, slim};
 pub use diff::{DiffReport, ElementDiff, TensorChange, TensorDiff, ValueDiff, diff};
 pub use layout::node::{NodeId, node_id};
 pub use layout::recycled::{Recycled, recycled};
-pub use promote::{Promotion, PromotionReport, claim, join, owner, promote};
+pub use promote::{Promotion, PromotionReport, claim, join, name_run, owner, promote, take_over};
 pub use read::checkpoint::{Checkpoint, CheckpointKind};
 pub(crate) use read::fingerprint::while_replaced;
 pub use read::info::{FileInfo, Info};

@@ -135,11 +135,16 @@ class AfterCommit(Copier):
         known = next((run for run in runs if run is not None), None)
 
         def claim() -> str:
-            run = _native.claim(self._root, known)
+            if self.joined is not None:
+                _native.take_over(self._root, self._plan.tiers, self.joined)
+                self.joined = None
+            run = _native.run_of(self._root) or _native.claim(self._root, known)
             return _native.claim(tier, run)
 
         run = self._group.from_rank(0, claim)
-        self._group.together(lambda: _native.claim(self._root, run) if self._leads else run)
+        # All nodes train the run that rank 0 does.
+        if self._leads and _native.run_of(self._root) != run:
+            _native.name_run(self._root, run)
         if not all(self._group.gathered(not self._leads or _native.run_of(tier) == run)):
             raise Error(f"the nodes do not see one directory at {tier}: each has its own")
 

@@ -29,7 +29,7 @@ pub(in crate::store) use abandoned::{Ending, end_abandoned, journals};
 use directory::Directory;
 use journal::Journal;
 use nix::errno::Errno;
-pub use owner::{claim, join, owner};
+pub use owner::{claim, join, name_run, owner, take_over};
 use parts::{Sending, parts_of};
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -213,7 +213,15 @@ impl Copy {
             return Err(Error::invalid("only ringstow's checkpoints are promoted"));
         }
         let manifest = checkpoint.manifest();
-        let id = id_of(&manifest.encode()?);
+        let plain = |file: &FileEntry| FileEntry {
+            name: names::unpromoted(&file.name).into_owned(),
+            ..file.clone()
+        };
+        // A copy of a copy is the same checkpoint.
+        let plain = manifest.files.iter().map(plain).collect();
+        let plain = Manifest { files: plain, generation: 0, ..manifest.clone() };
+        let plain = Manifest { stripes: Vec::new(), nodes: Vec::new(), ..plain };
+        let id = id_of(&plain.encode()?);
         let names: Vec<String> =
             manifest.files.iter().map(|file| names::promoted(&file.name, id)).collect();
         let renamed =

@@ -53,12 +53,17 @@ pub fn claim(place: &Path, run: Option<&str>) -> Result<String> {
     }
 }
 
-/// Checks that the steps in a run's directory and in further places are of one run. A directory without steps, as `is_saved`
-/// says, becomes that of the run whose steps the places have.
+/// Checks that the steps in a run's directory and in further places are of one run. Returns the name of the run whose steps the
+/// places have, if the directory does not have it: training goes on with that run. `is_other` says whether the directory has
+/// steps, and none of a place's, if one is named.
 ///
 /// # Errors
 /// As for [`claim`].
-pub fn join(root: &Path, places: &[PathBuf], is_saved: impl Fn() -> Result<bool>) -> Result<()> {
+pub fn join(
+    root: &Path,
+    places: &[PathBuf],
+    is_other: impl Fn(Option<&Path>) -> Result<bool>,
+) -> Result<Option<String>> {
     let (mut there, own) = (None, owner(root)?);
     for place in places {
         let Some(run) = owner(place)? else { continue };
@@ -69,12 +74,49 @@ pub fn join(root: &Path, places: &[PathBuf], is_saved: impl Fn() -> Result<bool>
         }
     }
     match there {
-        Some((place, run)) if own.as_ref() != Some(&run) => match is_saved()? {
-            true => Err(two_runs(place, root)),
-            false => label::replace(root, names::RUN, &text_of(run)),
-        },
-        _ => Ok(()),
+        Some((place, run)) if own.as_ref() != Some(&run) => {
+            match is_other(own.is_none().then_some(place))? {
+                true => Err(two_runs(place, root)),
+                false => {
+                    let (root, place) = (root.display(), place.display());
+                    tracing::warn!(
+                        "{root} goes on with the run whose steps are in {place}. Another program that saves there is shut out at the first copy"
+                    );
+                    Ok(Some(run))
+                }
+            }
+        }
+        _ => Ok(None),
     }
+}
+
+/// Gives a run that a directory goes on with a new name, there and in the places that have its steps. So a program that still
+/// saves to them under the old name learns that it is no longer theirs.
+///
+/// # Errors
+/// As for [`owner`].
+pub fn take_over(root: &Path, places: &[PathBuf], run: &str) -> Result<()> {
+    let new = unique();
+    name_run(root, &new)?;
+    for place in places {
+        if owner(place)?.as_deref() == Some(run) {
+            name_run(place, &new)?;
+        }
+    }
+    Ok(())
+}
+
+/// Says which run a place has steps of, whatever it said before.
+///
+/// # Errors
+/// As for [`owner`].
+pub fn name_run(place: &Path, run: &str) -> Result<()> {
+    let text = text_of(run.into());
+    if !is_url(place) {
+        return label::replace(place, names::RUN, &text);
+    }
+    let written = Bucket::at(place)?.replace(names::RUN, text.into_bytes());
+    written.map_err(|error| Error::io("writing", place.join(names::RUN), error))
 }
 
 /// Checks that a checkpoint and what it is copied to are of one run, as far as the directories that they are in say.
@@ -96,9 +138,9 @@ fn text_of(run: String) -> String {
 
 fn two_runs(place: &Path, other: &Path) -> Error {
     Error::invalid(format!(
-        "{} has steps of another run than {}: two runs in one place would replace each other's steps. Name another place \
-         in tiers; or, to go on with the steps that are there, restore them in a directory that has none. (The file {} in \
-         each says whose the steps are: copy it together with them.)",
+        "{} has steps of another run than {}, by the file {} in each, or another program has taken them over: two runs in one \
+         place would replace each other's steps. Name another place in tiers; or, to go on with the steps that are there, \
+         restore them in a directory that has none",
         place.display(),
         other.display(),
         names::RUN
