@@ -447,7 +447,6 @@ def save_often(rank, path):
 
 
 def test_saves_one_after_the_other_leak_nothing(ranks, tmp_path):
-    pytest.importorskip("psutil")
     for used in ranks(2).run(save_often, tmp_path):
         assert max(used)[0] <= min(used)[0] + 2
         assert max(threads for _, threads in used) <= min(threads for _, threads in used) + 2
