@@ -425,7 +425,8 @@ class CheckpointManager:
                 found = self._side.first(lambda: self._steps.named(number))
             restored = first_intact(self._side, found, into, on_corrupt)
             is_here = restored is not None and self._steps.is_here(restored.path)
-            self._copier.joined = self._steps.joined
+            if self._steps.joined is not None:
+                self._copier.joined, self._steps.joined = self._steps.joined, None
             if restored is not None and is_here:
                 if self._previous is not None:
                     self._previous.restored(restored.path)

@@ -130,7 +130,8 @@ class Steps:
 
     def _there(self) -> list[Step]:
         """Return the committed steps in the tiers."""
-        self.joined = _native.join_run(self._run.root, self._tiers, native_json(self._config))
+        joined = _native.join_run(self._run.root, self._tiers, native_json(self._config))
+        self.joined = joined or self.joined
         for tier in self._tiers:
             if object_url(tier) is None and not os.path.exists(tier):
                 _log.warning(

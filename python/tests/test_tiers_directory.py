@@ -229,6 +229,17 @@ def test_program_whose_run_was_taken_over_is_shut_out(tmp_path, caplog):
         manager.restore()
 
 
+def test_new_directory_that_a_kill_leaves_without_a_copy_stays_that_runs(tmp_path):
+    with manager_of(tmp_path) as manager:
+        manager.save(1, state_of(1))
+    with another_run(tmp_path) as manager:
+        assert manager.restore().step == 1
+        ringstow.save(state_of(2), tmp_path / "other/step-00000002", step=2)  # and is killed
+    with another_run(tmp_path) as manager:
+        assert manager.restore().step == 2
+    assert steps_in(tmp_path / "shared/run") == [1, 2]
+
+
 def test_directory_that_is_filled_from_the_copies_is_the_same_run(tmp_path):
     """By copies by hand, which take the names of the copied files along or not."""
     with manager_of(tmp_path) as manager:

@@ -54,7 +54,7 @@ pub fn claim(place: &Path, run: Option<&str>) -> Result<String> {
 }
 
 /// Checks that the steps in a run's directory and in further places are of one run. Returns the name of the run whose steps the
-/// places have, if the directory does not have it: training goes on with that run. `is_other` says whether the directory has
+/// places have, if the directory did not have it, and has it now: training goes on with that run. `is_other` says whether the directory has
 /// steps, and none of a place's, if one is named.
 ///
 /// # Errors
@@ -73,21 +73,21 @@ pub fn join(
             Some((other, _)) => return Err(two_runs(place, other)),
         }
     }
-    match there {
-        Some((place, run)) if own.as_ref() != Some(&run) => {
-            match is_other(own.is_none().then_some(place))? {
-                true => Err(two_runs(place, root)),
-                false => {
-                    let (root, place) = (root.display(), place.display());
-                    tracing::warn!(
-                        "{root} goes on with the run whose steps are in {place}. Another program that saves there is shut out at the first copy"
-                    );
-                    Ok(Some(run))
-                }
-            }
-        }
-        _ => Ok(None),
+    let Some((place, run)) = there.filter(|(_, run)| own.as_ref() != Some(run)) else {
+        return Ok(None);
+    };
+    if is_other(own.is_none().then_some(place))? {
+        return Err(two_runs(place, root));
     }
+    // Before a step is saved there, which would be of no run.
+    if let Err(error) = name_run(root, &run) {
+        tracing::warn!(root = %root.display(), %error, "the directory cannot be noted as that run's");
+    }
+    let (root, place) = (root.display(), place.display());
+    tracing::warn!(
+        "{root} goes on with the run whose steps are in {place}. Another program that saves there is shut out at the first copy"
+    );
+    Ok(Some(run))
 }
 
 /// Gives a run that a directory goes on with a new name, there and in the places that have its steps. So a program that still
