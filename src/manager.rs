@@ -439,10 +439,8 @@ impl Shared {
             Err(error) if error.is_not_found() => Vec::new(), // nothing was saved yet
             all => all?,
         };
-        let was_committed =
-            |found: &Found| found.status != Status::Incomplete || found.created_unix_ms.is_some();
         let mut steps = Vec::new();
-        for found in all.into_iter().rev().filter(was_committed) {
+        for found in all.into_iter().rev().filter(Found::was_committed) {
             match found.step {
                 Some(step) if from.is_none_or(|from| step <= from) => steps.push((step, found)),
                 // Only its manifest says which step it is.

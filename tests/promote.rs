@@ -297,6 +297,17 @@ mod each_call {
     }
 
     #[test]
+    fn full_disk_says_that_what_was_sent_stays() {
+        let disks = Disks::new();
+        disks.save(1);
+        let watch = fail_writes(&disks, (3, u64::MAX), ENOSPC);
+        let full = disks.promote().unwrap_err().to_string();
+        drop(watch);
+        assert!(full.contains("free some space; promote again"), "{full}");
+        assert!(!full.contains("removed"), "{full}");
+    }
+
+    #[test]
     fn what_was_sent_is_not_sent_again() {
         let disks = fail_in_the_middle();
         let report = disks.promote().unwrap();

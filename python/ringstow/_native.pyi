@@ -28,6 +28,7 @@ __all__ = [
     "Watch",
     "__version__",
     "adopt",
+    "check_apart",
     "check_config",
     "check_metrics",
     "check_own_share",
@@ -552,21 +553,24 @@ def verify(
 # Raises InvalidStateError for a URL of an object store that cannot be understood.
 def check_url(url: str) -> None: ...
 
+# Raises InvalidStateError if a place is in one of the others, or one of them in it.
+def check_apart(place: str, others: Sequence[str]) -> None: ...
+
 # Returns the run whose steps a directory or a URL has.
 def run_of(place: str) -> str | None: ...
 
 # Raises InvalidStateError if the steps in a run's directory and in further places are of two runs.
-# Returns the name of the run whose steps the places have, if the directory does not have it.
+# Returns the name of the run whose steps the places have, if the directory was not noted as its.
 def join_run(root: str, places: Sequence[str], config: str) -> str | None: ...
 
 # Gives a run that a directory goes on with a new name, there and in the places with its steps.
 def take_over(root: str, places: Sequence[str], run: str) -> None: ...
 
-# Says which run a place has steps of, whatever it said before.
+# Notes which run's steps a place has, in place of what was noted.
 def name_run(place: str, run: str) -> None: ...
 
-# Says that a place has the steps of a run, and returns its name; without one, of the run whose they
-# are, or of a new one. Raises InvalidStateError if the place has the steps of another run.
+# Notes that a place has the steps of a run, and returns its name; without one, of the run whose
+# steps are there, or of a new one. Raises InvalidStateError if the place has another run's steps.
 def claim(place: str, run: str | None) -> str: ...
 
 # Returns a PromotionReport. `how` is the rate, the number of uploads, the bytes of a part, and

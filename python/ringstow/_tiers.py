@@ -11,7 +11,7 @@ from ringstow import _catalog, _native, _promote, _rules
 from ringstow._arguments import StrPath, absolute, object_url
 from ringstow._config import native_json
 from ringstow._copier import Added, Copier
-from ringstow._errors import Error, InvalidStateError, NoCheckpointError
+from ringstow._errors import Error, NoCheckpointError
 from ringstow._rules import Rules
 from ringstow._run import warn_of_lost_manifests, was_committed
 
@@ -43,22 +43,11 @@ def checked(
         if url is not None:
             _native.check_url(url)
         place = url or absolute(tier)
-        for other in (*others, *places):
-            _check_apart(place, other)
+        _native.check_apart(place, [*others, *places])
         if url is None:
             _warn_of_one_disk(place, root)
         places.append(place)
     return tuple(places)
-
-
-def _check_apart(tier: str, other: str) -> None:
-    """Refuse a tier that is in another place, or has it in itself."""
-    one, two = (object_url(path) or os.path.realpath(path) for path in (tier, other))
-    if f"{one}/".startswith(f"{two}/") or f"{two}/".startswith(f"{one}/"):
-        raise InvalidStateError(
-            f"{tier} in tiers and {other} are the same, or one is in the other: name places "
-            "elsewhere, each once; the manager's own directory is not named"
-        )
 
 
 def _warn_of_one_disk(place: str, root: str) -> None:
@@ -163,17 +152,19 @@ class Steps:
             if not copies or is_refused:
                 raise
             _log.warning("%s has nothing to restore: %s", self._run.root, error)
+            _warn_of_damage(_catalog.steps(self._run.root, config=self._config))
             local = []
         if copies:
-            self._warn_of_damage()
+            _warn_of_damage(local)
         # Of two saves of one number the newer first. A stable sort: of copies the nearest.
         return sorted([*local, *copies], key=_newest_first)
 
-    def _warn_of_damage(self) -> None:
-        """Tell of steps in the run's own directory whose manifest is damaged."""
-        for step in self._run.steps():
-            if step.status == "damaged":
-                _log.warning("%s is damaged: %s", step.path, step.problem)
+
+def _warn_of_damage(steps: list[Step]) -> None:
+    """Tell of steps whose manifest is damaged: a copy comes before them."""
+    for step in steps:
+        if step.status == "damaged":
+            _log.warning("%s is damaged: %s", step.path, step.problem)
 
 
 def _newest_first(step: Step) -> tuple[int, int]:

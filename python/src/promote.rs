@@ -4,12 +4,19 @@ use crate::error::to_python;
 use crate::{config, to_json, wait};
 use pyo3::prelude::*;
 use ringstow::{Job, Promotion, Runtime};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Checks that a URL can be understood, and the environment's settings for it.
 #[pyfunction]
 pub(crate) fn check_url(py: Python<'_>, url: PathBuf) -> PyResult<()> {
     py.detach(|| ringstow::internals::object::Bucket::at(&url)).map(drop).map_err(to_python)
+}
+
+/// Checks that a place is in none of the others, nor one of them in it.
+#[pyfunction]
+pub(crate) fn check_apart(py: Python<'_>, place: PathBuf, others: Vec<PathBuf>) -> PyResult<()> {
+    let others = others.iter().map(PathBuf::as_path);
+    py.detach(|| ringstow::internals::store::check_apart(&place, others)).map_err(to_python)
 }
 
 /// The run whose steps a directory or a URL has.
@@ -19,7 +26,7 @@ pub(crate) fn run_of(py: Python<'_>, place: PathBuf) -> PyResult<Option<String>>
 }
 
 /// Checks that the steps in a run's directory and in further places are of one run; returns the name of the run that training
-/// goes on with, if the directory does not have it.
+/// goes on with, if the directory was not noted as that run's.
 #[pyfunction]
 pub(crate) fn join_run(
     py: Python<'_>,
@@ -27,9 +34,8 @@ pub(crate) fn join_run(
     places: Vec<PathBuf>,
     config: &str,
 ) -> PyResult<Option<String>> {
-    let store = ringstow::Store::new(self::config(config)?).map_err(to_python)?;
-    let is_other = |place: Option<&Path>| store.is_of_other_run(&root, place);
-    py.detach(|| ringstow::internals::store::join(&root, &places, is_other)).map_err(to_python)
+    let config = self::config(config)?;
+    py.detach(|| ringstow::internals::store::join(&root, &places, &config)).map_err(to_python)
 }
 
 /// Gives a run that a directory goes on with a new name, there and in the places that have its steps.
@@ -43,13 +49,13 @@ pub(crate) fn take_over(
     py.detach(|| ringstow::internals::store::take_over(&root, &places, run)).map_err(to_python)
 }
 
-/// Says which run a place has steps of, whatever it said before.
+/// Notes which run's steps a place has, in place of what was noted.
 #[pyfunction]
 pub(crate) fn name_run(py: Python<'_>, place: PathBuf, run: &str) -> PyResult<()> {
     py.detach(|| ringstow::internals::store::name_run(&place, run)).map_err(to_python)
 }
 
-/// Says that a place has the steps of a run; returns its name.
+/// Notes that a place has the steps of a run; returns its name.
 #[pyfunction]
 pub(crate) fn claim(py: Python<'_>, place: PathBuf, run: Option<String>) -> PyResult<String> {
     py.detach(|| ringstow::internals::store::claim(&place, run.as_deref())).map_err(to_python)

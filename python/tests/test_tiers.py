@@ -6,12 +6,9 @@ import forked
 import pytest
 import torch
 from stores import faults
+from tiered import save_step_2_again, state_of
 
 import ringstow
-
-
-def state_of(step):
-    return {"w": torch.full((1000,), float(step)), "step": step}
 
 
 def manager_of(tmp_path, bucket, **options):
@@ -162,13 +159,7 @@ def test_step_leaves_the_store_manifest_first(tmp_path, bucket, proxy):
 
 def test_step_that_is_saved_again_replaces_its_copy(tmp_path, bucket):
     """A run goes back to step 1, and saves step 2 a second time."""
-    with manager_of(tmp_path, bucket) as manager:
-        manager.save(1, state_of(1))
-        manager.save(2, {"w": torch.zeros(1000)})
-        manager.wait_promoted()
-        manager.restore(1)
-        manager.save(2, state_of(2))
-    assert manager.promotion_error is None
+    save_step_2_again(manager_of(tmp_path, bucket))
     url = f"{bucket.url}/run/step-00000002"
     assert torch.equal(ringstow.load(url)["w"], state_of(2)["w"])
     assert len([key for key in bucket.keys("run/step-00000002") if "safetensors" in key]) == 1

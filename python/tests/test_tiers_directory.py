@@ -5,16 +5,18 @@ import shutil
 import forked
 import pytest
 import torch
+from tiered import save_step_2_again, state_of
 
 import ringstow
 
 
-def state_of(step):
-    return {"w": torch.full((1000,), float(step)), "step": step}
-
-
 def manager_of(tmp_path, **options):
     return ringstow.CheckpointManager(tmp_path / "run", tiers=[tmp_path / "shared/run"], **options)
+
+
+def save_step_1(tmp_path):
+    with manager_of(tmp_path) as manager:
+        manager.save(1, state_of(1))
 
 
 def steps_in(directory):
@@ -39,8 +41,7 @@ def test_steps_are_copied_and_outlive_the_directory(tmp_path):
 
 
 def test_run_goes_on_in_the_directory_of_the_copies(tmp_path):
-    with manager_of(tmp_path) as manager:
-        manager.save(1, state_of(1))
+    save_step_1(tmp_path)
     with ringstow.CheckpointManager(tmp_path / "shared/run", keep_last=2) as manager:
         assert manager.restore().step == 1
         for step in (1, 2, 3):
@@ -49,8 +50,7 @@ def test_run_goes_on_in_the_directory_of_the_copies(tmp_path):
 
 
 def test_nearest_intact_copy_is_restored(tmp_path, caplog):
-    with manager_of(tmp_path) as manager:
-        manager.save(1, state_of(1))
+    save_step_1(tmp_path)
     near = tmp_path / "run" / "step-00000001"
     with manager_of(tmp_path) as manager:
         assert manager.restore().path == str(near)
@@ -73,13 +73,7 @@ def test_old_steps_leave_the_copies_by_their_own_rule(tmp_path):
 
 
 def test_step_that_is_saved_again_replaces_its_copy(tmp_path):
-    with manager_of(tmp_path) as manager:
-        manager.save(1, state_of(1))
-        manager.save(2, {"w": torch.zeros(1000)})
-        manager.wait_promoted()
-        manager.restore(1)
-        manager.save(2, state_of(2))
-    assert manager.promotion_error is None
+    save_step_2_again(manager_of(tmp_path))
     there = tmp_path / "shared/run/step-00000002"
     assert torch.equal(ringstow.load(there)["w"], state_of(2)["w"])
     assert len(list(there.glob("*.safetensors"))) == 1
@@ -202,8 +196,7 @@ def test_run_that_was_never_copied_takes_no_other_runs_steps(tmp_path):
 
 
 def test_new_directory_goes_on_with_the_run_that_it_restores(tmp_path):
-    with manager_of(tmp_path) as manager:
-        manager.save(1, state_of(1))
+    save_step_1(tmp_path)
     with another_run(tmp_path) as manager:
         assert manager.restore().step == 1
         manager.save(2, state_of(2))
@@ -230,8 +223,7 @@ def test_program_whose_run_was_taken_over_is_shut_out(tmp_path, caplog):
 
 
 def test_new_directory_that_a_kill_leaves_without_a_copy_stays_that_runs(tmp_path):
-    with manager_of(tmp_path) as manager:
-        manager.save(1, state_of(1))
+    save_step_1(tmp_path)
     with another_run(tmp_path) as manager:
         assert manager.restore().step == 1
         ringstow.save(state_of(2), tmp_path / "other/step-00000002", step=2)  # and is killed
@@ -242,8 +234,7 @@ def test_new_directory_that_a_kill_leaves_without_a_copy_stays_that_runs(tmp_pat
 
 def test_directory_that_is_filled_from_the_copies_is_the_same_run(tmp_path):
     """By copies by hand, which take the names of the copied files along or not."""
-    with manager_of(tmp_path) as manager:
-        manager.save(1, state_of(1))
+    save_step_1(tmp_path)
     there = tmp_path / "shared/run/step-00000001"
     shutil.rmtree(tmp_path / "run")
     shutil.copytree(there, tmp_path / "run/step-00000001")
@@ -271,8 +262,7 @@ def test_copy_whose_manifest_is_gone_is_told(tmp_path, caplog):
 
 
 def test_damaged_manifest_is_told_where_its_copy_is_restored(tmp_path, caplog):
-    with manager_of(tmp_path) as manager:
-        manager.save(1, state_of(1))
+    save_step_1(tmp_path)
     near = tmp_path / "run/step-00000001/manifest.json"
     near.write_bytes(near.read_bytes()[:-9])
     with manager_of(tmp_path) as manager:
@@ -357,3 +347,15 @@ def test_damaged_copy_is_mended_by_the_next_one(tmp_path):
     (there / "manifest.json").write_bytes((there / "manifest.json").read_bytes()[:-9])
     ringstow.promote(path, there, replace_older=True)
     assert ringstow.load(there)["step"] == 1
+
+
+def test_damaged_manifest_of_one_of_several_steps_is_told(tmp_path, caplog):
+    with manager_of(tmp_path) as manager:
+        for step in (1, 2):
+            manager.save(step, state_of(step))
+            manager.wait_promoted(60)
+    near = tmp_path / "run/step-00000002/manifest.json"
+    near.write_bytes(near.read_bytes()[:-9])
+    with manager_of(tmp_path) as manager:
+        assert manager.restore().path == str(tmp_path / "shared/run/step-00000002")
+    assert f"{near.parent} is damaged" in caplog.text

@@ -214,24 +214,6 @@ impl Store {
         store::promote(&*self.runtime()?, from.as_ref(), to.as_ref(), how, &job)
     }
 
-    /// Whether a directory has steps, and none of another place's, if one is named: those are of another run.
-    ///
-    /// # Errors
-    /// As for [`steps`](crate::steps).
-    #[doc(hidden)]
-    pub fn is_of_other_run(&self, root: &Path, place: Option<&Path>) -> Result<bool> {
-        let saves = |dir: &Path| -> Result<std::collections::HashSet<_>> {
-            let steps = self.steps(dir, None)?.into_iter();
-            let committed = steps.filter(|found| found.status == store::Status::Committed);
-            Ok(committed.map(|found| (found.step, found.created_unix_ms)).collect())
-        };
-        let here = saves(root)?;
-        match place {
-            Some(place) if !here.is_empty() => Ok(here.is_disjoint(&saves(place)?)),
-            _ => Ok(!here.is_empty()),
-        }
-    }
-
     /// As [`diff`](crate::diff()); with `values`, reads each tensor that differs and counts its elements.
     pub fn diff(
         &self,

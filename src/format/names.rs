@@ -71,11 +71,6 @@ pub fn promoted(name: &str, id: u64) -> String {
     format!("{}.g{id}.safetensors", without_generation(name).unwrap_or_else(stem))
 }
 
-/// The name without a generation, of a shard that has one.
-pub fn unpromoted(name: &str) -> std::borrow::Cow<'_, str> {
-    without_generation(name).map_or(name.into(), |stem| format!("{stem}.safetensors").into())
-}
-
 /// Directory beside the checkpoints for the journals of promotions.
 pub const JOURNALS: &str = ".ringstow-promotions";
 

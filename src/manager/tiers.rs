@@ -2,9 +2,9 @@
 
 use super::Shared;
 use crate::error::{Error, Result};
-use crate::store::{Found, Promotion, Retention, Status, claim, join, take_over};
+use crate::store::{Found, Promotion, Retention, check_apart, claim, join, take_over};
 use crate::sys::dir;
-use crate::sys::path::{absolute_or_object, is_object};
+use crate::sys::path::absolute_or_object;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -51,8 +51,9 @@ impl Copies {
         let mut places: Vec<PathBuf> = Vec::new();
         for place in &tiers.places {
             let place = absolute_or_object(place)?;
-            let others = std::iter::once(root).chain(stripe.iter().map(PathBuf::as_path));
-            check_apart(&place, others.chain(places.iter().map(PathBuf::as_path)))?;
+            let others =
+                [root].into_iter().chain(stripe.iter().chain(&places).map(PathBuf::as_path));
+            check_apart(&place, others)?;
             places.push(place);
         }
         retention.as_ref().map_or(Ok(()), Retention::check)?;
@@ -100,18 +101,13 @@ impl Copies {
     /// # Errors
     /// A place that cannot be listed: it may have the newest step. [`Error::Invalid`] for steps of another run.
     pub fn committed(&self, shared: &Shared) -> Result<Vec<Found>> {
-        let steps = |place: &Path| shared.store.steps(place, None);
-        let is_other = |place: Option<&Path>| shared.store.is_of_other_run(&shared.root, place);
-        if let Some(run) = join(&shared.root, &self.places, is_other)? {
+        if let Some(run) = join(&shared.root, &self.places, shared.store.config())? {
             *self.joined.lock().unwrap_or_else(PoisonError::into_inner) = Some(run);
         }
         let mut all = Vec::new();
         for place in &self.places {
-            let is_restored = |found: &Found| {
-                found.step.is_some()
-                    && (found.status != Status::Incomplete || found.created_unix_ms.is_some())
-            };
-            all.extend(steps(place)?.into_iter().filter(is_restored));
+            let steps = shared.store.steps(place, None)?.into_iter();
+            all.extend(steps.filter(|found| found.step.is_some() && found.was_committed()));
         }
         Ok(all)
     }
@@ -177,22 +173,4 @@ impl Copies {
             "{path} is not copied on: another step is newer, and the copies are slower than the saves"
         );
     }
-}
-
-/// Checks that a place is in none of the others, nor one of them in it.
-fn check_apart<'a>(place: &Path, others: impl Iterator<Item = &'a Path>) -> Result<()> {
-    for other in others {
-        let are_nested = match (is_object(place), is_object(other)) {
-            (false, false) => dir::are_nested(place, other),
-            _ => place.starts_with(other) || other.starts_with(place),
-        };
-        if are_nested {
-            return Err(Error::invalid(format!(
-                "the further place {} and {} are the same, or one is in the other: name places elsewhere",
-                place.display(),
-                other.display()
-            )));
-        }
-    }
-    Ok(())
 }

@@ -10,6 +10,7 @@ mod read;
 mod write;
 
 pub use catalog::found::{Found, Status};
+pub use catalog::join::join;
 pub(crate) use catalog::latest::is_of_checkpoint;
 pub use catalog::latest::{Wanted, latest};
 pub use catalog::list::list;
@@ -23,7 +24,9 @@ pub use cleanup::slim::{Slimmed, older_steps, slim};
 pub use diff::{DiffReport, ElementDiff, TensorChange, TensorDiff, ValueDiff, diff};
 pub use layout::node::{NodeId, node_id};
 pub use layout::recycled::{Recycled, recycled};
-pub use promote::{Promotion, PromotionReport, claim, join, name_run, owner, promote, take_over};
+pub use promote::{
+    Promotion, PromotionReport, check_apart, claim, name_run, owner, promote, take_over,
+};
 pub use read::checkpoint::{Checkpoint, CheckpointKind};
 pub(crate) use read::fingerprint::while_replaced;
 pub use read::info::{FileInfo, Info};

@@ -109,9 +109,12 @@ pub(crate) fn is_same(one: &Path, other: &Path) -> bool {
     }
 }
 
-/// Whether two paths are the same, or one is in the other, through links too. They need not exist.
+/// Whether two paths are the same, or one is in the other, through links too. They need not exist, and may be URLs.
 pub(crate) fn are_nested(one: &Path, other: &Path) -> bool {
     let real = |path: &Path| {
+        if crate::sys::path::is_object(path) {
+            return path.into();
+        }
         let known = path.ancestors().find_map(|above| Some((above, try_real(above).ok()?)));
         known.map_or_else(
             || path.into(),

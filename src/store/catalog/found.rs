@@ -43,6 +43,11 @@ pub struct Found {
 }
 
 impl Found {
+    /// Whether it was committed, also if it is damaged now.
+    pub(crate) fn was_committed(&self) -> bool {
+        self.status != Status::Incomplete || self.created_unix_ms.is_some()
+    }
+
     /// A directory that the system refused to read.
     pub(in crate::store) fn unreadable(path: PathBuf, refusal: Error) -> Self {
         Self {

@@ -1,6 +1,7 @@
 //! Which checkpoints a directory holds, and which is the newest.
 
 pub(crate) mod found;
+pub(crate) mod join;
 pub(crate) mod latest;
 pub(crate) mod links;
 pub(crate) mod list;

@@ -1,9 +1,9 @@
 //! Where the files of a checkpoint are: its own directory, stripe directories on other disks, recycled files.
 
 pub(crate) mod access;
-pub(crate) mod label;
 pub(crate) mod manifest;
 pub(crate) mod node;
+pub(crate) mod published;
 pub(crate) mod rank_dirs;
 pub(crate) mod recycled;
 pub(crate) mod session_note;

@@ -2,7 +2,8 @@
 
 use crate::error::{Error, Result};
 use crate::format::{Manifest, names};
-use crate::store::layout::{label, unique::unique};
+use crate::store::layout::published::{read_label, write_label};
+use crate::store::layout::unique::unique;
 use crate::sys::dir;
 use crate::sys::file;
 use serde::{Deserialize, Serialize};
@@ -24,7 +25,7 @@ pub struct NodeId {
 /// # Errors
 /// [`Error::Io`]; [`Error::Format`] for another program's file.
 pub(in crate::store) fn read(run: &Path) -> Result<Option<NodeId>> {
-    let Some(text) = label::read(run, names::NODE)? else { return Ok(None) };
+    let Some(text) = read_label(run, names::NODE)? else { return Ok(None) };
     serde_json::from_slice(&text).map(Some).map_err(|error| {
         Error::format(
             run.join(names::NODE),
@@ -43,7 +44,12 @@ pub fn node_id(run: &Path) -> Result<NodeId> {
         return Ok(id);
     }
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    label::create(run, names::NODE, &serde_json::json!(NodeId { id: unique(), host }).to_string())?;
+    write_label(
+        run,
+        names::NODE,
+        &serde_json::json!(NodeId { id: unique(), host }).to_string(),
+        false,
+    )?;
     read(run)?.ok_or_else(|| {
         let gone = io::Error::from(io::ErrorKind::NotFound);
         Error::io("reading", run.join(names::NODE), gone)

@@ -84,7 +84,7 @@ fn checkpoint_of(journal: &Path) -> PathBuf {
     run.join(name.rsplit_once('-').map_or(&*name, |(name, _)| name))
 }
 
-/// Whether this very checkpoint is there, or what cannot be told from it.
+/// Whether the directory still holds the checkpoint with this id. Also true if what it holds cannot be read.
 fn is_there(checkpoint: &Path, id: u64) -> bool {
     match Checkpoint::open(checkpoint).and_then(|checkpoint| Copy::of(&checkpoint)) {
         Ok(copy) => copy.id == id,

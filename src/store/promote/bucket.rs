@@ -26,7 +26,7 @@ impl Target for Bucket {
 
     fn commit(&self, manifest: Vec<u8>, replaces: bool) -> Result<()> {
         let put = match replaces {
-            true => self.upload(names::MANIFEST, vec![manifest]),
+            true => self.replace(names::MANIFEST, manifest),
             false => self.create(names::MANIFEST, manifest),
         };
         put.map_err(|error| Error::io("creating", self.url().join(names::MANIFEST), error))

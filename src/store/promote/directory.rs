@@ -1,8 +1,8 @@
 //! A directory as the place that a checkpoint is copied to, such as one that all nodes share.
 //!
 //! Several nodes may send to it at the same time, each its own files. A file is written under a name that no other promotion has,
-//! and synced once it is whole. Then it gets the uncommitted name that it would have in a save. Once all files are there, the rename of the
-//! manifest commits, and then they get their final names.
+//! and synced once it is whole. Then it gets the uncommitted name that it would have in a save. Once all files are there, the
+//! rename of the manifest commits, and then they get their final names.
 
 use super::target::{Target, Upload};
 use crate::error::{Error, Result};
@@ -11,6 +11,7 @@ use crate::limits::ALIGN;
 use crate::pipeline::blocks::Checked;
 use crate::pipeline::job::Job;
 use crate::store::layout::manifest::{read_bytes, refuse_foreign};
+use crate::store::layout::published::publish;
 use crate::store::layout::stripe_marker::stripe_owner;
 use crate::store::layout::unique::unique;
 use crate::sys::lock::DirLock;
@@ -46,7 +47,7 @@ impl Directory {
 
     /// Writes blocks that follow one another. The last alone may end between two pages: that end goes through the page cache.
     fn write(&self, path: &Path, mut offset: u64, blocks: &[Checked]) -> io::Result<()> {
-        let (direct, buffered) = (self.open(path)?, file::open_write(path, false)?);
+        let opened = self.open(path)?;
         for block in blocks {
             if self.job.stopped() {
                 return Err(crate::engine::queue::cancelled());
@@ -54,11 +55,13 @@ impl Directory {
             let bytes: &[u8] = block.as_ref();
             let is_aligned = offset.is_multiple_of(ALIGN as u64);
             let whole = if is_aligned { bytes.len() / ALIGN * ALIGN } else { 0 };
-            let (whole, end) = bytes.split_at(whole);
-            if self.is_refused(file::write_at(&direct, path, whole, offset))? {
-                file::write_at(&buffered, path, whole, offset)?;
+            let is_refused =
+                self.is_refused(file::write_at(&opened, path, &bytes[..whole], offset))?;
+            let rest = if is_refused { 0 } else { whole };
+            if rest < bytes.len() {
+                let buffered = file::open_write(path, false)?;
+                file::write_at(&buffered, path, &bytes[rest..], offset + rest as u64)?;
             }
-            file::write_at(&buffered, path, end, offset + whole.len() as u64)?;
             offset += bytes.len() as u64;
         }
         Ok(())
@@ -66,8 +69,7 @@ impl Directory {
 
     fn open(&self, path: &Path) -> io::Result<File> {
         if self.direct.load(Relaxed) {
-            let opened = file::open_write(path, true);
-            match opened {
+            match file::open_write(path, true) {
                 Err(error) if is_not_direct(&error) => self.give_up_direct(&error),
                 opened => return opened,
             }
@@ -118,16 +120,7 @@ impl Target for Directory {
     }
 
     fn commit(&self, manifest: Vec<u8>, replaces: bool) -> Result<()> {
-        use std::io::Write;
-        let part = self.path.join(names::unique_manifest(&unique()));
-        let to = self.path.join(names::MANIFEST);
-        let rename = if replaces { dir::rename } else { dir::rename_once };
-        let written = file::write_durably(&part, |mut file| file.write_all(&manifest))
-            .and_then(|()| rename(&part, &to));
-        if written.is_err() {
-            let _gone = dir::try_remove(&part);
-        }
-        written
+        publish(&self.path, names::MANIFEST, &manifest, replaces)
     }
 
     fn settle(&self, names: &[String]) -> Result<()> {

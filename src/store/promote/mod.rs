@@ -29,7 +29,8 @@ pub(in crate::store) use abandoned::{Ending, end_abandoned, journals};
 use directory::Directory;
 use journal::Journal;
 use nix::errno::Errno;
-pub use owner::{claim, join, name_run, owner, take_over};
+pub(in crate::store) use owner::two_runs;
+pub use owner::{check_apart, claim, name_run, owner, take_over};
 use parts::{Sending, parts_of};
 use serde::{Deserialize, Serialize};
 use std::io;
@@ -167,11 +168,8 @@ fn store_at(url: &Path, _: &Arc<Job>) -> Result<Box<dyn Target>> {
     Err(Bucket::at(url).expect_err("this build reaches no object store"))
 }
 
-/// Refuses a copy into the checkpoint itself, or into the directory that it is in.
+/// Refuses to copy a checkpoint into itself, or to the directory that it is in.
 fn refuse_within(from: &Path, to: &Path) -> Result<()> {
-    if is_url(to) {
-        return Ok(());
-    }
     if !dir::are_nested(from, to) {
         return Ok(());
     }
@@ -212,23 +210,10 @@ impl Copy {
         if checkpoint.kind() != CheckpointKind::Ringstow {
             return Err(Error::invalid("only ringstow's checkpoints are promoted"));
         }
-        let manifest = checkpoint.manifest();
-        let plain = |file: &FileEntry| FileEntry {
-            name: names::unpromoted(&file.name).into_owned(),
-            ..file.clone()
-        };
-        // A copy of a copy is the same checkpoint.
-        let plain = manifest.files.iter().map(plain).collect();
-        let plain = Manifest { files: plain, generation: 0, ..manifest.clone() };
-        let plain = Manifest { stripes: Vec::new(), nodes: Vec::new(), ..plain };
-        let id = id_of(&plain.encode()?);
-        let names: Vec<String> =
-            manifest.files.iter().map(|file| names::promoted(&file.name, id)).collect();
-        let renamed =
-            |(file, name): (&FileEntry, &String)| FileEntry { name: name.clone(), ..file.clone() };
-        let files = manifest.files.iter().zip(&names).map(renamed).collect();
-        let there = Manifest { files, generation: id, ..manifest.clone() };
-        let there = Manifest { stripes: Vec::new(), nodes: Vec::new(), ..there };
+        // Without the names of this copy: a copy of a copy is the same checkpoint.
+        let id = id_of(&manifest_of(checkpoint.manifest(), 0).encode()?);
+        let there = manifest_of(checkpoint.manifest(), id);
+        let names = there.files.iter().map(|file| file.name.clone()).collect();
         let created_unix_ms = there.created_unix_ms;
         Ok(Self { id, names, manifest: there.encode()?, created_unix_ms })
     }
@@ -376,6 +361,15 @@ impl Copy {
         }
         Ok(true)
     }
+}
+
+/// The manifest of a checkpoint's copy with this id.
+fn manifest_of(manifest: &Manifest, id: u64) -> Manifest {
+    let promoted =
+        |file: &FileEntry| FileEntry { name: names::promoted(&file.name, id), ..file.clone() };
+    let files = manifest.files.iter().map(promoted).collect();
+    let there = Manifest { files, generation: id, ..manifest.clone() };
+    Manifest { stripes: Vec::new(), nodes: Vec::new(), ..there }
 }
 
 /// A number of 52 bits: as a generation it stays exact in every reader of JSON, and far above those of saves.

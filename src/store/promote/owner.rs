@@ -3,7 +3,9 @@
 use crate::error::{Error, Result};
 use crate::format::names;
 use crate::object::{Bucket, is_url};
-use crate::store::layout::{label, unique::unique};
+use crate::store::layout::published::{LABEL_BYTES_MAX, read_label, write_label};
+use crate::store::layout::unique::unique;
+use crate::sys::dir;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,8 +24,8 @@ struct Owner {
 pub fn owner(place: &Path) -> Result<Option<String>> {
     let path = place.join(names::RUN);
     let text = match is_url(place) {
-        false => label::read(place, names::RUN)?,
-        true => match Bucket::at(place)?.read(names::RUN, label::BYTES_MAX) {
+        false => read_label(place, names::RUN)?,
+        true => match Bucket::at(place)?.read(names::RUN, LABEL_BYTES_MAX) {
             Ok(text) => Some(text),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(Error::io("reading", path, error)),
@@ -39,7 +41,8 @@ pub fn owner(place: &Path) -> Result<Option<String>> {
     Ok(Some(owner.run))
 }
 
-/// Says that a place has the steps of a run, and returns its name; without one, of the run whose they are, or of a new one.
+/// Notes that a place has the steps of a run, and returns the run's name. Without a name, that is the run whose steps are there, or
+/// a new one.
 ///
 /// # Errors
 /// As for [`owner`]; [`Error::Invalid`] if the place has the steps of another run.
@@ -53,41 +56,20 @@ pub fn claim(place: &Path, run: Option<&str>) -> Result<String> {
     }
 }
 
-/// Checks that the steps in a run's directory and in further places are of one run. Returns the name of the run whose steps the
-/// places have, if the directory did not have it, and has it now: training goes on with that run. `is_other` says whether the directory has
-/// steps, and none of a place's, if one is named.
+/// Checks that a place is in none of the others, nor one of them in it.
 ///
 /// # Errors
-/// As for [`claim`].
-pub fn join(
-    root: &Path,
-    places: &[PathBuf],
-    is_other: impl Fn(Option<&Path>) -> Result<bool>,
-) -> Result<Option<String>> {
-    let (mut there, own) = (None, owner(root)?);
-    for place in places {
-        let Some(run) = owner(place)? else { continue };
-        match &there {
-            None => there = Some((place, run)),
-            Some((_, known)) if *known == run => {}
-            Some((other, _)) => return Err(two_runs(place, other)),
-        }
+/// [`Error::Invalid`].
+pub fn check_apart<'a>(place: &Path, others: impl Iterator<Item = &'a Path>) -> Result<()> {
+    match others.into_iter().find(|other| dir::are_nested(place, other)) {
+        None => Ok(()),
+        Some(other) => Err(Error::invalid(format!(
+            "{} in tiers and {} are the same, or one is in the other: name places elsewhere, each once; the manager's own \
+             directory is not named",
+            place.display(),
+            other.display()
+        ))),
     }
-    let Some((place, run)) = there.filter(|(_, run)| own.as_ref() != Some(run)) else {
-        return Ok(None);
-    };
-    if is_other(own.is_none().then_some(place))? {
-        return Err(two_runs(place, root));
-    }
-    // Before a step is saved there, which would be of no run.
-    if let Err(error) = name_run(root, &run) {
-        tracing::warn!(root = %root.display(), %error, "the directory cannot be noted as that run's");
-    }
-    let (root, place) = (root.display(), place.display());
-    tracing::warn!(
-        "{root} goes on with the run whose steps are in {place}. Another program that saves there is shut out at the first copy"
-    );
-    Ok(Some(run))
 }
 
 /// Gives a run that a directory goes on with a new name, there and in the places that have its steps. So a program that still
@@ -106,14 +88,14 @@ pub fn take_over(root: &Path, places: &[PathBuf], run: &str) -> Result<()> {
     Ok(())
 }
 
-/// Says which run a place has steps of, whatever it said before.
+/// Notes which run's steps a place has, in place of what was noted.
 ///
 /// # Errors
 /// As for [`owner`].
 pub fn name_run(place: &Path, run: &str) -> Result<()> {
     let text = text_of(run.into());
     if !is_url(place) {
-        return label::replace(place, names::RUN, &text);
+        return write_label(place, names::RUN, &text, true);
     }
     let written = Bucket::at(place)?.replace(names::RUN, text.into_bytes());
     written.map_err(|error| Error::io("writing", place.join(names::RUN), error))
@@ -136,7 +118,8 @@ fn text_of(run: String) -> String {
     serde_json::json!(Owner { run }).to_string()
 }
 
-fn two_runs(place: &Path, other: &Path) -> Error {
+/// The error for a place with steps of another run than another one.
+pub(in crate::store) fn two_runs(place: &Path, other: &Path) -> Error {
     Error::invalid(format!(
         "{} has steps of another run than {}, by the file {} in each, or another program has taken them over: two runs in one \
          place would replace each other's steps. Name another place in tiers; or, to go on with the steps that are there, \
@@ -154,7 +137,7 @@ fn claimed(place: &Path, run: Option<&str>) -> Result<String> {
     let run = run.map_or_else(unique, str::to_owned);
     let text = text_of(run);
     match is_url(place) {
-        false => label::create(place, names::RUN, &text)?,
+        false => write_label(place, names::RUN, &text, false)?,
         true => match Bucket::at(place)?.create(names::RUN, text.into_bytes()) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 return Err(Error::io("creating", place.join(names::RUN), error));
