@@ -168,7 +168,9 @@ fn neither_a_save_nor_a_clean_up_disturbs_a_copy_nor_it_them() {
         let swept = prune(&run, &config()).unwrap();
         assert!(swept.removed.is_empty() && swept.left.len() == 1, "{swept:?}");
         assert!(matches!(Session::begin(disks.to(), 1), Err(Error::Busy { .. })));
-        assert_ne!(list(&run, &config()).unwrap()[0].status, Status::Committed);
+        let found = list(&run, &config()).unwrap().remove(0);
+        assert_ne!(found.status, Status::Committed);
+        assert!(found.problem.unwrap().contains("is being copied here"));
         job.cancel();
         assert!(copying.join().unwrap().is_err());
     });

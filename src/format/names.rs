@@ -71,6 +71,15 @@ pub fn promoted(name: &str, id: u64) -> String {
     format!("{}.g{id}.safetensors", without_generation(name).unwrap_or_else(stem))
 }
 
+/// Ids of promoted checkpoints begin here: no directory comes to so many saves.
+pub const PROMOTED_MIN: u64 = 1 << 51;
+
+/// Whether a shard was promoted, by any of its names.
+pub fn is_promoted(name: &str) -> bool {
+    let shard = committed(name);
+    is_shard(shard) && generation(shard) >= PROMOTED_MIN
+}
+
 /// Directory beside the checkpoints for the journals of promotions.
 pub const JOURNALS: &str = ".ringstow-promotions";
 

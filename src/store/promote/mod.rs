@@ -375,5 +375,5 @@ fn manifest_of(manifest: &Manifest, id: u64) -> Manifest {
 /// A number of 52 bits: as a generation it stays exact in every reader of JSON, and far above those of saves.
 fn id_of(manifest: &[u8]) -> u64 {
     let hash = twox_hash::XxHash3_128::oneshot(manifest) as u64;
-    hash >> 13 | 1 << 51
+    hash >> 13 | names::PROMOTED_MIN
 }

@@ -110,6 +110,14 @@ fn without_manifest(dir: &Path) -> Error {
             "it was being removed, and the removal was killed; `ringstow prune` finishes it".into();
         return Error::NotCommitted { path, reason };
     }
+    if names.iter().any(|name| names::is_uncommitted(name) && names::is_promoted(name)) {
+        let reason = format!(
+            "it has no {}: a checkpoint is being copied here, or the copy was ended before its commit. The same `ringstow \
+             promote` goes on with it; `ringstow prune` removes what was sent",
+            names::MANIFEST
+        );
+        return Error::NotCommitted { path, reason };
+    }
     if uncommitted > 0 {
         let what = unfinished_ranks(dir, &names)
             .unwrap_or_else(|| format!("it has {uncommitted} uncommitted file(s)"));
