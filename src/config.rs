@@ -94,6 +94,14 @@ pub struct Config {
     /// [`Disposal::Recycle`](crate::Disposal::Recycle) does for a removed one. Takes the disk space of one more
     /// checkpoint. Default false.
     pub recycle: bool,
+    /// Further places that checkpoints are copied to once they are saved, the nearest first: directories on other disks
+    /// and, with the cargo feature `object-store`, URLs. `<parent>/<name>` is copied to `<tier>/<name>`, in the background.
+    /// A [`CheckpointManager`](crate::CheckpointManager) does that; saves without one refuse it, and
+    /// [`promote`](crate::promote()) copies what they saved. Default none.
+    pub tiers: Vec<PathBuf>,
+    /// Most bytes per second of such a copy. 0, the default, means no limit.
+    #[serde(deserialize_with = "size")]
+    pub promotion_rate: u64,
     /// File for a trace of each block of a save or load, in the trace format of Chrome and Perfetto. Replaces an existing
     /// file. Default none.
     pub trace: Option<PathBuf>,
@@ -126,6 +134,8 @@ impl Default for Config {
             files: 1,
             stripe: Vec::new(),
             recycle: false,
+            tiers: Vec::new(),
+            promotion_rate: 0,
             trace: None,
         }
     }
@@ -176,8 +186,12 @@ impl Config {
             found.push("Config.nice and Config.io_priority need Linux: leave them out".into());
         }
         found.extend(self.stripe_mistake().map(|why| format!("Config.stripe {why}")));
-        let stripe = self.stripe.iter().map(|dir| ("stripe", dir));
-        for (field, path) in stripe.chain(self.trace.iter().map(|file| ("trace", file))) {
+        found.extend(listed_twice(&self.tiers).map(|why| format!("Config.tiers {why}")));
+        let places = [("stripe", &self.stripe), ("tiers", &self.tiers)];
+        let places = places
+            .into_iter()
+            .flat_map(|(field, paths)| paths.iter().map(move |path| (field, path)));
+        for (field, path) in places.chain(self.trace.iter().map(|file| ("trace", file))) {
             found.extend(path::check(path).err().map(|why| format!("Config.{field}: {why}")));
         }
         found
@@ -188,13 +202,17 @@ impl Config {
             let n = self.stripe.len();
             return Some(format!("names {n} directories: it may name {STRIPES_MAX} at most"));
         }
-        self.stripe.iter().enumerate().find_map(|(index, dir)| {
-            if dir.as_os_str().is_empty() {
-                return Some("names an empty path: leave it out".into());
-            }
-            let is_twice = self.stripe[..index].contains(dir);
-            is_twice.then(|| format!("names {} twice: list each disk once", dir.display()))
-        })
+        listed_twice(&self.stripe)
+    }
+
+    /// Refuses tiers in a save that copies to none.
+    pub(crate) fn refuse_tiers(&self) -> Result<()> {
+        let Some(first) = self.tiers.first() else { return Ok(()) };
+        Err(Error::invalid(format!(
+            "Config.tiers names {}, and only a CheckpointManager copies to tiers: save by one, or leave them out and call \
+             promote after the save",
+            first.display()
+        )))
     }
 
     /// Bytes that one checksum covers, the least that a verified load reads: 1 MiB, or `block_bytes` if that is not a
@@ -228,6 +246,17 @@ impl Config {
             n => n as usize,
         }
     }
+}
+
+/// What is wrong with a list of places, each of which is to be there once.
+fn listed_twice(places: &[PathBuf]) -> Option<String> {
+    places.iter().enumerate().find_map(|(index, place)| {
+        if place.as_os_str().is_empty() {
+            return Some("names an empty path: leave it out".into());
+        }
+        let is_twice = places[..index].contains(place);
+        is_twice.then(|| format!("names {} twice: list each once", place.display()))
+    })
 }
 
 /// Parses a size as `dd` and `fio` do: a bare letter is a power of two. `Config`, variables, `ringstow.toml` and the

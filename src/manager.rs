@@ -174,6 +174,9 @@ impl CheckpointManager {
 
     fn with(store: Store, root: &Path, keep: Keep, previous: Option<Previous>) -> Result<Self> {
         let slim = keep.slim.clone();
+        let mut config = store.config().clone();
+        let (places, rate) = (std::mem::take(&mut config.tiers), config.promotion_rate);
+        let (has_tiers, store) = (!places.is_empty(), Store::new(config)?);
         let retention = keep.retention(Disposal::of(store.config()));
         retention.as_ref().map_or(Ok(()), Retention::check)?;
         slim.as_ref().map_or(Ok(()), Slim::check)?;
@@ -181,12 +184,17 @@ impl CheckpointManager {
         let slimming = Mutex::default();
         let copies = None;
         let shared = Shared { store, root, retention, slim, slimming, previous, copies, in_use };
-        Ok(Self { shared: Arc::new(shared), saving: None })
+        let manager = Self { shared: Arc::new(shared), saving: None };
+        match has_tiers {
+            true => manager.tiers(Tiers { places, rate, ..Tiers::default() }),
+            false => Ok(manager),
+        }
     }
 
     /// Copies each step to further places once it is committed, in the background, as [`promote`](crate::promote()) does. If
     /// saves are faster, steps in between are passed over. [`CheckpointManager::restore`] then takes the newest step of all places,
-    /// and of one step the nearest copy that is intact. A failed copy is logged, and the next step is tried again.
+    /// and of one step the nearest copy that is intact. A failed copy is logged, and the next step is tried again. Without
+    /// this call, these are the places of [`Config::tiers`](crate::Config::tiers).
     ///
     /// # Errors
     /// [`Error::Invalid`] for a place that is in the root or has it in itself, for a rule that keeps nothing, and once a step is saved.

@@ -1,7 +1,8 @@
 //! A manager whose steps are copied to another disk. `python/tests/test_tiers.py` has object stores.
 
 use ringstow::{
-    CheckpointManager, Dtype, Error, Keep, OnDamage, Restored, StateDict, TensorInfo, Tiers,
+    CheckpointManager, Config, Dtype, Error, Keep, OnDamage, Restored, StateDict, Store,
+    TensorInfo, Tiers,
 };
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -159,4 +160,24 @@ fn places_in_one_another_are_refused() {
         let tiers = Tiers { places, ..Tiers::default() };
         assert!(matches!(manager.tiers(tiers), Err(Error::Invalid { .. })));
     }
+}
+
+#[test]
+fn tiers_of_the_configuration_are_the_managers_and_refused_by_saves_without_one() {
+    let disks = Disks::new();
+    let config = Config { tiers: vec![disks.shared()], ..Config::default() };
+    let store = Store::new(config).unwrap();
+    let alone = [
+        store.save(&StateDict::new(), disks.run()).map(drop),
+        store.save_async(StateDict::new(), disks.run()).map(drop),
+        store.begin(disks.run(), 1).map(drop),
+    ];
+    for refused in alone {
+        let said = refused.unwrap_err().to_string();
+        assert!(said.contains("only a CheckpointManager copies to tiers"), "{said}");
+    }
+    let mut manager = CheckpointManager::new(store, disks.run(), Keep::default()).unwrap();
+    save(&mut manager, 1, 1);
+    manager.wait_promoted().unwrap();
+    assert_eq!(steps_in(&disks.shared()), [1]);
 }

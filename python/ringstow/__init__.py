@@ -38,6 +38,7 @@ from ringstow._manager import CheckpointManager
 from ringstow._open import Checkpoint, Entry, open
 from ringstow._outcomes import Listener, Outcome, on_done
 from ringstow._promote import promote
+from ringstow._promoter import wait_promoted
 from ringstow._resume import Restored
 from ringstow._save import save, save_async
 from ringstow._stream import FileReader, FileWriter, open_read, open_write
@@ -145,6 +146,7 @@ __all__ = [
     "slim",
     "steps",
     "verify",
+    "wait_promoted",
 ]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ringstow import _native
-from ringstow._arguments import StrPath, absolute
+from ringstow._arguments import StrPath, absolute, object_url
 from ringstow._errors import InvalidStateError
 
 Switch = Literal["auto", "on", "off"]
@@ -34,9 +34,9 @@ class Config:
 
     A field that is not given has the value of its environment variable, such as
     ``RINGSTOW_POOL_BYTES=1G``; otherwise that of the file that ``RINGSTOW_CONFIG`` names, or of
-    ``./ringstow.toml``, where ``stripe`` and ``trace`` are ignored; otherwise the default. Sizes
-    are numbers of bytes or text: ``"64M"`` and ``"64MiB"`` are 64 * 2^20, ``"64MB"`` is 64 * 10^6;
-    they are kept as numbers. Everything is checked at once.
+    ``./ringstow.toml``, where ``stripe``, ``tiers`` and ``trace`` are ignored; otherwise the
+    default. Sizes are numbers of bytes or text: ``"64M"`` and ``"64MiB"`` are 64 * 2^20, ``"64MB"``
+    is 64 * 10^6; they are kept as numbers. Everything is checked at once.
 
     Raises:
         InvalidStateError: a field or variable has an invalid value, or two contradict each other.
@@ -105,6 +105,15 @@ class Config:
     default of ``recycle`` in `remove` and `retain`. Takes the disk space of one more checkpoint.
     Default False."""
 
+    tiers: Sequence[StrPath] = _UNSET
+    """Where checkpoints are copied once they are saved, nearest first: directories on other disks
+    and object stores, such as ``["/shared/run", "s3://bucket/run"]``. ``parent/name`` is copied to
+    ``tier/name``, in the background. A `CheckpointManager` without ``tiers`` takes these. Kept as a
+    tuple of absolute paths and URLs. docs/tiers.md is the guide. Default none."""
+
+    promotion_rate: int = _UNSET
+    """Most bytes per second of such a copy. 0, the default, is no limit."""
+
     trace: StrPath | None = _UNSET
     """File for a trace of each block of a save or load, in the trace format of Chrome and Perfetto.
     Replaces an existing file. If it can't be written, a warning is logged. Kept as an absolute
@@ -129,6 +138,8 @@ class Config:
             files: int = ...,
             stripe: Sequence[StrPath] = ...,
             recycle: bool = ...,
+            tiers: Sequence[StrPath] = ...,
+            promotion_rate: int | str = ...,
             trace: StrPath | None = ...,
         ) -> None: ...
 
@@ -142,7 +153,7 @@ class Config:
             found = json.loads(_native.found_config())
             for name in unset:
                 object.__setattr__(self, name, found[name])
-        for name in ("pool_bytes", "block_bytes", "write_rate", "shard_bytes"):
+        for name in ("pool_bytes", "block_bytes", "write_rate", "shard_bytes", "promotion_rate"):
             self._check_size(name)
         for name in ("queue_depth", "fillers", "nice", "files"):
             self._check_kind(name, type(getattr(self, name)) is int, "an int")
@@ -153,14 +164,18 @@ class Config:
             self._check_kind(name, isinstance(getattr(self, name), str), one_of)
             self._check(name, getattr(self, name) in get_args(words), one_of)
         self._check_kind("recycle", type(self.recycle) is bool, "True or False")
-        is_one = isinstance(self.stripe, str | os.PathLike)
-        self._check_kind("stripe", not is_one, "a collection of paths ([path] for one)")
-        # The native side refuses an empty path.
-        paths = [os.fspath(path) for path in self.stripe]
-        object.__setattr__(self, "stripe", tuple(path and absolute(path) for path in paths))
+        for name in ("stripe", "tiers"):
+            self._check_paths(name)
         if self.trace:
             object.__setattr__(self, "trace", absolute(self.trace))
-        _native.check_config(self.to_json())
+        _native.check_config(json.dumps(dataclasses.asdict(self)))
+
+    def _check_paths(self, name: str) -> None:
+        paths = getattr(self, name)
+        is_one = isinstance(paths, str | os.PathLike)
+        self._check_kind(name, not is_one, "a collection of paths ([path] for one)")
+        kept = tuple(_kept(path, may_be_url=name == "tiers") for path in paths)
+        object.__setattr__(self, name, kept)
 
     def _check_size(self, name: str) -> None:
         size = getattr(self, name)
@@ -181,17 +196,39 @@ class Config:
             raise TypeError(f"Config.{name} must be {what}, not {getattr(self, name)!r}")
 
     def to_json(self) -> str:
-        """Return the fields as a JSON object for the native side."""
-        return json.dumps(dataclasses.asdict(self))
+        """Return the fields as a JSON object for the native side, which leaves copies to Python."""
+        return json.dumps({**dataclasses.asdict(self), "tiers": (), "promotion_rate": 0})
 
 
-def native_json(config: Config | None) -> str:
-    """Return the configuration as JSON for the native side; None means the defaults."""
+def _kept(path: StrPath, *, may_be_url: bool) -> str:
+    """Return a path from the root, or a URL. The native side refuses an empty path."""
+    url = object_url(path) if may_be_url else None
+    if url is not None:
+        _native.check_url(url)
+        return url
+    text = os.fspath(path)
+    return text and absolute(text)
+
+
+def given(config: Config | None) -> Config:
+    """Return the configuration that an argument names; None means the defaults."""
     if config is None:
         config = Config()
     if not isinstance(config, Config):
         raise TypeError(f"config must be a ringstow.Config, not a {type(config).__name__}")
-    return config.to_json()
+    return config
+
+
+def native_json(config: Config | None) -> str:
+    """Return the configuration as JSON for the native side; None means the defaults."""
+    return given(config).to_json()
+
+
+def without_tiers(config: Config | None) -> Config | None:
+    """Return the configuration for saves whose copies somebody else makes."""
+    if not given(config).tiers:
+        return config
+    return dataclasses.replace(given(config), tiers=(), promotion_rate=0)
 
 
 def in_bytes(size: int | str) -> int:

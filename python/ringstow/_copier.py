@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ringstow._errors import IncompleteCheckpointError, MissingFilesError, NoCheckpointError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from ringstow._report import PromotionReport
 
 _log = logging.getLogger("ringstow")
@@ -21,6 +24,8 @@ class Added(NamedTuple):
     path: str
     is_new: bool
     """Whether it was just saved, and not restored."""
+    ended: Future[bool] | None
+    """Becomes whether all copies are there: False if a newer step came first."""
 
 
 class Copier:
@@ -35,7 +40,7 @@ class Copier:
     _ends_with_program = True
     """Whether the exit of the program ends a copy; otherwise it waits for it."""
 
-    def __init__(self, places: list[str]) -> None:
+    def __init__(self, places: Iterable[str]) -> None:
         """Name where the copies are; without a name, nothing is copied."""
         self._places = " and ".join(places)
         self._changed = threading.Condition()
@@ -48,12 +53,18 @@ class Copier:
         self.error: BaseException | None = None
         """Why the last copy failed; None after one that went well."""
 
-    def add(self, path: str, *, is_new: bool) -> None:
-        """Copy a step as soon as the copy in progress has ended."""
+    def add(
+        self,
+        path: str,
+        *,
+        is_new: bool,
+        ended: Future[bool] | None = None,
+    ) -> None:
+        """Copy a step as soon as the copy in progress has ended, which ``ended`` becomes."""
         if not self._places:
             return
         with self._changed:
-            self._added.append(Added(path, is_new))
+            self._added.append(Added(path, is_new, ended))
             if self._is_running:
                 return
             ends = self._ends_with_program
@@ -64,11 +75,25 @@ class Copier:
             else:
                 self._is_running = True
 
+    def expected(self) -> Future[bool] | None:
+        """Return what `add` is to be given; None if it copies nothing."""
+        from concurrent.futures import Future  # takes a while, and only handles need it
+
+        return Future() if self._places else None
+
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until nothing is left to copy; return whether that is so, and the last copy good."""
         with self._changed:
             is_over = self._changed.wait_for(lambda: not self._is_running, timeout)
             return is_over and self.error is None
+
+    def wait_and_forget(self, timeout: float | None) -> bool:
+        """Wait as `wait` does; the next call does not tell of the same failure."""
+        with self._changed:
+            is_good = self.wait(timeout)
+            if not self._is_running:
+                self.error = None
+            return is_good
 
     def _work(self) -> None:
         while True:
@@ -84,16 +109,18 @@ class Copier:
             step = self._added[newest - 1]
             for passed in self._added[self._done : newest - 1]:
                 self._pass_over(passed)
+                _set(passed, is_there=False)
             self._done = newest
             self.error = None
-            self._copy(step)
+            is_there = self._copy(step)
+            _set(step, is_there=is_there, error=self.error)
 
     def _newest(self, added: int) -> int | None:
         """Return up to which of so many added steps to go; None after giving up."""
         return added
 
-    def _copy(self, step: Added) -> None:
-        """Copy a step; put a failure into ``error``."""
+    def _copy(self, step: Added) -> bool:
+        """Copy a step; put a failure into ``error``. Return False if it was passed over."""
         raise NotImplementedError
 
     def _pass_over(self, step: Added, place: str | None = None) -> None:
@@ -113,7 +140,19 @@ class Copier:
     def _give_up(self, error: BaseException) -> None:
         """Copy none of the steps that were added."""
         with self._changed:
+            given_up = self._added[self._done :]
             self._done = len(self._added)
             self.error = error
+        for step in given_up:
+            _set(step, is_there=False, error=error)
         path = self._added[-1].path
         _log.error("%s is saved, but not copied to %s: %s", path, self._places, error)
+
+
+def _set(step: Added, *, is_there: bool, error: BaseException | None = None) -> None:
+    if step.ended is None:
+        return
+    if error is None:
+        step.ended.set_result(is_there)
+    else:
+        step.ended.set_exception(error)

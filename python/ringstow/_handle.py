@@ -11,12 +11,14 @@ from concurrent.futures import Future
 from typing import Any
 
 from ringstow import _jobs, _lines, _native, _outcomes
+from ringstow._copied import Copied
+from ringstow._copier import Copier
 from ringstow._errors import Error
 from ringstow._guard import Hold
 from ringstow._report import Progress, SaveReport
 
 
-class SaveHandle(Future[SaveReport]):
+class SaveHandle(Copied):
     """A save in the background: a `concurrent.futures.Future` of its report.
 
     It has two moments. **Staged**: the last byte has left its tensor, which may be changed from
@@ -44,6 +46,7 @@ class SaveHandle(Future[SaveReport]):
         owners: list[object],
         hold: Hold,
         step: int | None,
+        copier: Copier | None,
     ) -> None:
         super().__init__()
         self.set_running_or_notify_cancel()
@@ -53,6 +56,8 @@ class SaveHandle(Future[SaveReport]):
         self._owners = owners
         self._hold = hold
         self._step = step
+        self._copier = copier
+        self._copies = None if copier is None else copier.expected()
         self._pid = os.getpid()
         self._caller = threading.get_ident()
         self._lock = threading.RLock()  # re-entrant: a signal handler may ask, too
@@ -259,6 +264,8 @@ class SaveHandle(Future[SaveReport]):
             report = dataclasses.replace(report, blocked_seconds=self._hold.waited.seconds())
             line = _lines.of_save(report)
             self._tell(report=report)
+            if self._copier is not None:
+                self._copier.add(self._path, is_new=True, ended=self._copies)
             self.set_result(report)
         _jobs.enders.discard(self._end_at_exit)
         return line
@@ -299,6 +306,7 @@ def start(
     owners: list[object],
     hold: Hold,
     step: int | None,
+    copier: Copier | None,
 ) -> SaveHandle:
     """Start a save in the background, and a thread that watches over it.
 
@@ -311,6 +319,7 @@ def start(
         owners: what keeps the tensors' memory; emptied once every byte has left its tensor.
         hold: ends then, too.
         step: the step that the caller gave.
+        copier: copies the checkpoint on, once it is committed.
     """
     if _jobs.has_exited:
         raise RuntimeError(
@@ -321,7 +330,7 @@ def start(
     handle: SaveHandle | None = None
     try:
         claim.job = begin()
-        handle = SaveHandle(claim, claim.job, path, owners, hold, step)
+        handle = SaveHandle(claim, claim.job, path, owners, hold, step, copier)
         _jobs.enders.add(handle._end_at_exit)
         threading.Thread(target=handle._watch, name="ringstow-save", daemon=False).start()
     except BaseException:  # Ctrl-C besides

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 from ringstow import _others, _previous, _rules, _tiers
 from ringstow._alone import Alone, Side
 from ringstow._arguments import StrPath, absolute, step_number
-from ringstow._config import Config, native_json
+from ringstow._config import Config, given, native_json, without_tiers
 from ringstow._copier import Copier
 from ringstow._damage import OnCorrupt
 from ringstow._errors import InvalidStateError
 from ringstow._guard import Staging, check_staging
+from ringstow._promoter import checked
 from ringstow._resume import Restored, first_intact
 from ringstow._rules import Mode, Retention
 from ringstow._run import Run
@@ -28,6 +29,7 @@ from ringstow._turn import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from concurrent.futures import Future
 
     import torch.distributed as dist
 
@@ -75,9 +77,9 @@ class CheckpointManager:
         slim: Iterable[str] = ("optimizer",),
         base: Literal["previous"] | None = None,
         base_full_every: int | None = None,
-        tiers: Iterable[StrPath] | None = (),
+        tiers: Iterable[StrPath] | None = None,
         keep_promoted: int | None = None,
-        promotion_rate: int = 0,
+        promotion_rate: int | None = None,
         node_local: bool = False,
         replicas: int = 1,
         config: Config | None = None,
@@ -109,10 +111,12 @@ class CheckpointManager:
                 `ringstow.promote`. All ranks must see these directories. If saves are faster than
                 copies, steps in between are passed over. `restore` takes the newest step of all
                 tiers, and of one step the nearest intact copy. On several ranks, rank 0 copies;
-                with ``node_local`` the first rank of each node copies its files.
+                with ``node_local`` the first rank of each node copies its files. None means those
+                of ``config``, and ``[]`` none.
             keep_promoted: how many of the newest steps to keep on each of ``tiers``, and those that
                 ``keep_every`` and ``keep_best`` keep. None keeps all.
-            promotion_rate: bytes a second of these copies at most; 0 for no limit.
+            promotion_rate: bytes a second of these copies at most; 0 for no limit. None means that
+                of ``config``.
             node_local: ``root`` is on each node's own disk, and ranks on other nodes do not see it:
                 as in ``ringstow.distributed.save``. The first rank of each node removes old steps
                 there.
@@ -138,9 +142,12 @@ class CheckpointManager:
         self._rules = _rules.checked(keep_last, keep_every, keep_best, slim_after, slim)
         self._root = absolute(root)
         self._run = Run(self._root, config)
-        places = _tiers.checked(tiers, self._root, config)
+        found = given(config)
+        places = checked(found.tiers if tiers is None else tiers, self._root, found)
         there = _rules.on_tiers(self._rules, keep_promoted)
-        plan = _tiers.Plan(places, promotion_rate, there)
+        rate = int(found.promotion_rate) if promotion_rate is None else promotion_rate
+        plan = _tiers.Plan(places, rate, there)
+        config = without_tiers(config)  # the manager copies by itself
         self._retention = Retention(self._rules, self._root, config)
         self._previous = _previous.previous(base, base_full_every, self._run.newest)
         check_staging(staging)
@@ -163,7 +170,7 @@ class CheckpointManager:
 
                 self._side = Ranks(same, config, staging, allow_pickle, group, self._rules.apart)
             plan = plan if self._side.is_first else plan._replace(tiers=())
-            self._copier = _tiers.Promoter(self._root, plan, config)
+            self._copier = _tiers.promoter(self._root, plan, config)
         self._turn = Turn(self._root)
         self._saving: _Saving | None = None
         self._has_read_newest = False
@@ -284,11 +291,13 @@ class CheckpointManager:
             )
             is_over = threading.Event()
             self._saving = _Saving(handle, is_over)
+            copies = self._copier.expected()
+            handle._copies = copies
 
             def clean_up(is_committed: bool) -> None:
                 try:
                     if is_committed:
-                        self._committed(path)
+                        self._committed(path, copies)
                 finally:
                     is_over.set()
 
@@ -452,10 +461,10 @@ class CheckpointManager:
             lambda: (self._run.path_of(step), None if previous is None else previous.base())
         )
 
-    def _committed(self, path: str) -> None:
+    def _committed(self, path: str, copies: Future[bool] | None = None) -> None:
         if self._previous is not None:
             self._previous.saved(path)
-        self._copier.add(path, is_new=True)
+        self._copier.add(path, is_new=True, ended=copies)
         self._retain()
 
     def _retain(self) -> None:

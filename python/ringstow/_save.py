@@ -9,10 +9,10 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ringstow import _arguments, _guard, _jobs, _lines, _native, _others, _outcomes
+from ringstow import _arguments, _guard, _jobs, _lines, _native, _others, _outcomes, _promoter
 from ringstow._arguments import StrPath, absolute, names_of_parts, step_number
 from ringstow._base import Base, native
-from ringstow._config import Config, native_json
+from ringstow._config import Config, given
 from ringstow._errors import InvalidStateError
 from ringstow._guard import Staging
 from ringstow._metrics import metrics_of
@@ -21,6 +21,7 @@ from ringstow.tree import _encode
 
 if TYPE_CHECKING:
     from ringstow._handle import SaveHandle
+    from ringstow._promoter import Promoter
     from ringstow._report import SaveReport
 
 
@@ -72,7 +73,8 @@ def save(
             never pickled.
 
     Returns:
-        What was done and how long it took.
+        What was done and how long it took. Copies to ``Config.tiers`` go on in the background, and
+        `wait_promoted` waits for them.
 
     Raises:
         InvalidStateError: values that can't be saved, each with its key and what to save instead;
@@ -88,7 +90,7 @@ def save(
     """
     hold = _guard.Hold()
     with hold.waited.here():
-        where, knobs, noted = _prepared(path, step, metrics, config)
+        where, knobs, noted, promoter = _prepared(path, step, metrics, config)
         parts, earlier = _parts(apart, state_dict), native(base)
         progress = Progress(f"saving {os.path.basename(where)}")
         with _outcomes.failing("save", where, noted[0]), progress, hold:
@@ -104,6 +106,8 @@ def save(
                 advance=progress.advance,
             )
         report = dataclasses.replace(report, blocked_seconds=hold.waited.seconds())
+    if promoter is not None:
+        promoter.add(where, is_new=True)
     _outcomes.tell(_outcomes.Outcome(kind="save", path=where, step=noted[0], report=report))
     _outcomes.log(_lines.of_save(report))
     return report
@@ -159,7 +163,7 @@ def save_async(
               ``handle.wait_staged()`` returns may be saved half old and half new.
 
     Returns:
-        The handle to wait on.
+        The handle to wait on. Its ``promoted()`` waits for the copies to ``Config.tiers``.
 
     Raises:
         InvalidStateError: as in `save`; or an unknown ``staging``.
@@ -176,7 +180,7 @@ def save_async(
     handle: SaveHandle | None = None
     try:
         with hold.waited.here():
-            where, knobs, noted = _prepared(path, step, metrics, config)
+            where, knobs, noted, promoter = _prepared(path, step, metrics, config)
             parts, earlier = _parts(apart, state_dict), native(base)
             with _outcomes.failing("save", where, noted[0]):
                 _jobs.refuse_own(where)
@@ -196,6 +200,7 @@ def save_async(
                     [tensors],
                     hold,
                     noted[0],
+                    promoter,
                 )
             if not (may_return and is_copied):
                 handle._wait_copied()
@@ -212,20 +217,18 @@ def save_async(
 
 def _prepared(
     path: StrPath, step: int | None, metrics: Mapping[str, Any] | None, config: Config | None
-) -> tuple[str, str, tuple[int | None, dict[str, float]]]:
+) -> tuple[str, str, tuple[int | None, dict[str, float]], Promoter | None]:
     """Check a save's arguments.
 
     Returns:
-        The absolute path; the settings as JSON; the step and the metrics that the manifest notes.
+        The absolute path; the settings as JSON; the step and the metrics that the manifest notes;
+        and what copies the checkpoint on.
     """
-    where, knobs, noted = (
-        absolute(path),
-        native_json(config),
-        (step_number(step), metrics_of(metrics)),
-    )
+    config = given(config)
+    where, noted = absolute(path), (step_number(step), metrics_of(metrics))
     _jobs.log_unreported()
     _others.refuse_other_ranks(where)
-    return where, knobs, noted
+    return where, config.to_json(), noted, _promoter.of_config(where, config)
 
 
 def _parts(apart: Iterable[str], state_dict: dict[Any, Any]) -> list[str]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from ringstow import _catalog, _native, _promote, _rules
-from ringstow._arguments import StrPath, absolute, object_url
+from ringstow import _catalog, _native, _rules
+from ringstow._arguments import object_url
 from ringstow._config import native_json
-from ringstow._copier import Added, Copier
 from ringstow._errors import Error, NoCheckpointError
+from ringstow._promoter import Promoter
 from ringstow._rules import Rules
 from ringstow._run import warn_of_lost_manifests, was_committed
 
@@ -22,50 +22,6 @@ if TYPE_CHECKING:
     from ringstow._run import Run
 
 _log = logging.getLogger("ringstow")
-
-
-def checked(
-    tiers: Iterable[StrPath] | None, root: str, config: Config | None = None
-) -> tuple[str, ...]:
-    """Return the URLs and the directories of tiers behind a run's directory.
-
-    Raises:
-        TypeError: it is one text, not a list.
-        InvalidStateError: a URL that cannot be understood; or a directory that is the run's, a
-            stripe or another tier, or is in one of them, or has one in itself.
-    """
-    if isinstance(tiers, (str, os.PathLike)):
-        raise TypeError(f'tiers is a list of URLs and directories: tiers=["{tiers}"]')
-    places: list[str] = []
-    others = [root, *(() if config is None else map(absolute, config.stripe))]
-    for tier in tiers or ():
-        url = object_url(tier)
-        if url is not None:
-            _native.check_url(url)
-        place = url or absolute(tier)
-        _native.check_apart(place, [*others, *places])
-        if url is None:
-            _warn_of_one_disk(place, root)
-        places.append(place)
-    return tuple(places)
-
-
-def _warn_of_one_disk(place: str, root: str) -> None:
-    here, there = (os.path.realpath(path) for path in (root, place))
-    if _device(here) == _device(there):
-        _log.warning(
-            "%s is on the same file system as %s: copies there are lost together with it. Is a "
-            "disk not mounted?",
-            place,
-            root,
-        )
-
-
-def _device(path: str) -> int:
-    """Return the number of the file system that has a path, or will have it."""
-    while not os.path.exists(path):
-        path = os.path.dirname(path)
-    return os.stat(path).st_dev
 
 
 class Steps:
@@ -181,70 +137,13 @@ class Plan(NamedTuple):
     """What stays on each tier; all, if there is no rule."""
 
 
-class Promoter(Copier):
-    """Copies steps to other tiers, and removes old ones there.
+def promoter(root: str, plan: Plan, config: Config | None) -> Promoter:
+    """Return what copies a manager's steps. `CheckpointManager.close` waits for it."""
 
-    It removes after a new step alone: another one may be there because the newest is damaged.
-    """
+    def clear(tier: str) -> None:
+        _rules.retain(tier, plan.rules, config)
 
-    def __init__(self, root: str, plan: Plan, config: Config | None) -> None:
-        super().__init__(list(plan.tiers))
-        self._root = root
-        self._plan = plan
-        self._config = config
-
-    def _copy(self, step: Added) -> None:
-        for tier in self._plan.tiers:
-            to = f"{tier}/{os.path.basename(step.path)}"
-            try:
-                self._claim(tier)
-                self.report = _promote.promote(
-                    step.path,
-                    to,
-                    rate=self._plan.rate,
-                    replace_older=True,  # a run that went back saves a step again
-                    config=self._config,
-                )
-            except BaseException as error:  # a panic, too: the step is saved, training goes on
-                if self._is_overtaken(step, error):
-                    self._pass_over(step, tier)
-                    continue
-                self.error = error
-                again = f"; `ringstow promote {step.path} --to {to}` copies this one"
-                _log.error(
-                    "%s is saved, but not copied to %s: %s. The next step is tried again%s",
-                    step.path,
-                    tier,
-                    error,
-                    again if isinstance(error, OSError) else "",
-                )
-            else:
-                _log.info(
-                    "%s is copied to %s: %.3g GB sent in %.1f s",
-                    step.path,
-                    tier,
-                    self.report.sent_bytes / 1e9,
-                    self.report.seconds,
-                )
-                self._clear(step, tier)
-
-    def _claim(self, tier: str) -> None:
-        """Note that a tier has steps of this run.
-
-        Raises:
-            InvalidStateError: it has steps of another.
-        """
-        if self.joined is not None:
-            _native.take_over(self._root, self._plan.tiers, self.joined)
-            self.joined = None
-        _native.claim(tier, _native.claim(self._root, None))
-
-    def _clear(self, step: Added, tier: str) -> None:
-        """Remove old steps from a tier, after a new one."""
-        if not step.is_new or self._plan.rules.keeps_all:
-            return
-        try:
-            _rules.retain(tier, self._plan.rules, self._config)
-        except BaseException as error:  # the step is copied
-            self.error = error
-            _log.error("%s is copied to %s, and old steps stay there: %s", step.path, tier, error)
+    keeps_all = plan.rules.keeps_all
+    return Promoter(
+        root, plan.tiers, plan.rate, config, None if keeps_all else clear, ends_with_program=True
+    )

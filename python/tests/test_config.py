@@ -90,6 +90,7 @@ def test_saves_and_loads_write_a_trace(elsewhere, monkeypatch):
         ("engine", None, "'auto', 'uring', 'portable' or 'tokio-uring'"),
         ("recycle", "yes", "True or False"),
         ("stripe", "/mnt/b", "a collection of paths ([path] for one)"),
+        ("tiers", "s3://bucket/run", "a collection of paths ([path] for one)"),
     ],
 )
 def test_field_of_wrong_type_is_named(field, value, may_be):
@@ -117,6 +118,8 @@ def test_field_of_wrong_type_is_named(field, value, may_be):
         ({"files": 65}, "files = 65: must be from 1 to 64"),
         ({"engine": "portable", "fixed": "on"}, "engine = portable and Config.fixed = on"),
         ({"stripe": ["/b", "/b"]}, "stripe names /b twice"),
+        ({"tiers": ["/b", "/b"]}, "tiers names /b twice"),
+        ({"tiers": [""]}, "tiers names an empty path"),
     ],
 )
 def test_invalid_field_raises_at_construction(fields, said):

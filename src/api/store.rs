@@ -70,6 +70,7 @@ impl Store {
 
     /// As [`save`](crate::save()).
     pub fn save(&self, state: &StateDict<'_>, path: impl AsRef<Path>) -> Result<SaveReport> {
+        self.config.refuse_tiers()?;
         store::save(&*self.runtime()?, state, path.as_ref(), &Job::of(&self.config))
     }
 
@@ -89,6 +90,7 @@ impl Store {
         path: &Path,
         then: impl FnOnce(SaveReport) -> T + Send + 'static,
     ) -> Result<SaveHandle<T>> {
+        self.config.refuse_tiers()?;
         state.tree()?; // refuses invalid values here rather than in the background
         state.lock()?;
         self.start(path, move |runtime, path, job| {

@@ -79,6 +79,8 @@ impl StripeFlags {
         if !self.stripe.is_empty() {
             config.stripe.clone_from(&self.stripe);
         }
+        // What the program writes is no step of a training.
+        config.tiers.clear();
         config.validate()?;
         Ok(config)
     }

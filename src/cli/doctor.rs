@@ -52,7 +52,7 @@ fn configuration() -> Check {
         Some((path, false)) => Check::ok(
             name,
             format!(
-                "{}, found in the current directory: its stripe and trace are ignored unless \
+                "{}, found in the current directory: its stripe, tiers and trace are ignored unless \
                  RINGSTOW_CONFIG names the file",
                 path.display()
             ),

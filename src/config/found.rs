@@ -25,11 +25,11 @@ impl Config {
     /// 2. the file that `RINGSTOW_CONFIG` names, or else `ringstow.toml` in the current directory,
     /// 3. the default.
     ///
-    /// In `./ringstow.toml`, `stripe` and `trace` are ignored with a warning, unless `RINGSTOW_CONFIG` names that file:
-    /// they are paths to write to, and the directory may be a download. Logs once per process which file it reads.
+    /// In `./ringstow.toml`, `stripe`, `tiers` and `trace` are ignored with a warning, unless `RINGSTOW_CONFIG` names that
+    /// file: they are paths to write to, and the directory may be a download. Logs once per process which file it reads.
     ///
     /// In a variable, a boolean is `true`, `on`, `yes` or `1`, or `false`, `off`, `no` or `0`, words may have any case,
-    /// and colons separate paths. Everything else is written as in the file. Warns once per process of unknown variables
+    /// and colons separate paths and URLs. Everything else is written as in the file. Warns once per process of unknown variables
     /// that begin with `RINGSTOW_`.
     ///
     /// # Errors
@@ -56,7 +56,7 @@ impl Config {
 }
 
 /// Fields that are paths to write to: ignored in a file that `RINGSTOW_CONFIG` does not name.
-const NOT_FROM_ANYWHERE: &[&str] = &["stripe", "trace"];
+const NOT_FROM_ANYWHERE: &[&str] = &["stripe", "tiers", "trace"];
 
 /// Messages already logged.
 static LOGGED: PerProcess<Vec<String>> =
@@ -346,6 +346,9 @@ mod tests {
             let expected: Vec<&Path> = paths.iter().map(Path::new).collect();
             assert_eq!(over.stripe, expected, "{text}");
         }
+        let tiers = with(&[("RINGSTOW_TIERS", "/c:s3://bucket/run:/d:gs://b")]).unwrap().tiers;
+        let expected = ["/c", "s3://bucket/run", "/d", "gs://b"].map(PathBuf::from);
+        assert_eq!(tiers, expected);
         let twice = with(&[("RINGSTOW_STRIPE", "/c:/c")]).unwrap_err().to_string();
         assert!(twice.contains("/c twice"), "{twice}");
         let none = with(&[("RINGSTOW_FILES", "0")]).unwrap_err().to_string();

@@ -112,10 +112,19 @@ pub(super) fn value(
     })
 }
 
-/// Several paths, as in `PATH`: separated by colons.
+/// Several paths, as in `PATH`: separated by colons, which are also in URLs.
 fn paths(text: &str) -> Value {
-    let paths = text.split(':').filter(|path| !path.is_empty());
-    Value::Array(paths.map(|path| Value::String(path.into())).collect())
+    let mut paths: Vec<String> = Vec::new();
+    for part in text.split(':') {
+        match paths.last_mut() {
+            Some(scheme) if part.starts_with("//") && !scheme.contains('/') => {
+                *scheme = format!("{scheme}:{part}");
+            }
+            _ => paths.push(part.into()),
+        }
+    }
+    paths.retain(|path| !path.is_empty());
+    Value::Array(paths.into_iter().map(Value::String).collect())
 }
 
 #[cfg(test)]

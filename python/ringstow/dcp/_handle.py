@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from ringstow import _jobs
+from ringstow._copied import Copied
 from ringstow._report import SaveReport
 
 
-class RanksHandle(concurrent.futures.Future[SaveReport]):
+class RanksHandle(Copied):
     """A save of several ranks in the background: a future of this rank's report.
 
     If a rank failed, `result` raises on all ranks: under torch.distributed.checkpoint a

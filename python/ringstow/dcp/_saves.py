@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -25,6 +26,9 @@ from ringstow._waited import Waited
 from ringstow.dcp import _private
 from ringstow.dcp._note import Note
 from ringstow.dcp._stream import StagingFuture
+
+if TYPE_CHECKING:
+    from ringstow._promoter import Promoter
 
 _POLL_S = 0.005
 _UNSEEN_S = 10.0
@@ -61,6 +65,8 @@ class Save:
         self.commits = True
         """Whether this rank's last hook is `finish`, not `write_data`."""
         self.part_of: tuple[int, int, str] | None = None
+        self.promoter: Promoter | None = None
+        """Copies the checkpoint on, once it is committed."""
         self.stream: StagingFuture | None = None
         """Of a background save that copies no tensor."""
         self.waited: Waited | None = None

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from ringstow import _jobs, _late, _lines, _native, _others, _outcomes
+from ringstow import _jobs, _late, _lines, _native, _others, _outcomes, _promoter
 from ringstow._arguments import StrPath, names_of_parts
 from ringstow._base import Base, native
 from ringstow._collector import collector_paused
@@ -268,12 +268,18 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 "StorageWriter(base=...) needs collectives: checkpoints that ranks save each by "
                 "itself (use_collectives=False) share no files. Leave out base="
             )
+        if self._config.tiers and not kwargs.get("use_collectives", True):
+            raise UnsupportedError(
+                "Config.tiers needs collectives: what ranks save each by itself "
+                "(use_collectives=False) is not copied. Give a config with tiers=[]"
+            )
         path, note = self._destination.take(), self._notes.take()
         save = Save(path, note)
         self._saves.begin(save)
         save.rank = kwargs.get("rank")
         save.is_alone = not kwargs.get("use_collectives", True)
         save.commits = is_coordinator or save.is_alone
+        save.promoter = _promoter.of_config(path, self._config) if is_coordinator else None
         if save.is_alone:
             rank = save.own_rank()
             save.path = _paths.of_rank(path, rank)
@@ -383,6 +389,8 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             _private.set_version(metadata)
             _mark.write(save.path)
             _others.saved(save.path)
+            if save.promoter is not None:
+                save.promoter.add(save.path, is_new=True)
             # A method of a derived class may pickle the metadata, before DCP does.
             if not save.is_alone and type(self).finish is _FINISH:
                 _sent_metadata.announce(metadata)

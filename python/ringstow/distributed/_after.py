@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import functools
 import logging
@@ -60,12 +61,21 @@ class AfterCommit(Copier):
         if copies == 1:
             self._unlink(COPIED)
 
-    def add(self, path: str, *, is_new: bool) -> None:
+    def add(
+        self,
+        path: str,
+        *,
+        is_new: bool,
+        ended: concurrent.futures.Future[bool] | None = None,
+    ) -> None:
         """Copy a step as soon as the copy in progress has ended."""
         if self._is_broken:
-            _log.error("%s is saved, but not copied: the ranks have lost each other", path)
+            problem = f"{path} is saved, but not copied: the ranks have lost each other"
+            _log.error("%s", problem)
+            if ended is not None:
+                ended.set_exception(Error(problem))
             return
-        super().add(path, is_new=is_new)
+        super().add(path, is_new=is_new, ended=ended)
 
     def _newest(self, added: int) -> int | None:
         """Return the newest step that all ranks have added."""
@@ -79,13 +89,13 @@ class AfterCommit(Copier):
         self._is_broken = True
         super()._give_up(error)
 
-    def _copy(self, step: Added) -> None:
+    def _copy(self, step: Added) -> bool:
         """Copy a step to other nodes and to stores. A failure of one is none of the others."""
         self._link(COPYING, step.path)
         if any(self._group.gathered(not os.path.lexists(step.path))):
             # Another rank's newer save has removed it already, before all had added that.
             self._pass_over(step)
-            return
+            return False
         if self._copies > 1 and self._is_done(step, "other nodes", self._to_nodes):
             self._link(COPIED, step.path)
         for tier in self._plan.tiers:
@@ -93,6 +103,7 @@ class AfterCommit(Copier):
             if self._is_done(step, tier, to_store) and step.is_new:
                 self._clear(tier)
         self._unlink(COPYING)
+        return True
 
     def _is_done(self, step: Added, where: str, copy: Callable[[Added], None]) -> bool:
         """Copy a step to one place; return whether it is there."""

@@ -14,10 +14,10 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ringstow import _guard, _jobs, _late, _lines, _native, _outcomes
+from ringstow import _guard, _jobs, _late, _lines, _native, _outcomes, _promoter
 from ringstow._arguments import StrPath, absolute, names_of_parts, step_number
 from ringstow._base import Base, Native, native
-from ringstow._config import Config, native_json
+from ringstow._config import Config, given
 from ringstow._errors import InvalidStateError
 from ringstow._guard import Staging
 from ringstow._metrics import metrics_of
@@ -31,6 +31,8 @@ from ringstow.distributed._state import State, encode
 
 if TYPE_CHECKING:
     import torch.distributed as dist
+
+    from ringstow._promoter import Promoter
 
 
 class _Asked(NamedTuple):
@@ -60,6 +62,8 @@ class _Begun(NamedTuple):
     state: State | None
     error: BaseException | None
     is_copied: bool
+    promoter: Promoter | None = None
+    """What copies the checkpoint on; only the first rank has one."""
 
 
 def save(
@@ -101,7 +105,8 @@ def save(
         allow_pickle: as in `ringstow.save`.
 
     Returns:
-        What this rank has written, and how long it took.
+        What this rank has written, and how long it took. The first rank then copies the checkpoint
+        to ``Config.tiers`` in the background; `ringstow.wait_promoted` waits for that.
 
     Raises:
         InvalidStateError: as from `ringstow.save`; or the ranks make different calls, or have a
@@ -114,10 +119,12 @@ def save(
     hold = _guard.Hold()
     with ranks.turn, hold.waited.here(), hold:
         hold.begin(may_wait=False)
-        given = (state_dict, path, step, metrics, apart, base, node_local, config)
-        begun = _begun(ranks, given, hold, None, allow_pickle=allow_pickle)
+        asked = (state_dict, path, step, metrics, apart, base, node_local, config)
+        begun = _begun(ranks, asked, hold, None, allow_pickle=allow_pickle)
         job = _Save(ranks, begun, hold)
         report = job.run()
+    if begun.promoter is not None:
+        begun.promoter.add(begun.asked.path, is_new=True)
     report = dataclasses.replace(report, blocked_seconds=hold.waited.seconds())
     return _told(begun.asked, ranks, report)
 
@@ -168,8 +175,8 @@ def save_async(
     try:
         with hold.waited.here():
             may_return = hold.begin()
-            given = (state_dict, path, step, metrics, apart, base, node_local, config)
-            begun = _begun(ranks, given, hold, staging, allow_pickle=allow_pickle)
+            asked = (state_dict, path, step, metrics, apart, base, node_local, config)
+            begun = _begun(ranks, asked, hold, staging, allow_pickle=allow_pickle)
         job = _Save(ranks, begun, hold)
         handle = job.start()
     except BaseException:
@@ -187,7 +194,7 @@ def save_async(
 
 def _begun(
     ranks: Group,
-    given: tuple[Any, ...],
+    arguments: tuple[Any, ...],
     hold: _guard.Hold,
     staging: Staging | None,
     *,
@@ -197,9 +204,10 @@ def _begun(
 
     Staging is None for a save that does not return before its end.
     """
-    state_dict, path, step, metrics, apart, base, node_local, config = given
+    state_dict, path, step, metrics, apart, base, node_local, config = arguments
     asked = _Asked(str(path), None, {}, [], None, node_local, "")
     try:
+        config = given(config)
         asked = _Asked(
             absolute(path),
             step_number(step),
@@ -207,10 +215,12 @@ def _begun(
             names_of_parts(apart, "apart"),
             native(base),
             node_local,
-            native_json(config),
+            config.to_json(),
         )
         if node_local:
             _nodes.refuse(asked.config, base=base)
+            _refuse_tiers(config)
+        promoter = _promoter.of_config(asked.path, config) if ranks.is_first else None
         _jobs.log_unreported()
         if staging is not None:
             _check_staging(staging)
@@ -218,9 +228,17 @@ def _begun(
         state = encode(state_dict, ranks.rank, allow_pickle=allow_pickle)
         room = json.loads(asked.config)["pool_bytes"]
         is_copied = _guard.stage(state.tensors, staging or "wait", asked.path, hold, room)
-        return _Begun(asked, state, None, is_copied)
+        return _Begun(asked, state, None, is_copied, promoter)
     except BaseException as error:  # Ctrl-C, too: the other ranks must not wait for this one
         return _Begun(asked, None, error, True)
+
+
+def _refuse_tiers(config: Config) -> None:
+    if config.tiers:
+        raise InvalidStateError(
+            "Config.tiers without a manager is for ranks that all see the path. Of nodes that "
+            "share none, CheckpointManager(node_local=True, tiers=[...]) copies"
+        )
 
 
 def _check_staging(staging: Staging) -> None:
@@ -243,7 +261,7 @@ class _Save:
 
     def __init__(self, group: Group, begun: _Begun, hold: _guard.Hold) -> None:
         self._group = group
-        self._asked, self._state, self._error, _ = begun
+        self._asked, self._state, self._error, _, self._promoter = begun
         self._hold = hold
         path, step, metrics, *_, config = self._asked
         kind = Apart if self._asked.node_local else Shared
@@ -253,6 +271,7 @@ class _Save:
     def start(self) -> RanksHandle:
         """Run in a thread of its own."""
         done: concurrent.futures.Future[SaveReport] = concurrent.futures.Future()
+        copies = None if self._promoter is None else self._promoter.expected()
 
         def run() -> None:
             try:
@@ -260,6 +279,8 @@ class _Save:
                     report = self.run()
                 finally:
                     self._group.turn.release()
+                if self._promoter is not None:
+                    self._promoter.add(self._asked.path, is_new=True, ended=copies)
                 waited = self._hold.waited.seconds()
                 done.set_result(
                     _told(
@@ -272,6 +293,7 @@ class _Save:
                 done.set_exception(error)
 
         handle = RanksHandle(self._asked.path, done, self.staged, done.result)
+        handle._copies = copies
         threading.Thread(target=run, name="ringstow-ranks", daemon=False).start()
         return handle
 

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from ringstow import _jobs
+from ringstow._config import given
 from ringstow._errors import InvalidStateError
 from ringstow.integrations import _named
 
@@ -20,15 +21,28 @@ if TYPE_CHECKING:
 _log = logging.getLogger("ringstow")
 
 
-def refuse_stripes(config: Config | None, why: str) -> None:
-    """Refuse settings that stripe checkpoints: these could not be renamed.
+def refuse_tiers(config: Config | None) -> None:
+    """Refuse settings that name tiers: checkpoints have other names until they are finished.
 
     Raises:
-        InvalidStateError: they do; ``why`` says what else would not work.
+        InvalidStateError: they do.
     """
-    from ringstow._config import Config
+    found = given(config)
+    if found.tiers:
+        raise InvalidStateError(
+            f"checkpoints are not copied to Config.tiers ({found.tiers[0]}) here: give a config "
+            "with tiers=[], and copy finished ones by ringstow.promote"
+        )
 
-    if (Config() if config is None else config).stripe:
+
+def refuse_places(config: Config | None, why: str) -> None:
+    """Refuse settings that stripe checkpoints, which could not be renamed, or name tiers.
+
+    Raises:
+        InvalidStateError: they do; ``why`` says what else would not work with stripes.
+    """
+    refuse_tiers(config)
+    if given(config).stripe:
         raise InvalidStateError(
             f"checkpoints cannot be striped here: they get their name by a rename{why}. Give a "
             "config with stripe=[]"

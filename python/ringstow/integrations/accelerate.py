@@ -106,7 +106,7 @@ class RingstowAccelerator(Accelerator):  # type: ignore[misc, unused-ignore]
                 'staging="unguarded" is not for RingstowAccelerator: use "guard", which copies no '
                 "large tensor either"
             )
-        _saves.refuse_stripes(config, "")
+        _saves.refuse_places(config, "")
         super().__init__(*args, **kwargs)
         if gone := [name for name in _ATTRIBUTES if not hasattr(self, name)]:
             raise UnsupportedError(

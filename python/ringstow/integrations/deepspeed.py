@@ -78,7 +78,7 @@ def use(
             'staging="unguarded" is not for DeepSpeed: use "guard", which copies no large tensor '
             "either"
         )
-    _saves.refuse_stripes(config, "")
+    _saves.refuse_places(config, "")
     _seam.refuse_unsupported(engine)
     if isinstance(engine, PipelineEngine) and staging == "guard":
         staging = "wait"  # a pipeline's step does not ask the checkpoint engine before

@@ -82,7 +82,7 @@ class RingstowSaveStrategy(base.AsyncSaveShardedStrategy):
         check_staging(staging)
         if staging == "unguarded":
             raise InvalidStateError('staging="unguarded" is not for several ranks: use "guard"')
-        _saves.refuse_stripes(config, "")
+        _saves.refuse_places(config, "")
         self._options = config, staging, allow_pickle
         self._ranks: Ranks | None = None
         self._handle: RanksHandle | None = None

@@ -40,6 +40,7 @@ from ringstow._errors import (
 from ringstow._load import load
 from ringstow._save import save
 from ringstow.dcp._together import agree
+from ringstow.integrations import _saves
 
 __all__ = ["LocalCheckpointManager"]
 
@@ -114,6 +115,7 @@ class LocalCheckpointManager(BaseCheckpointManager):
         allow_pickle: bool = False,
     ) -> None:
         super().__init__(session_id, repl_strategy)
+        _saves.refuse_tiers(config)
         self._root = absolute(root_local_ckpt_dir)
         self._classes = {_name_of(one): one for one in (BasicTensorAwareStateDict, *state_dicts)}
         self._verifies = verify

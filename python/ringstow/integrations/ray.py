@@ -31,7 +31,7 @@ from ringstow._run import step_at
 from ringstow.dcp import _mark, _private
 from ringstow.dcp._ranks import Ranks
 from ringstow.dcp._together import agree, explained, from_first, gathered
-from ringstow.integrations import _values
+from ringstow.integrations import _saves, _values
 
 if TYPE_CHECKING:
     from ringstow._handle import SaveHandle
@@ -94,6 +94,7 @@ def report(
         UnsupportedError: the storage is not local, or several workers have no process group.
     """
     check_staging(staging)
+    _saves.refuse_tiers(config)
     if (config or Config()).stripe:
         raise InvalidStateError(
             "checkpoints cannot be striped here: Ray removes old checkpoints, and would leave "

@@ -34,6 +34,7 @@ from ringstow._arguments import absolute
 from ringstow._errors import InvalidStateError
 from ringstow._guard import Staging
 from ringstow.dcp._handle import RanksHandle
+from ringstow.integrations import _saves
 from ringstow.integrations._flight import Flight
 from ringstow.integrations._torchtitan import _seam
 from ringstow.integrations._torchtitan._ranks import Ranks, explained
@@ -113,6 +114,7 @@ class CheckpointManager(BaseCheckpointManager):
         self.folder = filesystem.join(base_folder, config.folder)
         self.sd_adapter = sd_adapter
         _seam.refuse_unsupported(config, self.folder, sd_adapter)
+        _saves.refuse_tiers(config.ringstow_config)
         self.states = states
         self.states.update(
             {

@@ -134,6 +134,7 @@ impl Session {
         set: impl FnOnce(&mut Transaction),
     ) -> Result<Self> {
         config.validate()?;
+        config.refuse_tiers()?;
         if world_size == 0 {
             return Err(Error::invalid("a save by no ranks: world_size is 0"));
         }

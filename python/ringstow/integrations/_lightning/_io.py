@@ -15,7 +15,7 @@ from ringstow._errors import InvalidStateError, TornSaveError
 from ringstow._guard import Staging, check_staging
 from ringstow._load import load
 from ringstow._save import save, save_async
-from ringstow.integrations import _values
+from ringstow.integrations import _saves, _values
 from ringstow.integrations._flight import Flight
 from ringstow.integrations._lightning import _parts, _paths, _placement
 
@@ -60,6 +60,7 @@ class Saves:
         staging: Staging = "guard",
     ) -> None:
         check_staging(staging)
+        _saves.refuse_tiers(config)
         self._background = background
         self._config = config
         self._allow_pickle = allow_pickle

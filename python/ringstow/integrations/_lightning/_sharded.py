@@ -18,7 +18,7 @@ from ringstow._catalog import remove
 from ringstow._config import Config
 from ringstow._errors import InvalidStateError, TornSaveError
 from ringstow._guard import Staging, check_staging
-from ringstow.integrations import _values
+from ringstow.integrations import _saves, _values
 from ringstow.integrations._flight import Flight
 from ringstow.integrations._lightning import _paths
 from ringstow.integrations._lightning._parts import META, MODEL, optimizer_key
@@ -82,6 +82,7 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
         from ringstow.integrations._lightning import _ranks  # needs a newer torch than the plugin
 
         check_staging(staging)
+        _saves.refuse_tiers(config)
         if staging == "unguarded":
             raise InvalidStateError('staging="unguarded" is not for several ranks: use "guard"')
         super().__init__(*args, **kwargs)

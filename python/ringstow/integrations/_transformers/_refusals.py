@@ -88,7 +88,7 @@ def refuse_run(trainer: Any) -> None:
         InvalidStateError: the settings stripe checkpoints.
         UnsupportedError: names each, with what to do instead.
     """
-    _saves.refuse_stripes(trainer.ringstow_config, ", and from_pretrained opens one directory")
+    _saves.refuse_places(trainer.ringstow_config, ", and from_pretrained opens one directory")
     args = trainer.args
     model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
     is_peft = hasattr(model, "peft_config")

@@ -1,0 +1,55 @@
+"""What the handles of background saves know of the copies after the commit."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+
+from ringstow._errors import InvalidStateError
+from ringstow._report import SaveReport
+
+
+class Copied(Future[SaveReport]):
+    """A save in the background, and the copies that follow its commit."""
+
+    _copies: Future[bool] | None = None
+    """Becomes whether all copies are there; None if this process copies nothing."""
+
+    @property
+    def path(self) -> str:
+        """The checkpoint's directory."""
+        raise NotImplementedError
+
+    def promoted(self, timeout: float | None = None) -> bool:
+        """Wait until the checkpoint is committed, and is on all tiers.
+
+        Args:
+            timeout: seconds to wait; None waits as long as it takes.
+
+        Returns:
+            True once it is there. False if the time ran out, or if a newer step was there to copy
+            before the copy of this one began.
+
+        Raises:
+            Exception: what the save failed of, or the copy.
+            InvalidStateError: no tiers are named, or another rank copies: of several the first one
+                does.
+        """
+        copies = self._copies
+        if copies is None:
+            raise InvalidStateError(
+                f"this process does not copy {self.path} anywhere: name tiers in Config or "
+                "CheckpointManager, and on several ranks ask the first one"
+            )
+        until = None if timeout is None else time.monotonic() + timeout
+        try:
+            self.result(timeout)
+            return copies.result(None if until is None else max(until - time.monotonic(), 0))
+        except TimeoutError:
+            if self.done() and (copies.done() or not self._is_committed()):
+                raise  # it is what the save or the copy failed of
+            return False
+
+    def _is_committed(self) -> bool:
+        """Return whether the checkpoint is committed, without asking for a failure."""
+        raise NotImplementedError

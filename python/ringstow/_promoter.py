@@ -1,0 +1,208 @@
+"""What follows a commit where tiers are named: a thread copies the checkpoint on."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from ringstow import _native, _promote
+from ringstow._arguments import StrPath, absolute, object_url
+from ringstow._config import given
+from ringstow._copier import Added, Copier
+
+if TYPE_CHECKING:
+    from ringstow._config import Config
+
+_log = logging.getLogger("ringstow")
+
+
+def checked(
+    tiers: Iterable[StrPath] | None, root: str, config: Config | None = None
+) -> tuple[str, ...]:
+    """Return the URLs and the directories of tiers behind a run's directory.
+
+    Raises:
+        TypeError: it is one text, not a list.
+        InvalidStateError: a URL that cannot be understood; or a directory that is the run's, a
+            stripe or another tier, or is in one of them, or has one in itself.
+    """
+    if isinstance(tiers, (str, os.PathLike)):
+        raise TypeError(f'tiers is a list of URLs and directories: tiers=["{tiers}"]')
+    places: list[str] = []
+    others = [root, *(() if config is None else map(absolute, config.stripe))]
+    for tier in tiers or ():
+        url = object_url(tier)
+        if url is not None:
+            _native.check_url(url)
+        place = url or absolute(tier)
+        _native.check_apart(place, [*others, *places])
+        if url is None:
+            _warn_of_one_disk(place, root)
+        places.append(place)
+    return tuple(places)
+
+
+def _warn_of_one_disk(place: str, root: str) -> None:
+    here, there = (os.path.realpath(path) for path in (root, place))
+    if _device(here) == _device(there):
+        _log.warning(
+            "%s is on the same file system as %s: copies there are lost together with it. Is a "
+            "disk not mounted?",
+            place,
+            root,
+        )
+
+
+def _device(path: str) -> int:
+    """Return the number of the file system that has a path, or will have it."""
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return os.stat(path).st_dev
+
+
+class Promoter(Copier):
+    """Copies the checkpoints of one directory to tiers."""
+
+    def __init__(
+        self,
+        root: str,
+        tiers: tuple[str, ...],
+        rate: int,
+        config: Config | None,
+        clear: Callable[[str], object] | None = None,
+        *,
+        ends_with_program: bool,
+    ) -> None:
+        """Make one, which starts a thread when there is something to copy.
+
+        Args:
+            root: the directory.
+            tiers: where to copy.
+            rate: bytes a second at most; 0 for no limit.
+            config: the settings of reading.
+            clear: removes old steps from a tier, after a new one was copied there.
+            ends_with_program: whether the exit of the program ends a copy.
+        """
+        super().__init__(tiers)
+        self._root = root
+        self._tiers = tiers
+        self._rate = rate
+        self._config = config
+        self._clear = clear
+        self._ends_with_program = ends_with_program
+
+    def _copy(self, step: Added) -> bool:
+        are_there = [self._copy_to(tier, step) for tier in self._tiers]
+        return all(are_there)
+
+    def _copy_to(self, tier: str, step: Added) -> bool:
+        """Copy to one tier; return False if that was passed over."""
+        to = f"{tier}/{os.path.basename(step.path)}"
+        try:
+            self._claim(tier)
+            self.report = _promote.promote(
+                step.path,
+                to,
+                rate=self._rate,
+                replace_older=True,  # a run that went back saves a step again
+                config=self._config,
+            )
+        except BaseException as error:  # a panic, too: the step is saved, training goes on
+            if self._is_overtaken(step, error):
+                self._pass_over(step, tier)
+                return False
+            self.error = error
+            again = f"; `ringstow promote {step.path} --to {to}` copies this one"
+            _log.error(
+                "%s is saved, but not copied to %s: %s. The next step is tried again%s",
+                step.path,
+                tier,
+                error,
+                again if isinstance(error, OSError) else "",
+            )
+            return True
+        _log.info(
+            "%s is copied to %s: %.3g GB sent in %.1f s",
+            step.path,
+            tier,
+            self.report.sent_bytes / 1e9,
+            self.report.seconds,
+        )
+        self._cleared(step, tier)
+        return True
+
+    def _claim(self, tier: str) -> None:
+        """Note that a tier has steps of this run.
+
+        Raises:
+            InvalidStateError: it has steps of another.
+        """
+        if self.joined is not None:
+            _native.take_over(self._root, self._tiers, self.joined)
+            self.joined = None
+        _native.claim(tier, _native.claim(self._root, None))
+
+    def _cleared(self, step: Added, tier: str) -> None:
+        """Remove old steps from a tier.
+
+        After a new step alone: another one may be there because the newest is damaged.
+        """
+        if not step.is_new or self._clear is None:
+            return
+        try:
+            self._clear(tier)
+        except BaseException as error:  # the step is copied
+            self.error = error
+            _log.error("%s is copied to %s, and old steps stay there: %s", step.path, tier, error)
+
+
+_promoters: dict[tuple[int, str, tuple[str, ...], int], Promoter] = {}
+"""Those of `Config.tiers`, by process, directory, tiers and rate."""
+_making = threading.RLock()  # re-entrant: a signal handler may save, too
+
+
+def of_config(path: str, config: Config | None) -> Promoter | None:
+    """Return what copies a checkpoint to the tiers of a configuration; None if it names none.
+
+    The interpreter's exit waits for its copies.
+
+    Raises:
+        InvalidStateError: as `checked`.
+    """
+    config = given(config)
+    if not config.tiers:
+        return None
+    root = os.path.dirname(path)
+    key = (os.getpid(), root, tuple(str(tier) for tier in config.tiers), config.promotion_rate)
+    with _making:
+        if key not in _promoters:
+            tiers, rate = checked(config.tiers, root, config), config.promotion_rate
+            _promoters[key] = Promoter(root, tiers, rate, config, ends_with_program=False)
+        return _promoters[key]
+
+
+def wait_promoted(timeout: float | None = None) -> bool:
+    """Wait until the copies to ``Config.tiers`` have ended that saves of this process have begun.
+
+    For saves without a handle, such as `save` and those of ``ringstow.dcp``; the handle of
+    `save_async` has ``promoted()``, and a `CheckpointManager` its own ``wait_promoted``. The
+    interpreter's exit waits as well, and does not say how they ended.
+
+    Args:
+        timeout: seconds to wait; None waits as long as it takes.
+
+    Returns:
+        Whether the last checkpoint of each directory is on all of its tiers. False if the time ran
+        out, or that copy failed, as the log says: the next call knows no more of it.
+    """
+    until = None if timeout is None else time.monotonic() + timeout
+    are_there = True
+    for (pid, *_), promoter in list(_promoters.items()):
+        if pid == os.getpid():
+            left = None if until is None else max(until - time.monotonic(), 0)
+            are_there &= promoter.wait_and_forget(left)
+    return are_there

@@ -1,0 +1,74 @@
+"""`Config.tiers` of saves by several ranks: the first rank copies."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+import ringstow
+import ringstow.dcp
+from ringstow import distributed
+
+
+def state_of(step):
+    return {"w": torch.full((1000,), float(step)), "step": step}
+
+
+def save_by_dcp(rank, path, config):
+    dcp.save(state_of(1), storage_writer=ringstow.dcp.StorageWriter(path, config))
+    return ringstow.wait_promoted(60)
+
+
+def test_dcp_saves_are_copied_on(ranks, tmp_path):
+    config = ringstow.Config(tiers=[tmp_path / "shared"])
+    assert ranks(2).run(save_by_dcp, tmp_path / "run" / "step-1", config) == [True, True]
+    assert ringstow.verify(tmp_path / "shared" / "step-1").ok
+
+
+def test_dcp_saves_without_collectives_refuse_tiers(tmp_path):
+    writer = ringstow.dcp.StorageWriter(tmp_path / "a", ringstow.Config(tiers=[tmp_path / "b"]))
+    with pytest.raises(ringstow.UnsupportedError, match="tiers needs collectives"):
+        writer.set_up_storage_writer(True, rank=0, use_collectives=False)
+
+
+def save_by_ranks(rank, root, config):
+    distributed.save(state_of(1), root / "step-1", config=config)
+    handle = distributed.save_async(state_of(2), root / "step-2", config=config)
+    handle.result()
+    if rank == 0:
+        assert handle.promoted(60)
+    else:
+        with pytest.raises(ringstow.InvalidStateError, match="ask the first one"):
+            handle.promoted(60)
+    assert ringstow.wait_promoted(60)
+    dist.barrier()
+
+
+def test_saves_of_ranks_are_copied_on_once(ranks, tmp_path):
+    config = ringstow.Config(tiers=[tmp_path / "shared"])
+    ranks(2).run(save_by_ranks, tmp_path / "run", config)
+    assert ringstow.verify(tmp_path / "shared" / "step-2").ok
+
+
+def refuse(rank, root, config):
+    with pytest.raises(ringstow.InvalidStateError, match=r"CheckpointManager\(node_local=True"):
+        distributed.save(state_of(1), root / "step-1", node_local=True, config=config)
+
+
+def test_nodes_without_a_manager_refuse_tiers(ranks, tmp_path):
+    ranks(2).run(refuse, tmp_path / "run", ringstow.Config(tiers=[tmp_path / "shared"]))
+
+
+def manage(rank, root, config):
+    with ringstow.CheckpointManager(root, config=config) as manager:
+        handle = manager.save_async(1, state_of(1))
+        if rank == 0:
+            assert handle.promoted(60)
+
+
+def test_manager_of_ranks_copies_to_the_tiers_of_its_config(ranks, tmp_path):
+    config = ringstow.Config(tiers=[tmp_path / "shared"])
+    ranks(2).run(manage, tmp_path / "run", config)
+    assert ringstow.verify(tmp_path / "shared" / "step-00000001").ok

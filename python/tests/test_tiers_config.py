@@ -1,0 +1,182 @@
+"""`Config.tiers`: what is saved is copied on, with and without a manager."""
+
+import os
+import threading
+
+import pytest
+import torch
+from support import python
+from tiered import state_of
+
+import ringstow
+from ringstow import _promote
+
+
+@pytest.fixture
+def tier(tmp_path):
+    return tmp_path / "shared" / "run"
+
+
+@pytest.fixture
+def config(tier):
+    return ringstow.Config(tiers=[tier])
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Return an event that copies wait for, once they have begun, which another one tells."""
+    begun, may_go = threading.Event(), threading.Event()
+    promote = _promote.promote
+
+    def waiting(*args, **options):
+        begun.set()
+        assert may_go.wait(60)
+        return promote(*args, **options)
+
+    monkeypatch.setattr(_promote, "promote", waiting)
+    yield begun, may_go
+    may_go.set()
+    ringstow.wait_promoted(60)
+
+
+def test_saves_are_copied_on(tmp_path, tier, config):
+    ringstow.save(state_of(1), tmp_path / "run/step-1", config=config)
+    assert ringstow.wait_promoted(60)
+    handle = ringstow.save_async(state_of(2), tmp_path / "run/step-2", config=config)
+    assert handle.promoted(60)
+    for step in (1, 2):
+        assert torch.equal(ringstow.load(tier / f"step-{step}")["w"], state_of(step)["w"])
+        assert ringstow.verify(tier / f"step-{step}").ok
+
+
+def test_save_over_a_checkpoint_replaces_its_copy(tmp_path, tier, config):
+    for step in (1, 2):
+        ringstow.save(state_of(step), tmp_path / "run/last", config=config)
+        assert ringstow.wait_promoted(60)
+    assert ringstow.load(tier / "last")["step"] == 2
+
+
+def test_save_returns_before_its_copy_is_there(tmp_path, tier, config, held):
+    begun, may_go = held
+    handle = ringstow.save_async(state_of(1), tmp_path / "run/step-1", config=config)
+    handle.result()
+    assert begun.wait(60)
+    assert not handle.promoted(0)
+    assert not ringstow.wait_promoted(0)
+    assert not (tier / "step-1").exists()
+    may_go.set()
+    assert handle.promoted()
+
+
+def test_overtaken_checkpoint_is_not_promoted(tmp_path, tier, config, held, caplog):
+    begun, may_go = held
+    first = ringstow.save_async(state_of(1), tmp_path / "run/step-1", config=config)
+    first.result()
+    assert begun.wait(60)
+    second = ringstow.save_async(state_of(2), tmp_path / "run/step-2", config=config)
+    second.result()
+    third = ringstow.save_async(state_of(3), tmp_path / "run/step-3", config=config)
+    third.result()
+    may_go.set()
+    assert first.promoted(60)
+    assert not second.promoted(60)
+    assert third.promoted(60)
+    assert sorted(path.name for path in tier.glob("step-*")) == ["step-1", "step-3"]
+    assert "step-2 is not copied to" in caplog.text
+
+
+def test_failed_copy_fails_no_save_and_promoted_raises_it(tmp_path, tier, config, caplog):
+    tier.parent.mkdir()
+    tier.write_text("a file")
+    handle = ringstow.save_async(state_of(1), tmp_path / "run/step-1", config=config)
+    assert handle.result().path == str(tmp_path / "run/step-1")
+    with pytest.raises(OSError, match="run"):
+        handle.promoted(60)
+    assert not ringstow.wait_promoted(60)
+    assert ringstow.wait_promoted(60)  # it was told
+    assert "step-1 is saved, but not copied to" in caplog.text
+
+
+def test_promoted_raises_what_the_save_failed_of(tmp_path, config):
+    (tmp_path / "run").write_text("a file")
+    handle = ringstow.save_async(state_of(1), tmp_path / "run/step-1", config=config)
+    with pytest.raises(NotADirectoryError):
+        handle.promoted(60)
+
+
+def test_promoted_without_tiers_is_refused(tmp_path):
+    handle = ringstow.save_async(state_of(1), tmp_path / "step-1")
+    with pytest.raises(ringstow.InvalidStateError, match="name tiers in Config"):
+        handle.promoted()
+    handle.result()
+
+
+def test_tier_in_the_directory_of_the_run_is_refused_at_the_call(tmp_path):
+    config = ringstow.Config(tiers=[tmp_path / "run" / "copies"])
+    for save in (ringstow.save, ringstow.save_async):
+        with pytest.raises(ringstow.InvalidStateError, match="copies"):
+            save(state_of(1), tmp_path / "run/step-1", config=config)
+    assert not (tmp_path / "run").exists()
+
+
+def test_second_run_in_a_tier_is_refused(tmp_path, config, caplog):
+    for run in ("a", "b"):
+        ringstow.save(state_of(1), tmp_path / run / "step-1", config=config)
+        assert ringstow.wait_promoted(60) == (run == "a")
+    assert "another run" in caplog.text
+
+
+def test_program_ends_after_its_copies(tmp_path, tier, monkeypatch):
+    monkeypatch.setenv("RINGSTOW_TIERS", f"{tier}:{tmp_path / 'second'}")
+    monkeypatch.setenv("RINGSTOW_PROMOTION_RATE", "1G")
+    ran = python(
+        "import numpy, ringstow; ringstow.save({'w': numpy.ones(1 << 20)}, 'run/step-1')",
+        cwd=tmp_path,
+    )
+    assert ran.returncode == 0, ran.stderr
+    for place in (tier, tmp_path / "second"):
+        assert ringstow.verify(place / "step-1").ok
+
+
+def test_manager_copies_to_the_tiers_of_its_config(tmp_path, tier, config):
+    with ringstow.CheckpointManager(tmp_path / "run", config=config) as manager:
+        handle = manager.save_async(1, state_of(1))
+        assert handle.promoted(60)
+        assert manager.promoted.to == str(tier / "step-00000001")
+        manager.save(2, state_of(2))
+    assert [found.step for found in ringstow.steps(tier)] == [1, 2]
+    assert ringstow.wait_promoted(0)  # nobody else copied them
+
+
+def test_manager_with_its_own_tiers_leaves_those_of_the_config(tmp_path, tier, config):
+    with ringstow.CheckpointManager(tmp_path / "run", tiers=[], config=config) as manager:
+        manager.save(1, state_of(1))
+        with pytest.raises(ringstow.InvalidStateError, match="tiers"):
+            manager.save_async(2, state_of(2)).promoted()
+    assert not tier.exists()
+
+
+def test_file_found_by_chance_names_no_tiers(tmp_path, tier, monkeypatch):
+    (tmp_path / "ringstow.toml").write_text(f'tiers = ["{tier}"]\n')
+    save = "import numpy, ringstow; ringstow.save({'w': numpy.ones(3)}, 'run/step-1')"
+    ran = python(save, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert "ignored tiers" in ran.stderr
+    assert not tier.exists()
+    monkeypatch.setenv("RINGSTOW_CONFIG", str(tmp_path / "ringstow.toml"))
+    assert python(save, cwd=tmp_path).returncode == 0
+    assert ringstow.verify(tier / "step-1").ok
+
+
+def test_forked_child_copies_what_it_saves(tmp_path, tier, config):
+    ringstow.save(state_of(1), tmp_path / "run/step-1", config=config)
+    assert ringstow.wait_promoted(60)
+    child = os.fork()
+    if child == 0:
+        try:
+            ringstow.save(state_of(2), tmp_path / "run/step-2", config=config)
+            os._exit(0 if ringstow.wait_promoted(60) else 2)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert ringstow.verify(tier / "step-2").ok
