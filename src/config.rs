@@ -187,11 +187,11 @@ impl Config {
         }
         found.extend(self.stripe_mistake().map(|why| format!("Config.stripe {why}")));
         found.extend(listed_twice(&self.tiers).map(|why| format!("Config.tiers {why}")));
-        let places = [("stripe", &self.stripe), ("tiers", &self.tiers)];
-        let places = places
-            .into_iter()
-            .flat_map(|(field, paths)| paths.iter().map(move |path| (field, path)));
-        for (field, path) in places.chain(self.trace.iter().map(|file| ("trace", file))) {
+        let named = |field: &'static str| move |path| (field, path);
+        let tiers = self.tiers.iter().filter(|place| !path::is_object(place));
+        let stripe = self.stripe.iter().map(named("stripe"));
+        let places = stripe.chain(tiers.map(named("tiers")));
+        for (field, path) in places.chain(self.trace.iter().map(named("trace"))) {
             found.extend(path::check(path).err().map(|why| format!("Config.{field}: {why}")));
         }
         found

@@ -63,6 +63,7 @@ def refusals(rank, ranks, folder):
         ({"staging": "unguarded"}, ringstow.InvalidStateError, "guard"),
         ({"staging": "other"}, ringstow.InvalidStateError, "other"),
         ({"config": ringstow.Config(stripe=[str(folder)])}, ringstow.InvalidStateError, "stripe"),
+        ({"config": ringstow.Config(tiers=[str(folder)])}, ringstow.InvalidStateError, "tiers"),
     ):
         with pytest.raises(kind, match=text):
             ours.use(stock, **more)

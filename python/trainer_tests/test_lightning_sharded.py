@@ -258,6 +258,10 @@ def test_arguments_that_cannot_be_honoured_are_refused():
         RingstowModelParallelStrategy(save_distributed_checkpoint=False)
     with pytest.raises(ringstow.InvalidStateError, match='use "guard"'):
         RingstowFSDPStrategy(staging="unguarded")
+    tiers = ringstow.Config(tiers=["/other"])
+    for plugin in (RingstowFSDPStrategy, RingstowCheckpointIO):
+        with pytest.raises(ringstow.InvalidStateError, match="tiers"):
+            plugin(config=tiers)
     with pytest.raises(ringstow.InvalidStateError, match="leave the plugin out"):
         RingstowFSDPStrategy().checkpoint_io = RingstowCheckpointIO()
     with pytest.raises(ringstow.InvalidStateError, match="would not ask RingstowCheckpointIO"):

@@ -219,6 +219,8 @@ def _refusals(training, path):
         ours.RingstowSaveStrategy(staging="unguarded")
     with pytest.raises(ringstow.InvalidStateError, match="stripe"):
         ours.RingstowSaveStrategy(config=ringstow.Config(stripe=["/other"]))
+    with pytest.raises(ringstow.InvalidStateError, match="tiers"):
+        ours.RingstowSaveStrategy(config=ringstow.Config(tiers=["/other"]))
     with pytest.raises(ringstow.UnsupportedError, match="save without"):
         dist_checkpointing.remove_sharded_tensors(path, "optimizer")
     with pytest.raises(ringstow.UnsupportedError, match="torch_dist"):

@@ -248,6 +248,8 @@ def test_checkpoints_of_nvrxs_own_manager_are_named_in_a_warning(tmp_path, caplo
     assert "iter_0000001_0_local.pt" in caplog.text
 
 
-def test_a_url_is_refused():
+def test_urls_are_refused_and_tiers():
     with pytest.raises(ringstow.InvalidStateError, match="is a URL"):
         nvrx.LocalCheckpointManager("s3://bucket/checkpoints")
+    with pytest.raises(ringstow.InvalidStateError, match="tiers"):
+        nvrx.LocalCheckpointManager("checkpoints", config=ringstow.Config(tiers=["/other"]))

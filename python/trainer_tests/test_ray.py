@@ -108,12 +108,17 @@ def test_workers_without_a_process_group_are_refused(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [{"staging": "all"}, {"config": ringstow.Config(stripe=["elsewhere"])}]
+    "options",
+    [
+        {"staging": "all"},
+        {"config": ringstow.Config(stripe=["elsewhere"])},
+        {"config": ringstow.Config(tiers=["elsewhere"])},
+    ],
 )
 def test_options_that_ray_cannot_have_are_refused_before_anything_is_reported(options):
     import ringstow.integrations.ray as ringstow_ray
 
-    with pytest.raises(ringstow.InvalidStateError, match=next(iter(options)) + "|stripe"):
+    with pytest.raises(ringstow.InvalidStateError, match=next(iter(options)) + "|stripe|tiers"):
         ringstow_ray.report({}, {}, **options)
 
 

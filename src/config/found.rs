@@ -392,6 +392,8 @@ mod tests {
                 "files" => ("4", json!(4)),
                 "stripe" => ("/mnt/b:/mnt/c", json!(["/mnt/b", "/mnt/c"])),
                 "recycle" => ("true", json!(true)),
+                "tiers" => ("/mnt/b:s3://b/run", json!(["/mnt/b", "s3://b/run"])),
+                "promotion_rate" => ("1M", json!(1 << 20)),
                 "trace" => ("7", json!("7")),
                 new => panic!("add a value for {new} here"),
             };
