@@ -62,32 +62,30 @@ def copied(way: str, source: Path, target: Path, nbytes: int) -> Copied:
     return Copied(nbytes / seconds / 1e9, cpu * 1e9 / nbytes)
 
 
-def measure(source: Path, to: Path, rounds: int) -> dict[str, list[Copied]]:
-    """Return the copies of each way, one a round, after one that does not count."""
+def measure(source: Path, to: Path, rounds: int) -> list[dict[str, Copied]]:
+    """Return each round's copies by way, after one round that does not count."""
     nbytes = sum(file.stat().st_size for file in source.iterdir())
-    found: dict[str, list[Copied]] = {way: [] for way in WAYS}
+    found = []
     for number in range(rounds + 1):
         ways = list(WAYS) if number % 2 else list(reversed(WAYS))
-        for way in ways:
-            one = copied(way, source, to / "copy", nbytes)
-            if number:
-                found[way].append(one)
-    return found
+        found.append({way: copied(way, source, to / "copy", nbytes) for way in ways})
+    return found[1:]
 
 
 def spread(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 
-def table(found: dict[str, list[Copied]]) -> str:
+def ranked(what: str, all_rounds: Sequence[dict[str, Copied]]) -> str:
+    """Return a table of what each way did, beside the fastest other one of the same round."""
     lines = [
-        "| copy | GB/s, durable | CPU, s/GB | speed, of cp's in the round |",
+        f"| {what} | GB/s | CPU, s/GB | speed, of the fastest other's in the round |",
         "|---|---|---|---|",
     ]
-    for way, copies in found.items():
-        pairs = zip(copies, found["cp -r"], strict=True)
-        ratios = [one.speed / base.speed for one, base in pairs]
-        speed, cpu = ([getattr(one, what) for one in copies] for what in ("speed", "cpu"))
+    for way in all_rounds[0]:
+        speed, cpu = ([getattr(one[way], field) for one in all_rounds] for field in Copied._fields)
+        others = [max(one[name].speed for name in one if name != way) for one in all_rounds]
+        ratios = [one / other for one, other in zip(speed, others, strict=True)]
         lines.append(f"| `{way}` | {spread(speed)} | {spread(cpu)} | {spread(ratios)} |")
     return "\n".join(lines)
 
@@ -107,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ringstow.save(state, here / "saved")
         found = measure(here / "saved", there, asked.rounds)
         about = machine(there)
-    print(table(found))
+    print(ranked("copy, durable", found))
     print(f"\n{asked.gb} GB, {asked.rounds} rounds, median (lowest to highest), {about}")
     if asked.json is not None:
         asked.json.write_text(json.dumps({"machine": about, "copies": found}, indent=1) + "\n")

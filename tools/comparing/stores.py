@@ -1,0 +1,122 @@
+"""An S3 server on this machine, and the programs that copy a directory to it and back.
+
+The server is s3s-fs (`make stores`), over plain HTTP. Programs find it by the variables ``AWS_*``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from comparing.environments import environment_of
+from comparing.processes import CompareFailed
+
+BUCKET = "speed"
+_PROGRAM = Path(__file__).parent.parent.parent / "target" / "stores" / "bin" / "s3s-fs"
+_KEYS = ("speed", "not-secret")
+_CRT = """
+import os, pathlib, sys
+import botocore.session
+from s3transfer.crt import (
+    BotocoreCRTCredentialsWrapper, BotocoreCRTRequestSerializer, CRTTransferManager,
+    create_s3_crt_client,
+)
+way, folder, bucket, prefix = sys.argv[1:]
+folder, where = pathlib.Path(folder), os.environ["AWS_ENDPOINT_URL"]
+session = botocore.session.Session()
+keys = BotocoreCRTCredentialsWrapper(session.get_credentials()).to_crt_credentials_provider()
+# boto3 itself takes it over TLS alone.
+client = create_s3_crt_client("us-east-1", crt_credentials_provider=keys, use_ssl=False)
+named = {"region_name": "us-east-1", "endpoint_url": where}
+with CRTTransferManager(client, BotocoreCRTRequestSerializer(session, dict(named))) as manager:
+    if way == "up":
+        files = list(folder.iterdir())
+        all_sent = [manager.upload(str(f), bucket, f"{prefix}/{f.name}") for f in files]
+    else:
+        folder.mkdir()
+        listed = session.create_client("s3", **named).list_objects_v2(Bucket=bucket, Prefix=prefix)
+        keys = [found["Key"] for found in listed["Contents"]]
+        all_sent = [manager.download(bucket, k, str(folder / k.split("/")[-1])) for k in keys]
+    for one in all_sent:
+        one.result()
+"""
+
+Copy = Callable[[Path, str], None]
+"""Copies a directory to a prefix of the bucket, or the other way round."""
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[None]:
+    """Run a server that keeps its objects in a folder; has one bucket, empty."""
+    if not _PROGRAM.exists():
+        raise CompareFailed("the S3 server is not installed: make stores")
+    (folder / BUCKET).mkdir()
+    keys = ["--access-key", _KEYS[0], "--secret-key", _KEYS[1]]
+    command = [_PROGRAM, "--host", "127.0.0.1", "--port", "0", *keys, folder]
+    log = {**os.environ, "RUST_LOG": "error,s3s_fs=info"}
+    server = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=log
+    )
+    try:
+        assert server.stdout
+        lines = (re.search(r"running (?:at|on) (http://[\d.:]+)", line) for line in server.stdout)
+        url = next((found[1] for found in lines if found), None)
+        if url is None:
+            raise CompareFailed("the S3 server ended at once")
+        os.environ.update(
+            AWS_ACCESS_KEY_ID=_KEYS[0],
+            AWS_SECRET_ACCESS_KEY=_KEYS[1],
+            AWS_REGION="us-east-1",
+            AWS_DEFAULT_REGION="us-east-1",
+            AWS_ENDPOINT_URL=url,
+            AWS_ALLOW_HTTP="true",
+            NO_PROXY="127.0.0.1",
+        )
+        yield
+    finally:
+        server.kill()
+        server.wait()
+
+
+def crt(way: str, log: Path) -> Copy:
+    """Return Amazon's own native client (CRT), as boto3 drives it; installs both in .peers."""
+    python = environment_of(("boto3[crt]",), log).python
+
+    def copy(folder: Path, prefix: str) -> None:
+        _run([python, "-c", _CRT, way, str(folder), BUCKET, prefix])
+
+    return copy
+
+
+def rclone(way: str) -> Copy | None:
+    """Return rclone, with as many requests at a time as it takes by default; None without it."""
+    program = shutil.which("rclone")
+    if program is None:
+        print("rclone is not installed: left out", file=sys.stderr)
+        return None
+    where = f":s3,provider=Other,env_auth=true,endpoint='{os.environ['AWS_ENDPOINT_URL']}'"
+
+    def copy(folder: Path, prefix: str) -> None:
+        there = f"{where}:{BUCKET}/{prefix}"
+        pair = [str(folder), there] if way == "up" else [there, str(folder)]
+        _run([program, "copy", *pair, "--config", os.devnull, "-q"])
+
+    return copy
+
+
+def clear(folder: Path) -> None:
+    """Remove all objects of the server whose folder it is."""
+    for found in (folder / BUCKET).iterdir():
+        shutil.rmtree(found)
+
+
+def _run(command: list[str]) -> None:
+    # Over plain HTTP; rclone refuses to start with this one.
+    environment = {name: text for name, text in os.environ.items() if name != "AWS_CA_BUNDLE"}
+    subprocess.run(command, check=True, env=environment)

@@ -1,0 +1,124 @@
+"""Measures an object store's uploads and downloads: ringstow beside other clients.
+
+    python tools/store_speed.py                        # 1 GB, 5 rounds
+    python tools/store_speed.py --gb 4 --rounds 9 --json out.json
+
+The server is s3s-fs on this machine (`make stores`), in memory, and shares its cores with the
+client: all clients have the same server in the same round, in changing order. `ringstow.promote`
+and `ringstow.load` also compare every byte with its checksum; `load` puts the bytes into tensors,
+and the other clients into files in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import ringstow
+import torch
+from comparing import stores
+from comparing.directories import fresh_directory, machine
+from promote_speed import TENSORS, Copied, cpu_seconds, ranked
+
+_MEMORY = Path("/dev/shm")
+
+Way = Callable[[Path, str], None]
+
+
+def promote(folder: Path, prefix: str) -> None:
+    ringstow.promote(folder, f"s3://{stores.BUCKET}/{prefix}")
+
+
+def load(_: Path, prefix: str) -> None:
+    ringstow.load(f"s3://{stores.BUCKET}/{prefix}")
+
+
+def known(ways: dict[str, Way | None]) -> dict[str, Way]:
+    return {name: way for name, way in ways.items() if way is not None}
+
+
+def timed(way: Way, folder: Path, prefix: str, nbytes: int) -> Copied:
+    cpu, began = cpu_seconds(), time.perf_counter()
+    way(folder, prefix)
+    seconds, cpu = time.perf_counter() - began, cpu_seconds() - cpu
+    return Copied(nbytes / seconds / 1e9, cpu * 1e9 / nbytes)
+
+
+def uploads(
+    ways: dict[str, Way], saved: Path, server: Path, rounds: int
+) -> list[dict[str, Copied]]:
+    """Return each round's uploads by client, after one round that does not count."""
+    nbytes = sum(file.stat().st_size for file in saved.iterdir())
+    found = []
+    for number in range(rounds + 1):
+        found.append({})
+        for name in in_turn(ways, number):
+            found[-1][name] = timed(ways[name], saved, "up", nbytes)
+            stores.clear(server)
+    return found[1:]
+
+
+def downloads(
+    ways: dict[str, Way], saved: Path, memory: Path, rounds: int
+) -> list[dict[str, Copied]]:
+    """Return each round's downloads by client, after one round that does not count."""
+    nbytes = sum(file.stat().st_size for file in saved.iterdir())
+    promote(saved, "down")
+    found = []
+    for number in range(rounds + 1):
+        found.append({})
+        for name in in_turn(ways, number):
+            found[-1][name] = timed(ways[name], memory / "down", "down", nbytes)
+            shutil.rmtree(memory / "down", ignore_errors=True)
+    return found[1:]
+
+
+def in_turn(ways: dict[str, Way], number: int) -> list[str]:
+    return list(ways) if number % 2 else list(reversed(ways))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    words = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=words)
+    parser.add_argument("--gb", type=float, default=1.0, help="the checkpoint, 1e9 bytes")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--dir", type=Path, default=Path("."), help="the disk to upload from")
+    parser.add_argument("--json", type=Path, help="write the measurements there")
+    asked = parser.parse_args(arguments)
+    with fresh_directory(asked.dir) as here, fresh_directory(_MEMORY) as memory:
+        elements = int(asked.gb * 1e9 / 4 / TENSORS)
+        state = {f"layers.{n}": torch.randn(elements) for n in range(TENSORS)}
+        ringstow.save(state, here / "saved")
+        server, log = memory / "server", here / "pip.log"
+        server.mkdir()
+        with stores.serving(server):
+            up = known({
+                "ringstow.promote": promote,
+                "boto3 (CRT)": stores.crt("up", log),
+                "rclone copy": stores.rclone("up"),
+            })  # fmt: skip
+            down = known({
+                "ringstow.load": load,
+                "boto3 (CRT)": stores.crt("down", log),
+                "rclone copy": stores.rclone("down"),
+            })  # fmt: skip
+            found = {
+                "upload": uploads(up, here / "saved", server, asked.rounds),
+                "download": downloads(down, here / "saved", memory, asked.rounds),
+            }
+        about = machine(here)
+    for what, all_rounds in found.items():
+        print(ranked(what, all_rounds), end="\n\n")
+    print(f"{asked.gb} GB, {asked.rounds} rounds, median (lowest to highest), {about}")
+    if asked.json is not None:
+        asked.json.write_text(json.dumps({"machine": about, **found}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
