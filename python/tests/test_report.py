@@ -27,6 +27,8 @@ def test_config_has_the_fields_and_defaults_of_the_rust_side():
         "files": 1,
         "stripe": [],
         "recycle": False,
+        "tiers": [],
+        "promotion_rate": 0,
         "trace": None,
     }
 

@@ -27,7 +27,7 @@ NUMBERS: dict[str, tuple[int, ...]] = {
     "pool_bytes": tuple(n * MIB for n in (64, 128, 256, 512, 1024)),
 }
 # What a save leaves to others never makes it faster.
-FOR_OTHERS = ("nice", "io_priority", "write_rate")
+FOR_OTHERS = ("nice", "io_priority", "write_rate", "tiers", "promotion_rate")
 ACROSS, UPWARD = "queue_depth", "block_bytes"  # the grid's axes
 
 OTHERS_IN_A_BLOCK = 5
