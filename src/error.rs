@@ -323,6 +323,14 @@ impl Error {
         self
     }
 
+    /// Adds to an [`Error::Io`] what the file system lacks.
+    pub(crate) fn short_of(mut self, lack: Shortage) -> Self {
+        if let Self::Io { shortage, .. } = &mut self {
+            *shortage = Some(lack);
+        }
+        self
+    }
+
     /// The system's number of an [`Error::Io`]. What an object store says has that of its meaning, if it has one.
     pub fn errno(&self) -> Option<i32> {
         let cause = self.io_error()?;
@@ -452,12 +460,16 @@ pub(crate) fn tensors_named(tensors: &[String]) -> String {
 /// What follows the system's message: the space needed, what to do, what is at the path instead.
 fn advice(cause: &io::Error, shortage: Option<Shortage>, hint: &str) -> String {
     let remedy = match shortage {
+        // The hint says what became of what was written.
+        Some(Shortage::Bytes { needed, free }) if !hint.is_empty() => format!(
+            "; {needed} bytes are needed on this file system, which has {free} free, {} too few: free some space",
+            needed.saturating_sub(free)
+        ),
         Some(Shortage::Bytes { needed, free }) => format!(
             "; the save needs {needed} bytes on this file system, which has {free} free{}",
             remedy_for(cause)
         ),
         Some(Shortage::Inodes) => format!("; {NO_INODES}. {UNDONE}"),
-        // The hint says what became of what was written.
         None if cause.kind() == io::ErrorKind::StorageFull && !hint.is_empty() => {
             "; free some space".into()
         }

@@ -2,79 +2,14 @@
 
 mod common;
 
-use common::{names_in, noise};
+use common::copies::{Disks, LARGE, MIB, config, small_parts};
+use common::names_in;
 use ringstow::internals::format::names;
-use ringstow::internals::store::{
-    Promotion, PromotionReport, Status, list, promote, prune, save, verify,
-};
-use ringstow::{Config, Dtype, Error, Job, Runtime, Session, StateDict};
+use ringstow::internals::store::{Promotion, Status, list, promote, prune, save};
+use ringstow::{Dtype, Error, Job, Session, StateDict};
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
-
-const MIB: usize = 1 << 20;
-/// Bytes of the first tensor: three parts, and an end between two pages.
-const LARGE: usize = 12 * MIB + 123;
-
-fn config() -> Config {
-    Config { block_bytes: MIB as u64, pool_bytes: 4 * MIB as u64, ..Config::default() }
-}
-
-fn small_parts() -> Promotion {
-    Promotion { part_bytes: 5 << 20, uploads: 2, ..Promotion::default() }
-}
-
-/// A fast disk and a shared one.
-struct Disks {
-    root: tempfile::TempDir,
-    runtime: Runtime,
-}
-
-impl Disks {
-    fn new() -> Self {
-        Self { root: tempfile::tempdir().unwrap(), runtime: Runtime::new(config()).unwrap() }
-    }
-
-    fn from(&self) -> PathBuf {
-        self.root.path().join("fast/run/step-1")
-    }
-
-    fn to(&self) -> PathBuf {
-        self.root.path().join("shared/run/step-1")
-    }
-
-    /// Saves on the fast disk.
-    fn save(&self, seed: u64) {
-        let bytes = noise(seed, LARGE);
-        let mut state = StateDict::new();
-        state.bytes("large", Dtype::U8, &[LARGE as u64], &bytes).unwrap();
-        state.bytes("small", Dtype::U8, &[9], &bytes[..9]).unwrap();
-        save(&self.runtime, &state, &self.from(), &Job::of(&config())).unwrap();
-    }
-
-    fn promote(&self) -> ringstow::Result<PromotionReport> {
-        self.promote_as(small_parts())
-    }
-
-    fn promote_as(&self, how: Promotion) -> ringstow::Result<PromotionReport> {
-        promote(&self.runtime, &self.from(), &self.to(), how, &Job::of(&config()))
-    }
-
-    /// Whether the copy has what was saved with this seed.
-    fn has(&self, seed: u64) -> bool {
-        let loaded = ringstow::load(self.to()).unwrap();
-        loaded.tensor("large").unwrap().data() == noise(seed, LARGE)
-    }
-
-    fn assert_copied(&self, seed: u64) {
-        assert!(self.has(seed));
-        let report = verify(&self.runtime, &self.to(), &Job::of(&config())).unwrap();
-        assert!(report.damage.is_empty(), "{report:?}");
-        assert_eq!(names_in(&self.to()).len(), report.files + 1, "{:?}", names_in(&self.to()));
-        let run = self.from();
-        assert_eq!(names_in(run.parent().unwrap()), ["step-1"], "no journal is left");
-    }
-}
+use std::path::Path;
 
 #[test]
 fn copy_is_a_checkpoint_like_any_other() {
@@ -182,7 +117,7 @@ fn neither_a_save_nor_a_clean_up_disturbs_a_copy_nor_it_them() {
 fn copies_of_one_checkpoint_by_several_at_once_are_one_copy() {
     let disks = Disks::new();
     disks.save(1);
-    let other = disks.root.path().join("second/run/step-1");
+    let other = disks.second();
     fs::create_dir_all(&other).unwrap();
     for name in names_in(&disks.from()) {
         fs::copy(disks.from().join(&name), other.join(&name)).unwrap();
@@ -271,7 +206,7 @@ mod each_call {
             assert!(is_new || disks.has(1), "call {n}");
             assert!(is_new || done.is_err(), "call {n}: it said that it has committed");
             disks.promote_as(how).unwrap();
-            assert!(disks.has(2));
+            disks.assert_copied(2); // no shard of the first one is left
             if !is_failed {
                 break;
             }

@@ -10,6 +10,7 @@ use crate::pipeline::runtime::Runtime;
 use crate::store::{Promotion, PromotionReport, promote};
 use clap::Args;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Copy a checkpoint to an object store or another directory
 ///
@@ -38,6 +39,10 @@ pub struct Promote {
     #[arg(long, value_name = "SIZE", default_value = "16M", value_parser = parse_size)]
     part_bytes: u64,
 
+    /// Seconds to go on while a store does not answer; what was sent stays, and the same command goes on there
+    #[arg(long, value_name = "SECONDS", default_value_t = Promotion::default().patience.as_secs())]
+    patience: u64,
+
     /// Replace a checkpoint there that was committed earlier than this one
     #[arg(long)]
     replace_older: bool,
@@ -62,6 +67,7 @@ pub fn run(args: &Promote, out: &mut Output) -> Result<Exit> {
         part_bytes: args.part_bytes,
         replace_older: args.replace_older,
         replicas: true,
+        patience: Duration::from_secs(args.patience),
     };
     let report = progress::watch("sending", args.quiet, runtime.config(), |job| {
         promote(&runtime, &args.from, &args.to, how, job)

@@ -3,9 +3,18 @@
 use std::io::ErrorKind;
 
 const STATUS: &str = "status code: ";
+const NO_TLS: &str = "scheme is not allowed";
+const REFUSED: &str = "Connection refused";
 
 /// What the status means, where the client has no error of its own for it: lists are answered so.
 pub(super) fn kind(text: &str) -> ErrorKind {
+    // Nothing that passes.
+    if text.contains(NO_TLS) || text.contains("redirect without LOCATION") {
+        return ErrorKind::InvalidInput;
+    }
+    if text.contains(REFUSED) {
+        return ErrorKind::ConnectionRefused;
+    }
     match status(text).and_then(|(status, _)| status.get(..3)) {
         Some("401" | "403") => ErrorKind::PermissionDenied,
         Some("404") => ErrorKind::NotFound,
@@ -18,12 +27,12 @@ pub(super) fn kind(text: &str) -> ErrorKind {
 
 /// The text in words; as it is, if it tells of no answer.
 pub(super) fn plain(text: &str) -> String {
-    if text.contains("scheme is not allowed") {
+    if text.contains(NO_TLS) {
         return "the endpoint has no TLS, which AWS_ALLOW_HTTP=true (AZURE_ALLOW_HTTP=true) allows"
             .into();
     }
     let Some((status, body)) = status(text) else {
-        let nobody = text.contains("Connection refused");
+        let nobody = text.contains(REFUSED);
         let hint = if nobody { ": nobody listens at the endpoint (AWS_ENDPOINT_URL)" } else { "" };
         return format!("{text}{hint}");
     };
@@ -68,5 +77,7 @@ mod tests {
         assert_eq!(kind("status code: 404 Not Found"), ErrorKind::NotFound);
         assert_eq!(kind("status code: 500 x"), ErrorKind::Other);
         assert_eq!(kind("nothing"), ErrorKind::Other);
+        assert_eq!(kind("Connection refused (os error 111)"), ErrorKind::ConnectionRefused);
+        assert_eq!(kind("URL scheme is not allowed"), ErrorKind::InvalidInput);
     }
 }

@@ -1,8 +1,8 @@
 //! Requests to object stores.
 
 use super::answer;
-use super::open::{self, Store};
-use super::{Listing, failed};
+use super::open::{self, Retries, Store};
+use super::{Listing, Version, failed};
 use crate::engine::queue::cancelled;
 use crate::error::{Error, Result};
 use crate::sys::fork::{GENERATIONS, PerProcess};
@@ -12,6 +12,7 @@ use futures_util::TryStreamExt;
 use object_store::path::Path as Key;
 use object_store::{
     GetOptions, GetRange, ObjectMeta, ObjectStoreExt, PutMode, PutOptions, PutPayload,
+    UpdateVersion,
 };
 use std::future::Future;
 use std::io;
@@ -45,7 +46,19 @@ impl Bucket {
     /// # Errors
     /// [`Error::Invalid`] for a URL that cannot be understood, or settings of the environment that cannot.
     pub fn at(url: &Path) -> Result<Self> {
-        let (store, prefix) = open::store_at(url)?;
+        Self::with(url, Retries::Alone)
+    }
+
+    /// The same for a caller that makes a request again itself.
+    ///
+    /// # Errors
+    /// As for [`Bucket::at`].
+    pub fn asked_again(url: &Path) -> Result<Self> {
+        Self::with(url, Retries::AskedAgain)
+    }
+
+    fn with(url: &Path, retries: Retries) -> Result<Self> {
+        let (store, prefix) = open::store_at(url, retries)?;
         Ok(Self { url: url.into(), prefix, store, stop: None })
     }
 
@@ -79,6 +92,14 @@ impl Bucket {
     /// # Errors
     /// [`io::ErrorKind::NotFound`]; [`io::ErrorKind::FileTooLarge`]; what the store says.
     pub fn read(&self, name: &str, most: u64) -> io::Result<Vec<u8>> {
+        self.read_version(name, most).map(|(bytes, _)| bytes)
+    }
+
+    /// The bytes of an object of at most `most` bytes, and their version.
+    ///
+    /// # Errors
+    /// As for [`Bucket::read`].
+    pub fn read_version(&self, name: &str, most: u64) -> io::Result<(Vec<u8>, Version)> {
         let (store, key) = (self.store.clone(), self.key(name));
         self.run(async move {
             let got = store.get(&key).await.map_err(io_error)?;
@@ -86,7 +107,8 @@ impl Bucket {
                 let why = format!("{} bytes, of which at most {most} are read", got.meta.size);
                 return Err(failed(io::ErrorKind::FileTooLarge, why));
             }
-            Ok(got.bytes().await.map_err(io_error)?.into())
+            let version = Version { tag: got.meta.e_tag.clone(), number: got.meta.version.clone() };
+            Ok((got.bytes().await.map_err(io_error)?.into(), version))
         })
     }
 
@@ -145,6 +167,21 @@ impl Bucket {
     /// What the store says.
     pub fn replace(&self, name: &str, bytes: Vec<u8>) -> io::Result<()> {
         self.put(name, bytes.into(), PutMode::Overwrite)
+    }
+
+    /// Creates an object in place of one of that name, if that still has this version.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::AlreadyExists`] if it has not; what the store says.
+    pub fn replace_version(&self, name: &str, bytes: Vec<u8>, seen: &Version) -> io::Result<()> {
+        let seen = UpdateVersion { e_tag: seen.tag.clone(), version: seen.number.clone() };
+        match self.put(name, bytes.into(), PutMode::Update(seen)) {
+            // It was removed.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                Err(failed(io::ErrorKind::AlreadyExists, error))
+            }
+            put => put,
+        }
     }
 
     pub(super) fn put(&self, name: &str, payload: PutPayload, mode: PutMode) -> io::Result<()> {

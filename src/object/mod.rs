@@ -21,6 +21,8 @@ mod upload;
 use absent as client;
 pub use client::Bucket;
 pub use file::ObjectFile;
+#[cfg(feature = "object-store")]
+pub use upload::Payload;
 
 use crate::error::{Error, Result};
 use std::collections::HashMap;
@@ -35,6 +37,13 @@ pub struct Listing {
     pub objects: HashMap<String, u64>,
     /// The names of directories.
     pub dirs: Vec<String>,
+}
+
+/// What tells one content of an object from another, as the store says it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Version {
+    pub(super) tag: Option<String>,
+    pub(super) number: Option<String>,
 }
 
 pub(crate) use crate::sys::path::is_object as is_url;

@@ -21,6 +21,15 @@ const REQUEST: Duration = Duration::from_secs(300);
 /// How long a request is repeated in all.
 const PATIENCE: Duration = Duration::from_secs(180);
 
+/// Who makes a request again that has failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Retries {
+    /// The store's client alone: 20 times, which takes some 20 s where connections are refused.
+    Alone,
+    /// The caller, too.
+    AskedAgain,
+}
+
 /// An object store.
 #[derive(Debug)]
 pub enum Store {
@@ -64,7 +73,7 @@ pub struct Refused {
 ///
 /// # Errors
 /// A URL or settings of the environment that cannot be understood. Tells nothing of a URL that may hold a secret.
-pub(super) fn store_at(path: &Path) -> Result<(Arc<Store>, Key), Refused> {
+pub(super) fn store_at(path: &Path, retries: Retries) -> Result<(Arc<Store>, Key), Refused> {
     let text = path.to_string_lossy();
     let (scheme, rest) = text.split_once("://").unwrap_or(("", &text));
     let secret = |why: &str| Refused { url: format!("{scheme}://..."), why: why.into() };
@@ -81,25 +90,26 @@ pub(super) fn store_at(path: &Path) -> Result<(Arc<Store>, Key), Refused> {
     // The raw text: names in a store have no escapes.
     let key = Key::parse(key.trim_end_matches('/')).map_err(|error| refused(error.to_string()))?;
     let place = format!("{scheme}://{authority}");
-    Ok((kept(&place).map_err(refused)?, key))
+    Ok((kept(&place, retries).map_err(refused)?, key))
 }
 
-/// A store, and what it was made of: its URL, and a hash of the environment.
-type Kept = ((String, u64), Arc<Store>);
+/// A store, and what it was made of: its URL, its retries, and a hash of the environment.
+type Kept = ((String, Retries, u64), Arc<Store>);
 
 /// The stores that this process has asked. Their connections serve the next request: a list of steps makes one for each.
 static KEPT: PerProcess<Vec<Kept>> =
     PerProcess::new([const { Mutex::new(Vec::new()) }; GENERATIONS]);
 
 /// The store of a URL without a key, as the environment is now.
-fn kept(place: &str) -> Result<Arc<Store>, String> {
-    let made_of = (place.to_owned(), environment());
+fn kept(place: &str, retries: Retries) -> Result<Arc<Store>, String> {
+    let made_of = (place.to_owned(), retries, environment());
     let mut kept = KEPT.lock().ok_or("this process is forked too many times")?;
     if let Some((_, store)) = kept.iter().find(|(of, _)| *of == made_of) {
         return Ok(store.clone());
     }
-    let store = Arc::new(build(place).map_err(|error| error.to_string())?);
-    kept.retain(|((known, _), _)| known != place); // it was made in another environment
+    let store = Arc::new(build(place, retries).map_err(|error| error.to_string())?);
+    // Those were made in another environment.
+    kept.retain(|((known, how, _), _)| known != place || *how != retries);
     kept.push((made_of, store.clone()));
     Ok(store)
 }
@@ -116,22 +126,23 @@ fn environment() -> u64 {
     hasher.finish()
 }
 
-fn build(place: &str) -> object_store::Result<Store> {
+fn build(place: &str, retries: Retries) -> object_store::Result<Store> {
+    let retries = config_of(retries);
     let url = Url::parse(place)
         .map_err(|error| object_store::Error::Generic { store: "URL", source: error.into() })?;
     match url.scheme() {
-        "s3" | "s3a" => s3(&url).map(Store::S3),
-        "gs" => google(&url).map(Store::Google),
-        _ => azure(&url).map(Store::Azure),
+        "s3" | "s3a" => s3(&url, retries).map(Store::S3),
+        "gs" => google(&url, retries).map(Store::Google),
+        _ => azure(&url, retries).map(Store::Azure),
     }
 }
 
 /// Has the bytes that arrive compared with those that were sent: by TLS, or without it by the hash in the signature, which every
 /// server checks. Names a checksum besides, which Amazon's checks. The environment can choose otherwise:
 /// `AWS_CHECKSUM_ALGORITHM`, `AWS_UNSIGNED_PAYLOAD`.
-fn s3(url: &Url) -> object_store::Result<AmazonS3> {
+fn s3(url: &Url, retries: RetryConfig) -> object_store::Result<AmazonS3> {
     let has = |name: &str| std::env::var_os(name).is_some();
-    let mut builder = AmazonS3Builder::from_env().with_url(url.as_str()).with_retry(retries());
+    let mut builder = AmazonS3Builder::from_env().with_url(url.as_str()).with_retry(retries);
     if !has("AWS_CHECKSUM_ALGORITHM") {
         builder = builder.with_checksum_algorithm(Checksum::CRC64NVME);
     }
@@ -142,14 +153,14 @@ fn s3(url: &Url) -> object_store::Result<AmazonS3> {
     builder.with_client_options(client(allows_http)).build()
 }
 
-fn google(url: &Url) -> object_store::Result<GoogleCloudStorage> {
+fn google(url: &Url, retries: RetryConfig) -> object_store::Result<GoogleCloudStorage> {
     let builder = GoogleCloudStorageBuilder::from_env().with_url(url.as_str());
-    builder.with_retry(retries()).with_client_options(client(false)).build()
+    builder.with_retry(retries).with_client_options(client(false)).build()
 }
 
-fn azure(url: &Url) -> object_store::Result<MicrosoftAzure> {
+fn azure(url: &Url, retries: RetryConfig) -> object_store::Result<MicrosoftAzure> {
     let builder = MicrosoftAzureBuilder::from_env().with_url(url.as_str());
-    builder.with_retry(retries()).with_client_options(client(is_on("AZURE_ALLOW_HTTP"))).build()
+    builder.with_retry(retries).with_client_options(client(is_on("AZURE_ALLOW_HTTP"))).build()
 }
 
 /// Whether the environment says yes.
@@ -168,10 +179,14 @@ fn client(allows_http: bool) -> ClientOptions {
 }
 
 /// With jitter, which the client adds: ranks that were refused together do not come back together.
-fn retries() -> RetryConfig {
+fn config_of(retries: Retries) -> RetryConfig {
+    let max_retries = match retries {
+        Retries::Alone => 20,
+        Retries::AskedAgain => 5,
+    };
     let backoff =
         BackoffConfig { init_backoff: Duration::from_millis(100), max_backoff: CONNECT, base: 2. };
-    RetryConfig { backoff, max_retries: 20, retry_timeout: PATIENCE }
+    RetryConfig { backoff, max_retries, retry_timeout: PATIENCE }
 }
 
 #[cfg(test)]
@@ -187,7 +202,7 @@ mod tests {
             "gs://b/x?sig=secret",
             "s3://b/run#2",
         ] {
-            let why = store_at(Path::new(url)).unwrap_err().to_string();
+            let why = store_at(Path::new(url), Retries::Alone).unwrap_err().to_string();
             assert!(!why.contains("secret") && !why.contains("run"), "{why}");
         }
     }
@@ -197,8 +212,8 @@ mod tests {
         for (url, key) in
             [("s3://b/run/step%41", "run/step%41"), ("s3://b/run/", "run"), ("s3://b", "")]
         {
-            assert_eq!(store_at(Path::new(url)).unwrap().1.as_ref(), key, "{url}");
+            assert_eq!(store_at(Path::new(url), Retries::Alone).unwrap().1.as_ref(), key, "{url}");
         }
-        assert!(store_at(Path::new("s3://b/a//b")).is_err());
+        assert!(store_at(Path::new("s3://b/a//b"), Retries::Alone).is_err());
     }
 }

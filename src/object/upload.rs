@@ -11,12 +11,8 @@ impl Bucket {
     ///
     /// # Errors
     /// What the store says.
-    pub fn upload<B: AsRef<[u8]> + Send + 'static>(
-        &self,
-        name: &str,
-        bytes: Vec<B>,
-    ) -> io::Result<()> {
-        self.put(name, payload(bytes), PutMode::Overwrite)
+    pub fn upload(&self, name: &str, bytes: &Payload) -> io::Result<()> {
+        self.put(name, bytes.0.clone(), PutMode::Overwrite)
     }
 
     /// Begins an upload of an object, and returns the store's number of it.
@@ -28,19 +24,18 @@ impl Bucket {
         self.run(async move { store.parts().create_multipart(&key).await.map_err(io_error) })
     }
 
-    /// Uploads part `number`, from 0, of an upload: name and number of the upload. Returns what the store says of the part. The
-    /// memory is free once this returns.
+    /// Uploads part `number`, from 0, of an upload: name and number of the upload. Returns what the store says of the part.
     ///
     /// # Errors
     /// [`io::ErrorKind::NotFound`] if the store knows no such upload; what it says otherwise.
-    pub fn put_part<B: AsRef<[u8]> + Send + 'static>(
+    pub fn put_part(
         &self,
         (name, id): (&str, &str),
         number: usize,
-        bytes: Vec<B>,
+        bytes: &Payload,
     ) -> io::Result<String> {
         let (store, key, id) = (self.store.clone(), self.key(name), id.to_owned());
-        let payload = payload(bytes);
+        let payload = bytes.0.clone();
         self.run(async move {
             let part = store.parts().put_part(&key, &id, number, payload).await;
             part.map(|part| part.content_id).map_err(io_error)
@@ -74,7 +69,12 @@ impl Bucket {
     }
 }
 
-/// Sends the memory as it is, without a copy.
-fn payload<B: AsRef<[u8]> + Send + 'static>(bytes: Vec<B>) -> PutPayload {
-    bytes.into_iter().map(Bytes::from_owner).collect()
+/// Memory that is sent as it is, without a copy, as often as it takes. It is free once this is dropped and no request has it.
+pub struct Payload(PutPayload);
+
+impl Payload {
+    /// The bytes of these, one after another.
+    pub fn of<B: AsRef<[u8]> + Send + 'static>(bytes: Vec<B>) -> Self {
+        Self(bytes.into_iter().map(Bytes::from_owner).collect())
+    }
 }

@@ -25,11 +25,23 @@ impl Pace {
     /// When a block of `bytes` bytes, which is full `now`, may be written. Time in which nothing was full is not made up
     /// for: afterwards a save would take more than its share.
     pub fn due(&self, now: Instant, bytes: usize) -> Instant {
+        self.span(now, bytes).0
+    }
+
+    /// When `bytes` bytes that are ready `now` may be sent, such that at no moment more was sent than the rate allows since
+    /// the first were ready: these wait, too.
+    pub fn earned(&self, now: Instant, bytes: usize) -> Instant {
+        self.span(now, bytes).1
+    }
+
+    /// The time that a block takes at the rate, after those before it.
+    fn span(&self, now: Instant, bytes: usize) -> (Instant, Instant) {
         let mut next = self.next.lock().expect("no panic while it is held");
-        let due = next.map_or(now, |next| next.max(now));
+        let begin = next.map_or(now, |next| next.max(now));
         let takes = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64);
-        *next = Some(due + takes);
-        due
+        let end = begin + takes;
+        *next = Some(end);
+        (begin, end)
     }
 }
 
@@ -57,5 +69,14 @@ mod tests {
         assert_eq!(pace.due(after(9000), 100), after(9000));
         assert_eq!(pace.due(after(9000), 100), after(9100));
         assert!(Pace::new(0).is_none());
+    }
+
+    #[test]
+    fn first_byte_too_is_sent_only_when_the_rate_allows_it() {
+        let (pace, now) = (Pace::new(1000).unwrap(), Instant::now());
+        let after = |ms: u64| now + Duration::from_millis(ms);
+        assert_eq!(pace.earned(now, 500), after(500));
+        assert_eq!(pace.earned(now, 100), after(600));
+        assert_eq!(pace.earned(after(9000), 100), after(9100));
     }
 }

@@ -1,6 +1,7 @@
 //! What the integration tests share: states that can be told apart, and checks on directories.
 #![allow(dead_code)] // every test binary uses a part of it
 
+pub mod copies;
 pub mod held;
 #[cfg(target_os = "linux")]
 pub mod mounts;

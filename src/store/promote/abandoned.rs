@@ -1,11 +1,13 @@
 //! Promotions that nobody will go on with, since their checkpoint is gone. What they have begun to send stays in a store, unseen
 //! and billed, until somebody aborts it.
 
-use super::journal::{Left, read_left};
-use super::target::Upload;
-use super::{Copy, target_at};
+use super::copy::{Copy, clear};
+use super::journal::{Left, Stale, read_left};
+use super::patience::Patience;
+use super::target::{Target, Upload};
+use super::target_at;
 use crate::error::{Error, Result};
-use crate::format::names;
+use crate::format::{Manifest, names};
 use crate::object::is_url;
 use crate::pipeline::job::Job;
 use crate::store::read::checkpoint::Checkpoint;
@@ -13,6 +15,7 @@ use crate::sys::dir;
 use crate::sys::lock::DirLock;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What became of a promotion that was begun.
 pub(in crate::store) enum Ending {
@@ -64,7 +67,8 @@ pub(in crate::store) fn end_abandoned(journal: &Path, removes: bool) -> Result<E
 /// Frees what a promotion has begun to send.
 fn abort(begun: &Left) -> Result<()> {
     let to = Path::new(&begun.url);
-    let target = target_at(to, &Arc::<Job>::default())?;
+    let job = Arc::<Job>::default();
+    let target = target_at(to, Patience::new(to, Duration::ZERO, &job), &job)?;
     if !is_url(to) && to.parent().is_some_and(dir::is_gone) {
         let error = Error::io("looking for", to, std::io::ErrorKind::NotFound.into());
         return Err(error.hinted("is its disk not mounted?"));
@@ -74,7 +78,22 @@ fn abort(begun: &Left) -> Result<()> {
         let aborted = target.abort(&upload);
         aborted.map_err(|error| Error::io("aborting an upload to", to.join(name), error))?;
     }
-    Ok(())
+    clear_earlier(&*target, begun)
+}
+
+/// Removes what checkpoints that had the place before have left there, except what the manifest there lists.
+fn clear_earlier(target: &dyn Target, begun: &Left) -> Result<()> {
+    if begun.stale == Stale::default() {
+        return Ok(());
+    }
+    let path = target.place().join(names::MANIFEST);
+    let kept = match target.manifest()? {
+        Some(seen) => Manifest::decode_files(seen.manifest, &path)?.files,
+        None => Vec::new(),
+    };
+    let kept: Vec<String> = kept.into_iter().map(|file| file.name).collect();
+    let cleared = clear(target, &begun.stale, &kept);
+    cleared.map_err(|error| Error::io("removing replaced shards from", target.place(), error))
 }
 
 /// The checkpoint's directory, from that of its journal.

@@ -1,18 +1,25 @@
 //! An object store as the place that a checkpoint is copied to.
 
-use super::target::{Target, Upload};
+use super::patience::Patience;
+use super::target::{Paced, Seen, Target, Upload};
 use crate::error::{Error, Result};
 use crate::format::names;
-use crate::object::Bucket;
+use crate::object::{Bucket, Payload};
 use crate::pipeline::blocks::Checked;
-use crate::store::read::object::read_manifest;
+use crate::store::read::object::read_manifest_version;
 use crate::sys::lock::DirLock;
 use std::io;
 use std::path::Path;
 
-impl Target for Bucket {
+/// A directory in a store, and how long it is asked.
+pub(super) struct Store {
+    pub bucket: Bucket,
+    pub patience: Patience,
+}
+
+impl Target for Store {
     fn place(&self) -> &Path {
-        self.url()
+        self.bucket.url()
     }
 
     /// A store has no locks.
@@ -20,16 +27,19 @@ impl Target for Bucket {
         Ok(None)
     }
 
-    fn manifest(&self) -> Result<Option<Vec<u8>>> {
-        read_manifest(self)
+    fn manifest(&self) -> Result<Option<Seen>> {
+        let found = self.patience.ask(|| read_manifest_version(&self.bucket))?;
+        Ok(found.map(|(manifest, version)| Seen { manifest, version }))
     }
 
-    fn commit(&self, manifest: Vec<u8>, replaces: bool) -> Result<()> {
-        let put = match replaces {
-            true => self.replace(names::MANIFEST, manifest),
-            false => self.create(names::MANIFEST, manifest),
-        };
-        put.map_err(|error| Error::io("creating", self.url().join(names::MANIFEST), error))
+    fn commit(&self, manifest: Vec<u8>, seen: Option<&Seen>) -> Result<()> {
+        let put = self.patience.ask(|| match seen {
+            Some(seen) => {
+                self.bucket.replace_version(names::MANIFEST, manifest.clone(), &seen.version)
+            }
+            None => self.bucket.create(names::MANIFEST, manifest.clone()),
+        });
+        put.map_err(|error| Error::io("creating", self.place().join(names::MANIFEST), error))
     }
 
     /// A store answers once that is so.
@@ -39,10 +49,10 @@ impl Target for Bucket {
 
     fn missing(&self, files: &[(&str, u64)]) -> io::Result<Vec<usize>> {
         if let [(name, bytes)] = files {
-            let is_missing = self.size(name)? != Some(*bytes);
+            let is_missing = self.patience.ask(|| self.bucket.size(name))? != Some(*bytes);
             return Ok(if is_missing { vec![0] } else { Vec::new() });
         }
-        let listed = self.list()?;
+        let listed = self.patience.ask(|| self.bucket.list())?;
         let is_missing = |&file: &usize| {
             let (name, bytes) = files[file];
             listed.objects.get(name) != Some(&bytes)
@@ -50,16 +60,33 @@ impl Target for Bucket {
         Ok((0..files.len()).filter(is_missing).collect())
     }
 
-    fn remove(&self, name: &str) -> io::Result<()> {
-        self.remove(name)
+    fn shards(&self) -> io::Result<Vec<String>> {
+        let names = self.patience.ask(|| self.bucket.list())?.objects.into_keys();
+        Ok(names.filter(|name| names::is_shard(name)).collect())
     }
 
-    fn send(&self, name: &str, blocks: Vec<Checked>) -> io::Result<()> {
-        self.upload(name, blocks)
+    fn remove(&self, name: &str) -> io::Result<()> {
+        self.patience.ask(|| self.bucket.remove(name))
+    }
+
+    /// Not known.
+    fn free(&self) -> Option<u64> {
+        None
+    }
+
+    fn taken(&self, _: &Upload) -> u64 {
+        0
+    }
+
+    fn send(&self, name: &str, blocks: Vec<Checked>, paced: Paced) -> io::Result<()> {
+        paced(bytes_of(&blocks));
+        let blocks = Payload::of(blocks);
+        self.patience.ask(|| self.bucket.upload(name, &blocks))
     }
 
     fn begin(&self, name: &str, _: u64) -> io::Result<Upload> {
-        Ok(Upload { name: name.into(), id: self.begin(name)? })
+        let id = self.patience.ask(|| self.bucket.begin(name))?;
+        Ok(Upload { name: name.into(), id })
     }
 
     fn put_part(
@@ -67,8 +94,12 @@ impl Target for Bucket {
         upload: &Upload,
         (number, _): (usize, u64),
         blocks: Vec<Checked>,
+        paced: Paced,
     ) -> io::Result<String> {
-        self.put_part((&upload.name, &upload.id), number, blocks)
+        paced(bytes_of(&blocks));
+        let blocks = Payload::of(blocks);
+        let upload = (&*upload.name, &*upload.id);
+        self.patience.ask(|| self.bucket.put_part(upload, number, &blocks))
     }
 
     fn keeps(&self, _: &str) -> bool {
@@ -76,10 +107,14 @@ impl Target for Bucket {
     }
 
     fn finish(&self, upload: &Upload, _: u64, parts: Vec<String>) -> io::Result<()> {
-        self.finish((&upload.name, &upload.id), parts)
+        self.patience.ask(|| self.bucket.finish((&upload.name, &upload.id), parts.clone()))
     }
 
     fn abort(&self, upload: &Upload) -> io::Result<()> {
-        self.abort((&upload.name, &upload.id))
+        self.patience.ask(|| self.bucket.abort((&upload.name, &upload.id)))
     }
+}
+
+fn bytes_of(blocks: &[Checked]) -> u64 {
+    blocks.iter().map(|block| block.as_ref().len() as u64).sum()
 }

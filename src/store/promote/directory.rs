@@ -4,23 +4,31 @@
 //! and synced once it is whole. Then it gets the uncommitted name that it would have in a save. Once all files are there, the
 //! rename of the manifest commits, and then they get their final names.
 
-use super::target::{Target, Upload};
+use super::target::{Paced, Seen, Target, Upload};
 use crate::error::{Error, Result};
 use crate::format::names;
 use crate::limits::ALIGN;
+use crate::object::Version;
 use crate::pipeline::blocks::Checked;
 use crate::pipeline::job::Job;
+use crate::pipeline::pace::wait_until;
 use crate::store::layout::manifest::{read_bytes, refuse_foreign};
 use crate::store::layout::published::publish;
 use crate::store::layout::stripe_marker::stripe_owner;
 use crate::store::layout::unique::unique;
-use crate::sys::lock::DirLock;
+use crate::sys::lock::{self, DirLock, FileLock, Hold};
 use crate::sys::{dir, file, space};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// How long another promotion may take to replace the manifest: it syncs one file.
+const COMMIT_MAX: Duration = Duration::from_secs(60);
+/// How often that is looked at.
+const COMMIT_LOOK: Duration = Duration::from_millis(5);
 
 /// The directory.
 pub(super) struct Directory {
@@ -46,9 +54,16 @@ impl Directory {
     }
 
     /// Writes blocks that follow one another. The last alone may end between two pages: that end goes through the page cache.
-    fn write(&self, path: &Path, mut offset: u64, blocks: &[Checked]) -> io::Result<()> {
+    fn write(
+        &self,
+        path: &Path,
+        mut offset: u64,
+        blocks: &[Checked],
+        paced: Paced,
+    ) -> io::Result<()> {
         let opened = self.open(path)?;
         for block in blocks {
+            paced(block.as_ref().len() as u64);
             if self.job.stopped() {
                 return Err(crate::engine::queue::cancelled());
             }
@@ -112,15 +127,26 @@ impl Target for Directory {
         Ok(Some(lock))
     }
 
-    fn manifest(&self) -> Result<Option<Vec<u8>>> {
-        match dir::is_there(&self.path)? {
-            true => read_bytes(&self.path),
-            false => Ok(None),
-        }
+    fn manifest(&self) -> Result<Option<Seen>> {
+        let bytes = match dir::is_there(&self.path)? {
+            true => read_bytes(&self.path)?,
+            false => None,
+        };
+        Ok(bytes.map(|manifest| Seen { manifest, version: Version::default() }))
     }
 
-    fn commit(&self, manifest: Vec<u8>, replaces: bool) -> Result<()> {
-        publish(&self.path, names::MANIFEST, &manifest, replaces)
+    fn commit(&self, manifest: Vec<u8>, seen: Option<&Seen>) -> Result<()> {
+        let Some(seen) = seen else {
+            return publish(&self.path, names::MANIFEST, &manifest, false);
+        };
+        // Without it, another promotion could replace it between the look and the rename.
+        let _held = self.hold_manifest()?;
+        match read_bytes(&self.path)? {
+            Some(there) if there == seen.manifest => {
+                publish(&self.path, names::MANIFEST, &manifest, true)
+            }
+            _ => Err(self.replaced()),
+        }
     }
 
     fn settle(&self, names: &[String]) -> Result<()> {
@@ -149,15 +175,32 @@ impl Target for Directory {
         Ok(missing)
     }
 
+    fn shards(&self) -> io::Result<Vec<String>> {
+        let names = dir::try_entries(&self.path)?.into_iter();
+        let names = names.filter_map(|entry| entry.file_name().into_string().ok());
+        let is_whole = |name: &String| names::split_write(name).is_none();
+        let shards = names.filter(is_whole).map(|name| names::committed(&name).to_owned());
+        Ok(shards.filter(|name| names::is_shard(name)).collect())
+    }
+
     fn remove(&self, name: &str) -> io::Result<()> {
         dir::try_remove(&self.path.join(names::uncommitted(name)))?;
         dir::try_remove(&self.path.join(name)).map(drop)
     }
 
-    fn send(&self, name: &str, blocks: Vec<Checked>) -> io::Result<()> {
+    fn free(&self) -> Option<u64> {
+        space::free_at(&self.path).ok().flatten()
+    }
+
+    fn taken(&self, upload: &Upload) -> u64 {
+        let part = file::open_read(&self.part(upload), false);
+        part.and_then(|part| space::allocated(&part)).unwrap_or_default()
+    }
+
+    fn send(&self, name: &str, blocks: Vec<Checked>, paced: Paced) -> io::Result<()> {
         let bytes = blocks.iter().map(|block| block.as_ref().len() as u64).sum();
         let upload = self.begin(name, bytes)?;
-        let sent = self.put_part(&upload, (0, 0), blocks);
+        let sent = self.put_part(&upload, (0, 0), blocks, paced);
         let finished = sent.and_then(|_| self.finish(&upload, bytes, Vec::new()));
         if finished.is_err() {
             let _gone = self.abort(&upload);
@@ -182,8 +225,9 @@ impl Target for Directory {
         upload: &Upload,
         (_, offset): (usize, u64),
         blocks: Vec<Checked>,
+        paced: Paced,
     ) -> io::Result<String> {
-        self.write(&self.part(upload), offset, &blocks).map(|()| self.boot.clone())
+        self.write(&self.part(upload), offset, &blocks, paced).map(|()| self.boot.clone())
     }
 
     /// A part is synced with its file alone: until then it outlives its process, and not this machine's memory.
@@ -212,6 +256,31 @@ impl Target for Directory {
 }
 
 impl Directory {
+    /// Locks the manifest that is there, so that no other promotion replaces it meanwhile. `None` where nothing can be locked.
+    /// The lock goes with the file: after a replacement nobody gets that of the new one by the old one's.
+    fn hold_manifest(&self) -> Result<Option<FileLock>> {
+        let path = self.path.join(names::MANIFEST);
+        let until = Instant::now() + COMMIT_MAX;
+        while !self.job.stopped() {
+            match lock::hold(&path).map_err(|error| Error::io("locking", &path, error))? {
+                Hold::Held(lock) => return Ok(Some(lock)),
+                Hold::Gone => return Err(self.replaced()),
+                Hold::Impossible => return Ok(None),
+                Hold::Busy if Instant::now() > until => {
+                    return Err(Error::Busy { path: self.path.clone() });
+                }
+                Hold::Busy => wait_until(Instant::now() + COMMIT_LOOK, &self.job),
+            }
+        }
+        Err(Error::Cancelled { path: self.path.clone() })
+    }
+
+    /// The error for a manifest that is no longer the one that was seen.
+    fn replaced(&self) -> Error {
+        let exists = io::ErrorKind::AlreadyExists.into();
+        Error::io("replacing", self.path.join(names::MANIFEST), exists)
+    }
+
     /// Gives files that are committed their final names, and removes what others have begun to send of them.
     fn clear_up(&self, names: &[String]) -> Result<()> {
         for name in names {

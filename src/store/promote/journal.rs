@@ -7,7 +7,7 @@ use crate::format::names;
 use crate::sys::lock::DirLock;
 use crate::sys::{dir, file};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -37,6 +37,23 @@ enum Line {
     Forgotten {
         name: String,
     },
+    /// The shards of a checkpoint that this one replaces.
+    Replaces {
+        names: Vec<String>,
+    },
+    /// A checkpoint that was to get this place before.
+    Earlier {
+        id: u64,
+    },
+}
+
+/// What may be there of checkpoints that had this place, or were to get it, before.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Stale {
+    /// Shards of checkpoints that were replaced.
+    pub names: BTreeSet<String>,
+    /// Ids of checkpoints whose promotion has not ended.
+    pub ids: BTreeSet<u64>,
 }
 
 /// How a file is cut into parts: those of another cut do not fit together.
@@ -71,8 +88,11 @@ pub(super) struct Journal {
     left: Mutex<HashMap<String, Open>>,
     /// Names whose upload was gone on with.
     resumed: Mutex<HashSet<String>>,
+    /// The uploads that this promotion has begun or gone on with.
+    open: Mutex<HashMap<String, Upload>>,
     /// Whether the store has refused one of these.
     is_refused: AtomicBool,
+    stale: Mutex<Stale>,
     lock: DirLock,
 }
 
@@ -95,10 +115,43 @@ impl Journal {
             abort(target, left.iter());
         }
         let left = if same { left } else { HashMap::new() };
-        let file = begin(&path, &Line::Promotion { url, id }, &left)?;
-        let (file, left) = (Mutex::new(file), Mutex::new(left));
-        let (resumed, is_refused) = Default::default();
-        Ok(Self { path, file, left, resumed, is_refused, lock })
+        let stale = stale_of(&lines, &url, id);
+        let file = begin(&path, &Line::Promotion { url, id }, &stale, &left)?;
+        let (file, left, stale) = (Mutex::new(file), Mutex::new(left), Mutex::new(stale));
+        let (resumed, open, is_refused) = Default::default();
+        Ok(Self { path, file, left, resumed, open, is_refused, stale, lock })
+    }
+
+    /// Notes the shards of a checkpoint that is to be replaced, durably: after the commit nothing else names them.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn replaces(&self, shards: Vec<String>) -> Result<()> {
+        let names: Vec<String> = {
+            let mut stale = self.stale.lock().expect("no panic while it is held");
+            shards.into_iter().filter(|name| stale.names.insert(name.clone())).collect()
+        };
+        match names.is_empty() {
+            true => Ok(()),
+            false => self.write_durably(&Line::Replaces { names }),
+        }
+    }
+
+    /// What may be there of other checkpoints.
+    pub fn stale(&self) -> Stale {
+        self.stale.lock().expect("no panic while it is held").clone()
+    }
+
+    /// The upload of a file: this promotion's, or one that it may go on with.
+    pub fn upload_of(&self, name: &str) -> Option<Upload> {
+        let open = self.open.lock().expect("no panic while it is held").get(name).cloned();
+        let left = self.left.lock().expect("no panic while it is held");
+        open.or_else(|| Some(Upload { name: name.into(), id: left.get(name)?.id.clone() }))
+    }
+
+    fn note_open(&self, upload: &Upload) {
+        let mut open = self.open.lock().expect("no panic while it is held");
+        open.insert(upload.name.clone(), upload.clone());
     }
 
     /// An upload that was begun earlier and is cut in the same way, with the parts that the store has.
@@ -109,7 +162,9 @@ impl Journal {
         }
         let open = left.remove(name)?;
         self.resumed.lock().expect("no panic while it is held").insert(name.into());
-        Some((Upload { name: name.into(), id: open.id }, open.parts))
+        let upload = Upload { name: name.into(), id: open.id };
+        self.note_open(&upload);
+        Some((upload, open.parts))
     }
 
     /// Notes an upload, durably: the store keeps it until it is finished or aborted.
@@ -117,9 +172,14 @@ impl Journal {
     /// # Errors
     /// [`Error::Io`].
     pub fn begun(&self, upload: &Upload, parts: Cut) -> Result<()> {
-        let line = Line::Begun { name: upload.name.clone(), upload: upload.id.clone(), parts };
+        self.note_open(upload);
+        let (name, upload) = (upload.name.clone(), upload.id.clone());
+        self.write_durably(&Line::Begun { name, upload, parts })
+    }
+
+    fn write_durably(&self, line: &Line) -> Result<()> {
         let file = self.file.lock().expect("no panic while it is held");
-        let written = write(&file, &line).and_then(|()| file::sync(&file));
+        let written = write(&file, line).and_then(|()| file::sync(&file));
         written.map_err(|error| Error::io("writing", &self.path, error))
     }
 
@@ -192,6 +252,8 @@ pub(super) struct Left {
     pub id: u64,
     /// Names, and the uploads that were begun.
     pub uploads: Vec<(String, String)>,
+    /// What may be there of checkpoints that had this place before.
+    pub stale: Stale,
 }
 
 /// What a journal says; `None` if nothing was begun.
@@ -207,7 +269,24 @@ pub(super) fn read_left(path: &Path) -> Result<Option<Left>> {
     let Some((url, id)) = first else { return Ok(None) };
     let (_, open) = opened(&lines, &url, id);
     let uploads = open.into_iter().map(|(name, open)| (name, open.id)).collect();
-    Ok(Some(Left { url, id, uploads }))
+    let stale = stale_of(&lines, &url, id);
+    Ok(Some(Left { url, id, uploads, stale }))
+}
+
+/// What lines say of other checkpoints than this one at this URL.
+fn stale_of(lines: &[Line], to: &str, of: u64) -> Stale {
+    let mut stale = Stale::default();
+    for line in lines {
+        match line {
+            Line::Promotion { url, id } if url != to => return Stale::default(),
+            Line::Promotion { id, .. } | Line::Earlier { id } if *id != of => {
+                stale.ids.insert(*id);
+            }
+            Line::Replaces { names } => stale.names.extend(names.iter().cloned()),
+            _ => {}
+        }
+    }
+    stale
 }
 
 /// Whether lines are of this checkpoint and URL, and which uploads they leave open.
@@ -227,17 +306,24 @@ fn opened(lines: &[Line], to: &str, of: u64) -> (bool, HashMap<String, Open>) {
                 }
             }
             Line::Forgotten { name } => drop(left.remove(name)),
+            Line::Replaces { .. } | Line::Earlier { .. } => {}
         }
     }
     (same, left)
 }
 
 /// Writes a journal anew, with what is left of the earlier one, and leaves it open.
-fn begin(path: &Path, first: &Line, left: &HashMap<String, Open>) -> Result<File> {
+fn begin(path: &Path, first: &Line, stale: &Stale, left: &HashMap<String, Open>) -> Result<File> {
     let part = path.with_extension("part");
     let file = file::create(&part, false).map_err(|error| Error::io("creating", &part, error))?;
     let all = || -> std::io::Result<()> {
         write(&file, first)?;
+        for &id in &stale.ids {
+            write(&file, &Line::Earlier { id })?;
+        }
+        if !stale.names.is_empty() {
+            write(&file, &Line::Replaces { names: stale.names.iter().cloned().collect() })?;
+        }
         for (name, open) in left {
             let begun =
                 Line::Begun { name: name.clone(), upload: open.id.clone(), parts: open.cut };
@@ -303,6 +389,19 @@ mod tests {
         for (url, id) in [("s3://b/y", 7), ("s3://b/x", 8)] {
             assert!(!opened(&lines(TEXT), url, id).0);
         }
+    }
+
+    #[test]
+    fn checkpoints_that_had_the_place_before_are_known() {
+        let more = r#"{"what":"earlier","id":5}
+{"what":"replaces","names":["old"]}
+"#;
+        let lines = lines(&format!("{TEXT}{more}"));
+        let names = BTreeSet::from(["old".into()]);
+        let (same, other) = (Stale { ids: [5].into(), names: names.clone() }, [5, 7].into());
+        assert_eq!(stale_of(&lines, "s3://b/x", 7), same);
+        assert_eq!(stale_of(&lines, "s3://b/x", 8), Stale { ids: other, names });
+        assert_eq!(stale_of(&lines, "s3://b/y", 7), Stale::default());
     }
 
     #[test]

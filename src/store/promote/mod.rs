@@ -8,14 +8,16 @@
 mod abandoned;
 #[cfg(feature = "object-store")]
 mod bucket;
+mod copy;
 mod directory;
 mod journal;
 mod owner;
 mod parts;
+mod patience;
+mod room;
 mod target;
 
 use crate::error::{Error, Result};
-use crate::format::{FileEntry, Manifest, names};
 use crate::object::{Bucket, is_url};
 use crate::pipeline::blocks::Blocks;
 use crate::pipeline::job::Job;
@@ -23,20 +25,21 @@ use crate::pipeline::report::Moved;
 use crate::pipeline::runtime::Runtime;
 use crate::plan::load::BlockRead;
 use crate::store::layout::node::OwnRanks;
-use crate::store::read::checkpoint::{Checkpoint, CheckpointKind};
+use crate::store::read::checkpoint::Checkpoint;
 use crate::sys::dir;
 pub(in crate::store) use abandoned::{Ending, end_abandoned, journals};
+use copy::{Commit, Copy, Place};
 use directory::Directory;
 use journal::Journal;
-use nix::errno::Errno;
 pub(in crate::store) use owner::two_runs;
 pub use owner::{check_apart, claim, name_run, owner, take_over};
-use parts::{Sending, parts_of};
+use parts::{AGAIN, Sending, parts_of};
+use patience::{Patience, is_passing};
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use target::Target;
 
 /// How to promote.
@@ -54,11 +57,15 @@ pub struct Promotion {
     /// Whether this node also sends files of other nodes, as far as it has copies, of a checkpoint of several nodes that
     /// share no directory. Each node sends those of its own ranks anyway.
     pub replicas: bool,
+    /// How long a request goes on while a store does not answer, before the promotion fails. The next one goes on where it was.
+    pub patience: Duration,
 }
 
 impl Default for Promotion {
     fn default() -> Self {
-        Self { rate: 0, uploads: 4, part_bytes: 16 << 20, replace_older: false, replicas: true }
+        let (rate, uploads, part_bytes) = (0, 4, 16 << 20);
+        let patience = Duration::from_secs(180);
+        Self { rate, uploads, part_bytes, replace_older: false, replicas: true, patience }
     }
 }
 
@@ -114,22 +121,42 @@ pub fn promote(
     how: Promotion,
     job: &Arc<Job>,
 ) -> Result<PromotionReport> {
+    let promoted = promote_once(runtime, from, to, how, job);
+    promoted.map_err(|error| match &error {
+        Error::Io { cause, hint, .. } if hint.is_empty() && is_passing(cause) => {
+            error.hinted(AGAIN)
+        }
+        _ => error,
+    })
+}
+
+fn promote_once(
+    runtime: &Runtime,
+    from: &Path,
+    to: &Path,
+    how: Promotion,
+    job: &Arc<Job>,
+) -> Result<PromotionReport> {
     how.check()?;
     let started = Instant::now();
     let from = crate::sys::path::absolute(from)?;
     let to = crate::sys::path::absolute_or_object(to)?;
     refuse_within(&from, &to)?;
-    owner::check_copy(&from, &to)?;
-    let target = &*target_at(&to, job)?;
+    let patience = Patience::new(&to, how.patience, job);
+    patience.ask(|| owner::check_copy(&from, &to))?;
+    let target = &*target_at(&to, patience, job)?;
     let checkpoint = Checkpoint::open_with(&from, runtime.config())?;
     let copy = Copy::of(&checkpoint)?;
     let file_bytes = checkpoint.manifest().files.iter().map(|file| file.bytes).sum();
     job.set_total(file_bytes);
     let files = &checkpoint.manifest().files;
     // A manifest whose shards are not all there is mended.
-    let was_there = matches!(copy.place(target, how)?, Place::Has)
-        && copy.missing(target, files)?.is_empty()
-        && !Journal::is_left(&from, target);
+    let is_committed = match copy.place(target, how)? {
+        Place::Taken(error) => return Err(error),
+        place => matches!(place, Place::Has),
+    };
+    let was_there =
+        is_committed && copy.missing(target, files)?.is_empty() && !Journal::is_left(&from, target);
     let (sent_bytes, moved, missing) = match was_there {
         true => (0, Moved::default(), 0),
         false => copy.send(&checkpoint, target, how, (runtime, job))?,
@@ -151,20 +178,21 @@ pub fn promote(
 ///
 /// # Errors
 /// As for [`Bucket::at`].
-fn target_at(to: &Path, job: &Arc<Job>) -> Result<Box<dyn Target>> {
+fn target_at(to: &Path, patience: Patience, job: &Arc<Job>) -> Result<Box<dyn Target>> {
     match is_url(to) {
-        true => store_at(to, job),
+        true => store_at(to, patience, job),
         false => Ok(Box::new(Directory::at(to, job))),
     }
 }
 
 #[cfg(feature = "object-store")]
-fn store_at(url: &Path, job: &Arc<Job>) -> Result<Box<dyn Target>> {
-    Ok(Box::new(Bucket::at(url)?.until(job.stop_flag())))
+fn store_at(url: &Path, patience: Patience, job: &Arc<Job>) -> Result<Box<dyn Target>> {
+    let bucket = Bucket::asked_again(url)?.until(job.stop_flag());
+    Ok(Box::new(bucket::Store { bucket, patience }))
 }
 
 #[cfg(not(feature = "object-store"))]
-fn store_at(url: &Path, _: &Arc<Job>) -> Result<Box<dyn Target>> {
+fn store_at(url: &Path, _: Patience, _: &Arc<Job>) -> Result<Box<dyn Target>> {
     Err(Bucket::at(url).expect_err("this build reaches no object store"))
 }
 
@@ -186,68 +214,7 @@ const ATTEMPTS: usize = 3;
 /// Blocks in memory at most, however large the parts of a file must be.
 const BUFFERS_MAX: usize = 1 << 13;
 
-/// A checkpoint as it is to be there.
-struct Copy {
-    /// What tells it from other checkpoints.
-    id: u64,
-    /// The names of its files there, in the order of the manifest's.
-    names: Vec<String>,
-    manifest: Vec<u8>,
-    created_unix_ms: u64,
-}
-
-/// What is there.
-enum Place {
-    Free,
-    /// This checkpoint.
-    Has,
-    /// An older one, which is to be replaced: its shards.
-    Older(Vec<String>),
-}
-
 impl Copy {
-    fn of(checkpoint: &Checkpoint) -> Result<Self> {
-        if checkpoint.kind() != CheckpointKind::Ringstow {
-            return Err(Error::invalid("only ringstow's checkpoints are promoted"));
-        }
-        // Without the names of this copy: a copy of a copy is the same checkpoint.
-        let id = id_of(&manifest_of(checkpoint.manifest(), 0).encode()?);
-        let there = manifest_of(checkpoint.manifest(), id);
-        let names = there.files.iter().map(|file| file.name.clone()).collect();
-        let created_unix_ms = there.created_unix_ms;
-        Ok(Self { id, names, manifest: there.encode()?, created_unix_ms })
-    }
-
-    /// What is there.
-    ///
-    /// # Errors
-    /// Another checkpoint that is not to be replaced.
-    fn place(&self, target: &dyn Target, how: Promotion) -> Result<Place> {
-        let bytes = match target.manifest()? {
-            None => return Ok(Place::Free),
-            Some(bytes) if bytes == self.manifest => return Ok(Place::Has),
-            Some(bytes) => bytes,
-        };
-        if how.replace_older {
-            let other = match Manifest::decode_files(bytes, &target.place().join(names::MANIFEST)) {
-                Err(error) if error.is_damage() => return Ok(Place::Older(Vec::new())),
-                other => other?,
-            };
-            if !other.stripes.is_empty() {
-                return Err(Error::invalid(format!(
-                    "{} has a checkpoint that is striped over other disks: remove it first",
-                    target.place().display()
-                )));
-            }
-            if other.created_unix_ms < self.created_unix_ms {
-                return Ok(Place::Older(other.files.into_iter().map(|file| file.name).collect()));
-            }
-        }
-        let error = Error::io("promoting to", target.place(), Errno::EEXIST.into());
-        Err(error
-            .hinted("another checkpoint is there: remove it first, or promote to another place"))
-    }
-
     /// Sends what is not there, then the manifest. Returns the bytes sent, how they were read, and how many
     /// files other nodes have still to send: without them it commits nothing.
     fn send(
@@ -268,6 +235,13 @@ impl Copy {
                 Err(Error::Busy { .. }) => return Err(Error::Busy { path: target.place().into() }),
                 journal => journal?,
             };
+            // What it had sent is gone: a newer checkpoint may have replaced it.
+            if attempt > 1
+                && let Place::Taken(error) = self.place(target, how)?
+            {
+                self.withdraw(target, journal);
+                return Err(error);
+            }
             match self.send_missing((checkpoint, &here), target, how, &journal, (runtime, job)) {
                 Ok((bytes, moved)) => sent = (sent.0 + bytes, moved),
                 Err(error) if attempt == 1 && journal.is_worth_another() => {
@@ -282,11 +256,23 @@ impl Copy {
                 journal.end(target);
                 return Ok((sent.0, sent.1, missing.len()));
             }
-            let is_committed = missing.is_empty() && self.commit(target, how)?;
-            // Another host may have been removing an earlier copy of this checkpoint.
-            if is_committed && self.missing(target, files)?.is_empty() {
-                journal.end(target);
-                break;
+            let commit = match missing.is_empty() {
+                true => self.commit(target, how, &journal)?,
+                false => Commit::Refused,
+            };
+            match commit {
+                Commit::Lost(error) => {
+                    self.withdraw(target, journal);
+                    return Err(error);
+                }
+                // Another host may have been removing an earlier copy of this checkpoint.
+                Commit::Done if self.missing(target, files)?.is_empty() => {
+                    if self.clear(target, &journal) {
+                        journal.end(target);
+                    }
+                    break;
+                }
+                Commit::Done | Commit::Refused => {}
             }
             if attempt == ATTEMPTS {
                 let error = Error::io("promoting to", target.place(), io::ErrorKind::Other.into());
@@ -315,6 +301,8 @@ impl Copy {
         if missing.is_empty() {
             return Ok(Default::default());
         }
+        let wanted = self.files_of(files, &missing);
+        room::check(target, &wanted, journal)?;
         let checksum_bytes = checkpoint.manifest().block_bytes;
         let block_bytes = parts::block_bytes(checksum_bytes);
         let parts = parts_of(files, &missing, (how.part_bytes, checksum_bytes), how.uploads);
@@ -326,54 +314,9 @@ impl Copy {
         let memory = (largest * how.uploads, block_bytes);
         let blocks = Blocks::open(runtime, checkpoint.reads(&opened, true), memory, job)?;
         let sending = Sending::new((target, &self.names), &blocks, journal, how, job);
-        Ok((sending.run(parts)?, blocks.moved.clone()))
-    }
-
-    /// The files that are not there.
-    fn missing(&self, target: &dyn Target, files: &[FileEntry]) -> Result<Vec<usize>> {
-        let wanted: Vec<_> =
-            self.names.iter().zip(files).map(|(name, file)| (name.as_str(), file.bytes)).collect();
-        let missing = target.missing(&wanted);
-        missing.map_err(|error| Error::io("listing", target.place(), error))
-    }
-
-    /// Creates the manifest. Tells whether it is there then: the store may refuse a request beside another one.
-    fn commit(&self, target: &dyn Target, how: Promotion) -> Result<bool> {
-        let older = match self.place(target, how)? {
-            Place::Has => return target.settle(&self.names).map(|()| true),
-            Place::Free => None,
-            Place::Older(shards) => Some(shards),
-        };
-        match target.commit(self.manifest.clone(), older.is_some()) {
-            Ok(()) => target.settle(&self.names)?,
-            // Perhaps this request's first attempt, whose answer was lost.
-            Err(error) if error.is_taken() => {
-                let place = self.place(target, Promotion { replace_older: false, ..how })?;
-                return Ok(matches!(place, Place::Has));
-            }
-            Err(error) => return Err(error),
+        match sending.run(parts) {
+            Ok(sent) => Ok((sent, blocks.moved.clone())),
+            Err(error) => Err(room::explained(error, target, &wanted, journal)),
         }
-        for name in older.iter().flatten().filter(|name| !self.names.contains(name)) {
-            if let Err(error) = target.remove(name) {
-                let path = target.place().join(name);
-                tracing::warn!(path = %path.display(), %error, "a replaced shard cannot be removed");
-            }
-        }
-        Ok(true)
     }
-}
-
-/// The manifest of a checkpoint's copy with this id.
-fn manifest_of(manifest: &Manifest, id: u64) -> Manifest {
-    let promoted =
-        |file: &FileEntry| FileEntry { name: names::promoted(&file.name, id), ..file.clone() };
-    let files = manifest.files.iter().map(promoted).collect();
-    let there = Manifest { files, generation: id, ..manifest.clone() };
-    Manifest { stripes: Vec::new(), nodes: Vec::new(), ..there }
-}
-
-/// A number of 52 bits: as a generation it stays exact in every reader of JSON, and far above those of saves.
-fn id_of(manifest: &[u8]) -> u64 {
-    let hash = twox_hash::XxHash3_128::oneshot(manifest) as u64;
-    hash >> 13 | names::PROMOTED_MIN
 }

@@ -2,6 +2,7 @@
 
 use super::Promotion;
 use super::journal::{Cut, Journal};
+use super::patience::is_passing;
 use super::target::{Target, Upload};
 use crate::error::{Error, Result};
 use crate::format::FileEntry;
@@ -85,7 +86,8 @@ fn cut(
     (0..cut.parts()).map(move |number| Part { file, number, cut })
 }
 
-const AGAIN: &str = "promote again: what was sent is not sent again";
+/// What to do about a promotion that failed.
+pub(super) const AGAIN: &str = "promote again: what was sent is not sent again";
 
 /// What is being sent.
 pub(super) struct Sending<'a> {
@@ -170,7 +172,7 @@ impl<'a> Sending<'a> {
         if part.cut.parts() == 1 {
             let bytes = self.read(part)?;
             let name = &self.names[part.file];
-            let sent = self.target.send(name, bytes);
+            let sent = self.target.send(name, bytes, &|bytes| self.pace(bytes));
             sent.map_err(|error| {
                 Error::io("sending", self.target.place().join(name), error).hinted(AGAIN)
             })?;
@@ -188,11 +190,14 @@ impl<'a> Sending<'a> {
     }
 
     fn read(&self, part: &Part) -> Result<Vec<crate::pipeline::blocks::Checked>> {
-        let bytes = self.blocks.read(part.file, part.range())?;
+        self.blocks.read(part.file, part.range())
+    }
+
+    /// Waits until the rate allows so many bytes more.
+    fn pace(&self, bytes: u64) {
         if let Some(pace) = &self.pace {
-            wait_until(pace.due(Instant::now(), part.bytes() as usize), self.job);
+            wait_until(pace.earned(Instant::now(), bytes as usize), self.job);
         }
-        Ok(bytes)
     }
 
     fn note(&self, part: &Part, is_sent: bool) {
@@ -236,7 +241,8 @@ impl<'a> Sending<'a> {
         let upload = begun.lock().expect("no panic while it is held").upload.clone();
         let upload = upload.expect("it was begun");
         let bytes = self.read(part)?;
-        let there = match self.target.put_part(&upload, (part.number, part.range().start), bytes) {
+        let (at, paced) = ((part.number, part.range().start), |bytes| self.pace(bytes));
+        let there = match self.target.put_part(&upload, at, bytes, &paced) {
             Ok(there) => there,
             Err(error) => return self.failed(part, &upload, "sending", error),
         };
@@ -259,8 +265,8 @@ impl<'a> Sending<'a> {
         if self.job.stopped() {
             return Err(Error::Cancelled { path: self.target.place().to_path_buf() });
         }
-        let bytes = part.cut.bytes;
-        if self.has(&upload.name, bytes) {
+        // A store that does not answer would not say that either.
+        if !is_passing(&error) && self.has(&upload.name, part.cut.bytes) {
             return Ok(());
         }
         if matches!(error.kind(), InvalidInput | NotFound | PermissionDenied) {

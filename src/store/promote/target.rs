@@ -1,6 +1,7 @@
 //! Where a checkpoint is copied to: an object store, or a directory.
 
 use crate::error::Result;
+use crate::object::Version;
 use crate::pipeline::blocks::Checked;
 use crate::sys::lock::DirLock;
 use std::io;
@@ -13,6 +14,17 @@ pub(super) struct Upload {
     pub name: String,
     /// What tells this upload from others of the name.
     pub id: String,
+}
+
+/// Waits until so many bytes may be sent.
+pub(super) type Paced<'a> = &'a dyn Fn(u64);
+
+/// A manifest as it was seen.
+#[derive(Debug)]
+pub(super) struct Seen {
+    pub manifest: Vec<u8>,
+    /// The store's name for this content; nothing in a directory.
+    pub version: Version,
 }
 
 /// Where a checkpoint is copied to. A file is there whole, or not at all.
@@ -30,13 +42,14 @@ pub(super) trait Target: Sync {
     ///
     /// # Errors
     /// What the store or the system says.
-    fn manifest(&self) -> Result<Option<Vec<u8>>>;
+    fn manifest(&self) -> Result<Option<Seen>>;
 
-    /// Commits: makes a manifest visible. With `replaces` in place of the one that is there.
+    /// Commits: makes a manifest visible, in place of the one that was seen there, or of none. Of several promotions that
+    /// have seen the same, one does.
     ///
     /// # Errors
-    /// Of [`io::ErrorKind::AlreadyExists`] if there is one, which is not to be replaced.
-    fn commit(&self, manifest: Vec<u8>, replaces: bool) -> Result<()>;
+    /// Of [`io::ErrorKind::AlreadyExists`] if another one is there by now, or none in place of the one that was seen.
+    fn commit(&self, manifest: Vec<u8>, seen: Option<&Seen>) -> Result<()>;
 
     /// Makes the commit durable, and gives these files, which it has made visible, their final names.
     ///
@@ -50,17 +63,29 @@ pub(super) trait Target: Sync {
     /// What the store or the system says.
     fn missing(&self, files: &[(&str, u64)]) -> io::Result<Vec<usize>>;
 
+    /// The names of the shards that are there whole, committed or not.
+    ///
+    /// # Errors
+    /// What the store or the system says.
+    fn shards(&self) -> io::Result<Vec<String>>;
+
     /// Removes a file; one that is not there is no error.
     ///
     /// # Errors
     /// What the store or the system says.
     fn remove(&self, name: &str) -> io::Result<()>;
 
-    /// Sends a file at once. One of that name is replaced.
+    /// Bytes that are free there; `None` if that cannot be known.
+    fn free(&self) -> Option<u64>;
+
+    /// Bytes of those that an upload has taken already.
+    fn taken(&self, upload: &Upload) -> u64;
+
+    /// Sends a file at once, each piece when it may be sent. One of that name is replaced.
     ///
     /// # Errors
     /// What the store or the system says.
-    fn send(&self, name: &str, blocks: Vec<Checked>) -> io::Result<()>;
+    fn send(&self, name: &str, blocks: Vec<Checked>, paced: Paced) -> io::Result<()>;
 
     /// Begins to send a file of so many bytes in parts.
     ///
@@ -68,7 +93,7 @@ pub(super) trait Target: Sync {
     /// What the store or the system says.
     fn begin(&self, name: &str, bytes: u64) -> io::Result<Upload>;
 
-    /// Sends the part of this number, from 0, which begins at an offset. Returns what [`Target::finish`] needs of it.
+    /// Sends the part of this number, from 0, which begins at an offset, each piece when it may be sent. Returns what [`Target::finish`] needs of it.
     ///
     /// # Errors
     /// [`io::ErrorKind::NotFound`] if there is no such upload; what the store or the system says otherwise.
@@ -77,6 +102,7 @@ pub(super) trait Target: Sync {
         upload: &Upload,
         at: (usize, u64),
         blocks: Vec<Checked>,
+        paced: Paced,
     ) -> io::Result<String>;
 
     /// Whether a part that was sent with this answer, perhaps by an earlier process, is still there.

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::{Manifest, TRAILER_LEN, names};
-use crate::object::Bucket;
+use crate::object::{Bucket, Version};
 use crate::pipeline::load::ShardFile;
 use crate::store::read::fault::Fault;
 use std::collections::HashMap;
@@ -17,8 +17,18 @@ const MANIFEST_MAX: u64 = 4 << 30;
 /// # Errors
 /// [`Error::Io`].
 pub(in crate::store) fn read_manifest(bucket: &Bucket) -> Result<Option<Vec<u8>>> {
-    match bucket.read(names::MANIFEST, MANIFEST_MAX) {
-        Ok(bytes) => Ok(Some(bytes)),
+    Ok(read_manifest_version(bucket)?.map(|(bytes, _)| bytes))
+}
+
+/// The manifest's bytes and their version; `None` if there is no manifest.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(in crate::store) fn read_manifest_version(
+    bucket: &Bucket,
+) -> Result<Option<(Vec<u8>, Version)>> {
+    match bucket.read_version(names::MANIFEST, MANIFEST_MAX) {
+        Ok(found) => Ok(Some(found)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(Error::io("reading", bucket.url().join(names::MANIFEST), error)),
     }

@@ -1,0 +1,166 @@
+//! Goes on asking a store that does not answer, for as long as a promotion may.
+
+use crate::engine::queue::is_cancelled;
+use crate::error::Error;
+use crate::pipeline::job::Job;
+use crate::pipeline::pace::wait_until;
+use std::fmt::Display;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// The first pause between two requests, and the longest. The store's client has tried each request a few times.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+
+/// How long a promotion goes on asking.
+pub(super) struct Patience {
+    place: PathBuf,
+    most: Duration,
+    pauses: (Duration, Duration),
+    job: Arc<Job>,
+    is_told: AtomicBool,
+}
+
+impl Patience {
+    pub fn new(place: &Path, most: Duration, job: &Arc<Job>) -> Self {
+        let is_told = AtomicBool::new(false);
+        Self { place: place.into(), most, pauses: PAUSES, job: job.clone(), is_told }
+    }
+
+    /// Makes a request, again and again while the store does not answer.
+    ///
+    /// # Errors
+    /// What the store says; of a store that does not answer, with how long it was asked.
+    pub fn ask<T, E: Failure>(&self, mut request: impl FnMut() -> Result<T, E>) -> Result<T, E> {
+        let began = Instant::now();
+        let mut pause = self.pauses.0;
+        loop {
+            let error = match request() {
+                Err(error) if error.cause().is_some_and(is_passing) && !self.job.stopped() => error,
+                ended => return ended,
+            };
+            if began.elapsed() >= self.most {
+                let seconds = began.elapsed().as_secs_f64();
+                return Err(error.explained(&format!("tried for {seconds:.0} s")));
+            }
+            self.tell(&error);
+            // By turns a half and a whole one, so that ranks which were refused together do not come back together.
+            let until = began + self.most;
+            wait_until(
+                (Instant::now() + pause.mul_f64(0.5 + 0.5 * jitter())).min(until),
+                &self.job,
+            );
+            pause = (pause * 2).min(self.pauses.1);
+        }
+    }
+
+    fn tell(&self, error: &impl Display) {
+        if !self.is_told.swap(true, Relaxed) {
+            tracing::warn!(
+                "{} does not answer ({error}): trying again for {} s at most",
+                self.place.display(),
+                self.most.as_secs()
+            );
+        }
+    }
+}
+
+/// A number from 0 to 1 that differs from process to process, and from call to call.
+fn jitter() -> f64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(0) as f64 / u64::MAX as f64
+}
+
+/// Whether a store has not answered, or was too busy: the same request may succeed later.
+pub(super) fn is_passing(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Other, TimedOut};
+    let kinds = [ConnectionAborted, ConnectionRefused, ConnectionReset, Other, TimedOut];
+    kinds.contains(&error.kind()) && !is_cancelled(error)
+}
+
+/// An error of a request.
+pub(super) trait Failure: Display {
+    /// What the store or the system said.
+    fn cause(&self) -> Option<&io::Error>;
+
+    /// The same with more words.
+    fn explained(self, why: &str) -> Self;
+}
+
+impl Failure for io::Error {
+    fn cause(&self) -> Option<&io::Error> {
+        Some(self)
+    }
+
+    fn explained(self, why: &str) -> Self {
+        Self::new(self.kind(), format!("{self}; {why}"))
+    }
+}
+
+impl Failure for Error {
+    fn cause(&self) -> Option<&io::Error> {
+        self.io_error()
+    }
+
+    fn explained(mut self, why: &str) -> Self {
+        if let Self::Io { cause, .. } = &mut self {
+            let kind = cause.kind();
+            *cause = io::Error::new(kind, format!("{cause}; {why}"));
+        }
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    fn patience(most: Duration) -> Patience {
+        let pauses = (Duration::ZERO, Duration::ZERO);
+        Patience { pauses, ..Patience::new(Path::new("s3://b/x"), most, &Arc::default()) }
+    }
+
+    fn refused() -> io::Error {
+        io::Error::new(io::ErrorKind::ConnectionRefused, "nobody listens")
+    }
+
+    #[test]
+    fn store_that_comes_back_is_asked_until_it_does() {
+        let asked = Cell::new(0);
+        let answer = patience(Duration::MAX / 4).ask(|| {
+            asked.set(asked.get() + 1);
+            if asked.get() < 100 { Err(refused()) } else { Ok("there") }
+        });
+        assert_eq!((answer.unwrap(), asked.get()), ("there", 100));
+    }
+
+    #[test]
+    fn store_that_stays_away_is_given_up_and_the_error_says_after_which_time() {
+        let error = patience(Duration::ZERO).ask(|| Err::<(), _>(refused())).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+        assert_eq!(error.to_string(), "nobody listens; tried for 0 s");
+        let of_a_file = || Err::<(), _>(Error::io("reading", "s3://b/x", refused()));
+        let error = patience(Duration::ZERO).ask(of_a_file).unwrap_err();
+        assert!(error.to_string().contains("nobody listens; tried for 0 s"), "{error}");
+    }
+
+    #[test]
+    fn answers_and_a_stopped_job_end_it_at_once() {
+        let asked = Cell::new(0);
+        for kind in [io::ErrorKind::NotFound, io::ErrorKind::PermissionDenied] {
+            let patience = patience(Duration::MAX / 4);
+            let answer = patience.ask(|| {
+                asked.set(asked.get() + 1);
+                Err::<(), _>(io::Error::from(kind))
+            });
+            assert_eq!(answer.unwrap_err().kind(), kind);
+        }
+        let stopped = patience(Duration::MAX / 4);
+        stopped.job.cancel();
+        stopped.ask(|| Err::<(), _>(refused())).unwrap_err();
+        assert_eq!(asked.get(), 2);
+    }
+}
