@@ -467,11 +467,11 @@ impl Shared {
 }
 
 impl Drop for CheckpointManager {
-    /// Waits for the save in progress and the copies of its step.
+    /// Waits for the save in progress and the copies of its step. A copy that failed is tried a last time.
     fn drop(&mut self) {
         drop(self.saving.take());
         if let Some(copies) = &self.shared.copies {
-            let _logged = copies.wait();
+            copies.close();
         }
     }
 }

@@ -147,6 +147,20 @@ fn copy_that_failed_is_made_after_the_next_restore() {
 }
 
 #[test]
+fn copy_that_failed_is_tried_again_when_the_manager_closes() {
+    let disks = Disks::new();
+    fs::create_dir_all(disks.shared()).unwrap();
+    let in_the_way = disks.shared().join("step-00000001");
+    fs::write(&in_the_way, "").unwrap();
+    let mut manager = disks.manager(Keep::default());
+    save(&mut manager, 1, 1);
+    manager.wait_promoted().unwrap_err();
+    fs::remove_file(in_the_way).unwrap();
+    drop(manager);
+    assert_eq!(steps_in(&disks.shared()), [1]);
+}
+
+#[test]
 fn places_in_one_another_are_refused() {
     let disks = Disks::new();
     let elsewhere = disks.0.path().join("elsewhere");

@@ -8,7 +8,12 @@ import threading
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from ringstow._errors import IncompleteCheckpointError, MissingFilesError, NoCheckpointError
+from ringstow._errors import (
+    BusyError,
+    IncompleteCheckpointError,
+    MissingFilesError,
+    NoCheckpointError,
+)
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -25,20 +30,28 @@ class Added(NamedTuple):
     is_new: bool
     """Whether it was just saved, and not restored."""
     ended: Future[bool] | None
-    """Becomes whether all copies are there: False if a newer step came first."""
+    """Becomes whether all copies are there: False if a newer step came first. The first try of a
+    copy decides."""
+
+
+_PAUSES_S = (30.0, 900.0)
+"""The pause before a copy that failed is tried again, and the longest one."""
 
 
 class Copier:
     """Copies steps in a thread, the newest first.
 
     A step that a newer one overtakes before its copy has begun is passed over. A copy that has
-    begun goes on, also if the step is removed meanwhile.
+    begun goes on, also if the step is removed meanwhile. One that failed is tried again, with
+    longer and longer pauses, until a newer step comes or `close` has tried it a last time.
     """
 
     joined: str | None = None
     """The run whose steps training goes on with, until the first copy."""
     _ends_with_program = True
     """Whether the exit of the program ends a copy; otherwise it waits for it."""
+    _repeats = False
+    """Whether a copy that failed is tried again."""
 
     def __init__(self, places: Iterable[str]) -> None:
         """Name where the copies are; without a name, nothing is copied."""
@@ -48,6 +61,13 @@ class Copier:
         self._done = 0
         """How many of those are copied, or passed over."""
         self._is_running = False
+        self._is_resting = False
+        """Whether the thread waits before it tries a copy again."""
+        self._is_closing = False
+        self._tries = 0
+        """How often the last step was tried again."""
+        self._tried = 0
+        """Up to which of them one was tried."""
         self.report: PromotionReport | None = None
         """What the last copy to a store did."""
         self.error: BaseException | None = None
@@ -66,6 +86,7 @@ class Copier:
         with self._changed:
             self._added.append(Added(path, is_new, ended))
             if self._is_running:
+                self._changed.notify_all()
                 return
             ends = self._ends_with_program
             try:
@@ -82,9 +103,12 @@ class Copier:
         return Future() if self._places else None
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is left to copy; return whether that is so, and the last copy good."""
+        """Wait until nothing is left to copy; return whether that is so, and the last copy good.
+
+        Does not wait for another try of a copy that failed.
+        """
         with self._changed:
-            is_over = self._changed.wait_for(lambda: not self._is_running, timeout)
+            is_over = self._changed.wait_for(self._is_over, timeout)
             return is_over and self.error is None
 
     def wait_and_forget(self, timeout: float | None) -> bool:
@@ -95,14 +119,48 @@ class Copier:
                 self.error = None
             return is_good
 
+    def _is_over(self) -> bool:
+        rests = self._is_resting and len(self._added) == self._done
+        return rests or not self._is_running
+
+    def close(self) -> None:
+        """Wait until nothing is left to copy, and try a copy that failed a last time."""
+        with self._changed:
+            self._is_closing = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._is_running)
+
+    def pause_s(self) -> float | None:
+        """Return after how many seconds the copy that just failed is tried again; None if never."""
+        error = self.error
+        passes = isinstance(error, (OSError, BusyError))
+        if not (passes and self._repeats) or self._is_closing:
+            return None
+        first, longest = _PAUSES_S
+        return min(first * 2.0 ** min(self._tries, 20), longest)
+
+    def _rest(self) -> bool:
+        """Wait before the last step is tried again; return whether to go on."""
+        pause = self.pause_s()
+        if pause is None or not os.path.lexists(self._added[-1].path):
+            return False
+        self._is_resting = True
+        self._changed.notify_all()
+        self._changed.wait_for(lambda: self._is_closing or len(self._added) > self._done, pause)
+        self._is_resting = False
+        if len(self._added) == self._done:
+            self._done -= 1
+            self._tries += 1
+        return True
+
     def _work(self) -> None:
         while True:
             with self._changed:
-                added = len(self._added)
-                if added == self._done:
+                if len(self._added) == self._done and not self._rest():
                     self._is_running = False
                     self._changed.notify_all()
                     return
+                added = len(self._added)
             newest = self._newest(added)
             if newest is None:
                 continue
@@ -110,7 +168,9 @@ class Copier:
             for passed in self._added[self._done : newest - 1]:
                 self._pass_over(passed)
                 _set(passed, is_there=False)
-            self._done = newest
+            if newest > self._tried:
+                self._tries = 0
+            self._tried = self._done = newest
             self.error = None
             is_there = self._copy(step)
             _set(step, is_there=is_there, error=self.error)
@@ -150,7 +210,7 @@ class Copier:
 
 
 def _set(step: Added, *, is_there: bool, error: BaseException | None = None) -> None:
-    if step.ended is None:
+    if step.ended is None or step.ended.done():  # a copy that is tried again
         return
     if error is None:
         step.ended.set_result(is_there)

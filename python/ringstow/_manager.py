@@ -330,6 +330,8 @@ class CheckpointManager:
     def close(self) -> None:
         """Wait as `wait` does, and for the copies to ``tiers``; close, even if the save failed.
 
+        A copy that failed is tried a last time.
+
         The end of a ``with`` block does it. If the block raised, a failed save is logged instead.
 
         Raises:
@@ -338,7 +340,7 @@ class CheckpointManager:
         if self._turn.is_closed and self._turn.is_own():
             return
         with self._call("close"):
-            self._copier.wait()
+            self._copier.close()
 
     # What there is.
 

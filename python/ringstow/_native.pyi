@@ -573,12 +573,12 @@ def name_run(place: str, run: str) -> None: ...
 # steps are there, or of a new one. Raises InvalidStateError if the place has another run's steps.
 def claim(place: str, run: str | None) -> str: ...
 
-# Returns a PromotionReport. `how` is the rate, the number of uploads, the bytes of a part, and
-# whether an older checkpoint is replaced.
+# Returns a PromotionReport. `how` is the rate, the number of uploads, the bytes of a part, whether
+# an older checkpoint is replaced and replicas are sent, and the seconds of patience.
 def promote(
     path: str,
     to: str,
-    how: tuple[int, int, int, bool, bool],
+    how: tuple[int, int, int, bool, bool, float],
     config: str,
     *,
     progress: Callable[[int, int], object] | None = None,

@@ -24,6 +24,7 @@ def promote(
     part_bytes: int = 16 << 20,
     replace_older: bool = False,
     replicas: bool = True,
+    patience: float = 180,
     config: Config | None = None,
 ) -> PromotionReport:
     """Copy a checkpoint to an object store, or to another directory, such as one on a shared disk.
@@ -46,6 +47,8 @@ def promote(
             one request; its shards are removed after that.
         replicas: of a checkpoint of nodes that share no directory, also send files of other nodes,
             as far as this node has copies. Each node sends its own, and the last one commits.
+        patience: seconds to go on while a store does not answer, which a warning tells. The
+            error then says so, and the same call goes on where it was.
         config: the settings of reading; None means the defaults.
 
     Returns:
@@ -63,7 +66,7 @@ def promote(
     from ringstow._report import PromotionReport
 
     where, there = of_checkpoint(path), directory_to_read(to)
-    how = (rate, uploads, part_bytes, replace_older, replicas)
+    how = (rate, uploads, part_bytes, replace_older, replicas, patience)
     with Progress(f"sending {os.path.basename(where)}") as progress:
         report = _native.promote(where, there, how, native_json(config), progress=progress.advance)
     return PromotionReport.from_json(report)

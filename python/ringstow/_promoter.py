@@ -94,6 +94,7 @@ class Promoter(Copier):
         self._config = config
         self._clear = clear
         self._ends_with_program = ends_with_program
+        self._repeats = ends_with_program  # the exit must not wait for a store that is away
 
     def _copy(self, step: Added) -> bool:
         are_there = [self._copy_to(tier, step) for tier in self._tiers]
@@ -116,14 +117,7 @@ class Promoter(Copier):
                 self._pass_over(step, tier)
                 return False
             self.error = error
-            again = f"; `ringstow promote {step.path} --to {to}` copies this one"
-            _log.error(
-                "%s is saved, but not copied to %s: %s. The next step is tried again%s",
-                step.path,
-                tier,
-                error,
-                again if isinstance(error, OSError) else "",
-            )
+            self._tell(step, tier, error)
             return True
         _log.info(
             "%s is copied to %s: %.3g GB sent in %.1f s",
@@ -134,6 +128,16 @@ class Promoter(Copier):
         )
         self._cleared(step, tier)
         return True
+
+    def _tell(self, step: Added, tier: str, error: BaseException) -> None:
+        pause_s = self.pause_s()
+        again = "The next step is tried again"
+        if pause_s is not None:
+            again = f"It is tried again in {pause_s:.0f} s, or the next step once that is saved"
+        if isinstance(error, OSError):
+            to = f"{tier}/{os.path.basename(step.path)}"
+            again += f"; `ringstow promote {step.path} --to {to}` copies this one"
+        _log.error("%s is saved, but not copied to %s: %s. %s", step.path, tier, error, again)
 
     def _claim(self, tier: str) -> None:
         """Note that a tier has steps of this run.

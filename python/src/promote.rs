@@ -2,9 +2,11 @@
 
 use crate::error::to_python;
 use crate::{config, to_json, wait};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use ringstow::{Job, Promotion, Runtime};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Checks that a URL can be understood, and the environment's settings for it.
 #[pyfunction]
@@ -67,14 +69,16 @@ pub(crate) fn promote(
     py: Python<'_>,
     path: PathBuf,
     to: PathBuf,
-    how: (u64, usize, u64, bool, bool),
+    how: (u64, usize, u64, bool, bool, f64),
     config: &str,
     progress: Option<wait::Progress>,
 ) -> PyResult<String> {
     let config = self::config(config)?;
     let runtime = Runtime::shared(&config).map_err(to_python)?;
-    let (rate, uploads, part_bytes, replace_older, replicas) = how;
-    let how = Promotion { rate, uploads, part_bytes, replace_older, replicas };
+    let (rate, uploads, part_bytes, replace_older, replicas, seconds) = how;
+    let patience = Duration::try_from_secs_f64(seconds)
+        .map_err(|error| PyValueError::new_err(format!("patience={seconds}: {error}")))?;
+    let how = Promotion { rate, uploads, part_bytes, replace_older, replicas, patience };
     let promote = |job: &_| ringstow::internals::store::promote(&runtime, &path, &to, how, job);
     to_json(&wait::run(py, &Job::of(&config), progress.as_ref(), promote)?)
 }

@@ -126,6 +126,59 @@ def test_disk_that_refuses_fails_the_copy_and_not_the_save(tmp_path, caplog):
     assert steps_in(tmp_path / "shared/run") == [1, 3]
 
 
+def test_copy_that_failed_is_tried_a_last_time_when_the_manager_closes(tmp_path, caplog):
+    in_the_way = tmp_path / "shared/run/step-00000001"
+    in_the_way.parent.mkdir(parents=True)
+    in_the_way.write_text("")
+    with manager_of(tmp_path) as manager:
+        manager.save(1, state_of(1))
+        assert not manager.wait_promoted(60)
+        in_the_way.unlink()
+    assert "It is tried again in 30 s" in caplog.text
+    assert manager.promotion_error is None
+    assert steps_in(tmp_path / "shared/run") == [1]
+
+
+def test_copy_that_failed_is_tried_again_until_the_store_is_back(tmp_path, monkeypatch):
+    from ringstow import _copier, _promote
+
+    tries, promote = [], _promote.promote
+
+    def away(path, to, **how):
+        tries.append(to)
+        if len(tries) < 4:
+            raise ConnectionRefusedError(to)
+        return promote(path, to, **how)
+
+    monkeypatch.setattr(_promote, "promote", away)
+    monkeypatch.setattr(_copier, "_PAUSES_S", (0.0, 0.0))
+    with manager_of(tmp_path) as manager:
+        manager.save(1, state_of(1))
+        while not manager.wait_promoted(60):
+            assert isinstance(manager.promotion_error, ConnectionRefusedError | None)
+    assert len(tries) == 4
+    assert steps_in(tmp_path / "shared/run") == [1]
+
+
+def test_copy_that_waits_for_another_try_gives_way_to_a_newer_step(tmp_path, monkeypatch):
+    from ringstow import _promote
+
+    promote = _promote.promote
+
+    def refuse_step_1(path, to, **how):
+        if to.endswith("1"):
+            raise ConnectionRefusedError(to)
+        return promote(path, to, **how)
+
+    monkeypatch.setattr(_promote, "promote", refuse_step_1)
+    with manager_of(tmp_path) as manager:
+        manager.save(1, state_of(1))
+        assert not manager.wait_promoted(60)
+        manager.save(2, state_of(2))
+        assert manager.wait_promoted(60)
+    assert steps_in(tmp_path / "shared/run") == [2]
+
+
 def test_wrong_tiers_say_what_is_meant(tmp_path):
     for tier in (tmp_path, tmp_path / "run", tmp_path / "run" / "x"):
         with pytest.raises(ringstow.InvalidStateError, match="one is in the other"):

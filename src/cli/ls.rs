@@ -8,7 +8,7 @@ use super::{Exit, text};
 use crate::error::Result;
 use crate::format::names;
 use crate::object::is_url;
-use crate::store::{Found, Recycled, Status, list, recycled};
+use crate::store::{Found, Recycled, Status, Unfinished, list, recycled, unfinished};
 use clap::Args;
 use std::path::{Path, PathBuf};
 
@@ -34,16 +34,28 @@ pub struct Ls {
 pub fn run(args: &Ls, out: &mut Output) -> Result<Exit> {
     let config = args.stripe.config()?;
     let found = list(&args.dir, &config)?;
-    let recycled = match is_url(&args.dir) {
-        true => Recycled::default(),
-        false => recycled(&args.dir, &config)?,
+    let (recycled, unfinished) = match is_url(&args.dir) {
+        true => Default::default(),
+        false => (recycled(&args.dir, &config)?, unfinished(&args.dir)?),
     };
     out.print(args.json, &found, || {
         let mut text = render(&args.dir, &found);
+        text.extend(copying(&unfinished));
         text.extend(waiting(&args.dir, &recycled));
         text
     })?;
     Ok(Exit::Success)
+}
+
+/// Reports the copies to other places that have not ended.
+fn copying(unfinished: &[Unfinished]) -> Option<String> {
+    let each = unfinished.iter().map(|Unfinished { checkpoint, to }| {
+        let (from, to) = (text::path(checkpoint), text::path(to.as_ref()));
+        [format!(
+            "not copied yet: {from} to {to}; if nothing is copying it, `ringstow promote {from} --to {to}` goes on"
+        )]
+    });
+    (!unfinished.is_empty()).then(|| format!("\n\n{}", rows(each)))
 }
 
 /// Reports the disk space of recycled files.

@@ -7,6 +7,7 @@ use crate::sys::dir;
 use crate::sys::path::absolute_or_object;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Further places for the steps of a [`CheckpointManager`](crate::CheckpointManager).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -28,7 +29,17 @@ pub(super) struct Copies {
     /// The run whose steps training goes on with, until the first copy.
     joined: Mutex<Option<String>>,
     queue: Mutex<Queue>,
-    ended: Condvar,
+    /// A step was added, or the manager is closing, or the thread has ended or rests.
+    changed: Condvar,
+}
+
+/// The pause before a copy that failed is tried again, and the longest one.
+const PAUSES: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(900));
+
+/// A step whose copy failed, and the pause before it is tried again.
+struct Again {
+    step: (PathBuf, bool),
+    pause: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -36,6 +47,9 @@ struct Queue {
     /// The step to copy once the copy in progress has ended, and whether it was just saved, and not restored.
     next: Option<(PathBuf, bool)>,
     is_running: bool,
+    /// Whether the thread waits before it tries a copy again.
+    is_resting: bool,
+    is_closing: bool,
     /// Why the last step was not copied.
     failure: Option<Error>,
 }
@@ -57,8 +71,8 @@ impl Copies {
             places.push(place);
         }
         retention.as_ref().map_or(Ok(()), Retention::check)?;
-        let (joined, queue, ended) = Default::default();
-        Ok(Self { places, retention, rate: tiers.rate, joined, queue, ended })
+        let (joined, queue, changed) = Default::default();
+        Ok(Self { places, retention, rate: tiers.rate, joined, queue, changed })
     }
 
     /// Copies a step as soon as the copy in progress has ended. A step that waits for that is passed over.
@@ -69,7 +83,7 @@ impl Copies {
             copies.pass_over(&passed);
         }
         if queue.is_running {
-            return;
+            return copies.changed.notify_all();
         }
         let worker = shared.clone();
         let work = move || {
@@ -86,14 +100,23 @@ impl Copies {
         }
     }
 
-    /// Waits until nothing is left to copy.
+    /// Waits until nothing is left to copy, but for no further try of a copy that failed.
     ///
     /// # Errors
     /// Why the last step was not copied.
     pub fn wait(&self) -> Result<()> {
-        let queue = self.queue();
-        let ended = self.ended.wait_while(queue, |queue| queue.is_running);
+        let copies =
+            |queue: &mut Queue| queue.is_running && !(queue.is_resting && queue.next.is_none());
+        let ended = self.changed.wait_while(self.queue(), copies);
         ended.unwrap_or_else(PoisonError::into_inner).failure.take().map_or(Ok(()), Err)
+    }
+
+    /// Waits until nothing is left to copy, and tries a copy that failed a last time.
+    pub fn close(&self) {
+        let mut queue = self.queue();
+        queue.is_closing = true;
+        self.changed.notify_all();
+        drop(self.changed.wait_while(queue, |queue| queue.is_running));
     }
 
     /// The committed steps of all places.
@@ -117,21 +140,54 @@ impl Copies {
     }
 
     fn work(&self, shared: &Shared) {
+        let mut again: Option<Again> = None;
         loop {
             let mut queue = self.queue();
-            let Some((path, is_new)) = queue.next.take() else {
-                queue.is_running = false;
-                self.ended.notify_all();
-                return;
+            if let Some(again) = &again {
+                queue = self.rest(queue, again.pause);
+            }
+            let (step, pause) = match (queue.next.take(), again.take()) {
+                (Some(next), _) => (next, PAUSES.0),
+                (None, Some(again)) => (again.step, (again.pause * 2).min(PAUSES.1)),
+                (None, None) => {
+                    queue.is_running = false;
+                    return self.changed.notify_all();
+                }
             };
             queue.failure = None;
             drop(queue);
-            for place in &self.places {
-                if let Err(error) = self.copy(shared, (&path, is_new), place) {
-                    self.failed(&path, place, error);
-                }
+            if self.copy_to_all(shared, &step, pause) {
+                again = Some(Again { step, pause }).filter(|_| !self.queue().is_closing);
             }
         }
+    }
+
+    /// Waits until another step is there, the manager closes, or the pause is over.
+    fn rest<'a>(&self, mut queue: MutexGuard<'a, Queue>, pause: Duration) -> MutexGuard<'a, Queue> {
+        queue.is_resting = true;
+        self.changed.notify_all();
+        let rests = |queue: &mut Queue| queue.next.is_none() && !queue.is_closing;
+        let rested = self.changed.wait_timeout_while(queue, pause, rests);
+        let mut queue = rested.unwrap_or_else(PoisonError::into_inner).0;
+        queue.is_resting = false;
+        queue
+    }
+
+    /// Copies a step to all places; tells whether that is to be tried again, after this pause.
+    fn copy_to_all(
+        &self,
+        shared: &Shared,
+        (path, is_new): &(PathBuf, bool),
+        pause: Duration,
+    ) -> bool {
+        let mut is_worth_another = false;
+        for place in &self.places {
+            if let Err(error) = self.copy(shared, (path, *is_new), place) {
+                is_worth_another |= matches!(error, Error::Io { .. } | Error::Busy { .. });
+                self.failed(path, place, error, pause);
+            }
+        }
+        is_worth_another && dir::has(path)
     }
 
     fn copy(&self, shared: &Shared, (path, is_new): (&Path, bool), place: &Path) -> Result<()> {
@@ -158,12 +214,12 @@ impl Copies {
         Ok(())
     }
 
-    fn failed(&self, path: &Path, place: &Path, error: Error) {
+    fn failed(&self, path: &Path, place: &Path, error: Error, pause: Duration) {
         if dir::is_gone(path) && self.queue().next.is_some() {
             return self.pass_over(path); // it was removed after a newer one
         }
         let (path, to) = (path.display(), place.display());
-        tracing::error!(%error, "{path} is saved, but not copied to {to}. The next step is tried again");
+        tracing::error!(%error, "{path} is saved, but not copied to {to}. What passes is tried again in {} s, and so is the next step", pause.as_secs());
         self.queue().failure = Some(error);
     }
 

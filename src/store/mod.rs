@@ -25,7 +25,8 @@ pub use diff::{DiffReport, ElementDiff, TensorChange, TensorDiff, ValueDiff, dif
 pub use layout::node::{NodeId, node_id};
 pub use layout::recycled::{Recycled, recycled};
 pub use promote::{
-    Promotion, PromotionReport, check_apart, claim, name_run, owner, promote, take_over,
+    Promotion, PromotionReport, Unfinished, check_apart, claim, name_run, owner, promote,
+    take_over, unfinished,
 };
 pub use read::checkpoint::{Checkpoint, CheckpointKind};
 pub(crate) use read::fingerprint::while_replaced;

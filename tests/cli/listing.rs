@@ -377,3 +377,19 @@ fn diff_says_what_slim_has_dropped() {
     let json = ringstow(&["diff", &slim, &whole, "--json"]).json();
     assert_eq!((&json["dropped_a"], &json["dropped_b"]), (&json!(["optimizer"]), &json!([])));
 }
+
+#[test]
+fn ls_names_the_copies_that_have_not_ended() {
+    let (dir, there) = (Checkpoints::new(), tempfile::tempdir().unwrap());
+    let from = dir.save(1);
+    dir.save(2);
+    flip(&from.join(SHARD), 100_000); // a copy of this begins and fails
+    let to = there.path().join("step-1");
+    let (from, to) = (from.to_str().unwrap(), to.to_str().unwrap());
+    assert_ne!(ringstow(&["promote", from, "--to", to, "-q"]).code, Some(0));
+    let listed = ringstow(&["ls", dir.path()]).out;
+    let words: Vec<&str> = listed.split_whitespace().collect();
+    let said = format!("not copied yet: {from} to {to};");
+    assert!(words.join(" ").contains(&said), "{listed}");
+    assert_eq!(listed.matches("not copied yet").count(), 1, "{listed}");
+}

@@ -34,6 +34,29 @@ pub(in crate::store) fn journals(run: &Path) -> Result<Vec<PathBuf>> {
     if dir::is_dir(&all) { dir::directories(&all) } else { Ok(Vec::new()) }
 }
 
+/// A copy that was begun and has not ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unfinished {
+    /// The checkpoint's directory.
+    pub checkpoint: PathBuf,
+    /// Where to: a URL or a directory.
+    pub to: String,
+}
+
+/// The copies of a directory's checkpoints that were begun here and have not ended. One may be in progress. Takes no lock.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn unfinished(run: &Path) -> Result<Vec<Unfinished>> {
+    let mut all = Vec::new();
+    for journal in journals(run)? {
+        let left = read_left(&journal.join(names::JOURNAL))?;
+        let checkpoint = checkpoint_of(&journal);
+        all.extend(left.map(|Left { url: to, .. }| Unfinished { checkpoint, to }));
+    }
+    Ok(all)
+}
+
 /// Ends the promotion of a journal, if its checkpoint is gone. Without `removes`, changes nothing.
 ///
 /// # Errors

@@ -28,6 +28,7 @@ use crate::store::layout::node::OwnRanks;
 use crate::store::read::checkpoint::Checkpoint;
 use crate::sys::dir;
 pub(in crate::store) use abandoned::{Ending, end_abandoned, journals};
+pub use abandoned::{Unfinished, unfinished};
 use copy::{Commit, Copy, Place};
 use directory::Directory;
 use journal::Journal;
