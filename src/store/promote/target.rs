@@ -24,6 +24,7 @@ pub(super) type Paced<'a> = &'a dyn Fn(u64);
 pub(super) struct Seen {
     pub manifest: Vec<u8>,
     /// The store's name for this content; nothing in a directory.
+    #[cfg_attr(not(feature = "object-store"), expect(dead_code))]
     pub version: Version,
 }
 
