@@ -44,6 +44,9 @@ BURN := $(shell printf '1.95\n%s\n' "$$(PATH=$(HOME)/.cargo/bin:$$PATH rustc --v
 # The S3 server of the tests, in a stamp of its version: it needs a newer Rust than ringstow.
 S3S    := 0.14.1
 STORES := target/stores/.s3s-fs-$(S3S)
+# The Azure server of the tests, likewise. The last version for Node 18, which Debian 12 has.
+AZURITE := 3.35.0
+AZURE   := target/stores/.azurite-$(AZURITE)
 INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 	\( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name '*.toml' \) \
 	-not -path 'python/tests/*' -not -path 'python/trainer_tests/*' -not -path '*/target/*' 2>/dev/null)
@@ -280,7 +283,7 @@ $(READY): $(INPUTS)
 	@touch $@
 
 # A machine that cannot install it skips the tests that need it; RINGSTOW_REQUIRE_RIGS fails them.
-stores: $(STORES)
+stores: $(STORES) $(AZURE)
 
 $(STORES):
 	@echo "installing s3s-fs $(S3S), the S3 server of the tests: two minutes, once"
@@ -288,6 +291,14 @@ $(STORES):
 		touch $@; \
 	else \
 		echo "could not install s3s-fs: tests of object stores are skipped"; \
+	fi
+
+$(AZURE):
+	@echo "installing azurite $(AZURITE), the Azure server of the tests: a minute, once"
+	@if tools/azurite.sh $(AZURITE) target/stores/azurite; then \
+		touch $@; \
+	else \
+		echo "could not install azurite: tests of Azure are skipped"; \
 	fi
 
 # pip installs an extra with its package only, so the wheel is installed again.
