@@ -17,6 +17,8 @@ FS     ?=
 FLIPS  ?= 10000
 MUTATIONS ?= 1000
 INTERLEAVINGS ?= 500
+# Kills of a promotion to an object store.
+PROMOTION_KILLS ?= 200
 LEAK_ROUNDS   ?= 50000
 SOAK_MINUTES  ?= 60
 SEEDS  ?= 100000
@@ -53,7 +55,7 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 
 .PHONY: help demo stores test test-rust test-mpi test-python test-trainers test-gpu fuzz \
 	torture torture-address torture-background torture-calls torture-calls-python torture-cuts torture-flips \
-	torture-fuzz torture-hosts torture-image torture-kills torture-leaks torture-miri torture-simulation torture-soak \
+	torture-fuzz torture-hosts torture-image torture-kills torture-leaks torture-miri torture-promotes torture-simulation torture-soak \
 	torture-threads \
 	lint doc bench bench-check bench-baseline compare compare-dcp compare-export step-time figures sweep wheel gpu-bundle gpu-report clean
 .DEFAULT_GOAL := help
@@ -79,6 +81,7 @@ help:
 	@echo "make torture-image  what a disk may hold after a loss of power at each call (MINUTES=$(MINUTES) SEED=$(SEED))"
 	@echo "make torture-kills  kill a saving process at any moment (KILLS=$(KILLS))"
 	@echo "make torture-leaks  saves, loads and failures: nothing grows (LEAK_ROUNDS=$(LEAK_ROUNDS))"
+	@echo "make torture-promotes  kill a copy to an object store at any request, call or moment (PROMOTION_KILLS=$(PROMOTION_KILLS) SEED=$(SEED))"
 	@echo "make torture-simulation  programs at the same time, one schedule a seed (SEEDS=$(SEEDS) SEED=$(SEED))"
 	@echo "make torture-soak  the same for an hour (SOAK_MINUTES=$(SOAK_MINUTES))"
 	@echo "make lint     formatting, clippy, ruff, mypy, import-linter, documentation, type stubs"
@@ -203,6 +206,10 @@ torture-kills:
 torture-leaks: $(READY)
 	RINGSTOW_ROUNDS=$(LEAK_ROUNDS) cargo test --test leaks many_thousands -- --ignored --nocapture
 	RINGSTOW_ROUNDS=$$(($(LEAK_ROUNDS) / 25)) $(BIN)/python -m pytest -q -s python/tests/test_leaks.py
+
+torture-promotes: export RINGSTOW_REQUIRE_RIGS = 1
+torture-promotes: $(READY) stores
+	RINGSTOW_KILLS=$(PROMOTION_KILLS) $(BIN)/python -m pytest -q -s python/tests/test_promote_killed.py
 
 torture-simulation:
 	RINGSTOW_SEEDS=$(SEEDS) cargo test --profile torture --test simulation -- --nocapture \
