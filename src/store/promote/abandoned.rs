@@ -61,7 +61,7 @@ pub(in crate::store) fn end_abandoned(journal: &Path, removes: bool) -> Result<E
     Ok(Ending::Freed)
 }
 
-/// Frees what a promotion has begun to send.
+/// Frees what a promotion has begun to send. An upload that cannot be freed keeps no other.
 fn abort(begun: &Left) -> Result<()> {
     let to = Path::new(&begun.url);
     let target = target_at(to, &Arc::<Job>::default())?;
@@ -69,12 +69,14 @@ fn abort(begun: &Left) -> Result<()> {
         let error = Error::io("looking for", to, std::io::ErrorKind::NotFound.into());
         return Err(error.hinted("is its disk not mounted?"));
     }
+    let mut failure = None;
     for (name, id) in &begun.uploads {
         let upload = Upload { name: name.clone(), id: id.clone() };
-        let aborted = target.abort(&upload);
-        aborted.map_err(|error| Error::io("aborting an upload to", to.join(name), error))?;
+        if let Err(error) = target.abort(&upload) {
+            failure.get_or_insert(Error::io("aborting an upload to", to.join(name), error));
+        }
     }
-    Ok(())
+    failure.map_or(Ok(()), Err)
 }
 
 /// The checkpoint's directory, from that of its journal.

@@ -37,6 +37,10 @@ enum Line {
     Forgotten {
         name: String,
     },
+    /// The upload is a file now: there is nothing to go on with, or to abort.
+    Finished {
+        name: String,
+    },
 }
 
 /// How a file is cut into parts: those of another cut do not fit together.
@@ -127,6 +131,11 @@ impl Journal {
     pub fn sent(&self, upload: &Upload, part: usize, answer: &str) {
         let name = upload.name.clone();
         self.try_write(&Line::Sent { name, part, answer: answer.into() });
+    }
+
+    /// Notes that an upload is a file now. If the line is lost, it is aborted in vain.
+    pub fn finished(&self, upload: &Upload) {
+        self.try_write(&Line::Finished { name: upload.name.clone() });
     }
 
     /// Notes that the store refuses an upload. One that was gone on with is forgotten: perhaps the store has dropped it.
@@ -226,7 +235,7 @@ fn opened(lines: &[Line], to: &str, of: u64) -> (bool, HashMap<String, Open>) {
                     open.parts.insert(*part, answer.clone());
                 }
             }
-            Line::Forgotten { name } => drop(left.remove(name)),
+            Line::Forgotten { name } | Line::Finished { name } => drop(left.remove(name)),
         }
     }
     (same, left)
@@ -296,6 +305,12 @@ mod tests {
         let open = &left["a"];
         assert_eq!((&*open.id, open.cut), ("1", Cut { bytes: 9, part_bytes: 4 }));
         assert_eq!(open.parts, BTreeMap::from([(2, "e2".into())]));
+    }
+
+    #[test]
+    fn finished_upload_is_not_left_open() {
+        let text = format!("{TEXT}{}\n", r#"{"what":"finished","name":"a"}"#);
+        assert!(opened(&lines(&text), "s3://b/x", 7).1.is_empty());
     }
 
     #[test]
