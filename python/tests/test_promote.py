@@ -192,6 +192,13 @@ def test_prune_aborts_the_uploads_of_a_checkpoint_that_is_gone(saved, bucket, pr
     assert os.listdir(path.parent) == []
 
 
+def test_prune_removes_what_a_promotion_has_left_that_began_nothing(saved):
+    path, _ = saved
+    (path.parent / ".ringstow-promotions").mkdir()
+    assert not ringstow.prune(path.parent).left
+    assert os.listdir(path.parent) == ["step-3"]
+
+
 def test_upload_that_cannot_be_aborted_keeps_no_other(bucket, proxy, tmp_path):
     path = tmp_path / "run" / "c"
     state = {name: torch.randn(12 << 17) for name in "ab"}

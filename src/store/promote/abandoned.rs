@@ -31,6 +31,15 @@ pub(in crate::store) fn journals(run: &Path) -> Result<Vec<PathBuf>> {
     if dir::is_dir(&all) { dir::directories(&all) } else { Ok(Vec::new()) }
 }
 
+/// Removes the directory of the journals if it is empty: a promotion was killed before it had one, or after.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(in crate::store) fn remove_empty(run: &Path) -> Result<()> {
+    let all = run.join(names::JOURNALS);
+    if dir::is_dir(&all) { dir::remove_if_empty(&all).map(drop) } else { Ok(()) }
+}
+
 /// Ends the promotion of a journal, if its checkpoint is gone. Without `removes`, changes nothing.
 ///
 /// # Errors

@@ -25,7 +25,7 @@ use crate::plan::load::BlockRead;
 use crate::store::layout::node::OwnRanks;
 use crate::store::read::checkpoint::{Checkpoint, CheckpointKind};
 use crate::sys::dir;
-pub(in crate::store) use abandoned::{Ending, end_abandoned, journals};
+pub(in crate::store) use abandoned::{Ending, end_abandoned, journals, remove_empty};
 use directory::Directory;
 use journal::Journal;
 use nix::errno::Errno;
