@@ -192,9 +192,14 @@ def test_prune_aborts_the_uploads_of_a_checkpoint_that_is_gone(saved, bucket, pr
     assert os.listdir(path.parent) == []
 
 
-def test_prune_removes_what_a_promotion_has_left_that_began_nothing(saved):
+@pytest.mark.parametrize("left", ["", "step-9-0123456789abcdef/journal.part"])
+def test_prune_removes_what_a_promotion_left_that_began_nothing(saved, left):
     path, _ = saved
-    (path.parent / ".ringstow-promotions").mkdir()
+    journals = path.parent / ".ringstow-promotions"
+    journals.mkdir()
+    if left:
+        (journals / left).parent.mkdir()
+        (journals / left).write_text("{")
     assert not ringstow.prune(path.parent).left
     assert os.listdir(path.parent) == ["step-3"]
 

@@ -1,7 +1,7 @@
 //! Promotions that nobody will go on with, since their checkpoint is gone. What they have begun to send stays in a store, unseen
 //! and billed, until somebody aborts it.
 
-use super::journal::{Left, read_left};
+use super::journal::{Left, read_left, remove_journal};
 use super::target::Upload;
 use super::{Copy, target_at};
 use crate::error::{Error, Result};
@@ -63,7 +63,7 @@ pub(in crate::store) fn end_abandoned(journal: &Path, removes: bool) -> Result<E
     }
     if removes {
         begun.as_ref().map_or(Ok(()), abort)?;
-        dir::remove(&path)?;
+        remove_journal(&path)?;
         lock.remove_dir()?;
         journal.parent().map_or(Ok(false), dir::remove_if_empty)?;
     }

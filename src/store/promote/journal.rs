@@ -219,6 +219,20 @@ pub(super) fn read_left(path: &Path) -> Result<Option<Left>> {
     Ok(Some(Left { url, id, uploads }))
 }
 
+/// Removes a journal, and what a kill has left of writing it anew.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(super) fn remove_journal(path: &Path) -> Result<()> {
+    dir::remove(&next_of(path))?;
+    dir::remove(path)
+}
+
+/// Where a journal is written anew.
+fn next_of(path: &Path) -> PathBuf {
+    path.with_extension("part")
+}
+
 /// Whether lines are of this checkpoint and URL, and which uploads they leave open.
 fn opened(lines: &[Line], to: &str, of: u64) -> (bool, HashMap<String, Open>) {
     let mut left: HashMap<String, Open> = HashMap::new();
@@ -243,7 +257,7 @@ fn opened(lines: &[Line], to: &str, of: u64) -> (bool, HashMap<String, Open>) {
 
 /// Writes a journal anew, with what is left of the earlier one, and leaves it open.
 fn begin(path: &Path, first: &Line, left: &HashMap<String, Open>) -> Result<File> {
-    let part = path.with_extension("part");
+    let part = next_of(path);
     let file = file::create(&part, false).map_err(|error| Error::io("creating", &part, error))?;
     let all = || -> std::io::Result<()> {
         write(&file, first)?;
