@@ -17,6 +17,8 @@ FS     ?=
 FLIPS  ?= 10000
 MUTATIONS ?= 1000
 INTERLEAVINGS ?= 500
+# Kills of a promotion to an object store.
+PROMOTION_KILLS ?= 200
 LEAK_ROUNDS   ?= 50000
 SOAK_MINUTES  ?= 60
 SEEDS  ?= 100000
@@ -44,13 +46,16 @@ BURN := $(shell printf '1.95\n%s\n' "$$(PATH=$(HOME)/.cargo/bin:$$PATH rustc --v
 # The S3 server of the tests, in a stamp of its version: it needs a newer Rust than ringstow.
 S3S    := 0.14.1
 STORES := target/stores/.s3s-fs-$(S3S)
+# The Azure server of the tests, likewise. The last version for Node 18, which Debian 12 has.
+AZURITE := 3.35.0
+AZURE   := target/stores/.azurite-$(AZURITE)
 INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 	\( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name '*.toml' \) \
 	-not -path 'python/tests/*' -not -path 'python/trainer_tests/*' -not -path '*/target/*' 2>/dev/null)
 
 .PHONY: help demo stores test test-rust test-mpi test-python test-trainers test-gpu fuzz \
 	torture torture-address torture-background torture-calls torture-calls-python torture-cuts torture-flips \
-	torture-fuzz torture-hosts torture-image torture-kills torture-leaks torture-miri torture-simulation torture-soak \
+	torture-fuzz torture-hosts torture-image torture-kills torture-leaks torture-miri torture-promotes torture-simulation torture-soak \
 	torture-threads \
 	lint doc bench bench-check bench-baseline compare compare-dcp compare-export step-time figures sweep wheel gpu-bundle gpu-report clean
 .DEFAULT_GOAL := help
@@ -76,6 +81,7 @@ help:
 	@echo "make torture-image  what a disk may hold after a loss of power at each call (MINUTES=$(MINUTES) SEED=$(SEED))"
 	@echo "make torture-kills  kill a saving process at any moment (KILLS=$(KILLS))"
 	@echo "make torture-leaks  saves, loads and failures: nothing grows (LEAK_ROUNDS=$(LEAK_ROUNDS))"
+	@echo "make torture-promotes  kill a copy to an object store at any request, call or moment (PROMOTION_KILLS=$(PROMOTION_KILLS) SEED=$(SEED))"
 	@echo "make torture-simulation  programs at the same time, one schedule a seed (SEEDS=$(SEEDS) SEED=$(SEED))"
 	@echo "make torture-soak  the same for an hour (SOAK_MINUTES=$(SOAK_MINUTES))"
 	@echo "make lint     formatting, clippy, ruff, mypy, import-linter, documentation, type stubs"
@@ -201,6 +207,10 @@ torture-leaks: $(READY)
 	RINGSTOW_ROUNDS=$(LEAK_ROUNDS) cargo test --test leaks many_thousands -- --ignored --nocapture
 	RINGSTOW_ROUNDS=$$(($(LEAK_ROUNDS) / 25)) $(BIN)/python -m pytest -q -s python/tests/test_leaks.py
 
+torture-promotes: export RINGSTOW_REQUIRE_RIGS = 1
+torture-promotes: $(READY) stores
+	RINGSTOW_KILLS=$(PROMOTION_KILLS) $(BIN)/python -m pytest -q -s python/tests/test_promote_killed.py
+
 torture-simulation:
 	RINGSTOW_SEEDS=$(SEEDS) cargo test --profile torture --test simulation -- --nocapture \
 		programs_break_no_promise
@@ -280,7 +290,7 @@ $(READY): $(INPUTS)
 	@touch $@
 
 # A machine that cannot install it skips the tests that need it; RINGSTOW_REQUIRE_RIGS fails them.
-stores: $(STORES)
+stores: $(STORES) $(AZURE)
 
 $(STORES):
 	@echo "installing s3s-fs $(S3S), the S3 server of the tests: two minutes, once"
@@ -288,6 +298,14 @@ $(STORES):
 		touch $@; \
 	else \
 		echo "could not install s3s-fs: tests of object stores are skipped"; \
+	fi
+
+$(AZURE):
+	@echo "installing azurite $(AZURITE), the Azure server of the tests: a minute, once"
+	@if tools/azurite.sh $(AZURITE) target/stores/azurite; then \
+		touch $@; \
+	else \
+		echo "could not install azurite: tests of Azure are skipped"; \
 	fi
 
 # pip installs an extra with its package only, so the wheel is installed again.

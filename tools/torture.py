@@ -68,6 +68,7 @@ RIGS = [
     Rig("flips", "FLIPS", full=10_000, a_minute=3000),
     Rig("fuzz", "MINUTES", full=60, a_minute=1),
     Rig("image", "MINUTES", full=60, a_minute=1),
+    Rig("promotes", "PROMOTION_KILLS", full=200, a_minute=30),
     Rig("leaks", "LEAK_ROUNDS", full=50_000, a_minute=500),
     Rig("soak", "SOAK_MINUTES", full=60, a_minute=1),
 ]

@@ -149,6 +149,21 @@ def test_promotion_goes_on_where_it_failed(saved, bucket, proxy):
     assert bucket.uploads() == {}
 
 
+def test_finished_upload_is_neither_gone_on_with_nor_aborted(saved, bucket, proxy):
+    path, state = saved
+    url = f"{bucket.url}/x"
+    proxy.on(faults.Refuse(403, "AccessDenied"), "PUT", "manifest.json", times=None)
+    with pytest.raises(PermissionError):
+        ringstow.promote(path, url, part_bytes=PARTS)
+    proxy.clear()
+    ringstow.promote(path, url, part_bytes=PARTS)
+    assert [request.path for request in proxy.requests("PUT")] == [
+        f"/{bucket.name}/x/manifest.json"
+    ]
+    assert not proxy.requests("DELETE")
+    assert_same(ringstow.load(url), state)
+
+
 def test_upload_that_the_store_has_dropped_is_begun_again(saved, bucket, proxy):
     path, state = saved
     url = f"{bucket.url}/x"
@@ -175,6 +190,33 @@ def test_prune_aborts_the_uploads_of_a_checkpoint_that_is_gone(saved, bucket, pr
     assert not ringstow.prune(path.parent).left
     assert bucket.uploads() == {}
     assert os.listdir(path.parent) == []
+
+
+@pytest.mark.parametrize("left", ["", "step-9-0123456789abcdef/journal.part"])
+def test_prune_removes_what_a_promotion_left_that_began_nothing(saved, left):
+    path, _ = saved
+    journals = path.parent / ".ringstow-promotions"
+    journals.mkdir()
+    if left:
+        (journals / left).parent.mkdir()
+        (journals / left).write_text("{")
+    assert not ringstow.prune(path.parent).left
+    assert os.listdir(path.parent) == ["step-3"]
+
+
+def test_upload_that_cannot_be_aborted_keeps_no_other(bucket, proxy, tmp_path):
+    path = tmp_path / "run" / "c"
+    state = {name: torch.randn(12 << 17) for name in "ab"}
+    ringstow.save(state, path, config=ringstow.Config(shard_bytes=6 << 20))
+    proxy.on(faults.Refuse(403, "AccessDenied"), "PUT", "partNumber=2", times=None)
+    with pytest.raises(PermissionError):
+        ringstow.promote(path, f"{bucket.url}/x", part_bytes=PARTS)
+    proxy.clear()
+    assert len(bucket.uploads()) == 2
+    ringstow.remove(path)
+    proxy.on(faults.Refuse(403, "AccessDenied"), "DELETE")  # the first one
+    assert len(ringstow.prune(path.parent).left) == 1
+    assert len(bucket.uploads()) == 1
 
 
 def test_uploads_of_a_replaced_checkpoint_are_aborted(saved, bucket, proxy):

@@ -328,7 +328,7 @@ pub(super) fn start(request: impl Future<Output = ()> + Send + 'static) -> io::R
 pub(super) fn io_error(error: object_store::Error) -> io::Error {
     use io::ErrorKind;
     use object_store::Error as E;
-    let text = deepest(&error);
+    let text = answer::deepest(&error);
     let kind = match &error {
         E::NotFound { .. } => ErrorKind::NotFound,
         E::AlreadyExists { .. } | E::Precondition { .. } => ErrorKind::AlreadyExists,
@@ -338,15 +338,6 @@ pub(super) fn io_error(error: object_store::Error) -> io::Error {
         _ => answer::kind(&text),
     };
     failed(kind, answer::plain(&text))
-}
-
-/// The text of the error that the others were made of. They repeat it with the path, which the caller names.
-fn deepest(error: &dyn std::error::Error) -> String {
-    let mut deepest = error;
-    while let Some(cause) = deepest.source() {
-        deepest = cause;
-    }
-    deepest.to_string()
 }
 
 impl From<open::Refused> for Error {

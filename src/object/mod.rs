@@ -11,6 +11,8 @@ mod absent;
 mod answer;
 #[cfg(feature = "object-store")]
 mod client;
+#[cfg(feature = "object-store")]
+mod connect;
 mod file;
 #[cfg(feature = "object-store")]
 mod open;

@@ -1,5 +1,7 @@
 //! The store of a URL, with the credentials that the environment has.
 
+use super::answer;
+use super::connect::Connector;
 use crate::sys::fork::{GENERATIONS, PerProcess};
 use object_store::aws::{AmazonS3, AmazonS3Builder, Checksum};
 use object_store::azure::{MicrosoftAzure, MicrosoftAzureBuilder};
@@ -107,19 +109,34 @@ fn kept(place: &str, retries: Retries) -> Result<Arc<Store>, String> {
     if let Some((_, store)) = kept.iter().find(|(of, _)| *of == made_of) {
         return Ok(store.clone());
     }
-    let store = Arc::new(build(place, retries).map_err(|error| error.to_string())?);
+    let store = Arc::new(build(place, retries).map_err(|error| answer::unmade(&error))?);
     // Those were made in another environment.
     kept.retain(|((known, how, _), _)| known != place || *how != retries);
     kept.push((made_of, store.clone()));
     Ok(store)
 }
 
+/// What the names of variables begin with that a store is made of: credentials, the authorities that are trusted, proxies.
+const VARIABLES: [&str; 11] = [
+    "AWS_",
+    "AZURE_",
+    "AZURITE_",
+    "GOOGLE_",
+    "SSL_CERT_",
+    "HTTP",
+    "http",
+    "ALL_PROXY",
+    "all_proxy",
+    "NO_PROXY",
+    "no_proxy",
+];
+
 /// A hash of the variables that stores are made of.
 fn environment() -> u64 {
     let mut hasher = DefaultHasher::new();
     for (name, value) in std::env::vars_os() {
         let name = name.to_string_lossy();
-        if ["AWS_", "AZURE_", "GOOGLE_"].iter().any(|prefix| name.starts_with(prefix)) {
+        if VARIABLES.iter().any(|prefix| name.starts_with(prefix)) {
             (name, value).hash(&mut hasher);
         }
     }
@@ -150,17 +167,19 @@ fn s3(url: &Url, retries: RetryConfig) -> object_store::Result<AmazonS3> {
     if !has("AWS_UNSIGNED_PAYLOAD") {
         builder = builder.with_unsigned_payload(!allows_http);
     }
-    builder.with_client_options(client(allows_http)).build()
+    builder.with_http_connector(Connector).with_client_options(client(allows_http)).build()
 }
 
 fn google(url: &Url, retries: RetryConfig) -> object_store::Result<GoogleCloudStorage> {
     let builder = GoogleCloudStorageBuilder::from_env().with_url(url.as_str());
-    builder.with_retry(retries).with_client_options(client(false)).build()
+    let builder = builder.with_http_connector(Connector).with_retry(retries);
+    builder.with_client_options(client(false)).build()
 }
 
 fn azure(url: &Url, retries: RetryConfig) -> object_store::Result<MicrosoftAzure> {
     let builder = MicrosoftAzureBuilder::from_env().with_url(url.as_str());
-    builder.with_retry(retries).with_client_options(client(is_on("AZURE_ALLOW_HTTP"))).build()
+    let builder = builder.with_http_connector(Connector).with_retry(retries);
+    builder.with_client_options(client(is_on("AZURE_ALLOW_HTTP"))).build()
 }
 
 /// Whether the environment says yes.

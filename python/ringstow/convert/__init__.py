@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal, TypedDict, Unpack
 
 from ringstow import _catalog, _kinds, _native, _replace
-from ringstow._arguments import StrPath, absolute
+from ringstow._arguments import StrPath, absolute, object_url
 from ringstow._config import Config, parse_size
 from ringstow._errors import (
     CorruptCheckpointError,
@@ -117,9 +117,10 @@ def convert(
     """Convert a checkpoint, with no more than a few tensors in memory at a time.
 
     Args:
-        src: the checkpoint to read.
-        dst: where to write. Refused if something is there, except files of a killed conversion and,
-            for ``hf``, files of other programs.
+        src: the checkpoint to read: its path, or the URL of a ringstow checkpoint in an object
+            store.
+        dst: where to write; no URL. Refused if something is there, except files of a killed
+            conversion and, for ``hf``, files of other programs.
         source: the kind of ``src``; None detects it.
         target: the kind of ``dst``; None means ringstow, or torch for a name such as ``x.pt`` if
             ``src`` is no such file itself.
@@ -140,8 +141,8 @@ def convert(
         A report of what was written and what was left out.
 
     Raises:
-        InvalidStateError: the kinds can't be detected, the two paths are the same, or the target
-            can't hold a value or name.
+        InvalidStateError: the kinds can't be detected, the two paths are the same, the target is
+            a URL, or can't hold a value or name.
         UnsupportedError: a dtype or value can't be read or written, or a pickle needs
             ``allow_pickle``.
         CorruptCheckpointError: the source is damaged; or the target differs from the source, and
@@ -154,9 +155,9 @@ def convert(
             that says that the target is complete.
     """
     started = time.monotonic()
-    here, there = absolute(src), absolute(dst)
+    here, there = object_url(src) or absolute(src), _target(dst)
     _replace.put_back(there)
-    source_kind = source or _kinds.kind_of(here)
+    source_kind = _source_kind(here, source)
     target_kind = target or _kinds.target_kind(source_kind, there)
     _kinds.check_other(here, there)
     check = functools.partial(_kinds.check_target, there, target_kind, overwrite=overwrite)
@@ -199,6 +200,36 @@ def convert(
         save=written.report and dataclasses.replace(written.report, path=there),
         seconds=time.monotonic() - started,
     )
+
+
+def _target(path: StrPath) -> str:
+    """Return the path of a target, from the root.
+
+    Raises:
+        InvalidStateError: it is a URL.
+    """
+    if url := object_url(path):
+        raise InvalidStateError(
+            f"{url} is a URL, and a conversion writes to a directory: convert to ringstow in a "
+            f"directory DIR, then copy it by `ringstow promote DIR --to {url}`"
+        )
+    return absolute(path)
+
+
+def _source_kind(path: str, kind: SourceKind | None) -> str:
+    """Return the kind of a source, which may be given.
+
+    Raises:
+        InvalidStateError: it can't be detected, or is not read by URL.
+    """
+    if object_url(path) is None:
+        return kind or _kinds.kind_of(path)
+    if kind not in (None, "ringstow"):
+        raise InvalidStateError(
+            f"{path} is a URL, and only ringstow checkpoints are read from object stores: copy the "
+            f"{kind} checkpoint to a directory, and convert it there"
+        )
+    return "ringstow"
 
 
 class _Options(TypedDict, total=False):

@@ -26,6 +26,7 @@ examples:
   ringstow convert ckpt model.pt                          ringstow to torch.save file
   ringstow convert ckpt dcp-dir --to dcp                  ringstow to stock DCP
   ringstow convert ckpt hf --to hf --prefix model. --dtype bfloat16
+  ringstow convert s3://bucket/run/step-1000 model.pt     from an object store
 
 If it fails or is interrupted while it writes, it removes what it wrote, and a checkpoint that it
 was to replace is unchanged. While it verifies, DST is complete, and stays; the message says so. A
@@ -164,7 +165,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("src", metavar="SRC", help="the checkpoint to read")
+    parser.add_argument(
+        "src", metavar="SRC", help="the checkpoint to read; a ringstow checkpoint also by its URL"
+    )
     parser.add_argument(
         "dst", metavar="DST", help="where to write; must be missing or empty without --overwrite"
     )

@@ -72,7 +72,7 @@ class Client:
         quoted = urllib.parse.quote(path)
         pairs = sorted((name, str(value)) for name, value in query.items())
         text = urllib.parse.urlencode(pairs, quote_via=urllib.parse.quote)
-        signed = _signed(method, self.host, quoted, text)
+        signed = self._signed(method, quoted, pairs, body, headers or {})
         connection = http.client.HTTPConnection(self.host, timeout=self._timeout_s)
         try:
             target = f"{quoted}?{text}" if text else quoted
@@ -85,6 +85,18 @@ class Client:
         if answer.status >= 300:
             raise Refused(answer.status, answer.body)
         return answer
+
+    def _signed(
+        self,
+        method: str,
+        path: str,
+        pairs: list[tuple[str, str]],
+        body: bytes,
+        headers: dict[str, str],
+    ) -> dict[str, str]:
+        """Return the headers that sign a request."""
+        query = urllib.parse.urlencode(pairs, quote_via=urllib.parse.quote)
+        return _signed(method, self.host, path, query)
 
 
 def _signed(method: str, host: str, path: str, query: str) -> dict[str, str]:

@@ -148,7 +148,7 @@ class Hold(Fault):
     """
 
     def __init__(self, *, answer: bool = False):
-        self._answer = answer
+        self._answer, self._cut = answer, False
         self._held, self._released = threading.Event(), threading.Event()
 
     def wait(self, timeout_s: float = 60) -> None:
@@ -156,11 +156,14 @@ class Hold(Fault):
         if not self._held.wait(timeout_s):
             raise TimeoutError(f"no request to hold came within {timeout_s} s")
 
-    def release(self) -> None:
-        """Let what is held go on, and all that comes later."""
+    def release(self, *, cut: bool = False) -> None:
+        """Let what is held go on, and all that comes later; or cut it, at both ends."""
+        self._cut = cut
         self._released.set()
 
-    stop = release
+    def stop(self) -> None:
+        if not self._released.is_set():
+            self.release()
 
     def admit(self) -> None:
         if not self._answer:
@@ -173,6 +176,8 @@ class Hold(Fault):
     def _hold(self) -> None:
         self._held.set()
         self._released.wait()
+        if self._cut:
+            raise Cut
 
 
 def _first(body: Body, count: int) -> Body:

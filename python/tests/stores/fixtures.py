@@ -1,7 +1,8 @@
 """What tests of object stores ask for. ``conftest.py`` imports it, so every test can.
 
-``bucket`` is a fresh bucket on a real server, ``each_bucket`` one on each server in turn, ``proxy``
-is in front of the test's bucket. Each sets the variables ``AWS_*``, so that ``s3://`` leads to it.
+``bucket`` is a fresh bucket on a real server, ``each_bucket`` one on each server in turn,
+``container`` one of Azure. ``proxy`` is in front of the test's bucket. Each sets the variables
+``AWS_*`` or ``AZURE_*``, so that its URL leads to it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 from stores import servers
+from stores.azure import Container
 from stores.client import ACCESS_KEY, REGION, SECRET_KEY, Answer, Client, Refused
 from stores.proxy import Proxy
 
@@ -150,13 +152,24 @@ def moto() -> Iterator[servers.Server]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def azurite() -> Iterator[servers.Server]:
+    """Return a running azurite, or skip."""
+    with _running(servers.azurite) as server:
+        yield server
+
+
 def _bucket(server: servers.Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     bucket = Bucket(server, f"ringstow-{next(_numbers)}")
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
+    _lead_to(bucket, monkeypatch)
+    return bucket
+
+
+def _lead_to(bucket: Bucket | Container, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_"))]:
         monkeypatch.delenv(name)
     for name, value in bucket.environment().items():
         monkeypatch.setenv(name, value)
-    return bucket
 
 
 @pytest.fixture
@@ -172,9 +185,20 @@ def each_bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
+def container(azurite: servers.Server, monkeypatch: pytest.MonkeyPatch) -> Container:
+    """Return a fresh container of ``azurite``."""
+    made = Container(azurite, f"ringstow-{next(_numbers)}")
+    _lead_to(made, monkeypatch)
+    return made
+
+
+@pytest.fixture
 def proxy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """Return a proxy in front of the test's ``bucket`` or ``each_bucket``."""
-    name = "each_bucket" if "each_bucket" in request.fixturenames else "bucket"
-    with Proxy(request.getfixturevalue(name).server.url) as started:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", started.url)
+    """Return a proxy in front of the test's ``bucket``, ``each_bucket`` or ``container``."""
+    names = ("container", "each_bucket", "bucket")
+    name = next((name for name in names if name in request.fixturenames), "bucket")
+    behind = request.getfixturevalue(name)
+    with Proxy(behind.server.url) as started:
+        for variable, value in behind.environment(started.url).items():
+            monkeypatch.setenv(variable, value)
         yield started

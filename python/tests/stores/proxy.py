@@ -15,7 +15,7 @@ import socketserver
 import sys
 import threading
 import urllib.parse
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from stores.faults import Cut, Fault
 from stores.http1 import Head
@@ -94,9 +94,11 @@ class Proxy:
         self._rules: list[_Rule] = []
         self._log: list[Exchange] = []
         self._clients: set[socket.socket] = set()
+        self._newest: object = None
         self._changed = threading.Condition()
         handler = type("Handler", (_Connection,), {"proxy": self})
         self._server = _Server(("127.0.0.1", 0), handler)
+        self._server.proxy = self
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
 
@@ -148,6 +150,21 @@ class Proxy:
             raise TimeoutError(f"fewer than {count} requests {method} {target} in {timeout_s} s")
         return self.requests(method, target)
 
+    def settle(self, timeout_s: float = 60) -> None:
+        """Wait until all clients so far have gone, and what they have sent has reached the server.
+
+        They must be dead, or close their connections.
+        """
+        with socket.create_connection(self._server.server_address[:2]) as last:
+            # It waits behind them to be accepted.
+            address = last.getsockname()
+            with self._changed:
+                came = self._changed.wait_for(lambda: self._newest == address, timeout_s)
+        with self._changed:
+            gone = self._changed.wait_for(lambda: not self._clients, timeout_s)
+        if not (came and gone):
+            raise TimeoutError(f"clients have not gone within {timeout_s} s")
+
     def stop(self) -> None:
         """Close every connection and the port."""
         self._server.shutdown()
@@ -166,6 +183,17 @@ class Proxy:
             self._changed.notify_all()
         return exchange.fault or Fault()
 
+    def _came(self, client: socket.socket, address: object) -> None:
+        with self._changed:
+            self._clients.add(client)
+            self._newest = address
+            self._changed.notify_all()
+
+    def _went(self, client: socket.socket) -> None:
+        with self._changed:
+            self._clients.discard(client)
+            self._changed.notify_all()
+
     def _connect(self) -> socket.socket:
         server = socket.create_connection(self._upstream)
         server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
@@ -176,6 +204,11 @@ class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = 128
+    proxy: Proxy
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self.proxy._came(request, client_address)
+        super().process_request(request, client_address)
 
 
 class _Connection(socketserver.StreamRequestHandler):
@@ -186,14 +219,8 @@ class _Connection(socketserver.StreamRequestHandler):
     # Head and body are sent apart: without this each answer takes 40 ms more.
     disable_nagle_algorithm = True
 
-    def setup(self) -> None:
-        super().setup()
-        with self.proxy._changed:
-            self.proxy._clients.add(self.connection)
-
     def finish(self) -> None:
-        with self.proxy._changed:
-            self.proxy._clients.discard(self.connection)
+        self.proxy._went(self.connection)
         _close(self.connection)
         with contextlib.suppress(OSError):
             super().finish()

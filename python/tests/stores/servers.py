@@ -1,4 +1,5 @@
-"""The servers of S3 that tests run against: ``s3s-fs`` over a folder, and ``moto`` in memory.
+"""The servers that tests run against: ``s3s-fs`` over a folder and ``moto`` in memory speak S3,
+``azurite`` speaks Azure.
 
 Each is a process on a free port that ends when its starter does, even by a kill.
 """
@@ -21,6 +22,11 @@ ROOT = pathlib.Path(__file__).parents[3]
 # Ends the server when standard input closes, and leaves its output to the server alone.
 RUN = '"$@" & exec >/dev/null 2>&1; read -r _; kill $!; wait'
 
+ADDRESS = re.compile(r"(?:running (?:at|on)|listens on) (http://[\d.:]+)", re.IGNORECASE)
+
+# Its versions of the interface are older than the client's. Without a flag it sends telemetry.
+AZURITE_FLAGS = ("--skipApiVersionCheck", "--disableTelemetry", "--silent")
+
 
 class NoServer(Exception):
     """This machine cannot run the server; the text says why."""
@@ -30,9 +36,9 @@ class Server:
     """A running server. Use it as a context.
 
     Attributes:
-        name: ``s3s`` or ``moto``.
+        name: ``s3s``, ``moto`` or ``azurite``.
         url: where it answers.
-        folder: where ``s3s`` keeps its files, each object as ``folder/bucket/key``; None for moto.
+        folder: where ``s3s`` keeps its files, each object as ``folder/bucket/key``; else None.
     """
 
     def __init__(
@@ -71,7 +77,7 @@ class Server:
         assert self._process.stdout
         for line in self._process.stdout:
             self._last_lines.append(line)
-            if found := re.search(r"running (?:at|on) (http://[\d.:]+)", line, re.IGNORECASE):
+            if found := ADDRESS.search(line):
                 return found[1]
         self.stop()
         raise RuntimeError(f"{self.name} ended at once: {''.join(self._last_lines)}")
@@ -108,3 +114,17 @@ def moto() -> Server:
     except ImportError as error:
         raise NoServer(f"moto is not installed ({error}): pip install './python[test]'") from error
     return Server("moto", [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"])
+
+
+def azurite() -> Server:
+    """Start azurite, which keeps blobs in memory.
+
+    Raises:
+        NoServer: it is not installed.
+    """
+    program = ROOT / "target/stores/azurite/node_modules/azurite/dist/src/blob/main.js"
+    node = shutil.which("node")
+    if node is None or not program.exists():
+        raise NoServer("azurite is not installed, or Node.js is not: make stores")
+    where = ["--blobHost", "127.0.0.1", "--blobPort", "0", "--inMemoryPersistence"]
+    return Server("azurite", [node, program, *where, *AZURITE_FLAGS])

@@ -226,6 +226,29 @@ def test_what_is_held_for_ever_ends_with_the_proxy(proxy, through):
     assert isinstance(outcome[0], BROKEN)
 
 
+def test_held_request_that_is_cut_never_arrives(bucket, proxy, through):
+    hold = proxy.on(Hold())
+    thread, outcome = in_thread(through, "PUT", "k", DATA)
+    hold.wait()
+    hold.release(cut=True)
+    thread.join(60)
+    assert isinstance(outcome[0], BROKEN)
+    proxy.settle()
+    assert not bucket.has("k")
+
+
+def test_settle_waits_for_what_clients_have_sent(bucket, proxy, through):
+    hold = proxy.on(Hold())
+    thread, _ = in_thread(through, "PUT", "k", DATA)
+    hold.wait()
+    with pytest.raises(TimeoutError):
+        proxy.settle(timeout_s=0)
+    hold.release()
+    proxy.settle()
+    assert bucket.get("k") == DATA
+    thread.join(60)
+
+
 def test_wait_returns_once_requests_have_begun(proxy, through):
     proxy.on(Hold(), times=None)
     for key in "ab":

@@ -10,7 +10,7 @@ use crate::store::layout::recycled::everywhere;
 use crate::store::layout::stripe_marker::stripe_owner;
 use crate::store::layout::stripes::Stripes;
 use crate::store::layout::{manifest, node, rank_dirs};
-use crate::store::promote::{Ending, end_abandoned, journals};
+use crate::store::promote::{Ending, end_abandoned, journals, remove_empty};
 use crate::store::read::checkpoint::Checkpoint;
 use crate::store::write::leftovers::Leftovers;
 use crate::store::write::scope::Scope;
@@ -118,6 +118,9 @@ impl CleanUp<'_> {
                 Some(Ending::Left(reason)) => all.left.push(Left::alone(journal, reason)),
                 None => {}
             }
+        }
+        if self.act == Act::CarryOut {
+            all.or_left(dir, remove_empty(dir));
         }
         Ok(all)
     }

@@ -2,7 +2,7 @@
 //! and billed, until somebody aborts it.
 
 use super::copy::{Copy, clear};
-use super::journal::{Left, Stale, read_left};
+use super::journal::{Left, Stale, read_left, remove_journal};
 use super::patience::Patience;
 use super::target::{Target, Upload};
 use super::target_at;
@@ -57,6 +57,15 @@ pub fn unfinished(run: &Path) -> Result<Vec<Unfinished>> {
     Ok(all)
 }
 
+/// Removes the directory of the journals if it is empty: a promotion was killed before it had one, or after.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(in crate::store) fn remove_empty(run: &Path) -> Result<()> {
+    let all = run.join(names::JOURNALS);
+    if dir::is_dir(&all) { dir::remove_if_empty(&all).map(drop) } else { Ok(()) }
+}
+
 /// Ends the promotion of a journal, if its checkpoint is gone. Without `removes`, changes nothing.
 ///
 /// # Errors
@@ -80,14 +89,14 @@ pub(in crate::store) fn end_abandoned(journal: &Path, removes: bool) -> Result<E
     }
     if removes {
         begun.as_ref().map_or(Ok(()), abort)?;
-        dir::remove(&path)?;
+        remove_journal(&path)?;
         lock.remove_dir()?;
         journal.parent().map_or(Ok(false), dir::remove_if_empty)?;
     }
     Ok(Ending::Freed)
 }
 
-/// Frees what a promotion has begun to send.
+/// Frees what a promotion has begun to send. An upload that cannot be freed keeps no other.
 fn abort(begun: &Left) -> Result<()> {
     let to = Path::new(&begun.url);
     let job = Arc::<Job>::default();
@@ -96,11 +105,14 @@ fn abort(begun: &Left) -> Result<()> {
         let error = Error::io("looking for", to, std::io::ErrorKind::NotFound.into());
         return Err(error.hinted("is its disk not mounted?"));
     }
+    let mut failure = None;
     for (name, id) in &begun.uploads {
         let upload = Upload { name: name.clone(), id: id.clone() };
-        let aborted = target.abort(&upload);
-        aborted.map_err(|error| Error::io("aborting an upload to", to.join(name), error))?;
+        if let Err(error) = target.abort(&upload) {
+            failure.get_or_insert(Error::io("aborting an upload to", to.join(name), error));
+        }
     }
+    failure.map_or(Ok(()), Err)?;
     clear_earlier(&*target, begun)
 }
 

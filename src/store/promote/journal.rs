@@ -37,6 +37,10 @@ enum Line {
     Forgotten {
         name: String,
     },
+    /// The upload is a file now: there is nothing to go on with, or to abort.
+    Finished {
+        name: String,
+    },
     /// The shards of a checkpoint that this one replaces.
     Replaces {
         names: Vec<String>,
@@ -189,6 +193,11 @@ impl Journal {
         self.try_write(&Line::Sent { name, part, answer: answer.into() });
     }
 
+    /// Notes that an upload is a file now. If the line is lost, it is aborted in vain.
+    pub fn finished(&self, upload: &Upload) {
+        self.try_write(&Line::Finished { name: upload.name.clone() });
+    }
+
     /// Notes that the store refuses an upload. One that was gone on with is forgotten: perhaps the store has dropped it.
     pub fn refused(&self, name: &str) {
         if self.resumed.lock().expect("no panic while it is held").contains(name) {
@@ -289,6 +298,20 @@ fn stale_of(lines: &[Line], to: &str, of: u64) -> Stale {
     stale
 }
 
+/// Removes a journal, and what a kill has left of writing it anew.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(super) fn remove_journal(path: &Path) -> Result<()> {
+    dir::remove(&next_of(path))?;
+    dir::remove(path)
+}
+
+/// Where a journal is written anew.
+fn next_of(path: &Path) -> PathBuf {
+    path.with_extension("part")
+}
+
 /// Whether lines are of this checkpoint and URL, and which uploads they leave open.
 fn opened(lines: &[Line], to: &str, of: u64) -> (bool, HashMap<String, Open>) {
     let mut left: HashMap<String, Open> = HashMap::new();
@@ -305,7 +328,7 @@ fn opened(lines: &[Line], to: &str, of: u64) -> (bool, HashMap<String, Open>) {
                     open.parts.insert(*part, answer.clone());
                 }
             }
-            Line::Forgotten { name } => drop(left.remove(name)),
+            Line::Forgotten { name } | Line::Finished { name } => drop(left.remove(name)),
             Line::Replaces { .. } | Line::Earlier { .. } => {}
         }
     }
@@ -314,7 +337,7 @@ fn opened(lines: &[Line], to: &str, of: u64) -> (bool, HashMap<String, Open>) {
 
 /// Writes a journal anew, with what is left of the earlier one, and leaves it open.
 fn begin(path: &Path, first: &Line, stale: &Stale, left: &HashMap<String, Open>) -> Result<File> {
-    let part = path.with_extension("part");
+    let part = next_of(path);
     let file = file::create(&part, false).map_err(|error| Error::io("creating", &part, error))?;
     let all = || -> std::io::Result<()> {
         write(&file, first)?;
@@ -382,6 +405,12 @@ mod tests {
         let open = &left["a"];
         assert_eq!((&*open.id, open.cut), ("1", Cut { bytes: 9, part_bytes: 4 }));
         assert_eq!(open.parts, BTreeMap::from([(2, "e2".into())]));
+    }
+
+    #[test]
+    fn finished_upload_is_not_left_open() {
+        let text = format!("{TEXT}{}\n", r#"{"what":"finished","name":"a"}"#);
+        assert!(opened(&lines(&text), "s3://b/x", 7).1.is_empty());
     }
 
     #[test]

@@ -27,7 +27,7 @@ use crate::plan::load::BlockRead;
 use crate::store::layout::node::OwnRanks;
 use crate::store::read::checkpoint::Checkpoint;
 use crate::sys::dir;
-pub(in crate::store) use abandoned::{Ending, end_abandoned, journals};
+pub(in crate::store) use abandoned::{Ending, end_abandoned, journals, remove_empty};
 pub use abandoned::{Unfinished, unfinished};
 use copy::{Commit, Copy, Place};
 use directory::Directory;

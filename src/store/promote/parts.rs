@@ -292,7 +292,10 @@ impl<'a> Sending<'a> {
             (upload, std::mem::take(&mut known.parts).into_values().collect())
         };
         match self.target.finish(&upload, part.cut.bytes, parts) {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                self.journal.finished(&upload);
+                Ok(())
+            }
             Err(error) => self.failed(part, &upload, "finishing", error),
         }
     }
