@@ -100,12 +100,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             up = known({
                 "ringstow.promote": promote,
                 "boto3 (CRT)": stores.crt("up", log),
-                "rclone copy": stores.rclone("up"),
+                "rclone copy": stores.rclone(),
             })  # fmt: skip
             down = known({
                 "ringstow.load": load,
                 "boto3 (CRT)": stores.crt("down", log),
-                "rclone copy": stores.rclone("down"),
             })  # fmt: skip
             found = {
                 "upload": uploads(up, here / "saved", server, asked.rounds),

@@ -94,8 +94,11 @@ def crt(way: str, log: Path) -> Copy:
     return copy
 
 
-def rclone(way: str) -> Copy | None:
-    """Return rclone, with as many requests at a time as it takes by default; None without it."""
+def rclone() -> Copy | None:
+    """Return uploads by rclone, with its own defaults; None without it.
+
+    Its downloads from this server (rclone 1.60) never end.
+    """
     program = shutil.which("rclone")
     if program is None:
         print("rclone is not installed: left out", file=sys.stderr)
@@ -104,8 +107,7 @@ def rclone(way: str) -> Copy | None:
 
     def copy(folder: Path, prefix: str) -> None:
         there = f"{where}:{BUCKET}/{prefix}"
-        pair = [str(folder), there] if way == "up" else [there, str(folder)]
-        _run([program, "copy", *pair, "--config", os.devnull, "-q"])
+        _run([program, "copy", str(folder), there, "--config", os.devnull, "-q"])
 
     return copy
 
