@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import os
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ringstow import _native
 from ringstow._arguments import (
@@ -19,12 +20,20 @@ from ringstow._arguments import (
     to_read,
 )
 from ringstow._config import Config, native_json
+from ringstow._errors import (
+    CorruptCheckpointError,
+    FormatError,
+    InvalidStateError,
+    MissingFilesError,
+)
 from ringstow._progress import Progress
 from ringstow.foreign import _steps
 
 if TYPE_CHECKING:
     from ringstow._catalog_report import DiffReport, Removed, Retained, Slimmed, Step, Swept
     from ringstow._report import VerifyReport
+
+_log = logging.getLogger("ringstow")
 
 
 def verify(path: StrPath, *, config: Config | None = None) -> VerifyReport:
@@ -140,7 +149,7 @@ def older_steps(directory: str, after: int, config: Config | None) -> list[Step]
 
 
 def latest(
-    directory: StrPath,
+    directory: StrPath | Sequence[StrPath],
     *,
     verify: bool = False,
     before: int | StrPath | None = None,
@@ -160,35 +169,84 @@ def latest(
     ``verify``, ``before`` or ``pattern``, which are for ringstow's.
 
     Args:
-        directory: the directory that holds the checkpoints; it need not exist.
+        directory: the directory that holds the checkpoints; it need not exist. A list names the
+            tiers of one run, the nearest first, such as ``["/nvme/run", "s3://bucket/run"]``: of
+            the newest step that any of them has, the result is the nearest copy that can be loaded.
         verify: read every byte and compare it with its checksum. Skips a damaged checkpoint with a
             warning.
-        before: return only a step older than this number, or than the checkpoint at this path.
+        before: return only a step older than this number, or than the checkpoint at this path. For
+            tiers, a number.
         pattern: as in `steps`.
         config: the settings, of which only ``stripe`` is used: a checkpoint whose files on other
             disks are not found can't be loaded. None means the defaults.
 
     Raises:
         InvalidStateError: the pattern does not have exactly one place for the step; or ``before``
-            is not a step in the directory; or other programs have left checkpoints, and their
-            names do not say which is the newest.
+            is not a step in the directory; or the tiers have steps of two runs; or other programs
+            have left checkpoints, and their names do not say which is the newest.
         MissingFilesError, CorruptCheckpointError, FormatError: steps were committed, and none of
             them can be loaded: why the newest cannot. Training must not begin anew beside them.
         OSError: the directory, or one in it that may be the newest step, can't be read. With
             ``verify``, an unreadable sector counts as damage instead.
     """
+    if isinstance(directory, list | tuple):
+        tiers = [directory_to_read(tier) for tier in directory]
+        number = step_number(cast("int | None", before), "before")  # refuses a path
+        return _newest_on(tiers, verify, number, pattern, config)
     limit: int | str | None
     if isinstance(before, str | os.PathLike):
         limit = absolute(before)
     else:
         limit = step_number(before, "before")
-    root = directory_to_read(directory)
+    root = directory_to_read(cast("StrPath", directory))
     found = own_latest(root, verify, limit, pattern, config)
     asks_for_ours = verify or before is not None or pattern is not None
     if found is not None or asks_for_ours or object_url(root):
         return found
     left = _steps.newest_in(root)
     return None if left is None else left.path
+
+
+def _newest_on(
+    tiers: list[str],
+    verify: bool,
+    before: int | None,
+    pattern: str | None,
+    config: Config | None,
+) -> str | None:
+    """Return the nearest copy of the newest step that tiers have; None if nothing is committed."""
+    _refuse_two_runs(tiers)
+    newest: tuple[tuple[int, int], str] | None = None
+    failure: Exception | None = None
+    for tier in tiers:
+        try:
+            path = own_latest(tier, verify, before, pattern, config)
+        except (MissingFilesError, CorruptCheckpointError, FormatError) as error:
+            _log.warning("%s has no step that can be loaded: %s", tier, error)
+            failure = failure or error
+            continue
+        listed = () if path is None else steps(tier, pattern=pattern, config=config)
+        for found in listed:
+            key = (found.step or 0, found.created_unix_ms or 0)
+            if found.path == path and (newest is None or key > newest[0]):
+                newest = key, path
+    if newest is None and failure is not None:
+        raise failure
+    return None if newest is None else newest[1]
+
+
+def _refuse_two_runs(tiers: list[str]) -> None:
+    """Refuse tiers whose steps are noted to be of different runs.
+
+    Raises:
+        InvalidStateError: they are.
+    """
+    noted = [(run, tier) for tier in tiers if (run := _native.run_of(tier)) is not None]
+    for run, tier in noted[1:]:
+        if run != noted[0][0]:
+            raise InvalidStateError(
+                f"{tier} has steps of another run than {noted[0][1]}: name the tiers of one run"
+            )
 
 
 def own_latest(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 
 import torch.distributed as dist
 
@@ -21,7 +22,7 @@ from ringstow.dcp._together import from_first, gathered
 
 
 def latest(
-    directory: StrPath,
+    directory: StrPath | Sequence[StrPath],
     process_group: dist.ProcessGroup | None = None,
     *,
     verify: bool = False,
@@ -35,7 +36,8 @@ def latest(
     checkpoint as well. Without a process group it is `ringstow.latest`.
 
     Args:
-        directory: the directory that holds the checkpoints; only rank 0's counts.
+        directory: the directory that holds the checkpoints, or the tiers of one run, as in
+            `ringstow.latest`; only rank 0's counts.
         process_group: the ranks; None means the default group.
         verify: as in `ringstow.latest`; rank 0 reads every byte.
         before: as in `ringstow.latest`.
