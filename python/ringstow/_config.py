@@ -204,7 +204,6 @@ def _kept(path: StrPath, *, may_be_url: bool) -> str:
     """Return a path from the root, or a URL. The native side refuses an empty path."""
     url = object_url(path) if may_be_url else None
     if url is not None:
-        _native.check_url(url)
         return url
     text = os.fspath(path)
     return text and absolute(text)
@@ -224,10 +223,8 @@ def native_json(config: Config | None) -> str:
     return given(config).to_json()
 
 
-def without_tiers(config: Config | None) -> Config | None:
+def without_tiers(config: Config | None) -> Config:
     """Return the configuration for saves whose copies somebody else makes."""
-    if not given(config).tiers:
-        return config
     return dataclasses.replace(given(config), tiers=(), promotion_rate=0)
 
 

@@ -20,7 +20,12 @@ class Copied(Future[SaveReport]):
         """The checkpoint's directory."""
         raise NotImplementedError
 
-    def promoted(self, timeout: float | None = None) -> bool:
+    def promoted(self) -> bool:
+        """Return whether the checkpoint is on all tiers: False before that, and after a failure."""
+        copies = self._copies
+        return copies is not None and copies.done() and not copies.exception() and copies.result()
+
+    def wait_promoted(self, timeout: float | None = None) -> bool:
         """Wait until the checkpoint is committed, and is on all tiers.
 
         Args:

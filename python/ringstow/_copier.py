@@ -88,13 +88,18 @@ class Copier:
             if self._is_running:
                 self._changed.notify_all()
                 return
+            # First: a signal handler that saves may interrupt the start of the thread.
+            self._is_running = True
             ends = self._ends_with_program
-            try:
-                threading.Thread(target=self._work, name="ringstow-copies", daemon=ends).start()
-            except RuntimeError as error:  # there can be no more threads
-                self._give_up(error)
-            else:
-                self._is_running = True
+            if ends or threading.main_thread().is_alive():
+                try:
+                    threading.Thread(target=self._work, name="ringstow-copies", daemon=ends).start()
+                    return
+                except RuntimeError as error:  # there can be no more threads
+                    self._is_running = False
+                    self._give_up(error)
+                    return
+        self._work()  # the interpreter is exiting, and waits for no new thread
 
     def expected(self) -> Future[bool] | None:
         """Return what `add` is to be given; None if it copies nothing."""
@@ -111,30 +116,25 @@ class Copier:
             is_over = self._changed.wait_for(self._is_over, timeout)
             return is_over and self.error is None
 
-    def wait_and_forget(self, timeout: float | None) -> bool:
-        """Wait as `wait` does; the next call does not tell of the same failure."""
-        with self._changed:
-            is_good = self.wait(timeout)
-            if not self._is_running:
-                self.error = None
-            return is_good
-
     def _is_over(self) -> bool:
         rests = self._is_resting and len(self._added) == self._done
         return rests or not self._is_running
 
     def close(self) -> None:
         """Wait until nothing is left to copy, and try a copy that failed a last time."""
+        self.end_retries()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_running)
+
+    def end_retries(self) -> None:
+        """Try a copy that failed a last time, now; waits for nothing."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._is_running)
 
     def pause_s(self) -> float | None:
         """Return after how many seconds the copy that just failed is tried again; None if never."""
-        error = self.error
-        passes = isinstance(error, (OSError, BusyError))
-        if not (passes and self._repeats) or self._is_closing:
+        if not (passes(self.error) and self._repeats) or self._is_closing:
             return None
         first, longest = _PAUSES_S
         return min(first * 2.0 ** min(self._tries, 20), longest)
@@ -154,6 +154,15 @@ class Copier:
         return True
 
     def _work(self) -> None:
+        try:
+            self._copy_all()
+        except BaseException as error:
+            self._give_up(error)
+            with self._changed:
+                self._is_running = False
+                self._changed.notify_all()
+
+    def _copy_all(self) -> None:
         while True:
             with self._changed:
                 if len(self._added) == self._done and not self._rest():
@@ -164,16 +173,31 @@ class Copier:
             newest = self._newest(added)
             if newest is None:
                 continue
-            step = self._added[newest - 1]
-            for passed in self._added[self._done : newest - 1]:
-                self._pass_over(passed)
-                _set(passed, is_there=False)
+            batch = self._added[self._done : newest]
             if newest > self._tried:
                 self._tries = 0
             self._tried = self._done = newest
+            self._copy_batch(batch)
+            # Nothing is kept of those but their number.
+            self._added[newest - len(batch) : newest] = [one._replace(ended=None) for one in batch]
+
+    def _copy_batch(self, batch: list[Added]) -> None:
+        """Copy what is not passed over; ``error`` is that of the first copy that failed."""
+        failure: BaseException | None = None
+        for index, step in enumerate(batch):
+            if self._gives_way(step, batch[index + 1 :]):
+                self._pass_over(step)
+                _set(step, is_there=False)
+                continue
             self.error = None
             is_there = self._copy(step)
             _set(step, is_there=is_there, error=self.error)
+            failure = failure or self.error
+        self.error = failure
+
+    def _gives_way(self, step: Added, later: list[Added]) -> bool:
+        """Whether a step is passed over, since those were added after it."""
+        return bool(later)
 
     def _newest(self, added: int) -> int | None:
         """Return up to which of so many added steps to go; None after giving up."""
@@ -200,13 +224,18 @@ class Copier:
     def _give_up(self, error: BaseException) -> None:
         """Copy none of the steps that were added."""
         with self._changed:
-            given_up = self._added[self._done :]
+            given_up = self._added[self._done :] or self._added[-1:]
             self._done = len(self._added)
             self.error = error
-        for step in given_up:
+        for step in self._added:
             _set(step, is_there=False, error=error)
-        path = self._added[-1].path
-        _log.error("%s is saved, but not copied to %s: %s", path, self._places, error)
+        for step in given_up:
+            _log.error("%s is saved, but not copied to %s: %s", step.path, self._places, error)
+
+
+def passes(error: BaseException | None) -> bool:
+    """Whether a copy that failed so may go well later."""
+    return isinstance(error, (OSError, BusyError))
 
 
 def _set(step: Added, *, is_there: bool, error: BaseException | None = None) -> None:

@@ -263,9 +263,9 @@ class SaveHandle(Copied):
         else:
             report = dataclasses.replace(report, blocked_seconds=self._hold.waited.seconds())
             line = _lines.of_save(report)
-            self._tell(report=report)
             if self._copier is not None:
                 self._copier.add(self._path, is_new=True, ended=self._copies)
+            self._tell(report=report)
             self.set_result(report)
         _jobs.enders.discard(self._end_at_exit)
         return line

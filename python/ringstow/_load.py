@@ -10,7 +10,17 @@ import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from ringstow import _arguments, _late, _lines, _merge, _native, _outcomes, _salvage, foreign
+from ringstow import (
+    _arguments,
+    _late,
+    _lines,
+    _merge,
+    _native,
+    _outcomes,
+    _promoter,
+    _salvage,
+    foreign,
+)
 from ringstow._arguments import StrPath, to_read
 from ringstow._collector import collector_paused
 from ringstow._config import Config, native_json
@@ -144,6 +154,7 @@ def load(
 
 def tell(report: LoadReport) -> None:
     """Tell of a load that has ended: its log line, and the callbacks of `on_done`."""
+    _promoter.loaded(report.path)
     _outcomes.tell(_outcomes.Outcome(kind="load", path=report.path, report=report))
     _outcomes.log(_lines.of_load(report))
 

@@ -340,7 +340,7 @@ class CheckpointManager:
         if self._turn.is_closed and self._turn.is_own():
             return
         with self._call("close"):
-            self._copier.close()
+            pass
 
     # What there is.
 
@@ -487,6 +487,7 @@ class CheckpointManager:
                 yield
             finally:
                 if name == "close" and self._saving is None:
+                    self._copier.close()
                     self._shut()
 
     def _ended(self) -> BaseException | None:
@@ -509,6 +510,7 @@ class CheckpointManager:
 
     def _shut(self) -> None:
         self._turn.is_closed = True
+        self._copier.end_retries()
         self._side.close()
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -11,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from ringstow import _native, _promote
 from ringstow._arguments import StrPath, absolute, object_url
-from ringstow._config import given
-from ringstow._copier import Added, Copier
+from ringstow._config import given, without_tiers
+from ringstow._copier import Added, Copier, passes
 
 if TYPE_CHECKING:
     from ringstow._config import Config
@@ -21,7 +24,11 @@ _log = logging.getLogger("ringstow")
 
 
 def checked(
-    tiers: Iterable[StrPath] | None, root: str, config: Config | None = None
+    tiers: Iterable[StrPath] | None,
+    root: str,
+    config: Config | None = None,
+    *,
+    warns: bool = True,
 ) -> tuple[str, ...]:
     """Return the URLs and the directories of tiers behind a run's directory.
 
@@ -40,13 +47,14 @@ def checked(
             _native.check_url(url)
         place = url or absolute(tier)
         _native.check_apart(place, [*others, *places])
-        if url is None:
-            _warn_of_one_disk(place, root)
+        if url is None and warns:
+            warn_of_one_disk(place, root)
         places.append(place)
     return tuple(places)
 
 
-def _warn_of_one_disk(place: str, root: str) -> None:
+def warn_of_one_disk(place: str, root: str) -> None:
+    """Warn if a tier is on the file system of the run's directory."""
     here, there = (os.path.realpath(path) for path in (root, place))
     if _device(here) == _device(there):
         _log.warning(
@@ -76,6 +84,7 @@ class Promoter(Copier):
         clear: Callable[[str], object] | None = None,
         *,
         ends_with_program: bool,
+        unchecked: tuple[str, ...] = (),
     ) -> None:
         """Make one, which starts a thread when there is something to copy.
 
@@ -86,6 +95,8 @@ class Promoter(Copier):
             config: the settings of reading.
             clear: removes old steps from a tier, after a new one was copied there.
             ends_with_program: whether the exit of the program ends a copy.
+            unchecked: directories among the tiers of which nobody has looked yet whether they are
+                on another disk.
         """
         super().__init__(tiers)
         self._root = root
@@ -93,10 +104,12 @@ class Promoter(Copier):
         self._rate = rate
         self._config = config
         self._clear = clear
+        self._unchecked = unchecked
         self._ends_with_program = ends_with_program
         self._repeats = ends_with_program  # the exit must not wait for a store that is away
 
     def _copy(self, step: Added) -> bool:
+        self._warn_of_one_disk()
         are_there = [self._copy_to(tier, step) for tier in self._tiers]
         return all(are_there)
 
@@ -116,7 +129,8 @@ class Promoter(Copier):
             if self._is_overtaken(step, error):
                 self._pass_over(step, tier)
                 return False
-            self.error = error
+            if not passes(self.error):  # one that is worth another try stays
+                self.error = error
             self._tell(step, tier, error)
             return True
         _log.info(
@@ -131,13 +145,22 @@ class Promoter(Copier):
 
     def _tell(self, step: Added, tier: str, error: BaseException) -> None:
         pause_s = self.pause_s()
-        again = "The next step is tried again"
+        again = ""
         if pause_s is not None:
-            again = f"It is tried again in {pause_s:.0f} s, or the next step once that is saved"
+            again = f". It is tried again in {pause_s:.0f} s, or the next step once that is saved"
         if isinstance(error, OSError):
             to = f"{tier}/{os.path.basename(step.path)}"
             again += f"; `ringstow promote {step.path} --to {to}` copies this one"
-        _log.error("%s is saved, but not copied to %s: %s. %s", step.path, tier, error, again)
+        _log.error("%s is saved, but not copied to %s: %s%s", step.path, tier, error, again)
+
+    def _warn_of_one_disk(self) -> None:
+        places, self._unchecked = self._unchecked, ()
+        for place in places:
+            with contextlib.suppress(OSError):
+                warn_of_one_disk(place, self._root)
+
+    def _gives_way(self, step: Added, later: list[Added]) -> bool:
+        return any(_is_newer(other.path, step.path) for other in later)
 
     def _claim(self, tier: str) -> None:
         """Note that a tier has steps of this run.
@@ -160,13 +183,39 @@ class Promoter(Copier):
         try:
             self._clear(tier)
         except BaseException as error:  # the step is copied
-            self.error = error
             _log.error("%s is copied to %s, and old steps stay there: %s", step.path, tier, error)
 
 
-_promoters: dict[tuple[int, str, tuple[str, ...], int], Promoter] = {}
-"""Those of `Config.tiers`, by process, directory, tiers and rate."""
+def _is_newer(one: str, other: str) -> bool:
+    """Whether a checkpoint is the same as another, or a later one of its kind: step-2 of step-1."""
+    (kind, numbers), (other_kind, other_numbers) = map(_numbered, (one, other))
+    return kind == other_kind and numbers >= other_numbers
+
+
+def _numbered(path: str) -> tuple[str, list[int]]:
+    name = os.path.basename(path)
+    return re.sub("[0-9]+", "0", name), [int(number) for number in re.findall("[0-9]+", name)]
+
+
+_promoters: dict[tuple[str, str], Promoter] = {}
+"""Those of `Config.tiers`, by directory and settings."""
 _making = threading.RLock()  # re-entrant: a signal handler may save, too
+_loaded: set[str] = set()
+"""The directories of the checkpoints that this process has loaded."""
+
+
+def _forget_after_fork() -> None:
+    global _making
+    _making = threading.RLock()
+    _promoters.clear()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+def loaded(path: str) -> None:
+    """Note that this process has loaded a checkpoint: it may go on with that run."""
+    _loaded.add(os.path.dirname(path))
 
 
 def of_config(path: str, config: Config | None) -> Promoter | None:
@@ -181,32 +230,63 @@ def of_config(path: str, config: Config | None) -> Promoter | None:
     if not config.tiers:
         return None
     root = os.path.dirname(path)
-    key = (os.getpid(), root, tuple(str(tier) for tier in config.tiers), config.promotion_rate)
+    key = (root, json.dumps([config.to_json(), config.tiers, config.promotion_rate]))
     with _making:
         if key not in _promoters:
-            tiers, rate = checked(config.tiers, root, config), config.promotion_rate
-            _promoters[key] = Promoter(root, tiers, rate, config, ends_with_program=False)
+            promoter = _of_config(root, config)
+            _promoters.setdefault(key, promoter)
         return _promoters[key]
 
 
+def _of_config(root: str, config: Config) -> Promoter:
+    tiers = checked(config.tiers, root, config, warns=False)
+    directories = tuple(tier for tier in tiers if object_url(tier) is None)
+    promoter = Promoter(
+        root,
+        tiers,
+        config.promotion_rate,
+        without_tiers(config),
+        ends_with_program=False,
+        unchecked=directories,
+    )
+    promoter.joined = _resumed_run(root, tiers)
+    return promoter
+
+
+def _resumed_run(root: str, tiers: tuple[str, ...]) -> str | None:
+    """Return the run of a tier that was loaded from, if a new directory goes on with it."""
+    resumed = [tier for tier in tiers if tier in _loaded]
+    if not resumed or _native.run_of(root) is not None:
+        return None
+    run = _native.run_of(resumed[0])
+    if run is not None:
+        _native.name_run(root, run)  # now: a kill may come between the first save and its copy
+        _log.warning(
+            "%s goes on with the run whose steps are in %s. Another program that saves there is "
+            "shut out at the first copy",
+            root,
+            resumed[0],
+        )
+    return run
+
+
 def wait_promoted(timeout: float | None = None) -> bool:
-    """Wait until the copies to ``Config.tiers`` have ended that saves of this process have begun.
+    """Wait until the copies to ``Config.tiers`` have ended of what this process has committed.
 
     For saves without a handle, such as `save` and those of ``ringstow.dcp``; the handle of
-    `save_async` has ``promoted()``, and a `CheckpointManager` its own ``wait_promoted``. The
+    `save_async` has ``wait_promoted()`` of its own, and so does a `CheckpointManager`. The
     interpreter's exit waits as well, and does not say how they ended.
 
     Args:
         timeout: seconds to wait; None waits as long as it takes.
 
     Returns:
-        Whether the last checkpoint of each directory is on all of its tiers. False if the time ran
-        out, or that copy failed, as the log says: the next call knows no more of it.
+        Whether all is on all of its tiers that each directory's last copies were of. False if the
+        time ran out, or if one of these failed, as the log says.
     """
     until = None if timeout is None else time.monotonic() + timeout
     are_there = True
-    for (pid, *_), promoter in list(_promoters.items()):
-        if pid == os.getpid():
-            left = None if until is None else max(until - time.monotonic(), 0)
-            are_there &= promoter.wait_and_forget(left)
+    for promoter in list(_promoters.values()):
+        left = None if until is None else max(until - time.monotonic(), 0)
+        are_there &= promoter.wait(left)
     return are_there

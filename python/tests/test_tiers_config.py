@@ -9,7 +9,14 @@ from support import python
 from tiered import state_of
 
 import ringstow
-from ringstow import _promote
+from ringstow import _promote, _promoter
+from ringstow._copier import Copier
+
+
+@pytest.fixture(autouse=True)
+def no_earlier_copies(monkeypatch):
+    """Have `wait_promoted` know of this test's copies alone."""
+    monkeypatch.setattr(_promoter, "_promoters", {})
 
 
 @pytest.fixture
@@ -43,7 +50,7 @@ def test_saves_are_copied_on(tmp_path, tier, config):
     ringstow.save(state_of(1), tmp_path / "run/step-1", config=config)
     assert ringstow.wait_promoted(60)
     handle = ringstow.save_async(state_of(2), tmp_path / "run/step-2", config=config)
-    assert handle.promoted(60)
+    assert handle.wait_promoted(60)
     for step in (1, 2):
         assert torch.equal(ringstow.load(tier / f"step-{step}")["w"], state_of(step)["w"])
         assert ringstow.verify(tier / f"step-{step}").ok
@@ -61,10 +68,12 @@ def test_save_returns_before_its_copy_is_there(tmp_path, tier, config, held):
     handle = ringstow.save_async(state_of(1), tmp_path / "run/step-1", config=config)
     handle.result()
     assert begun.wait(60)
-    assert not handle.promoted(0)
+    assert not handle.wait_promoted(0)
     assert not ringstow.wait_promoted(0)
+    assert not handle.promoted()
     assert not (tier / "step-1").exists()
     may_go.set()
+    assert handle.wait_promoted()
     assert handle.promoted()
 
 
@@ -78,11 +87,51 @@ def test_overtaken_checkpoint_is_not_promoted(tmp_path, tier, config, held, capl
     third = ringstow.save_async(state_of(3), tmp_path / "run/step-3", config=config)
     third.result()
     may_go.set()
-    assert first.promoted(60)
-    assert not second.promoted(60)
-    assert third.promoted(60)
+    assert first.wait_promoted(60)
+    assert not second.wait_promoted(60)
+    assert third.wait_promoted(60)
     assert sorted(path.name for path in tier.glob("step-*")) == ["step-1", "step-3"]
     assert "step-2 is not copied to" in caplog.text
+
+
+def test_checkpoints_of_other_names_are_all_copied(tmp_path, tier, config, held):
+    begun, may_go = held
+    names = ["model", "optim", "best", "step-9", "step-10", "last", "last"]
+    for name in names:
+        ringstow.save(state_of(1), tmp_path / "run" / name, config=config)
+        assert begun.wait(60)
+    may_go.set()
+    assert ringstow.wait_promoted(60)
+    there = sorted(path.name for path in tier.iterdir() if path.is_dir() and path.name[0] != ".")
+    assert there == ["best", "last", "model", "optim", "step-10"]
+
+
+def test_new_directory_goes_on_with_the_run_that_was_loaded(tmp_path, tier, config, caplog):
+    ringstow.save(state_of(1), tmp_path / "run/step-1", config=config)
+    assert ringstow.wait_promoted(60)
+    newest = ringstow.latest([tmp_path / "new", tier])
+    assert newest == str(tier / "step-1")
+    assert ringstow.load(newest)["step"] == 1
+    ringstow.save(state_of(2), tmp_path / "new/step-2", config=config)
+    assert ringstow.wait_promoted(60)
+    assert "goes on with the run whose steps are in" in caplog.text
+    assert ringstow.latest([tmp_path / "new", tier]) == str(tmp_path / "new/step-2")
+    ringstow.save(state_of(3), tmp_path / "run/step-3", config=config)  # a program that was lost
+    assert not ringstow.wait_promoted(60)
+    assert sorted(path.name for path in tier.glob("step-*")) == ["step-1", "step-2"]
+
+
+def test_error_that_passes_is_not_hidden_by_a_later_one(tmp_path, monkeypatch):
+    errors = {"away": OSError("away"), "other": ringstow.InvalidStateError("other")}
+
+    def failing(path, to, **options):
+        raise errors[to.split("/")[-2]]
+
+    monkeypatch.setattr(_promote, "promote", failing)
+    config = ringstow.Config(tiers=[tmp_path / "away", tmp_path / "other"])
+    handle = ringstow.save_async(state_of(1), tmp_path / "run/step-1", config=config)
+    with pytest.raises(OSError, match="away"):
+        handle.wait_promoted(60)
 
 
 def test_failed_copy_fails_no_save_and_promoted_raises_it(tmp_path, tier, config, caplog):
@@ -91,9 +140,12 @@ def test_failed_copy_fails_no_save_and_promoted_raises_it(tmp_path, tier, config
     handle = ringstow.save_async(state_of(1), tmp_path / "run/step-1", config=config)
     assert handle.result().path == str(tmp_path / "run/step-1")
     with pytest.raises(OSError, match="run"):
-        handle.promoted(60)
+        handle.wait_promoted(60)
+    assert not handle.promoted()
     assert not ringstow.wait_promoted(60)
-    assert ringstow.wait_promoted(60)  # it was told
+    tier.unlink()
+    ringstow.save(state_of(2), tmp_path / "run/step-2", config=config)
+    assert ringstow.wait_promoted(60)
     assert "step-1 is saved, but not copied to" in caplog.text
 
 
@@ -101,13 +153,13 @@ def test_promoted_raises_what_the_save_failed_of(tmp_path, config):
     (tmp_path / "run").write_text("a file")
     handle = ringstow.save_async(state_of(1), tmp_path / "run/step-1", config=config)
     with pytest.raises(NotADirectoryError):
-        handle.promoted(60)
+        handle.wait_promoted(60)
 
 
 def test_promoted_without_tiers_is_refused(tmp_path):
     handle = ringstow.save_async(state_of(1), tmp_path / "step-1")
     with pytest.raises(ringstow.InvalidStateError, match="name tiers in Config"):
-        handle.promoted()
+        handle.wait_promoted()
     handle.result()
 
 
@@ -141,7 +193,7 @@ def test_program_ends_after_its_copies(tmp_path, tier, monkeypatch):
 def test_manager_copies_to_the_tiers_of_its_config(tmp_path, tier, config):
     with ringstow.CheckpointManager(tmp_path / "run", config=config) as manager:
         handle = manager.save_async(1, state_of(1))
-        assert handle.promoted(60)
+        assert handle.wait_promoted(60)
         assert manager.promoted.to == str(tier / "step-00000001")
         manager.save(2, state_of(2))
     assert [found.step for found in ringstow.steps(tier)] == [1, 2]
@@ -152,7 +204,7 @@ def test_manager_with_its_own_tiers_leaves_those_of_the_config(tmp_path, tier, c
     with ringstow.CheckpointManager(tmp_path / "run", tiers=[], config=config) as manager:
         manager.save(1, state_of(1))
         with pytest.raises(ringstow.InvalidStateError, match="tiers"):
-            manager.save_async(2, state_of(2)).promoted()
+            manager.save_async(2, state_of(2)).wait_promoted()
     assert not tier.exists()
 
 
@@ -180,3 +232,28 @@ def test_forked_child_copies_what_it_saves(tmp_path, tier, config):
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert ringstow.verify(tier / "step-2").ok
+
+
+def test_saves_of_an_exiting_program_are_copied(tmp_path, tier, monkeypatch):
+    monkeypatch.setenv("RINGSTOW_TIERS", str(tier))
+    ran = python(
+        "import atexit, numpy, ringstow\n"
+        "atexit.register(lambda: ringstow.save({'w': numpy.ones(9)}, 'run/last'))",
+        cwd=tmp_path,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ringstow.verify(tier / "last").ok
+
+
+def test_copier_that_breaks_leaves_nobody_waiting():
+    class Broken(Copier):
+        def _copy(self, step):
+            raise ZeroDivisionError
+
+    copier = Broken(["somewhere"])
+    ended = copier.expected()
+    copier.add("step-1", is_new=True, ended=ended)
+    with pytest.raises(ZeroDivisionError):
+        ended.result(60)
+    copier.close()
+    assert not copier.wait(0)

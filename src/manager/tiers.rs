@@ -54,6 +54,16 @@ struct Queue {
     failure: Option<Error>,
 }
 
+/// Notes at the end of the thread, by a panic as well, that it no longer runs.
+struct Ended<'a>(&'a Copies);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.queue().is_running = false;
+        self.0.changed.notify_all();
+    }
+}
+
 impl Copies {
     /// # Errors
     /// [`Error::Invalid`] for a place that is in the root or has it in itself, and for rules that keep nothing.
@@ -88,6 +98,7 @@ impl Copies {
         let worker = shared.clone();
         let work = move || {
             if let Some(copies) = &worker.copies {
+                let _ended = Ended(copies);
                 copies.work(&worker);
             }
         };
@@ -183,8 +194,9 @@ impl Copies {
         let mut is_worth_another = false;
         for place in &self.places {
             if let Err(error) = self.copy(shared, (path, *is_new), place) {
-                is_worth_another |= matches!(error, Error::Io { .. } | Error::Busy { .. });
-                self.failed(path, place, error, pause);
+                let passes = matches!(error, Error::Io { .. } | Error::Busy { .. });
+                is_worth_another |= passes;
+                self.failed(path, place, error, Some(pause).filter(|_| passes));
             }
         }
         is_worth_another && dir::has(path)
@@ -214,13 +226,21 @@ impl Copies {
         Ok(())
     }
 
-    fn failed(&self, path: &Path, place: &Path, error: Error, pause: Duration) {
+    fn failed(&self, path: &Path, place: &Path, error: Error, pause: Option<Duration>) {
         if dir::is_gone(path) && self.queue().next.is_some() {
             return self.pass_over(path); // it was removed after a newer one
         }
         let (path, to) = (path.display(), place.display());
-        tracing::error!(%error, "{path} is saved, but not copied to {to}. What passes is tried again in {} s, and so is the next step", pause.as_secs());
-        self.queue().failure = Some(error);
+        let mut queue = self.queue();
+        match pause.filter(|_| !queue.is_closing) {
+            Some(pause) => tracing::error!(
+                %error,
+                "{path} is saved, but not copied to {to}. It is tried again in {} s, or the next step once that is saved",
+                pause.as_secs()
+            ),
+            None => tracing::error!(%error, "{path} is saved, but not copied to {to}"),
+        }
+        queue.failure = Some(error);
     }
 
     fn pass_over(&self, path: &Path) {

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from ringstow import _late, _lines, _native, _outcomes
+from ringstow import _late, _lines, _native, _outcomes, _promoter
 from ringstow._arguments import StrPath
 from ringstow._collector import collector_paused
 from ringstow._config import Config
@@ -282,6 +282,7 @@ class StorageReader(storage.StorageReader):
         """
         with _outcomes.failing("load", self._require_path()):
             self.report = report = self._read_data(plan, planner)
+        _promoter.loaded(report.path)
         _outcomes.tell(_outcomes.Outcome(kind="load", path=report.path, report=report))
         _outcomes.log_apart(_lines.of_load(report))
         done: Future[None] = Future()

@@ -273,6 +273,12 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 "Config.tiers needs collectives: what ranks save each by itself "
                 "(use_collectives=False) is not copied. Give a config with tiers=[]"
             )
+        if self._config.tiers and self._is_copy:
+            raise UnsupportedError(
+                "Config.tiers is not for async_save in a process "
+                "(AsyncCheckpointerType.PROCESS), which torch ends before its copies: save in a "
+                "thread, or give a config with tiers=[] and copy by ringstow.promote"
+            )
         path, note = self._destination.take(), self._notes.take()
         save = Save(path, note)
         self._saves.begin(save)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -33,15 +35,23 @@ def test_dcp_saves_without_collectives_refuse_tiers(tmp_path):
         writer.set_up_storage_writer(True, rank=0, use_collectives=False)
 
 
+def test_saves_in_another_process_refuse_tiers(tmp_path):
+    """torch ends that process before its copies."""
+    writer = ringstow.dcp.StorageWriter(tmp_path / "a", ringstow.Config(tiers=[tmp_path / "b"]))
+    there = pickle.loads(pickle.dumps(writer))
+    with pytest.raises(ringstow.UnsupportedError, match="save in a thread"):
+        there.set_up_storage_writer(True, rank=0)
+
+
 def save_by_ranks(rank, root, config):
     distributed.save(state_of(1), root / "step-1", config=config)
     handle = distributed.save_async(state_of(2), root / "step-2", config=config)
     handle.result()
     if rank == 0:
-        assert handle.promoted(60)
+        assert handle.wait_promoted(60)
     else:
         with pytest.raises(ringstow.InvalidStateError, match="ask the first one"):
-            handle.promoted(60)
+            handle.wait_promoted(60)
     assert ringstow.wait_promoted(60)
     dist.barrier()
 
@@ -65,7 +75,7 @@ def manage(rank, root, config):
     with ringstow.CheckpointManager(root, config=config) as manager:
         handle = manager.save_async(1, state_of(1))
         if rank == 0:
-            assert handle.promoted(60)
+            assert handle.wait_promoted(60)
 
 
 def test_manager_of_ranks_copies_to_the_tiers_of_its_config(ranks, tmp_path):

@@ -144,7 +144,7 @@ fn promote_once(
     let to = crate::sys::path::absolute_or_object(to)?;
     refuse_within(&from, &to)?;
     let patience = Patience::new(&to, how.patience, job);
-    patience.ask(|| owner::check_copy(&from, &to))?;
+    patience.ask(|| owner::check_copy(&from, &to, job))?;
     let target = &*target_at(&to, patience, job)?;
     let checkpoint = Checkpoint::open_with(&from, runtime.config())?;
     let copy = Copy::of(&checkpoint)?;

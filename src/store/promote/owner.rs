@@ -1,14 +1,18 @@
 //! Which run the steps in a place are of. Two runs that save the same numbers to one place would replace each other's steps.
 
+use super::Promotion;
+use super::patience::Patience;
 use crate::error::{Error, Result};
 use crate::format::names;
 use crate::object::{Bucket, is_url};
+use crate::pipeline::job::Job;
 use crate::store::layout::published::{LABEL_BYTES_MAX, read_label, write_label};
 use crate::store::layout::unique::unique;
 use crate::sys::dir;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The content of the file that says it.
 #[derive(Debug, Serialize, Deserialize)]
@@ -22,10 +26,15 @@ struct Owner {
 /// # Errors
 /// [`Error::Io`]; [`Error::Format`] for another program's file.
 pub fn owner(place: &Path) -> Result<Option<String>> {
+    owner_by(place, Bucket::at)
+}
+
+/// [`owner`], by requests of this bucket.
+fn owner_by(place: &Path, bucket: impl Fn(&Path) -> Result<Bucket>) -> Result<Option<String>> {
     let path = place.join(names::RUN);
     let text = match is_url(place) {
         false => read_label(place, names::RUN)?,
-        true => match Bucket::at(place)?.read(names::RUN, LABEL_BYTES_MAX) {
+        true => match bucket(place)?.read(names::RUN, LABEL_BYTES_MAX) {
             Ok(text) => Some(text),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(Error::io("reading", path, error)),
@@ -42,12 +51,13 @@ pub fn owner(place: &Path) -> Result<Option<String>> {
 }
 
 /// Notes that a place has the steps of a run, and returns the run's name. Without a name, that is the run whose steps are there, or
-/// a new one.
+/// a new one. Goes on for as long as a promotion does by default while a store does not answer.
 ///
 /// # Errors
 /// As for [`owner`]; [`Error::Invalid`] if the place has the steps of another run.
 pub fn claim(place: &Path, run: Option<&str>) -> Result<String> {
-    let there = claimed(place, run)?;
+    let patience = Patience::new(place, Promotion::default().patience, &Arc::default());
+    let there = patience.ask(|| claimed(place, run))?;
     match run {
         Some(run) if run != there => {
             Err(two_runs(place, Path::new("those that are copied there now")))
@@ -78,7 +88,9 @@ pub fn check_apart<'a>(place: &Path, others: impl Iterator<Item = &'a Path>) -> 
 /// # Errors
 /// As for [`owner`].
 pub fn take_over(root: &Path, places: &[PathBuf], run: &str) -> Result<()> {
-    let new = unique();
+    // One that failed in the middle has named the directory: it goes on with that name.
+    let named = owner(root)?.filter(|own| own != run);
+    let new = named.unwrap_or_else(unique);
     name_run(root, &new)?;
     for place in places {
         if owner(place)?.as_deref() == Some(run) {
@@ -105,10 +117,11 @@ pub fn name_run(place: &Path, run: &str) -> Result<()> {
 ///
 /// # Errors
 /// As for [`claim`].
-pub(super) fn check_copy(from: &Path, to: &Path) -> Result<()> {
+pub(super) fn check_copy(from: &Path, to: &Path, job: &Job) -> Result<()> {
     let (Some(run), Some(place)) = (from.parent(), to.parent()) else { return Ok(()) };
     let Some(own) = owner(run)? else { return Ok(()) };
-    match owner(place)? {
+    let bucket = |url: &Path| Ok(Bucket::asked_again(url)?.until(job.stop_flag()));
+    match owner_by(place, bucket)? {
         Some(there) if there != own => Err(two_runs(place, run)),
         _ => Ok(()),
     }
@@ -131,14 +144,14 @@ pub(in crate::store) fn two_runs(place: &Path, other: &Path) -> Error {
 }
 
 fn claimed(place: &Path, run: Option<&str>) -> Result<String> {
-    if let Some(owner) = owner(place)? {
+    if let Some(owner) = owner_by(place, Bucket::asked_again)? {
         return Ok(owner);
     }
     let run = run.map_or_else(unique, str::to_owned);
     let text = text_of(run);
     match is_url(place) {
         false => write_label(place, names::RUN, &text, false)?,
-        true => match Bucket::at(place)?.create(names::RUN, text.into_bytes()) {
+        true => match Bucket::asked_again(place)?.create(names::RUN, text.into_bytes()) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 return Err(Error::io("creating", place.join(names::RUN), error));
             }
@@ -146,12 +159,30 @@ fn claimed(place: &Path, run: Option<&str>) -> Result<String> {
         },
     }
     let gone = || Error::io("reading", place.join(names::RUN), io::ErrorKind::NotFound.into());
-    owner(place)?.ok_or_else(gone)
+    owner_by(place, Bucket::asked_again)?.ok_or_else(gone)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn take_over_that_failed_in_the_middle_goes_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let [root, a, b] = ["root", "a", "b"].map(|name| dir.path().join(name));
+        for place in [&root, &a, &b] {
+            claim(place, Some("old")).unwrap();
+        }
+        let label = b.join(names::RUN);
+        std::fs::write(&label, "notes").unwrap();
+        take_over(&root, &[a.clone(), b.clone()], "old").unwrap_err();
+        std::fs::remove_file(&label).unwrap();
+        claim(&b, Some("old")).unwrap();
+        take_over(&root, &[a.clone(), b.clone()], "old").unwrap();
+        let new = owner(&root).unwrap().unwrap();
+        assert_ne!(new, "old");
+        assert_eq!([owner(&a).unwrap(), owner(&b).unwrap()], [Some(new.clone()), Some(new)]);
+    }
 
     #[test]
     fn place_is_of_the_run_that_claims_it_first() {

@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 /// The first pause between two requests, and the longest. The store's client has tried each request a few times.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
+/// The most that anybody waits for.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// How long a promotion goes on asking.
 pub(super) struct Patience {
     place: PathBuf,
@@ -26,6 +29,7 @@ pub(super) struct Patience {
 impl Patience {
     pub fn new(place: &Path, most: Duration, job: &Arc<Job>) -> Self {
         let is_told = AtomicBool::new(false);
+        let most = most.min(LONGEST); // a moment that far ahead must exist
         Self { place: place.into(), most, pauses: PAUSES, job: job.clone(), is_told }
     }
 
