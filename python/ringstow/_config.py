@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ringstow import _native
@@ -174,6 +174,10 @@ class Config:
         paths = getattr(self, name)
         is_one = isinstance(paths, str | os.PathLike)
         self._check_kind(name, not is_one, "a collection of paths ([path] for one)")
+        is_list = isinstance(paths, Iterable)
+        paths = tuple(paths) if is_list else ()
+        are_paths = is_list and all(isinstance(path, str | os.PathLike) for path in paths)
+        self._check_kind(name, are_paths, "a collection of paths ([path] for one)")
         kept = tuple(_kept(path, may_be_url=name == "tiers") for path in paths)
         object.__setattr__(self, name, kept)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -36,6 +37,8 @@ class Added(NamedTuple):
 
 _PAUSES_S = (30.0, 900.0)
 """The pause before a copy that failed is tried again, and the longest one."""
+_LOOK_S = 0.5
+"""How often a thread looks within it whether the interpreter is exiting."""
 
 
 class Copier:
@@ -48,8 +51,6 @@ class Copier:
 
     joined: str | None = None
     """The run whose steps training goes on with, until the first copy."""
-    _ends_with_program = True
-    """Whether the exit of the program ends a copy; otherwise it waits for it."""
     _repeats = False
     """Whether a copy that failed is tried again."""
 
@@ -90,10 +91,12 @@ class Copier:
                 return
             # First: a signal handler that saves may interrupt the start of the thread.
             self._is_running = True
-            ends = self._ends_with_program
-            if ends or threading.main_thread().is_alive():
+            if threading.main_thread().is_alive():
                 try:
-                    threading.Thread(target=self._work, name="ringstow-copies", daemon=ends).start()
+                    # The interpreter's exit waits for it.
+                    threading.Thread(
+                        target=self._work, name="ringstow-copies", daemon=False
+                    ).start()
                     return
                 except RuntimeError as error:  # there can be no more threads
                     self._is_running = False
@@ -146,12 +149,18 @@ class Copier:
             return False
         self._is_resting = True
         self._changed.notify_all()
-        self._changed.wait_for(lambda: self._is_closing or len(self._added) > self._done, pause)
+        until = time.monotonic() + pause
+        while time.monotonic() < until and not self._changed.wait_for(self._is_wanted, _LOOK_S):
+            if not threading.main_thread().is_alive():  # the exit waits for this thread
+                self._is_closing = True
         self._is_resting = False
         if len(self._added) == self._done:
             self._done -= 1
             self._tries += 1
         return True
+
+    def _is_wanted(self) -> bool:
+        return self._is_closing or len(self._added) > self._done
 
     def _work(self) -> None:
         try:

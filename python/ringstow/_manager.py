@@ -7,6 +7,7 @@ that is in `_alone` and `distributed._ranks`. It never reads or writes a checkpo
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import threading
 import time
@@ -79,7 +80,7 @@ class CheckpointManager:
         base_full_every: int | None = None,
         tiers: Iterable[StrPath] | None = None,
         keep_promoted: int | None = None,
-        promotion_rate: int | None = None,
+        promotion_rate: int | str | None = None,
         node_local: bool = False,
         replicas: int = 1,
         config: Config | None = None,
@@ -115,8 +116,8 @@ class CheckpointManager:
                 of ``config``, and ``[]`` none.
             keep_promoted: how many of the newest steps to keep on each of ``tiers``, and those that
                 ``keep_every`` and ``keep_best`` keep. None keeps all.
-            promotion_rate: bytes a second of these copies at most; 0 for no limit. None means that
-                of ``config``.
+            promotion_rate: bytes a second of these copies at most, or a size such as ``"200M"``; 0
+                for no limit. None means that of ``config``.
             node_local: ``root`` is on each node's own disk, and ranks on other nodes do not see it:
                 as in ``ringstow.distributed.save``. The first rank of each node removes old steps
                 there.
@@ -145,13 +146,16 @@ class CheckpointManager:
         found = given(config)
         places = checked(found.tiers if tiers is None else tiers, self._root, found)
         there = _rules.on_tiers(self._rules, keep_promoted)
-        rate = int(found.promotion_rate) if promotion_rate is None else promotion_rate
-        plan = _tiers.Plan(places, rate, there)
+        if promotion_rate is not None:
+            rate: Any = promotion_rate
+            found = dataclasses.replace(found, promotion_rate=rate)  # checks it
+        plan = _tiers.Plan(places, found.promotion_rate, there)
         config = without_tiers(config)  # the manager copies by itself
         self._retention = Retention(self._rules, self._root, config)
         self._previous = _previous.previous(base, base_full_every, self._run.newest)
         check_staging(staging)
         _check_nodes(node_local, replicas, config, base=base, slim_after=slim_after)
+        self._copies_elsewhere = False
         self._side: Side[Any] = Alone(config, staging, allow_pickle, self._rules.apart)
         self._steps = _tiers.Steps(self._run, places, config)
         # Each node removes old steps by itself, so all ranks need the same rules.
@@ -169,6 +173,7 @@ class CheckpointManager:
                 from ringstow.distributed._ranks import Ranks
 
                 self._side = Ranks(same, config, staging, allow_pickle, group, self._rules.apart)
+            self._copies_elsewhere = bool(places) and not self._side.is_first
             plan = plan if self._side.is_first else plan._replace(tiers=())
             self._copier = _tiers.promoter(self._root, plan, config)
         self._turn = Turn(self._root)
@@ -227,9 +232,13 @@ class CheckpointManager:
 
         Returns:
             Whether they are there; False if ``timeout`` seconds were not enough, or the copy
-            failed, as `promotion_error` says, or the save, as the next call raises. Without
-            ``node_local``, rank 0 alone knows of the tiers.
+            failed, as `promotion_error` says, or the save, as the next call raises.
+
+        Raises:
+            InvalidStateError: without ``node_local`` rank 0 alone copies, and this is another one.
         """
+        if self._copies_elsewhere:
+            raise InvalidStateError("rank 0 alone copies to the tiers, and knows what is there")
         saving = self._saving
         if saving is not None:
             until = None if timeout is None else time.monotonic() + timeout

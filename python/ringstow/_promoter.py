@@ -16,6 +16,7 @@ from ringstow import _native, _promote
 from ringstow._arguments import StrPath, absolute, object_url
 from ringstow._config import given, without_tiers
 from ringstow._copier import Added, Copier, passes
+from ringstow._errors import InvalidStateError
 
 if TYPE_CHECKING:
     from ringstow._config import Config
@@ -83,7 +84,7 @@ class Promoter(Copier):
         config: Config | None,
         clear: Callable[[str], object] | None = None,
         *,
-        ends_with_program: bool,
+        repeats: bool,
         unchecked: tuple[str, ...] = (),
     ) -> None:
         """Make one, which starts a thread when there is something to copy.
@@ -94,7 +95,7 @@ class Promoter(Copier):
             rate: bytes a second at most; 0 for no limit.
             config: the settings of reading.
             clear: removes old steps from a tier, after a new one was copied there.
-            ends_with_program: whether the exit of the program ends a copy.
+            repeats: whether a copy that failed is tried again.
             unchecked: directories among the tiers of which nobody has looked yet whether they are
                 on another disk.
         """
@@ -105,8 +106,7 @@ class Promoter(Copier):
         self._config = config
         self._clear = clear
         self._unchecked = unchecked
-        self._ends_with_program = ends_with_program
-        self._repeats = ends_with_program  # the exit must not wait for a store that is away
+        self._repeats = repeats
 
     def _copy(self, step: Added) -> bool:
         self._warn_of_one_disk()
@@ -202,11 +202,15 @@ _promoters: dict[tuple[str, str], Promoter] = {}
 _making = threading.RLock()  # re-entrant: a signal handler may save, too
 _loaded: set[str] = set()
 """The directories of the checkpoints that this process has loaded."""
+_elsewhere = ""
+"""Who else copies what this process knows to be saved, if anybody."""
 
 
 def _forget_after_fork() -> None:
-    global _making
+    global _making, _elsewhere
     _making = threading.RLock()
+    if _promoters:
+        _elsewhere = "the process that this one was forked from"
     _promoters.clear()
 
 
@@ -238,6 +242,16 @@ def of_config(path: str, config: Config | None) -> Promoter | None:
         return _promoters[key]
 
 
+def of_ranks(path: str, config: Config, *, is_first: bool) -> Promoter | None:
+    """Return the same for a save of several ranks, of which the first copies."""
+    global _elsewhere
+    if is_first:
+        return of_config(path, config)
+    if config.tiers:
+        _elsewhere = "the first rank"
+    return None
+
+
 def _of_config(root: str, config: Config) -> Promoter:
     tiers = checked(config.tiers, root, config, warns=False)
     directories = tuple(tier for tier in tiers if object_url(tier) is None)
@@ -246,7 +260,7 @@ def _of_config(root: str, config: Config) -> Promoter:
         tiers,
         config.promotion_rate,
         without_tiers(config),
-        ends_with_program=False,
+        repeats=False,
         unchecked=directories,
     )
     promoter.joined = _resumed_run(root, tiers)
@@ -283,7 +297,13 @@ def wait_promoted(timeout: float | None = None) -> bool:
     Returns:
         Whether all is on all of its tiers that each directory's last copies were of. False if the
         time ran out, or if one of these failed, as the log says.
+
+    Raises:
+        InvalidStateError: this process copies nothing, and another does: the first of several
+            ranks, or the one that this one was forked from. It cannot be asked here.
     """
+    if _elsewhere and not _promoters:
+        raise InvalidStateError(f"the copies are made by {_elsewhere}: ask there")
     until = None if timeout is None else time.monotonic() + timeout
     are_there = True
     for promoter in list(_promoters.values()):

@@ -226,6 +226,8 @@ def test_forked_child_copies_what_it_saves(tmp_path, tier, config):
     child = os.fork()
     if child == 0:
         try:
+            with pytest.raises(ringstow.InvalidStateError, match="forked from"):
+                ringstow.wait_promoted(60)
             ringstow.save(state_of(2), tmp_path / "run/step-2", config=config)
             os._exit(0 if ringstow.wait_promoted(60) else 2)
         finally:
@@ -257,3 +259,53 @@ def test_copier_that_breaks_leaves_nobody_waiting():
         ended.result(60)
     copier.close()
     assert not copier.wait(0)
+
+
+def test_manager_that_is_not_closed_copies_its_last_step(tmp_path, tier):
+    for how in ("save(1, state)", "save_async(2, state)"):
+        ran = python(
+            "import sys, numpy, ringstow\n"
+            "manager = ringstow.CheckpointManager('run', tiers=[sys.argv[1]], keep_promoted=3)\n"
+            f"state = {{'w': numpy.ones(1 << 20)}}; manager.{how}",
+            tier,
+            cwd=tmp_path,
+        )
+        assert ran.returncode == 0, ran.stderr
+    assert [found.step for found in ringstow.steps(tier)] == [1, 2]
+
+
+def test_exit_tries_a_copy_that_failed_a_last_time_and_does_not_wait_for_more(tmp_path):
+    (tmp_path / "file").touch()
+    ran = python(
+        "import numpy, ringstow\n"
+        "manager = ringstow.CheckpointManager('run', tiers=['file/run'])\n"
+        "manager.save(1, {'w': numpy.ones(9)})\n"
+        "assert not manager.wait_promoted()",
+        cwd=tmp_path,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.count("is saved, but not copied to") == 2
+
+
+@pytest.mark.parametrize("rate", [-5, 1.5, True, "fast"])
+def test_rate_of_a_manager_is_checked(tmp_path, tier, rate):
+    with pytest.raises((TypeError, ringstow.InvalidStateError), match="promotion_rate"):
+        ringstow.CheckpointManager(tmp_path / "run", tiers=[tier], promotion_rate=rate)
+    with ringstow.CheckpointManager(tmp_path / "run", tiers=[tier], promotion_rate="8M") as manager:
+        manager.save(1, state_of(1))
+        assert manager.wait_promoted(60)
+
+
+@pytest.mark.parametrize("tiers", [None, [None], [3], 5])
+def test_tiers_that_are_no_paths_are_named(tiers):
+    with pytest.raises(TypeError, match="tiers"):
+        ringstow.Config(tiers=tiers)
+
+
+def test_secret_in_a_url_is_refused_and_never_shown(tmp_path, monkeypatch):
+    monkeypatch.setenv("RINGSTOW_TIERS", "s3://key:SECRET@bucket/x")
+    ran = python("import ringstow; ringstow.save({'w': 1}, 'run/step-1')", cwd=tmp_path)
+    assert ran.returncode == 1
+    assert "s3://..." in ran.stderr
+    assert "SECRET" not in ran.stderr
+    assert not list(tmp_path.iterdir())

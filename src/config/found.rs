@@ -349,6 +349,14 @@ mod tests {
         let tiers = with(&[("RINGSTOW_TIERS", "/c:s3://bucket/run:/d:gs://b")]).unwrap().tiers;
         let expected = ["/c", "s3://bucket/run", "/d", "gs://b"].map(PathBuf::from);
         assert_eq!(tiers, expected);
+        for (text, expected) in [
+            ("gs://b:/d", vec!["gs://b", "/d"]),
+            ("gs://b:s3://c:e", vec!["gs://b", "s3://c:e"]),
+            ("s3://key:secret@b/run:/d", vec!["s3://key:secret@b/run", "/d"]),
+        ] {
+            let tiers = with(&[("RINGSTOW_TIERS", text)]).unwrap().tiers;
+            assert_eq!(tiers, expected.into_iter().map(PathBuf::from).collect::<Vec<_>>());
+        }
         let twice = with(&[("RINGSTOW_STRIPE", "/c:/c")]).unwrap_err().to_string();
         assert!(twice.contains("/c twice"), "{twice}");
         let none = with(&[("RINGSTOW_FILES", "0")]).unwrap_err().to_string();

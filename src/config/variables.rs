@@ -114,17 +114,27 @@ pub(super) fn value(
 
 /// Several paths, as in `PATH`: separated by colons, which are also in URLs.
 fn paths(text: &str) -> Value {
+    let parts: Vec<&str> = text.split(':').collect();
     let mut paths: Vec<String> = Vec::new();
-    for part in text.split(':') {
+    for (at, part) in parts.iter().enumerate() {
+        let is_scheme = parts.get(at + 1).is_some_and(|next| next.starts_with("//"));
+        let begins_another = part.is_empty() || part.starts_with('/') || is_scheme;
         match paths.last_mut() {
-            Some(scheme) if part.starts_with("//") && !scheme.contains('/') => {
-                *scheme = format!("{scheme}:{part}");
+            Some(last) if part.starts_with("//") && !last.is_empty() && !last.contains('/') => {
+                *last = format!("{last}:{part}");
             }
-            _ => paths.push(part.into()),
+            // A port, or a secret, for which the URL is refused.
+            Some(last) if is_host(last) && !begins_another => *last = format!("{last}:{part}"),
+            _ => paths.push((*part).into()),
         }
     }
     paths.retain(|path| !path.is_empty());
     Value::Array(paths.into_iter().map(Value::String).collect())
+}
+
+/// Whether it is a URL that has no path yet.
+fn is_host(text: &str) -> bool {
+    text.split_once("://").is_some_and(|(_, rest)| !rest.contains('/'))
 }
 
 #[cfg(test)]

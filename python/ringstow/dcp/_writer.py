@@ -285,7 +285,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         save.rank = kwargs.get("rank")
         save.is_alone = not kwargs.get("use_collectives", True)
         save.commits = is_coordinator or save.is_alone
-        save.promoter = _promoter.of_config(path, self._config) if is_coordinator else None
+        save.promoter = _promoter.of_ranks(path, self._config, is_first=is_coordinator)
         if save.is_alone:
             rank = save.own_rank()
             save.path = _paths.of_rank(path, rank)

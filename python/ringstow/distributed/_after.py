@@ -35,8 +35,6 @@ class AfterCommit(Copier):
     Until a newer step has all its copies, no rule removes the last one that had.
     """
 
-    _ends_with_program = False  # the other ranks do the same copies
-
     def __init__(
         self,
         group: Group,

@@ -220,7 +220,7 @@ def _begun(
         if node_local:
             _nodes.refuse(asked.config, base=base)
             _refuse_tiers(config)
-        promoter = _promoter.of_config(asked.path, config) if ranks.is_first else None
+        promoter = _promoter.of_ranks(asked.path, config, is_first=ranks.is_first)
         _jobs.log_unreported()
         if staging is not None:
             _check_staging(staging)

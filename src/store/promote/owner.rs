@@ -74,8 +74,8 @@ pub fn check_apart<'a>(place: &Path, others: impl Iterator<Item = &'a Path>) -> 
     match others.into_iter().find(|other| dir::are_nested(place, other)) {
         None => Ok(()),
         Some(other) => Err(Error::invalid(format!(
-            "{} in tiers and {} are the same, or one is in the other: name places elsewhere, each once; the manager's own \
-             directory is not named",
+            "{} in tiers and {} are the same, or one is in the other: name places elsewhere, each once; the directory that \
+             the checkpoints are in is not named",
             place.display(),
             other.display()
         ))),
