@@ -54,7 +54,7 @@ def uploads(
 ) -> list[dict[str, Copied]]:
     """Return each round's uploads by client, after one round that does not count."""
     nbytes = sum(file.stat().st_size for file in saved.iterdir())
-    found = []
+    found: list[dict[str, Copied]] = []
     for number in range(rounds + 1):
         found.append({})
         for name in in_turn(ways, number):
@@ -69,7 +69,7 @@ def downloads(
     """Return each round's downloads by client, after one round that does not count."""
     nbytes = sum(file.stat().st_size for file in saved.iterdir())
     promote(saved, "down")
-    found = []
+    found: list[dict[str, Copied]] = []
     for number in range(rounds + 1):
         found.append({})
         for name in in_turn(ways, number):

@@ -58,7 +58,7 @@ def serving(folder: Path) -> Iterator[None]:
         raise CompareFailed("the S3 server is not installed: make stores")
     (folder / BUCKET).mkdir()
     keys = ["--access-key", _KEYS[0], "--secret-key", _KEYS[1]]
-    command = [_PROGRAM, "--host", "127.0.0.1", "--port", "0", *keys, folder]
+    command = [str(_PROGRAM), "--host", "127.0.0.1", "--port", "0", *keys, str(folder)]
     log = {**os.environ, "RUST_LOG": "error,s3s_fs=info"}
     server = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=log
