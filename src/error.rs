@@ -122,14 +122,14 @@ pub enum Error {
         remedy: String,
     },
 
-    /// A thread that saved or loaded panicked: a bug, in ringstow or in a tensor view or check of the caller's. An
+    /// A thread that saved, loaded or copied panicked: a bug, in ringstow or in a tensor view or check of the caller's. An
     /// earlier checkpoint is untouched.
     #[error(
         "the {work} panicked: {message}; an earlier checkpoint is untouched. If the panic is not your code's, \
              please report it, with RUST_BACKTRACE=1"
     )]
     Panicked {
-        /// `"save"` or `"load"`.
+        /// `"save"`, `"load"` or `"copy"`.
         work: &'static str,
         /// The panic's message; empty if it had none.
         message: String,

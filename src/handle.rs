@@ -93,7 +93,7 @@ impl<T: Send + 'static> Handle<T> {
         let run = move || {
             its_job.lower_thread();
             let ended = catch_unwind(AssertUnwindSafe(|| work(&its_job)));
-            its_outcome.set(ended.unwrap_or_else(|panic| Err(panicked(kind, panic))));
+            its_outcome.set(ended.unwrap_or_else(|panic| Err(panicked(kind.name(), panic))));
             its_job.set_ended();
         };
         let (name, doing) = match kind {
@@ -108,12 +108,13 @@ impl<T: Send + 'static> Handle<T> {
     }
 }
 
-fn panicked(work: Work, panic: Box<dyn Any + Send>) -> Error {
+/// The error for work that has panicked: `"save"`, `"load"` or `"copy"`.
+pub(crate) fn panicked(work: &'static str, panic: Box<dyn Any + Send>) -> Error {
     let message = panic.downcast_ref::<&str>().map_or_else(
         || panic.downcast_ref::<String>().cloned().unwrap_or_default(),
         |text| (*text).to_owned(),
     );
-    Error::Panicked { work: work.name(), message }
+    Error::Panicked { work, message }
 }
 
 impl<T> Handle<T> {

@@ -22,7 +22,7 @@ class Copied(Future[SaveReport]):
 
     def promoted(self) -> bool:
         """Return whether the checkpoint is on all tiers: False before that, and after a failure."""
-        copies = self._copies
+        copies = self._copies if self.done() else None
         return copies is not None and copies.done() and not copies.exception() and copies.result()
 
     def wait_promoted(self, timeout: float | None = None) -> bool:

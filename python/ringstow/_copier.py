@@ -166,8 +166,8 @@ class Copier:
         try:
             self._copy_all()
         except BaseException as error:
-            self._give_up(error)
-            with self._changed:
+            with self._changed:  # together: what is added after that starts another thread
+                self._give_up(error)
                 self._is_running = False
                 self._changed.notify_all()
 

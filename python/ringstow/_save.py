@@ -163,7 +163,7 @@ def save_async(
               ``handle.wait_staged()`` returns may be saved half old and half new.
 
     Returns:
-        The handle to wait on. Its ``promoted()`` waits for the copies to ``Config.tiers``.
+        The handle to wait on. Its ``wait_promoted()`` waits for the copies to ``Config.tiers``.
 
     Raises:
         InvalidStateError: as in `save`; or an unknown ``staging``.

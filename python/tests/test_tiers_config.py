@@ -156,6 +156,21 @@ def test_promoted_raises_what_the_save_failed_of(tmp_path, config):
         handle.wait_promoted(60)
 
 
+def test_handle_in_a_forked_child_answers_nothing(tmp_path, config):
+    handle = ringstow.save_async(state_of(1), tmp_path / "run/step-1", config=config)
+    assert handle.wait_promoted(60)
+    child = os.fork()
+    if child == 0:
+        try:
+            for ask in (handle.promoted, handle.wait_promoted):
+                with pytest.raises(ringstow.Error, match="forked from"):
+                    ask()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_promoted_without_tiers_is_refused(tmp_path):
     handle = ringstow.save_async(state_of(1), tmp_path / "step-1")
     with pytest.raises(ringstow.InvalidStateError, match="name tiers in Config"):

@@ -2,9 +2,11 @@
 
 use super::Shared;
 use crate::error::{Error, Result};
+use crate::handle::panicked;
 use crate::store::{Found, Promotion, Retention, check_apart, claim, join, take_over};
 use crate::sys::dir;
 use crate::sys::path::absolute_or_object;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -54,16 +56,6 @@ struct Queue {
     failure: Option<Error>,
 }
 
-/// Notes at the end of the thread, by a panic as well, that it no longer runs.
-struct Ended<'a>(&'a Copies);
-
-impl Drop for Ended<'_> {
-    fn drop(&mut self) {
-        self.0.queue().is_running = false;
-        self.0.changed.notify_all();
-    }
-}
-
 impl Copies {
     /// # Errors
     /// [`Error::Invalid`] for a place that is in the root or has it in itself, and for rules that keep nothing.
@@ -97,9 +89,10 @@ impl Copies {
         }
         let worker = shared.clone();
         let work = move || {
-            if let Some(copies) = &worker.copies {
-                let _ended = Ended(copies);
-                copies.work(&worker);
+            if let Some(copies) = &worker.copies
+                && let Err(panic) = catch_unwind(AssertUnwindSafe(|| copies.work(&worker)))
+            {
+                copies.give_up(panicked("copy", panic));
             }
         };
         match std::thread::Builder::new().name("ringstow-copies".into()).spawn(work) {
@@ -171,6 +164,14 @@ impl Copies {
                 again = Some(Again { step, pause }).filter(|_| !self.queue().is_closing);
             }
         }
+    }
+
+    /// Ends the thread after a panic, so that nobody waits for it.
+    fn give_up(&self, error: Error) {
+        tracing::error!(%error, "steps are saved, but no longer copied until the next save");
+        let mut queue = self.queue();
+        (queue.is_running, queue.is_resting, queue.failure) = (false, false, Some(error));
+        self.changed.notify_all();
     }
 
     /// Waits until another step is there, the manager closes, or the pause is over.

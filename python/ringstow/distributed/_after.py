@@ -184,8 +184,7 @@ class AfterCommit(Copier):
             return
         try:
             _rules.retain(tier, self._plan.rules, self._config)
-        except Exception as error:
-            self.error = error
+        except Exception as error:  # the step is copied
             _log.error("old steps stay in %s: %s", tier, error)
 
     def _link(self, name: str, path: str) -> None:
