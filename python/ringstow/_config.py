@@ -172,9 +172,7 @@ class Config:
 
     def _check_paths(self, name: str) -> None:
         paths = getattr(self, name)
-        is_one = isinstance(paths, str | os.PathLike)
-        self._check_kind(name, not is_one, "a collection of paths ([path] for one)")
-        is_list = isinstance(paths, Iterable)
+        is_list = isinstance(paths, Iterable) and not isinstance(paths, str | os.PathLike)
         paths = tuple(paths) if is_list else ()
         are_paths = is_list and all(isinstance(path, str | os.PathLike) for path in paths)
         self._check_kind(name, are_paths, "a collection of paths ([path] for one)")
@@ -227,9 +225,9 @@ def native_json(config: Config | None) -> str:
     return given(config).to_json()
 
 
-def without_tiers(config: Config | None) -> Config:
+def without_tiers(config: Config) -> Config:
     """Return the configuration for saves whose copies somebody else makes."""
-    return dataclasses.replace(given(config), tiers=(), promotion_rate=0)
+    return dataclasses.replace(config, tiers=(), promotion_rate=0)
 
 
 def in_bytes(size: int | str) -> int:

@@ -67,8 +67,6 @@ class Copier:
         self._is_closing = False
         self._tries = 0
         """How often the last step was tried again."""
-        self._tried = 0
-        """Up to which of them one was tried."""
         self.report: PromotionReport | None = None
         """What the last copy to a store did."""
         self.error: BaseException | None = None
@@ -146,6 +144,7 @@ class Copier:
         """Wait before the last step is tried again; return whether to go on."""
         pause = self.pause_s()
         if pause is None or not os.path.lexists(self._added[-1].path):
+            self._tries = 0
             return False
         self._is_resting = True
         self._changed.notify_all()
@@ -154,9 +153,9 @@ class Copier:
             if not threading.main_thread().is_alive():  # the exit waits for this thread
                 self._is_closing = True
         self._is_resting = False
-        if len(self._added) == self._done:
-            self._done -= 1
-            self._tries += 1
+        is_again = len(self._added) == self._done
+        self._done -= is_again
+        self._tries = self._tries + 1 if is_again else 0
         return True
 
     def _is_wanted(self) -> bool:
@@ -183,9 +182,7 @@ class Copier:
             if newest is None:
                 continue
             batch = self._added[self._done : newest]
-            if newest > self._tried:
-                self._tries = 0
-            self._tried = self._done = newest
+            self._done = newest
             self._copy_batch(batch)
             # Nothing is kept of those but their number.
             self._added[newest - len(batch) : newest] = [one._replace(ended=None) for one in batch]

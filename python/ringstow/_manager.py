@@ -142,7 +142,6 @@ class CheckpointManager:
         """
         self._rules = _rules.checked(keep_last, keep_every, keep_best, slim_after, slim)
         self._root = absolute(root)
-        self._run = Run(self._root, config)
         found = given(config)
         places = checked(found.tiers if tiers is None else tiers, self._root, found)
         there = _rules.on_tiers(self._rules, keep_promoted)
@@ -150,7 +149,8 @@ class CheckpointManager:
             rate: Any = promotion_rate
             found = dataclasses.replace(found, promotion_rate=rate)  # checks it
         plan = _tiers.Plan(places, found.promotion_rate, there)
-        config = without_tiers(config)  # the manager copies by itself
+        config = without_tiers(found)  # the manager copies by itself
+        self._run = Run(self._root, config)
         self._retention = Retention(self._rules, self._root, config)
         self._previous = _previous.previous(base, base_full_every, self._run.newest)
         check_staging(staging)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import re
@@ -197,7 +196,7 @@ def _numbered(path: str) -> tuple[str, list[int]]:
     return re.sub("[0-9]+", "0", name), [int(number) for number in re.findall("[0-9]+", name)]
 
 
-_promoters: dict[tuple[str, str], Promoter] = {}
+_promoters: dict[tuple[str, Config], Promoter] = {}
 """Those of `Config.tiers`, by directory and settings."""
 _making = threading.RLock()  # re-entrant: a signal handler may save, too
 _loaded: set[str] = set()
@@ -234,12 +233,10 @@ def of_config(path: str, config: Config | None) -> Promoter | None:
     if not config.tiers:
         return None
     root = os.path.dirname(path)
-    key = (root, json.dumps([config.to_json(), config.tiers, config.promotion_rate]))
     with _making:
-        if key not in _promoters:
-            promoter = _of_config(root, config)
-            _promoters.setdefault(key, promoter)
-        return _promoters[key]
+        known = _promoters.get((root, config))
+        # A signal handler may have made it meanwhile.
+        return known or _promoters.setdefault((root, config), _of_config(root, config))
 
 
 def of_ranks(path: str, config: Config, *, is_first: bool) -> Promoter | None:
@@ -263,25 +260,17 @@ def _of_config(root: str, config: Config) -> Promoter:
         repeats=False,
         unchecked=directories,
     )
-    promoter.joined = _resumed_run(root, tiers)
+    promoter.joined = _resumed_run(root, tiers, config)
     return promoter
 
 
-def _resumed_run(root: str, tiers: tuple[str, ...]) -> str | None:
+def _resumed_run(root: str, tiers: tuple[str, ...], config: Config) -> str | None:
     """Return the run of a tier that was loaded from, if a new directory goes on with it."""
-    resumed = [tier for tier in tiers if tier in _loaded]
-    if not resumed or _native.run_of(root) is not None:
+    if _loaded.isdisjoint(tiers) or _native.run_of(root) is not None:
         return None
-    run = _native.run_of(resumed[0])
-    if run is not None:
-        _native.name_run(root, run)  # now: a kill may come between the first save and its copy
-        _log.warning(
-            "%s goes on with the run whose steps are in %s. Another program that saves there is "
-            "shut out at the first copy",
-            root,
-            resumed[0],
-        )
-    return run
+    with contextlib.suppress(InvalidStateError):  # the copies fail of it, and say so
+        return _native.join_run(root, tiers, config.to_json())
+    return None
 
 
 def wait_promoted(timeout: float | None = None) -> bool:

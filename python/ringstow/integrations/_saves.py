@@ -41,8 +41,9 @@ def refuse_places(config: Config | None, why: str) -> None:
     Raises:
         InvalidStateError: they do; ``why`` says what else would not work with stripes.
     """
+    config = given(config)
     refuse_tiers(config)
-    if given(config).stripe:
+    if config.stripe:
         raise InvalidStateError(
             f"checkpoints cannot be striped here: they get their name by a rename{why}. Give a "
             "config with stripe=[]"
