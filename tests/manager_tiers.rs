@@ -129,15 +129,21 @@ fn program_whose_run_was_taken_over_is_shut_out() {
     assert_eq!(value(&restored(&disks.manager(Keep::default()))), 2);
 }
 
-#[test]
-fn copy_that_failed_is_made_after_the_next_restore() {
-    let disks = Disks::new();
+/// A manager whose first step is not copied, and the file that is in the way.
+fn failed_copy(disks: &Disks) -> (CheckpointManager, PathBuf) {
     fs::create_dir_all(disks.shared()).unwrap();
     let in_the_way = disks.shared().join("step-00000001");
     fs::write(&in_the_way, "").unwrap();
     let mut manager = disks.manager(Keep::default());
     save(&mut manager, 1, 1);
     manager.wait_promoted().unwrap_err();
+    (manager, in_the_way)
+}
+
+#[test]
+fn copy_that_failed_is_made_after_the_next_restore() {
+    let disks = Disks::new();
+    let (manager, in_the_way) = failed_copy(&disks);
     drop(manager);
     fs::remove_file(in_the_way).unwrap();
     let mut manager = disks.manager(Keep::default());
@@ -149,12 +155,7 @@ fn copy_that_failed_is_made_after_the_next_restore() {
 #[test]
 fn copy_that_failed_is_tried_again_when_the_manager_closes() {
     let disks = Disks::new();
-    fs::create_dir_all(disks.shared()).unwrap();
-    let in_the_way = disks.shared().join("step-00000001");
-    fs::write(&in_the_way, "").unwrap();
-    let mut manager = disks.manager(Keep::default());
-    save(&mut manager, 1, 1);
-    manager.wait_promoted().unwrap_err();
+    let (manager, in_the_way) = failed_copy(&disks);
     fs::remove_file(in_the_way).unwrap();
     drop(manager);
     assert_eq!(steps_in(&disks.shared()), [1]);

@@ -3,7 +3,17 @@
 import signal
 
 import pytest
-from stores.fixtures import azurite, bucket, container, each_bucket, moto, proxy, s3s  # noqa: F401
+from stores.fixtures import (  # noqa: F401
+    azurite,
+    bucket,
+    container,
+    each_bucket,
+    each_place,
+    moto,
+    place,
+    proxy,
+    s3s,
+)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background jobs so, and each program of the tests would ignore Ctrl-C too.

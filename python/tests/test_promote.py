@@ -50,39 +50,41 @@ def shards_of(bucket):
     return [key for key in sorted(bucket.keys()) if key.endswith(".safetensors")]
 
 
-def test_promoted_checkpoint_loads_by_its_url(saved, each_bucket):
+def test_promoted_checkpoint_loads_by_its_url(saved, each_place):
     path, state = saved
-    url = f"{each_bucket.url}/run/step-3"
+    url = f"{each_place.url}/run/step-3"
     report = ringstow.promote(path, url, part_bytes=PARTS)
     assert report.sent_bytes == report.file_bytes > 12 << 20
     assert not report.was_there
     assert_same(ringstow.load(url), state)
     assert ringstow.verify(url).ok
+    with ringstow.open(url) as checkpoint:
+        assert torch.equal(checkpoint["w"][5:9], state["w"][5:9])
     into = {"w": torch.zeros(12 << 18), "small": [torch.zeros(5, dtype=torch.int64), 0], "step": 0}
     ringstow.load_into(into, url)
     assert_same(into, state)
-    assert each_bucket.uploads() == {}
+    assert not each_place.has_unfinished()
     assert os.listdir(path.parent) == ["step-3"]  # no journal is left
 
 
-def test_second_promotion_sends_nothing(saved, bucket, proxy):
+def test_second_promotion_sends_nothing(saved, place, proxy):
     path, _ = saved
-    ringstow.promote(path, f"{bucket.url}/x")
+    ringstow.promote(path, f"{place.url}/x")
     proxy.clear()
-    report = ringstow.promote(path, f"{bucket.url}/x")
+    report = ringstow.promote(path, f"{place.url}/x")
     assert (report.was_there, report.sent_bytes) == (True, 0)
     assert not proxy.requests("PUT")
     assert not proxy.requests("POST")
 
 
-def test_two_checkpoints_cannot_get_one_url(saved, bucket, tmp_path):
+def test_two_checkpoints_cannot_get_one_url(saved, place, tmp_path):
     path, state = saved
     other = tmp_path / "other"
     ringstow.save(state_of(seed=1), other)
-    ringstow.promote(path, f"{bucket.url}/x")
+    ringstow.promote(path, f"{place.url}/x")
     with pytest.raises(FileExistsError, match="another checkpoint is there"):
-        ringstow.promote(other, f"{bucket.url}/x")
-    assert_same(ringstow.load(f"{bucket.url}/x"), state)
+        ringstow.promote(other, f"{place.url}/x")
+    assert_same(ringstow.load(f"{place.url}/x"), state)
 
 
 def test_loser_of_a_race_does_not_harm_the_winner(saved, bucket, proxy, tmp_path):

@@ -31,41 +31,6 @@ def fail_at_block_3(proxy, path, url):
     proxy.clear()
 
 
-def test_promoted_checkpoint_loads_by_its_url(saved, container):
-    path, state = saved
-    url = f"{container.url}/run/step-3"
-    report = ringstow.promote(path, url, part_bytes=PARTS)
-    assert report.sent_bytes == report.file_bytes > 12 << 20
-    assert_same(ringstow.load(url), state)
-    assert ringstow.verify(url).ok
-    with ringstow.open(url) as checkpoint:
-        assert torch.equal(checkpoint["w"][5:9], state["w"][5:9])
-    into = {"w": torch.zeros(12 << 18), "small": [torch.zeros(5, dtype=torch.int64), 0], "step": 0}
-    ringstow.load_into(into, url)
-    assert_same(into, state)
-    assert container.begun() == []
-    assert os.listdir(path.parent) == ["step-3"]  # no journal is left
-
-
-def test_second_promotion_sends_nothing(saved, container, proxy):
-    path, _ = saved
-    ringstow.promote(path, f"{container.url}/x")
-    proxy.clear()
-    report = ringstow.promote(path, f"{container.url}/x")
-    assert (report.was_there, report.sent_bytes) == (True, 0)
-    assert not proxy.requests("PUT")
-
-
-def test_two_checkpoints_cannot_get_one_url(saved, container, tmp_path):
-    path, state = saved
-    other = tmp_path / "other"
-    ringstow.save(state_of(seed=1), other)
-    ringstow.promote(path, f"{container.url}/x")
-    with pytest.raises(FileExistsError, match="another checkpoint is there"):
-        ringstow.promote(other, f"{container.url}/x")
-    assert_same(ringstow.load(f"{container.url}/x"), state)
-
-
 def test_loser_of_a_race_gets_no_manifest(saved, container, proxy, tmp_path):
     """The other checkpoint appears after the promotion has looked for one, before its commit."""
     path, _ = saved

@@ -10,6 +10,7 @@ import hmac
 
 from stores import servers
 from stores.client import Answer, Client, Refused
+from stores.place import Place
 
 # Azurite's own, which its documentation has.
 ACCOUNT = "devstoreaccount1"
@@ -56,57 +57,27 @@ class AzureClient(Client):
         return {**added, "authorization": f"SharedKey {ACCOUNT}:{signature}"}
 
 
-class Container:
-    """A container, seen from the side: what is done here passes no proxy.
+class Container(Place):
+    """A container of Azure."""
 
-    Attributes:
-        name: the container's name.
-        url: ``az://name``.
-        server: the `servers.Server` that has it.
-    """
+    scheme = "az"
+    client = AzureClient
+    below = f"/{ACCOUNT}"
 
     def __init__(self, server: servers.Server, name: str):
-        self.server, self.name, self.url = server, name, f"az://{name}"
-        self._client = AzureClient(server.url)
-        self.request("PUT", restype="container")
+        super().__init__(server, name, restype="container")
 
-    def request(
-        self,
-        method: str,
-        key: str = "",
-        body: bytes = b"",
-        headers: dict[str, str] | None = None,
-        **query: object,
-    ) -> Answer:
-        """Make a request of the container, or of a blob in it: see `Client.request`."""
-        path = f"/{ACCOUNT}/{self.name}" + (f"/{key}" if key else "")
-        return self._client.request(method, path, body, headers, **query)
-
-    def put(self, key: str, body: bytes) -> None:
+    def put(self, key: str, body: bytes, **headers: str) -> None:
         """Store a blob. What was uploaded of it in blocks is dropped."""
-        self.request("PUT", key, body, {"x-ms-blob-type": "BlockBlob"})
-
-    def get(self, key: str) -> bytes:
-        """Return a blob's bytes."""
-        return self.request("GET", key).body
+        super().put(key, body, **{"x-ms-blob-type": "BlockBlob"}, **headers)
 
     def has(self, key: str) -> bool:
         """Return whether there is such a blob."""
         return key in self.keys(key)
 
-    def delete(self, key: str) -> None:
-        """Remove a blob."""
-        self.request("DELETE", key)
-
     def keys(self, prefix: str = "") -> list[str]:
         """Return the keys of all blobs, sorted."""
         return sorted(self._listed(prefix).all("Name"))
-
-    def flip(self, key: str, offset: int) -> None:
-        """Flip a bit of a stored byte."""
-        changed = bytearray(self.get(key))
-        changed[offset] ^= 0x10
-        self.put(key, bytes(changed))
 
     def blocks(self, key: str) -> int:
         """Return how many blocks were uploaded of a blob and not made part of it."""
@@ -122,6 +93,9 @@ class Container:
         """Return the keys of blobs of which nothing but blocks was uploaded."""
         every = self._listed("", include="uncommittedblobs").all("Name")
         return sorted({*every} - {*self.keys()})
+
+    def has_unfinished(self) -> bool:
+        return bool(self.begun())
 
     def _listed(self, prefix: str, **query: object) -> Answer:
         return self.request("GET", restype="container", comp="list", prefix=prefix, **query)

@@ -20,45 +20,18 @@ import pytest
 
 from stores import servers
 from stores.azure import Container
-from stores.client import ACCESS_KEY, REGION, SECRET_KEY, Answer, Client, Refused
+from stores.client import ACCESS_KEY, REGION, SECRET_KEY, Client, Refused
+from stores.place import Place
 from stores.proxy import Proxy
 
 _numbers = itertools.count()
 
 
-class Bucket:
-    """A bucket, seen from the side: what is done here passes no proxy.
+class Bucket(Place):
+    """A bucket of S3."""
 
-    Attributes:
-        name: the bucket's name.
-        url: ``s3://name``.
-        server: the `servers.Server` that has it.
-    """
-
-    def __init__(self, server: servers.Server, name: str):
-        self.server, self.name, self.url = server, name, f"s3://{name}"
-        self._client = Client(server.url)
-        self.request("PUT")
-
-    def request(
-        self,
-        method: str,
-        key: str = "",
-        body: bytes = b"",
-        headers: dict[str, str] | None = None,
-        **query: object,
-    ) -> Answer:
-        """Make a request of the bucket, or of an object in it: see `Client.request`."""
-        path = f"/{self.name}/{key}" if key else f"/{self.name}"
-        return self._client.request(method, path, body, headers, **query)
-
-    def put(self, key: str, body: bytes, **headers: str) -> None:
-        """Store an object."""
-        self.request("PUT", key, body, headers)
-
-    def get(self, key: str) -> bytes:
-        """Return an object's bytes."""
-        return self.request("GET", key).body
+    scheme = "s3"
+    client = Client
 
     def has(self, key: str) -> bool:
         """Return whether there is such an object."""
@@ -69,10 +42,6 @@ class Bucket:
                 raise
             return False
         return True
-
-    def delete(self, key: str) -> None:
-        """Remove an object."""
-        self.request("DELETE", key)
 
     def keys(self, prefix: str = "") -> list[str]:
         """Return the keys of all objects, sorted."""
@@ -85,18 +54,15 @@ class Bucket:
                 return sorted(found)
             query["continuation-token"] = answer.all("NextContinuationToken")[0]
 
-    def flip(self, key: str, offset: int) -> None:
-        """Flip a bit of a stored byte."""
-        changed = bytearray(self.get(key))
-        changed[offset] ^= 0x10
-        self.put(key, bytes(changed))
-
     def uploads(self) -> dict[str, str]:
         """Return the unfinished multipart uploads: their ids with the keys."""
         if self.server.folder is None:
             answer = self.request("GET", uploads="")
             return dict(zip(answer.all("UploadId"), answer.all("Key"), strict=True))
         return _uploads_in(self.server.folder, self.name)
+
+    def has_unfinished(self) -> bool:
+        return bool(self.uploads())
 
     def environment(self, endpoint: str = "") -> dict[str, str]:
         """Return what a program needs in its environment; ``endpoint`` is a proxy's URL."""
@@ -187,15 +153,36 @@ def each_bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture
 def container(azurite: servers.Server, monkeypatch: pytest.MonkeyPatch) -> Container:
     """Return a fresh container of ``azurite``."""
+    return _container(azurite, monkeypatch)
+
+
+def _container(azurite: servers.Server, monkeypatch: pytest.MonkeyPatch) -> Container:
     made = Container(azurite, f"ringstow-{next(_numbers)}")
     _lead_to(made, monkeypatch)
     return made
 
 
+def _place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Place:
+    make = _container if request.param == "azurite" else _bucket
+    return make(request.getfixturevalue(request.param), monkeypatch)
+
+
+@pytest.fixture(params=["s3s", "azurite"])
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """Return a fresh bucket of ``s3s-fs``, then a container of ``azurite``."""
+    return _place(request, monkeypatch)
+
+
+@pytest.fixture(params=["s3s", "moto", "azurite"])
+def each_place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """Return a fresh bucket or container of each server in turn."""
+    return _place(request, monkeypatch)
+
+
 @pytest.fixture
 def proxy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """Return a proxy in front of the test's ``bucket``, ``each_bucket`` or ``container``."""
-    names = ("container", "each_bucket", "bucket")
+    """Return a proxy in front of the test's place."""
+    names = ("place", "container", "each_bucket", "bucket")
     name = next((name for name in names if name in request.fixturenames), "bucket")
     behind = request.getfixturevalue(name)
     with Proxy(behind.server.url) as started:
