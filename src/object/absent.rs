@@ -30,7 +30,7 @@ impl Bucket {
     ///
     /// # Errors
     /// Always.
-    pub fn asked_again(url: &Path) -> Result<Self> {
+    pub fn retried_by_caller(url: &Path) -> Result<Self> {
         Self::at(url)
     }
 

@@ -49,12 +49,12 @@ impl Bucket {
         Self::with(url, Retries::Alone)
     }
 
-    /// The same for a caller that makes a request again itself.
+    /// [`Bucket::at`] for a caller that retries failed requests: the client itself retries fewer times.
     ///
     /// # Errors
     /// As for [`Bucket::at`].
-    pub fn asked_again(url: &Path) -> Result<Self> {
-        Self::with(url, Retries::AskedAgain)
+    pub fn retried_by_caller(url: &Path) -> Result<Self> {
+        Self::with(url, Retries::ByCaller)
     }
 
     fn with(url: &Path, retries: Retries) -> Result<Self> {

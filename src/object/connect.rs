@@ -1,5 +1,5 @@
-//! Connections to stores. The client tries again, for minutes, whatever fails before a request is sent. A server whose
-//! certificate is refused, or that speaks no TLS, answers the same each time: that is told at once.
+//! Connections to stores. The client retries every failure to connect, for minutes. We return an untrusted certificate, or a server
+//! without TLS, as an error immediately: a retry would fail in the same way.
 
 use super::answer;
 use object_store::ClientOptions;

@@ -23,13 +23,13 @@ const REQUEST: Duration = Duration::from_secs(300);
 /// How long a request is repeated in all.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Who makes a request again that has failed.
+/// Who retries a failed request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Retries {
-    /// The store's client alone: 20 times, which takes some 20 s where connections are refused.
+    /// The store's client alone: 20 times, which takes about 20 s if connections are refused.
     Alone,
-    /// The caller, too.
-    AskedAgain,
+    /// The client, 5 times, and then its caller.
+    ByCaller,
 }
 
 /// An object store.
@@ -201,7 +201,7 @@ fn client(allows_http: bool) -> ClientOptions {
 fn config_of(retries: Retries) -> RetryConfig {
     let max_retries = match retries {
         Retries::Alone => 20,
-        Retries::AskedAgain => 5,
+        Retries::ByCaller => 5,
     };
     let backoff =
         BackoffConfig { init_backoff: Duration::from_millis(100), max_backoff: CONNECT, base: 2. };

@@ -11,13 +11,13 @@ use crate::sys::lock::DirLock;
 use std::io;
 use std::path::Path;
 
-/// A directory in a store, and how long it is asked.
-pub(super) struct Store {
+/// A directory in an object store. Requests are retried while the store does not answer.
+pub(super) struct PatientBucket {
     pub bucket: Bucket,
     pub patience: Patience,
 }
 
-impl Target for Store {
+impl Target for PatientBucket {
     fn place(&self) -> &Path {
         self.bucket.url()
     }

@@ -193,7 +193,7 @@ impl Journal {
         self.try_write(&Line::Sent { name, part, answer: answer.into() });
     }
 
-    /// Notes that an upload is a file now. If the line is lost, it is aborted in vain.
+    /// Notes that an upload is complete. If this line is lost, the next promotion tries to abort the upload, which does no harm.
     pub fn finished(&self, upload: &Upload) {
         self.try_write(&Line::Finished { name: upload.name.clone() });
     }

@@ -188,8 +188,8 @@ fn target_at(to: &Path, patience: Patience, job: &Arc<Job>) -> Result<Box<dyn Ta
 
 #[cfg(feature = "object-store")]
 fn store_at(url: &Path, patience: Patience, job: &Arc<Job>) -> Result<Box<dyn Target>> {
-    let bucket = Bucket::asked_again(url)?.until(job.stop_flag());
-    Ok(Box::new(bucket::Store { bucket, patience }))
+    let bucket = Bucket::retried_by_caller(url)?.until(job.stop_flag());
+    Ok(Box::new(bucket::PatientBucket { bucket, patience }))
 }
 
 #[cfg(not(feature = "object-store"))]

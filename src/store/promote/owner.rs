@@ -120,7 +120,7 @@ pub fn name_run(place: &Path, run: &str) -> Result<()> {
 pub(super) fn check_copy(from: &Path, to: &Path, job: &Job) -> Result<()> {
     let (Some(run), Some(place)) = (from.parent(), to.parent()) else { return Ok(()) };
     let Some(own) = owner(run)? else { return Ok(()) };
-    let bucket = |url: &Path| Ok(Bucket::asked_again(url)?.until(job.stop_flag()));
+    let bucket = |url: &Path| Ok(Bucket::retried_by_caller(url)?.until(job.stop_flag()));
     match owner_by(place, bucket)? {
         Some(there) if there != own => Err(two_runs(place, run)),
         _ => Ok(()),
@@ -144,14 +144,14 @@ pub(in crate::store) fn two_runs(place: &Path, other: &Path) -> Error {
 }
 
 fn claimed(place: &Path, run: Option<&str>) -> Result<String> {
-    if let Some(owner) = owner_by(place, Bucket::asked_again)? {
+    if let Some(owner) = owner_by(place, Bucket::retried_by_caller)? {
         return Ok(owner);
     }
     let run = run.map_or_else(unique, str::to_owned);
     let text = text_of(run);
     match is_url(place) {
         false => write_label(place, names::RUN, &text, false)?,
-        true => match Bucket::asked_again(place)?.create(names::RUN, text.into_bytes()) {
+        true => match Bucket::retried_by_caller(place)?.create(names::RUN, text.into_bytes()) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 return Err(Error::io("creating", place.join(names::RUN), error));
             }
@@ -159,7 +159,7 @@ fn claimed(place: &Path, run: Option<&str>) -> Result<String> {
         },
     }
     let gone = || Error::io("reading", place.join(names::RUN), io::ErrorKind::NotFound.into());
-    owner_by(place, Bucket::asked_again)?.ok_or_else(gone)
+    owner_by(place, Bucket::retried_by_caller)?.ok_or_else(gone)
 }
 
 #[cfg(test)]

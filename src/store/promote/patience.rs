@@ -1,4 +1,4 @@
-//! Goes on asking a store that does not answer, for as long as a promotion may.
+//! Retries requests while a store does not answer, up to a time limit.
 
 use crate::engine::queue::is_cancelled;
 use crate::error::Error;
@@ -17,26 +17,26 @@ const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_sec
 /// The most that anybody waits for.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// How long a promotion goes on asking.
+/// The retries of a promotion, and their time limit.
 pub(super) struct Patience {
     place: PathBuf,
     most: Duration,
     pauses: (Duration, Duration),
     job: Arc<Job>,
-    is_told: AtomicBool,
+    has_warned: AtomicBool,
 }
 
 impl Patience {
     pub fn new(place: &Path, most: Duration, job: &Arc<Job>) -> Self {
-        let is_told = AtomicBool::new(false);
+        let has_warned = AtomicBool::new(false);
         let most = most.min(LONGEST); // a moment that far ahead must exist
-        Self { place: place.into(), most, pauses: PAUSES, job: job.clone(), is_told }
+        Self { place: place.into(), most, pauses: PAUSES, job: job.clone(), has_warned }
     }
 
-    /// Makes a request, again and again while the store does not answer.
+    /// Makes a request, and retries it while the store does not answer.
     ///
     /// # Errors
-    /// What the store says; of a store that does not answer, with how long it was asked.
+    /// The request's. If the time limit has passed, with the seconds that it was tried for.
     pub fn ask<T, E: Failure>(&self, mut request: impl FnMut() -> Result<T, E>) -> Result<T, E> {
         let began = Instant::now();
         let mut pause = self.pauses.0;
@@ -49,8 +49,8 @@ impl Patience {
                 let seconds = began.elapsed().as_secs_f64();
                 return Err(error.explained(&format!("tried for {seconds:.0} s")));
             }
-            self.tell(&error);
-            // By turns a half and a whole one, so that ranks which were refused together do not come back together.
+            self.warn(&error);
+            // Half of the pause is random, so that ranks whose requests failed together do not retry together.
             let until = began + self.most;
             wait_until(
                 (Instant::now() + pause.mul_f64(0.5 + 0.5 * jitter())).min(until),
@@ -60,8 +60,8 @@ impl Patience {
         }
     }
 
-    fn tell(&self, error: &impl Display) {
-        if !self.is_told.swap(true, Relaxed) {
+    fn warn(&self, error: &impl Display) {
+        if !self.has_warned.swap(true, Relaxed) {
             tracing::warn!(
                 "{} does not answer ({error}): trying again for {} s at most",
                 self.place.display(),
