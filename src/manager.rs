@@ -339,11 +339,12 @@ impl CheckpointManager {
             candidates.iter().enumerate()
         {
             let (number, dropped) = (*number, dropped.clone());
-            // Another copy of the same save.
-            let has_copy = candidates.get(at + 1).is_some_and(|(other, found)| {
+            // Other copies of the same save.
+            let copies = candidates[at + 1..].iter().take_while(|(other, found)| {
                 (*other, found.created_unix_ms) == (number, *created_unix_ms)
             });
-            match self.shared.store.load(path) {
+            let copies: Vec<PathBuf> = copies.map(|(_, found)| found.path.clone()).collect();
+            match self.shared.store.load_copied(path, &copies) {
                 Ok(loaded) => {
                     if !dropped.is_empty() {
                         let dropped = dropped.join(" and ");
@@ -359,7 +360,7 @@ impl CheckpointManager {
                 }
                 Err(error)
                     if (on_damage == OnDamage::Previous && is_damage(&error))
-                        || (has_copy && is_of_checkpoint(&error)) =>
+                        || (!copies.is_empty() && is_of_checkpoint(&error)) =>
                 {
                     tracing::warn!("passing over step {number}, {}: {error}", path.display());
                     passed_over.push((path.clone(), error));

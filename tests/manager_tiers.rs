@@ -84,7 +84,7 @@ fn dropped_manager_has_copied_its_last_step() {
 }
 
 #[test]
-fn damaged_step_falls_to_its_copy_and_a_lost_file_too() {
+fn what_a_step_lacks_is_read_from_its_copy() {
     for damage in
         [|path: &Path| fs::write(path, [0; 9]).unwrap(), |path| fs::remove_file(path).unwrap()]
             as [fn(&Path); 2]
@@ -93,8 +93,20 @@ fn damaged_step_falls_to_its_copy_and_a_lost_file_too() {
         save(&mut disks.manager(Keep::default()), 1, 1);
         damage(&disks.run().join("step-00000001/rank00000-0.safetensors"));
         let found = restored(&disks.manager(Keep::default()));
-        assert!(found.path.starts_with(disks.shared()) && found.passed_over.len() == 1);
+        assert!(found.path.starts_with(disks.run()) && found.passed_over.is_empty());
+        assert_eq!(value(&found), 1);
+        assert!(found.loaded.report.moved.fallbacks.iter().any(|step| step.got.contains("copy")));
     }
+}
+
+#[test]
+fn step_that_cannot_be_opened_is_restored_from_its_copy() {
+    let disks = Disks::new();
+    save(&mut disks.manager(Keep::default()), 1, 1);
+    fs::write(disks.run().join("step-00000001/manifest.json"), "damaged").unwrap();
+    let found = restored(&disks.manager(Keep::default()));
+    assert!(found.path.starts_with(disks.shared()));
+    assert_eq!(value(&found), 1);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use ringstow::internals::device::cuda::Ready;
 use ringstow::internals::format::select::{self, Wanted};
 use ringstow::internals::format::{Chunk, TensorEntry};
 use ringstow::{CheckpointKind, Config, Job, LoadOptions, Result, Slice};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
@@ -106,22 +106,29 @@ impl Checkpoint {
 #[pymethods]
 impl Checkpoint {
     #[new]
-    #[pyo3(signature = (path, config, *, foreign = false, damaged = false, verify = true, progress = None))]
+    #[pyo3(signature = (path, config, *, copies = Vec::new(), foreign = false, damaged = false, verify = true, progress = None))]
+    #[expect(clippy::too_many_arguments, reason = "Python passes them by name")]
     fn new(
         py: Python<'_>,
         path: PathBuf,
         config: &str,
+        copies: Vec<PathBuf>,
         foreign: bool,
         damaged: bool,
         verify: bool,
         progress: Option<wait::Progress>,
     ) -> PyResult<Self> {
         let config = crate::config(config)?;
-        let open = || match (foreign, damaged) {
-            (true, true) => ringstow::Checkpoint::open_any_with(path, &config),
-            (true, _) => ringstow::Checkpoint::open_foreign_with(path, &config),
-            (_, true) => ringstow::Checkpoint::open_damaged_with(path, &config),
-            _ => ringstow::Checkpoint::open_with(path, &config),
+        let open_one = |path: &Path| match foreign {
+            true => ringstow::Checkpoint::open_any_with(path, &config),
+            false => ringstow::Checkpoint::open_damaged_with(path, &config),
+        };
+        let open = || {
+            let checkpoint = ringstow::Checkpoint::nearest(&path, &copies, open_one)?;
+            if !damaged {
+                checkpoint.check_files()?;
+            }
+            Ok(checkpoint)
         };
         let inner = py.detach(open).map_err(to_python)?;
         Ok(Self { inner, config, verify, progress })

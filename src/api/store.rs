@@ -11,7 +11,7 @@ use crate::plan::share::{Place, SharedFile};
 use crate::state::StateDict;
 use crate::store::{
     self, Checkpoint, DiffReport, Disposal, Found, LoadOptions, Loaded, Pruning, Removed, Retained,
-    Retention, Session, Slimmed, Swept, Wanted, while_replaced,
+    Retention, Session, Slimmed, Swept, Wanted, copies_of, while_replaced,
 };
 use crate::stream::{FileReader, FileWriter, WriteOptions};
 use crate::sys::path::{absolute, absolute_or_object};
@@ -165,7 +165,8 @@ impl Store {
 
     /// As [`Checkpoint::open`].
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Checkpoint> {
-        Checkpoint::open_with(path, &self.config)
+        let path = path.as_ref();
+        Checkpoint::open_copied(path, &copies_of(path, &self.config.tiers), &self.config)
     }
 
     /// As [`Checkpoint::open_damaged`].
@@ -178,23 +179,30 @@ impl Store {
         Checkpoint::open_foreign_with(path, &self.config)
     }
 
-    /// As [`load`](crate::load()).
+    /// As [`load`](crate::load()). Of the tiers that the configuration names, see [`Checkpoint::open_copied`]: they have the
+    /// copies under the same name.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<Loaded> {
-        self.load_all(path.as_ref(), &Job::of(&self.config))
+        let path = path.as_ref();
+        self.load_copied(path, &copies_of(path, &self.config.tiers))
+    }
+
+    /// [`Store::load`] of a checkpoint that has these copies, and no others.
+    pub(crate) fn load_copied(&self, path: &Path, copies: &[PathBuf]) -> Result<Loaded> {
+        self.load_all(path, copies, &Job::of(&self.config))
     }
 
     /// As [`load_async`](crate::load_async()).
     pub fn load_async(&self, path: impl AsRef<Path>) -> Result<LoadHandle> {
         let (store, path) = (self.clone(), absolute_or_object(path.as_ref())?);
         Handle::start(Work::Load, path.clone(), Job::of(&self.config), move |job| {
-            store.load_all(&path, job)
+            store.load_all(&path, &copies_of(&path, &store.config.tiers), job)
         })
     }
 
-    fn load_all(&self, path: &Path, job: &Arc<Job>) -> Result<Loaded> {
+    fn load_all(&self, path: &Path, copies: &[PathBuf], job: &Arc<Job>) -> Result<Loaded> {
         let runtime = self.runtime()?;
         while_replaced(|| {
-            let checkpoint = Checkpoint::open_once(path, &self.config)?;
+            let checkpoint = Checkpoint::open_copied(path, copies, &self.config)?;
             let names = checkpoint.tensors().iter().map(|tensor| tensor.name.as_str());
             checkpoint.load_names(names, LoadOptions::default().on(&runtime, job))
         })

@@ -117,6 +117,19 @@ impl Bucket {
         read_range(&self.store, &self.key(name), offset, to).await
     }
 
+    /// So many bytes of an object, from an offset on.
+    ///
+    /// # Errors
+    /// As for [`Bucket::read`]; [`io::ErrorKind::UnexpectedEof`].
+    pub fn read_range(&self, name: &str, offset: u64, len: usize) -> io::Result<Vec<u8>> {
+        let (store, key) = (self.store.clone(), self.key(name));
+        self.run(async move {
+            let mut bytes = vec![0; len];
+            read_range(&store, &key, offset, &mut bytes).await?;
+            Ok(bytes)
+        })
+    }
+
     /// The length of an object, and its last bytes.
     ///
     /// # Errors

@@ -4,11 +4,12 @@
 //! the memory that the tensors will live in ([`read_arenas`]), through the staging pool into memory
 //! that exists already ([`read_into`]), or nowhere ([`check`]).
 
+mod copy;
 mod files;
 mod readers;
 mod reads;
 
-pub(super) use files::open_all as open_files;
+pub(super) use files::open as open_files;
 pub(crate) use reads::{FileOwner, Reads, ShardFile};
 
 use super::job::Job;
@@ -204,7 +205,7 @@ fn read_blocks(
 ) -> Result<ReadOutcome> {
     let started = Instant::now();
     job.trace_to(config);
-    let (files, mut moved) = files::open(runtime, config, reads, job, damages.is_some())?;
+    let (files, mut moved) = files::open(runtime, config, reads, job)?;
     let mut seconds =
         LoadSeconds { prepare: started.elapsed().as_secs_f64(), ..Default::default() };
     job.note(What::Prepare, started, None, 0);

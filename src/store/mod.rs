@@ -29,6 +29,7 @@ pub use promote::{
     take_over, unfinished,
 };
 pub use read::checkpoint::{Checkpoint, CheckpointKind};
+pub(crate) use read::copies::copies_of;
 pub(crate) use read::fingerprint::while_replaced;
 pub use read::info::{FileInfo, Info};
 pub use read::load::{LoadOptions, OnCorrupt};

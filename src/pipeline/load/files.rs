@@ -7,7 +7,7 @@ use crate::engine::queue::Queue;
 use crate::error::{Result, is_bad_medium};
 use crate::object::{Bucket, ObjectFile, is_url};
 use crate::pipeline::job::Job;
-use crate::pipeline::open::{Attempt, OpenFailure, attach, open_each, try_read};
+use crate::pipeline::open::{Attempt, OpenFailure, attach, by_directory, open_each, try_read};
 use crate::pipeline::report::Moved;
 use crate::pipeline::runtime::Runtime;
 use crate::pipeline::transfers::{OpenFile, OpenFiles, Opened};
@@ -18,13 +18,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// Opens all files that are read, those of each directory with the first I/O mode that passes its trial
-/// there. From then on nobody can take them away. If the load `collects` damage, a trial may hit a bad sector.
-pub(super) fn open(
+/// there. From then on nobody can take them away.
+pub(in crate::pipeline) fn open(
     runtime: &Runtime,
     config: &Config,
     reads: Reads,
     job: &Arc<Job>,
-    collects: bool,
 ) -> Result<(OpenFiles, Moved)> {
     let paths: Vec<Option<&Path>> = reads
         .files
@@ -32,47 +31,49 @@ pub(super) fn open(
         .zip(reads.by_file())
         .map(|(shard, blocks)| (!blocks.is_empty()).then_some(shard.path.as_path()))
         .collect();
-    if is_url(reads.dir) {
-        return Ok((
-            open_objects(reads, &paths, job)?,
-            Moved { engine: HTTP.into(), ..Moved::default() },
-        ));
-    }
+    // A checkpoint with copies may have some files here and some in a store.
+    let objects = open_objects(&paths)?;
+    let paths: Vec<Option<&Path>> = paths
+        .iter()
+        .zip(&objects)
+        .map(|(path, object)| path.filter(|_| object.is_none()))
+        .collect();
     rlimit::make_room_for(paths.iter().flatten().count());
     let opened = open_each(runtime, config, &paths, |numbers, queue, mode| {
         let shards = numbers.iter().map(|&number| &reads.files[number]);
-        Ok((open_in_directory(queue, mode, shards, collects)?, Vec::new()))
+        Ok((open_in_directory(queue, mode, shards)?, Vec::new()))
     });
-    let opened = opened.map(|(files, moved)| (OpenFiles::new(files, job), moved));
     if !reads.blocks.is_empty() {
         reads.owner.check_same(opened.is_ok())?;
     }
-    opened
-}
-
-/// Opens all files that `reads` names, for a caller that reads by itself.
-pub(in crate::pipeline) fn open_all(
-    runtime: &Runtime,
-    config: &Config,
-    reads: Reads,
-    job: &Arc<Job>,
-) -> Result<(OpenFiles, Moved)> {
-    open(runtime, config, reads, job, false)
+    let (files, mut moved) = opened?;
+    if objects.iter().any(Option::is_some) {
+        moved.engine = match files.iter().any(Option::is_some) {
+            true => format!("{} and {HTTP}", moved.engine),
+            false => HTTP.into(),
+        };
+    }
+    let opened = files.into_iter().zip(objects);
+    let opened = opened.map(|(file, object)| file.map(Opened::File).or(object));
+    Ok((OpenFiles::of(opened.collect(), job), moved))
 }
 
 /// The engine of objects, in reports.
 const HTTP: &str = "http";
 
-/// Opens objects, which takes no request: each read says whether there is still one of its name.
-fn open_objects(reads: Reads, urls: &[Option<&Path>], job: &Arc<Job>) -> Result<OpenFiles> {
-    let bucket = Arc::new(Bucket::at(reads.dir)?);
-    let object = |url: &Path| {
-        let name = url.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
-        Opened::Object(ObjectFile::new(bucket.clone(), name))
-    };
-    let opened = urls.iter().map(|url| url.map(object)).collect();
-    reads.owner.check_same(true)?;
-    Ok(OpenFiles::of(opened, job))
+/// Opens the objects among files, which takes no request: each read says whether there is still one of its name.
+fn open_objects(paths: &[Option<&Path>]) -> Result<Vec<Option<Opened>>> {
+    let mut opened: Vec<Option<Opened>> = paths.iter().map(|_| None).collect();
+    let urls: Vec<Option<&Path>> = paths.iter().map(|path| path.filter(|p| is_url(p))).collect();
+    for (dir, numbers) in by_directory(&urls) {
+        let bucket = Arc::new(Bucket::at(dir)?);
+        for number in numbers {
+            let name = urls[number].and_then(Path::file_name).unwrap_or_default();
+            let object = ObjectFile::new(bucket.clone(), name.to_string_lossy());
+            opened[number] = Some(Opened::Object(object));
+        }
+    }
+    Ok(opened)
 }
 
 /// Opens files of one directory.
@@ -80,7 +81,6 @@ fn open_in_directory<'a>(
     queue: &Arc<Queue>,
     mode: &IoMode,
     shards: impl Iterator<Item = &'a ShardFile>,
-    collects: bool,
 ) -> Attempt<Vec<OpenFile>> {
     let mut files = Vec::new();
     for shard in shards {
@@ -90,7 +90,7 @@ fn open_in_directory<'a>(
         if files.is_empty() {
             match try_read(&open) {
                 // No other mode reads a bad sector; its own read says that it is bad.
-                Err(error) if collects && is_bad_medium(&error) => {}
+                Err(error) if is_bad_medium(&error) => {}
                 tried => tried.map_err(failed(Stage::Trial, "reading"))?,
             }
         }

@@ -1,5 +1,6 @@
 //! The threads that read blocks, check them and deliver them.
 
+use super::copy;
 use super::reads::Reads;
 use crate::device::StagedCopy;
 use crate::engine::queue::Outcome;
@@ -16,6 +17,7 @@ use crate::plan::load::BlockRead;
 use crate::pool::{Buffer, Pool};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::collections::VecDeque;
+use std::fmt::Display;
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -205,11 +207,15 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         if self.job.stopped() {
             return Ok(None); // failed elsewhere, or cancelled: deliver nothing more
         }
+        let mut buffer = outcome.buffer;
         if let Err(error) = outcome.result {
-            return self.read_failed(block, error).map(|()| None);
+            let to = buffer.as_mut().map(|buffer| &mut buffer[..block.len]);
+            if !to.is_some_and(|to| self.read_copy(block, &error, to)) {
+                return self.read_failed(block, error).map(|()| None);
+            }
         }
-        let buffer = outcome.buffer.expect("a read that succeeds returns its buffer");
-        if self.reads.verify && !self.check(number, &buffer[..block.len])? {
+        let mut buffer = buffer.expect("a read that succeeds returns its buffer");
+        if self.reads.verify && !self.check(number, &mut buffer[..block.len])? {
             return Ok(None);
         }
         self.job.add_written(block.len as u64);
@@ -220,17 +226,40 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         Ok(staged.is_gpu_copying().then_some(staged))
     }
 
-    /// Compares every checksum chunk of a read with its checksum; returns whether all are good.
-    fn check(&self, read_number: usize, bytes: &[u8]) -> Result<bool> {
+    /// Compares every checksum chunk of a read with its checksum; returns whether all are good. Damaged ones are read from
+    /// a copy of the file, if it has any.
+    fn check(&self, read_number: usize, bytes: &mut [u8]) -> Result<bool> {
         let (read, hashing) = (&self.reads.blocks[read_number], Instant::now());
-        let mut good = true;
-        for damage in self.reads.damages(read, bytes) {
-            good = false;
-            self.damaged(damage)?;
-        }
+        let damages: Vec<Damage> = self.reads.damages(read, bytes).collect();
         self.clocks.checksum.add(hashing);
         self.job.note(What::Checksum, hashing, Some(read_number), read.len as u64);
-        Ok(good)
+        let Some(first) = damages.first() else { return Ok(true) };
+        let why = Error::from(first.clone()).to_string();
+        if self.read_copy(read, &why, bytes) {
+            return Ok(true);
+        }
+        damages.into_iter().try_for_each(|damage| self.damaged(damage))?;
+        Ok(false)
+    }
+
+    /// Reads each checksum chunk of a block that is not good from the first copy of its file that has it; returns whether
+    /// all are good then.
+    fn read_copy(&self, block: &BlockRead, why: &dyn Display, to: &mut [u8]) -> bool {
+        let is_good = |chunk: &BlockRead, bytes: &[u8]| {
+            self.reads.verify && self.reads.damages(chunk, bytes).next().is_none()
+        };
+        self.reads.chunks_of(block).all(|chunk| {
+            let start = (chunk.offset - block.offset) as usize;
+            let to = &mut to[start..start + chunk.len];
+            is_good(&chunk, to)
+                || self.reads.owner.read_copy(chunk.file, why, &mut |path| {
+                    let read = copy::read(path, chunk.offset, to);
+                    if let Err(error) = &read {
+                        tracing::debug!(%error, "reading {} at {}", path.display(), chunk.offset);
+                    }
+                    read.is_ok() && (!self.reads.verify || is_good(&chunk, to))
+                })
+        })
     }
 
     fn damaged(&self, damage: Damage) -> Result<()> {

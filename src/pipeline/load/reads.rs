@@ -4,6 +4,7 @@ use crate::error::Result;
 use crate::pipeline::chunks::differing;
 use crate::pipeline::report::Damage;
 use crate::plan::load::BlockRead;
+use std::fmt::Display;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -30,6 +31,15 @@ pub(crate) trait FileOwner: Sync {
     /// # Errors
     /// What the load then fails with.
     fn check_same(&self, all_open: bool) -> Result<()>;
+
+    /// Has `read` read from each copy of a file in turn, until it succeeds; returns whether it did. `why` says why the file
+    /// itself is not read.
+    fn read_copy(
+        &self,
+        file: usize,
+        why: &dyn Display,
+        read: &mut dyn FnMut(&Path) -> bool,
+    ) -> bool;
 
     /// Names of the tensors with bytes in a range of a file, for messages.
     fn tensors_in(&self, file: usize, range: &Range<u64>) -> Vec<String>;

@@ -463,12 +463,13 @@ impl Checkpoint {
     ) -> LoadReport {
         let read_bytes = fetches.iter().map(|fetched| fetched.bytes).sum();
         let mut reads = fetches.into_iter().map(|fetched| fetched.read);
-        let ReadOutcome { moved, mut seconds } = reads.next().expect("at least one pass");
+        let ReadOutcome { mut moved, mut seconds } = reads.next().expect("at least one pass");
         for ReadOutcome { seconds: more, .. } in reads {
             seconds.prepare += more.prepare;
             seconds.read += more.read;
             seconds.checksum_cpu += more.checksum_cpu;
         }
+        moved.fallbacks.extend(self.copies.used());
         seconds.total = loading.started.elapsed().as_secs_f64();
         let (path, verified) = (self.path().into(), loading.verify);
         let damaged = Vec::new();

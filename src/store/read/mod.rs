@@ -1,6 +1,7 @@
 //! Opening a checkpoint, loading from it, checking it.
 
 pub(crate) mod checkpoint;
+pub(crate) mod copies;
 pub(crate) mod coverage;
 pub(crate) mod damage;
 pub(crate) mod dcp_mark;
@@ -17,6 +18,7 @@ pub(crate) mod needed;
 pub(crate) mod object;
 pub(crate) mod part;
 pub(crate) mod salvage;
+pub(crate) mod shards;
 pub(crate) mod slices;
 pub(crate) mod values;
 pub(crate) mod verify;

@@ -5,6 +5,7 @@ use crate::format::{Manifest, TRAILER_LEN, names};
 use crate::object::{Bucket, Version};
 use crate::pipeline::load::ShardFile;
 use crate::store::read::fault::Fault;
+use crate::store::read::shards::Shards;
 use std::collections::HashMap;
 use std::io;
 use std::path::Path;
@@ -48,11 +49,7 @@ pub(super) fn read_end(url: &Path) -> Result<Option<(u64, [u8; TRAILER_LEN])>> {
 }
 
 /// The shards of a manifest as the store lists them, what is wrong with them, and which are missing, with what to do.
-pub(super) fn find_shards(
-    url: &Path,
-    there: &HashMap<String, u64>,
-    manifest: &Manifest,
-) -> (Vec<ShardFile>, Vec<Fault>, Option<String>) {
+pub(super) fn find_shards(url: &Path, there: &HashMap<String, u64>, manifest: &Manifest) -> Shards {
     let (mut faults, mut missing) = (Vec::new(), Vec::new());
     let mut files = Vec::with_capacity(manifest.files.len());
     for (number, file) in manifest.files.iter().enumerate() {
@@ -76,7 +73,7 @@ pub(super) fn find_shards(
             missing[..missing.len().min(20)].join(", ")
         )
     });
-    (files, faults, problem)
+    Shards { files, faults, problem }
 }
 
 /// The error for a URL without a manifest.

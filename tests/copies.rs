@@ -1,0 +1,157 @@
+//! A checkpoint that has copies: what is missing or damaged in one is read from another.
+
+use ringstow::{
+    Checkpoint, Config, Dtype, Error, LoadOptions, Loaded, StateDict, Store, TensorInfo,
+};
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+const BYTES: usize = 3 << 20;
+
+/// Two tiers, and a step in each.
+struct Tiers {
+    dir: tempfile::TempDir,
+    store: Store,
+}
+
+impl Tiers {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let tiers = vec![dir.path().join("shared")];
+        let config = Config { shard_bytes: 4 << 20, files: 1, tiers, ..Config::default() };
+        let tiers = Self { dir, store: Store::new(config).unwrap() };
+        tiers.save(1);
+        tiers.store.promote(tiers.here(), tiers.there(), ringstow::Promotion::default()).unwrap();
+        tiers
+    }
+
+    fn save(&self, seed: u8) {
+        let mut state = StateDict::new();
+        for (number, name) in ["a", "b", "c"].into_iter().enumerate() {
+            let info =
+                TensorInfo { name: name.into(), dtype: Dtype::U8, shape: vec![BYTES as u64] };
+            state.source(info, Box::new(bytes_of(seed + number as u8)));
+        }
+        let config = Config { tiers: Vec::new(), ..self.store.config().clone() };
+        Store::new(config).unwrap().save(&state, self.here()).unwrap();
+    }
+
+    fn here(&self) -> PathBuf {
+        self.dir.path().join("run/step-1")
+    }
+
+    fn there(&self) -> PathBuf {
+        self.dir.path().join("shared/step-1")
+    }
+
+    fn load(&self) -> Result<Loaded, Error> {
+        self.store.load(self.here())
+    }
+}
+
+fn bytes_of(seed: u8) -> Vec<u8> {
+    (0..BYTES).map(|at| (at / 4096) as u8 ^ seed).collect()
+}
+
+/// The shards of a directory, in order.
+fn shards(dir: &Path) -> Vec<PathBuf> {
+    let files = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let mut shards: Vec<PathBuf> =
+        files.filter(|path| path.extension().is_some_and(|end| end == "safetensors")).collect();
+    shards.sort();
+    shards
+}
+
+fn flip(file: &Path, offset: u64) {
+    let file = fs::File::options().read(true).write(true).open(file).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, offset).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], offset).unwrap();
+}
+
+fn check(loaded: &Loaded) {
+    for (number, name) in ["a", "b", "c"].into_iter().enumerate() {
+        assert_eq!(loaded.tensor(name).unwrap().data(), bytes_of(1 + number as u8), "{name}");
+    }
+}
+
+#[test]
+fn each_damaged_chunk_is_read_from_the_copy_that_has_it() {
+    let tiers = Tiers::new();
+    let (here, there) = (shards(&tiers.here()), shards(&tiers.there()));
+    assert!(here.len() > 1 && here.len() == there.len());
+    flip(&here[0], 100 << 10);
+    flip(&there[0], 2500 << 10);
+    flip(&there[1], 100 << 10);
+    let loaded = tiers.load().unwrap();
+    check(&loaded);
+    let used = &loaded.report.moved.fallbacks;
+    let [used] = used.iter().filter(|step| step.got.contains("copy")).collect::<Vec<_>>()[..]
+    else {
+        panic!("one file, once: {used:?}")
+    };
+    assert_eq!(used.wanted, here[0].display().to_string());
+    assert!(used.got.ends_with(&there[0].display().to_string()), "{}", used.got);
+    assert!(used.reason.contains("crc32"), "{}", used.reason);
+    assert_eq!(loaded.report.path, tiers.here());
+}
+
+#[test]
+fn missing_and_cut_files_are_read_from_the_copy() {
+    let tiers = Tiers::new();
+    let here = shards(&tiers.here());
+    fs::remove_file(&here[0]).unwrap();
+    fs::File::options().write(true).open(&here[1]).unwrap().set_len(1 << 20).unwrap();
+    assert!(Checkpoint::open(tiers.here()).is_err(), "without tiers");
+    check(&tiers.load().unwrap());
+    let opened = tiers.store.open(tiers.here()).unwrap();
+    check(&opened.load_names(["a", "b", "c"], LoadOptions::default()).unwrap());
+}
+
+#[test]
+fn copy_is_loaded_if_the_checkpoint_cannot_be_opened() {
+    let tiers = Tiers::new();
+    flip(&tiers.here().join("manifest.json"), 40);
+    assert_eq!(tiers.load().unwrap().report.path, tiers.there());
+    fs::remove_dir_all(tiers.here()).unwrap();
+    let loaded = tiers.load().unwrap();
+    check(&loaded);
+    assert_eq!(loaded.report.path, tiers.there());
+}
+
+#[test]
+fn what_no_copy_has_is_an_error_of_the_checkpoint_itself() {
+    let tiers = Tiers::new();
+    let (here, there) = (shards(&tiers.here()), shards(&tiers.there()));
+    flip(&here[0], 100 << 10);
+    flip(&there[0], 200 << 10); // the same checksum chunk
+    match tiers.load() {
+        Err(Error::Corrupt { path, tensors, .. }) => {
+            assert_eq!(path, here[0]);
+            assert_eq!(tensors.to_vec(), ["a"]);
+        }
+        other => panic!("{other:?}"),
+    }
+    fs::remove_dir_all(tiers.there()).unwrap();
+    assert!(matches!(tiers.load(), Err(Error::Corrupt { .. })));
+    fs::remove_dir_all(tiers.here()).unwrap();
+    assert!(matches!(tiers.load(), Err(Error::Io { path, .. }) if path == tiers.here()));
+}
+
+#[test]
+fn nothing_is_read_from_another_checkpoint_of_the_same_name() {
+    let tiers = Tiers::new();
+    tiers.save(9); // the copy is older
+    flip(&shards(&tiers.here())[0], 100 << 10);
+    assert!(matches!(tiers.load(), Err(Error::Corrupt { .. })));
+}
+
+#[test]
+fn whole_checkpoint_needs_no_copy() {
+    let tiers = Tiers::new();
+    fs::write(tiers.there().join("manifest.json"), "not looked at").unwrap();
+    let loaded = tiers.load().unwrap();
+    check(&loaded);
+    assert!(!loaded.report.moved.fallbacks.iter().any(|step| step.got.contains("copy")));
+}
