@@ -171,7 +171,7 @@ torture-background: $(READY)
 torture-calls:
 	$(if $(EACH_CALL),RINGSTOW_EACH_CALL='$(EACH_CALL)') cargo test --test each_call -- --nocapture no_call
 
-torture-calls-python: export RINGSTOW_PASSES = 32
+torture-calls-python: export RINGSTOW_PASSES = 96
 torture-calls-python: export RINGSTOW_MINUTES = $(MINUTES)
 torture-calls-python: $(READY)
 	$(BIN)/python -m pytest -q -s python/tests/test_each_call.py

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from ringstow import _others
 from ringstow._damage import is_damage
 from ringstow._errors import InvalidStateError
 from ringstow._load import load, load_into
+from ringstow._nearest import with_tiers
 from ringstow._save import save, save_async
 
 if TYPE_CHECKING:
@@ -83,8 +84,8 @@ class Side(Protocol[_Handle]):
     def check_into(self, into: dict[Any, Any] | None) -> None:
         """Raise InvalidStateError if a load needs a state dict to fill, and there is none."""
 
-    def load(self, found: Step, into: dict[Any, Any] | None) -> Attempt:
-        """Try to load a step."""
+    def load(self, found: Step, into: dict[Any, Any] | None, tiers: Sequence[str] = ()) -> Attempt:
+        """Try to load a step, of which these tiers have copies."""
 
     def close(self) -> None:
         """Free what saves keep."""
@@ -164,8 +165,9 @@ class Alone:
     def check_into(self, into: dict[Any, Any] | None) -> None:
         pass
 
-    def load(self, found: Step, into: dict[Any, Any] | None) -> Attempt:
-        options: dict[str, Any] = {"config": self._config, "allow_pickle": self._allow_pickle}
+    def load(self, found: Step, into: dict[Any, Any] | None, tiers: Sequence[str] = ()) -> Attempt:
+        config = with_tiers(self._config, tiers)
+        options: dict[str, Any] = {"config": config, "allow_pickle": self._allow_pickle}
         if found.dropped:
             parts = " and ".join(found.dropped)
             _log.warning("%s: `slim` has dropped %s from this checkpoint", found.path, parts)

@@ -215,7 +215,7 @@ def _newest_on(
     config: Config | None,
 ) -> str | None:
     """Return the nearest copy of the newest step that tiers have; None if nothing is committed."""
-    _refuse_two_runs(tiers)
+    refuse_two_runs(tiers)
     newest: tuple[tuple[int, int], str] | None = None
     failure: Exception | None = None
     for tier in tiers:
@@ -235,7 +235,7 @@ def _newest_on(
     return None if newest is None else newest[1]
 
 
-def _refuse_two_runs(tiers: list[str]) -> None:
+def refuse_two_runs(tiers: list[str]) -> None:
     """Refuse tiers whose steps are noted to be of different runs.
 
     Raises:

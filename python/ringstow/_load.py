@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ringstow import (
@@ -16,12 +16,13 @@ from ringstow import (
     _lines,
     _merge,
     _native,
+    _nearest,
     _outcomes,
     _promoter,
     _salvage,
     foreign,
 )
-from ringstow._arguments import StrPath, to_read
+from ringstow._arguments import StrPath
 from ringstow._collector import collector_paused
 from ringstow._config import Config, native_json
 from ringstow._errors import KeyMismatchError, ReplacedCheckpointError
@@ -46,7 +47,7 @@ _log = logging.getLogger("ringstow")
 
 @_arguments.explained(_arguments.LOAD_ARGUMENTS)
 def load(
-    path: StrPath,
+    path: StrPath | Sequence[StrPath],
     *,
     prefix: str | None = None,
     keys: Iterable[str] | None = None,
@@ -72,7 +73,11 @@ def load(
     one.
 
     Args:
-        path: the checkpoint's directory.
+        path: the checkpoint's directory, or its URL in an object store. A list names the tiers of a
+            run, the nearest first, such as ``["/nvme/run", "s3://bucket/run"]``: the newest step
+            that any of them has is loaded, from the nearest tier. What that tier lacks or has
+            damaged, one file or checksum chunk at a time, comes from the copy on the next one, with
+            a warning. The same goes for a path whose copies are on ``config.tiers``.
         prefix: select the leaf of this name and all below it: ``"model"`` selects ``model.*``, and
             not ``model_ema.*``.
         keys: select the leaves of exactly these names.
@@ -118,7 +123,8 @@ def load(
         raise TypeError(f"prefix is one name, not {prefix!r}; for several names give keys=")
     check_framework(framework, device)
     skips = _salvage.check_choice(on_corrupt, verify=verify)
-    where = to_read(path)
+    found = _nearest.find(path, config)
+    where = found.path
     gpu = _cuda.device_named(device)
     names = None if keys is None else list(keys)
     progress = Progress(f"loading {os.path.basename(where)}")
@@ -127,7 +133,7 @@ def load(
             lambda: _load(
                 where,
                 _opened(
-                    where,
+                    found,
                     config,
                     progress,
                     damaged=skips,
@@ -160,7 +166,7 @@ def tell(report: LoadReport) -> None:
 
 
 def _opened(
-    where: str,
+    found: _nearest.Found,
     config: Config | None,
     progress: Progress,
     *,
@@ -168,7 +174,7 @@ def _opened(
     verify: bool,
     allow_pickle: bool,
 ) -> _native.Checkpoint | foreign.Foreign:
-    settings = native_json(config)
+    where, settings = found.path, native_json(config)
     others = foreign.opened(
         where, verify=verify, allow_pickle=allow_pickle, progress=progress.advance
     )
@@ -179,6 +185,7 @@ def _opened(
         return _native.Checkpoint(
             where,
             settings,
+            copies=found.copies,
             foreign=_holds_model(where),
             damaged=damaged,
             verify=verify,
@@ -309,7 +316,7 @@ def _load_to(
 @_arguments.explained(_arguments.LOAD_INTO_ARGUMENTS)
 def load_into(
     state_dict: dict[Any, Any],
-    path: StrPath,
+    path: StrPath | Sequence[StrPath],
     *,
     strict: bool = True,
     cast: bool = False,
@@ -334,7 +341,7 @@ def load_into(
             memory. Tensors on CUDA devices and arrays with ``__cuda_array_interface__`` are filled
             through the staging memory. Strided CPU tensors, and tensors on other devices, need a
             temporary copy. A list or tuple without tensors is one value, replaced as a whole.
-        path: the checkpoint's directory.
+        path: the checkpoint's directory or URL, or the tiers of a run, as in `load`.
         strict: require the same keys in both. False loads the keys that both have, and the report
             lists the others as ``missing`` and ``unexpected``; a tensor of another dtype or shape
             is still an error.
@@ -364,8 +371,9 @@ def load_into(
         FormatError: the manifest is not ringstow's, or a newer version's.
         OSError: the system refused: no such directory, no permission, a failing disk.
     """
-    where = to_read(path)
     skips = _salvage.check_choice(on_corrupt, verify=verify)
+    found = _nearest.find(path, config)
+    where = found.path
     progress = Progress(f"loading {os.path.basename(where)}")
     with _outcomes.failing("load", where), progress:
         report = _while_replaced(
@@ -373,7 +381,7 @@ def load_into(
                 state_dict,
                 where,
                 _opened(
-                    where,
+                    found,
                     config,
                     progress,
                     damaged=skips,

@@ -464,16 +464,19 @@ def fill(
 
 @final
 class Checkpoint:
-    # Reads and checks the manifest. `foreign` also opens a directory of safetensors files without
-    # one: of torch's HuggingFaceStorageWriter, or plain Hugging Face. `damaged` also opens one
-    # whose files are missing or cut. With `verify`, loads verify every checksum chunk they read.
-    # While a load runs, its thread calls `progress` ten times a second with the bytes read and
-    # their total; the total is 0 until the load is planned.
+    # Reads and checks the manifest. What the checkpoint lacks or has damaged, loads read from
+    # `copies`, the nearest first; if it cannot be opened, the first of them that can be is.
+    # `foreign` also opens a directory of safetensors files without a manifest: of torch's
+    # HuggingFaceStorageWriter, or plain Hugging Face. `damaged` also opens one whose files are
+    # missing or cut. With `verify`, loads verify every checksum chunk they read. While a load runs,
+    # its thread calls `progress` ten times a second with the bytes read and their total; the total
+    # is 0 until the load is planned.
     def __new__(
         cls,
         path: str,
         config: str,
         *,
+        copies: Sequence[str] = (),
         foreign: bool = False,
         damaged: bool = False,
         verify: bool = True,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from ringstow import _index, _native, foreign
-from ringstow._arguments import StrPath, to_read
+from ringstow import _index, _native, _nearest, foreign
+from ringstow._arguments import StrPath
 from ringstow._config import Config, native_json
 from ringstow._errors import KeyMismatchError, UnsupportedError
 from ringstow._load import check_framework
@@ -32,7 +32,7 @@ _log = logging.getLogger("ringstow")
 
 
 def open(
-    path: StrPath,
+    path: StrPath | Sequence[StrPath],
     *,
     verify: bool = True,
     allow_pickle: bool = False,
@@ -57,7 +57,7 @@ def open(
     raises. `load` refuses such a checkpoint.
 
     Args:
-        path: the checkpoint's directory.
+        path: the checkpoint's directory or URL, or the tiers of a run, as in `load`.
         verify: verify every checksum chunk (1 MiB) that is read before using any of it. False reads
             only the needed pages.
         allow_pickle: let ``load()`` of pickled values unpickle them, which can run any code.
@@ -74,7 +74,7 @@ def open(
     """
     check_framework(framework, None)
     return Checkpoint(
-        to_read(path),
+        _nearest.find(path, config),
         native_json(config),
         verify=verify,
         allow_pickle=allow_pickle,
@@ -92,15 +92,23 @@ class Checkpoint(Mapping[str, "Entry"]):
     """
 
     def __init__(
-        self, path: str, config: str, *, verify: bool, allow_pickle: bool, as_numpy: bool
+        self,
+        found: _nearest.Found,
+        config: str,
+        *,
+        verify: bool,
+        allow_pickle: bool,
+        as_numpy: bool,
     ) -> None:
-        self.path = path
+        self.path = path = found.path
         """The checkpoint's directory."""
         self._as_numpy = as_numpy
         opened: _native.Checkpoint | foreign.Foreign | None
         opened = foreign.opened(path, verify=verify, allow_pickle=allow_pickle)
         if opened is None:
-            opened = _native.Checkpoint(path, config, foreign=True, damaged=True, verify=verify)
+            opened = _native.Checkpoint(
+                path, config, copies=found.copies, foreign=True, damaged=True, verify=verify
+            )
         if opened.problem is not None:
             _log.warning("%s. Tensors in its other files can be read", opened.problem)
         self._opened: _native.Checkpoint | foreign.Foreign | None = opened

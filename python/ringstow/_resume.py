@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 from ringstow._alone import Side
@@ -49,17 +51,18 @@ def first_intact(
         Exception: any failure that is no damage; the first one's damage, if none is intact.
     """
     damage: BaseException | None = None
-    for found, after in itertools.zip_longest(candidates, candidates[1:]):
-        attempt = side.load(found, into)
+    for number, found in enumerate(candidates, 1):
+        copies = itertools.takewhile(functools.partial(_is_copy, found), candidates[number:])
+        tiers = [os.path.dirname(copy.path) for copy in copies]
+        attempt = side.load(found, into, tiers)
         if attempt.error is None:
             assert attempt.state is not None
             assert found.step is not None
             return Restored(found.step, found.path, found.metrics, attempt.state, found.dropped)
-        has_copy = after is not None and _is_copy(after, found)
         is_gone = isinstance(attempt.error, MissingFilesError | NoCheckpointError)
-        if not (attempt.is_damage or (has_copy and is_gone)):
+        if not (attempt.is_damage or (tiers and is_gone)):
             raise attempt.error
-        if on_corrupt == "raise" and not has_copy:
+        if on_corrupt == "raise" and not tiers:
             if len(candidates) > 1:
                 attempt.error.add_note(
                     'restore(on_corrupt="previous") loads the newest earlier step that is intact'

@@ -5,7 +5,7 @@
 Python (`python_calls`). Afterwards the old or the new checkpoint is there, whole, or the path is
 refused; the next operation works; and nothing else is left.
 
-The n-th calls are dealt to 32 passes; a seed decides which come first. All passes have every call,
+The n-th calls are dealt to 96 passes; a seed decides which come first. All passes have every call,
 and then each fails with every error number; otherwise with one that the seed decides.
 """
 
@@ -27,7 +27,7 @@ from operations import KILLED, OPERATIONS, SMALL, look, must, start, state
 
 import ringstow
 
-STRIDE = 32
+STRIDE = 96
 JOBS = 2
 # A child that takes longer hangs.
 LIMIT_S = 60

@@ -14,7 +14,7 @@ import pytest
 from support import cargo_build, missing
 
 HERE = pathlib.Path(__file__).parent
-CUTS = os.environ.get("RINGSTOW_CUTS", "9")
+CUTS = os.environ.get("RINGSTOW_CUTS", "5")
 SEED = os.environ.get("RINGSTOW_SEED", "1")
 
 

@@ -49,7 +49,7 @@ def test_run_goes_on_in_the_directory_of_the_copies(tmp_path):
     assert steps_in(tmp_path / "shared/run") == [2, 3]
 
 
-def test_nearest_intact_copy_is_restored(tmp_path, caplog):
+def test_what_the_nearest_copy_has_intact_is_restored(tmp_path, caplog):
     save_step_1(tmp_path)
     near = tmp_path / "run" / "step-00000001"
     with manager_of(tmp_path) as manager:
@@ -58,9 +58,13 @@ def test_nearest_intact_copy_is_restored(tmp_path, caplog):
     shard.write_bytes(bytes(shard.stat().st_size))
     with manager_of(tmp_path) as manager:
         restored = manager.restore()  # on_corrupt="raise": it is the same step
-    assert restored.path == str(tmp_path / "shared/run/step-00000001")
+    assert restored.path == str(near)
     assert torch.equal(restored.state["w"], state_of(1)["w"])
-    assert "passing over" in caplog.text
+    assert f"shared/run/step-00000001/{shard.stem}" in caplog.text
+    (near / "manifest.json").write_bytes(b"damaged")
+    with manager_of(tmp_path) as manager:
+        restored = manager.restore()
+    assert restored.path == str(tmp_path / "shared/run/step-00000001")
 
 
 def test_old_steps_leave_the_copies_by_their_own_rule(tmp_path):

@@ -113,9 +113,7 @@ fn cut_and_check(of: FileSystem, cuts: u64, seed: u64) -> Result<(), String> {
 }
 
 fn power_cut_on(of: FileSystem) {
-    where_mounts_work(|| {
-        cut_and_check(of, number("RINGSTOW_CUTS", 16), number("RINGSTOW_SEED", 1))
-    });
+    where_mounts_work(|| cut_and_check(of, number("RINGSTOW_CUTS", 8), number("RINGSTOW_SEED", 1)));
 }
 
 #[test]

@@ -11,7 +11,7 @@ import contextlib
 import inspect
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch.distributed as dist
@@ -27,6 +27,7 @@ from ringstow._config import Config, native_json
 from ringstow._damage import is_damage
 from ringstow._errors import Error, InvalidStateError
 from ringstow._metrics import metrics_of
+from ringstow._nearest import with_tiers
 from ringstow.dcp import _latest, _paths, _private
 from ringstow.dcp._handle import RanksHandle
 from ringstow.dcp._others_reader import OthersReader
@@ -208,7 +209,7 @@ class Ranks:
             )
         agree(error, self._group)
 
-    def load(self, found: Step, into: dict[Any, Any] | None) -> Attempt:
+    def load(self, found: Step, into: dict[Any, Any] | None, tiers: Sequence[str] = ()) -> Attempt:
         assert into is not None
         error: BaseException | None = None
         planner = LoadPlanner()
@@ -217,7 +218,7 @@ class Ranks:
             if found.status != "committed":  # DCP hides why: open it once for the reason
                 knobs = native_json(self._config)
                 self.first(lambda: str(_native.Checkpoint(found.path, knobs).kind))
-            reader = self._reader(found.path)
+            reader = self._reader(found.path, tiers)
             _latest.agree_on(found.path, self._group)
             load(
                 into,
@@ -241,11 +242,12 @@ class Ranks:
             error = Error(f"rank {rank} could not load {path}: {other}")
         return Attempt(error=error, is_damage=all(one[0] for _, one in failed))
 
-    def _reader(self, path: str) -> StorageReader | OthersReader:
+    def _reader(self, path: str, tiers: Sequence[str]) -> StorageReader | OthersReader:
         """Return what reads a checkpoint: of ringstow's, or a directory of torch's own."""
         kind = self.first(lambda: None if _is_ours(path) else foreign.kind_of(path))
         if kind is None:
-            return StorageReader(config=self._config, allow_pickle=self._allow_pickle)
+            config = with_tiers(self._config, tiers)
+            return StorageReader(config=config, allow_pickle=self._allow_pickle)
         if kind != "dcp":
             raise InvalidStateError(
                 f"{path} is a checkpoint of another program ({kind}), and several ranks restore "

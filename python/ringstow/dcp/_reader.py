@@ -33,6 +33,7 @@ from ringstow._errors import (
     NotCommittedError,
     ReplacedCheckpointError,
 )
+from ringstow._nearest import copies_of
 from ringstow._report import LoadReport
 from ringstow.dcp import _broadcast, _objects, _paths, _private, _targets, _travel
 from ringstow.dcp._absence import Absence
@@ -444,7 +445,11 @@ class StorageReader(storage.StorageReader):
     def _open(self, path: str) -> Contents:
         self._checkpoint = self._contents = None
         knobs = self._config.to_json()
-        checkpoint = _native.Checkpoint(path, knobs, foreign=True, verify=self._verify)
+        # A rank's part is not copied by itself.
+        copies = copies_of(path, self._config.tiers) if path == self._path else []
+        checkpoint = _native.Checkpoint(
+            path, knobs, copies=copies, foreign=True, verify=self._verify
+        )
         state = checkpoint.state if checkpoint.kind == "ringstow" else None
         contents = Contents.of(path, checkpoint.entries, state)
         self._checkpoint, self._contents = checkpoint, contents

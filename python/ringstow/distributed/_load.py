@@ -6,13 +6,14 @@ import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ringstow import _arguments, _late, _load, _merge, _native, _outcomes
-from ringstow._arguments import StrPath, object_url, to_read
-from ringstow._config import Config, native_json
+from ringstow import _arguments, _late, _load, _merge, _native, _nearest, _outcomes
+from ringstow._arguments import StrPath, directory_to_read, object_url, to_read
+from ringstow._config import Config, given, native_json
 from ringstow._errors import ReplacedCheckpointError
+from ringstow._nearest import copies_of, with_tiers
 from ringstow.dcp._together import raise_first, sendable
 from ringstow.distributed import _nodes, _whole
 from ringstow.distributed._deal import agreed, refuse_different_calls
@@ -38,7 +39,7 @@ _log = logging.getLogger("ringstow")
 @_arguments.explained(_arguments.LOAD_INTO_ARGUMENTS)
 def load_into(
     state_dict: dict[Any, Any],
-    path: StrPath,
+    path: StrPath | Sequence[StrPath],
     *,
     group: dist.ProcessGroup | None = None,
     strict: bool = True,
@@ -57,7 +58,8 @@ def load_into(
         state_dict: this rank's. DTensors and ShardedTensors are filled in place, and everything
             else as by `ringstow.load_into`. A `PerRank` gets the value that the rank of the same
             number has saved.
-        path: the checkpoint's directory.
+        path: the checkpoint's directory or URL, or the tiers of a run, as in `ringstow.load`. The
+            first rank looks for the newest step of tiers.
         group: the ranks; None means all.
         strict: require that this rank's keys are in the checkpoint, and the checkpoint's on some
             rank. False loads the keys that both have, and the report lists the others.
@@ -76,11 +78,14 @@ def load_into(
         Exception: as from `ringstow.load_into`.
     """
     ranks = group_of(group)
-    with ranks.turn, _outcomes.failing("load", str(path)):
+    with ranks.turn, _outcomes.failing("load", _shown(path)):
+        path, config = _named(ranks, "load_into", path, config)
         where, settings, found = _meet(ranks, "load_into", path, config, strict)
+        # What nodes that share no directory lack, they get from each other.
+        copies = copies_of(where, given(config).tiers) if found is None else []
         for attempt in range(_ATTEMPTS):
             with _fetching(ranks, where, found, settings) as needs:
-                one = _Load(ranks, where, needs, strict=strict)
+                one = _Load(ranks, where, copies, needs, strict=strict)
                 try:
                     report = one.run(
                         state_dict, settings, cast=cast, verify=verify, allow_pickle=allow_pickle
@@ -97,7 +102,7 @@ def load_into(
 
 
 def load(
-    path: StrPath,
+    path: StrPath | Sequence[StrPath],
     *,
     group: dist.ProcessGroup | None = None,
     prefix: str | None = None,
@@ -114,7 +119,7 @@ def load(
     `PerRank` comes back as a dict of all ranks' values by rank, in text.
 
     Args:
-        path: the checkpoint's directory.
+        path: as in `load_into`.
         group: the ranks; None means all.
         prefix: as in `ringstow.load`.
         keys: as in `ringstow.load`.
@@ -133,6 +138,7 @@ def load(
     """
     ranks = group_of(group)
     with ranks.turn:
+        path, config = _named(ranks, "load", path, config)
         where, settings, found = _meet(ranks, "load", path, config)
         while True:
             loaded: dict[Any, Any] = {}
@@ -163,12 +169,38 @@ def load(
     return loaded
 
 
+def _shown(path: StrPath | Sequence[StrPath]) -> str:
+    """Return a path, or the tiers of a run, for messages."""
+    return " and ".join(map(str, path)) if isinstance(path, list | tuple) else str(path)
+
+
 class _Found(NamedTuple):
     """A checkpoint of nodes that share no directory."""
 
     nodes: _nodes.Nodes
     whole: Whole
     mender: Mender
+
+
+def _named(
+    ranks: Group, call: str, path: StrPath | Sequence[StrPath], config: Config | None
+) -> tuple[StrPath, Config | None]:
+    """Return a path and the settings; of a list, the newest step that the first rank sees.
+
+    Raises:
+        Exception: as from `_meet`, and as from `ringstow.load` for a list.
+    """
+    if not isinstance(path, list | tuple):
+        return path, config  # type: ignore[return-value]
+    tiers: list[str] = []
+    error: BaseException | None = None
+    try:
+        tiers = [directory_to_read(tier) for tier in path]
+        config = with_tiers(config, tiers)
+    except BaseException as caught:
+        error = caught
+    agreed(ranks, (call, "tiers", *tiers), None, error)
+    return ranks.from_first(lambda: _nearest.find(tiers, config).path), config
 
 
 def _meet(
@@ -239,9 +271,12 @@ class _Opened:
 class _Load:
     """One attempt of this rank."""
 
-    def __init__(self, ranks: Group, path: str, needs: Needs | None, *, strict: bool) -> None:
+    def __init__(
+        self, ranks: Group, path: str, copies: list[str], needs: Needs | None, *, strict: bool
+    ) -> None:
         self._ranks = ranks
         self._path = path
+        self._copies = copies
         self._needs = needs
         self._strict = strict
         self._stamp: str | None = None
@@ -269,7 +304,10 @@ class _Load:
         settings = settings if self._needs is None else self._needs.room.config
         try:
             checkpoint = _late.opened(
-                self._path, lambda: _native.Checkpoint(self._path, settings, verify=verify)
+                self._path,
+                lambda: _native.Checkpoint(
+                    self._path, settings, copies=self._copies, verify=verify
+                ),
             )
             self._stamp = checkpoint.stamp
             report = _merge.load_into(

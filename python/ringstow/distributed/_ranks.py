@@ -7,7 +7,7 @@ torch.distributed.checkpoint.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.checkpoint.stateful import Stateful
@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from ringstow._alone import Attempt
 from ringstow._arguments import object_url
 from ringstow._errors import InvalidStateError
+from ringstow._nearest import with_tiers
 from ringstow.dcp import _paths, _ranks
 from ringstow.dcp._together import agree, each, gathered
 from ringstow.distributed._load import load_into
@@ -89,13 +90,13 @@ class Ranks(_ranks.Ranks):
         assert handle is not None
         return handle
 
-    def load(self, found: Step, into: dict[Any, Any] | None) -> Attempt:
+    def load(self, found: Step, into: dict[Any, Any] | None, tiers: Sequence[str] = ()) -> Attempt:
         assert into is not None
         if not self._is_ours(found.path):
-            return super().load(found, into)
+            return super().load(found, into, tiers)
         error: BaseException | None = None
         try:
-            self._load(found, into)
+            self._load(found, into, tiers)
         except BaseException as caught:  # Ctrl-C, too: the others must not wait for this rank
             error = caught
         return self._attempt(found.path, into, error)
@@ -105,13 +106,13 @@ class Ranks(_ranks.Ranks):
         manifest = os.path.join(path, _paths.MANIFEST)
         return object_url(path) is not None or self.first(lambda: os.path.exists(manifest))
 
-    def _load(self, found: Step, into: dict[Any, Any]) -> None:
+    def _load(self, found: Step, into: dict[Any, Any], tiers: Sequence[str]) -> None:
         states = each(lambda: _states(into), self._group)
         load_into(
             states,
             found.path,
             group=self._given,
-            config=self._config,
+            config=with_tiers(self._config, tiers),
             allow_pickle=self._allow_pickle,
         )
         for key, value in into.items():

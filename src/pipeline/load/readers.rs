@@ -209,8 +209,9 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         }
         let mut buffer = outcome.buffer;
         if let Err(error) = outcome.result {
-            let to = buffer.as_mut().map(|buffer| &mut buffer[..block.len]);
-            if !to.is_some_and(|to| self.read_copy(block, &error, to)) {
+            // What is in the buffer may be of an earlier read, good as it looks.
+            let (chunks, to) = (self.reads.chunks_of(block), buffer.as_mut());
+            if !to.is_some_and(|to| self.read_copy(block, chunks, &error, &mut to[..block.len])) {
                 return self.read_failed(block, error).map(|()| None);
             }
         }
@@ -234,31 +235,41 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         self.clocks.checksum.add(hashing);
         self.job.note(What::Checksum, hashing, Some(read_number), read.len as u64);
         let Some(first) = damages.first() else { return Ok(true) };
-        let why = Error::from(first.clone()).to_string();
-        if self.read_copy(read, &why, bytes) {
+        let why = format!(
+            "{} at offset {} should be {}, is {}",
+            first.what, first.offset, first.expected, first.got
+        );
+        let is_bad = |chunk: &BlockRead| {
+            let start = (chunk.offset - read.offset) as usize;
+            !self.reads.is_good(chunk, &bytes[start..start + chunk.len])
+        };
+        let bad: Vec<BlockRead> = self.reads.chunks_of(read).filter(is_bad).collect();
+        if self.read_copy(read, bad.into_iter(), &why, bytes) {
             return Ok(true);
         }
         damages.into_iter().try_for_each(|damage| self.damaged(damage))?;
         Ok(false)
     }
 
-    /// Reads each checksum chunk of a block that is not good from the first copy of its file that has it; returns whether
-    /// all are good then.
-    fn read_copy(&self, block: &BlockRead, why: &dyn Display, to: &mut [u8]) -> bool {
-        let is_good = |chunk: &BlockRead, bytes: &[u8]| {
-            self.reads.verify && self.reads.damages(chunk, bytes).next().is_none()
-        };
-        self.reads.chunks_of(block).all(|chunk| {
+    /// Reads these checksum chunks of a block from the first copy of its file that has them whole; returns whether all were
+    /// found.
+    fn read_copy(
+        &self,
+        block: &BlockRead,
+        mut chunks: impl Iterator<Item = BlockRead>,
+        why: &dyn Display,
+        to: &mut [u8],
+    ) -> bool {
+        chunks.all(|chunk| {
             let start = (chunk.offset - block.offset) as usize;
             let to = &mut to[start..start + chunk.len];
-            is_good(&chunk, to)
-                || self.reads.owner.read_copy(chunk.file, why, &mut |path| {
-                    let read = copy::read(path, chunk.offset, to);
-                    if let Err(error) = &read {
-                        tracing::debug!(%error, "reading {} at {}", path.display(), chunk.offset);
-                    }
-                    read.is_ok() && (!self.reads.verify || is_good(&chunk, to))
-                })
+            self.reads.owner.read_copy(chunk.file, why, &mut |path| {
+                let read = copy::read(path, chunk.offset, to);
+                if let Err(error) = &read {
+                    tracing::debug!(%error, "reading {} at {}", path.display(), chunk.offset);
+                }
+                read.is_ok() && (!self.reads.verify || self.reads.is_good(&chunk, to))
+            })
         })
     }
 

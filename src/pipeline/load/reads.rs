@@ -99,6 +99,11 @@ impl<'a> Reads<'a> {
         })
     }
 
+    /// Whether a checksum chunk is what was written.
+    pub(super) fn is_good(self, chunk: &BlockRead, bytes: &[u8]) -> bool {
+        self.damages(chunk, bytes).next().is_none()
+    }
+
     /// The blocks of each file, in order; empty for files of which nothing is read.
     pub(super) fn by_file(self) -> impl Iterator<Item = &'a [BlockRead]> {
         let mut rest = self.blocks;

@@ -61,14 +61,11 @@ impl Copies {
     }
 
     fn note(&self, dir: &Path, file: &Path, copy: &Path, why: &dyn Display) {
-        let (damaged, whole) = (dir.display(), copy.parent().unwrap_or(copy).display());
         let step = Fallback {
             wanted: file.display().to_string(),
             got: format!("its copy {}", copy.display()),
             reason: why.to_string(),
-            remedy: format!(
-                "to mend it, remove {damaged} (`ringstow.remove`), then copy it back: ringstow promote {whole} --to {damaged}"
-            ),
+            remedy: format!("`ringstow verify {}` lists all damage there", dir.display()),
         };
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         if !used.iter().any(|known| known.wanted == step.wanted) {

@@ -1,0 +1,150 @@
+"""Loads of a list of tiers, and of a path whose copies are on tiers."""
+
+import shutil
+
+import pytest
+import torch
+from tiered import state_of
+
+import ringstow
+
+SMALL = ringstow.Config(shard_bytes=1 << 20, files=1)
+COUNT = 4
+
+
+def large(step):
+    """Return a state whose tensors lie in files of their own."""
+    made = torch.arange(1 << 18, dtype=torch.float32)
+    return {"step": step, "t": [made + step + number for number in range(COUNT)]}
+
+
+def is_large(state, step):
+    wanted = large(step)
+    pairs = zip(state["t"], wanted["t"], strict=True)
+    return state["step"] == step and all(torch.equal(*pair) for pair in pairs)
+
+
+@pytest.fixture
+def tiers(tmp_path):
+    """Return two directories that have steps 1 and 2 of one run."""
+    run, shared = tmp_path / "run", tmp_path / "shared"
+    with ringstow.CheckpointManager(run, tiers=[shared], config=SMALL) as manager:
+        for step in (1, 2):
+            manager.save(step, large(step))
+            assert manager.wait_promoted(60)
+    return [run, shared]
+
+
+def shards(tier, step):
+    found = sorted((tier / f"step-{step:08}").glob("*.safetensors"))
+    assert len(found) == COUNT
+    return found
+
+
+def flip(file, at):
+    with file.open("r+b") as opened:
+        opened.seek(at)
+        byte = opened.read(1)
+        opened.seek(at)
+        opened.write(bytes([byte[0] ^ 1]))
+
+
+def test_newest_step_of_a_list_is_loaded_from_the_nearest_tier(tiers):
+    run, shared = tiers
+    assert is_large(ringstow.load(tiers), 2)
+    with ringstow.open(tiers) as opened:
+        assert opened.path == str(run / "step-00000002")
+    shutil.rmtree(run / "step-00000002")
+    with ringstow.open(tiers) as opened:
+        assert opened.path == str(shared / "step-00000002")
+    state = {"step": 0, "t": [torch.zeros(1 << 18) for _ in range(COUNT)]}
+    report = ringstow.load_into(state, [str(tier) for tier in tiers])
+    assert is_large(state, 2)
+    assert report.path == str(shared / "step-00000002")
+
+
+def test_what_one_copy_lacks_or_has_damaged_comes_from_the_other(tiers, caplog):
+    run, shared = tiers
+    here, there = shards(run, 2), shards(shared, 2)
+    here[0].unlink()
+    flip(here[1], 300_000)
+    flip(there[2], 300_000)
+    there[3].unlink()
+    assert is_large(ringstow.load(tiers), 2)
+    for file in here[:2]:
+        assert f"instead of {file}" in caplog.text
+    assert f"instead of {here[2]}" not in caplog.text
+    part = ringstow.load(tiers, keys=["t.1"], framework="numpy")
+    assert (part["t"][1] == large(2)["t"][1].numpy()).all()
+    state = {"step": 0, "t": [torch.zeros(1 << 18) for _ in range(COUNT)]}
+    report = ringstow.load_into(state, tiers)
+    assert is_large(state, 2)
+    used = [step.wanted for step in report.fallbacks if "copy" in step.got]
+    assert sorted(used) == [str(file) for file in here[:2]]
+    assert not ringstow.load(tiers, on_corrupt="skip").damaged
+    # Each copy is damaged still.
+    for tier in tiers:
+        with pytest.raises((ringstow.CorruptCheckpointError, ringstow.MissingFilesError)):
+            ringstow.load(tier / "step-00000002")
+        assert ringstow.verify(tier / "step-00000002").damage
+
+
+def test_tiers_of_the_configuration_have_the_copies_of_a_path(tiers, monkeypatch):
+    run, shared = tiers
+    flip(shards(run, 1)[0], 300_000)
+    config = ringstow.Config(tiers=[shared])
+    assert is_large(ringstow.load(run / "step-00000001", config=config), 1)
+    shutil.rmtree(run)
+    assert is_large(ringstow.load(run / "step-00000001", config=config), 1)
+    monkeypatch.setenv("RINGSTOW_TIERS", str(shared))
+    assert is_large(ringstow.load(run / "step-00000001"), 1)
+    with pytest.raises(FileNotFoundError, match="step-00000003"):
+        ringstow.load(run / "step-00000003")
+
+
+def test_manager_restores_what_any_tier_has(tiers):
+    run, shared = tiers
+    flip(shards(run, 2)[1], 300_000)
+    flip(shards(shared, 2)[2], 300_000)
+    with ringstow.CheckpointManager(run, tiers=[shared], config=SMALL) as manager:
+        restored = manager.restore()
+    assert restored.path == str(run / "step-00000002")
+    assert is_large(restored.state, 2)
+
+
+def test_chunk_that_no_copy_has_is_damage(tiers):
+    flip(shards(tiers[0], 2)[1], 300_000)
+    flip(shards(tiers[1], 2)[1], 300_001)
+    with pytest.raises(ringstow.CorruptCheckpointError, match=str(shards(tiers[0], 2)[1])):
+        ringstow.load(tiers)
+    with pytest.warns(ringstow.CorruptCheckpointWarning):
+        [damaged] = ringstow.load(tiers, on_corrupt="skip").damaged
+    assert damaged.name == "t.1"
+
+
+def test_list_without_a_step_is_refused(tmp_path):
+    with pytest.raises(ringstow.NoCheckpointError, match="empty list"):
+        ringstow.load([])
+    with pytest.raises(ringstow.NoCheckpointError, match="no step was committed"):
+        ringstow.load([tmp_path / "a", tmp_path / "b"])
+
+
+def test_parts_come_from_a_store_and_a_directory(tmp_path, bucket, caplog):
+    url = f"{bucket.url}/run"
+    with ringstow.CheckpointManager(tmp_path / "run", tiers=[url], config=SMALL) as manager:
+        manager.save(1, large(1))
+    here = shards(tmp_path / "run", 1)
+    here[0].unlink()
+    flip(here[1], 300_000)
+    assert is_large(ringstow.load([tmp_path / "run", url]), 1)
+    assert f"its copy {url}/step-00000001/" in caplog.text
+    assert is_large(ringstow.load([url, tmp_path / "run"]), 1)
+
+
+def test_small_state_of_two_stores_is_loaded(tmp_path, bucket):
+    first, second = f"{bucket.url}/a", f"{bucket.url}/b"
+    with ringstow.CheckpointManager(tmp_path / "run", tiers=[first, second]) as manager:
+        manager.save(3, state_of(3))
+    shutil.rmtree(tmp_path / "run")
+    ringstow.remove(f"{first}/step-00000003")
+    assert ringstow.load([first, second])["step"] == 3
