@@ -108,8 +108,9 @@ class Config:
     tiers: Sequence[StrPath] = _UNSET
     """Where checkpoints are copied once they are saved, nearest first: directories on other disks
     and object stores, such as ``["/shared/run", "s3://bucket/run"]``. ``parent/name`` is copied to
-    ``tier/name``, in the background. A `CheckpointManager` without ``tiers`` takes these. Kept as a
-    tuple of absolute paths and URLs. docs/tiers.md is the guide. Default none."""
+    ``tier/name``, in the background. A `CheckpointManager` without ``tiers`` takes these. A load of
+    ``parent/name`` reads from ``tier/name`` what it lacks or has damaged. Kept as a tuple of
+    absolute paths and URLs. docs/tiers.md is the guide. Default none."""
 
     promotion_rate: int = _UNSET
     """Most bytes per second of such a copy. 0, the default, is no limit."""

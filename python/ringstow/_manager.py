@@ -111,7 +111,7 @@ class CheckpointManager:
                 disks and object stores, such as ``["/shared/run", "s3://bucket/run"]``. See
                 `ringstow.promote`. All ranks must see these directories. If saves are faster than
                 copies, steps in between are passed over. `restore` takes the newest step of all
-                tiers, and of one step the nearest intact copy. On several ranks, rank 0 copies;
+                tiers, and what is damaged on one from the next. On several ranks, rank 0 copies;
                 with ``node_local`` the first rank of each node copies its files. None means those
                 of ``config``, and ``[]`` none.
             keep_promoted: how many of the newest steps to keep on each of ``tiers``, and those that
