@@ -15,11 +15,11 @@ import logging
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
-    from ringstow._report import LoadReport, SaveReport
+    from ringstow._report import LoadReport, PromotionReport, SaveReport
 
 _log = logging.getLogger("ringstow")
 
@@ -27,17 +27,23 @@ _log = logging.getLogger("ringstow")
 _EXIT_S = 5.0
 
 
+Kind = Literal["save", "load", "promotion"]
+"""What ends. A promotion is the copy of a checkpoint to one tier."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a save or load ended: with a report, or with an error."""
+    """How a save, load or promotion ended: with a report, or with an error."""
 
-    kind: Literal["save", "load"]
+    kind: Kind
     """What ended."""
     path: str
     """The checkpoint's directory."""
     step: int | None = None
     """The ``step`` that the save was given."""
-    report: SaveReport | LoadReport | None = None
+    to: str | None = None
+    """Where a promotion copies to."""
+    report: SaveReport | LoadReport | PromotionReport | None = None
     """What was done; None if it failed."""
     error: BaseException | None = None
     """Why it failed; None if it did not."""
@@ -49,8 +55,9 @@ Callback = Callable[[Outcome], object]
 class Listener:
     """A callback of `on_done`, until `remove` or the end of a ``with`` block."""
 
-    def __init__(self, callback: Callback) -> None:
+    def __init__(self, callback: Callback, kinds: frozenset[str]) -> None:
         self._callback = callback
+        self._kinds = kinds
         self._has_failed = False
 
     def __enter__(self) -> Listener:
@@ -74,6 +81,8 @@ class Listener:
                 _listeners.remove(self)
 
     def _call(self, outcome: Outcome) -> None:
+        if outcome.kind not in self._kinds:
+            return
         try:
             self._callback(outcome)
         except BaseException as error:  # SystemExit besides: the thread goes on
@@ -89,7 +98,7 @@ class Listener:
                     )
 
 
-def on_done(callback: Callback) -> Listener:
+def on_done(callback: Callback, *, kinds: Iterable[Kind] = ("save", "load")) -> Listener:
     """Call a function after each save and load of this process, also after those that fail.
 
     Counts `save`, `save_async`, `load`, `load_into`, and the write and read of a rank by
@@ -102,11 +111,19 @@ def on_done(callback: Callback) -> Listener:
 
     Args:
         callback: is called with the `Outcome`.
+        kinds: after what to call it. ``"promotion"`` is for `promote` and for each copy to a tier;
+            a copy that is tried again counts each time.
 
     Returns:
         The listener, whose ``remove()`` ends the calls. It is a context manager, too.
+
+    Raises:
+        ValueError: a kind that there is not.
     """
-    listener = Listener(callback)
+    wanted = frozenset([kinds] if isinstance(kinds, str) else kinds)
+    if not wanted <= {*get_args(Kind)}:
+        raise ValueError(f"kinds are {', '.join(get_args(Kind))}, not {sorted(wanted)}")
+    listener = Listener(callback, wanted)
     _listeners.append(listener)
     return listener
 
@@ -123,12 +140,14 @@ _worker: int | None = None
 
 
 @contextlib.contextmanager
-def failing(kind: Literal["save", "load"], path: str, step: int | None = None) -> Iterator[None]:
-    """Pass a failure of a save or load on to the callbacks."""
+def failing(
+    kind: Kind, path: str, step: int | None = None, *, to: str | None = None
+) -> Iterator[None]:
+    """Pass a failure on to the callbacks."""
     try:
         yield
     except BaseException as error:  # Ctrl-C besides
-        tell(Outcome(kind=kind, path=path, step=step, error=error))
+        tell(Outcome(kind=kind, path=path, step=step, to=to, error=error))
         raise
 
 

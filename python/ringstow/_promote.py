@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from ringstow import _native
+from ringstow import _native, _outcomes
 from ringstow._arguments import StrPath, directory_to_read, of_checkpoint
 from ringstow._config import native_json
 from ringstow._progress import Progress
@@ -67,6 +67,10 @@ def promote(
 
     where, there = of_checkpoint(path), directory_to_read(to)
     how = (rate, uploads, part_bytes, replace_older, replicas, patience)
-    with Progress(f"sending {os.path.basename(where)}") as progress:
-        report = _native.promote(where, there, how, native_json(config), progress=progress.advance)
-    return PromotionReport.from_json(report)
+    failing = _outcomes.failing("promotion", where, to=there)
+    with failing, Progress(f"sending {os.path.basename(where)}") as progress:
+        done = _native.promote(where, there, how, native_json(config), progress=progress.advance)
+    report = PromotionReport.from_json(done)
+    outcome = _outcomes.Outcome(kind="promotion", path=where, to=there, report=report)
+    _outcomes.tell(outcome)
+    return report

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ringstow._outcomes import Listener, Outcome, on_done
-from ringstow._report import LoadReport, SaveReport
+from ringstow._outcomes import Kind, Listener, Outcome, on_done
+from ringstow._report import LoadReport, PromotionReport, SaveReport
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -21,18 +21,19 @@ if TYPE_CHECKING:
 
 # Upper ends of the classes of a histogram, in seconds: from a small save to that of a slow disk.
 _BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
-_KINDS = ("save", "load")
+_KINDS: tuple[Kind, ...] = ("save", "load", "promotion")
 
 
 def tensorboard(writer: SummaryWriter) -> Listener:
-    """Write scalars for each save and load, at its step.
+    """Write scalars for each save, load and promotion, at its step.
 
     ``ringstow/save/seconds``, ``gb_per_s``, ``bytes``, ``blocked_seconds`` and ``failures``, and
-    the same for loads without ``blocked_seconds``. ``failures`` counts those so far.
+    the same for ``load`` and ``promotion`` (a copy to a tier), without ``blocked_seconds``.
+    ``failures`` counts those so far.
 
     Args:
         writer: a ``torch.utils.tensorboard.SummaryWriter``, or anything with its ``add_scalar``.
-            The step is that of the save; otherwise the number of saves or loads so far.
+            The step is that of the save; otherwise the number of its kind so far.
     """
     counts = {kind: itertools.count(1) for kind in _KINDS}
     failures = dict.fromkeys(_KINDS, 0)
@@ -44,8 +45,8 @@ def tensorboard(writer: SummaryWriter) -> Listener:
         scalars = {"failures": float(failures[kind])}
         if outcome.report is not None:
             scalars |= {
-                "seconds": outcome.report.seconds.total,
-                "gb_per_s": outcome.report.gb_per_s,
+                "seconds": _seconds(outcome.report),
+                "gb_per_s": _bytes(outcome.report) / 1e9 / max(_seconds(outcome.report), 1e-9),
                 "bytes": float(_bytes(outcome.report)),
             }
         if (blocked := _blocked(outcome)) is not None:
@@ -54,11 +55,11 @@ def tensorboard(writer: SummaryWriter) -> Listener:
         for name, value in scalars.items():
             write(f"ringstow/{kind}/{name}", value, step)
 
-    return on_done(report)
+    return on_done(report, kinds=_KINDS)
 
 
 def prometheus(registry: CollectorRegistry | None = None) -> Listener:
-    """Count and time saves and loads as metrics of prometheus_client.
+    """Count and time saves, loads and promotions as metrics of prometheus_client.
 
     ===================================== ========= ==================================
     ``ringstow_saves_total``              counter   by ``result``: ``ok`` or ``failed``
@@ -68,7 +69,8 @@ def prometheus(registry: CollectorRegistry | None = None) -> Listener:
     ``ringstow_last_save_timestamp_seconds`` gauge  when the last one succeeded, Unix time
     ===================================== ========= ==================================
 
-    The same for loads, as ``ringstow_loads_total`` and so on, without ``blocked``.
+    The same for loads and for promotions (copies to a tier), as ``ringstow_loads_total``,
+    ``ringstow_promotions_total`` and so on, without ``blocked``.
 
     Args:
         registry: where to register them; None means the default registry.
@@ -80,7 +82,7 @@ def prometheus(registry: CollectorRegistry | None = None) -> Listener:
 
     to = client.REGISTRY if registry is None else registry
     count, nbytes, seconds, last = {}, {}, {}, {}
-    for kind, what in (("save", "written"), ("load", "read")):
+    for kind, what in (("save", "written"), ("load", "read"), ("promotion", "sent")):
         of, name = f"{kind}s of checkpoints", f"ringstow_{kind}"
         count[kind] = client.Counter(f"{name}s", f"Number of {of}.", ["result"], registry=to)
         for result in ("ok", "failed"):
@@ -106,21 +108,21 @@ def prometheus(registry: CollectorRegistry | None = None) -> Listener:
         count[kind].labels("ok" if outcome.error is None else "failed").inc()
         if outcome.report is not None:
             nbytes[kind].inc(_bytes(outcome.report))
-            seconds[kind].observe(outcome.report.seconds.total)
+            seconds[kind].observe(_seconds(outcome.report))
             last[kind].set(time.time())
         if (blocked := _blocked(outcome)) is not None:
             waited.observe(blocked)
 
-    return on_done(report)
+    return on_done(report, kinds=_KINDS)
 
 
 def opentelemetry(meter_provider: MeterProvider | None = None) -> Listener:
-    """Record saves and loads with instruments of OpenTelemetry's meter ``ringstow``.
+    """Record saves, loads and promotions with instruments of OpenTelemetry's meter ``ringstow``.
 
     ``ringstow.saves`` (counter; failures have the attribute ``error.type``),
     ``ringstow.save.duration`` (histogram, s), ``ringstow.save.io`` (counter, By) and
     ``ringstow.save.blocked.duration`` (histogram, s: how long training waited); the same for loads
-    without ``blocked``.
+    and promotions (copies to a tier), without ``blocked``.
 
     Args:
         meter_provider: None means the global one.
@@ -148,16 +150,26 @@ def opentelemetry(meter_provider: MeterProvider | None = None) -> Listener:
         count[kind].add(1, {} if error is None else {"error.type": type(error).__name__})
         if outcome.report is not None:
             nbytes[kind].add(_bytes(outcome.report))
-            seconds[kind].record(outcome.report.seconds.total)
+            seconds[kind].record(_seconds(outcome.report))
         if (blocked := _blocked(outcome)) is not None:
             waited.record(blocked)
 
-    return on_done(report)
+    return on_done(report, kinds=_KINDS)
 
 
-def _bytes(report: SaveReport | LoadReport) -> int:
-    """Return the bytes written or read."""
-    return report.written_bytes if isinstance(report, SaveReport) else report.read_bytes
+def _bytes(report: SaveReport | LoadReport | PromotionReport) -> int:
+    """Return the bytes written, read or sent."""
+    match report:
+        case SaveReport():
+            return report.written_bytes
+        case LoadReport():
+            return report.read_bytes
+    return report.sent_bytes
+
+
+def _seconds(report: SaveReport | LoadReport | PromotionReport) -> float:
+    """Return the seconds that it took in total."""
+    return report.seconds if isinstance(report, PromotionReport) else report.seconds.total
 
 
 def _blocked(outcome: Outcome) -> float | None:

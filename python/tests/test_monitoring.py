@@ -24,15 +24,22 @@ def needs(name):
 
 
 def run(at):
-    """Save twice, fail to save once, and load once; return the three reports."""
+    """Save twice and load, copy once, and fail to save and to copy; return the four reports."""
     one = ringstow.save(STATE, at / "one", step=1000)
     two = ringstow.save_async(STATE, at / "two", step=2000).result()
     with pytest.raises(ringstow.InvalidStateError):
         ringstow.save({"f": open}, at / "three", step=3000)
     outcomes = []
-    with ringstow.on_done(outcomes.append):
+    with ringstow.on_done(outcomes.append, kinds=["load", "promotion"]):
         ringstow.load(at / "two")
-    return one, two, outcomes[0].report
+        sent = ringstow.promote(at / "two", at / "there" / "two")
+        with pytest.raises(FileExistsError):
+            ringstow.promote(at / "one", at / "there" / "two")
+    loaded, promoted, failed = outcomes
+    assert (promoted.report, promoted.to) == (sent, str(at / "there" / "two"))
+    assert (failed.path, type(failed.error)) == (str(at / "one"), FileExistsError)
+    assert sent.sent_bytes > 0
+    return one, two, loaded.report, sent
 
 
 def test_tensorboard_has_a_scalar_for_each_figure_at_the_step(at):
@@ -41,7 +48,7 @@ def test_tensorboard_has_a_scalar_for_each_figure_at_the_step(at):
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(at / "logs") as writer, ringstow.monitoring.tensorboard(writer):
-        one, two, loaded = run(at)
+        one, two, loaded, sent = run(at)
     events = EventAccumulator(str(at / "logs"))
     events.Reload()
 
@@ -57,6 +64,8 @@ def test_tensorboard_has_a_scalar_for_each_figure_at_the_step(at):
     assert scalars("save/blocked_seconds") == of_saves(lambda report: report.blocked_seconds)
     assert scalars("save/failures") == [(1000, 0), (2000, 0), (3000, 1)]
     assert scalars("load/seconds") == [(1, pytest.approx(loaded.seconds.total))]
+    assert scalars("promotion/bytes") == [(1, sent.sent_bytes)]
+    assert scalars("promotion/failures") == [(1, 0), (2, 1)]
     assert "ringstow/load/blocked_seconds" not in events.Tags()["scalars"]
 
 
@@ -65,7 +74,7 @@ def test_prometheus_counts_and_times(at):
     registry = client.CollectorRegistry()
     with ringstow.monitoring.prometheus(registry):
         assert registry.get_sample_value("ringstow_saves_total", {"result": "failed"}) == 0
-        one, two, loaded = run(at)
+        one, two, loaded, sent = run(at)
 
     def value(name, **labels):
         return registry.get_sample_value(f"ringstow_{name}", labels)
@@ -73,6 +82,10 @@ def test_prometheus_counts_and_times(at):
     assert value("saves_total", result="ok") == 2
     assert value("saves_total", result="failed") == 1
     assert value("loads_total", result="ok") == 1
+    assert value("promotions_total", result="ok") == 1
+    assert value("promotions_total", result="failed") == 1
+    assert value("promotion_bytes_total") == sent.sent_bytes
+    assert value("promotion_seconds_sum") == pytest.approx(sent.seconds)
     assert value("save_bytes_total") == one.file_bytes + two.file_bytes
     assert value("load_bytes_total") == loaded.read_bytes
     assert value("save_seconds_count") == 2
@@ -102,7 +115,7 @@ def test_opentelemetry_records_durations_bytes_and_errors(at):
 
     reader = InMemoryMetricReader()
     with ringstow.monitoring.opentelemetry(MeterProvider([reader], shutdown_on_exit=False)):
-        one, two, loaded = run(at)
+        one, two, loaded, sent = run(at)
     (resource,) = reader.get_metrics_data().resource_metrics
     (scope,) = resource.scope_metrics
     assert (scope.scope.name, scope.scope.version) == ("ringstow", ringstow._native.__version__)
@@ -119,6 +132,7 @@ def test_opentelemetry_records_durations_bytes_and_errors(at):
     assert max(duration.explicit_bounds) == 1000
     assert points("save.io")[0].value == one.file_bytes + two.file_bytes
     assert points("load.io")[0].value == loaded.read_bytes
+    assert points("promotion.io")[0].value == sent.sent_bytes
     blocked = one.blocked_seconds + two.blocked_seconds
     assert points("save.blocked.duration")[0].sum == pytest.approx(blocked)
     assert metrics["ringstow.save.duration"].unit == "s"
