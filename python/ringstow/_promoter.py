@@ -75,6 +75,8 @@ def _device(path: str) -> int:
 class Promoter(Copier):
     """Copies the checkpoints of one directory to tiers."""
 
+    _repeats = True
+
     def __init__(
         self,
         root: str,
@@ -83,7 +85,6 @@ class Promoter(Copier):
         config: Config | None,
         clear: Callable[[str], object] | None = None,
         *,
-        repeats: bool,
         unchecked: tuple[str, ...] = (),
     ) -> None:
         """Make one, which starts a thread when there is something to copy.
@@ -94,7 +95,6 @@ class Promoter(Copier):
             rate: bytes a second at most; 0 for no limit.
             config: the settings of reading.
             clear: removes old steps from a tier, after a new one was copied there.
-            repeats: whether a copy that failed is tried again.
             unchecked: directories among the tiers of which nobody has looked yet whether they are
                 on another disk.
         """
@@ -105,7 +105,6 @@ class Promoter(Copier):
         self._config = config
         self._clear = clear
         self._unchecked = unchecked
-        self._repeats = repeats
 
     def _copy(self, step: Added) -> bool:
         self._warn_of_one_disk()
@@ -257,7 +256,6 @@ def _of_config(root: str, config: Config) -> Promoter:
         tiers,
         config.promotion_rate,
         without_tiers(config),
-        repeats=False,
         unchecked=directories,
     )
     promoter.joined = _resumed_run(root, tiers, config)

@@ -144,4 +144,4 @@ def promoter(root: str, plan: Plan, config: Config | None) -> Promoter:
         _rules.retain(tier, plan.rules, config)
 
     keeps_all = plan.rules.keeps_all
-    return Promoter(root, plan.tiers, plan.rate, config, None if keeps_all else clear, repeats=True)
+    return Promoter(root, plan.tiers, plan.rate, config, None if keeps_all else clear)

@@ -9,7 +9,7 @@ from support import python
 from tiered import state_of
 
 import ringstow
-from ringstow import _promote, _promoter
+from ringstow import _copier, _promote, _promoter
 from ringstow._copier import Copier
 
 
@@ -54,6 +54,48 @@ def test_saves_are_copied_on(tmp_path, tier, config):
     for step in (1, 2):
         assert torch.equal(ringstow.load(tier / f"step-{step}")["w"], state_of(step)["w"])
         assert ringstow.verify(tier / f"step-{step}").ok
+
+
+def test_copy_that_failed_is_tried_again(tmp_path, tier, config, monkeypatch, caplog):
+    is_back, again = threading.Event(), threading.Event()
+    promote = _promote.promote
+
+    def away(*args, **options):
+        if not is_back.is_set():
+            raise ConnectionRefusedError("away")
+        again.set()
+        return promote(*args, **options)
+
+    monkeypatch.setattr(_promote, "promote", away)
+    monkeypatch.setattr(_copier, "_PAUSES_S", (0.01, 0.01))
+    handle = ringstow.save_async(state_of(1), tmp_path / "run/step-1", config=config)
+    with pytest.raises(ConnectionRefusedError):
+        handle.wait_promoted(60)
+    assert "It is tried again" in caplog.text
+    is_back.set()
+    assert again.wait(60)
+    while not ringstow.wait_promoted(60):
+        pass  # it was asked between two tries
+    assert ringstow.verify(tier / "step-1").ok
+
+
+def test_exit_tries_a_copy_that_failed_a_last_time(tmp_path, tier):
+    program = f"""
+import atexit, numpy, ringstow
+from ringstow import _promote
+promote, tries = _promote.promote, []
+def away(*args, **options):
+    tries.append(args)
+    if len(tries) == 1:
+        raise ConnectionRefusedError("away")
+    return promote(*args, **options)
+_promote.promote = away
+config = ringstow.Config(tiers=[{str(tier)!r}])
+ringstow.save({{"w": numpy.ones(9)}}, {str(tmp_path / "run/step-1")!r}, config=config)
+assert not ringstow.wait_promoted(60)
+"""
+    python(program)
+    assert ringstow.verify(tier / "step-1").ok
 
 
 def test_save_over_a_checkpoint_replaces_its_copy(tmp_path, tier, config):
