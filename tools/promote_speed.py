@@ -5,6 +5,10 @@
 
 Both are durable: the tool syncs what cp has written. The page cache holds none of the files when a
 copy begins. `promote` also compares every byte with its checksum. The ratio is that of one round.
+
+    python tools/promote_speed.py --behind 100                        # MB a second
+
+measures what a copy behind it, at such a rate, costs a save: saves with and without one in turns.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -72,6 +77,44 @@ def measure(source: Path, to: Path, rounds: int) -> list[dict[str, Copied]]:
     return found[1:]
 
 
+def saved(state: dict[str, torch.Tensor], target: Path) -> float:
+    began = time.perf_counter()
+    ringstow.save(state, target)
+    seconds = time.perf_counter() - began
+    shutil.rmtree(target)
+    return seconds
+
+
+def saves_beside_copies(
+    state: dict[str, torch.Tensor], here: Path, there: Path, rate: int, rounds: int
+) -> list[tuple[float, float]]:
+    """Return each round's seconds of a save alone, and of one while a copy of another runs."""
+    some = dict(list(state.items())[: max(1, TENSORS // 4)])
+    ringstow.save(some, here / "some")
+    found = []
+
+    def beside() -> float:
+        copy = threading.Thread(
+            target=lambda: ringstow.promote(here / "some", there / "copy", rate=rate)
+        )
+        copy.start()
+        time.sleep(0.2)  # it has begun
+        seconds = saved(state, here / "again")
+        if not copy.is_alive():
+            raise SystemExit("the copy ended before the save: give a lower rate, or more --gb")
+        copy.join()
+        shutil.rmtree(there / "copy")
+        return seconds
+
+    for number in range(rounds + 1):
+        if number % 2:
+            found.append((saved(state, here / "again"), beside()))
+        else:
+            with_copy = beside()
+            found.append((saved(state, here / "again"), with_copy))
+    return found[1:]
+
+
 def spread(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
@@ -97,11 +140,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dir", type=Path, default=Path("."), help="the disk to copy from")
     parser.add_argument("--to", type=Path, help="the disk to copy to; the same without it")
+    parser.add_argument("--behind", type=int, metavar="MB", help="measure saves beside a copy")
     parser.add_argument("--json", type=Path, help="write the measurements there")
     asked = parser.parse_args(arguments)
     with fresh_directory(asked.dir) as here, fresh_directory(asked.to or asked.dir) as there:
         elements = int(asked.gb * 1e9 / 4 / TENSORS)
         state = {f"layers.{n}": torch.randn(elements) for n in range(TENSORS)}
+        if asked.behind is not None:
+            rate = asked.behind * 10**6
+            pairs = saves_beside_copies(state, here, there, rate, asked.rounds)
+            alone, beside = zip(*pairs, strict=True)
+            ratio = spread([one / other for other, one in pairs])
+            print(f"save alone, s: {spread(alone)}\nbeside a copy, s: {spread(beside)}")
+            print(f"beside, of alone in the round: {ratio}; {machine(there)}")
+            return 0
         ringstow.save(state, here / "saved")
         found = measure(here / "saved", there, asked.rounds)
         about = machine(there)

@@ -1,0 +1,27 @@
+"""tools/promote_speed.py in small: both kinds of runs end with their figures."""
+
+import json
+import subprocess
+import sys
+
+from support import ROOT
+
+
+def measure(*words):
+    command = [sys.executable, ROOT / "tools" / "promote_speed.py", "--rounds", "1", *words]
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, check=True).stdout
+
+
+def test_copies_are_measured_beside_cp(tmp_path):
+    answer = tmp_path / "out.json"
+    told = measure("--gb", "0.01", "--dir", tmp_path, "--json", answer)
+    assert "| `cp -r` |" in told
+    [measured] = json.loads(answer.read_text())["copies"]
+    assert set(measured) == {"ringstow.promote", "cp -r"}
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_saves_are_measured_beside_a_copy(tmp_path):
+    told = measure("--gb", "0.04", "--dir", tmp_path, "--behind", "1")
+    assert "beside, of alone in the round" in told
+    assert not list(tmp_path.iterdir())
