@@ -295,6 +295,17 @@ impl Error {
         )
     }
 
+    /// Whether it concerns one checkpoint alone, so that another or a copy may be intact: damage, a bad sector, a removal.
+    pub(crate) fn is_of_checkpoint(&self) -> bool {
+        match self {
+            Self::Corrupt { .. } | Self::Format { .. } => true,
+            Self::Io { cause, .. } => {
+                cause.kind() == io::ErrorKind::NotFound || is_bad_medium(cause)
+            }
+            error => error.is_incomplete(),
+        }
+    }
+
     /// Advises to salvage, instead of going back to an earlier checkpoint, of which there is none.
     pub(crate) fn without_earlier(mut self) -> Self {
         match &mut self {

@@ -15,7 +15,6 @@ use crate::pipeline::report::SaveReport;
 use crate::state::StateDict;
 use crate::store::{
     Best, Direction, Disposal, Found, Loaded, Retained, Retention, Slimmed, Status, Wanted,
-    is_of_checkpoint,
 };
 use crate::sys::dir;
 use crate::sys::path::absolute;
@@ -360,7 +359,7 @@ impl CheckpointManager {
                 }
                 Err(error)
                     if (on_damage == OnDamage::Previous && is_damage(&error))
-                        || (!copies.is_empty() && is_of_checkpoint(&error)) =>
+                        || (!copies.is_empty() && error.is_of_checkpoint()) =>
                 {
                     tracing::warn!("passing over step {number}, {}: {error}", path.display());
                     passed_over.push((path.clone(), error));
@@ -479,7 +478,7 @@ impl Drop for CheckpointManager {
 
 /// Whether a step's bytes are not what was written. Files that are missing may be on a disk that is not mounted.
 fn is_damage(error: &Error) -> bool {
-    is_of_checkpoint(error) && !matches!(error, Error::MissingFiles { .. })
+    error.is_of_checkpoint() && !matches!(error, Error::MissingFiles { .. })
 }
 
 #[cfg(test)]

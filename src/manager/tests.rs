@@ -147,7 +147,7 @@ fn restore_goes_to_the_newest_intact_step_only_if_told_to() {
     for step in [None, Some(5), Some(4), Some(3)] {
         let error = manager.restore(step, OnDamage::Raise).unwrap_err();
         let name = format!("step-{:08}", step.unwrap_or(5));
-        assert!(is_of_checkpoint(&error) && error.to_string().contains(&name), "{error}");
+        assert!(error.is_of_checkpoint() && error.to_string().contains(&name), "{error}");
     }
     let error = manager.restore(None, OnDamage::Previous).unwrap_err();
     assert!(matches!(error, Error::MissingFiles { .. }), "a disk may not be mounted: {error}");

@@ -11,7 +11,6 @@ mod write;
 
 pub use catalog::found::{Found, Status};
 pub use catalog::join::join;
-pub(crate) use catalog::latest::is_of_checkpoint;
 pub use catalog::latest::{Wanted, latest};
 pub use catalog::list::list;
 pub use catalog::own_share::check_own_share;
@@ -29,11 +28,11 @@ pub use promote::{
     take_over, unfinished,
 };
 pub use read::checkpoint::{Checkpoint, CheckpointKind};
-pub(crate) use read::copies::copies_of;
 pub(crate) use read::fingerprint::while_replaced;
 pub use read::info::{FileInfo, Info};
 pub use read::load::{LoadOptions, OnCorrupt};
 pub use read::loaded::{LoadPlace, Loaded, LoadedTensor, TensorView};
+pub(crate) use read::nearest::copies_of;
 pub use read::part::TensorPart;
 pub use read::slices::Slice;
 pub use read::verify::verify;

@@ -1,7 +1,7 @@
 //! The newest checkpoint of a run that can be loaded.
 
 use crate::config::Config;
-use crate::error::{Error, Result, is_bad_medium};
+use crate::error::{Error, Result};
 use crate::format::{StepPattern, names};
 use crate::pipeline::job::Job;
 use crate::pipeline::runtime::Runtime;
@@ -12,7 +12,7 @@ use crate::store::read::checkpoint::Checkpoint;
 use crate::store::read::verify::verify;
 use crate::sys::dir;
 use std::collections::BTreeSet;
-use std::io::ErrorKind::{self, NotFound};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -173,7 +173,7 @@ fn reason(found: &Found, config: &Config) -> Option<Error> {
 /// Any other reason why the system refused.
 fn pass_over_unreadable(found: Found, verify: bool) -> Result<()> {
     match found.refusal {
-        Some(refusal) if verify && is_of_checkpoint(&refusal) => {
+        Some(refusal) if verify && refusal.is_of_checkpoint() => {
             tracing::warn!("skipping {}, it cannot be read: {refusal}", found.path.display());
             Ok(())
         }
@@ -192,7 +192,7 @@ fn damage(found: &Found, config: &Config, job: &Arc<Job>) -> Result<Option<Error
     let parts = if found.parts.is_empty() { itself } else { &found.parts };
     for part in parts {
         let report = match verify(&runtime, part, job) {
-            Err(error) if is_of_checkpoint(&error) => return Ok(Some(error)),
+            Err(error) if error.is_of_checkpoint() => return Ok(Some(error)),
             report => report?,
         };
         // Another process may read the file: an older step would silently lose progress.
@@ -202,21 +202,12 @@ fn damage(found: &Found, config: &Config, job: &Arc<Job>) -> Result<Option<Error
         if let Some(first) = report.damage.into_iter().next() {
             // Says which files are missing, as loading would.
             return match Checkpoint::open_with(part, config) {
-                Err(error) if !is_of_checkpoint(&error) => Err(error),
+                Err(error) if !error.is_of_checkpoint() => Err(error),
                 opened => Ok(Some(opened.err().unwrap_or_else(|| first.into()))),
             };
         }
     }
     Ok(None)
-}
-
-/// Whether an error concerns this checkpoint alone, so that an older one may be intact: damage, a bad sector, a removal.
-pub(crate) fn is_of_checkpoint(error: &Error) -> bool {
-    match error {
-        Error::Corrupt { .. } | Error::Format { .. } => true,
-        Error::Io { cause, .. } => cause.kind() == NotFound || is_bad_medium(cause),
-        error => error.is_incomplete(),
-    }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use crate::object::{Bucket, is_url};
 use crate::pipeline::load::{FileOwner, ShardFile};
 use crate::store::layout::manifest;
 use crate::store::layout::stripe_marker::stripe_owner;
-use crate::store::read::copies::Copies;
+use crate::store::read::copies::{Copies, is_same_save};
 use crate::store::read::dcp_mark;
 use crate::store::read::diagnose::{explain, no_manifest, not_ringstows};
 use crate::store::read::fault::{Fault, PlaceIndex};
@@ -36,7 +36,7 @@ pub enum CheckpointKind {
 /// A committed checkpoint, opened.
 #[derive(Debug)]
 pub struct Checkpoint {
-    pub(in crate::store) path: PathBuf,
+    path: PathBuf,
     kind: CheckpointKind,
     pub(in crate::store) manifest: Arc<Manifest>,
     by_name: NameIndex,
@@ -244,6 +244,23 @@ impl Checkpoint {
         self.fingerprint.map_or(Ok(()), |fingerprint| fingerprint.check(&self.path, all_open))
     }
 
+    /// The shards of a copy of it; `None` if nothing can be read from there, which a warning says.
+    pub(in crate::store) fn open_copy(&self, path: &Path) -> Option<Shards> {
+        match Self::open_damaged_once(path, &self.config) {
+            Ok(copy) if is_same_save(&copy.manifest, &self.manifest) => {
+                let Self { files, faults, problem, .. } = copy;
+                return Some(Shards { files, faults, problem });
+            }
+            Ok(_) => tracing::warn!(
+                "nothing is read from {}: it is another checkpoint than {}",
+                path.display(),
+                self.path.display()
+            ),
+            Err(error) => tracing::warn!(%error, "nothing is read from {}", path.display()),
+        }
+        None
+    }
+
     /// The configuration that it was opened with.
     pub(crate) fn config(&self) -> &Config {
         &self.config
@@ -277,6 +294,12 @@ impl FileOwner for Checkpoint {
         why: &dyn Display,
         read: &mut dyn FnMut(&Path) -> bool,
     ) -> bool {
-        self.copies.read(self, file, why, read)
+        let own = &self.files[file].path;
+        let shards = self.copies.shards(file, |copy| self.open_copy(copy));
+        let Some(shard) = shards.filter(|shard| shard.path != *own).find(|s| read(&s.path)) else {
+            return false;
+        };
+        self.copies.note(&self.path, own, &shard.path, why);
+        true
     }
 }

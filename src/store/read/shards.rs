@@ -13,6 +13,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// The shards of a manifest, as they were found.
+#[derive(Debug)]
 pub(in crate::store) struct Shards {
     /// One for each file, under its own name if it is missing.
     pub files: Vec<ShardFile>,
