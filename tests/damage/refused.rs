@@ -10,7 +10,7 @@ use nix::libc::EIO;
 use nix::libc::{EACCES, EMFILE};
 use ringstow::internals::engine::{Action, Completion, Engine};
 use ringstow::internals::store::verify;
-use ringstow::{Checkpoint, Config, Error, Runtime};
+use ringstow::{Checkpoint, Config, Error, LoadOptions, Promotion, Runtime, Store};
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -60,6 +60,25 @@ fn bad_sector_loses_its_checksum_chunk_alone() {
         assert_eq!(errno(&error), Some(EIO));
         assert_says(&error, &["it holds tensor", &weight(number)]);
     }
+}
+
+#[test]
+fn bad_sector_is_read_from_a_copy() {
+    let (root, dir) = saved();
+    let copy = root.path().join("tier").join("copy");
+    Store::new(small_config()).unwrap().promote(&dir, &copy, Promotion::default()).unwrap();
+    let (_, begin) = begin_of(&dir, &small_config(), &weight(2));
+    let runtime = with_bad_sector(begin as u64 / 4096 * 4096);
+    let opened = Checkpoint::open_copied(&dir, &[copy], &small_config()).unwrap();
+    let options = LoadOptions { runtime: Some(&runtime), ..LoadOptions::default() };
+    let names = opened.tensors().iter().map(|tensor| tensor.name.clone());
+    let loaded = opened.load_names(names, options).unwrap();
+    let whole = load_all(&Runtime::new(small_config()).unwrap(), &dir).unwrap();
+    for (name, view) in whole.tensors() {
+        assert_eq!(loaded.tensor(name).unwrap().data(), view.data(), "{name}");
+    }
+    let used = loaded.report.moved.fallbacks.iter().find(|step| step.got.contains("copy")).unwrap();
+    assert!(used.reason.contains("Input/output error"), "{used:?}");
 }
 
 #[test]
