@@ -191,7 +191,7 @@ impl CheckpointManager {
     }
 
     /// Copies each step to further places once it is committed, in the background, as [`promote`](crate::promote()) does. If
-    /// saves are faster, steps in between are passed over. [`CheckpointManager::restore`] then takes the newest step of all places,
+    /// saves are faster, steps in between are passed over, but for those that [`Keep::every`] keeps. [`CheckpointManager::restore`] then takes the newest step of all places,
     /// and of one step the nearest copy that is intact. A failed copy is logged, and the next step is tried again. Without
     /// this call, these are the places of [`Config::tiers`](crate::Config::tiers).
     ///
@@ -202,8 +202,10 @@ impl CheckpointManager {
             return Err(Error::invalid("tiers are named before the first save"));
         };
         let retention = tiers.keep.clone().retention(Disposal::Remove);
+        let keep_every = shared.retention.as_ref().and_then(|retention| retention.keep_every);
         let stripe = &*shared.store.config().stripe;
-        shared.copies = Some(Copies::new(&shared.root, tiers, (retention, stripe))?);
+        let copies = Copies::new(&shared.root, tiers, (retention, keep_every), stripe)?;
+        shared.copies = Some(copies);
         Ok(self)
     }
 

@@ -77,6 +77,23 @@ fn steps_are_copied_and_outlive_the_directory() {
 }
 
 #[test]
+fn steps_that_stay_for_good_are_not_passed_over() {
+    let disks = Disks::new();
+    let places = vec![disks.shared()];
+    let rate = 100_000; // 0.1 s a step, and saves are faster
+    let tiers = Tiers { places, keep: Keep::default(), rate };
+    let keep = Keep { last: Some(1), every: Some(3), ..Keep::default() };
+    let mut manager = CheckpointManager::found(disks.run(), keep).unwrap().tiers(tiers).unwrap();
+    for step in 1..=7 {
+        save(&mut manager, step, step as u8);
+    }
+    drop(manager);
+    let copied = steps_in(&disks.shared());
+    assert!([3, 6, 7].iter().all(|step| copied.contains(step)), "{copied:?}");
+    assert_eq!(steps_in(&disks.run()), [3, 6, 7]);
+}
+
+#[test]
 fn dropped_manager_has_copied_its_last_step() {
     let disks = Disks::new();
     save(&mut disks.manager(Keep::default()), 1, 1);

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ringstow._errors import (
@@ -44,13 +44,16 @@ _LOOK_S = 0.5
 class Copier:
     """Copies steps in a thread, the newest first.
 
-    A step that a newer one overtakes before its copy has begun is passed over. A copy that has
+    A step that a newer one overtakes before its copy has begun is passed over, unless it is to stay
+    for good. A copy that has
     begun goes on, also if the step is removed meanwhile. One that failed is tried again, with
     longer and longer pauses, until a newer step comes or `close` has tried it a last time.
     """
 
     joined: str | None = None
     """The run whose steps training goes on with, until the first copy."""
+    _stays: Callable[[str], bool] | None = None
+    """Which steps stay for good, by path."""
     _repeats = False
     """Whether a copy that failed is tried again."""
 
@@ -203,7 +206,7 @@ class Copier:
 
     def _gives_way(self, step: Added, later: list[Added]) -> bool:
         """Whether a step is passed over, since those were added after it."""
-        return bool(later)
+        return bool(later) and not (self._stays and self._stays(step.path))
 
     def _newest(self, added: int) -> int | None:
         """Return up to which of so many added steps to go; None after giving up."""

@@ -148,7 +148,7 @@ class CheckpointManager:
         if promotion_rate is not None:
             rate: Any = promotion_rate
             found = dataclasses.replace(found, promotion_rate=rate)  # checks it
-        plan = _tiers.Plan(places, found.promotion_rate, there)
+        plan = _tiers.Plan(places, found.promotion_rate, there, self._rules)
         config = without_tiers(found)  # the manager copies by itself
         self._run = Run(self._root, config)
         self._retention = Retention(self._rules, self._root, config)

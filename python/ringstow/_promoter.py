@@ -85,6 +85,7 @@ class Promoter(Copier):
         config: Config | None,
         clear: Callable[[str], object] | None = None,
         *,
+        stays: Callable[[str], bool] | None = None,
         unchecked: tuple[str, ...] = (),
     ) -> None:
         """Make one, which starts a thread when there is something to copy.
@@ -95,6 +96,7 @@ class Promoter(Copier):
             rate: bytes a second at most; 0 for no limit.
             config: the settings of reading.
             clear: removes old steps from a tier, after a new one was copied there.
+            stays: which steps are never passed over, by path.
             unchecked: directories among the tiers of which nobody has looked yet whether they are
                 on another disk.
         """
@@ -104,6 +106,7 @@ class Promoter(Copier):
         self._rate = rate
         self._config = config
         self._clear = clear
+        self._stays = stays
         self._unchecked = unchecked
 
     def _copy(self, step: Added) -> bool:
@@ -158,7 +161,8 @@ class Promoter(Copier):
                 warn_of_one_disk(place, self._root)
 
     def _gives_way(self, step: Added, later: list[Added]) -> bool:
-        return any(_is_newer(other.path, step.path) for other in later)
+        is_overtaken = any(_is_newer(other.path, step.path) for other in later)
+        return super()._gives_way(step, later) and is_overtaken
 
     def _claim(self, tier: str) -> None:
         """Note that a tier has steps of this run.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import operator
+import re
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from ringstow import _catalog
@@ -42,6 +43,13 @@ class Rules(NamedTuple):
     def apart(self) -> tuple[str, ...]:
         """The parts that a save writes into files of their own."""
         return () if self.slim_after is None else self.slim
+
+    def stays(self, path: str) -> bool:
+        """Return whether a step stays for good by its number, which its name ends in."""
+        number = re.search(r"\d+$", path)
+        if self.keep_every is None or number is None:
+            return False
+        return int(number[0]) % self.keep_every == 0
 
     def best(self, metric: str | None, mode: Mode | None) -> tuple[str, Mode]:
         """Return by which metric a step is the best: the given one, or that of ``keep_best``.

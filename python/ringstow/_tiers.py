@@ -135,6 +135,8 @@ class Plan(NamedTuple):
     """Bytes a second at most; 0 for no limit."""
     rules: Rules
     """What stays on each tier; all, if there is no rule."""
+    here: Rules
+    """What stays in the run's directory."""
 
 
 def promoter(root: str, plan: Plan, config: Config | None) -> Promoter:
@@ -143,5 +145,5 @@ def promoter(root: str, plan: Plan, config: Config | None) -> Promoter:
     def clear(tier: str) -> None:
         _rules.retain(tier, plan.rules, config)
 
-    keeps_all = plan.rules.keeps_all
-    return Promoter(root, plan.tiers, plan.rate, config, None if keeps_all else clear)
+    removes = None if plan.rules.keeps_all else clear
+    return Promoter(root, plan.tiers, plan.rate, config, removes, stays=plan.here.stays)

@@ -1,6 +1,7 @@
 """`CheckpointManager` with a directory on another disk behind its own."""
 
 import shutil
+import threading
 
 import forked
 import pytest
@@ -181,6 +182,27 @@ def test_copy_that_waits_for_another_try_gives_way_to_a_newer_step(tmp_path, mon
         manager.save(2, state_of(2))
         assert manager.wait_promoted(60)
     assert steps_in(tmp_path / "shared/run") == [2]
+
+
+def test_steps_that_stay_for_good_are_not_passed_over(tmp_path, monkeypatch):
+    from ringstow import _promote
+
+    begun, may_go, promote = threading.Event(), threading.Event(), _promote.promote
+
+    def waiting(path, to, **how):
+        begun.set()
+        assert may_go.wait(60)
+        return promote(path, to, **how)
+
+    monkeypatch.setattr(_promote, "promote", waiting)
+    with manager_of(tmp_path, keep_last=1, keep_every=3) as manager:
+        manager.save(1, state_of(1))
+        assert begun.wait(60)
+        for step in range(2, 9):
+            manager.save(step, state_of(step))
+        may_go.set()
+    assert steps_in(tmp_path / "shared/run") == [3, 6, 8]
+    assert steps_in(tmp_path / "run") == [3, 6, 8]
 
 
 def test_wrong_tiers_say_what_is_meant(tmp_path):

@@ -6,6 +6,7 @@ use crate::handle::panicked;
 use crate::store::{Found, Promotion, Retention, check_apart, claim, join, take_over};
 use crate::sys::dir;
 use crate::sys::path::absolute_or_object;
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -28,6 +29,8 @@ pub(super) struct Copies {
     places: Vec<PathBuf>,
     retention: Option<Retention>,
     rate: u64,
+    /// Steps that this number divides stay for good.
+    keep_every: Option<u64>,
     /// The run whose steps training goes on with, until the first copy.
     joined: Mutex<Option<String>>,
     queue: Mutex<Queue>,
@@ -46,8 +49,9 @@ struct Again {
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// The step to copy once the copy in progress has ended, and whether it was just saved, and not restored.
-    next: Option<(PathBuf, bool)>,
+    /// The steps to copy once the copy in progress has ended: the newest, and before it those that stay for good. Each with
+    /// whether it was just saved, and not restored.
+    next: VecDeque<(PathBuf, bool)>,
     is_running: bool,
     /// Whether the thread waits before it tries a copy again.
     is_resting: bool,
@@ -62,7 +66,8 @@ impl Copies {
     pub fn new(
         root: &Path,
         tiers: Tiers,
-        (retention, stripe): (Option<Retention>, &[PathBuf]),
+        (retention, keep_every): (Option<Retention>, Option<u64>),
+        stripe: &[PathBuf],
     ) -> Result<Self> {
         let mut places: Vec<PathBuf> = Vec::new();
         for place in &tiers.places {
@@ -74,16 +79,19 @@ impl Copies {
         }
         retention.as_ref().map_or(Ok(()), Retention::check)?;
         let (joined, queue, changed) = Default::default();
-        Ok(Self { places, retention, rate: tiers.rate, joined, queue, changed })
+        Ok(Self { places, retention, rate: tiers.rate, keep_every, joined, queue, changed })
     }
 
-    /// Copies a step as soon as the copy in progress has ended. A step that waits for that is passed over.
+    /// Copies a step as soon as the copy in progress has ended. A step that waits for that is passed over, unless it is to
+    /// stay for good.
     pub fn add(shared: &Arc<Shared>, path: &Path, is_new: bool) {
         let Some(copies) = &shared.copies else { return };
         let mut queue = copies.queue();
-        if let Some((passed, _)) = queue.next.replace((path.into(), is_new)) {
+        let gives_way = queue.next.back().is_some_and(|(waiting, _)| !copies.stays(waiting));
+        if gives_way && let Some((passed, _)) = queue.next.pop_back() {
             copies.pass_over(&passed);
         }
+        queue.next.push_back((path.into(), is_new));
         if queue.is_running {
             return copies.changed.notify_all();
         }
@@ -98,7 +106,7 @@ impl Copies {
         match std::thread::Builder::new().name("ringstow-copies".into()).spawn(work) {
             Ok(_) => queue.is_running = true,
             Err(error) => {
-                queue.next = None;
+                queue.next.clear();
                 queue.failure = Some(Error::io("starting a thread to copy", path, error));
             }
         }
@@ -110,7 +118,7 @@ impl Copies {
     /// Why the last step was not copied.
     pub fn wait(&self) -> Result<()> {
         let copies =
-            |queue: &mut Queue| queue.is_running && !(queue.is_resting && queue.next.is_none());
+            |queue: &mut Queue| queue.is_running && !(queue.is_resting && queue.next.is_empty());
         let ended = self.changed.wait_while(self.queue(), copies);
         ended.unwrap_or_else(PoisonError::into_inner).failure.take().map_or(Ok(()), Err)
     }
@@ -150,7 +158,7 @@ impl Copies {
             if let Some(again) = &again {
                 queue = self.rest(queue, again.pause);
             }
-            let (step, pause) = match (queue.next.take(), again.take()) {
+            let (step, pause) = match (queue.next.pop_front(), again.take()) {
                 (Some(next), _) => (next, PAUSES.0),
                 (None, Some(again)) => (again.step, (again.pause * 2).min(PAUSES.1)),
                 (None, None) => {
@@ -178,7 +186,7 @@ impl Copies {
     fn rest<'a>(&self, mut queue: MutexGuard<'a, Queue>, pause: Duration) -> MutexGuard<'a, Queue> {
         queue.is_resting = true;
         self.changed.notify_all();
-        let rests = |queue: &mut Queue| queue.next.is_none() && !queue.is_closing;
+        let rests = |queue: &mut Queue| queue.next.is_empty() && !queue.is_closing;
         let rested = self.changed.wait_timeout_while(queue, pause, rests);
         let mut queue = rested.unwrap_or_else(PoisonError::into_inner).0;
         queue.is_resting = false;
@@ -228,7 +236,7 @@ impl Copies {
     }
 
     fn failed(&self, path: &Path, place: &Path, error: Error, pause: Option<Duration>) {
-        if dir::is_gone(path) && self.queue().next.is_some() {
+        if dir::is_gone(path) && !self.queue().next.is_empty() {
             return self.pass_over(path); // it was removed after a newer one
         }
         let (path, to) = (path.display(), place.display());
@@ -242,6 +250,14 @@ impl Copies {
             None => tracing::error!(%error, "{path} is saved, but not copied to {to}"),
         }
         queue.failure = Some(error);
+    }
+
+    /// Whether a step stays for good by its number, which its name ends in.
+    fn stays(&self, path: &Path) -> bool {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let number = name.rsplit(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
+        self.keep_every
+            .is_some_and(|every| number.parse().is_ok_and(|n: u64| n.is_multiple_of(every)))
     }
 
     fn pass_over(&self, path: &Path) {

@@ -50,6 +50,7 @@ class AfterCommit(Copier):
         self._root = root
         self._copies = copies
         self._plan = plan
+        self._stays = plan.here.stays
         self._config = config
         self._leads = leads
         """Whether this rank acts for its node."""
