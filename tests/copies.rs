@@ -1,5 +1,6 @@
 //! A checkpoint that has copies: what is missing or damaged in one is read from another.
 
+use ringstow::internals::store::claim;
 use ringstow::{
     Checkpoint, Config, Dtype, Error, LoadOptions, Loaded, StateDict, Store, TensorInfo,
 };
@@ -110,14 +111,71 @@ fn missing_and_cut_files_are_read_from_the_copy() {
 }
 
 #[test]
-fn copy_is_loaded_if_the_checkpoint_cannot_be_opened() {
+fn copy_of_the_same_run_is_loaded_if_the_checkpoint_cannot_be_opened() {
     let tiers = Tiers::new();
+    let [run, shared] = ["run", "shared"].map(|name| tiers.dir.path().join(name));
+    let name = claim(&run, None).unwrap();
+    claim(&shared, Some(&name)).unwrap();
     flip(&tiers.here().join("manifest.json"), 40);
     assert_eq!(tiers.load().unwrap().report.path, tiers.there());
     fs::remove_dir_all(tiers.here()).unwrap();
     let loaded = tiers.load().unwrap();
     check(&loaded);
     assert_eq!(loaded.report.path, tiers.there());
+}
+
+#[test]
+fn checkpoint_of_another_run_is_never_loaded_instead() {
+    let tiers = Tiers::new();
+    let new = tiers.dir.path().join("new/step-1");
+    assert!(tiers.store.load(&new).is_err(), "a directory of which nothing is known");
+    claim(&tiers.dir.path().join("shared"), None).unwrap();
+    fs::create_dir_all(&new).unwrap();
+    assert!(tiers.store.load(&new).is_err());
+    claim(new.parent().unwrap(), None).unwrap();
+    assert!(tiers.store.load(&new).is_err(), "another run");
+}
+
+#[test]
+fn cut_file_is_read_as_far_as_it_goes() {
+    let tiers = Tiers::new();
+    let (here, there) = (shards(&tiers.here()), shards(&tiers.there()));
+    let bytes = fs::metadata(&here[0]).unwrap().len();
+    fs::File::options().write(true).open(&here[0]).unwrap().set_len(bytes - 1).unwrap();
+    flip(&there[0], 100 << 10);
+    check(&tiers.load().unwrap());
+}
+
+#[test]
+fn slimmed_checkpoint_is_read_from_a_copy_that_is_not() {
+    let tiers = Tiers::new();
+    let mut state = StateDict::new();
+    for (number, name) in ["a", "b", "c"].into_iter().enumerate() {
+        let info = TensorInfo { name: name.into(), dtype: Dtype::U8, shape: vec![BYTES as u64] };
+        state.source(info, Box::new(bytes_of(1 + number as u8)));
+    }
+    state.apart("a");
+    let alone = Store::new(Config::default()).unwrap();
+    let (here, there) = (tiers.dir.path().join("run/s"), tiers.dir.path().join("shared/s"));
+    alone.save(&state, &here).unwrap();
+    alone.promote(&here, &there, ringstow::Promotion::default()).unwrap();
+    alone.slim(&here, &["a".into()]).unwrap();
+    flip(&shards(&here)[0], 100 << 10);
+    let loaded = tiers.store.load(&here).unwrap();
+    assert_eq!(loaded.tensor("c").unwrap().data(), bytes_of(3));
+    assert!(loaded.tensor("a").is_none());
+}
+
+#[test]
+fn only_chunks_that_no_copy_has_are_damaged() {
+    let tiers = Tiers::new();
+    let (here, there) = (shards(&tiers.here()), shards(&tiers.there()));
+    flip(&here[0], 100 << 10);
+    flip(&there[0], 100 << 10);
+    flip(&here[0], 2500 << 10);
+    let opened = tiers.store.open(tiers.here()).unwrap();
+    let damaged = opened.damaged(&["a", "b", "c"], LoadOptions::default()).unwrap();
+    assert_eq!(damaged.iter().map(|one| one.offset).collect::<Vec<_>>(), [0]);
 }
 
 #[test]

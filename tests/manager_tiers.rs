@@ -80,7 +80,7 @@ fn steps_are_copied_and_outlive_the_directory() {
 fn steps_that_stay_for_good_are_not_passed_over() {
     let disks = Disks::new();
     let places = vec![disks.shared()];
-    let rate = 100_000; // 0.1 s a step, and saves are faster
+    let rate = 20_000; // half a second a step, and saves are faster
     let tiers = Tiers { places, keep: Keep::default(), rate };
     let keep = Keep { last: Some(1), every: Some(3), ..Keep::default() };
     let mut manager = CheckpointManager::found(disks.run(), keep).unwrap().tiers(tiers).unwrap();

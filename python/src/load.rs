@@ -119,12 +119,12 @@ impl Checkpoint {
         progress: Option<wait::Progress>,
     ) -> PyResult<Self> {
         let config = crate::config(config)?;
-        let open_one = |path: &Path| match foreign {
-            true => ringstow::Checkpoint::open_any_with(path, &config),
-            false => ringstow::Checkpoint::open_damaged_with(path, &config),
-        };
         let open = || {
-            let checkpoint = ringstow::Checkpoint::nearest(&path, &copies, open_one)?;
+            let opened = match foreign {
+                true => ringstow::Checkpoint::open_any_with(path, &config),
+                false => ringstow::Checkpoint::open_damaged_with(path, &config),
+            };
+            let checkpoint = opened?.beside(&copies);
             if !damaged {
                 checkpoint.check_files()?;
             }
@@ -140,6 +140,11 @@ impl Checkpoint {
             CheckpointKind::Ringstow => "ringstow",
             CheckpointKind::Safetensors => "safetensors",
         }
+    }
+
+    #[getter]
+    fn path(&self) -> &Path {
+        self.inner.path()
     }
 
     #[getter]

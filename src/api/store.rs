@@ -166,7 +166,26 @@ impl Store {
     /// As [`Checkpoint::open`].
     pub fn open(&self, path: impl AsRef<Path>) -> Result<Checkpoint> {
         let path = path.as_ref();
-        Checkpoint::open_copied(path, &copies_of(path, &self.config.tiers), &self.config)
+        self.nearest(path, &copies_of(path, &self.config.tiers))
+    }
+
+    /// Opens a checkpoint, or else the first of its copies that is of the same run.
+    fn nearest(&self, path: &Path, copies: &[PathBuf]) -> Result<Checkpoint> {
+        let failure = match Checkpoint::open_copied(path, copies, &self.config) {
+            Err(error) if error.is_of_checkpoint() => error,
+            opened => return opened,
+        };
+        for (at, copy) in copies.iter().enumerate().filter(|(_, copy)| of_one_run(path, copy)) {
+            match Checkpoint::open_copied(copy, &copies[at + 1..], &self.config) {
+                Ok(checkpoint) => {
+                    let (path, copy) = (path.display(), copy.display());
+                    tracing::warn!("{copy} is loaded instead of {path}: {failure}");
+                    return Ok(checkpoint);
+                }
+                Err(error) => tracing::debug!(%error, "{} cannot be opened", copy.display()),
+            }
+        }
+        Err(failure)
     }
 
     /// As [`Checkpoint::open_damaged`].
@@ -180,7 +199,8 @@ impl Store {
     }
 
     /// As [`load`](crate::load()). Of the tiers that the configuration names, see [`Checkpoint::open_copied`]: they have the
-    /// copies under the same name.
+    /// copies under the same name. If the checkpoint cannot be opened, and directory and tier are noted to be of one run, its
+    /// first copy that can be opened is loaded.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<Loaded> {
         let path = path.as_ref();
         self.load_copied(path, &copies_of(path, &self.config.tiers))
@@ -202,7 +222,7 @@ impl Store {
     fn load_all(&self, path: &Path, copies: &[PathBuf], job: &Arc<Job>) -> Result<Loaded> {
         let runtime = self.runtime()?;
         while_replaced(|| {
-            let checkpoint = Checkpoint::open_copied(path, copies, &self.config)?;
+            let checkpoint = self.nearest(path, copies)?;
             let names = checkpoint.tensors().iter().map(|tensor| tensor.name.as_str());
             checkpoint.load_names(names, LoadOptions::default().on(&runtime, job))
         })
@@ -313,4 +333,10 @@ impl Store {
     pub fn prune_plan(&self, dir: impl AsRef<Path>) -> Result<Swept> {
         store::prune_plan(dir.as_ref(), &self.config)
     }
+}
+
+/// Whether two checkpoints lie in directories that are noted to be of one run.
+fn of_one_run(one: &Path, other: &Path) -> bool {
+    let run = |path: &Path| store::owner(path.parent()?).ok().flatten();
+    run(one).is_some_and(|run_of_one| run(other) == Some(run_of_one))
 }

@@ -211,7 +211,10 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         if let Err(error) = outcome.result {
             // What is in the buffer may be of an earlier read, good as it looks.
             let (chunks, to) = (self.reads.chunks_of(block), buffer.as_mut());
-            if !to.is_some_and(|to| self.read_copy(block, chunks, &error, &mut to[..block.len])) {
+            let is_whole = |to: &mut Buffer| {
+                self.read_copy(block, chunks, &error, &mut to[..block.len]).is_empty()
+            };
+            if !to.is_some_and(is_whole) {
                 return self.read_failed(block, error).map(|()| None);
             }
         }
@@ -244,33 +247,34 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
             !self.reads.is_good(chunk, &bytes[start..start + chunk.len])
         };
         let bad: Vec<BlockRead> = self.reads.chunks_of(read).filter(is_bad).collect();
-        if self.read_copy(read, bad.into_iter(), &why, bytes) {
-            return Ok(true);
-        }
-        damages.into_iter().try_for_each(|damage| self.damaged(damage))?;
-        Ok(false)
+        let left = self.read_copy(read, bad, &why, bytes);
+        // As they were found, not as a copy has them.
+        let is_left = |damage: &Damage| left.iter().any(|chunk| chunk.offset == damage.offset);
+        damages.into_iter().filter(is_left).try_for_each(|damage| self.damaged(damage))?;
+        Ok(left.is_empty())
     }
 
-    /// Reads these checksum chunks of a block from the first copy of its file that has them whole; returns whether all were
-    /// found.
+    /// Reads these checksum chunks of a block, each from the first copy of its file that has it whole; returns those that
+    /// none has.
     fn read_copy(
         &self,
         block: &BlockRead,
-        mut chunks: impl Iterator<Item = BlockRead>,
+        chunks: impl IntoIterator<Item = BlockRead>,
         why: &dyn Display,
         to: &mut [u8],
-    ) -> bool {
-        chunks.all(|chunk| {
+    ) -> Vec<BlockRead> {
+        let mut is_lost = |chunk: &BlockRead| {
             let start = (chunk.offset - block.offset) as usize;
             let to = &mut to[start..start + chunk.len];
-            self.reads.owner.read_copy(chunk.file, why, &mut |path| {
+            !self.reads.owner.read_copy(chunk.file, why, &mut |path| {
                 let read = copy::read(path, chunk.offset, to);
                 if let Err(error) = &read {
                     tracing::debug!(%error, "reading {} at {}", path.display(), chunk.offset);
                 }
-                read.is_ok() && (!self.reads.verify || self.reads.is_good(&chunk, to))
+                read.is_ok() && (!self.reads.verify || self.reads.is_good(chunk, to))
             })
-        })
+        };
+        chunks.into_iter().filter(|chunk| is_lost(chunk)).collect()
     }
 
     fn damaged(&self, damage: Damage) -> Result<()> {

@@ -7,7 +7,7 @@ use crate::object::{Bucket, is_url};
 use crate::pipeline::load::{FileOwner, ShardFile};
 use crate::store::layout::manifest;
 use crate::store::layout::stripe_marker::stripe_owner;
-use crate::store::read::copies::{Copies, is_same_save};
+use crate::store::read::copies::Copies;
 use crate::store::read::dcp_mark;
 use crate::store::read::diagnose::{explain, no_manifest, not_ringstows};
 use crate::store::read::fault::{Fault, PlaceIndex};
@@ -294,12 +294,18 @@ impl FileOwner for Checkpoint {
         why: &dyn Display,
         read: &mut dyn FnMut(&Path) -> bool,
     ) -> bool {
-        let own = &self.files[file].path;
-        let shards = self.copies.shards(file, |copy| self.open_copy(copy));
-        let Some(shard) = shards.filter(|shard| shard.path != *own).find(|s| read(&s.path)) else {
-            return false;
-        };
-        self.copies.note(&self.path, own, &shard.path, why);
+        let own = &self.files[file];
+        let shards = self.copies.shards(file, own, |copy| self.open_copy(copy));
+        let others = shards.filter(|shard| shard.path != own.path);
+        let mut others = others.chain(self.copies.cut.get(&file));
+        let Some(shard) = others.find(|shard| read(&shard.path)) else { return false };
+        self.copies.note(&self.path, &own.path, &shard.path, why);
         true
     }
+}
+
+/// Whether two manifests are of one save, slimmed or not: a copy gives the files names of its own.
+fn is_same_save(one: &Manifest, other: &Manifest) -> bool {
+    let of = |manifest: &Manifest| (manifest.created_unix_ms, manifest.block_bytes);
+    of(one) == of(other)
 }

@@ -1,11 +1,11 @@
 //! Copies of a checkpoint on other tiers. A load reads from them what the checkpoint itself lacks, or has damaged.
 
 use crate::engine::fallback::Fallback;
-use crate::format::Manifest;
 use crate::pipeline::fallbacks::warn_once_of;
 use crate::pipeline::load::ShardFile;
 use crate::store::read::fault::Fault;
 use crate::store::read::shards::Shards;
+use std::collections::HashMap;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -14,6 +14,8 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 #[derive(Debug, Default)]
 pub(in crate::store) struct Copies {
     list: Vec<Copy>,
+    /// The checkpoint's own files that a copy's is read in place of, and that have some of the bytes, by their numbers.
+    pub cut: HashMap<usize, ShardFile>,
     /// The files of which something was read from a copy, each once.
     used: Mutex<Vec<Fallback>>,
 }
@@ -29,7 +31,7 @@ struct Copy {
 impl Copies {
     pub fn new(paths: &[PathBuf]) -> Self {
         let copy = |path: &PathBuf| Copy { path: path.clone(), shards: OnceLock::new() };
-        Self { list: paths.iter().map(copy).collect(), used: Mutex::default() }
+        Self { list: paths.iter().map(copy).collect(), ..Self::default() }
     }
 
     /// The copies of a file that have all of its bytes, as far as that is known without reading them. `open` opens a
@@ -37,14 +39,14 @@ impl Copies {
     pub fn shards<'a>(
         &'a self,
         file: usize,
+        own: &'a ShardFile,
         open: impl Fn(&Path) -> Option<Shards> + 'a,
     ) -> impl Iterator<Item = &'a ShardFile> {
         let opened = self
             .list
             .iter()
             .filter_map(move |copy| copy.shards.get_or_init(|| open(&copy.path)).as_ref());
-        let whole = opened.filter(move |copy| Fault::in_file(&copy.faults, file).is_none());
-        whole.map(move |copy| &copy.files[file])
+        opened.filter_map(move |copy| whole(copy, file, own))
     }
 
     /// Notes that something of a file of a checkpoint is read from a copy, and warns of it once.
@@ -69,13 +71,14 @@ impl Copies {
     }
 }
 
-/// Whether two manifests have files of the same bytes: a copy gives them names of its own.
-pub(in crate::store) fn is_same_save(one: &Manifest, other: &Manifest) -> bool {
-    one.block_bytes == other.block_bytes
-        && one.files.len() == other.files.len()
-        && one
-            .files
-            .iter()
-            .zip(&other.files)
-            .all(|(one, other)| (one.bytes, &one.crc32) == (other.bytes, &other.crc32))
+/// The file of a copy that has the bytes of a checkpoint's own, which has this number there, and mostly in the copy.
+fn whole<'a>(copy: &'a Shards, number: usize, own: &ShardFile) -> Option<&'a ShardFile> {
+    let is_it = |at: &usize| {
+        let there = &copy.files[*at];
+        (there.bytes, &there.crc32) == (own.bytes, &own.crc32)
+    };
+    let same_number = Some(number).filter(|at| *at < copy.files.len()).filter(is_it);
+    // One of the two may be slimmed.
+    let at = same_number.or_else(|| (0..copy.files.len()).find(is_it))?;
+    Fault::in_file(&copy.faults, at).is_none().then(|| &copy.files[at])
 }
