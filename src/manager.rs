@@ -352,7 +352,12 @@ impl CheckpointManager {
                         tracing::warn!("`slim` has dropped {dropped} from {}", path.display());
                     }
                     self.shared.restored(path);
-                    if step.is_none() && dropped.is_empty() && path.starts_with(&self.shared.root) {
+                    let has_all = self.shared.copies.as_ref().is_some_and(|tiers| {
+                        let same = &candidates[at + 1..=at + copies.len()];
+                        tiers.have_all(same.iter().map(|(_, copy)| copy))
+                    });
+                    let may_lack = step.is_none() && dropped.is_empty() && !has_all;
+                    if may_lack && path.starts_with(&self.shared.root) {
                         // A kill may have cut its copy short.
                         Copies::add(&self.shared, path, false);
                     }

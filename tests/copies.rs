@@ -174,7 +174,7 @@ fn only_chunks_that_no_copy_has_are_damaged() {
     flip(&there[0], 100 << 10);
     flip(&here[0], 2500 << 10);
     let opened = tiers.store.open(tiers.here()).unwrap();
-    let damaged = opened.damaged(&["a", "b", "c"], LoadOptions::default()).unwrap();
+    let damaged = opened.damaged(["a", "b", "c"], LoadOptions::default()).unwrap();
     assert_eq!(damaged.iter().map(|one| one.offset).collect::<Vec<_>>(), [0]);
 }
 

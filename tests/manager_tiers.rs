@@ -94,6 +94,21 @@ fn steps_that_stay_for_good_are_not_passed_over() {
 }
 
 #[test]
+fn step_that_stays_for_good_and_was_not_copied_is_tried_again_with_the_next() {
+    let disks = Disks::new();
+    let in_the_way = disks.shared().join("step-00000003");
+    fs::create_dir_all(disks.shared()).unwrap();
+    fs::write(&in_the_way, "").unwrap();
+    let mut manager = disks.manager(Keep { last: Some(1), every: Some(3), ..Keep::default() });
+    save(&mut manager, 3, 3);
+    assert!(manager.wait_promoted().is_err());
+    fs::remove_file(&in_the_way).unwrap();
+    save(&mut manager, 4, 4);
+    manager.wait_promoted().unwrap();
+    assert_eq!(steps_in(&disks.shared()), [3, 4]);
+}
+
+#[test]
 fn dropped_manager_has_copied_its_last_step() {
     let disks = Disks::new();
     save(&mut disks.manager(Keep::default()), 1, 1);

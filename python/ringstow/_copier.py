@@ -42,12 +42,12 @@ _LOOK_S = 0.5
 
 
 class Copier:
-    """Copies steps in a thread, the newest first.
+    """Copies steps in a thread, one after the other.
 
     A step that a newer one overtakes before its copy has begun is passed over, unless it is to stay
-    for good. A copy that has
-    begun goes on, also if the step is removed meanwhile. One that failed is tried again, with
-    longer and longer pauses, until a newer step comes or `close` has tried it a last time.
+    for good. A copy that has begun goes on, also if the step is removed meanwhile. One that failed
+    is tried again, with longer and longer pauses, until a newer step overtakes it or `close` has
+    tried it a last time.
     """
 
     joined: str | None = None
@@ -68,8 +68,10 @@ class Copier:
         self._is_resting = False
         """Whether the thread waits before it tries a copy again."""
         self._is_closing = False
+        self._failed: list[Added] = []
+        """Steps whose copies failed, and that are tried again."""
         self._tries = 0
-        """How often the last step was tried again."""
+        """How often they were, since a step was added."""
         self.report: PromotionReport | None = None
         """What the last copy to a store did."""
         self.error: BaseException | None = None
@@ -138,16 +140,20 @@ class Copier:
 
     def pause_s(self) -> float | None:
         """Return after how many seconds the copy that just failed is tried again; None if never."""
-        if not (passes(self.error) and self._repeats) or self._is_closing:
+        return self._next_pause_s() if passes(self.error) and self._repeats else None
+
+    def _next_pause_s(self) -> float | None:
+        if self._is_closing:
             return None
         first, longest = _PAUSES_S
         return min(first * 2.0 ** min(self._tries, 20), longest)
 
     def _rest(self) -> bool:
-        """Wait before the last step is tried again; return whether to go on."""
-        pause = self.pause_s()
-        if pause is None or not os.path.lexists(self._added[-1].path):
-            self._tries = 0
+        """Wait before failed copies are tried again; return whether there is anything to do."""
+        self._failed = [step for step in self._failed if os.path.lexists(step.path)]
+        pause = self._next_pause_s() if self._failed else None
+        if pause is None:
+            self._failed, self._tries = [], 0
             return False
         self._is_resting = True
         self._changed.notify_all()
@@ -156,9 +162,7 @@ class Copier:
             if not threading.main_thread().is_alive():  # the exit waits for this thread
                 self._is_closing = True
         self._is_resting = False
-        is_again = len(self._added) == self._done
-        self._done -= is_again
-        self._tries = self._tries + 1 if is_again else 0
+        self._tries = self._tries + 1 if len(self._added) == self._done else 0
         return True
 
     def _is_wanted(self) -> bool:
@@ -186,9 +190,16 @@ class Copier:
                 continue
             batch = self._added[self._done : newest]
             self._done = newest
-            self._copy_batch(batch)
+            self._copy_batch([*self._taken_again(batch), *batch])
             # Nothing is kept of those but their number.
             self._added[newest - len(batch) : newest] = [one._replace(ended=None) for one in batch]
+
+    def _taken_again(self, batch: list[Added]) -> list[Added]:
+        """Return the failed steps that no later one overtakes; that they failed was told."""
+        failed, self._failed = self._failed, []
+        later = [[*failed[number:], *batch] for number in range(1, len(failed) + 1)]
+        pairs = zip(failed, later, strict=True)
+        return [step for step, after in pairs if not self._gives_way(step, after)]
 
     def _copy_batch(self, batch: list[Added]) -> None:
         """Copy what is not passed over; ``error`` is that of the first copy that failed."""
@@ -201,6 +212,8 @@ class Copier:
             self.error = None
             is_there = self._copy(step)
             _set(step, is_there=is_there, error=self.error)
+            if passes(self.error) and self._repeats:
+                self._failed.append(step._replace(ended=None))
             failure = failure or self.error
         self.error = failure
 

@@ -123,12 +123,12 @@ def load(
         raise TypeError(f"prefix is one name, not {prefix!r}; for several names give keys=")
     check_framework(framework, device)
     skips = _salvage.check_choice(on_corrupt, verify=verify)
-    found = _nearest.find(path, config)
+    found = _find(path, config)
     where = found.path
     gpu = _cuda.device_named(device)
     names = None if keys is None else list(keys)
     progress = Progress(f"loading {os.path.basename(where)}")
-    with _outcomes.failing("load", where), progress:
+    with _outcomes.failing("load", where), _nearest.telling(found), progress:
         loaded, report = _while_replaced(
             lambda: _load(
                 where,
@@ -165,6 +165,14 @@ def tell(report: LoadReport) -> None:
     _outcomes.log(_lines.of_load(report))
 
 
+def _find(path: StrPath | Sequence[StrPath], config: Config | None) -> _nearest.Found:
+    """Return the checkpoint to load; of a list, a failure to find one is one of the load."""
+    if not isinstance(path, list | tuple):
+        return _nearest.find(path, config)
+    with _outcomes.failing("load", " and ".join(map(str, path))):
+        return _nearest.find(path, config)
+
+
 def _opened(
     found: _nearest.Found,
     config: Config | None,
@@ -174,25 +182,27 @@ def _opened(
     verify: bool,
     allow_pickle: bool,
 ) -> _native.Checkpoint | foreign.Foreign:
-    where, settings = found.path, native_json(config)
+    settings = native_json(config)
     others = foreign.opened(
-        where, verify=verify, allow_pickle=allow_pickle, progress=progress.advance
+        found.path, verify=verify, allow_pickle=allow_pickle, progress=progress.advance
     )
     if others is not None:
         return others
 
-    def attempt() -> _native.Checkpoint:
+    def attempt(where: str, copies: list[str]) -> _native.Checkpoint:
         return _native.Checkpoint(
             where,
             settings,
-            copies=found.copies,
+            copies=copies,
             foreign=_holds_model(where),
             damaged=damaged,
             verify=verify,
             progress=progress.advance,
         )
 
-    return _late.opened(where, attempt)
+    return _nearest.opened(
+        found, lambda where, copies: _late.opened(where, lambda: attempt(where, copies))
+    )
 
 
 def _holds_model(where: str) -> bool:
@@ -372,10 +382,10 @@ def load_into(
         OSError: the system refused: no such directory, no permission, a failing disk.
     """
     skips = _salvage.check_choice(on_corrupt, verify=verify)
-    found = _nearest.find(path, config)
+    found = _find(path, config)
     where = found.path
     progress = Progress(f"loading {os.path.basename(where)}")
-    with _outcomes.failing("load", where), progress:
+    with _outcomes.failing("load", where), _nearest.telling(found), progress:
         report = _while_replaced(
             lambda: _merge.load_into(
                 state_dict,

@@ -155,6 +155,7 @@ class CheckpointManager:
         self._previous = _previous.previous(base, base_full_every, self._run.newest)
         check_staging(staging)
         _check_nodes(node_local, replicas, config, base=base, slim_after=slim_after)
+        self._node_local = node_local
         self._copies_elsewhere = False
         self._side: Side[Any] = Alone(config, staging, allow_pickle, self._rules.apart)
         self._steps = _tiers.Steps(self._run, places, config)
@@ -450,7 +451,9 @@ class CheckpointManager:
             if restored is not None and is_here:
                 if self._previous is not None:
                     self._previous.restored(restored.path)
-                if number is None and not restored.dropped:
+                are_there = self._steps.are_everywhere(restored.path, found)
+                may_lack = self._node_local or not are_there
+                if number is None and not restored.dropped and may_lack:
                     # A kill may have cut its copy short, and a node may be new.
                     self._copier.add(restored.path, is_new=False)
             if number is None and restored is not None:

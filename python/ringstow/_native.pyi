@@ -465,7 +465,7 @@ def fill(
 @final
 class Checkpoint:
     # Reads and checks the manifest. What the checkpoint lacks or has damaged, loads read from
-    # `copies`, the nearest first; if it cannot be opened, the first of them that can be is.
+    # `copies`, the nearest first.
     # `foreign` also opens a directory of safetensors files without a manifest: of torch's
     # HuggingFaceStorageWriter, or plain Hugging Face. `damaged` also opens one whose files are
     # missing or cut. With `verify`, loads verify every checksum chunk they read. While a load runs,
@@ -482,6 +482,8 @@ class Checkpoint:
         verify: bool = True,
         progress: Callable[[int, int], object] | None = None,
     ) -> Checkpoint: ...
+    @property
+    def path(self) -> str: ...
     # "ringstow"; or "safetensors", which has no checksums to verify.
     @property
     def kind(self) -> str: ...

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import logging
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ringstow import _catalog, _native
-from ringstow._arguments import StrPath, directory_to_read, to_read
+from ringstow._arguments import StrPath, directory_to_read, object_url, to_read
 from ringstow._config import Config, given, native_json
 from ringstow._errors import (
     CorruptCheckpointError,
     FormatError,
-    MissingFilesError,
+    IncompleteCheckpointError,
     NoCheckpointError,
 )
 
 if TYPE_CHECKING:
     from ringstow._catalog_report import Step
 
+_T = TypeVar("_T")
 _log = logging.getLogger("ringstow")
+
+_OF_CHECKPOINT = (
+    IncompleteCheckpointError,
+    CorruptCheckpointError,
+    FormatError,
+    FileNotFoundError,
+)
+"""Failures to open a checkpoint after which a copy may be whole."""
 
 
 class Found(NamedTuple):
@@ -59,22 +69,36 @@ def find(path: StrPath | Sequence[StrPath], config: Config | None) -> Found:
 
 def _newest(tiers: list[str], config: Config | None) -> Found:
     """Return the newest step of which the tiers have all files together."""
-    listed = [step for tier in tiers for step in _catalog.steps(tier, config=config)]
-    # A stable sort: of copies the nearest first. A damaged manifest tells no time.
-    was_committed = [step for step in listed if step.created_unix_ms is not None]
+    listed: list[Step] = []
+    for tier in tiers:
+        warn_if_missing(tier)
+        steps = _catalog.steps(tier, config=config)
+        warn_of_lost_manifests(steps)
+        listed += steps
+    # A damaged manifest does not tell when it was committed.
+    damaged = [
+        step for step in listed if step.created_unix_ms is None and step.status != "incomplete"
+    ]
+    for step in damaged:
+        _log.warning("passing over %s, which cannot be loaded: %s", step.path, step.problem)
+    committed = [step for step in listed if step.created_unix_ms is not None]
     failure: Exception | None = None
-    for _, group in itertools.groupby(sorted(was_committed, key=_newest_first), _newest_first):
+    # A stable sort: of copies the nearest first.
+    for _, group in itertools.groupby(sorted(committed, key=_newest_first), _newest_first):
         nearest, *others = group
         found = Found(nearest.path, [other.path for other in others])
         if nearest.status == "committed":
             return found
         try:
             _native.Checkpoint(found.path, native_json(config), copies=found.copies)
-        except (MissingFilesError, CorruptCheckpointError, FormatError) as error:
+        except _OF_CHECKPOINT as error:
             _log.warning("passing over %s, which cannot be loaded: %s", found.path, error)
             failure = failure or error
         else:
             return found
+    if failure is None and damaged:
+        newest = max(damaged, key=lambda step: step.step or 0)
+        _native.Checkpoint(newest.path, native_json(config))  # raises what is wrong with it
     if failure is not None:
         raise failure
     raise NoCheckpointError(
@@ -83,15 +107,105 @@ def _newest(tiers: list[str], config: Config | None) -> Found:
     )
 
 
+def was_committed(step: Step) -> bool:
+    """Whether a step has a manifest: a damaged one is an error of its load, not a step less."""
+    was_killed = step.status == "incomplete" and step.created_unix_ms is None
+    return step.step is not None and not was_killed
+
+
+def warn_of_lost_manifests(steps: list[Step]) -> None:
+    """Tell of steps that are newer than the newest committed one, and were committed once."""
+    for found in reversed(steps):
+        if was_committed(found):
+            break
+        if _has_lost_manifest(found.path):
+            _log.warning(
+                "passing over %s, whose manifest is gone: only a committed checkpoint has "
+                "files of these names, so somebody has removed it, or is still copying",
+                found.path,
+            )
+
+
+def _has_lost_manifest(path: str) -> bool:
+    """Return whether files of a commit are in a directory, which no removal has begun to clear."""
+    try:
+        names = os.listdir(path)
+    except OSError:
+        return False
+    marks = ("manifest.json", "manifest.json.retired")
+    has_shards = any(name.endswith(".safetensors") for name in names)
+    return has_shards and not any(mark in names for mark in marks)
+
+
+def warn_if_missing(tier: str) -> None:
+    """Tell of a tier that does not exist: the steps that it may have are not seen."""
+    if object_url(tier) is None and not os.path.exists(tier):
+        _log.warning(
+            "%s does not exist: there is nothing to restore from it, and the first copy creates "
+            "it. Is its disk mounted?",
+            tier,
+        )
+
+
 def _newest_first(step: Step) -> tuple[int, int]:
     return -(step.step or 0), -(step.created_unix_ms or 0)
 
 
+def opened(found: Found, attempt: Callable[[str, list[str]], _T]) -> _T:
+    """Return what opens a checkpoint, or else the first of its copies that can be opened.
+
+    Only of copies of the same run: a program of another run may use the same names.
+
+    Args:
+        found: the checkpoint.
+        attempt: opens a path, with the copies that it has.
+
+    Raises:
+        Exception: what is wrong with the checkpoint itself.
+    """
+    try:
+        return attempt(*found)
+    except _OF_CHECKPOINT as error:
+        failure = error
+    for number, copy in enumerate(found.copies, 1):
+        if not _is_of_one_run(found.path, copy):
+            continue
+        try:
+            checkpoint = attempt(copy, found.copies[number:])
+        except Exception as error:
+            _log.debug("%s cannot be opened: %s", copy, error)
+            continue
+        _log.warning("%s is loaded instead of %s: %s", copy, found.path, failure)
+        return checkpoint
+    raise failure
+
+
+def _is_of_one_run(path: str, copy: str) -> bool:
+    """Whether the directories of both are noted to be of the same run."""
+    try:
+        here, there = (_native.run_of(os.path.dirname(one)) for one in (path, copy))
+    except Exception as error:
+        _log.debug("%s: nothing says of which run it is: %s", copy, error)
+        return False
+    return here is not None and here == there
+
+
 def copies_of(path: str, tiers: Sequence[StrPath]) -> list[str]:
-    """Return where tiers may have copies of a checkpoint: under the same name."""
-    name = os.path.basename(path)
+    """Return where tiers may have copies of a checkpoint: under its name, not that of a link."""
+    name = os.path.basename(path if object_url(path) else os.path.realpath(path))
     copies = [f"{directory_to_read(tier)}/{name}" for tier in tiers]
     return [copy for copy in copies if copy != path]
+
+
+@contextlib.contextmanager
+def telling(found: Found) -> Iterator[None]:
+    """Add to what is wrong with a checkpoint that its copies did not help."""
+    try:
+        yield
+    except _OF_CHECKPOINT as error:
+        if found.copies:
+            error.add_note(f"no copy helped: {', '.join(found.copies)}")
+        raise
 
 
 def with_tiers(config: Config | None, tiers: Sequence[str]) -> Config:

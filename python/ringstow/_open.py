@@ -104,11 +104,15 @@ class Checkpoint(Mapping[str, "Entry"]):
         """The checkpoint's directory."""
         self._as_numpy = as_numpy
         opened: _native.Checkpoint | foreign.Foreign | None
-        opened = foreign.opened(path, verify=verify, allow_pickle=allow_pickle)
+        opened = foreign.opened(found.path, verify=verify, allow_pickle=allow_pickle)
         if opened is None:
-            opened = _native.Checkpoint(
-                path, config, copies=found.copies, foreign=True, damaged=True, verify=verify
+            opened = _nearest.opened(
+                found,
+                lambda where, copies: _native.Checkpoint(
+                    where, config, copies=copies, foreign=True, damaged=True, verify=verify
+                ),
             )
+            self.path = path = opened.path
         if opened.problem is not None:
             _log.warning("%s. Tensors in its other files can be read", opened.problem)
         self._opened: _native.Checkpoint | foreign.Foreign | None = opened

@@ -118,10 +118,10 @@ def on_done(callback: Callback, *, kinds: Iterable[Kind] = ("save", "load")) -> 
         The listener, whose ``remove()`` ends the calls. It is a context manager, too.
 
     Raises:
-        ValueError: a kind that there is not.
+        ValueError: a kind that there is not, or none.
     """
     wanted = frozenset([kinds] if isinstance(kinds, str) else kinds)
-    if not wanted <= {*get_args(Kind)}:
+    if not wanted or not wanted <= {*get_args(Kind)}:
         raise ValueError(f"kinds are {', '.join(get_args(Kind))}, not {sorted(wanted)}")
     listener = Listener(callback, wanted)
     _listeners.append(listener)

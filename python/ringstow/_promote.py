@@ -63,14 +63,50 @@ def promote(
         FileExistsError: another checkpoint is there, and is not to be replaced.
         OSError: what the store or the system says.
     """
+    where, there = of_checkpoint(path), directory_to_read(to)
+    with _outcomes.failing("promotion", where, to=there):
+        report = sent(
+            where,
+            there,
+            rate=rate,
+            uploads=uploads,
+            part_bytes=part_bytes,
+            replace_older=replace_older,
+            replicas=replicas,
+            patience=patience,
+            config=config,
+        )
+    tell(report)
+    return report
+
+
+def sent(
+    path: str,
+    to: str,
+    *,
+    rate: int = 0,
+    uploads: int = 4,
+    part_bytes: int = 16 << 20,
+    replace_older: bool = False,
+    replicas: bool = True,
+    patience: float = 180,
+    config: Config | None = None,
+) -> PromotionReport:
+    """Copy a checkpoint as `promote` does, for callers that tell by themselves how it ended."""
     from ringstow._report import PromotionReport
 
-    where, there = of_checkpoint(path), directory_to_read(to)
     how = (rate, uploads, part_bytes, replace_older, replicas, patience)
-    failing = _outcomes.failing("promotion", where, to=there)
-    with failing, Progress(f"sending {os.path.basename(where)}") as progress:
-        done = _native.promote(where, there, how, native_json(config), progress=progress.advance)
-    report = PromotionReport.from_json(done)
-    outcome = _outcomes.Outcome(kind="promotion", path=where, to=there, report=report)
-    _outcomes.tell(outcome)
-    return report
+    with Progress(f"sending {os.path.basename(path)}") as progress:
+        done = _native.promote(path, to, how, native_json(config), progress=progress.advance)
+    return PromotionReport.from_json(done)
+
+
+def tell(report: PromotionReport) -> None:
+    """Tell the callbacks of a copy that went well."""
+    done = _outcomes.Outcome(kind="promotion", path=report.path, to=report.to, report=report)
+    _outcomes.tell(done)
+
+
+def tell_failure(path: str, to: str, error: BaseException) -> None:
+    """Tell the callbacks of a copy that failed."""
+    _outcomes.tell(_outcomes.Outcome(kind="promotion", path=path, to=to, error=error))

@@ -119,7 +119,7 @@ class Promoter(Copier):
         to = f"{tier}/{os.path.basename(step.path)}"
         try:
             self._claim(tier)
-            self.report = _promote.promote(
+            self.report = report = _promote.sent(
                 step.path,
                 to,
                 rate=self._rate,
@@ -132,14 +132,16 @@ class Promoter(Copier):
                 return False
             if not passes(self.error):  # one that is worth another try stays
                 self.error = error
+            _promote.tell_failure(step.path, to, error)
             self._tell(step, tier, error)
             return True
+        _promote.tell(report)
         _log.info(
             "%s is copied to %s: %.3g GB sent in %.1f s",
             step.path,
             tier,
-            self.report.sent_bytes / 1e9,
-            self.report.seconds,
+            report.sent_bytes / 1e9,
+            report.seconds,
         )
         self._cleared(step, tier)
         return True

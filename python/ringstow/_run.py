@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ringstow import _catalog
 from ringstow._damage import OnCorrupt, is_damage
 from ringstow._errors import InvalidStateError, NoCheckpointError
+from ringstow._nearest import warn_of_lost_manifests, was_committed
 from ringstow._open import open as open_checkpoint
 from ringstow.foreign import _steps
 
@@ -138,25 +139,6 @@ class Run:
             )
 
 
-def warn_of_lost_manifests(steps: list[Step]) -> None:
-    """Tell of steps that are newer than the newest committed one, and were committed once."""
-    for found in reversed(steps):
-        if was_committed(found):
-            break
-        if _has_lost_manifest(found.path):
-            _log.warning(
-                "passing over %s, whose manifest is gone: only a committed checkpoint has "
-                "files of these names, so somebody has removed it, or is still copying",
-                found.path,
-            )
-
-
-def was_committed(found: Step) -> bool:
-    """Whether a step has a manifest: a damaged one is an error of its load, not a step less."""
-    was_killed = found.status == "incomplete" and found.created_unix_ms is None
-    return found.step is not None and not was_killed
-
-
 def step_at(path: str, config: Config | None) -> Step:
     """Return the committed checkpoint at a path.
 
@@ -192,14 +174,3 @@ def _step_of(left: _steps.Left) -> Step:
         status="committed",
         problem=None,
     )
-
-
-def _has_lost_manifest(path: str) -> bool:
-    """Return whether files of a commit are in a directory, which no removal has begun to clear."""
-    try:
-        names = os.listdir(path)
-    except OSError:
-        return False
-    marks = ("manifest.json", "manifest.json.retired")
-    has_shards = any(name.endswith(".safetensors") for name in names)
-    return has_shards and not any(mark in names for mark in marks)

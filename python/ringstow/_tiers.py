@@ -8,12 +8,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ringstow import _catalog, _native, _rules
-from ringstow._arguments import object_url
 from ringstow._config import native_json
 from ringstow._errors import Error, NoCheckpointError
+from ringstow._nearest import warn_if_missing, warn_of_lost_manifests, was_committed
 from ringstow._promoter import Promoter
 from ringstow._rules import Rules
-from ringstow._run import warn_of_lost_manifests, was_committed
 
 if TYPE_CHECKING:
     from ringstow._catalog_report import Step
@@ -69,6 +68,14 @@ class Steps:
             raise NoCheckpointError(f"{where} have no step {step}", path=self._run.root)
         return found
 
+    def are_everywhere(self, path: str, found: list[Step]) -> bool:
+        """Return whether each tier has a whole copy of the step at this path of those found."""
+        step = next(step for step in found if step.path == path)
+        save = (step.step, step.created_unix_ms)
+        copies = [one for one in found if (one.step, one.created_unix_ms) == save]
+        whole = {os.path.dirname(one.path) for one in copies if one.status == "committed"}
+        return whole.issuperset(self._tiers)
+
     def is_here(self, path: str) -> bool:
         """Whether a step is in the run's own directory."""
         return not any(path.startswith(f"{tier}/") for tier in self._tiers)
@@ -78,12 +85,7 @@ class Steps:
         joined = _native.join_run(self._run.root, self._tiers, native_json(self._config))
         self.joined = joined or self.joined
         for tier in self._tiers:
-            if object_url(tier) is None and not os.path.exists(tier):
-                _log.warning(
-                    "%s does not exist: there is nothing to restore from it, and the first copy "
-                    "creates it. Is its disk mounted?",
-                    tier,
-                )
+            warn_if_missing(tier)
         found = [_catalog.steps(tier, config=self._config) for tier in self._tiers]
         for steps in found:
             warn_of_lost_manifests(steps)

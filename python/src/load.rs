@@ -12,7 +12,8 @@ use ringstow::internals::device::cuda::Ready;
 use ringstow::internals::format::select::{self, Wanted};
 use ringstow::internals::format::{Chunk, TensorEntry};
 use ringstow::{CheckpointKind, Config, Job, LoadOptions, Result, Slice};
-use std::path::{Path, PathBuf};
+use std::ffi::OsStr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
@@ -143,8 +144,8 @@ impl Checkpoint {
     }
 
     #[getter]
-    fn path(&self) -> &Path {
-        self.inner.path()
+    fn path(&self) -> &OsStr {
+        self.inner.path().as_os_str()
     }
 
     #[getter]

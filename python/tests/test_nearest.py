@@ -94,12 +94,41 @@ def test_tiers_of_the_configuration_have_the_copies_of_a_path(tiers, monkeypatch
     flip(shards(run, 1)[0], 300_000)
     config = ringstow.Config(tiers=[shared])
     assert is_large(ringstow.load(run / "step-00000001", config=config), 1)
-    shutil.rmtree(run)
+    (run / "newest").symlink_to("step-00000001")
+    assert is_large(ringstow.load(run / "newest", config=config), 1)
+    shutil.rmtree(run / "step-00000001")
     assert is_large(ringstow.load(run / "step-00000001", config=config), 1)
+    with ringstow.open(run / "step-00000001", config=config) as opened:
+        assert opened.path == str(shared / "step-00000001")
     monkeypatch.setenv("RINGSTOW_TIERS", str(shared))
     assert is_large(ringstow.load(run / "step-00000001"), 1)
     with pytest.raises(FileNotFoundError, match="step-00000003"):
         ringstow.load(run / "step-00000003")
+
+
+def test_checkpoint_of_another_run_is_never_loaded_instead(tiers, tmp_path):
+    config = ringstow.Config(tiers=[tiers[1]])
+    other = tmp_path / "other"
+    with pytest.raises(FileNotFoundError, match="step-00000001"):
+        ringstow.load(other / "step-00000001", config=config)
+    with ringstow.CheckpointManager(other, tiers=[tmp_path / "others"]) as manager:
+        manager.save(7, state_of(7))
+    with pytest.raises(FileNotFoundError, match="step-00000001"):
+        ringstow.load(other / "step-00000001", config=config)
+    (other / "step-00000007" / "manifest.json").write_text("damaged")
+    with pytest.raises((ringstow.CorruptCheckpointError, ringstow.FormatError)):
+        ringstow.load(other / "step-00000007", config=config)
+
+
+def test_damaged_manifests_are_told_and_no_new_beginning(tiers, caplog):
+    for tier in tiers:
+        (tier / "step-00000002" / "manifest.json").write_text("damaged")
+    assert is_large(ringstow.load(tiers), 1)
+    for tier in tiers:
+        assert f"passing over {tier}/step-00000002" in caplog.text
+        shutil.rmtree(tier / "step-00000001")
+    with pytest.raises((ringstow.CorruptCheckpointError, ringstow.FormatError)):
+        ringstow.load(tiers)
 
 
 def test_manager_restores_what_any_tier_has(tiers):
@@ -115,18 +144,32 @@ def test_manager_restores_what_any_tier_has(tiers):
 def test_chunk_that_no_copy_has_is_damage(tiers):
     flip(shards(tiers[0], 2)[1], 300_000)
     flip(shards(tiers[1], 2)[1], 300_001)
-    with pytest.raises(ringstow.CorruptCheckpointError, match=str(shards(tiers[0], 2)[1])):
+    with pytest.raises(ringstow.CorruptCheckpointError, match=str(shards(tiers[0], 2)[1])) as met:
         ringstow.load(tiers)
+    assert met.value.__notes__ == [f"no copy helped: {tiers[1]}/step-00000002"]
     with pytest.warns(ringstow.CorruptCheckpointWarning):
         [damaged] = ringstow.load(tiers, on_corrupt="skip").damaged
     assert damaged.name == "t.1"
 
 
+def test_tier_that_is_not_there_is_told(tiers, tmp_path, caplog):
+    assert is_large(ringstow.load([tmp_path / "unmounted", tiers[1]]), 2)
+    assert f"{tmp_path}/unmounted does not exist" in caplog.text
+    (tiers[1] / "step-00000002" / "manifest.json").unlink()
+    assert is_large(ringstow.load([tiers[1]]), 1)
+    assert "whose manifest is gone" in caplog.text
+
+
 def test_list_without_a_step_is_refused(tmp_path):
     with pytest.raises(ringstow.NoCheckpointError, match="empty list"):
         ringstow.load([])
-    with pytest.raises(ringstow.NoCheckpointError, match="no step was committed"):
+    outcomes = []
+    with (
+        ringstow.on_done(outcomes.append),
+        pytest.raises(ringstow.NoCheckpointError, match="no step was committed"),
+    ):
         ringstow.load([tmp_path / "a", tmp_path / "b"])
+    assert [type(one.error) for one in outcomes] == [ringstow.NoCheckpointError]
 
 
 def test_parts_come_from_a_store_and_a_directory(tmp_path, bucket, caplog):

@@ -33,14 +33,14 @@ def config(tier):
 def held(monkeypatch):
     """Return an event that copies wait for, once they have begun, which another one tells."""
     begun, may_go = threading.Event(), threading.Event()
-    promote = _promote.promote
+    promote = _promote.sent
 
     def waiting(*args, **options):
         begun.set()
         assert may_go.wait(60)
         return promote(*args, **options)
 
-    monkeypatch.setattr(_promote, "promote", waiting)
+    monkeypatch.setattr(_promote, "sent", waiting)
     yield begun, may_go
     may_go.set()
     ringstow.wait_promoted(60)
@@ -58,7 +58,7 @@ def test_saves_are_copied_on(tmp_path, tier, config):
 
 def test_copy_that_failed_is_tried_again(tmp_path, tier, config, monkeypatch, caplog):
     is_back, again = threading.Event(), threading.Event()
-    promote = _promote.promote
+    promote = _promote.sent
 
     def away(*args, **options):
         if not is_back.is_set():
@@ -66,7 +66,7 @@ def test_copy_that_failed_is_tried_again(tmp_path, tier, config, monkeypatch, ca
         again.set()
         return promote(*args, **options)
 
-    monkeypatch.setattr(_promote, "promote", away)
+    monkeypatch.setattr(_promote, "sent", away)
     monkeypatch.setattr(_copier, "_PAUSES_S", (0.01, 0.01))
     handle = ringstow.save_async(state_of(1), tmp_path / "run/step-1", config=config)
     with pytest.raises(ConnectionRefusedError):
@@ -79,17 +79,35 @@ def test_copy_that_failed_is_tried_again(tmp_path, tier, config, monkeypatch, ca
     assert ringstow.verify(tier / "step-1").ok
 
 
+def test_failed_copies_of_unlike_names_are_all_tried_again(tmp_path, tier, config, monkeypatch):
+    tries, sent = [], _promote.sent
+
+    def away(path, to, **how):
+        tries.append(to.rpartition("/")[2])
+        if tries == ["best"]:
+            raise ConnectionRefusedError(to)
+        return sent(path, to, **how)
+
+    monkeypatch.setattr(_promote, "sent", away)
+    ringstow.save(state_of(1), tmp_path / "run/best", config=config)
+    assert not ringstow.wait_promoted(60)
+    ringstow.save(state_of(2), tmp_path / "run/step-2", config=config)
+    assert ringstow.wait_promoted(60)
+    assert tries == ["best", "best", "step-2"]
+    assert ringstow.verify(tier / "best").ok
+
+
 def test_exit_tries_a_copy_that_failed_a_last_time(tmp_path, tier):
     program = f"""
 import atexit, numpy, ringstow
 from ringstow import _promote
-promote, tries = _promote.promote, []
+promote, tries = _promote.sent, []
 def away(*args, **options):
     tries.append(args)
     if len(tries) == 1:
         raise ConnectionRefusedError("away")
     return promote(*args, **options)
-_promote.promote = away
+_promote.sent = away
 config = ringstow.Config(tiers=[{str(tier)!r}])
 ringstow.save({{"w": numpy.ones(9)}}, {str(tmp_path / "run/step-1")!r}, config=config)
 assert not ringstow.wait_promoted(60)
@@ -169,7 +187,7 @@ def test_error_that_passes_is_not_hidden_by_a_later_one(tmp_path, monkeypatch):
     def failing(path, to, **options):
         raise errors[to.split("/")[-2]]
 
-    monkeypatch.setattr(_promote, "promote", failing)
+    monkeypatch.setattr(_promote, "sent", failing)
     config = ringstow.Config(tiers=[tmp_path / "away", tmp_path / "other"])
     handle = ringstow.save_async(state_of(1), tmp_path / "run/step-1", config=config)
     with pytest.raises(OSError, match="away"):

@@ -147,7 +147,7 @@ def test_copy_that_failed_is_tried_a_last_time_when_the_manager_closes(tmp_path,
 def test_copy_that_failed_is_tried_again_until_the_store_is_back(tmp_path, monkeypatch):
     from ringstow import _copier, _promote
 
-    tries, promote = [], _promote.promote
+    tries, promote = [], _promote.sent
 
     def away(path, to, **how):
         tries.append(to)
@@ -155,7 +155,7 @@ def test_copy_that_failed_is_tried_again_until_the_store_is_back(tmp_path, monke
             raise ConnectionRefusedError(to)
         return promote(path, to, **how)
 
-    monkeypatch.setattr(_promote, "promote", away)
+    monkeypatch.setattr(_promote, "sent", away)
     monkeypatch.setattr(_copier, "_PAUSES_S", (0.0, 0.0))
     with manager_of(tmp_path) as manager:
         manager.save(1, state_of(1))
@@ -168,14 +168,14 @@ def test_copy_that_failed_is_tried_again_until_the_store_is_back(tmp_path, monke
 def test_copy_that_waits_for_another_try_gives_way_to_a_newer_step(tmp_path, monkeypatch):
     from ringstow import _promote
 
-    promote = _promote.promote
+    promote = _promote.sent
 
     def refuse_step_1(path, to, **how):
         if to.endswith("1"):
             raise ConnectionRefusedError(to)
         return promote(path, to, **how)
 
-    monkeypatch.setattr(_promote, "promote", refuse_step_1)
+    monkeypatch.setattr(_promote, "sent", refuse_step_1)
     with manager_of(tmp_path) as manager:
         manager.save(1, state_of(1))
         assert not manager.wait_promoted(60)
@@ -187,14 +187,14 @@ def test_copy_that_waits_for_another_try_gives_way_to_a_newer_step(tmp_path, mon
 def test_steps_that_stay_for_good_are_not_passed_over(tmp_path, monkeypatch):
     from ringstow import _promote
 
-    begun, may_go, promote = threading.Event(), threading.Event(), _promote.promote
+    begun, may_go, promote = threading.Event(), threading.Event(), _promote.sent
 
     def waiting(path, to, **how):
         begun.set()
         assert may_go.wait(60)
         return promote(path, to, **how)
 
-    monkeypatch.setattr(_promote, "promote", waiting)
+    monkeypatch.setattr(_promote, "sent", waiting)
     with manager_of(tmp_path, keep_last=1, keep_every=3) as manager:
         manager.save(1, state_of(1))
         assert begun.wait(60)
@@ -203,6 +203,59 @@ def test_steps_that_stay_for_good_are_not_passed_over(tmp_path, monkeypatch):
         may_go.set()
     assert steps_in(tmp_path / "shared/run") == [3, 6, 8]
     assert steps_in(tmp_path / "run") == [3, 6, 8]
+
+
+def test_step_that_stays_for_good_is_tried_again_with_the_next(tmp_path, monkeypatch):
+    from ringstow import _promote
+
+    tries, sent = [], _promote.sent
+
+    def away(path, to, **how):
+        tries.append(to.rpartition("-")[2])
+        if len(tries) == 1:
+            raise ConnectionRefusedError(to)
+        return sent(path, to, **how)
+
+    monkeypatch.setattr(_promote, "sent", away)
+    outcomes = []
+    with (
+        ringstow.on_done(outcomes.append, kinds=["promotion"]),
+        manager_of(tmp_path, keep_last=1, keep_every=3) as manager,
+    ):
+        manager.save(3, state_of(3))
+        assert not manager.wait_promoted(60)
+        manager.save(4, state_of(4))
+        assert manager.wait_promoted(60)
+    assert [int(number) for number in tries] == [3, 3, 4]
+    assert steps_in(tmp_path / "shared/run") == [3, 4]
+    assert [type(one.error) for one in outcomes] == [ConnectionRefusedError, type(None), type(None)]
+
+
+def test_tier_that_cannot_be_claimed_is_a_failed_promotion(tmp_path):
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared/run").write_text("no directory")
+    outcomes = []
+    with (
+        ringstow.on_done(outcomes.append, kinds=["promotion"]),
+        manager_of(tmp_path) as manager,
+    ):
+        manager.save(1, state_of(1))
+        assert not manager.wait_promoted(60)
+    assert outcomes
+    assert all(isinstance(one.error, OSError) for one in outcomes)
+    assert outcomes[0].to == str(tmp_path / "shared/run/step-00000001")
+
+
+def test_restore_with_the_help_of_a_copy_copies_nothing(tmp_path, caplog):
+    save_step_1(tmp_path)
+    [shard] = (tmp_path / "run" / "step-00000001").glob("*.safetensors")
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with manager_of(tmp_path) as manager:
+        assert torch.equal(manager.restore().state["w"], state_of(1)["w"])
+        assert manager.wait_promoted(60)
+        assert manager.promotion_error is None
+    assert f"reading its copy {tmp_path}/shared/run/step-00000001/" in caplog.text
+    assert "not copied" not in caplog.text
 
 
 def test_wrong_tiers_say_what_is_meant(tmp_path):
@@ -320,7 +373,7 @@ def test_directory_that_is_filled_from_the_copies_is_the_same_run(tmp_path):
     with manager_of(tmp_path) as manager:
         assert manager.restore().step == 1
         assert manager.wait_promoted(60)
-    assert manager.promoted.was_there
+    assert manager.promoted is None  # it is there
     ringstow.promote(there, tmp_path / "other/step-00000001")
     with another_run(tmp_path) as manager:
         assert manager.restore().path.startswith(str(tmp_path / "other"))
@@ -409,7 +462,7 @@ def test_step_that_somebody_removed_before_its_copy_is_an_error(tmp_path, monkey
         shutil.rmtree(path)
         raise FileNotFoundError(path)
 
-    monkeypatch.setattr(_promote, "promote", promote)
+    monkeypatch.setattr(_promote, "sent", promote)
     with manager_of(tmp_path) as manager:
         manager.save(1, state_of(1))
         assert not manager.wait_promoted(60)

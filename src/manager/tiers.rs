@@ -3,7 +3,7 @@
 use super::Shared;
 use crate::error::{Error, Result};
 use crate::handle::panicked;
-use crate::store::{Found, Promotion, Retention, check_apart, claim, join, take_over};
+use crate::store::{Found, Promotion, Retention, Status, check_apart, claim, join, take_over};
 use crate::sys::dir;
 use crate::sys::path::absolute_or_object;
 use std::collections::VecDeque;
@@ -40,12 +40,6 @@ pub(super) struct Copies {
 
 /// The pause before a copy that failed is tried again, and the longest one.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(900));
-
-/// A step whose copy failed, and the pause before it is tried again.
-struct Again {
-    step: (PathBuf, bool),
-    pause: Duration,
-}
 
 #[derive(Debug, Default)]
 struct Queue {
@@ -147,29 +141,38 @@ impl Copies {
         Ok(all)
     }
 
+    /// Whether each place has one of these copies of a step, whole.
+    pub fn have_all<'a>(&self, copies: impl Iterator<Item = &'a Found>) -> bool {
+        let whole = copies.filter(|copy| copy.status == Status::Committed);
+        let in_place: Vec<Option<&Path>> = whole.map(|copy| copy.path.parent()).collect();
+        self.places.iter().all(|place| in_place.contains(&Some(place.as_path())))
+    }
+
     fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn work(&self, shared: &Shared) {
-        let mut again: Option<Again> = None;
+        // The steps whose copies failed, and the pause before they are tried again.
+        let (mut again, mut pause): (Vec<(PathBuf, bool)>, _) = (Vec::new(), PAUSES.0);
         loop {
             let mut queue = self.queue();
-            if let Some(again) = &again {
-                queue = self.rest(queue, again.pause);
+            if !again.is_empty() {
+                queue = self.rest(queue, pause);
             }
-            let (step, pause) = match (queue.next.pop_front(), again.take()) {
-                (Some(next), _) => (next, PAUSES.0),
-                (None, Some(again)) => (again.step, (again.pause * 2).min(PAUSES.1)),
-                (None, None) => {
-                    queue.is_running = false;
-                    return self.changed.notify_all();
-                }
-            };
+            let new = std::mem::take(&mut queue.next);
+            if new.is_empty() && again.is_empty() {
+                queue.is_running = false;
+                return self.changed.notify_all();
+            }
             queue.failure = None;
             drop(queue);
-            if self.copy_to_all(shared, &step, pause) {
-                again = Some(Again { step, pause }).filter(|_| !self.queue().is_closing);
+            pause = if new.is_empty() { (pause * 2).min(PAUSES.1) } else { PAUSES.0 };
+            again.retain(|(path, _)| new.is_empty() || self.stays(path));
+            again.extend(new);
+            again.retain(|step| self.copy_to_all(shared, step, pause));
+            if self.queue().is_closing {
+                again.clear();
             }
         }
     }

@@ -99,7 +99,9 @@ class AfterCommit(Copier):
             self._link(COPIED, step.path)
         for tier in self._plan.tiers:
             to_store = functools.partial(self._to_store, tier)
-            if self._is_done(step, tier, to_store) and step.is_new:
+            is_done = self._is_done(step, tier, to_store)
+            self._tell(step, tier, is_done=is_done)
+            if is_done and step.is_new:
                 self._clear(tier)
         self._unlink(COPYING)
         return True
@@ -117,6 +119,16 @@ class AfterCommit(Copier):
         except BaseException as error:  # lost connections, or a panic: training goes on
             self._give_up(error)
         return False
+
+    def _tell(self, step: Added, tier: str, *, is_done: bool) -> None:
+        """Tell the callbacks, on each node's first rank, how the copy of all nodes ended."""
+        if not self._leads:
+            return
+        if is_done and self.report is not None:
+            _promote.tell(self.report)
+        elif self.error is not None:
+            to = f"{tier}/{os.path.basename(step.path)}"
+            _promote.tell_failure(step.path, to, self.error)
 
     def _to_nodes(self, step: Added) -> None:
         replicate(self._group, step.path, self._copies, native_json(self._config))
@@ -165,7 +177,7 @@ class AfterCommit(Copier):
             if not sends:
                 return -1
             try:
-                self.report = _promote.promote(
+                self.report = _promote.sent(
                     step.path,
                     url,
                     rate=self._plan.rate,

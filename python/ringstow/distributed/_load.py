@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ringstow import _arguments, _late, _load, _merge, _native, _nearest, _outcomes
 from ringstow._arguments import StrPath, directory_to_read, object_url, to_read
-from ringstow._config import Config, given, native_json
+from ringstow._config import Config, given, native_json, without_tiers
 from ringstow._errors import ReplacedCheckpointError
 from ringstow._nearest import copies_of, with_tiers
 from ringstow.dcp._together import raise_first, sendable
@@ -153,7 +153,7 @@ def load(
                         keys=keys,
                         verify=verify,
                         allow_pickle=allow_pickle,
-                        config=config if needs is None else _with_stripe(config, needs.room.stripe),
+                        config=_settings(config, found, needs),
                         device=device,
                         framework=framework,
                     )
@@ -253,9 +253,15 @@ def _fetching(
         yield Needs(ranks, found.nodes, found.whole, path, made)
 
 
-def _with_stripe(config: Config | None, stripe: str) -> Config:
-    settings = Config() if config is None else config
-    return dataclasses.replace(settings, stripe=(*settings.stripe, stripe))
+def _settings(config: Config | None, found: _Found | None, needs: Needs | None) -> Config | None:
+    """Return the settings of a load from what is here, with what other nodes have sent."""
+    if found is None:
+        return config
+    # What nodes that share no directory lack, they get from each other.
+    settings = without_tiers(given(config))
+    if needs is None:
+        return settings
+    return dataclasses.replace(settings, stripe=(*settings.stripe, needs.room.stripe))
 
 
 class _Opened:

@@ -256,7 +256,7 @@ impl Checkpoint {
                 path.display(),
                 self.path.display()
             ),
-            Err(error) => tracing::warn!(%error, "nothing is read from {}", path.display()),
+            Err(error) => tracing::warn!("nothing is read from {}: {error}", path.display()),
         }
         None
     }

@@ -1,7 +1,6 @@
 //! Copies of a checkpoint on other tiers. A load reads from them what the checkpoint itself lacks, or has damaged.
 
 use crate::engine::fallback::Fallback;
-use crate::pipeline::fallbacks::warn_once_of;
 use crate::pipeline::load::ShardFile;
 use crate::store::read::fault::Fault;
 use crate::store::read::shards::Shards;
@@ -61,7 +60,8 @@ impl Copies {
         if !used.iter().any(|known| known.wanted == step.wanted) {
             used.push(step.clone());
             drop(used); // a logger may wait for a thread that wants the lock
-            warn_once_of(dir, &format!("{} {copy:?}", step.wanted), &step);
+            let Fallback { wanted, got, reason, remedy } = step;
+            tracing::warn!("reading {got} instead of {wanted}: {reason}; {remedy}");
         }
     }
 

@@ -5,11 +5,12 @@ use crate::error::Result;
 use crate::store::read::checkpoint::Checkpoint;
 use crate::store::read::copies::Copies;
 use crate::store::read::fault::FaultKind;
+use crate::sys::dir;
 use std::path::{Path, PathBuf};
 
 /// Where the tiers of a run may have a copy of a checkpoint: under the same name, which a link's is not.
 pub(crate) fn copies_of(path: &Path, tiers: &[PathBuf]) -> Vec<PathBuf> {
-    let real = path.canonicalize().ok().filter(|_| path.is_symlink());
+    let real = dir::is_link(path).then(|| dir::real(path).ok()).flatten();
     let Some(name) = real.as_deref().unwrap_or(path).file_name() else { return Vec::new() };
     tiers.iter().map(|tier| tier.join(name)).filter(|copy| copy != path).collect()
 }
