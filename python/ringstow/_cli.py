@@ -1,6 +1,7 @@
 """The ``ringstow`` program as the wheel installs it: the Rust program, run in this process.
 
-``ringstow convert`` is Python's own, and ``show`` of other programs' checkpoints: torch reads them.
+``ringstow convert`` and ``report`` are Python's own, and ``show`` of other programs' checkpoints:
+torch reads them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ def main() -> None:
         code = _show.main(sys.argv[2:])
         if code is not None:
             sys.exit(code)
+    if sys.argv[1:2] == ["report"]:
+        from ringstow._page import _cli as report
+
+        sys.exit(report.main(sys.argv[2:]))
     if sys.argv[1:2] != ["convert"]:
         code = _native.cli(sys.argv)
         if sys.argv[1:2] == ["ls"] and code == 0:

@@ -80,6 +80,7 @@ __all__ = [
     "sync_dir",
     "take_over",
     "tiles",
+    "unfinished",
     "verify",
     "watch",
 ]
@@ -560,6 +561,10 @@ def check_url(url: str) -> None: ...
 
 # Raises InvalidStateError if a place is in one of the others, or one of them in it.
 def check_apart(place: str, others: Sequence[str]) -> None: ...
+
+# The copies of a directory's checkpoints that were begun there and have not ended: of which, and
+# where to.
+def unfinished(run: str) -> list[tuple[str, str]]: ...
 
 # Returns the run whose steps a directory or a URL has.
 def run_of(place: str) -> str | None: ...

@@ -177,7 +177,10 @@ mod _native {
         node::Leaf,
         nodes::{NodeSession, adopt, differing, files_of, needed, node_id, nodes_of},
         place::{Pin, gpus},
-        promote::{check_apart, check_url, claim, join_run, name_run, promote, run_of, take_over},
+        promote::{
+            check_apart, check_url, claim, join_run, name_run, promote, run_of, take_over,
+            unfinished,
+        },
         save::{SaveJob, check_metrics, start_export, start_save, start_write, start_write_dealt},
         session::{Receipts, Session, is_under_way},
         skeleton::parse_tree,

@@ -5,6 +5,7 @@ use crate::{config, to_json, wait};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use ringstow::{Job, Promotion, Runtime};
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -25,6 +26,13 @@ pub(crate) fn check_apart(py: Python<'_>, place: PathBuf, others: Vec<PathBuf>) 
 #[pyfunction]
 pub(crate) fn run_of(py: Python<'_>, place: PathBuf) -> PyResult<Option<String>> {
     py.detach(|| ringstow::internals::store::owner(&place)).map_err(to_python)
+}
+
+/// The copies of a directory's checkpoints that were begun there and have not ended: of which, and where to.
+#[pyfunction]
+pub(crate) fn unfinished(py: Python<'_>, run: PathBuf) -> PyResult<Vec<(OsString, String)>> {
+    let found = py.detach(|| ringstow::internals::store::unfinished(&run)).map_err(to_python)?;
+    Ok(found.into_iter().map(|one| (one.checkpoint.into_os_string(), one.to)).collect())
 }
 
 /// Checks that the steps in a run's directory and in further places are of one run; returns the name of the run that training

@@ -15,6 +15,7 @@ mod place;
 mod progress;
 mod promote;
 mod prune;
+mod report;
 mod retain;
 mod show;
 mod slim;
@@ -44,6 +45,7 @@ Examples:
   ringstow doctor /mnt/nvme               check this machine and this directory
   ringstow bench /mnt/nvme --gb 4         measure saves and loads there, beside fio
   ringstow convert run/step-1000 hf       convert to and from torch.save, DCP, Hugging Face
+  ringstow report run -o report.html      one page of a run: sizes, metrics, changes, health
 
 Exit codes:
   0  success
@@ -73,6 +75,7 @@ enum Command {
     Doctor(doctor::Doctor),
     Bench(bench::Bench),
     Convert(convert::Convert),
+    Report(report::Report),
 }
 
 /// How the program ends.
@@ -120,6 +123,7 @@ fn execute(command: Command, out: &mut Output) -> Result<Exit> {
         Command::Doctor(args) => doctor::run(&args, out),
         Command::Bench(args) => bench::run(&args, out),
         Command::Convert(args) => convert::run(&args),
+        Command::Report(args) => report::run(&args),
     }
 }
 

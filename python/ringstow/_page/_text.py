@@ -1,0 +1,36 @@
+"""Text in HTML: escaped, and with nothing that could hide or turn around what is there."""
+
+from __future__ import annotations
+
+import html
+import math
+import unicodedata
+
+from ringstow._lines import size
+
+# Marks that change the direction of the text after them, and spaces without width.
+_HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+
+
+def shown(text: object) -> str:
+    """Return text for HTML and its attributes; a character that does not show is written out."""
+    seen = "".join(
+        f"\\u{{{ord(char):x}}}" if unicodedata.category(char) in _HIDDEN else char
+        for char in str(text)
+    )
+    return html.escape(seen, quote=True)
+
+
+def number(value: float) -> str:
+    """Return a number with four significant digits."""
+    return f"{value:.4g}" if math.isfinite(value) else str(value)
+
+
+def nbytes(count: int | None) -> str:
+    """Return bytes in words: ``1.50 GB``."""
+    return "?" if count is None else size(count)
+
+
+def counted(count: int, what: str) -> str:
+    """Return a number of things: ``1 tensor``, ``2 tensors``."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

@@ -1,0 +1,188 @@
+"""`ringstow report`: the page of a run has what is in it, and nothing of it runs."""
+
+import html.parser
+import math
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support import missing, python
+
+import ringstow
+from ringstow import _native
+from ringstow._page import _charts, _cli, _html, _text
+from ringstow._page._gather import gather
+
+HOSTILE = '<script>alert("x")</script>&\u202e'
+
+
+def state_of(step):
+    return {
+        "model": {"a": np.full(50_000, step), "b": np.ones(10_000), HOSTILE: np.ones(100)},
+        "step": step,
+        "note": HOSTILE,
+    }
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Return a directory of five steps: the second lacks a file, and the third is damaged."""
+    root = tmp_path / "run"
+    with ringstow.CheckpointManager(root) as manager:
+        for step in range(1, 6):
+            manager.save(step, state_of(step), metrics={"loss": 1 / step, HOSTILE: math.inf})
+    [lost] = (root / "step-00000002").glob("*.safetensors")
+    lost.unlink()
+    [damaged] = (root / "step-00000003").glob("*.safetensors")
+    content = bytearray(damaged.read_bytes())
+    content[-5] ^= 1
+    damaged.write_bytes(content)
+    return root
+
+
+class Page(html.parser.HTMLParser):
+    """Every element of a page must be closed."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.texts, self.classes, self._open = [], [], [], []
+        self.feed(text)
+        self.close()
+        assert not self._open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.classes += (dict(attrs).get("class") or "").split()
+        assert not any(name.startswith("on") or name in ("href", "src") for name, _ in attrs)
+        if tag not in ("meta", "br"):
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def test_page_has_what_is_in_the_run_and_nothing_that_runs(run, tmp_path, capsys):
+    out = tmp_path / "report.html"
+    assert _cli.main([str(run), "-o", str(out), "--verify"]) == 1
+    said = capsys.readouterr()
+    assert said.out == f"{out}\n"
+    assert "2 have problems: step-00000002, step-00000003" in said.err
+    text = out.read_text()
+    page = Page(text)
+    assert "script" not in page.tags
+    assert "http" not in re.sub("http-equiv", "", text)
+    told = " ".join(page.texts)
+    assert "step-00000002 is not a complete checkpoint" in told
+    assert "crc32 of checksum chunk 0" in told
+    assert "step-00000003 to step-00000004: not compared" in told  # it reads damage
+    assert "step-00000004 to step-00000005: " in told
+    assert "1 tensor changed (400 kB), 2 equal, 1 value changed" in told
+    assert "\\u{202e}" in told
+    assert "\u202e" not in text
+    assert page.classes.count("tile") == 3
+    assert page.classes.count("bar") == 3
+
+
+def test_page_without_verify_says_so_and_finds_what_is_missing(run, tmp_path):
+    run_of = gather(run, steps=50, changes=10, verifies=False)
+    assert [one.damage for one in run_of.checkpoints] == [None] * 5
+    assert [bool(one.problem) for one in run_of.checkpoints] == [False, True, False, False, False]
+    assert run_of.newest == "step-00000005"
+    assert "ringstow report --verify" in _html.page(run_of)
+    few = gather(run, steps=2, changes=0, verifies=False)
+    assert (len(few.checkpoints), few.left_out, few.changes) == (2, 3, ())
+
+
+def test_copies_that_have_not_ended_are_named(run, monkeypatch):
+    monkeypatch.setattr(_native, "unfinished", lambda where: [(f"{where}/step-1", "s3://b/<x>")])
+    text = _html.page(gather(run, steps=9, changes=0, verifies=False))
+    assert "s3://b/&lt;x&gt;" in text
+    Page(text)
+
+
+def test_directory_without_checkpoints_is_an_error(tmp_path, capsys):
+    out = tmp_path / "report.html"
+    out.write_text("as it was")
+    assert _cli.main([str(tmp_path), "-o", str(out)]) == 2
+    assert "has no checkpoint" in capsys.readouterr().err
+    assert out.read_text() == "as it was"
+    with pytest.raises(SystemExit):
+        _cli.main([str(tmp_path), "--steps", "-1"])
+
+
+def test_output_that_cannot_be_written_leaves_nothing(run, tmp_path, capsys):
+    assert _cli.main([str(run), "-o", str(tmp_path / "none" / "report.html")]) == 2
+    assert "No such file" in capsys.readouterr().err
+
+
+def test_program_of_the_wheel_has_the_command(run, tmp_path):
+    out = tmp_path / "report.html"
+    code = "import sys; from ringstow._cli import main; sys.exit(main())"
+    done = python(code, "report", run, "-o", out, "--changes", "0")
+    assert done.returncode == 1, done.stderr
+    Page(out.read_text())
+
+
+def test_page_of_a_store_is_like_that_of_a_directory(bucket, tmp_path):
+    ringstow.save(state_of(1), tmp_path / "step-1", step=1)
+    ringstow.promote(tmp_path / "step-1", f"{bucket.url}/run/step-1")
+    found = gather(f"{bucket.url}/run", steps=5, changes=5, verifies=True)
+    assert [one.damage for one in found.checkpoints] == [()]
+    assert {one.name for one in found.tensors} >= {"model.a", "model.b"}
+
+
+@given(st.lists(st.integers(0, 10**12), max_size=60), st.integers(1, 2000), st.integers(1, 2000))
+def test_tiles_have_the_areas_of_their_weights(weights, width, height):
+    named = [(str(number), weight) for number, weight in enumerate(weights)]
+    found = _charts.tiles(named, width, height)
+    total = sum(weights)
+    assert {tile.name for tile in found} == {name for name, weight in named if weight}
+    for tile in found:
+        area = width * height * tile.weight / total
+        assert tile.width * tile.height == pytest.approx(area, rel=1e-6, abs=1e-6)
+        assert -1e-6 <= tile.x <= tile.x + tile.width <= width * (1 + 1e-9)
+        assert -1e-6 <= tile.y <= tile.y + tile.height <= height * (1 + 1e-9)
+
+
+@given(st.text())
+def test_any_text_is_escaped(text):
+    seen = _text.shown(text)
+    assert not set(seen) & set("<>\"'\n\0\u202e")
+    seen.encode()  # also lone surrogates
+
+
+@given(st.lists(st.floats(), max_size=30))
+def test_any_values_make_a_chart(values):
+    labels = [str(number) for number in range(len(values))]
+    Page(_charts.line("any", labels, values))
+    Page(
+        _charts.bars(
+            "any", [_charts.Bar(*pair, "told") for pair in zip(labels, values, strict=True)]
+        )
+    )
+
+
+def test_browser_shows_it_without_complaint(run, tmp_path):
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        missing("no chromium: apt-get install chromium")
+    out = tmp_path / "report.html"
+    _cli.main([str(run), "-o", str(out)])
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'user'}"]
+    flags += ["--enable-logging=stderr", "--virtual-time-budget=2000", "--dump-dom"]
+    done = subprocess.run(
+        [chromium, *flags, f"file://{out}"], capture_output=True, text=True, timeout=120
+    )
+    assert "CONSOLE" not in done.stderr
+    assert len(re.findall(r'<rect class="tile ', done.stdout)) == 3
+    assert len(re.findall("<svg ", done.stdout)) >= 3
