@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import missing, python
+from support import python
 
 import ringstow
 from ringstow import _native
@@ -175,7 +175,7 @@ def test_any_values_make_a_chart(values):
 def test_browser_shows_it_without_complaint(run, tmp_path):
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
-        missing("no chromium: apt-get install chromium")
+        pytest.skip("no chromium: apt-get install chromium")
     out = tmp_path / "report.html"
     _cli.main([str(run), "-o", str(out)])
     flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'user'}"]
