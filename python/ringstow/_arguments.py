@@ -22,10 +22,14 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _OBJECT_URL = re.compile(r"(s3a?|gs|az|abfss?):/+")
 
 
-def absolute(path: StrPath) -> str:
+def absolute(path: StrPath, *, may_be_store: bool = False) -> str:
     """Return the path from the root: a later chdir must not move a save in the background.
 
     ``~`` and ``~user`` at its beginning are home directories.
+
+    Args:
+        path: the path.
+        may_be_store: whether the URL of an object store would do as well, for the message.
 
     Raises:
         InvalidStateError: it is a URL, or the home of an unknown user.
@@ -39,6 +43,11 @@ def absolute(path: StrPath) -> str:
         raise ValueError("the path is empty")
     if "\0" in text:
         raise ValueError(f"{text!r} is no path: it has a null character")
+    if _URL.match(text) and may_be_store:
+        raise InvalidStateError(
+            f"{text} is a URL, but not of an object store (s3://, gs://, az://, abfss://): mount what "
+            f"it names, and give the directory (a directory of this name is ./{text})"
+        )
     if _URL.match(text):
         raise InvalidStateError(
             f"{text} is a URL, and checkpoints are saved to and loaded from directories: mount the "
@@ -67,15 +76,15 @@ def to_read(path: StrPath) -> str:
     Raises:
         NoCheckpointError: as `of_checkpoint`.
     """
-    return object_url(path) or of_checkpoint(path)
+    return object_url(path) or of_checkpoint(path, may_be_store=True)
 
 
 def directory_to_read(path: StrPath) -> str:
     """Return the path from the root, or the URL, of a directory of checkpoints."""
-    return object_url(path) or absolute(path)
+    return object_url(path) or absolute(path, may_be_store=True)
 
 
-def of_checkpoint(path: StrPath) -> str:
+def of_checkpoint(path: StrPath, *, may_be_store: bool = False) -> str:
     """Return the path of a checkpoint's directory, from the root.
 
     Raises:
@@ -86,7 +95,7 @@ def of_checkpoint(path: StrPath) -> str:
             "there is no checkpoint: the path is None, as latest() returns it for a directory "
             "without one; start afresh, or call ringstow.steps() to see why none can be loaded"
         )
-    return absolute(path)
+    return absolute(path, may_be_store=may_be_store)
 
 
 def names_of_parts(names: Iterable[str], argument: str) -> list[str]:

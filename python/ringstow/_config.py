@@ -209,7 +209,7 @@ def _kept(path: StrPath, *, may_be_url: bool) -> str:
     if url is not None:
         return url
     text = os.fspath(path)
-    return text and absolute(text)
+    return text and absolute(text, may_be_store=may_be_url)
 
 
 def given(config: Config | None) -> Config:

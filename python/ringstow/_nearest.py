@@ -60,7 +60,10 @@ def find(path: StrPath | Sequence[StrPath], config: Config | None) -> Found:
         OSError: a tier can't be read.
     """
     if not isinstance(path, list | tuple):
-        where = to_read(path)  # type: ignore[arg-type]
+        if not isinstance(path, str | os.PathLike | None):
+            kind = type(path).__name__
+            raise TypeError(f"a path, or the list of the tiers of a run, not a {kind}")
+        where = to_read(path)
         return Found(where, copies_of(where, given(config).tiers))
     tiers = [directory_to_read(tier) for tier in path]
     _catalog.refuse_two_runs(tiers)

@@ -45,7 +45,7 @@ def checked(
         url = object_url(tier)
         if url is not None:
             _native.check_url(url)
-        place = url or absolute(tier)
+        place = url or absolute(tier, may_be_store=True)
         _native.check_apart(place, [*others, *places])
         if url is None and warns:
             warn_of_one_disk(place, root)

@@ -152,6 +152,19 @@ def test_chunk_that_no_copy_has_is_damage(tiers):
     assert damaged.name == "t.1"
 
 
+def test_what_is_no_path_and_no_tier_says_what_is(tiers, tmp_path):
+    with pytest.raises(TypeError, match="a path, or the list of the tiers of a run, not a gen"):
+        ringstow.load(tier for tier in tiers)
+    for wrong in (
+        lambda: ringstow.load("s4://bucket/run"),
+        lambda: ringstow.load([tmp_path, "s4://bucket/run"]),
+        lambda: ringstow.Config(tiers=["s4://bucket/run"]),
+        lambda: ringstow.CheckpointManager(tmp_path / "x", tiers=["s4://bucket/run"]),
+    ):
+        with pytest.raises(ringstow.InvalidStateError, match=r"not of an object store \(s3://"):
+            wrong()
+
+
 def test_tier_that_is_not_there_is_told(tiers, tmp_path, caplog):
     assert is_large(ringstow.load([tmp_path / "unmounted", tiers[1]]), 2)
     assert f"{tmp_path}/unmounted does not exist" in caplog.text
