@@ -45,8 +45,8 @@ def absolute(path: StrPath, *, may_be_store: bool = False) -> str:
         raise ValueError(f"{text!r} is no path: it has a null character")
     if _URL.match(text) and may_be_store:
         raise InvalidStateError(
-            f"{text} is a URL, but not of an object store (s3://, gs://, az://, abfss://): mount what "
-            f"it names, and give the directory (a directory of this name is ./{text})"
+            f"{text} is a URL, but not of an object store (s3://, gs://, az://, abfss://): mount "
+            f"what it names, and give the directory (a directory of this name is ./{text})"
         )
     if _URL.match(text):
         raise InvalidStateError(
