@@ -477,7 +477,7 @@ class Checkpoint:
         path: str,
         config: str,
         *,
-        copies: Sequence[str] = (),
+        copies: Sequence[str] = ...,
         foreign: bool = False,
         damaged: bool = False,
         verify: bool = True,
