@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from typing import TYPE_CHECKING
 
@@ -15,16 +16,28 @@ if TYPE_CHECKING:
     from ringstow._report import PromotionReport
 
 
+@dataclasses.dataclass(frozen=True)
+class How:
+    """How to copy; `promote` explains the fields, which the native side takes in this order."""
+
+    rate: int = 0
+    uploads: int = 4
+    part_bytes: int = 16 << 20
+    replace_older: bool = False
+    replicas: bool = True
+    patience: float = 180
+
+
 def promote(
     path: StrPath,
     to: StrPath,
     *,
-    rate: int = 0,
-    uploads: int = 4,
-    part_bytes: int = 16 << 20,
-    replace_older: bool = False,
-    replicas: bool = True,
-    patience: float = 180,
+    rate: int = How.rate,
+    uploads: int = How.uploads,
+    part_bytes: int = How.part_bytes,
+    replace_older: bool = How.replace_older,
+    replicas: bool = How.replicas,
+    patience: float = How.patience,
     config: Config | None = None,
 ) -> PromotionReport:
     """Copy a checkpoint to an object store, or to another directory, such as one on a shared disk.
@@ -64,40 +77,20 @@ def promote(
         OSError: what the store or the system says.
     """
     where, there = of_checkpoint(path), directory_to_read(to)
+    how = How(rate, uploads, part_bytes, replace_older, replicas, patience)
     with _outcomes.failing("promotion", where, to=there):
-        report = sent(
-            where,
-            there,
-            rate=rate,
-            uploads=uploads,
-            part_bytes=part_bytes,
-            replace_older=replace_older,
-            replicas=replicas,
-            patience=patience,
-            config=config,
-        )
+        report = sent(where, there, how=how, config=config)
     tell(report)
     return report
 
 
-def sent(
-    path: str,
-    to: str,
-    *,
-    rate: int = 0,
-    uploads: int = 4,
-    part_bytes: int = 16 << 20,
-    replace_older: bool = False,
-    replicas: bool = True,
-    patience: float = 180,
-    config: Config | None = None,
-) -> PromotionReport:
+def sent(path: str, to: str, *, how: How, config: Config | None) -> PromotionReport:
     """Copy a checkpoint as `promote` does, for callers that tell by themselves how it ended."""
     from ringstow._report import PromotionReport
 
-    how = (rate, uploads, part_bytes, replace_older, replicas, patience)
+    options = dataclasses.astuple(how)
     with Progress(f"sending {os.path.basename(path)}") as progress:
-        done = _native.promote(path, to, how, native_json(config), progress=progress.advance)
+        done = _native.promote(path, to, options, native_json(config), progress=progress.advance)
     return PromotionReport.from_json(done)
 
 

@@ -122,8 +122,8 @@ class Promoter(Copier):
             self.report = report = _promote.sent(
                 step.path,
                 to,
-                rate=self._rate,
-                replace_older=True,  # a run that went back saves a step again
+                # A run that went back saves a step again.
+                how=_promote.How(rate=self._rate, replace_older=True),
                 config=self._config,
             )
         except BaseException as error:  # a panic, too: the step is saved, training goes on

@@ -176,15 +176,13 @@ class AfterCommit(Copier):
         def send() -> int:
             if not sends:
                 return -1
+            how = _promote.How(
+                rate=self._plan.rate,
+                replace_older=True,  # a run that went back saves a step again
+                replicas=not step.is_new,  # each node is there and sends its own
+            )
             try:
-                self.report = _promote.sent(
-                    step.path,
-                    url,
-                    rate=self._plan.rate,
-                    replace_older=True,  # a run that went back saves a step again
-                    replicas=not step.is_new,  # each node is there and sends its own
-                    config=self._config,
-                )
+                self.report = _promote.sent(step.path, url, how=how, config=self._config)
             except Exception as error:  # so that it is no lost connection here either
                 raise Error(f"{type(error).__name__}: {error}") from error
             return self.report.missing
