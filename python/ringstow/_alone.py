@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from ringstow import _others
+from ringstow._config import with_tiers
 from ringstow._damage import is_damage
 from ringstow._errors import InvalidStateError
 from ringstow._load import load, load_into
-from ringstow._nearest import with_tiers
 from ringstow._save import save, save_async
 
 if TYPE_CHECKING:

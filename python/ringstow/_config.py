@@ -228,7 +228,12 @@ def native_json(config: Config | None) -> str:
 
 def without_tiers(config: Config) -> Config:
     """Return the configuration for saves whose copies somebody else makes."""
-    return dataclasses.replace(config, tiers=(), promotion_rate=0)
+    return with_tiers(config, ())
+
+
+def with_tiers(config: Config | None, tiers: Sequence[str]) -> Config:
+    """Return the configuration for a load of a checkpoint of which these tiers have copies."""
+    return dataclasses.replace(given(config), tiers=tuple(tiers), promotion_rate=0)
 
 
 def in_bytes(size: int | str) -> int:

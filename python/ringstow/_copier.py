@@ -195,11 +195,13 @@ class Copier:
             self._added[newest - len(batch) : newest] = [one._replace(ended=None) for one in batch]
 
     def _taken_again(self, batch: list[Added]) -> list[Added]:
-        """Return the failed steps that no later one overtakes; that they failed was told."""
+        """Return the failed steps to try again: those that no later step overtakes."""
         failed, self._failed = self._failed, []
-        later = [[*failed[number:], *batch] for number in range(1, len(failed) + 1)]
-        pairs = zip(failed, later, strict=True)
-        return [step for step, after in pairs if not self._gives_way(step, after)]
+        return [
+            step
+            for number, step in enumerate(failed, 1)
+            if not self._gives_way(step, [*failed[number:], *batch])
+        ]
 
     def _copy_batch(self, batch: list[Added]) -> None:
         """Copy what is not passed over; ``error`` is that of the first copy that failed."""

@@ -169,7 +169,7 @@ def _find(path: StrPath | Sequence[StrPath], config: Config | None) -> _nearest.
     """Return the checkpoint to load; of a list, a failure to find one is one of the load."""
     if not isinstance(path, list | tuple):
         return _nearest.find(path, config)
-    with _outcomes.failing("load", " and ".join(map(str, path))):
+    with _outcomes.failing("load", _nearest.shown(path)):
         return _nearest.find(path, config)
 
 

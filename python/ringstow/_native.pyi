@@ -35,6 +35,7 @@ __all__ = [
     "check_url",
     "claim",
     "cli",
+    "copies_of",
     "copy_now",
     "deliver_log",
     "diff",
@@ -47,6 +48,7 @@ __all__ = [
     "forget_after_fork",
     "found_config",
     "gpus",
+    "is_one_run",
     "is_under_way",
     "join_run",
     "latest",
@@ -565,6 +567,13 @@ def check_apart(place: str, others: Sequence[str]) -> None: ...
 # The copies of a directory's checkpoints that were begun there and have not ended: of which, and
 # where to.
 def unfinished(run: str) -> list[tuple[str, str]]: ...
+
+# Whether the run files of two checkpoints' directories name the same run.
+def is_one_run(one: str, other: str) -> bool: ...
+
+# Returns where the tiers of a run may have a copy of a checkpoint: under the same name, which a
+# link's is not.
+def copies_of(path: str, tiers: Sequence[str]) -> list[str]: ...
 
 # Returns the run whose steps a directory or a URL has.
 def run_of(place: str) -> str | None: ...

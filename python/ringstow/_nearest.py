@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import logging
 import os
@@ -13,26 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from ringstow import _catalog, _native
 from ringstow._arguments import StrPath, directory_to_read, object_url, to_read
 from ringstow._config import Config, given, native_json
-from ringstow._errors import (
-    CorruptCheckpointError,
-    FormatError,
-    IncompleteCheckpointError,
-    NoCheckpointError,
-)
+from ringstow._damage import is_damage
+from ringstow._errors import IncompleteCheckpointError, NoCheckpointError
 
 if TYPE_CHECKING:
     from ringstow._catalog_report import Step
 
 _T = TypeVar("_T")
 _log = logging.getLogger("ringstow")
-
-_OF_CHECKPOINT = (
-    IncompleteCheckpointError,
-    CorruptCheckpointError,
-    FormatError,
-    FileNotFoundError,
-)
-"""Failures to open a checkpoint after which a copy may be whole."""
 
 
 class Found(NamedTuple):
@@ -87,14 +74,16 @@ def _newest(tiers: list[str], config: Config | None) -> Found:
     committed = [step for step in listed if step.created_unix_ms is not None]
     failure: Exception | None = None
     # A stable sort: of copies the nearest first.
-    for _, group in itertools.groupby(sorted(committed, key=_newest_first), _newest_first):
+    for _, group in itertools.groupby(sorted(committed, key=newest_first), newest_first):
         nearest, *others = group
         found = Found(nearest.path, [other.path for other in others])
         if nearest.status == "committed":
             return found
         try:
             _native.Checkpoint(found.path, native_json(config), copies=found.copies)
-        except _OF_CHECKPOINT as error:
+        except Exception as error:
+            if not _is_of_checkpoint(error):
+                raise
             _log.warning("passing over %s, which cannot be loaded: %s", found.path, error)
             failure = failure or error
         else:
@@ -105,7 +94,7 @@ def _newest(tiers: list[str], config: Config | None) -> Found:
     if failure is not None:
         raise failure
     raise NoCheckpointError(
-        f"there is no checkpoint in {' and '.join(tiers) or 'an empty list of tiers'}: no step was "
+        f"there is no checkpoint in {shown(tiers) or 'an empty list of tiers'}: no step was "
         "committed"
     )
 
@@ -150,7 +139,8 @@ def warn_if_missing(tier: str) -> None:
         )
 
 
-def _newest_first(step: Step) -> tuple[int, int]:
+def newest_first(step: Step) -> tuple[int, int]:
+    """Return what sorts the newest save first, and is the same of all copies of one save."""
     return -(step.step or 0), -(step.created_unix_ms or 0)
 
 
@@ -168,10 +158,12 @@ def opened(found: Found, attempt: Callable[[str, list[str]], _T]) -> _T:
     """
     try:
         return attempt(*found)
-    except _OF_CHECKPOINT as error:
+    except Exception as error:
+        if not _is_of_checkpoint(error):
+            raise
         failure = error
     for number, copy in enumerate(found.copies, 1):
-        if not _is_of_one_run(found.path, copy):
+        if not _native.is_one_run(found.path, copy):
             continue
         try:
             checkpoint = attempt(copy, found.copies[number:])
@@ -183,21 +175,19 @@ def opened(found: Found, attempt: Callable[[str, list[str]], _T]) -> _T:
     raise failure
 
 
-def _is_of_one_run(path: str, copy: str) -> bool:
-    """Whether the directories of both are noted to be of the same run."""
-    try:
-        here, there = (_native.run_of(os.path.dirname(one)) for one in (path, copy))
-    except Exception as error:
-        _log.debug("%s: nothing says of which run it is: %s", copy, error)
-        return False
-    return here is not None and here == there
+def _is_of_checkpoint(error: Exception) -> bool:
+    """Whether an error concerns one checkpoint alone, so that a copy of it may be whole."""
+    return isinstance(error, IncompleteCheckpointError | FileNotFoundError) or is_damage(error)
+
+
+def shown(path: StrPath | Sequence[StrPath]) -> str:
+    """Return a path, or the tiers of a run, for messages."""
+    return " and ".join(map(str, path)) if isinstance(path, list | tuple) else str(path)
 
 
 def copies_of(path: str, tiers: Sequence[StrPath]) -> list[str]:
     """Return where tiers may have copies of a checkpoint: under its name, not that of a link."""
-    name = os.path.basename(path if object_url(path) else os.path.realpath(path))
-    copies = [f"{directory_to_read(tier)}/{name}" for tier in tiers]
-    return [copy for copy in copies if copy != path]
+    return _native.copies_of(path, [directory_to_read(tier) for tier in tiers])
 
 
 @contextlib.contextmanager
@@ -205,12 +195,7 @@ def telling(found: Found) -> Iterator[None]:
     """Add to what is wrong with a checkpoint that its copies did not help."""
     try:
         yield
-    except _OF_CHECKPOINT as error:
-        if found.copies:
+    except Exception as error:
+        if found.copies and _is_of_checkpoint(error):
             error.add_note(f"no copy helped: {', '.join(found.copies)}")
         raise
-
-
-def with_tiers(config: Config | None, tiers: Sequence[str]) -> Config:
-    """Return the settings for a load of a checkpoint of which these tiers have copies."""
-    return dataclasses.replace(given(config), tiers=tuple(tiers), promotion_rate=0)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ringstow._alone import Side
 from ringstow._damage import OnCorrupt
 from ringstow._errors import MissingFilesError, NoCheckpointError
+from ringstow._nearest import newest_first
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,4 +78,4 @@ def first_intact(
 
 def _is_copy(one: Step, other: Step) -> bool:
     """Whether two are copies of one save: a run that went back saves a number again."""
-    return (one.step, one.created_unix_ms) == (other.step, other.created_unix_ms)
+    return newest_first(one) == newest_first(other)

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from ringstow import _catalog, _native, _rules
 from ringstow._config import native_json
 from ringstow._errors import Error, NoCheckpointError
-from ringstow._nearest import warn_if_missing, warn_of_lost_manifests, was_committed
+from ringstow._nearest import (
+    newest_first,
+    warn_if_missing,
+    warn_of_lost_manifests,
+    was_committed,
+)
 from ringstow._promoter import Promoter
 from ringstow._rules import Rules
 
@@ -70,9 +75,8 @@ class Steps:
 
     def are_everywhere(self, path: str, found: list[Step]) -> bool:
         """Return whether each tier has a whole copy of the step at this path of those found."""
-        step = next(step for step in found if step.path == path)
-        save = (step.step, step.created_unix_ms)
-        copies = [one for one in found if (one.step, one.created_unix_ms) == save]
+        save = newest_first(next(step for step in found if step.path == path))
+        copies = [one for one in found if newest_first(one) == save]
         whole = {os.path.dirname(one.path) for one in copies if one.status == "committed"}
         return whole.issuperset(self._tiers)
 
@@ -115,7 +119,7 @@ class Steps:
         if copies:
             _warn_of_damage(local)
         # Of two saves of one number the newer first. A stable sort: of copies the nearest.
-        return sorted([*local, *copies], key=_newest_first)
+        return sorted([*local, *copies], key=newest_first)
 
 
 def _warn_of_damage(steps: list[Step]) -> None:
@@ -123,10 +127,6 @@ def _warn_of_damage(steps: list[Step]) -> None:
     for step in steps:
         if step.status == "damaged":
             _log.warning("%s is damaged: %s", step.path, step.problem)
-
-
-def _newest_first(step: Step) -> tuple[int, int]:
-    return -(step.step or 0), -(step.created_unix_ms or 0)
 
 
 class Plan(NamedTuple):

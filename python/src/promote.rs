@@ -28,6 +28,19 @@ pub(crate) fn run_of(py: Python<'_>, place: PathBuf) -> PyResult<Option<String>>
     py.detach(|| ringstow::internals::store::owner(&place)).map_err(to_python)
 }
 
+/// Whether the run files of two checkpoints' directories name the same run.
+#[pyfunction]
+pub(crate) fn is_one_run(py: Python<'_>, one: PathBuf, other: PathBuf) -> bool {
+    py.detach(|| ringstow::internals::store::is_one_run(&one, &other))
+}
+
+/// Where the tiers of a run may have a copy of a checkpoint.
+#[pyfunction]
+pub(crate) fn copies_of(py: Python<'_>, path: PathBuf, tiers: Vec<PathBuf>) -> Vec<OsString> {
+    let copies = py.detach(|| ringstow::internals::store::copies_of(&path, &tiers));
+    copies.into_iter().map(PathBuf::into_os_string).collect()
+}
+
 /// The copies of a directory's checkpoints that were begun there and have not ended: of which, and where to.
 #[pyfunction]
 pub(crate) fn unfinished(py: Python<'_>, run: PathBuf) -> PyResult<Vec<(OsString, String)>> {

@@ -175,7 +175,9 @@ impl Store {
             Err(error) if error.is_of_checkpoint() => error,
             opened => return opened,
         };
-        for (at, copy) in copies.iter().enumerate().filter(|(_, copy)| of_one_run(path, copy)) {
+        for (at, copy) in
+            copies.iter().enumerate().filter(|(_, copy)| store::is_one_run(path, copy))
+        {
             match Checkpoint::open_copied(copy, &copies[at + 1..], &self.config) {
                 Ok(checkpoint) => {
                     let (path, copy) = (path.display(), copy.display());
@@ -333,10 +335,4 @@ impl Store {
     pub fn prune_plan(&self, dir: impl AsRef<Path>) -> Result<Swept> {
         store::prune_plan(dir.as_ref(), &self.config)
     }
-}
-
-/// Whether two checkpoints lie in directories that are noted to be of one run.
-fn of_one_run(one: &Path, other: &Path) -> bool {
-    let run = |path: &Path| store::owner(path.parent()?).ok().flatten();
-    run(one).is_some_and(|run_of_one| run(other) == Some(run_of_one))
 }

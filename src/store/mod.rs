@@ -24,15 +24,15 @@ pub use diff::{DiffReport, ElementDiff, TensorChange, TensorDiff, ValueDiff, dif
 pub use layout::node::{NodeId, node_id};
 pub use layout::recycled::{Recycled, recycled};
 pub use promote::{
-    Promotion, PromotionReport, Unfinished, check_apart, claim, name_run, owner, promote,
-    take_over, unfinished,
+    Promotion, PromotionReport, Unfinished, check_apart, claim, is_one_run, name_run, owner,
+    promote, take_over, unfinished,
 };
 pub use read::checkpoint::{Checkpoint, CheckpointKind};
 pub(crate) use read::fingerprint::while_replaced;
 pub use read::info::{FileInfo, Info};
 pub use read::load::{LoadOptions, OnCorrupt};
 pub use read::loaded::{LoadPlace, Loaded, LoadedTensor, TensorView};
-pub(crate) use read::nearest::copies_of;
+pub use read::nearest::copies_of;
 pub use read::part::TensorPart;
 pub use read::slices::Slice;
 pub use read::verify::verify;

@@ -23,11 +23,10 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from ringstow import _native, foreign
 from ringstow._alone import Attempt
-from ringstow._config import Config, native_json
+from ringstow._config import Config, native_json, with_tiers
 from ringstow._damage import is_damage
 from ringstow._errors import Error, InvalidStateError
 from ringstow._metrics import metrics_of
-from ringstow._nearest import with_tiers
 from ringstow.dcp import _latest, _paths, _private
 from ringstow.dcp._handle import RanksHandle
 from ringstow.dcp._others_reader import OthersReader

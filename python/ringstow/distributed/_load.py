@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ringstow import _arguments, _late, _load, _merge, _native, _nearest, _outcomes
 from ringstow._arguments import StrPath, directory_to_read, object_url, to_read
-from ringstow._config import Config, given, native_json, without_tiers
+from ringstow._config import Config, given, native_json, with_tiers, without_tiers
 from ringstow._errors import ReplacedCheckpointError
-from ringstow._nearest import copies_of, with_tiers
+from ringstow._nearest import copies_of
 from ringstow.dcp._together import raise_first, sendable
 from ringstow.distributed import _nodes, _whole
 from ringstow.distributed._deal import agreed, refuse_different_calls
@@ -78,7 +78,7 @@ def load_into(
         Exception: as from `ringstow.load_into`.
     """
     ranks = group_of(group)
-    with ranks.turn, _outcomes.failing("load", _shown(path)):
+    with ranks.turn, _outcomes.failing("load", _nearest.shown(path)):
         path, config = _named(ranks, "load_into", path, config)
         where, settings, found = _meet(ranks, "load_into", path, config, strict)
         # What nodes that share no directory lack, they get from each other.
@@ -167,11 +167,6 @@ def load(
         raise failure
     raise_first(errors)
     return loaded
-
-
-def _shown(path: StrPath | Sequence[StrPath]) -> str:
-    """Return a path, or the tiers of a run, for messages."""
-    return " and ".join(map(str, path)) if isinstance(path, list | tuple) else str(path)
 
 
 class _Found(NamedTuple):

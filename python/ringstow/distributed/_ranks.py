@@ -14,8 +14,8 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from ringstow._alone import Attempt
 from ringstow._arguments import object_url
+from ringstow._config import with_tiers
 from ringstow._errors import InvalidStateError
-from ringstow._nearest import with_tiers
 from ringstow.dcp import _paths, _ranks
 from ringstow.dcp._together import agree, each, gathered
 from ringstow.distributed._load import load_into

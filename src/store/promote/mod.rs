@@ -33,7 +33,7 @@ use copy::{Commit, Copy, Place};
 use directory::Directory;
 use journal::Journal;
 pub(in crate::store) use owner::two_runs;
-pub use owner::{check_apart, claim, name_run, owner, take_over};
+pub use owner::{check_apart, claim, is_one_run, name_run, owner, take_over};
 use parts::{AGAIN, Sending, parts_of};
 use patience::{Patience, is_passing};
 use serde::{Deserialize, Serialize};

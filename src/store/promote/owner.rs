@@ -29,6 +29,12 @@ pub fn owner(place: &Path) -> Result<Option<String>> {
     owner_by(place, Bucket::at)
 }
 
+/// Whether the run files of two checkpoints' directories name the same run. False if one cannot be read.
+pub fn is_one_run(one: &Path, other: &Path) -> bool {
+    let run = |path: &Path| owner(path.parent()?).ok().flatten();
+    run(one).is_some_and(|run_of_one| run(other) == Some(run_of_one))
+}
+
 /// [`owner`], by requests of this bucket.
 fn owner_by(place: &Path, bucket: impl Fn(&Path) -> Result<Bucket>) -> Result<Option<String>> {
     let path = place.join(names::RUN);

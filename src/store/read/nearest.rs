@@ -9,7 +9,7 @@ use crate::sys::dir;
 use std::path::{Path, PathBuf};
 
 /// Where the tiers of a run may have a copy of a checkpoint: under the same name, which a link's is not.
-pub(crate) fn copies_of(path: &Path, tiers: &[PathBuf]) -> Vec<PathBuf> {
+pub fn copies_of(path: &Path, tiers: &[PathBuf]) -> Vec<PathBuf> {
     let real = dir::is_link(path).then(|| dir::real(path).ok()).flatten();
     let Some(name) = real.as_deref().unwrap_or(path).file_name() else { return Vec::new() };
     tiers.iter().map(|tier| tier.join(name)).filter(|copy| copy != path).collect()
