@@ -11,7 +11,6 @@ the files. The seconds are those until all processes have their state.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 import tempfile
@@ -23,25 +22,22 @@ import ringstow
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from comparing import speed
 from comparing.directories import fresh_directory, machine
 from comparing.durable import drop_caches
-from promote_speed import spread
+from comparing.speed import spread
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-TENSORS = 32
 LOST = 1
 WAYS = ("both nodes are whole", "one node is lost, the other goes on alone", "one node is new")
 
 
-def state_of(gb: float, *, filled: bool) -> dict[str, object]:
+def state_of(gb: float) -> dict[str, object]:
     """Return tensors of which each process has its share."""
-    elements = int(gb * 1e9 / 4 / TENSORS)
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    make = torch.randn if filled else torch.zeros
-    return {
-        f"layers.{n}": distribute_tensor(make(elements), mesh, [Shard(0)]) for n in range(TENSORS)
-    }
+    whole = speed.state_of(gb)
+    return {name: distribute_tensor(one, mesh, [Shard(0)]) for name, one in whole.items()}
 
 
 def begin(rank: int, size: int, meeting: str) -> None:
@@ -52,14 +48,14 @@ def begin(rank: int, size: int, meeting: str) -> None:
 def save(rank: int, size: int, meeting: str, root: Path, gb: float) -> None:
     begin(rank, size, meeting)
     with ringstow.CheckpointManager(root / f"node{rank}", node_local=True, replicas=2) as manager:
-        manager.save(1, state_of(gb, filled=True))
+        manager.save(1, state_of(gb))
         assert manager.wait_promoted()
     dist.destroy_process_group()
 
 
 def restore(rank: int, size: int, meeting: str, root: Path, gb: float, answer: Path) -> None:
     begin(rank, size, meeting)
-    state = state_of(gb, filled=False)
+    state = state_of(gb)
     with ringstow.CheckpointManager(
         root / f"node{rank}", node_local=True, replicas=size
     ) as manager:
@@ -90,12 +86,7 @@ def seconds_of(way: str, saved: Path, gb: float) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    words = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=words)
-    parser.add_argument("--gb", type=float, default=1.0, help="the checkpoint, 1e9 bytes")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--dir", type=Path, default=Path("."), help="the disk of both nodes")
-    asked = parser.parse_args(arguments)
+    asked = speed.parser(__doc__, "the disk of both nodes").parse_args(arguments)
     with fresh_directory(asked.dir) as here:
         run(2, save, here / "saved", asked.gb)
         found: list[dict[str, float]] = []

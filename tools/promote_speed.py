@@ -13,32 +13,21 @@ measures what a copy behind it, at such a rate, costs a save: saves with and wit
 
 from __future__ import annotations
 
-import argparse
 import json
-import resource
 import shutil
-import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import ringstow
 import torch
+from comparing import speed
 from comparing.directories import fresh_directory, machine
 from comparing.durable import drop_caches, fsync_tree
-
-TENSORS = 32
-
-
-class Copied(NamedTuple):
-    """One copy: GB a second until it is durable, and seconds of CPU for a GB."""
-
-    speed: float
-    cpu: float
+from comparing.speed import Copied, cpu_seconds, ranked, spread
 
 
 def promote(source: Path, target: Path) -> None:
@@ -51,11 +40,6 @@ def cp(source: Path, target: Path) -> None:
 
 
 WAYS: dict[str, Callable[[Path, Path], None]] = {"ringstow.promote": promote, "cp -r": cp}
-
-
-def cpu_seconds() -> float:
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def copied(way: str, source: Path, target: Path, nbytes: int) -> Copied:
@@ -89,7 +73,7 @@ def saves_beside_copies(
     state: dict[str, torch.Tensor], here: Path, there: Path, rate: int, rounds: int
 ) -> list[tuple[float, float]]:
     """Return each round's seconds of a save alone, and of one while a copy of another runs."""
-    some = dict(list(state.items())[: max(1, TENSORS // 4)])
+    some = dict(list(state.items())[: max(1, len(state) // 4)])
     ringstow.save(some, here / "some")
     found = []
 
@@ -115,37 +99,14 @@ def saves_beside_copies(
     return found[1:]
 
 
-def spread(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
-
-
-def ranked(what: str, all_rounds: Sequence[dict[str, Copied]]) -> str:
-    """Return a table of what each way did, beside the fastest other one of the same round."""
-    lines = [
-        f"| {what} | GB/s | CPU, s/GB | speed, of the fastest other's in the round |",
-        "|---|---|---|---|",
-    ]
-    for way in all_rounds[0]:
-        speed, cpu = ([getattr(one[way], field) for one in all_rounds] for field in Copied._fields)
-        others = [max(one[name].speed for name in one if name != way) for one in all_rounds]
-        ratios = [one / other for one, other in zip(speed, others, strict=True)]
-        lines.append(f"| `{way}` | {spread(speed)} | {spread(cpu)} | {spread(ratios)} |")
-    return "\n".join(lines)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    words = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=words)
-    parser.add_argument("--gb", type=float, default=1.0, help="the checkpoint, 1e9 bytes")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--dir", type=Path, default=Path("."), help="the disk to copy from")
+    parser = speed.parser(__doc__, "the disk to copy from")
     parser.add_argument("--to", type=Path, help="the disk to copy to; the same without it")
     parser.add_argument("--behind", type=int, metavar="MB", help="measure saves beside a copy")
     parser.add_argument("--json", type=Path, help="write the measurements there")
     asked = parser.parse_args(arguments)
     with fresh_directory(asked.dir) as here, fresh_directory(asked.to or asked.dir) as there:
-        elements = int(asked.gb * 1e9 / 4 / TENSORS)
-        state = {f"layers.{n}": torch.randn(elements) for n in range(TENSORS)}
+        state = speed.state_of(asked.gb)
         if asked.behind is not None:
             rate = asked.behind * 10**6
             pairs = saves_beside_copies(state, here, there, rate, asked.rounds)

@@ -11,7 +11,6 @@ and the other clients into files in memory. DCP saves tensors that are in memory
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import sys
@@ -20,10 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import ringstow
-import torch
-from comparing import stores
+from comparing import speed, stores
 from comparing.directories import fresh_directory, machine
-from promote_speed import TENSORS, Copied, cpu_seconds, ranked
+from comparing.speed import Copied, cpu_seconds, ranked
 
 _MEMORY = Path("/dev/shm")
 
@@ -83,17 +81,11 @@ def in_turn(ways: dict[str, Way], number: int) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    words = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=words)
-    parser.add_argument("--gb", type=float, default=1.0, help="the checkpoint, 1e9 bytes")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--dir", type=Path, default=Path("."), help="the disk to upload from")
+    parser = speed.parser(__doc__, "the disk to upload from")
     parser.add_argument("--json", type=Path, help="write the measurements there")
     asked = parser.parse_args(arguments)
     with fresh_directory(asked.dir) as here, fresh_directory(_MEMORY) as memory:
-        elements = int(asked.gb * 1e9 / 4 / TENSORS)
-        state = {f"layers.{n}": torch.randn(elements) for n in range(TENSORS)}
-        ringstow.save(state, here / "saved")
+        ringstow.save(speed.state_of(asked.gb), here / "saved")
         server, log = memory / "server", here / "pip.log"
         server.mkdir()
         with stores.serving(server):
