@@ -191,9 +191,10 @@ impl CheckpointManager {
     }
 
     /// Copies each step to further places once it is committed, in the background, as [`promote`](crate::promote()) does. If
-    /// saves are faster, steps in between are passed over, but for those that [`Keep::every`] keeps. [`CheckpointManager::restore`] then takes the newest step of all places,
-    /// and of one step the nearest copy that is intact. A failed copy is logged, and the next step is tried again. Without
-    /// this call, these are the places of [`Config::tiers`](crate::Config::tiers).
+    /// saves are faster, steps in between are passed over, except those that [`Keep::every`] keeps.
+    /// [`CheckpointManager::restore`] then takes the newest step of all places, each file from the nearest copy, and what is
+    /// damaged there from the next. A failed copy is logged and tried again. Without this call, these are the places of
+    /// [`Config::tiers`](crate::Config::tiers).
     ///
     /// # Errors
     /// [`Error::Invalid`] for a place that is in the root or has it in itself, for a rule that keeps nothing, and once a step is saved.

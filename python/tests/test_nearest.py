@@ -15,7 +15,7 @@ COUNT = 4
 
 
 def large(step):
-    """Return a state whose tensors lie in files of their own."""
+    """Return a state that takes one file for each tensor."""
     made = torch.arange(1 << 18, dtype=torch.float32)
     return {"step": step, "t": [made + step + number for number in range(COUNT)]}
 

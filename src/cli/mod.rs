@@ -6,7 +6,6 @@
 mod bench;
 mod clearing;
 mod config;
-mod convert;
 mod diff;
 mod doctor;
 mod ls;
@@ -15,7 +14,7 @@ mod place;
 mod progress;
 mod promote;
 mod prune;
-mod report;
+mod python;
 mod retain;
 mod show;
 mod slim;
@@ -74,8 +73,10 @@ enum Command {
     Promote(promote::Promote),
     Doctor(doctor::Doctor),
     Bench(bench::Bench),
-    Convert(convert::Convert),
-    Report(report::Report),
+    /// Convert a checkpoint to or from torch.save, DCP or Hugging Face safetensors (Python package)
+    Convert(python::Python),
+    /// Write one page of a run, as HTML: sizes, metrics, tensors, changes, health (Python package)
+    Report(python::Python),
 }
 
 /// How the program ends.
@@ -122,8 +123,10 @@ fn execute(command: Command, out: &mut Output) -> Result<Exit> {
         Command::Promote(args) => promote::run(&args, out),
         Command::Doctor(args) => doctor::run(&args, out),
         Command::Bench(args) => bench::run(&args, out),
-        Command::Convert(args) => convert::run(&args),
-        Command::Report(args) => report::run(&args),
+        Command::Convert(args) => {
+            python::run("convert", &args, "needs PyTorch to read and write its formats")
+        }
+        Command::Report(args) => python::run("report", &args, "is not in this program"),
     }
 }
 

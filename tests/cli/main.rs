@@ -231,6 +231,10 @@ fn convert_names_the_python_package() {
     assert_eq!(ran.code, Some(2));
     assert!(ran.err.contains("pip install ringstow"), "{}", ran.err);
     assert!(ringstow(&["--help"]).out.contains("convert"));
+    let ran = ringstow(&["report", "run", "-o", "page.html"]);
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.err.contains("report run -o page.html is not in this program"), "{}", ran.err);
+    assert!(ran.err.contains("pip install ringstow"), "{}", ran.err);
 }
 
 #[test]

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import os
 import sys
-import tempfile
 
 from ringstow._errors import Error
 from ringstow._page._gather import gather
@@ -58,20 +57,12 @@ def _count(text: str) -> int:
 
 def _write(path: str, text: str) -> None:
     """Write a file, or leave what is there."""
-    directory = os.path.dirname(path) or "."
-    handle, part = tempfile.mkstemp(dir=directory, prefix=".report-")
+    part = f"{path}.part"
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as file:
+        with open(part, "w", encoding="utf-8") as file:
             file.write(text)
-        os.chmod(part, 0o666 & ~_umask())
         os.replace(part, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(part)
         raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

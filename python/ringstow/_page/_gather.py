@@ -134,7 +134,8 @@ def _change(before: Step, after: Step) -> Change:
     names = os.path.basename(before.path), os.path.basename(after.path)
     try:
         report = _catalog.diff(before.path, after.path)
-        sizes = {one.name: one.nbytes for one in _contents(after.path)[0]}
+        with open_checkpoint(after.path) as opened:
+            sizes = {name: one.nbytes for name, one in opened.items()}
     except (Error, OSError) as error:
         return Change(before=names[0], after=names[1], problem=str(error))
     return _change_of(names, report, sizes)

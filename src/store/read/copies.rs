@@ -13,7 +13,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 #[derive(Debug, Default)]
 pub(in crate::store) struct Copies {
     list: Vec<Copy>,
-    /// The checkpoint's own files that a copy's is read in place of, and that have some of the bytes, by their numbers.
+    /// The checkpoint's own files that are shorter than they should be, by number. They are read last.
     pub cut: HashMap<usize, ShardFile>,
     /// The files of which something was read from a copy, each once.
     used: Mutex<Vec<Fallback>>,
@@ -71,7 +71,7 @@ impl Copies {
     }
 }
 
-/// The file of a copy that has the bytes of a checkpoint's own, which has this number there, and mostly in the copy.
+/// The file of a copy with the same bytes as the checkpoint's own. Its number is mostly the same in both.
 fn whole<'a>(copy: &'a Shards, number: usize, own: &ShardFile) -> Option<&'a ShardFile> {
     let is_it = |at: &usize| {
         let there = &copy.files[*at];
