@@ -6,6 +6,7 @@
     python tools/compare.py --small --gb 0.4    # 100,000 tensors of 4 KiB
     python tools/compare.py --tensors 1000 10000 100000 1000000  # cost against their number
     python tools/compare.py --used-memory       # no memory is free, as on a machine in use
+    python tools/compare.py --device cuda       # tensors on a GPU
 
 A save or load that takes longer than --seconds is a row that says so.
 Each measurement runs in its own process (comparing/worker.py) and in a new directory, which is then
@@ -35,6 +36,7 @@ from comparing.memory import page_cache
 from comparing.peers import OURS, PEERS
 from comparing.processes import CompareFailed, run_kept, say
 from comparing.table import summary, table
+from gpu_machine import nvidia_smi
 
 DEFAULT_PEERS = [name for name, peer in PEERS.items() if peer.by_default]
 CHART_SECONDS_MAX = 120.0
@@ -64,6 +66,7 @@ def as_json(rounds: Rounds, args: argparse.Namespace) -> dict[str, Any]:
     return about(args.dir) | {
         "gb": args.gb,
         "small": args.small,
+        "device": args.device,
         "used_memory": args.used_memory,
         "versions": rounds.versions,
         "failed": rounds.failed,
@@ -98,7 +101,15 @@ def choose(args: argparse.Namespace) -> list[str]:
     names = [*args.peers]
     if args.nothing_installed:
         names = [name for name in names if needs_nothing(PEERS[name])]
+    if args.device != "cpu":
+        names = [name for name in names if PEERS[name].load_onto]
     return names
+
+
+def nothing_chosen(args: argparse.Namespace) -> str:
+    if not any(PEERS[name].load_onto for name in args.peers) and args.device != "cpu":
+        return f"none of these peers loads onto {args.device}"
+    return "none of these peers is installed; run without --nothing-installed"
 
 
 def measure_all(rounds: Rounds, bench: Bench, args: argparse.Namespace) -> bool:
@@ -151,6 +162,11 @@ def arguments() -> argparse.Namespace:
         "machine that has been in use: memory that a virtual machine's host took back is slow",
     )  # fmt: skip
     parser.add_argument(
+        "--device", default="cpu",
+        help="device of the tensors that are saved, and to load onto: cpu, cuda or cuda:N; on a "
+        "GPU, only peers that load onto it",
+    )  # fmt: skip
+    parser.add_argument(
         "--install-seconds", type=float, default=600.0, help="time limit of installing each peer"
     )
     parser.add_argument(
@@ -166,12 +182,20 @@ def conditions(args: argparse.Namespace) -> list[str]:
     told = []
     if args.small:
         told += ["State: only tensors of 4 KiB."]
+    if args.device != "cpu":
+        told += [f"Tensors: on {gpu_name(args.device)}; loads end when they are there again."]
     if args.used_memory:
         told += [
             "Memory: the page cache held all memory when a save or load began, as on a machine in",
             "  use. For a cold load, only the checkpoint's files were dropped from the cache.",
         ]
     return told
+
+
+def gpu_name(device: str) -> str:
+    """Return the name of the device's GPU, or of the device if nvidia-smi fails."""
+    gpus, number = nvidia_smi(), int(device.partition(":")[2] or 0)
+    return " ".join([gpus[number]["name"], device]) if number < len(gpus) else device
 
 
 def exit_code(rounds: Rounds, finished: bool) -> int:
@@ -202,7 +226,7 @@ def compare(
     rounds = Rounds(choose(args), stopped=dict(stopped or {}))
     (args.out / "logs").mkdir(parents=True, exist_ok=True)
     if not rounds.names:
-        raise CompareFailed("none of these peers is installed; run without --nothing-installed")
+        raise CompareFailed(nothing_chosen(args))
     check_room(args.dir, state_bytes)
     environments = prepare_all(rounds, args.out, args.install_seconds)
     if shutil.which(fio.FIO):
@@ -212,7 +236,7 @@ def compare(
     with page_cache(args.dir) if args.used_memory else nullcontext() as cache:
         bench = Bench(
             args.dir, args.out / "logs", state_bytes, args.small, args.seconds, environments,
-            cache,
+            args.device, cache,
         )  # fmt: skip
         finished = measure_all(rounds, bench, args)
     told = "\n".join(table(rounds, args.dir, conditions(args)))

@@ -241,8 +241,8 @@ def test_loaded_tensors_are_touched_again_outside_the_load(at, monkeypatch):
     touched = []
     monkeypatch.setattr(worker, "touch", lambda state: touched.append(set(state)))
     peer = PEERS["torch.save"]
-    worker.measure_save(peer, at, {"a": torch.ones(2)}, lambda: None, 100)
-    loaded = worker.measure_load(peer, at, lambda: None, 100)
+    worker.measure_save(peer, at, {"a": torch.ones(2)}, "cpu", lambda: None, 100)
+    loaded = worker.measure_load(peer, at, "cpu", lambda: None, 100)
     assert touched == [{"a"}, {"a"}]
     assert loaded["bytes"] == 8
 
@@ -354,3 +354,11 @@ def test_time_limit_ends_neither_the_run_nor_counts_as_a_failure(at):
     assert (small["tensors"], small["stopped"]) == (10, {"torch.save": slow})
     assert large["stopped"] == {"torch.save": f"skipped: {slow} with 10 tensors"}
     assert sorted(path.name for path in at.iterdir()) == ["out"]
+
+
+def test_on_a_gpu_only_peers_that_load_onto_it_are_measured(at):
+    command = [sys.executable, TOOLS / "compare.py", "--device", "cuda:7", "--gb", "0.01"]
+    command += ["--peers", "tensorizer", "--out", at]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "none of these peers loads onto cuda:7" in done.stdout

@@ -69,12 +69,13 @@ class Bench:
     small: bool  # the state holds only tensors of 4 KiB
     seconds_max: float  # for one save or one load
     environments: Mapping[str, Environment]
+    device: str = "cpu"  # which holds the tensors
     page_cache: PageCache | None = None  # filled just before each measurement
 
     def worker(self, operation: str, name: str, directory: Path) -> Result:
         where = self.environments[name]
         arguments = [operation, name, str(directory), "--bytes", str(self.state_bytes)]
-        arguments += ["--seconds", str(self.seconds_max)]
+        arguments += ["--seconds", str(self.seconds_max), "--device", self.device]
         if self.small:
             arguments.append("--small")
         log = self.logs / f"{name}.log"

@@ -47,7 +47,8 @@ class Peer:
     loads, from files that safetensors wrote.
 
     `load` reads the whole checkpoint. A peer that loads `in_place` gets tensors of the right
-    shapes. If `load` is None, nothing is checked. `loads_as` names the row that reports the same
+    shapes. `load_onto` does the same onto a device; a peer without it is not measured with tensors
+    on a GPU. If `load` is None, nothing is checked. `loads_as` names the row that reports the same
     load: this peer's load is checked but not reported. `saves_as` works alike: this peer saves only
     so that it can load.
     """
@@ -56,6 +57,7 @@ class Peer:
     distribution: str
     begin: Callable[[State, Path], Finish] | None
     load: Callable[[Path, State], State] | None
+    load_onto: Callable[[Path, State, str], State] | None = None
     fsync: Fsync = "added"
     in_place: bool = False
     loads_as: str | None = None

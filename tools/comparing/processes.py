@@ -85,7 +85,8 @@ def run_worker(
 ) -> dict[str, Any]:
     """Return comparing.worker's answer, or raise CompareFailed with its one-line error."""
     tools = Path(__file__).resolve().parent.parent
-    environment = os.environ | {"PYTHONPATH": str(tools), **extra}
+    path = os.pathsep.join([str(tools), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": path, **extra}
     command = [python, "-W", "ignore", "-m", "comparing.worker", *arguments]
     code, text = run_kept(command, log, seconds_max, environment, stdin)
     answer = last_json(text)

@@ -14,6 +14,8 @@ import torch
 from comparing.durable import PAGE_BYTES
 from comparing.peer import State
 
+CPU = "cpu"
+
 
 def parameter_shapes(state_bytes: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Yield the parameters of a transformer whose training state has about `state_bytes` bytes."""
@@ -63,7 +65,20 @@ def make_state(state_bytes: int, seed: int = 0) -> State:
 
 
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+    return tensor.contiguous().reshape(-1).view(torch.uint8).cpu()
+
+
+def on_device(state: State, device: str) -> State:
+    """Return the tensors on the device, once they are there."""
+    there = {name: tensor.to(device) for name, tensor in state.items()}
+    synchronize(device)
+    return there
+
+
+def synchronize(device: str) -> None:
+    """Wait for the device's queued work."""
+    if device != CPU:
+        torch.cuda.synchronize(device)
 
 
 def digest(state: State) -> dict[str, list[Any]]:
@@ -77,9 +92,12 @@ def digest(state: State) -> dict[str, list[Any]]:
 def touch(state: State) -> None:
     """Read a byte of every page, because a load that only maps the file has not read it yet.
 
-    This avoids torch calls: one call per small tensor would cost as much as loading it.
+    This avoids torch calls: one call per small tensor would cost as much as loading it. Tensors on
+    a GPU have been read.
     """
     for tensor in state.values():
+        if tensor.is_cuda:
+            continue
         nbytes = tensor.nbytes
         if nbytes > PAGE_BYTES:
             raw_bytes(tensor)[::PAGE_BYTES].max()
@@ -89,9 +107,9 @@ def touch(state: State) -> None:
             ctypes.string_at(first + nbytes - 1, 1)
 
 
-def destination(expected: dict[str, list[Any]]) -> State:
+def destination(expected: dict[str, list[Any]], device: str) -> State:
     """Return tensors to load into, like a model already in memory, with all pages allocated."""
     return {
-        name: torch.ones(shape, dtype=getattr(torch, dtype.removeprefix("torch.")))
+        name: torch.ones(shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device=device)
         for name, (dtype, shape, _) in expected.items()
     }

@@ -30,7 +30,16 @@ from comparing.durable import fsync_tree
 from comparing.memory import PageCache
 from comparing.peer import Peer, State, nothing_left
 from comparing.peers import PEERS
-from comparing.state import destination, digest, make_small_state, make_state, touch
+from comparing.state import (
+    CPU,
+    destination,
+    digest,
+    make_small_state,
+    make_state,
+    on_device,
+    synchronize,
+    touch,
+)
 from comparing.usage import cpu_seconds, memory_bytes, peak_bytes, reset_peak
 
 DIGEST = "digest.json"
@@ -71,11 +80,17 @@ def limited(seconds_max: float) -> Iterator[None]:
 
 
 def measure_save(
-    peer: Peer, directory: Path, state: State, settle: Callable[[], None], seconds_max: float
+    peer: Peer,
+    directory: Path,
+    state: State,
+    device: str,
+    settle: Callable[[], None],
+    seconds_max: float,
 ) -> dict[str, Any]:
     if peer.begin is None:
         return save_for_loaders(directory, state)
-    small = make_state(0, seed=1)
+    small = on_device(make_state(0, seed=1), device)
+    state = on_device(state, device)
     importlib.import_module(peer.module)
     rss_before = memory_bytes("VmRSS")
     peer.begin(small, directory / "warm-up")()  # starts thread pools, allocates reused buffers
@@ -131,14 +146,30 @@ def without_loop(load: float, touch: float, again: float) -> float:
     return load + max(0.0, touch - again)
 
 
+def loader(peer: Peer, device: str) -> Callable[[Path, State], State]:
+    """Return the peer's load onto the device; it returns when the bytes are there."""
+    if device == CPU:
+        assert peer.load is not None
+        return peer.load
+    load_onto = peer.load_onto
+    assert load_onto is not None
+
+    def load(path: Path, like: State) -> State:
+        state = load_onto(path, like, device)
+        synchronize(device)
+        return state
+
+    return load
+
+
 def measure_load(
-    peer: Peer, directory: Path, settle: Callable[[], None], seconds_max: float
+    peer: Peer, directory: Path, device: str, settle: Callable[[], None], seconds_max: float
 ) -> dict[str, Any]:
-    load_checkpoint = peer.load
-    assert load_checkpoint is not None
+    load_checkpoint = loader(peer, device)
     small, expected = json.loads((directory / DIGEST).read_text())
-    load_checkpoint(directory / "warm-up", destination(small) if peer.in_place else {})
-    like = destination(expected) if peer.in_place else {}
+    load_checkpoint(directory / "warm-up", destination(small, device) if peer.in_place else {})
+    like = destination(expected, device) if peer.in_place else {}
+    synchronize(device)
     settle()
     rss_before = memory_bytes("VmRSS")
     reset_peak()
@@ -154,7 +185,7 @@ def measure_load(
         "loop_seconds": second.seconds,
     }
     size = sum(t.nbytes for t in state.values())
-    extra = peak_bytes() - rss_before - (0 if peer.in_place else size)
+    extra = peak_bytes() - rss_before - (0 if peer.in_place or device != CPU else size)
     if digest(state) != expected:
         raise RuntimeError("the loaded bytes differ from the saved ones")
     return result | {"bytes": size, "extra_ram_bytes": max(0, extra)}
@@ -167,8 +198,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         return prepare(peer)
     if args.operation == "save":
         state = make_small_state(args.bytes) if args.small else make_state(args.bytes)
-        return measure_save(peer, args.directory, state, settle, args.seconds)
-    return measure_load(peer, args.directory, settle, args.seconds)
+        return measure_save(peer, args.directory, state, args.device, settle, args.seconds)
+    return measure_load(peer, args.directory, args.device, settle, args.seconds)
 
 
 def one_line(failure: BaseException) -> str:
@@ -188,6 +219,7 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--bytes", type=int, default=1_000_000_000)
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--device", default=CPU)
     parser.add_argument("--fill-page-cache", action="store_true")
     parser.add_argument("--seconds", type=float, default=900.0, help="limit of the measured part")
     args = parser.parse_args()

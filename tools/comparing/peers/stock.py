@@ -24,6 +24,13 @@ def load_torch(path: Path, like: State) -> State:
     return loaded
 
 
+def load_torch_onto(path: Path, like: State, device: str) -> State:
+    import torch
+
+    loaded: State = torch.load(path / "state.pt", weights_only=True, map_location=device)
+    return loaded
+
+
 def save_dcp(state: State, path: Path) -> Finish:
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save
@@ -59,6 +66,10 @@ def load_dcp(path: Path, like: State) -> State:
     return like
 
 
+def load_dcp_there(path: Path, like: State, device: str) -> State:
+    return load_dcp(path, like)
+
+
 def save_safetensors(state: State, path: Path) -> Finish:
     from safetensors.torch import save_file
 
@@ -73,14 +84,40 @@ def load_safetensors(path: Path, like: State) -> State:
     return load_file(path / "state.safetensors")
 
 
+def load_safetensors_onto(path: Path, like: State, device: str) -> State:
+    from safetensors.torch import load_file
+
+    return load_file(path / "state.safetensors", device=device)
+
+
 PEERS = {
-    "torch.save": Peer("torch", "torch", save_torch, load_torch),
-    "dcp": Peer(DCP, "torch", save_dcp, load_dcp, fsync="own files", in_place=True),
+    "torch.save": Peer("torch", "torch", save_torch, load_torch, load_torch_onto),
+    "dcp": Peer(DCP, "torch", save_dcp, load_dcp, load_dcp_there, fsync="own files", in_place=True),
     "dcp-8-threads": Peer(
-        DCP, "torch", save_dcp_threads, load_dcp, fsync="own files", in_place=True, by_default=False
+        DCP,
+        "torch",
+        save_dcp_threads,
+        load_dcp,
+        load_dcp_there,
+        fsync="own files",
+        in_place=True,
+        by_default=False,
     ),
     "dcp-async": Peer(
-        DCP, "torch", save_dcp_async, load_dcp, fsync="own files", in_place=True, loads_as="dcp"
+        DCP,
+        "torch",
+        save_dcp_async,
+        load_dcp,
+        load_dcp_there,
+        fsync="own files",
+        in_place=True,
+        loads_as="dcp",
     ),
-    "safetensors": Peer("safetensors.torch", "safetensors", save_safetensors, load_safetensors),
+    "safetensors": Peer(
+        "safetensors.torch",
+        "safetensors",
+        save_safetensors,
+        load_safetensors,
+        load_safetensors_onto,
+    ),
 }
