@@ -62,7 +62,7 @@ pub struct Config {
     pub block_bytes: u64,
     /// Transfers in flight at once. Default 8.
     pub queue_depth: u32,
-    /// Threads that copy and checksum. 0, the default, means one per core, at most four.
+    /// Threads that copy and checksum. 0, the default, means one per core, at most eight.
     pub fillers: u32,
     /// How far the threads that ringstow starts come after the program's own where cores are short: added to the niceness
     /// of the process, as `nice` does. A thread of the caller's that saves keeps its priority. From 0, the default, to 19.
@@ -243,7 +243,7 @@ impl Config {
     /// Threads that copy and checksum, with 0 resolved to this machine's number.
     pub fn filler_threads(&self) -> usize {
         match self.fillers {
-            0 => std::thread::available_parallelism().map_or(1, |n| n.get()).min(4),
+            0 => std::thread::available_parallelism().map_or(1, |n| n.get()).min(8),
             n => n as usize,
         }
     }

@@ -20,7 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 GPU = "gpu"  # tests/gpu.rs and benches/gpu.rs
-SCRIPTS = ["gpu_report.py", "gpu_document.py", "gpu_figures.py", "gpu_machine.py"]
+SCRIPTS = ["compare.py", "gpu_report.py", "gpu_document.py", "gpu_figures.py", "gpu_machine.py"]
 
 
 def cargo(*arguments: str) -> list[dict[str, Any]]:
@@ -87,7 +87,7 @@ def main() -> int:
     put_tests(folder)
     for name in SCRIPTS:
         shutil.copy2(ROOT / "tools" / name, folder)
-    left_out = shutil.ignore_patterns("__pycache__", "peers")
+    left_out = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "tools" / "comparing", folder / "comparing", ignore=left_out)
     (folder / "bundle.json").write_text(json.dumps({"commit": commit()}) + "\n")
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

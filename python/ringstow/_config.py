@@ -60,7 +60,7 @@ class Config:
     """Transfers in flight at once. Default 8."""
 
     fillers: int = _UNSET
-    """Threads that copy and checksum; 0, the default, means one per core, at most four."""
+    """Threads that copy and checksum; 0, the default, means one per core, at most eight."""
 
     nice: int = _UNSET
     """How far ringstow's threads come after the program's own where cores are short: added to the

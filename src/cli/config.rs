@@ -22,7 +22,7 @@ pub struct ConfigFlags {
     #[arg(long, value_name = "N")]
     queue_depth: Option<u32>,
 
-    /// Threads that copy and checksum; 0: one per core, at most four [default: 0]
+    /// Threads that copy and checksum; 0: one per core, at most eight [default: 0]
     #[arg(long, value_name = "N")]
     fillers: Option<u32>,
 

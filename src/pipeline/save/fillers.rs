@@ -42,6 +42,8 @@ struct InHand<'a> {
     claimed: Option<usize>,
     /// Blocks whose bytes are on their way.
     begun: VecDeque<(usize, Filling<'a>)>,
+    /// How many of them, from the first, are known to have left their tensors.
+    arrived: usize,
     /// Full blocks, and when each may be written.
     held: VecDeque<(Instant, usize, Buffer)>,
 }
@@ -98,19 +100,19 @@ impl<'a> Fillers<'a> {
 
     /// Writes the block that was held first if it is due; otherwise finishes the block that was begun first if
     /// its bytes have arrived; otherwise begins one more, if there is one and a buffer for it; otherwise waits
-    /// for the first.
+    /// for the first. If the pool takes the whole save, a GPU's copies are begun first: training waits for them,
+    /// and not for checksums.
     fn fill_next(&self, hand: &mut InHand<'a>) -> Result<()> {
         let is_due = hand.held.front().is_some_and(|(due, ..)| *due <= Instant::now());
         if is_due && let Some((_, number, buffer)) = hand.held.pop_front() {
             self.write_block(number, buffer);
             return Ok(());
         }
-        let has_arrived = match hand.begun.front_mut() {
-            Some((_, first)) => first.has_arrived()?,
-            None => false,
-        };
+        self.note_arrivals(hand)?;
+        let is_on_gpu = hand.begun.front().is_some_and(|(_, first)| first.copying_since().is_some());
+        let begins_first = hand.arrived == 0 || (is_on_gpu && self.sums.len() <= self.pool.count());
         // No more than its share of the pool: other fillers take checksums meanwhile.
-        let may_begin = !has_arrived && hand.blocks() <= self.pool.count() / self.workers.0;
+        let may_begin = begins_first && hand.blocks() <= self.pool.count() / self.workers.0;
         if may_begin && let Some((number, buffer)) = self.lease(hand)? {
             hand.begun.push_back(self.begin(number, buffer)?);
             return Ok(());
@@ -122,6 +124,18 @@ impl<'a> Fillers<'a> {
                 Ok(())
             }
         }
+    }
+
+    /// Notes which blocks have left their tensors; a GPU may copy many while a filler takes one checksum.
+    fn note_arrivals(&self, hand: &mut InHand) -> Result<()> {
+        for (number, filling) in hand.begun.iter_mut().skip(hand.arrived) {
+            if !filling.has_arrived()? {
+                break;
+            }
+            hand.arrived += 1;
+            self.staged(&self.inputs.plan.blocks[*number])?;
+        }
+        Ok(())
     }
 
     fn begin(&self, number: usize, buffer: Buffer) -> Result<(usize, Filling<'a>)> {
@@ -168,10 +182,11 @@ impl<'a> Fillers<'a> {
     /// Waits for a block's bytes, and submits them, or keeps them until they are due.
     fn finish(&self, number: usize, filling: Filling, hand: &mut InHand<'a>) -> Result<()> {
         let (block, copying) = (&self.inputs.plan.blocks[number], filling.copying_since());
-        let mut arrived = Instant::now();
+        let (mut arrived, is_noted) = (Instant::now(), hand.arrived > 0);
+        hand.arrived = hand.arrived.saturating_sub(1);
         let staged = |block: &Block| {
             arrived = Instant::now();
-            self.staged(block)
+            if is_noted { Ok(()) } else { self.staged(block) }
         };
         let Filled { buffer, sums } = filling.finish(staged)?;
         if let Some(began) = copying {
