@@ -62,6 +62,14 @@ def put_tests(folder: Path) -> None:
     shutil.copy2(ROOT / "python" / "pyproject.toml", folder / "python")
 
 
+def put_scripts(folder: Path) -> None:
+    """Copy the report, the comparison, and all that they import."""
+    for name in SCRIPTS:
+        shutil.copy2(ROOT / "tools" / name, folder)
+    left_out = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "tools" / "comparing", folder / "comparing", ignore=left_out)
+
+
 def commit() -> str:
     command = ["git", "describe", "--always", "--dirty"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -85,10 +93,7 @@ def main() -> int:
     put_stripped(tests, folder / f"test-{GPU}")
     put_wheel(Path(os.path.abspath(args.python)), folder)
     put_tests(folder)
-    for name in SCRIPTS:
-        shutil.copy2(ROOT / "tools" / name, folder)
-    left_out = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "tools" / "comparing", folder / "comparing", ignore=left_out)
+    put_scripts(folder)
     (folder / "bundle.json").write_text(json.dumps({"commit": commit()}) + "\n")
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     print(f"{folder}: {size / 1e6:.0f} MB; next, run in it: python gpu_report.py")

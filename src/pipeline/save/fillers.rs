@@ -109,7 +109,8 @@ impl<'a> Fillers<'a> {
             return Ok(());
         }
         self.note_arrivals(hand)?;
-        let is_on_gpu = hand.begun.front().is_some_and(|(_, first)| first.copying_since().is_some());
+        let is_on_gpu =
+            hand.begun.front().is_some_and(|(_, first)| first.copying_since().is_some());
         let begins_first = hand.arrived == 0 || (is_on_gpu && self.sums.len() <= self.pool.count());
         // No more than its share of the pool: other fillers take checksums meanwhile.
         let may_begin = begins_first && hand.blocks() <= self.pool.count() / self.workers.0;
