@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -33,6 +34,7 @@ from comparing.directories import check_room
 from comparing.environments import Environment, environment_of, prepared
 from comparing.measuring import Bench, Rounds, Row, measure_rounds, needs_nothing
 from comparing.memory import page_cache
+from comparing.peer import CPU
 from comparing.peers import OURS, PEERS
 from comparing.processes import CompareFailed, run_kept, say
 from comparing.table import summary, table
@@ -101,13 +103,13 @@ def choose(args: argparse.Namespace) -> list[str]:
     names = [*args.peers]
     if args.nothing_installed:
         names = [name for name in names if needs_nothing(PEERS[name])]
-    if args.device != "cpu":
-        names = [name for name in names if PEERS[name].load_onto]
+    if args.device != CPU:
+        names = [name for name in names if PEERS[name].gpu]
     return names
 
 
 def nothing_chosen(args: argparse.Namespace) -> str:
-    if not any(PEERS[name].load_onto for name in args.peers) and args.device != "cpu":
+    if args.device != CPU and not any(PEERS[name].gpu for name in args.peers):
         return f"none of these peers loads onto {args.device}"
     return "none of these peers is installed; run without --nothing-installed"
 
@@ -162,7 +164,7 @@ def arguments() -> argparse.Namespace:
         "machine that has been in use: memory that a virtual machine's host took back is slow",
     )  # fmt: skip
     parser.add_argument(
-        "--device", default="cpu",
+        "--device", type=device, default=CPU,
         help="device of the tensors that are saved, and to load onto: cpu, cuda or cuda:N; on a "
         "GPU, only peers that load onto it",
     )  # fmt: skip
@@ -177,12 +179,19 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def device(name: str) -> str:
+    """Check the name of a device."""
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise argparse.ArgumentTypeError(f"{name!r} is none of cpu, cuda and cuda:N")
+    return name
+
+
 def conditions(args: argparse.Namespace) -> list[str]:
     """Return the table's notes on options that change the measurement."""
     told = []
     if args.small:
         told += ["State: only tensors of 4 KiB."]
-    if args.device != "cpu":
+    if args.device != CPU:
         told += [f"Tensors: on {gpu_name(args.device)}; loads end when they are there again."]
     if args.used_memory:
         told += [

@@ -362,3 +362,11 @@ def test_on_a_gpu_only_peers_that_load_onto_it_are_measured(at):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert "none of these peers loads onto cuda:7" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["mps", "cuda:", "cuda:x", "GPU"])
+def test_other_devices_are_refused_by_name(name):
+    command = [sys.executable, TOOLS / "compare.py", "--device", name]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert f"{name!r} is none of cpu, cuda and cuda:N" in done.stderr

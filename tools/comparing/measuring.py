@@ -12,7 +12,7 @@ from comparing.directories import fresh_directory
 from comparing.durable import cached_bytes, drop_caches
 from comparing.environments import Environment
 from comparing.memory import PageCache
-from comparing.peer import Peer
+from comparing.peer import CPU, Peer
 from comparing.peers import PEERS
 from comparing.processes import CompareFailed, TimedOut, run_worker, say
 
@@ -69,7 +69,7 @@ class Bench:
     small: bool  # the state holds only tensors of 4 KiB
     seconds_max: float  # for one save or one load
     environments: Mapping[str, Environment]
-    device: str = "cpu"  # which holds the tensors
+    device: str = CPU  # which holds the tensors
     page_cache: PageCache | None = None  # filled just before each measurement
 
     def worker(self, operation: str, name: str, directory: Path) -> Result:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     import torch
 
+CPU = "cpu"
 State = dict[str, "torch.Tensor"]
 Finish = Callable[[], object]
 
@@ -46,9 +47,9 @@ class Peer:
     measured time, whatever `fsync` says the library does not. If `begin` is None, the peer only
     loads, from files that safetensors wrote.
 
-    `load` reads the whole checkpoint. A peer that loads `in_place` gets tensors of the right
-    shapes. `load_onto` does the same onto a device; a peer without it is not measured with tensors
-    on a GPU. If `load` is None, nothing is checked. `loads_as` names the row that reports the same
+    `load` reads the whole checkpoint onto a device. A peer that loads `in_place` gets tensors of
+    the right shapes there. Only a peer with `gpu` takes tensors on a GPU, and devices other than
+    `cpu`. If `load` is None, nothing is checked. `loads_as` names the row that reports the same
     load: this peer's load is checked but not reported. `saves_as` works alike: this peer saves only
     so that it can load.
     """
@@ -56,10 +57,10 @@ class Peer:
     module: str
     distribution: str
     begin: Callable[[State, Path], Finish] | None
-    load: Callable[[Path, State], State] | None
-    load_onto: Callable[[Path, State, str], State] | None = None
+    load: Callable[[Path, State, str], State] | None
     fsync: Fsync = "added"
     in_place: bool = False
+    gpu: bool = False
     loads_as: str | None = None
     saves_as: str | None = None
     requirements: tuple[str, ...] = ()

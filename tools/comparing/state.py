@@ -12,9 +12,7 @@ import numpy
 import torch
 
 from comparing.durable import PAGE_BYTES
-from comparing.peer import State
-
-CPU = "cpu"
+from comparing.peer import CPU, State
 
 
 def parameter_shapes(state_bytes: int) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -28,10 +28,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from comparing.durable import fsync_tree
 from comparing.memory import PageCache
-from comparing.peer import Peer, State, nothing_left
+from comparing.peer import CPU, Peer, State, nothing_left
 from comparing.peers import PEERS
 from comparing.state import (
-    CPU,
     destination,
     digest,
     make_small_state,
@@ -146,26 +145,17 @@ def without_loop(load: float, touch: float, again: float) -> float:
     return load + max(0.0, touch - again)
 
 
-def loader(peer: Peer, device: str) -> Callable[[Path, State], State]:
-    """Return the peer's load onto the device; it returns when the bytes are there."""
-    if device == CPU:
-        assert peer.load is not None
-        return peer.load
-    load_onto = peer.load_onto
-    assert load_onto is not None
-
-    def load(path: Path, like: State) -> State:
-        state = load_onto(path, like, device)
-        synchronize(device)
-        return state
-
-    return load
-
-
 def measure_load(
     peer: Peer, directory: Path, device: str, settle: Callable[[], None], seconds_max: float
 ) -> dict[str, Any]:
-    load_checkpoint = loader(peer, device)
+    load_peer = peer.load
+    assert load_peer is not None
+
+    def load_checkpoint(path: Path, like: State) -> State:
+        state = load_peer(path, like, device)
+        synchronize(device)
+        return state
+
     small, expected = json.loads((directory / DIGEST).read_text())
     load_checkpoint(directory / "warm-up", destination(small, device) if peer.in_place else {})
     like = destination(expected, device) if peer.in_place else {}

@@ -76,7 +76,7 @@ def save(state: State, path: Path) -> Finish:
     return nothing_left
 
 
-def load(path: Path, like: State) -> State:
+def load(path: Path, like: State, device: str) -> State:
     import torch
 
     loaded: State = torch.load(path / FILE, weights_only=True)

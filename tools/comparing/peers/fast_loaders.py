@@ -9,7 +9,7 @@ from comparing.peer import Peer, State
 FILE = "state.safetensors"
 
 
-def load_fastsafetensors(path: Path, like: State) -> State:
+def load_fastsafetensors(path: Path, like: State, device: str) -> State:
     from fastsafetensors import fastsafe_open
 
     with fastsafe_open(str(path / FILE), device="cpu", nogds=True) as file:
@@ -17,7 +17,7 @@ def load_fastsafetensors(path: Path, like: State) -> State:
         return {name: file.get_tensor(name) for name in names}
 
 
-def load_runai(path: Path, like: State) -> State:
+def load_runai(path: Path, like: State, device: str) -> State:
     from runai_model_streamer import SafetensorsStreamer
 
     with SafetensorsStreamer() as streamer:

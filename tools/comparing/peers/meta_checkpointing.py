@@ -37,7 +37,7 @@ def prewarm(state: State, directory: Path) -> None:
     manager("async")._prewarm_staging_future.result()
 
 
-def load(path: Path, like: State) -> State:
+def load(path: Path, like: State, device: str) -> State:
     loaded: State = manager("sync").load(str(path), into={"state": like})["state"]
     return loaded
 

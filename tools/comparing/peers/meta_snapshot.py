@@ -21,7 +21,7 @@ def save_async(state: State, path: Path) -> Finish:
     return lambda: pending.wait()
 
 
-def load(path: Path, like: State) -> State:
+def load(path: Path, like: State, device: str) -> State:
     from torchsnapshot import Snapshot, StateDict
 
     target = StateDict(**like)

@@ -37,27 +37,17 @@ def save_over(state: State, path: Path) -> Finish:
     return nothing_left
 
 
-def load(path: Path, like: State) -> State:
-    import ringstow
-
-    return ringstow.load(path)
-
-
-def load_onto(path: Path, like: State, device: str) -> State:
+def load(path: Path, like: State, device: str) -> State:
     import ringstow
 
     return ringstow.load(path, device=device)
 
 
-def load_into(path: Path, like: State) -> State:
+def load_into(path: Path, like: State, device: str) -> State:
     import ringstow
 
     ringstow.load_into(like, path)
     return like
-
-
-def load_into_there(path: Path, like: State, device: str) -> State:
-    return load_into(path, like)
 
 
 def save_stream(state: State, path: Path) -> Finish:
@@ -70,7 +60,7 @@ def save_stream(state: State, path: Path) -> Finish:
     return nothing_left
 
 
-def load_stream(path: Path, like: State) -> State:
+def load_stream(path: Path, like: State, device: str) -> State:
     import ringstow
     import torch
 
@@ -82,15 +72,15 @@ def load_stream(path: Path, like: State) -> State:
 EARLIER = "earlier"
 
 PEERS = {
-    "ringstow": Peer("ringstow", "ringstow", save, load, load_onto, fsync="own"),
+    "ringstow": Peer("ringstow", "ringstow", save, load, fsync="own", gpu=True),
     "ringstow-over": Peer(
         "ringstow",
         "ringstow",
         save_over,
         load,
-        load_onto,
         fsync="own",
         loads_as="ringstow",
+        gpu=True,
         prewarm=save_earlier,
         note="removes an earlier checkpoint and saves over its files, as retain(recycle=True) does",
     ),
@@ -99,10 +89,10 @@ PEERS = {
         "ringstow",
         save,
         load_into,
-        load_into_there,
         fsync="own",
         in_place=True,
         saves_as="ringstow",
+        gpu=True,
     ),
     "torch.save-stream": Peer(
         "ringstow",
@@ -114,6 +104,6 @@ PEERS = {
         note="torch.save and torch.load through ringstow.open_write and open_read",
     ),
     "ringstow-async": Peer(
-        "ringstow", "ringstow", save_async, load, load_onto, fsync="own", loads_as="ringstow"
+        "ringstow", "ringstow", save_async, load, fsync="own", loads_as="ringstow", gpu=True
     ),
 }

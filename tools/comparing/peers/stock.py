@@ -17,14 +17,7 @@ def save_torch(state: State, path: Path) -> Finish:
     return nothing_left
 
 
-def load_torch(path: Path, like: State) -> State:
-    import torch
-
-    loaded: State = torch.load(path / "state.pt", weights_only=True)
-    return loaded
-
-
-def load_torch_onto(path: Path, like: State, device: str) -> State:
+def load_torch(path: Path, like: State, device: str) -> State:
     import torch
 
     loaded: State = torch.load(path / "state.pt", weights_only=True, map_location=device)
@@ -58,16 +51,12 @@ def save_dcp_async(state: State, path: Path) -> Finish:
     return future.result
 
 
-def load_dcp(path: Path, like: State) -> State:
+def load_dcp(path: Path, like: State, device: str) -> State:
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
 
     load(like, storage_reader=FileSystemReader(path), no_dist=True)
     return like
-
-
-def load_dcp_there(path: Path, like: State, device: str) -> State:
-    return load_dcp(path, like)
 
 
 def save_safetensors(state: State, path: Path) -> Finish:
@@ -78,46 +67,24 @@ def save_safetensors(state: State, path: Path) -> Finish:
     return nothing_left
 
 
-def load_safetensors(path: Path, like: State) -> State:
-    from safetensors.torch import load_file
-
-    return load_file(path / "state.safetensors")
-
-
-def load_safetensors_onto(path: Path, like: State, device: str) -> State:
+def load_safetensors(path: Path, like: State, device: str) -> State:
     from safetensors.torch import load_file
 
     return load_file(path / "state.safetensors", device=device)
 
 
 PEERS = {
-    "torch.save": Peer("torch", "torch", save_torch, load_torch, load_torch_onto),
-    "dcp": Peer(DCP, "torch", save_dcp, load_dcp, load_dcp_there, fsync="own files", in_place=True),
+    "torch.save": Peer("torch", "torch", save_torch, load_torch, gpu=True),
+    "dcp": Peer(DCP, "torch", save_dcp, load_dcp, fsync="own files", in_place=True, gpu=True),
     "dcp-8-threads": Peer(
-        DCP,
-        "torch",
-        save_dcp_threads,
-        load_dcp,
-        load_dcp_there,
-        fsync="own files",
-        in_place=True,
+        DCP, "torch", save_dcp_threads, load_dcp, fsync="own files", in_place=True, gpu=True,
         by_default=False,
     ),
     "dcp-async": Peer(
-        DCP,
-        "torch",
-        save_dcp_async,
-        load_dcp,
-        load_dcp_there,
-        fsync="own files",
-        in_place=True,
+        DCP, "torch", save_dcp_async, load_dcp, fsync="own files", in_place=True, gpu=True,
         loads_as="dcp",
     ),
     "safetensors": Peer(
-        "safetensors.torch",
-        "safetensors",
-        save_safetensors,
-        load_safetensors,
-        load_safetensors_onto,
+        "safetensors.torch", "safetensors", save_safetensors, load_safetensors, gpu=True
     ),
-}
+}  # fmt: skip

@@ -66,7 +66,7 @@ def save(state: State, path: Path) -> Finish:
     return nothing_left
 
 
-def load(path: Path, like: State) -> State:
+def load(path: Path, like: State, device: str) -> State:
     import tensorstore
 
     context = tensorstore.Context()

@@ -19,7 +19,7 @@ def save(state: State, path: Path) -> Finish:
     return nothing_left
 
 
-def load(path: Path, like: State) -> State:
+def load(path: Path, like: State, device: str) -> State:
     from tensorizer import TensorDeserializer
 
     return dict(TensorDeserializer(str(path / FILE), device="cpu").items())
