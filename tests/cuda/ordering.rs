@@ -2,6 +2,8 @@
 
 use super::*;
 use ringstow::Error;
+use ringstow::Job;
+use serde_json::Value;
 
 #[test]
 fn save_holds_work_queued_before_the_call() {
@@ -56,6 +58,29 @@ fn save_is_staged_once_the_last_copy_has_ended() {
     assert!(handle.wait_staged(None));
     handle.result().unwrap();
     assert_holds(&ringstow::load(dir.path()).unwrap(), &tensors);
+}
+
+#[test]
+fn save_that_fits_the_pool_begins_all_copies_before_a_checksum() {
+    const BLOCKS: usize = 60; // enough that the first has landed before the last is begun
+    let _fake = fake();
+    let (dir, streams) = (tempfile::tempdir().unwrap(), streams());
+    let tensors = [Tensor::dense("weight", 0, noise(1, (BLOCKS << 16) - 1))];
+    let config = Config { pool_bytes: 64 << 16, fillers: 1, ..config() };
+    let (runtime, file) = (Runtime::new(config).unwrap(), dir.path().join("trace.json"));
+    let (state, path) = (state_of(&tensors, &streams), dir.path().join("checkpoint"));
+    let job = Arc::new(Job::tracing(&file));
+    ringstow::internals::store::save(&runtime, &state, &path, &job).unwrap();
+
+    let trace: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    let begins = |name: &str| -> Vec<f64> {
+        let events = trace["traceEvents"].as_array().unwrap().iter();
+        events.filter(|event| event["name"] == name).map(|e| e["ts"].as_f64().unwrap()).collect()
+    };
+    let (fills, checksums) = (begins("fill"), begins("checksum"));
+    // One more for the header.
+    assert_eq!((fills.len(), checksums.len()), (BLOCKS + 1, BLOCKS + 1));
+    assert!(fills.iter().all(|fill| checksums.iter().all(|checksum| fill <= checksum)));
 }
 
 #[test]

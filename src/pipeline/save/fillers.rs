@@ -42,8 +42,8 @@ struct InHand<'a> {
     claimed: Option<usize>,
     /// Blocks whose bytes are on their way.
     begun: VecDeque<(usize, Filling<'a>)>,
-    /// How many of them, from the first, are known to have left their tensors.
-    arrived: usize,
+    /// When the first of them were seen to have left their tensors.
+    arrived: VecDeque<Instant>,
     /// Full blocks, and when each may be written.
     held: VecDeque<(Instant, usize, Buffer)>,
 }
@@ -111,7 +111,8 @@ impl<'a> Fillers<'a> {
         self.note_arrivals(hand)?;
         let is_on_gpu =
             hand.begun.front().is_some_and(|(_, first)| first.copying_since().is_some());
-        let begins_first = hand.arrived == 0 || (is_on_gpu && self.sums.len() <= self.pool.count());
+        let begins_first =
+            hand.arrived.is_empty() || (is_on_gpu && self.sums.len() <= self.pool.count());
         // No more than its share of the pool: other fillers take checksums meanwhile.
         let may_begin = begins_first && hand.blocks() <= self.pool.count() / self.workers.0;
         if may_begin && let Some((number, buffer)) = self.lease(hand)? {
@@ -129,11 +130,11 @@ impl<'a> Fillers<'a> {
 
     /// Notes which blocks have left their tensors; a GPU may copy many while a filler takes one checksum.
     fn note_arrivals(&self, hand: &mut InHand) -> Result<()> {
-        for (number, filling) in hand.begun.iter_mut().skip(hand.arrived) {
+        for (number, filling) in hand.begun.iter_mut().skip(hand.arrived.len()) {
             if !filling.has_arrived()? {
                 break;
             }
-            hand.arrived += 1;
+            hand.arrived.push_back(Instant::now());
             self.staged(&self.inputs.plan.blocks[*number])?;
         }
         Ok(())
@@ -183,17 +184,16 @@ impl<'a> Fillers<'a> {
     /// Waits for a block's bytes, and submits them, or keeps them until they are due.
     fn finish(&self, number: usize, filling: Filling, hand: &mut InHand<'a>) -> Result<()> {
         let (block, copying) = (&self.inputs.plan.blocks[number], filling.copying_since());
-        let (mut arrived, is_noted) = (Instant::now(), hand.arrived > 0);
-        hand.arrived = hand.arrived.saturating_sub(1);
+        let (noted, mut landed) = (hand.arrived.pop_front(), Instant::now());
         let staged = |block: &Block| {
-            arrived = Instant::now();
-            if is_noted { Ok(()) } else { self.staged(block) }
+            landed = Instant::now();
+            if noted.is_some() { Ok(()) } else { self.staged(block) }
         };
         let Filled { buffer, sums } = filling.finish(staged)?;
         if let Some(began) = copying {
             let bytes = block.len as u64;
-            self.job.note_span(What::Device, (began, arrived), Some(number), bytes);
-            self.job.note(What::Checksum, arrived, Some(number), bytes);
+            self.job.note_span(What::Device, (began, noted.unwrap_or(landed)), Some(number), bytes);
+            self.job.note(What::Checksum, landed, Some(number), bytes);
         }
         *self.sums[number].lock().expect("no panic while it is held") = sums;
         match &self.pace {
