@@ -105,10 +105,13 @@ impl Uring {
         let (fixed, ring) = (&mut self.fixed, &self.ring);
         let register = |pool: &Pool, step: &Step| register_step(ring, pool, step);
         let index = op.action.transfer().and_then(|t| fixed.index_of(&t.buffer, register));
-        Ok(match attached.entry {
+        let submission = match attached.entry {
             Some(entry) => submission!(types::Fixed(entry), &mut op.action, index),
             None => submission!(types::Fd(attached.file.as_raw_fd()), &mut op.action, index),
-        })
+        };
+        // The kernel's worker threads then copy side by side.
+        let by_workers = attached.in_memory;
+        Ok(if by_workers { submission.flags(squeue::Flags::ASYNC) } else { submission })
     }
 
     fn push(&mut self, entry: squeue::Entry) {

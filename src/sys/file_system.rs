@@ -41,6 +41,11 @@ pub enum Reach {
     ThisHost,
 }
 
+#[cfg(target_os = "linux")]
+const TMPFS: u64 = 0x0102_1994;
+#[cfg(target_os = "linux")]
+const RAMFS: u64 = 0x8584_58f6;
+
 /// Types that one host has for itself, by the numbers in statfs.
 #[cfg(target_os = "linux")]
 const ONE_HOST: &[(u64, &str)] = &[
@@ -50,8 +55,8 @@ const ONE_HOST: &[(u64, &str)] = &[
     (0xf2f5_2010, "f2fs"),
     (0xca45_1a4e, "bcachefs"),
     (0x2fc1_2fc1, "zfs"),
-    (0x0102_1994, "tmpfs"),
-    (0x8584_58f6, "ramfs"),
+    (TMPFS, "tmpfs"),
+    (RAMFS, "ramfs"),
     // In layers over other directories. Where it writes cannot be on a network file system.
     (0x794c_7630, "overlay"),
     (0x3153_464a, "jfs"),
@@ -213,6 +218,13 @@ impl FileSystem {
     }
 }
 
+/// Whether an open file's bytes are memory (tmpfs, ramfs): a transfer is a copy by the CPU.
+#[cfg(all(target_os = "linux", feature = "uring"))]
+pub(crate) fn is_in_memory(open: &File) -> bool {
+    let found = made(Call::Query, open, || Ok(rustix::fs::fstatfs(open)?));
+    found.is_ok_and(|found| matches!(found.f_type as u64 & 0xffff_ffff, TMPFS | RAMFS))
+}
+
 impl PassesLocks {
     /// Which mount option keeps locks on this host.
     fn obstacle(&self, options: &str) -> Option<String> {
@@ -326,6 +338,16 @@ mod tests {
     fn disk_of_this_host_is_not_shared() {
         let found = FileSystem::of(Path::new(env!("CARGO_MANIFEST_DIR"))).unwrap();
         assert!(!found.is_shared() && found.locks == Reach::EveryHost, "{found:?}");
+    }
+
+    #[test]
+    #[cfg(feature = "uring")]
+    fn only_files_of_tmpfs_and_ramfs_are_in_memory() {
+        use nix::sys::memfd::{MFdFlags, memfd_create};
+        let memory = memfd_create("test", MFdFlags::MFD_CLOEXEC).unwrap();
+        assert!(is_in_memory(&File::from(memory))); // the kernel keeps it in a tmpfs of its own
+        assert!(!is_in_memory(&File::open(env!("CARGO_MANIFEST_DIR")).unwrap()));
+        assert!(!is_in_memory(&File::open("/proc").unwrap()));
     }
 
     #[test]

@@ -1,11 +1,15 @@
-//! What only the io_uring engine has: registered buffers.
+//! What only the io_uring engine has: registered buffers, and worker threads for files in memory.
 #![cfg(all(target_os = "linux", feature = "uring"))]
 
 use crate::setup::*;
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use ringstow::internals::config::Switch;
 use ringstow::internals::engine::uring::Uring;
-use ringstow::internals::engine::{Action, Engine};
+use ringstow::internals::engine::{Action, Completion, Engine, Op};
 use ringstow::internals::pool::Pool;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 #[test]
 fn pool_is_registered_or_a_fallback_says_why() {
@@ -36,4 +40,37 @@ fn unregistered_buffer_still_transfers() {
     let written = run_one(&mut *engine, file, Action::Write(whole(buffer, 0)));
     assert_eq!(written.result.unwrap(), BLOCK);
     assert_eq!(std::fs::read(setup.path("file")).unwrap(), pattern(0));
+}
+
+/// The kernel's worker threads of this process, which it keeps for five seconds.
+fn workers() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let names = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")));
+    names.filter(|name| name.as_ref().is_ok_and(|name| name.starts_with("iou-wrk"))).count()
+}
+
+#[test]
+fn files_in_memory_are_read_by_several_of_the_kernels_threads() {
+    let Some(setup) = Setup::uring_fixed_direct() else { return };
+    let memory = memfd_create("in memory", MFdFlags::MFD_CLOEXEC).unwrap();
+    let memory = Arc::new(File::from(memory));
+    for block in 0..DEPTH {
+        memory.write_all_at(&pattern(block), (block * BLOCK) as u64).unwrap();
+    }
+    let mut engine = setup.engine();
+    let file = engine.attach(memory).unwrap();
+    for block in 0..DEPTH {
+        let buffer = setup.pool.lease().unwrap();
+        let action = Action::Read(whole(buffer, block));
+        engine.submit(Op { token: block as u64, file, action });
+    }
+    let mut done = Vec::new();
+    while done.len() < DEPTH {
+        engine.wait(&mut done).unwrap();
+    }
+    assert!(workers() > 0, "one thread copied all");
+    for Completion { op, result } in done {
+        assert_eq!(result.unwrap(), BLOCK);
+        assert_eq!(op.action.into_buffer().unwrap()[..], pattern(op.token as usize));
+    }
 }

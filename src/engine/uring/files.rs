@@ -2,6 +2,7 @@
 //! operation, or by descriptor when the table is refused or full.
 
 use crate::engine::FileId;
+use crate::sys::file_system::is_in_memory;
 use io_uring::IoUring;
 use slab::Slab;
 use std::fs::File;
@@ -22,6 +23,8 @@ pub(super) struct AttachedFile {
     pub(super) file: Arc<File>,
     /// Its entry in the kernel's table, if it has one.
     pub(super) entry: Option<u32>,
+    /// Whether a transfer is a copy by the CPU, which the kernel would make while we submit it, one after the other.
+    pub(super) in_memory: bool,
 }
 
 impl Files {
@@ -42,7 +45,8 @@ impl Files {
         let entry = self.free.pop().filter(|&entry| {
             ring.submitter().register_files_update(entry, &[file.as_raw_fd()]).is_ok()
         });
-        FileId(self.attached.insert(AttachedFile { file, entry }) as u32)
+        let in_memory = is_in_memory(&file);
+        FileId(self.attached.insert(AttachedFile { file, entry, in_memory }) as u32)
     }
 
     pub(super) fn detach(&mut self, ring: &IoUring, id: FileId) {
