@@ -57,7 +57,7 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 	torture torture-address torture-background torture-calls torture-calls-python torture-cuts torture-flips \
 	torture-fuzz torture-hosts torture-image torture-kills torture-leaks torture-miri torture-promotes torture-simulation torture-soak \
 	torture-threads \
-	lint doc bench bench-check bench-baseline compare compare-dcp compare-export step-time figures sweep wheel gpu-bundle gpu-report clean
+	lint doc bench bench-check bench-baseline compare compare-dcp compare-export step-time figures sweep wheel site gpu-bundle gpu-report clean
 .DEFAULT_GOAL := help
 
 help:
@@ -95,7 +95,8 @@ help:
 	@echo "make sweep DIR=/mnt/nvme  the fastest setting there, and what each knob is worth (MINUTES=$(MINUTES) GB=$(GB))"
 	@echo "make gpu-bundle  all that tests and measures GPUs, in dist/gpu, for a machine without Rust or network"
 	@echo "make gpu-report  the same, and runs it here: report.md, report.json"
-	@echo "make wheel    a wheel in dist/"
+	@echo "make wheel    the wheel to publish, in dist/; tries it without Rust (PORTABLE=1: for glibc 2.28, by zig)"
+	@echo "make site     the documentation as a site, in dist/site"
 	@echo "make clean    remove all that was built, the virtual environment too"
 
 demo: $(READY)
@@ -219,7 +220,7 @@ torture-soak:
 	RINGSTOW_MINUTES=$(SOAK_MINUTES) \
 		cargo test --test leaks for_an_hour -- --ignored --nocapture
 
-lint: $(READY) doc
+lint: $(READY) doc site
 	tools/preflight.sh $(PYTHON) lint
 	cargo fmt --all --check
 	PYO3_PYTHON=$(abspath $(BIN)/python) \
@@ -267,7 +268,11 @@ sweep: $(READY)
 	$(BIN)/python tools/sweep.py "$(DIR)" --gb $(GB) --minutes $(MINUTES) --out "$(OUT)"
 
 wheel: $(READY)
-	$(BIN)/python -m pip wheel -q --no-deps --wheel-dir dist ./python
+	$(BIN)/python tools/wheel.py dist $(if $(PORTABLE),--portable)
+
+# A link that leads nowhere, a page that is in no menu or a public name without a page fails.
+site: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
 
 gpu-bundle: $(READY)
 	$(BIN)/python tools/gpu_bundle.py dist/gpu --python $(BIN)/python
@@ -285,7 +290,7 @@ $(READY): $(INPUTS)
 	@tools/preflight.sh $(PYTHON)
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "building the wheel, installing it with what tests need (the first time: PyTorch too)"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check './python[test,lint]' \
+	@$(BIN)/python -m pip install -q --disable-pip-version-check './python[test,lint,docs]' \
 		$(if $(TORCH),'torch==$(TORCH).*')
 	@touch $@
 

@@ -5,6 +5,7 @@ mod directory;
 mod gpu;
 mod machine;
 mod memory;
+mod tiers;
 
 use crate::config::Config;
 use bytesize::ByteSize;
@@ -19,7 +20,7 @@ pub enum Status {
     Ok,
     /// Works, but slower than it could, or with less than the configuration wants.
     Warn,
-    /// A save into this directory would fail.
+    /// A save into this directory, or a copy to one of its tiers, would fail.
     Fail,
 }
 
@@ -73,11 +74,13 @@ impl Diagnosis {
     }
 }
 
-/// Checks this machine, and the directory for checkpoints. Writes a trial file of 4096 bytes there and removes it.
-/// Starts CUDA if there are GPUs, and copies 256 MiB on each.
+/// Checks this machine, the directory for checkpoints, and the tiers. Writes a trial file of 4096 bytes to the directory, an
+/// empty one to each directory among the tiers, a small object to each store, and removes them. Starts CUDA if there are
+/// GPUs, and copies 256 MiB on each.
 pub fn diagnose(dir: &Path, config: &Config) -> Diagnosis {
     let mut checks = machine::checks(config);
     checks.extend(directory::checks(dir, config));
+    checks.extend(tiers::checks(dir, config));
     Diagnosis { checks }
 }
 

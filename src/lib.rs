@@ -24,6 +24,15 @@
 //! [`Checkpoint`] opens a checkpoint to look at it or to load a part. [`Store`] has the same functions with a
 //! [`Config`] of the caller's; those of the crate take the one that is [found](Config::found).
 //! `docs/format.md` describes the files.
+//!
+//! # Features
+//!
+//! - `uring` (default): the io_uring engine. Without it, and off Linux, the portable engine works alone.
+//! - `cuda` (default): tensors on NVIDIA GPUs. Nothing of CUDA is needed to build, or to run without a GPU.
+//! - `object-store`: checkpoints in S3, Google Cloud Storage and Azure.
+//! - `candle`: saves of candle's variables, see the module `candle`.
+//! - `cli`: the program `ringstow`.
+//! - `tokio-uring`: an engine over that crate, used only where it is asked for by name.
 
 // Every system call on a path goes through `sys`; clippy.toml lists what is refused elsewhere.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]

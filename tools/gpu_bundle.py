@@ -86,7 +86,7 @@ def main() -> int:
     folder: Path = args.folder.absolute()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    built = cargo("build", "--release", "--bin", "ringstow", "--bench", GPU)
+    built = cargo("build", "--release", "--features", "cli", "--bin", "ringstow", "--bench", GPU)
     put_stripped(executable(built, "ringstow"), folder / "ringstow")
     put_stripped(executable(built, GPU), folder / f"bench-{GPU}")
     tests = executable(cargo("test", "--no-run", "--test", GPU), GPU)

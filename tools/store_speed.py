@@ -2,11 +2,13 @@
 
     python tools/store_speed.py                        # 1 GB, 5 rounds
     python tools/store_speed.py --gb 4 --rounds 9 --json out.json
+    python tools/store_speed.py --drop                 # uploads that no server slows down
 
 The server is s3s-fs on this machine (`make stores`), in memory, and shares its cores with the
 client: all clients have the same server in the same round, in changing order. `ringstow.promote`
 and `ringstow.load` also compare every byte with its checksum; `load` puts the bytes into tensors,
-and the other clients into files in memory. DCP saves tensors that are in memory.
+and the other clients into files in memory. DCP saves tensors that are in memory. With ``--drop``
+the server drops what it gets, so that the client is the limit, and there are no downloads.
 """
 
 from __future__ import annotations
@@ -55,8 +57,8 @@ def uploads(
     found: list[dict[str, Copied]] = []
     for number in range(rounds + 1):
         found.append({})
-        for name in in_turn(ways, number):
-            found[-1][name] = timed(ways[name], saved, "up", nbytes)
+        for turn, name in enumerate(in_turn(ways, number)):
+            found[-1][name] = timed(ways[name], saved, f"up-{number}-{turn}", nbytes)
             stores.clear(server)
     return found[1:]
 
@@ -83,26 +85,26 @@ def in_turn(ways: dict[str, Way], number: int) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = speed.parser(__doc__, "the disk to upload from")
     parser.add_argument("--json", type=Path, help="write the measurements there")
+    parser.add_argument("--drop", action="store_true", help="the server drops what it gets")
     asked = parser.parse_args(arguments)
     with fresh_directory(asked.dir) as here, fresh_directory(_MEMORY) as memory:
-        ringstow.save(speed.state_of(asked.gb), here / "saved")
-        server, log = memory / "server", here / "pip.log"
+        saved, server, log = here / "saved", memory / "server", here / "pip.log"
+        ringstow.save(speed.state_of(asked.gb), saved)
         server.mkdir()
-        with stores.serving(server):
+        with stores.dropping() if asked.drop else stores.serving(server):
             up = known({
                 "ringstow.promote": promote,
                 "boto3 (CRT)": stores.crt("up", log),
                 "rclone copy": stores.rclone(),
                 "DCP, FsspecWriter": stores.fsspec_writer(log),
             })  # fmt: skip
-            down = known({
-                "ringstow.load": load,
-                "boto3 (CRT)": stores.crt("down", log),
-            })  # fmt: skip
-            found = {
-                "upload": uploads(up, here / "saved", server, asked.rounds),
-                "download": downloads(down, here / "saved", memory, asked.rounds),
-            }
+            found = {"upload": uploads(up, saved, server, asked.rounds)}
+            if not asked.drop:
+                down = known({
+                    "ringstow.load": load,
+                    "boto3 (CRT)": stores.crt("down", log),
+                })  # fmt: skip
+                found["download"] = downloads(down, saved, memory, asked.rounds)
         about = machine(here)
     for what, all_rounds in found.items():
         print(ranked(what, all_rounds), end="\n\n")

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         CheckpointInfo,
         DiffReport,
         ElementDiff,
+        Left,
         Removed,
         Retained,
         Slimmed,

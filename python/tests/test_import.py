@@ -1,7 +1,11 @@
 """Importing the package loads no module that a program without tensors does not need."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
+
+import ringstow
 
 # Each takes at least milliseconds, torch seconds, and every data loader worker imports again.
 UNWANTED = (
@@ -43,6 +47,17 @@ def test_every_public_name_exists():
     imported = _imported_by("import ringstow; [getattr(ringstow, n) for n in ringstow.__all__]")
     assert "ringstow._report" in imported
     assert "torch" not in imported
+
+
+def test_type_checkers_see_every_public_name():
+    # `__getattr__` would hide from the interpreter what is not imported for them.
+    body = ast.parse(Path(ringstow.__file__).read_text()).body
+    typed = [node for node in body if isinstance(node, ast.If)]
+    imports = [node for block in (body, *(node.body for node in typed)) for node in block]
+    names = {
+        alias.name for node in imports if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert sorted(set(ringstow.__all__) - names) == []
 
 
 def test_dcp_storage_names_the_torch_it_needs():

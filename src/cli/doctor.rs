@@ -2,7 +2,7 @@
 
 use super::config::ConfigFlags;
 use super::output::Output;
-use super::place::place;
+use super::place::{place, place_or_url};
 use super::{Exit, table, text};
 use crate::config::Config;
 use crate::doctor::{Check, Diagnosis, Status, diagnose};
@@ -13,13 +13,18 @@ use std::path::PathBuf;
 /// Check this machine and a directory, and print how to fix each problem
 ///
 /// Checks the kernel, io_uring, memory limits, huge pages and GPUs. Tries O_DIRECT in the directory with a
-/// file of 4096 bytes, and removes that. Exits with 1 if a save would fail, and with 0 if it would only be
-/// slower than possible.
+/// file of 4096 bytes, and what a copy does in each tier, and removes what it has written. Exits with 1 if a
+/// save or a copy would fail, and with 0 if it would only be slower than possible.
 #[derive(Debug, Args)]
 pub struct Doctor {
     /// The directory for checkpoints
     #[arg(default_value = ".", value_parser = place())]
     dir: PathBuf,
+
+    /// A directory or URL that checkpoints are to be copied to; repeat for each [default: those of the
+    /// configuration]
+    #[arg(long, value_name = "PLACE", value_parser = place_or_url())]
+    tier: Vec<PathBuf>,
 
     /// Print JSON
     #[arg(long)]
@@ -35,7 +40,10 @@ pub fn run(args: &Doctor, out: &mut Output) -> Result<Exit> {
         Ok(found) => (found, configuration()),
         Err(error) => (Config::default(), broken(&error)),
     };
-    let mut diagnosis = diagnose(&args.dir, &args.config.over(found)?);
+    let tiers = if args.tier.is_empty() { found.tiers.clone() } else { args.tier.clone() };
+    let config = Config { tiers, ..args.config.over(found)? };
+    config.validate()?;
+    let mut diagnosis = diagnose(&args.dir, &config);
     diagnosis.checks.insert(0, check);
     out.print(args.json, &diagnosis, || render(&diagnosis))?;
     Ok(if diagnosis.status() == Status::Fail { Exit::Found } else { Exit::Success })
@@ -78,7 +86,7 @@ fn render(diagnosis: &Diagnosis) -> String {
     let summary = match diagnosis.status() {
         Status::Ok => "All is well.",
         Status::Warn => "Saves work here. Fix each warn to make them faster or safer.",
-        Status::Fail => "Saves fail here. Fix each FAIL first.",
+        Status::Fail => "Saves, or the copies to a tier, fail here. Fix each FAIL first.",
     };
     format!("{}\n\n{summary}", table::list(diagnosis.checks.iter().flat_map(rows)))
 }

@@ -23,10 +23,12 @@ mod text;
 mod values;
 mod verify;
 
+use crate::engine::io_mode::EngineKind;
 use crate::error::{Error, Result};
 use clap::{Parser, Subcommand};
 use output::Output;
 use std::ffi::OsString;
+use std::sync::LazyLock;
 use table::WIDTH_MAX;
 
 const EXAMPLES: &str = "\
@@ -52,9 +54,18 @@ Exit codes:
      was to be removed (retain, prune, slim)
   2  failure: no such path, no checkpoint there, wrong arguments";
 
+/// The version, the engines of this build, and what else it has.
+static VERSION: LazyLock<String> = LazyLock::new(|| {
+    let engines = EngineKind::ALL.into_iter().filter(|kind| kind.is_built()).map(EngineKind::name);
+    let has = [(cfg!(feature = "cuda"), "CUDA"), (cfg!(feature = "object-store"), "object stores")];
+    let has = has.into_iter().filter_map(|(is_built, what)| is_built.then_some(what));
+    let parts: Vec<&str> = engines.chain(has).collect();
+    format!("{} ({})", env!("CARGO_PKG_VERSION"), parts.join(", "))
+});
+
 /// Inspect, verify and clean up training checkpoints written by ringstow.
 #[derive(Debug, Parser)]
-#[command(name = "ringstow", bin_name = "ringstow", version, after_help = EXAMPLES)]
+#[command(name = "ringstow", bin_name = "ringstow", version = VERSION.as_str(), after_help = EXAMPLES)]
 #[command(max_term_width = WIDTH_MAX as usize)]
 struct Cli {
     #[command(subcommand)]

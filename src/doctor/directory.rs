@@ -9,38 +9,17 @@ use crate::sys::file_system::{FileSystem, Reach};
 use crate::sys::{dir, file, inodes, space};
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-pub(crate) fn checks(dir: &Path, config: &Config) -> Vec<Check> {
-    let name = "directory";
-    // A save makes the directory and its parents: the nearest one that exists decides.
-    let asked = dir;
-    let exists = |path: &&Path| dir::has(path);
-    let dir = match asked.ancestors().filter(|dir| !dir.as_os_str().is_empty()).find(exists) {
-        Some(dir) => dir,
-        None => Path::new("."),
+const NAME: &str = "directory";
+
+pub(crate) fn checks(asked: &Path, config: &Config) -> Vec<Check> {
+    let dir = nearest(asked);
+    let trial = match trial(dir) {
+        Ok(trial) => trial,
+        Err(refused) => return vec![refused],
     };
-    if !dir::is_dir(dir) {
-        let found = format!("{} is not a directory", dir.display());
-        return vec![Check::fail(
-            name,
-            found,
-            "name a directory, or a path that does not exist yet",
-        )];
-    }
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-    let trial = dir.join(format!(".ringstow-doctor-{}-{now}", std::process::id()));
-    // Only a new file: an existing one may be somebody's.
-    if let Err(error) = file::create_new(&trial, false) {
-        let found = format!("no file can be created in {}: {error}", dir.display());
-        let remedy = match is_full(&error) {
-            true if inodes::are_used_up(&trial) => NO_INODES,
-            true => FREE_SPACE,
-            false => "check its owner, its mode and how it is mounted, or save elsewhere",
-        };
-        return vec![Check::fail(name, found, remedy)];
-    }
     let writable = match dir == asked || asked.as_os_str().is_empty() {
         true => format!("{} can be written to", dir.display()),
         false => format!(
@@ -49,11 +28,54 @@ pub(crate) fn checks(dir: &Path, config: &Config) -> Vec<Check> {
             dir.display()
         ),
     };
-    let writable = Check::ok(name, writable);
-    let (space, locks) = (space(dir, config), locks(dir));
-    let checks = vec![writable, space, locks, direct(&trial, config), reserve(&trial)];
-    let _ = dir::remove(&trial);
-    checks
+    let writable = Check::ok(NAME, writable);
+    let (space, locks, path) = (space(dir, config), locks(dir), &trial.0);
+    vec![writable, space, locks, direct(path, config), reserve(path)]
+}
+
+/// The nearest directory that exists: a save makes the others.
+pub(crate) fn nearest(asked: &Path) -> &Path {
+    let exists = |path: &&Path| dir::has(path);
+    let found = asked.ancestors().filter(|dir| !dir.as_os_str().is_empty()).find(exists);
+    found.unwrap_or(Path::new("."))
+}
+
+/// A file to try things with, removed when it is dropped.
+pub(crate) struct Trial(PathBuf);
+
+impl Drop for Trial {
+    fn drop(&mut self) {
+        let _ = dir::remove(&self.0);
+    }
+}
+
+/// Creates an empty file in a directory, or says why that cannot be.
+pub(crate) fn trial(dir: &Path) -> Result<Trial, Check> {
+    if !dir::is_dir(dir) {
+        let found = format!("{} is not a directory", dir.display());
+        let remedy = "name a directory, or a path that does not exist yet";
+        return Err(Check::fail(NAME, found, remedy));
+    }
+    let trial = dir.join(trial_name());
+    // Only a new file: an existing one may be somebody's.
+    match file::create_new(&trial, false) {
+        Ok(_) => Ok(Trial(trial)),
+        Err(error) => {
+            let found = format!("no file can be created in {}: {error}", dir.display());
+            let remedy = match is_full(&error) {
+                true if inodes::are_used_up(&trial) => NO_INODES,
+                true => FREE_SPACE,
+                false => "check its owner, its mode and how it is mounted, or save elsewhere",
+            };
+            Err(Check::fail(NAME, found, remedy))
+        }
+    }
+}
+
+/// A name that nothing else has.
+pub(crate) fn trial_name() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    format!(".ringstow-doctor-{}-{now}", std::process::id())
 }
 
 fn space(dir: &Path, config: &Config) -> Check {

@@ -203,7 +203,13 @@ fn wrong_arguments_end_with_2_and_say_what_may_be() {
 
 #[test]
 fn help_and_version_end_with_0() {
-    assert!(ringstow(&["--version"]).out.starts_with("ringstow "));
+    let version = ringstow(&["--version"]).out;
+    assert!(
+        version.starts_with(concat!("ringstow ", env!("CARGO_PKG_VERSION"), " (")),
+        "{version}"
+    );
+    assert_eq!(version.contains("uring, "), cfg!(feature = "uring"), "{version}");
+    assert!(version.contains("portable"), "{version}");
     for command in ["ls", "show", "verify", "diff", "prune", "retain", "doctor", "bench"] {
         assert_eq!(ringstow(&[command, "--help"]).code, Some(0));
     }

@@ -1,6 +1,7 @@
 """An S3 server on this machine, and the programs that copy a directory to it and back.
 
-The server is s3s-fs (`make stores`), over plain HTTP. Programs find it by the variables ``AWS_*``.
+The server is s3s-fs (`make stores`), or one that drops what it gets (`sink.py`), over plain HTTP.
+Programs find it by the variables ``AWS_*``.
 """
 
 from __future__ import annotations
@@ -78,13 +79,27 @@ def serving(folder: Path) -> Iterator[None]:
     (folder / BUCKET).mkdir()
     keys = ["--access-key", _KEYS[0], "--secret-key", _KEYS[1]]
     command = [str(_PROGRAM), "--host", "127.0.0.1", "--port", "0", *keys, str(folder)]
+    with _running(command, r"running (?:at|on) (http://[\d.:]+)"):
+        yield
+
+
+@contextlib.contextmanager
+def dropping() -> Iterator[None]:
+    """Run a server that drops what it gets."""
+    with _running([sys.executable, str(Path(__file__).with_name("sink.py"))], r"(http://[\d.:]+)"):
+        yield
+
+
+@contextlib.contextmanager
+def _running(command: list[str], says: str) -> Iterator[None]:
+    """Run a server that prints its URL, and point the clients to it."""
     log = {**os.environ, "RUST_LOG": "error,s3s_fs=info"}
     server = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=log
     )
     try:
         assert server.stdout
-        lines = (re.search(r"running (?:at|on) (http://[\d.:]+)", line) for line in server.stdout)
+        lines = (re.search(says, line) for line in server.stdout)
         url = next((found[1] for found in lines if found), None)
         if url is None:
             raise CompareFailed("the S3 server ended at once")
@@ -147,8 +162,9 @@ def rclone() -> Copy | None:
 
 
 def clear(folder: Path) -> None:
-    """Remove all objects of the server whose folder it is."""
-    for found in (folder / BUCKET).iterdir():
+    """Remove all objects of the server whose folder it is, if it keeps any."""
+    bucket = folder / BUCKET
+    for found in bucket.iterdir() if bucket.exists() else ():
         shutil.rmtree(found)
 
 

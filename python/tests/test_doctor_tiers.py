@@ -1,0 +1,114 @@
+"""`ringstow doctor` tries out whether copies can go to each tier."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+
+import ringstow
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+from comparing.sink import Sink
+
+
+class Overwriting(Sink):
+    """Creates an object twice, although it is asked not to."""
+
+    def do_PUT(self) -> None:
+        del self.headers["If-None-Match"]
+        super().do_PUT()
+
+
+def doctor(run, *tiers):
+    """Return the checks of the tiers, and the exit code."""
+    arguments = [word for tier in tiers for word in ("--tier", str(tier))]
+    command = [sys.executable, "-m", "ringstow", "doctor", str(run), "--json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    checks = json.loads(done.stdout)["checks"]
+    return [check for check in checks if check["name"].startswith("tier ")], done.returncode
+
+
+def serve(kind, monkeypatch):
+    """Serve a store that keeps nothing."""
+    kind = type("Fresh", (kind,), {"objects": {}})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "a",
+        "AWS_SECRET_ACCESS_KEY": "b",
+        "AWS_REGION": "us-east-1",
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_address[1]}",
+        "AWS_ALLOW_HTTP": "true",
+        "NO_PROXY": "127.0.0.1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    return server, kind
+
+
+def test_store_that_takes_copies_is_ok_and_stays_as_it_was(each_bucket, tmp_path):
+    [check], code = doctor(tmp_path, f"{each_bucket.url}/run")
+    assert (check["status"], code) == ("ok", 0), check
+    assert each_bucket.keys() == []
+    assert not each_bucket.has_unfinished()
+
+
+def test_container_of_azure_that_takes_copies_is_ok(container, tmp_path):
+    [check], code = doctor(tmp_path, f"{container.url}/run")
+    assert (check["status"], code) == ("ok", 0), check
+    assert container.keys() == []
+
+
+def test_bucket_that_is_not_there_fails(bucket, tmp_path):
+    tier = "s3://no-such-bucket-here/run"
+    [check], code = doctor(tmp_path, tier)
+    assert (check["status"], code) == ("fail", 1), check
+    assert check["name"] == f"tier {tier}"
+    assert "check the URL, the credentials" in check["remedy"]
+
+
+def test_wrong_key_fails_and_is_not_shown(bucket, tmp_path, monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-and-secret")
+    [check], code = doctor(tmp_path, f"{bucket.url}/run")
+    assert (check["status"], code) == ("fail", 1), check
+    assert "wrong-and-secret" not in json.dumps(check)
+
+
+def test_store_that_ignores_conditions_is_warned_of(monkeypatch, tmp_path):
+    server, kind = serve(Overwriting, monkeypatch)
+    [check], code = doctor(tmp_path, "s3://bucket/run")
+    server.shutdown()
+    assert (check["status"], code) == ("warn", 0), check
+    assert "If-None-Match" in check["found"]
+    assert kind.objects == {}
+
+
+def test_tiers_of_the_environment_are_tried(monkeypatch, tmp_path):
+    tier = tmp_path / "tier"
+    monkeypatch.setenv("RINGSTOW_TIERS", str(tier))
+    [check], code = doctor(tmp_path / "run")
+    assert (check["name"], check["status"], code) == (f"tier {tier}", "warn", 0)
+    assert "on the same file system as" in check["found"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tier_that_is_named_twice_is_refused(tmp_path):
+    command = [sys.executable, "-m", "ringstow", "doctor", str(tmp_path)]
+    command += ["--tier", "relative", "--tier", "relative"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "relative" in done.stderr
+
+
+def test_server_of_store_speed_takes_a_promotion(monkeypatch, tmp_path):
+    server, kind = serve(Sink, monkeypatch)
+    ringstow.save({"w": np.ones(24 << 20, np.uint8)}, tmp_path / "step-1")
+    report = ringstow.promote(tmp_path / "step-1", "s3://bucket/step-1")
+    server.shutdown()
+    assert report.sent_bytes > 24 << 20
+    assert "bucket/step-1/manifest.json" in kind.objects

@@ -1,0 +1,115 @@
+"""What `make site` adds to docs/: pages from the root, the Python reference, links out of docs/.
+
+A hook of mkdocs, named in mkdocs.yml.
+"""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parent.parent
+FROM_ROOT = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+    "CHANGELOG.md": "changelog.md",
+}
+"""Files beside docs/ that are pages of the site."""
+LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
+
+REFERENCE = {
+    "calls": (
+        "Saves and loads",
+        "save save_async SaveHandle load load_into open Checkpoint Entry Salvaged DamagedTensor "
+        "verify open_write open_read FileWriter FileReader Base Config",
+    ),
+    "manager": ("CheckpointManager", "CheckpointManager Restored"),
+    "runs": (
+        "Runs",
+        "latest steps Step CheckpointInfo retain Retained remove Removed Left prune Swept slim "
+        "Slimmed diff DiffReport ElementDiff TensorChange TensorDiff ValueDiff promote "
+        "wait_promoted on_done Listener Outcome",
+    ),
+    "reports": (
+        "Reports",
+        "SaveReport SaveSeconds LoadReport LoadSeconds WriteReport WriteSeconds PromotionReport "
+        "VerifyReport Damage Fallback Progress",
+    ),
+}
+"""Title and names of each page about `ringstow` itself; all errors are one more."""
+MODULES = ("distributed", "dcp", "monitoring")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for source, name in FROM_ROOT.items():
+        text = (ROOT / source).read_text()
+        files.append(File.generated(config, name, content=text))
+    for name, text in _reference().items():
+        files.append(File.generated(config, f"reference/{name}.md", content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
+    """Lead links out of docs/ to the repository, and those to other pages of the site to them."""
+    name = page.file.src_uri
+    at = {site: source for source, site in FROM_ROOT.items()}.get(name, f"docs/{name}")
+
+    def led(link: re.Match[str]) -> str:
+        path, anchor = link[1], link[2] or ""
+        to = posixpath.normpath(posixpath.join(posixpath.dirname(at), path))
+        site = FROM_ROOT.get(to) or (to.removeprefix("docs/") if to.startswith("docs/") else None)
+        if site is None:
+            if not (ROOT / to).exists():
+                raise PluginError(f"{at} links to {path}, which does not exist")
+            kind = "tree" if (ROOT / to).is_dir() else "blob"
+            return f"{config.repo_url}/{kind}/main/{to}{anchor}"
+        return posixpath.relpath(site, posixpath.dirname(name) or ".") + anchor
+
+    return LINK.sub(led, markdown)
+
+
+def _reference() -> dict[str, str]:
+    """Return the pages of the reference by name.
+
+    Raises:
+        PluginError: a public name is on no page, or one that is not public is.
+    """
+    public = _exported("ringstow")
+    listed = {name: words.split() for name, (_, words) in REFERENCE.items()}
+    known = {word for words in listed.values() for word in words}
+    errors = [name for name in public if name.endswith(("Error", "Warning"))]
+    if known | set(errors) != set(public):
+        different = sorted((known | set(errors)) ^ set(public))
+        raise PluginError(f"the reference's pages and ringstow.__all__ differ in {different}")
+    pages = {name: _page(REFERENCE[name][0], "ringstow", words) for name, words in listed.items()}
+    pages["errors"] = _page("Errors", "ringstow", errors)
+    for module in MODULES:
+        full = f"ringstow.{module}"
+        pages[module] = _page(full, full, _exported(full))
+    return pages
+
+
+def _page(title: str, module: str, names: list[str]) -> str:
+    return f"# {title}\n\n" + "\n\n".join(f"::: {module}.{name}" for name in names) + "\n"
+
+
+def _exported(module: str) -> list[str]:
+    """Return a module's public names, without importing it."""
+    path = ROOT / "python" / Path(*module.split("."))
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    body = ast.parse(file.read_text()).body
+    for node in body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            names: list[str] = ast.literal_eval(node.value)
+            return names
+    made = (node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef))
+    return [name for name in made if not name.startswith("_")]
