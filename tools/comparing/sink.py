@@ -7,11 +7,13 @@ prints its URL and serves until it is killed.
 
 from __future__ import annotations
 
+import re
 import threading
+import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, unescape
 
 _BUFFER_BYTES = 1 << 20
 _KEPT_BYTES = 1 << 20
@@ -28,12 +30,16 @@ class Sink(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     objects: ClassVar[dict[str, Object]] = {}
+    uploads: ClassVar[dict[str, int]] = {}
+    """Bytes that each upload in parts has got."""
     lock = threading.Lock()
 
     def do_PUT(self) -> None:
         nbytes, kept = self._body()
         key, asked = self._asked()
         if "uploadId" in asked:
+            with self.lock:
+                self.uploads[asked["uploadId"][0]] += nbytes
             return self._answer(200)
         with self.lock:
             if self.headers.get("If-None-Match") == "*" and key in self.objects:
@@ -42,19 +48,27 @@ class Sink(BaseHTTPRequestHandler):
         self._answer(200)
 
     def do_POST(self) -> None:
-        self._body()
+        _, body = self._body()
         key, asked = self._asked()
         bucket, _, name = key.partition("/")
         where = f"<Bucket>{escape(bucket)}</Bucket><Key>{escape(name)}</Key>"
         if "uploads" in asked:
-            result = f"{where}<UploadId>{id(self)}</UploadId>"
+            upload = uuid.uuid4().hex
+            with self.lock:
+                self.uploads[upload] = 0
+            result = f"{where}<UploadId>{upload}</UploadId>"
             return self._answer(200, _xml("InitiateMultipartUploadResult", result))
         if "uploadId" in asked:
             with self.lock:
-                self.objects[key] = Object(0, None)
+                self.objects[key] = Object(self.uploads.pop(asked["uploadId"][0]), None)
             result = f'{where}<ETag>"0"</ETag>'
             return self._answer(200, _xml("CompleteMultipartUploadResult", result))
-        self._answer(200, _xml("DeleteResult", ""))
+        names = re.findall("<Key>(.*?)</Key>", (body or b"").decode())
+        with self.lock:
+            for name in names:
+                self.objects.pop(f"{bucket}/{unescape(name)}", None)
+        deleted = "".join(f"<Deleted><Key>{name}</Key></Deleted>" for name in names)
+        self._answer(200, _xml("DeleteResult", deleted))
 
     def do_DELETE(self) -> None:
         key, asked = self._asked()
