@@ -30,7 +30,7 @@ TRIAL = """
 import sys, tempfile, pathlib, ringstow
 at = pathlib.Path(tempfile.mkdtemp()) / "step-1"
 ringstow.save({"step": 1, "bytes": b"x" * 100}, at, step=1)
-assert ringstow.load(at)["step"] == 1 and ringstow.latest(at.parent) == at, at
+assert ringstow.load(at)["step"] == 1 and ringstow.latest(at.parent) == str(at), at
 assert not [name for name in ("torch", "numpy") if name in sys.modules]
 """
 
@@ -51,7 +51,9 @@ def build(python: Path, folder: Path, *, portable: bool) -> Path:
     if portable:
         maturin = [python, "-m", "maturin", "build", "--profile", "wheel", "--zig", "-q"]
         where = ["--compatibility", "manylinux_2_28", "--manifest-path", "python/Cargo.toml"]
-        run(*maturin, *where, "--out", folder)
+        # It looks for `python -m ziglang` of the first Python there.
+        path = f"{python.parent}:{os.environ['PATH']}"
+        run(*maturin, *where, "--out", folder, env={**os.environ, "PATH": path})
     else:
         run(python, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", folder, "./python")
     [wheel] = folder.glob("*.whl")

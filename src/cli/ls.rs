@@ -49,7 +49,7 @@ pub fn run(args: &Ls, out: &mut Output) -> Result<Exit> {
 
 /// Reports the copies to other places that have not ended.
 fn copying(unfinished: &[Unfinished]) -> Option<String> {
-    let each = unfinished.iter().map(|Unfinished { checkpoint, to }| {
+    let each = unfinished.iter().map(|Unfinished { checkpoint, to, .. }| {
         let (from, to) = (text::path(checkpoint), text::path(to.as_ref()));
         [format!(
             "not copied yet: {from} to {to}; if nothing is copying it, `ringstow promote {from} --to {to}` goes on"

@@ -20,6 +20,7 @@ mod show;
 mod slim;
 mod table;
 mod text;
+mod top;
 mod values;
 mod verify;
 
@@ -34,6 +35,7 @@ use table::WIDTH_MAX;
 const EXAMPLES: &str = "\
 Examples:
   ringstow ls checkpoints                 list checkpoints and whether they can be loaded
+  ringstow top checkpoints                show the saves and copies in progress
   ringstow show checkpoints/step-1000     show the tensors and values of one checkpoint
   ringstow verify checkpoints             read every byte and compare every checksum
   ringstow diff run/step-900 run/step-1000
@@ -78,6 +80,7 @@ enum Command {
     Show(show::Show),
     Verify(verify::Verify),
     Diff(diff::Diff),
+    Top(top::Top),
     Prune(prune::Prune),
     Retain(retain::Retain),
     Slim(slim::Slim),
@@ -128,6 +131,7 @@ fn execute(command: Command, out: &mut Output) -> Result<Exit> {
         Command::Show(args) => show::run(&args, out),
         Command::Verify(args) => verify::run(&args, out),
         Command::Diff(args) => diff::run(&args, out),
+        Command::Top(args) => top::run(&args, out),
         Command::Prune(args) => prune::run(&args, out),
         Command::Retain(args) => retain::run(&args, out),
         Command::Slim(args) => slim::run(&args, out),

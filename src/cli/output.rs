@@ -34,9 +34,29 @@ impl Output {
     /// # Errors
     /// As [`Output::line`]; also for a value that JSON cannot express.
     pub fn json(&mut self, value: &impl Serialize) -> Result<()> {
-        let text = serde_json::to_string_pretty(value)
-            .map_err(|e| Error::invalid(format!("cannot write this as JSON: {e}")))?;
+        let text = serde_json::to_string_pretty(value).map_err(not_json)?;
         self.line(escape_controls(&text))
+    }
+
+    /// Prints a value as JSON on one line.
+    ///
+    /// # Errors
+    /// As [`Output::json`].
+    pub fn compact_json(&mut self, value: &impl Serialize) -> Result<()> {
+        self.line(escape_controls(&serde_json::to_string(value).map_err(not_json)?))
+    }
+
+    /// Clears a terminal.
+    ///
+    /// # Errors
+    /// As [`Output::line`].
+    pub fn clear_terminal(&mut self) -> Result<()> {
+        self.attempt(|to| write!(to, "\x1b[H\x1b[2J"))
+    }
+
+    /// Whether nobody reads any more.
+    pub fn is_closed(&self) -> bool {
+        self.closed
     }
 
     /// Prints a value as JSON, or as text.
@@ -78,6 +98,10 @@ impl Output {
             }
         }
     }
+}
+
+fn not_json(error: serde_json::Error) -> Error {
+    Error::invalid(format!("cannot write this as JSON: {error}"))
 }
 
 /// Prints one line on stderr, escaped.

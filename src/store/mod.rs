@@ -10,6 +10,7 @@ mod read;
 mod write;
 
 pub use catalog::found::{Found, Status};
+pub use catalog::in_flight::{InFlight, in_flight};
 pub use catalog::join::join;
 pub use catalog::latest::{Wanted, latest};
 pub use catalog::list::list;

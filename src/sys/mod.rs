@@ -11,6 +11,7 @@ pub mod dir;
 pub mod file;
 pub mod file_system;
 pub(crate) mod fork;
+pub(crate) mod holder;
 pub(crate) mod inherited;
 pub(crate) mod inodes;
 pub mod lease;

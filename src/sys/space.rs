@@ -97,6 +97,37 @@ pub fn allocated(file: &File) -> io::Result<u64> {
     Ok(look(file)?.blocks().saturating_mul(512))
 }
 
+/// Bytes of a file that were written: what is only reserved does not count. A file system that does not tell has
+/// written all.
+///
+/// # Errors
+/// The system's.
+#[cfg(target_os = "linux")]
+pub(crate) fn written(file: &File) -> io::Result<u64> {
+    use rustix::fs::{SeekFrom, seek};
+    let len = look(file)?.len();
+    let find = |from| {
+        let found = made(Call::Query, file, || Ok(seek(file, from)?));
+        found.or_else(|error| match error.raw_os_error() {
+            Some(nix::libc::ENXIO) => Ok(len), // there is no more
+            _ => Err(error),
+        })
+    };
+    let (mut at, mut written) = (0, 0);
+    while at < len {
+        let begin = find(SeekFrom::Data(at))?;
+        at = find(SeekFrom::Hole(begin.min(len)))?.max(begin);
+        written += at - begin;
+    }
+    Ok(written)
+}
+
+/// Off Linux there is no telling.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn written(file: &File) -> io::Result<u64> {
+    Ok(look(file)?.len())
+}
+
 /// Bytes that are free, for this user, on the file system of a file.
 ///
 /// # Errors

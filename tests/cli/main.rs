@@ -6,6 +6,7 @@
 mod common;
 mod listing;
 mod removal;
+mod top;
 
 use common::flip;
 use ringstow::{Config, Disposal, Dtype, RankShare, Session, StateDict, Value};

@@ -53,7 +53,10 @@ _FSSPEC = """
 import json, resource, sys, time
 import ringstow
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
+try:
+    from torch.distributed.checkpoint.fsspec_filesystem import FsspecWriter
+except ImportError:  # until PyTorch 2.12
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 folder, url = sys.argv[1:]
 state = ringstow.load(folder)
 def cpu():

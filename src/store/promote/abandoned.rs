@@ -12,6 +12,7 @@ use crate::object::is_url;
 use crate::pipeline::job::Job;
 use crate::store::read::checkpoint::Checkpoint;
 use crate::sys::dir;
+use crate::sys::holder::Holders;
 use crate::sys::lock::DirLock;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -41,6 +42,10 @@ pub struct Unfinished {
     pub checkpoint: PathBuf,
     /// Where to: a URL or a directory.
     pub to: String,
+    /// Bytes of the checkpoint's files that are there, as far as the journal says.
+    pub sent_bytes: u64,
+    /// The process that copies, if one of this host does.
+    pub process: Option<u32>,
 }
 
 /// The copies of a directory's checkpoints that were begun here and have not ended. One may be in progress. Takes no lock.
@@ -48,11 +53,17 @@ pub struct Unfinished {
 /// # Errors
 /// [`Error::Io`].
 pub fn unfinished(run: &Path) -> Result<Vec<Unfinished>> {
-    let mut all = Vec::new();
+    let (mut all, holders) = (Vec::new(), Holders::now());
     for journal in journals(run)? {
         let left = read_left(&journal.join(names::JOURNAL))?;
         let checkpoint = checkpoint_of(&journal);
-        all.extend(left.map(|Left { url: to, .. }| Unfinished { checkpoint, to }));
+        let process = holders.of(&journal);
+        all.extend(left.map(|Left { url: to, sent_bytes, .. }| Unfinished {
+            checkpoint,
+            to,
+            sent_bytes,
+            process,
+        }));
     }
     Ok(all)
 }

@@ -74,6 +74,11 @@ impl Cut {
     pub fn parts(self) -> usize {
         self.bytes.div_ceil(self.part_bytes).max(1) as usize
     }
+
+    /// Bytes of a part; 0 if there is none of this number.
+    fn len_of(self, part: usize) -> u64 {
+        self.bytes.saturating_sub(part as u64 * self.part_bytes).min(self.part_bytes)
+    }
 }
 
 /// An upload that was begun.
@@ -261,6 +266,8 @@ pub(super) struct Left {
     pub id: u64,
     /// Names, and the uploads that were begun.
     pub uploads: Vec<(String, String)>,
+    /// Bytes that are there: of files that are whole, and of parts.
+    pub sent_bytes: u64,
     /// What may be there of checkpoints that had this place before.
     pub stale: Stale,
 }
@@ -277,9 +284,27 @@ pub(super) fn read_left(path: &Path) -> Result<Option<Left>> {
     });
     let Some((url, id)) = first else { return Ok(None) };
     let (_, open) = opened(&lines, &url, id);
+    let sent_bytes = sent_bytes(&lines, &open);
     let uploads = open.into_iter().map(|(name, open)| (name, open.id)).collect();
     let stale = stale_of(&lines, &url, id);
-    Ok(Some(Left { url, id, uploads, stale }))
+    Ok(Some(Left { url, id, uploads, sent_bytes, stale }))
+}
+
+/// Bytes that have arrived, as far as lines say. What an earlier attempt has made whole is not in them any more.
+fn sent_bytes(lines: &[Line], open: &HashMap<String, Open>) -> u64 {
+    let begun: HashMap<&str, Cut> = lines
+        .iter()
+        .filter_map(|line| match line {
+            Line::Begun { name, parts, .. } => Some((name.as_str(), *parts)),
+            _ => None,
+        })
+        .collect();
+    let whole = lines.iter().filter_map(|line| match line {
+        Line::Finished { name } => begun.get(name.as_str()).map(|cut| cut.bytes),
+        _ => None,
+    });
+    let parts = open.values().flat_map(|open| open.parts.keys().map(|&part| open.cut.len_of(part)));
+    whole.sum::<u64>() + parts.sum::<u64>()
 }
 
 /// What lines say of other checkpoints than this one at this URL.
@@ -411,6 +436,16 @@ mod tests {
     fn finished_upload_is_not_left_open() {
         let text = format!("{TEXT}{}\n", r#"{"what":"finished","name":"a"}"#);
         assert!(opened(&lines(&text), "s3://b/x", 7).1.is_empty());
+    }
+
+    #[test]
+    fn bytes_that_arrived_are_those_of_whole_files_and_of_parts() {
+        let sent = |text: &str| {
+            let lines = lines(text);
+            sent_bytes(&lines, &opened(&lines, "s3://b/x", 7).1)
+        };
+        assert_eq!(sent(TEXT), 1, "the last of three parts");
+        assert_eq!(sent(&format!("{TEXT}{}\n", r#"{"what":"finished","name":"a"}"#)), 9);
     }
 
     #[test]

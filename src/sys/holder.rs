@@ -1,0 +1,64 @@
+//! Which process holds the lock of a directory, without taking it.
+
+use crate::sys::dir;
+use crate::sys::file::read_kernel_text;
+use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// The processes that hold locks of whole files, as the kernel listed them.
+pub(crate) struct Holders(HashMap<(u32, u32, u64), u32>);
+
+impl Holders {
+    /// Those of this moment. None off Linux.
+    pub fn now() -> Self {
+        Self::listed(&read_kernel_text("/proc/locks").unwrap_or_default())
+    }
+
+    /// `1: FLOCK  ADVISORY  WRITE 712 fe:00:262146 0 EOF`; whoever waits for a lock has `->` before its kind.
+    fn listed(text: &str) -> Self {
+        let holder = |line: &str| {
+            let mut words = line.split_whitespace().skip(1);
+            if words.next()? != "FLOCK" {
+                return None;
+            }
+            let process: u32 = words.nth(2)?.parse().ok()?;
+            let mut numbers = words.next()?.split(':');
+            let hex = |text: &str| u32::from_str_radix(text, 16).ok();
+            let (major, minor) = (hex(numbers.next()?)?, hex(numbers.next()?)?);
+            Some(((major, minor, numbers.next()?.parse().ok()?), process))
+        };
+        Self(text.lines().filter_map(holder).collect())
+    }
+
+    /// Who holds the lock of a directory, if this host knows. On btrfs it does not: there the kernel names another device.
+    pub fn of(&self, path: &Path) -> Option<u32> {
+        let found = dir::look(path).ok()?;
+        let device = (rustix::fs::major(found.dev()), rustix::fs::minor(found.dev()));
+        // A process of another container has the number 0.
+        self.0.get(&(device.0, device.1, found.ino())).copied().filter(|&process| process > 0)
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use crate::sys::lock::DirLock;
+
+    #[test]
+    fn holder_of_a_lock_is_this_process_until_it_lets_go() {
+        let root = tempfile::tempdir().unwrap();
+        let lock = DirLock::take(root.path()).unwrap();
+        assert_eq!(Holders::now().of(root.path()), Some(std::process::id()));
+        drop(lock);
+        assert_eq!(Holders::now().of(root.path()), None);
+    }
+
+    #[test]
+    fn who_waits_or_locks_a_range_is_no_holder() {
+        let text = "1: FLOCK  ADVISORY  WRITE 712 fe:00:262146 0 EOF\n\
+                    1: -> FLOCK  ADVISORY  WRITE 713 fe:00:7 0 EOF\n\
+                    2: POSIX  ADVISORY  WRITE 714 fe:00:8 0 1\nnonsense";
+        assert_eq!(Holders::listed(text).0, HashMap::from([((0xfe, 0, 262_146), 712)]));
+    }
+}
