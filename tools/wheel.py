@@ -49,7 +49,16 @@ def run(*command: str | Path, **how: object) -> None:
 def build(python: Path, folder: Path, *, portable: bool) -> Path:
     """Build a wheel into an empty folder."""
     if portable:
-        maturin = [python, "-m", "maturin", "build", "--profile", "wheel", "--zig", "-q"]
+        maturin: list[str | Path] = [
+            python,
+            "-m",
+            "maturin",
+            "build",
+            "--profile",
+            "wheel",
+            "--zig",
+            "-q",
+        ]
         where = ["--compatibility", "manylinux_2_28", "--manifest-path", "python/Cargo.toml"]
         # It looks for `python -m ziglang` of the first Python there.
         path = f"{python.parent}:{os.environ['PATH']}"
@@ -109,7 +118,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise WheelFailed(f"{tool} is missing: apt install binutils")
         out.mkdir(parents=True, exist_ok=True)
         python = Path(os.path.abspath(sys.executable))
-        pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        pip: list[str | Path] = [
+            python,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--disable-pip-version-check",
+        ]
         run(*pip, *(PORTABLE_TOOLS if asked.portable else TOOLS))
         with tempfile.TemporaryDirectory() as folder:
             built = build(python, Path(folder), portable=asked.portable)

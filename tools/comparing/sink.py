@@ -126,7 +126,7 @@ class Sink(BaseHTTPRequestHandler):
     def _drop(self, nbytes: int) -> None:
         buffer = memoryview(bytearray(_BUFFER_BYTES))
         while nbytes:
-            got = self.rfile.readinto(buffer[: min(nbytes, _BUFFER_BYTES)])  # type: ignore[attr-defined]
+            got = self.rfile.readinto(buffer[: min(nbytes, _BUFFER_BYTES)])
             if not got:
                 raise ConnectionResetError("the client ended in a body")
             nbytes -= got
