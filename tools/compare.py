@@ -4,6 +4,7 @@
     python tools/compare.py --gb 4 --dir /mnt/nvme --out result
     python tools/compare.py --nothing-installed --peers torch.save dcp
     python tools/compare.py --small --gb 0.4    # 100,000 tensors of 4 KiB
+    python tools/compare.py --state llama3-8b   # one rank's share of a known model
     python tools/compare.py --tensors 1000 10000 100000 1000000  # cost against their number
     python tools/compare.py --used-memory       # no memory is free, as on a machine in use
     python tools/compare.py --device cuda       # tensors on a GPU
@@ -42,6 +43,12 @@ from gpu_machine import nvidia_smi
 
 DEFAULT_PEERS = [name for name, peer in PEERS.items() if peer.by_default]
 CHART_SECONDS_MAX = 120.0
+TOLD = {
+    "transformer": "",
+    "small": "only tensors of 4 KiB",
+    "llama3-8b": "what one rank has of the training state of Llama 3 8B, sharded by rows",
+}
+"""What the table says of each of `comparing.state.STATES`, which needs torch."""
 
 
 def prepare_all(rounds: Rounds, out: Path, seconds_max: float) -> dict[str, Environment]:
@@ -67,7 +74,7 @@ def prepare_all(rounds: Rounds, out: Path, seconds_max: float) -> dict[str, Envi
 def as_json(rounds: Rounds, args: argparse.Namespace) -> dict[str, Any]:
     return about(args.dir) | {
         "gb": args.gb,
-        "small": args.small,
+        "state": args.state,
         "device": args.device,
         "used_memory": args.used_memory,
         "versions": rounds.versions,
@@ -150,9 +157,14 @@ def arguments() -> argparse.Namespace:
         help="only peers that the project's environment already has, and no chart",
     )  # fmt: skip
     parser.add_argument(
-        "--small", action="store_true",
-        help="only tensors of 4 KiB: measures the cost per tensor, not per byte",
+        "--state", choices=list(TOLD), default="transformer",
+        help="what is saved. transformer: large matrices and small vectors; small: only tensors of "
+        "4 KiB, which measures the cost per tensor, not per byte; llama3-8b: what one rank has of "
+        "the training state of Llama 3 8B, sharded over as many ranks as make it --gb",
     )  # fmt: skip
+    parser.add_argument(
+        "--small", action="store_const", dest="state", const="small", help="--state small"
+    )
     parser.add_argument(
         "--tensors", type=int, nargs="+", metavar="N",
         help="only tensors of 4 KiB, N of them: one measurement after the other for each N, and a "
@@ -189,8 +201,8 @@ def device(name: str) -> str:
 def conditions(args: argparse.Namespace) -> list[str]:
     """Return the table's notes on options that change the measurement."""
     told = []
-    if args.small:
-        told += ["State: only tensors of 4 KiB."]
+    if TOLD[args.state]:
+        told += [f"State: {TOLD[args.state]}."]
     if args.device != CPU:
         told += [f"Tensors: on {gpu_name(args.device)}; loads end when they are there again."]
     if args.used_memory:
@@ -244,7 +256,7 @@ def compare(
         say("  no fio here: the table has no ceiling (Debian, Ubuntu: apt-get install fio)")
     with page_cache(args.dir) if args.used_memory else nullcontext() as cache:
         bench = Bench(
-            args.dir, args.out / "logs", state_bytes, args.small, args.seconds, environments,
+            args.dir, args.out / "logs", state_bytes, args.state, args.seconds, environments,
             args.device, cache,
         )  # fmt: skip
         finished = measure_all(rounds, bench, args)
@@ -271,7 +283,9 @@ def compare_counts(args: argparse.Namespace) -> int:
     for count in sorted(set(args.tensors)):  # what is too slow with few is skipped with more
         say(f"\n{count:,} tensors")
         gb, out = count * counts.TENSOR_BYTES / 1e9, args.out / f"{count}-tensors"
-        own = argparse.Namespace(**vars(args) | {"small": True, "gb": gb, "out": out, "json": None})
+        own = argparse.Namespace(
+            **vars(args) | {"state": "small", "gb": gb, "out": out, "json": None}
+        )
         found[count], finished = compare(own, counts.skipped(found))
         codes.append(exit_code(found[count], finished))
         told = "\n".join(counts.table(found))

@@ -1,6 +1,7 @@
 """tools/compare.py: figures from measurements, failing peers, and a small run."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -91,6 +92,17 @@ def test_summary_and_chart_have_the_same_order(rounds):
     assert summary["torch.save"]["save_gb_s"] == [0.25, 0.25, 0.25]
     assert [name for name, _ in chart.bars(summary, "save")] == ["torch.save", "ringstow", "fio"]
     assert chart.label("torch.save", summary["torch.save"], "save").endswith("*")
+
+
+def test_share_of_a_model_has_about_the_bytes_that_are_asked_for():
+    from comparing import state
+
+    shapes = dict(state.llama3_8b())
+    assert sum(math.prod(shape) for shape in shapes.values()) == 8_030_261_248
+    share = state.make_llama_share(200_000_000)
+    assert len(share) == 4 * len(shapes) == 1164
+    assert sum(tensor.nbytes for tensor in share.values()) == pytest.approx(200e6, rel=0.1)
+    assert share["model.embed.weight"].shape[1] == 4096
 
 
 def test_small_state_has_only_small_tensors():

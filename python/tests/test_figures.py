@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
 import figures  # noqa: E402
-from drawing import page, plot, ranks, sharded, step_time, tensors  # noqa: E402
+from drawing import model, page, plot, ranks, sharded, step_time, tensors  # noqa: E402
 from drawing.plots import PLOTS  # noqa: E402
 
 ORIGIN = {"command": "python tools/x.py", "machine": "a machine", "date": "2026-01-02"}
@@ -59,9 +59,20 @@ def of_step_time():
 
 
 @pytest.fixture
-def samples(of_tensors, of_sharded, of_ranks, of_step_time):
+def of_model():
+    save, load = [2.0, 1.0, 3.0], [4.0, 4.0, 4.0]
+    summary = {
+        "torch.save": {"save_gb_s": [0.5, 0.4, 0.6]},
+        "ringstow": {"save_gb_s": save, "load_gb_s": load},
+    }
+    return ORIGIN | {"summary": summary, "failed": {"fio": "no fio here"}, "stopped": {}}
+
+
+@pytest.fixture
+def samples(of_tensors, of_model, of_sharded, of_ranks, of_step_time):
     return {
         "tensors": of_tensors,
+        "llama3-8b": of_model,
         "sharded": of_sharded,
         "ranks": of_ranks,
         "step-time": of_step_time,
@@ -116,6 +127,15 @@ def test_step_time_table_and_what_it_lacks(of_step_time):
     assert "dcp.async_save, thread: not measured" in told
 
 
+def test_model_table_has_the_fastest_first_and_what_it_lacks(of_model):
+    assert model.table(of_model) == [
+        ["by", "durable save, GB/s", "cold load, GB/s"],
+        ["ringstow", "2 (1 to 3)", "4"],
+        ["torch.save", "0.5 (0.4 to 0.6)", ""],
+    ]
+    assert model.missing(of_model)[0] == "fio, a file of this size: no fio here"
+
+
 def test_numbers_have_three_significant_digits():
     numbers = {0: "0", 0.01234: "0.0123", 1.005: "1", 20.04: "20", 99.96: "100", 12345.6: "12,346"}
     assert [plot.rounded(number) for number in numbers] == list(numbers.values())
@@ -127,6 +147,7 @@ def test_drawing_names_each_row_and_repeats_byte_for_byte(one, samples):
     text = " ".join(ElementTree.fromstring(image).itertext())
     labels = {
         "tensors": ("ringstow", "dcp", "durable save, seconds"),
+        "llama3-8b": ("ringstow", "torch.save", "durable save, GB/s"),
         "sharded": ("ringstow.distributed", "1,000 sharded tensors, save by 2 ranks, seconds"),
         "ranks": ("16,384", "seconds, 1,000,000 chunks"),
         "step-time": ("ringstow.save_async", "seconds of training lost by a save of 1 GB"),
@@ -164,7 +185,7 @@ def test_page_has_plots_that_have_data_and_says_how_to_measure_others(at, sample
     assert "`python tools/x.py`, a machine, 2026-01-02." in text
     assert "| dcp, save | 60 |  |" in text
     assert "- safetensors: not measured" in text
-    assert text.count("Not measured yet: `python tools/") == 3
+    assert text.count("Not measured yet: `python tools/") == len(PLOTS) - 1
     assert sorted(path.name for path in at.iterdir()) == ["page.md", "tensors.json", "tensors.svg"]
     assert run(at).returncode == 0
     assert (at / "page.md").read_text() == text

@@ -66,7 +66,7 @@ class Bench:
     directory: Path
     logs: Path
     state_bytes: int
-    small: bool  # the state holds only tensors of 4 KiB
+    state: str  # a name in `comparing.state.STATES`
     seconds_max: float  # for one save or one load
     environments: Mapping[str, Environment]
     device: str = CPU  # which holds the tensors
@@ -76,8 +76,7 @@ class Bench:
         where = self.environments[name]
         arguments = [operation, name, str(directory), "--bytes", str(self.state_bytes)]
         arguments += ["--seconds", str(self.seconds_max), "--device", self.device]
-        if self.small:
-            arguments.append("--small")
+        arguments += ["--state", self.state]
         log = self.logs / f"{name}.log"
         stdin = subprocess.DEVNULL
         if self.page_cache:

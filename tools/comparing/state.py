@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
@@ -28,6 +28,40 @@ def parameter_shapes(state_bytes: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         for name in ("norm_attention", "norm_feed"):
             yield f"layers.{layer}.{name}.weight", (width,)
             yield f"layers.{layer}.{name}.bias", (width,)
+
+
+def llama3_8b() -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the parameters of Llama 3 8B, by its published configuration."""
+    width, keys, feed, words = 4096, 1024, 14336, 128256
+    yield "embed.weight", (words, width)
+    for layer in range(32):
+        for name, shape in [
+            ("q", (width, width)), ("k", (keys, width)), ("v", (keys, width)),
+            ("o", (width, width)), ("gate", (feed, width)), ("up", (feed, width)),
+            ("down", (width, feed)), ("norm_attention", (width,)), ("norm_feed", (width,)),
+        ]:  # fmt: skip
+            yield f"layers.{layer}.{name}.weight", shape
+    yield "norm.weight", (width,)
+    yield "output.weight", (words, width)
+
+
+def make_llama_share(state_bytes: int, seed: int = 0) -> State:
+    """Return what one rank has of Llama 3 8B's training state, sharded by rows (FSDP, ZeRO 3).
+
+    As in MLPerf Storage: the weights in 16 bits, and Adam's weights and moments in 32 (112 GB in
+    all). As many ranks share them as give one of them about `state_bytes` bytes.
+    """
+    shapes = list(llama3_8b())
+    all_bytes = (2 + 3 * 4) * sum(math.prod(shape) for _, shape in shapes)
+    ranks = max(1, round(all_bytes / max(state_bytes, 1)))
+    state: State = {}
+    tensor = Dice(seed).tensor
+    for name, (rows, *columns) in shapes:
+        shape = (-(-rows // ranks), *columns)
+        state[f"model.{name}"] = tensor(shape, torch.bfloat16)
+        for part in ("weight", "exp_avg", "exp_avg_sq"):
+            state[f"optimizer.{name}.{part}"] = tensor(shape, torch.float32)
+    return state
 
 
 class Dice:
@@ -60,6 +94,14 @@ def make_state(state_bytes: int, seed: int = 0) -> State:
         state[f"optimizer.{name}.exp_avg_sq"] = tensor(shape, torch.float32)
         state[f"optimizer.{name}.step"] = tensor((), torch.float32)
     return state
+
+
+STATES: dict[str, Callable[[int], State]] = {
+    "transformer": make_state,
+    "small": make_small_state,
+    "llama3-8b": make_llama_share,
+}
+"""What can be saved, by name; each gets about how many bytes it is to have."""
 
 
 def raw_bytes(tensor: torch.Tensor) -> torch.Tensor:

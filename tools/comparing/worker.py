@@ -31,9 +31,9 @@ from comparing.memory import PageCache
 from comparing.peer import CPU, Peer, State, nothing_left
 from comparing.peers import PEERS
 from comparing.state import (
+    STATES,
     destination,
     digest,
-    make_small_state,
     make_state,
     on_device,
     synchronize,
@@ -187,7 +187,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.operation == "prepare":
         return prepare(peer)
     if args.operation == "save":
-        state = make_small_state(args.bytes) if args.small else make_state(args.bytes)
+        state = STATES[args.state](args.bytes)
         return measure_save(peer, args.directory, state, args.device, settle, args.seconds)
     return measure_load(peer, args.directory, args.device, settle, args.seconds)
 
@@ -208,7 +208,7 @@ def main() -> None:
     parser.add_argument("peer", choices=list(PEERS))
     parser.add_argument("directory", type=Path)
     parser.add_argument("--bytes", type=int, default=1_000_000_000)
-    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--state", choices=list(STATES), default="transformer")
     parser.add_argument("--device", default=CPU)
     parser.add_argument("--fill-page-cache", action="store_true")
     parser.add_argument("--seconds", type=float, default=900.0, help="limit of the measured part")
