@@ -95,7 +95,7 @@ help:
 	@echo "make sweep DIR=/mnt/nvme  the fastest setting there, and what each knob is worth (MINUTES=$(MINUTES) GB=$(GB))"
 	@echo "make gpu-bundle  all that tests and measures GPUs, in dist/gpu, for a machine without Rust or network"
 	@echo "make gpu-report  the same, and runs it here: report.md, report.json"
-	@echo "make wheel    the wheel to publish, in dist/; tries it without Rust (PORTABLE=1: for glibc 2.28, by zig)"
+	@echo "make wheel    a wheel in dist/, tried without Rust (PORTABLE=1: the one to publish, for glibc 2.28, by zig)"
 	@echo "make site     the documentation as a site, in dist/site"
 	@echo "make clean    remove all that was built, the virtual environment too"
 

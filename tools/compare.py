@@ -43,10 +43,10 @@ from gpu_machine import nvidia_smi
 
 DEFAULT_PEERS = [name for name, peer in PEERS.items() if peer.by_default]
 CHART_SECONDS_MAX = 120.0
-TOLD = {
+NOTES = {
     "transformer": "",
     "small": "only tensors of 4 KiB",
-    "llama3-8b": "what one rank has of the training state of Llama 3 8B, sharded by rows",
+    "llama3-8b": "one rank's share of the training state of Llama 3 8B, sharded by rows",
 }
 """What the table says of each of `comparing.state.STATES`, which needs torch."""
 
@@ -157,10 +157,10 @@ def arguments() -> argparse.Namespace:
         help="only peers that the project's environment already has, and no chart",
     )  # fmt: skip
     parser.add_argument(
-        "--state", choices=list(TOLD), default="transformer",
+        "--state", choices=list(NOTES), default="transformer",
         help="what is saved. transformer: large matrices and small vectors; small: only tensors of "
-        "4 KiB, which measures the cost per tensor, not per byte; llama3-8b: what one rank has of "
-        "the training state of Llama 3 8B, sharded over as many ranks as make it --gb",
+        "4 KiB, which measures the cost per tensor, not per byte; llama3-8b: one rank's share "
+        "of the training state of Llama 3 8B, sharded over as many ranks as make it --gb",
     )  # fmt: skip
     parser.add_argument(
         "--small", action="store_const", dest="state", const="small", help="--state small"
@@ -188,7 +188,10 @@ def arguments() -> argparse.Namespace:
         help="time limit of a save or load; the table then says that it took more, and a peer that "
         "reached it is neither measured again nor with more tensors",
     )  # fmt: skip
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.tensors and args.state not in ("transformer", "small"):
+        parser.error("--tensors measures tensors of 4 KiB: leave --state out")
+    return args
 
 
 def device(name: str) -> str:
@@ -201,8 +204,8 @@ def device(name: str) -> str:
 def conditions(args: argparse.Namespace) -> list[str]:
     """Return the table's notes on options that change the measurement."""
     told = []
-    if TOLD[args.state]:
-        told += [f"State: {TOLD[args.state]}."]
+    if NOTES[args.state]:
+        told += [f"State: {NOTES[args.state]}."]
     if args.device != CPU:
         told += [f"Tensors: on {gpu_name(args.device)}; loads end when they are there again."]
     if args.used_memory:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import posixpath
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
     name = page.file.src_uri
     at = {site: source for source, site in FROM_ROOT.items()}.get(name, f"docs/{name}")
 
-    def led(link: re.Match[str]) -> str:
+    def rewritten(link: re.Match[str]) -> str:
         path, anchor = link[1], link[2] or ""
         to = posixpath.normpath(posixpath.join(posixpath.dirname(at), path))
         site = FROM_ROOT.get(to) or (to.removeprefix("docs/") if to.startswith("docs/") else None)
@@ -74,7 +75,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
             return f"{config.repo_url}/{kind}/main/{to}{anchor}"
         return posixpath.relpath(site, posixpath.dirname(name) or ".") + anchor
 
-    return LINK.sub(led, markdown)
+    # A reader of the site has no folder docs/.
+    return LINK.sub(rewritten, re.sub(r"\[docs/([\w/.-]+)\]\(", r"[\1](", markdown))
+
+
+def on_page_content(html: str, page: Page, **_: Any) -> str:
+    """Make links of the pages that docstrings name."""
+    if not page.file.src_uri.startswith("reference/"):
+        return html
+    return re.sub(r"\bdocs/([\w-]+)\.md\b", r'<a href="../\1.html">\1</a>', html)
 
 
 def _reference() -> dict[str, str]:
@@ -85,10 +94,10 @@ def _reference() -> dict[str, str]:
     """
     public = _exported("ringstow")
     listed = {name: words.split() for name, (_, words) in REFERENCE.items()}
-    known = {word for words in listed.values() for word in words}
     errors = [name for name in public if name.endswith(("Error", "Warning"))]
-    if known | set(errors) != set(public):
-        different = sorted((known | set(errors)) ^ set(public))
+    known = Counter([*errors, *(word for words in listed.values() for word in words)])
+    if known != Counter(public):
+        different = sorted((known - Counter(public)) + (Counter(public) - known))
         raise PluginError(f"the reference's pages and ringstow.__all__ differ in {different}")
     pages = {name: _page(REFERENCE[name][0], "ringstow", words) for name, words in listed.items()}
     pages["errors"] = _page("Errors", "ringstow", errors)

@@ -2,13 +2,13 @@
 
     python tools/store_speed.py                        # 1 GB, 5 rounds
     python tools/store_speed.py --gb 4 --rounds 9 --json out.json
-    python tools/store_speed.py --drop                 # uploads that no server slows down
+    python tools/store_speed.py --drop                 # to a server that takes little
 
 The server is s3s-fs on this machine (`make stores`), in memory, and shares its cores with the
 client: all clients have the same server in the same round, in changing order. `ringstow.promote`
 and `ringstow.load` also compare every byte with its checksum; `load` puts the bytes into tensors,
 and the other clients into files in memory. DCP saves tensors that are in memory. With ``--drop``
-the server drops what it gets, so that the client is the limit, and there are no downloads.
+the server checks nothing and drops what it gets, and there are no downloads.
 """
 
 from __future__ import annotations

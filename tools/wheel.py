@@ -4,10 +4,11 @@
     python tools/wheel.py dist --portable      # for glibc 2.28 and newer, by zig as the linker
 
 The extension's line tables, which are most of it, go to a file of their own: `NAME.debug` beside
-the wheel, which gdb and perf find by the extension's build id. The wheel is refused if it is too
-large, if it uses more of Python than the stable ABI has, or, with ``--portable``, if it needs a
-newer glibc. Then it is installed in an empty virtual environment, where no compiler is on the path,
-and saves and loads.
+the wheel. gdb and addr2line find it by this name if it lies beside the extension. The wheel is
+refused if it is too large, if it uses more of Python than the stable ABI has, or, with
+``--portable``, if it needs a newer glibc. Then it is installed in an empty virtual environment,
+where no compiler is on the path, and saves and loads. Only a wheel that passed gets into the
+folder.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MOST_BYTES = 8_000_000
 EXTENSION = "_native.abi3.so"
 TOOLS = ["abi3audit>=0.0.20", "wheel>=0.45"]
-PORTABLE_TOOLS = [*TOOLS, "auditwheel>=6.4", "maturin[zig]>=1.9,<2"]
+PORTABLE_TOOLS = [*TOOLS, "maturin[zig]>=1.9,<2"]
 TRIAL = """
 import sys, tempfile, pathlib, ringstow
 at = pathlib.Path(tempfile.mkdtemp()) / "step-1"
@@ -49,6 +50,7 @@ def run(*command: str | Path, **how: object) -> None:
 def build(python: Path, folder: Path, *, portable: bool) -> Path:
     """Build a wheel into an empty folder."""
     if portable:
+        # It refuses what needs a newer glibc than the compatibility allows.
         maturin: list[str | Path] = [
             python,
             "-m",
@@ -83,14 +85,12 @@ def without_line_tables(python: Path, wheel: Path, out: Path) -> Path:
     return out / wheel.name
 
 
-def check(python: Path, wheel: Path, *, portable: bool) -> None:
+def check(python: Path, wheel: Path) -> None:
     nbytes = wheel.stat().st_size
-    print(f"{wheel}: {nbytes / 1e6:.1f} MB", flush=True)
+    print(f"{wheel.name}: {nbytes / 1e6:.1f} MB", flush=True)
     if nbytes > MOST_BYTES:
         raise WheelFailed(f"{wheel} has {nbytes} bytes, more than {MOST_BYTES}")
     run(python, "-m", "abi3audit", "--strict", "--summary", wheel)
-    if portable:
-        run(python, "-m", "auditwheel", "show", wheel)
 
 
 def try_without_rust(wheel: Path) -> None:
@@ -128,10 +128,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ]
         run(*pip, *(PORTABLE_TOOLS if asked.portable else TOOLS))
         with tempfile.TemporaryDirectory() as folder:
-            built = build(python, Path(folder), portable=asked.portable)
-            wheel = without_line_tables(python, built, out)
-        check(python, wheel, portable=asked.portable)
-        try_without_rust(wheel)
+            built, made = Path(folder) / "built", Path(folder) / "made"
+            made.mkdir()
+            whole = build(python, built, portable=asked.portable)
+            wheel = without_line_tables(python, whole, made)
+            check(python, wheel)
+            try_without_rust(wheel)
+            for file in made.iterdir():
+                shutil.copy2(file, out)
+                print(out / file.name)
     except WheelFailed as failure:
         print(f"wheel: {failure}", file=sys.stderr)
         return 1

@@ -16,8 +16,19 @@ pub fn place() -> impl TypedValueParser<Value = PathBuf> {
 pub fn place_or_url() -> impl TypedValueParser<Value = PathBuf> {
     OsStringValueParser::new().try_map(|text| match path::is_object(Path::new(&text)) {
         true => Ok(PathBuf::from(text)),
+        false if is_other_url(&text.to_string_lossy()) => Err(format!(
+            "{} is a URL of no kind that is known here: name s3://bucket/…, gs://…, az://…, abfss://… or a directory",
+            text.display()
+        )),
         false => local(&text),
     })
+}
+
+/// Whether this is a URL of another kind, or one that lacks a slash.
+fn is_other_url(text: &str) -> bool {
+    let Some((scheme, rest)) = text.split_once(":/") else { return false };
+    let is_scheme = !scheme.is_empty() && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    is_scheme && (rest.starts_with('/') || ["s3", "gs", "az", "abfss"].contains(&scheme))
 }
 
 fn local(text: &OsStr) -> Result<PathBuf, String> {
@@ -52,6 +63,16 @@ fn home_of(user: &OsStr) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn url_of_another_kind_is_no_path() {
+        for url in ["http://x/y", "ftp://x", "s3:/bucket"] {
+            assert!(is_other_url(url), "{url}");
+        }
+        for path in ["run", "a:/b", "/a/http://x", "./s3:/x"] {
+            assert!(!is_other_url(path), "{path}");
+        }
+    }
 
     #[test]
     fn only_a_leading_tilde_is_expanded() {

@@ -8,19 +8,22 @@ use super::{Exit, text};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::store::{InFlight, Unfinished, in_flight, list, unfinished};
+use crate::sys::dir::has;
 use clap::Args;
 use serde::Serialize;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io::{IsTerminal, stdout};
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Show the saves and copies in progress in a run's directory, again and again
 ///
-/// For each save: the bytes in its files so far, of how many, at which rate, by which process. For each copy to a
-/// tier: the same of what has arrived. Only looks, and disturbs nobody. A save over recycled files shows all of
-/// its bytes from the start. Ctrl-C ends it.
+/// For each save, and each copy to here: the bytes in its files so far, of how many, at which rate over the last ten
+/// looks, by which process. For each copy from here to a tier: the same of the parts that have arrived whole (16 MiB
+/// each). Only looks, and disturbs nobody. A save over recycled files shows all of its bytes from the start, and one
+/// where the file system reserves no space those that it has. Ctrl-C ends it.
 #[derive(Debug, Args)]
 pub struct Top {
     /// A run's directory
@@ -33,7 +36,7 @@ pub struct Top {
 
     /// End after so many looks [default: go on]
     #[arg(long, value_name = "N")]
-    looks: Option<u64>,
+    looks: Option<NonZeroU64>,
 
     /// Print a line of JSON for each look
     #[arg(long)]
@@ -53,7 +56,7 @@ struct Look {
     committed_unix_ms: Option<u64>,
 }
 
-/// A save or copy with its rate since the look before; none at the first.
+/// A save or copy with its rate since one of the last looks; none at the first.
 #[derive(Debug, Serialize)]
 struct Moving<T> {
     #[serde(flatten)]
@@ -71,28 +74,34 @@ struct Copy {
     process: Option<u32>,
 }
 
-/// Bytes at the look before, by what they are of.
-type Before = HashMap<(PathBuf, String), u64>;
+/// Bytes at a look, by what they are of.
+type Bytes = HashMap<(PathBuf, String), u64>;
+
+/// The looks of the last seconds: a copy counts whole parts, so the rate between two looks jumps.
+const REMEMBERED: usize = 10;
 
 pub fn run(args: &Top, out: &mut Output) -> Result<Exit> {
     let pause = Duration::try_from_secs_f64(args.interval).ok().filter(|pause| !pause.is_zero());
     let Some(pause) = pause else {
-        return Err(Error::invalid(format!("--interval {}: give seconds, above 0", args.interval)));
+        let reason = "give seconds, above 0 and fewer than 1e19";
+        return Err(Error::invalid(format!("--interval {}: {reason}", args.interval)));
     };
     let config = args.stripe.config()?;
-    let (mut before, mut at) = (None, Instant::now());
+    let mut before: VecDeque<(Instant, Bytes)> = VecDeque::new();
     for number in 1.. {
-        let seconds = at.elapsed().as_secs_f64();
-        at = Instant::now();
-        let mut now = Before::new();
+        let (at, mut now) = (Instant::now(), Bytes::new());
         let look = look(&args.dir, &config, &mut |what, bytes| {
-            let earlier = before.as_ref().and_then(|before: &Before| before.get(&what).copied());
+            let earliest = before.iter().find_map(|(when, all)| Some((when, all.get(&what)?)));
             now.insert(what, bytes);
-            earlier.map(|earlier| bytes.saturating_sub(earlier) as f64 / seconds)
+            let (when, earlier) = earliest?;
+            Some(bytes.saturating_sub(*earlier) as f64 / (at - *when).as_secs_f64())
         })?;
         show(args, &look, out)?;
-        before = Some(now);
-        if args.looks.is_some_and(|looks| number >= looks) || out.is_closed() {
+        before.push_back((at, now));
+        if before.len() > REMEMBERED {
+            before.pop_front();
+        }
+        if args.looks.is_some_and(|looks| number >= looks.get()) || out.is_closed() {
             break;
         }
         sleep(pause);
@@ -147,6 +156,7 @@ fn render(dir: &Path, look: &Look) -> String {
     let now = text::utc(look.unix_ms).unwrap_or_default();
     let newest = match look.committed_unix_ms.and_then(text::utc) {
         Some(when) => format!("last commit {when}"),
+        None if !has(dir) => "does not exist yet".into(),
         None => "nothing is committed yet".into(),
     };
     let head = format!("{}, {now}: {newest}", text::path(dir));
@@ -154,11 +164,12 @@ fn render(dir: &Path, look: &Look) -> String {
     let saves = look.saves.iter().map(|Moving { what, bytes_per_s }| {
         let name = if what.path == dir { text::path(dir) } else { name(&what.path) };
         let so_far = (what.written_bytes, Some(what.bytes));
-        row("save", name, so_far, *bytes_per_s, what.process)
+        let kind = if what.is_copy { "copy to here" } else { "save" };
+        row(kind, name, so_far, *bytes_per_s, by(what.process, what.was_killed))
     });
     let copies = look.copies.iter().map(|Moving { what, bytes_per_s }| {
         let name = format!("{} to {}", name(&what.checkpoint), text::printable(&what.to));
-        row("copy", name, (what.sent_bytes, what.bytes), *bytes_per_s, what.process)
+        row("copy", name, (what.sent_bytes, what.bytes), *bytes_per_s, by(what.process, false))
     });
     let all: Vec<[String; 6]> = saves.chain(copies).collect();
     match all.is_empty() {
@@ -167,27 +178,26 @@ fn render(dir: &Path, look: &Look) -> String {
     }
 }
 
+/// Who saves or copies.
+fn by(process: Option<u32>, was_killed: bool) -> String {
+    match process {
+        Some(process) => format!("process {process}"),
+        None if was_killed => "was killed: `ringstow prune` removes it".into(),
+        None => "by a process that is not seen here, or was killed".into(),
+    }
+}
+
 fn row(
     kind: &str,
     name: String,
     (done, total): (u64, Option<u64>),
     bytes_per_s: Option<f64>,
-    process: Option<u32>,
+    who: String,
 ) -> [String; 6] {
     let of = total.map_or(String::new(), |total| format!(" of {}", text::size(total)));
     let total = total.filter(|&total| total > 0);
     let share = total.map(|total| format!("{:.0} %", done as f64 / total as f64 * 100.0));
     let rate = bytes_per_s.map(|rate| format!("{}/s", text::size(rate as u64)));
-    let who = match process {
-        Some(process) => format!("process {process}"),
-        None => "by no known process: another host's, or was killed".into(),
-    };
-    [
-        kind.into(),
-        name,
-        format!("{}{of}", text::size(done)),
-        share.unwrap_or_default(),
-        rate.unwrap_or_default(),
-        who,
-    ]
+    let so_far = format!("{}{of}", text::size(done));
+    [kind.into(), name, so_far, share.unwrap_or_default(), rate.unwrap_or_default(), who]
 }

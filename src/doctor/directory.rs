@@ -78,7 +78,8 @@ pub(crate) fn trial_name() -> String {
     format!(".ringstow-doctor-{}-{now}", std::process::id())
 }
 
-fn space(dir: &Path, config: &Config) -> Check {
+/// What is free, and whether it lasts.
+pub(crate) fn space(dir: &Path, config: &Config) -> Check {
     let name = "file system";
     match space::free_at(dir) {
         Ok(free) => {

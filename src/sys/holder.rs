@@ -2,42 +2,53 @@
 
 use crate::sys::dir;
 use crate::sys::file::read_kernel_text;
+use crate::sys::file_system::FileSystem;
 use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// The processes that hold locks of whole files, as the kernel listed them.
-pub(crate) struct Holders(HashMap<(u32, u32, u64), u32>);
+/// The processes that hold locks of whole files, as the kernel listed them, and whether it did.
+pub(crate) struct Holders(HashMap<(u32, u32, u64), u32>, bool);
 
 impl Holders {
     /// Those of this moment. None off Linux.
     pub fn now() -> Self {
-        Self::listed(&read_kernel_text("/proc/locks").unwrap_or_default())
+        match read_kernel_text("/proc/locks") {
+            Ok(text) => Self(listed(&text), true),
+            Err(_) => Self(HashMap::new(), false),
+        }
     }
 
-    /// `1: FLOCK  ADVISORY  WRITE 712 fe:00:262146 0 EOF`; whoever waits for a lock has `->` before its kind.
-    fn listed(text: &str) -> Self {
-        let holder = |line: &str| {
-            let mut words = line.split_whitespace().skip(1);
-            if words.next()? != "FLOCK" {
-                return None;
-            }
-            let process: u32 = words.nth(2)?.parse().ok()?;
-            let mut numbers = words.next()?.split(':');
-            let hex = |text: &str| u32::from_str_radix(text, 16).ok();
-            let (major, minor) = (hex(numbers.next()?)?, hex(numbers.next()?)?);
-            Some(((major, minor, numbers.next()?.parse().ok()?), process))
-        };
-        Self(text.lines().filter_map(holder).collect())
+    /// Whether nobody can hold the lock of a directory unseen: other hosts, or on btrfs, where the kernel names another
+    /// device than that of the files.
+    pub fn know_all(&self, path: &Path) -> bool {
+        let found = FileSystem::of(path).ok().filter(|found| !found.is_shared());
+        self.1 && found.is_some_and(|found| found.name != "btrfs")
     }
 
-    /// Who holds the lock of a directory, if this host knows. On btrfs it does not: there the kernel names another device.
+    /// Who holds the lock of a directory, if this host knows.
     pub fn of(&self, path: &Path) -> Option<u32> {
         let found = dir::look(path).ok()?;
         let device = (rustix::fs::major(found.dev()), rustix::fs::minor(found.dev()));
         // A process of another container has the number 0.
         self.0.get(&(device.0, device.1, found.ino())).copied().filter(|&process| process > 0)
     }
+}
+
+/// `1: FLOCK  ADVISORY  WRITE 712 fe:00:262146 0 EOF`; whoever waits for a lock has `->` before its kind.
+fn listed(text: &str) -> HashMap<(u32, u32, u64), u32> {
+    let holder = |line: &str| {
+        let mut words = line.split_whitespace().skip(1);
+        if words.next()? != "FLOCK" {
+            return None;
+        }
+        let process: u32 = words.nth(2)?.parse().ok()?;
+        let mut numbers = words.next()?.split(':');
+        let hex = |text: &str| u32::from_str_radix(text, 16).ok();
+        let (major, minor) = (hex(numbers.next()?)?, hex(numbers.next()?)?);
+        Some(((major, minor, numbers.next()?.parse().ok()?), process))
+    };
+    text.lines().filter_map(holder).collect()
 }
 
 #[cfg(all(test, target_os = "linux"))]
@@ -59,6 +70,6 @@ mod tests {
         let text = "1: FLOCK  ADVISORY  WRITE 712 fe:00:262146 0 EOF\n\
                     1: -> FLOCK  ADVISORY  WRITE 713 fe:00:7 0 EOF\n\
                     2: POSIX  ADVISORY  WRITE 714 fe:00:8 0 1\nnonsense";
-        assert_eq!(Holders::listed(text).0, HashMap::from([((0xfe, 0, 262_146), 712)]));
+        assert_eq!(listed(text), HashMap::from([((0xfe, 0, 262_146), 712)]));
     }
 }

@@ -209,7 +209,7 @@ fn help_and_version_end_with_0() {
         version.starts_with(concat!("ringstow ", env!("CARGO_PKG_VERSION"), " (")),
         "{version}"
     );
-    assert_eq!(version.contains("uring, "), cfg!(feature = "uring"), "{version}");
+    assert_eq!(version.contains("(uring, "), cfg!(feature = "uring"), "{version}");
     assert!(version.contains("portable"), "{version}");
     for command in ["ls", "show", "verify", "diff", "prune", "retain", "doctor", "bench"] {
         assert_eq!(ringstow(&[command, "--help"]).code, Some(0));

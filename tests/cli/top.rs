@@ -17,8 +17,11 @@ fn has_file(dir: &Path, ending: &str) -> bool {
     })
 }
 
-fn wait_for(dir: &Checkpoints, ending: &str) {
-    while !has_file(dir.0.path(), ending) {
+/// Waits for a file. The limit only ends a test that hangs.
+fn wait_for(dir: &Path, ending: &str) {
+    let begun = std::time::Instant::now();
+    while !has_file(dir, ending) {
+        assert!(begun.elapsed().as_secs() < 300, "there is no *{ending}");
         std::thread::yield_now();
     }
 }
@@ -32,7 +35,7 @@ fn save_in_progress_is_shown_with_its_bytes_and_process() {
         Config { block_bytes: 4096, pool_bytes: 64 * 4096, write_rate: 400, ..Config::default() };
     let state = common::State::new(2, &[50 * 4096]).into_save();
     let handle = ringstow::Store::new(config).unwrap().save_async(state, dir.step(2)).unwrap();
-    wait_for(&dir, ".part");
+    wait_for(dir.0.path(), ".part");
     let found = looks(&dir, "2");
     let save = &found[1]["saves"][0];
     assert_eq!(save["path"], dir.step(2));
@@ -62,6 +65,15 @@ fn killed_save_has_no_process() {
 }
 
 #[test]
+fn directory_that_does_not_exist_yet_has_nothing_in_progress() {
+    let dir = Checkpoints::new();
+    let ran = ringstow(&["top", &dir.step(1), "--looks", "1"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    assert!(ran.out.contains("does not exist yet\nnothing is in progress"), "{}", ran.out);
+    assert_eq!(ringstow(&["top", dir.path(), "--looks", "0"]).code, Some(2));
+}
+
+#[test]
 fn copy_in_progress_is_shown_with_its_process() {
     let (dir, tier) = (Checkpoints::new(), tempfile::tempdir().unwrap());
     let from = dir.save(1);
@@ -69,9 +81,11 @@ fn copy_in_progress_is_shown_with_its_process() {
     let (from, to) = (from.to_str().unwrap(), to.to_str().unwrap());
     // 0.8 MB at this rate take minutes.
     let mut copying = command(&["promote", from, "--to", to, "--rate", "2000"]).spawn().unwrap();
-    wait_for(&dir, "journal.jsonl");
+    wait_for(dir.0.path(), "journal.jsonl");
+    wait_for(tier.path(), ".part");
     let found = looks(&dir, "1");
     let text = ringstow(&["top", dir.path(), "--looks", "1"]).out;
+    let there = ringstow(&["top", tier.path().to_str().unwrap(), "--looks", "1"]).out;
     copying.kill().unwrap();
     copying.wait().unwrap();
     let copy = &found[0]["copies"][0];
@@ -81,6 +95,7 @@ fn copy_in_progress_is_shown_with_its_process() {
         assert_eq!(copy["process"], copying.id());
     }
     assert!(text.contains(&format!("copy  step-00000001 to {to}")), "{text}");
+    assert!(there.contains("copy to here  step-1"), "{there}");
     assert_eq!(looks(&dir, "1")[0]["copies"][0]["process"], Json::Null, "it was killed");
 }
 

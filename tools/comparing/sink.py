@@ -1,4 +1,4 @@
-"""An S3 server that drops what it gets: uploads to it are as fast as their client.
+"""An S3 server that drops what it gets: it takes less of a machine than one that stores.
 
 It answers what uploads ask: create, replace, uploads in parts, list, and read of small objects. It
 checks no signature and no checksum, so it shows speeds and proves nothing else. As a program it
@@ -72,8 +72,10 @@ class Sink(BaseHTTPRequestHandler):
 
     def do_DELETE(self) -> None:
         key, asked = self._asked()
-        if "uploadId" not in asked:
-            with self.lock:
+        with self.lock:
+            if "uploadId" in asked:
+                self.uploads.pop(asked["uploadId"][0], None)
+            else:
                 self.objects.pop(key, None)
         self._answer(204)
 

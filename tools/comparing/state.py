@@ -46,7 +46,7 @@ def llama3_8b() -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def make_llama_share(state_bytes: int, seed: int = 0) -> State:
-    """Return what one rank has of Llama 3 8B's training state, sharded by rows (FSDP, ZeRO 3).
+    """Return one rank's share of Llama 3 8B's training state, sharded by rows (FSDP, ZeRO 3).
 
     As in MLPerf Storage: the weights in 16 bits, and Adam's weights and moments in 32 (112 GB in
     all). As many ranks share them as give one of them about `state_bytes` bytes.

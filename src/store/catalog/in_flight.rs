@@ -21,16 +21,24 @@ pub struct InFlight {
     pub written_bytes: u64,
     /// Bytes that these files will have, as far as the file system reserves them.
     pub bytes: u64,
-    /// The process that saves, if it is on this host.
+    /// Whether it is being copied here from another place.
+    pub is_copy: bool,
+    /// The process that saves, if this host knows it.
     pub process: Option<u32>,
+    /// Whether nobody saves: no process of this host does, and no other host can.
+    pub was_killed: bool,
 }
 
-/// The saves of a run's directory that have not committed, by path, and when a checkpoint there was last committed.
+/// The saves of a run's directory that have not committed, by path, and when a checkpoint there was last committed. A
+/// directory that does not exist yet has none.
 ///
 /// # Errors
 /// [`Error::Io`].
 pub fn in_flight(run: &Path, config: &Config) -> Result<(Vec<InFlight>, Option<SystemTime>)> {
     let (mut saves, mut newest) = (Vec::new(), None);
+    if !dir::is_there(run)? {
+        return Ok((saves, newest));
+    }
     let holders = holder::Holders::now();
     for path in [vec![run.to_path_buf()], dir::directories(run)?].concat() {
         let committed = dir::look(&path.join(names::MANIFEST)).and_then(|found| found.modified());
@@ -47,16 +55,25 @@ pub fn in_flight(run: &Path, config: &Config) -> Result<(Vec<InFlight>, Option<S
 
 /// What is being saved to a directory; `None` for nothing.
 fn look(path: &Path, config: &Config, holders: &holder::Holders) -> Result<Option<InFlight>> {
-    let mut found =
-        InFlight { path: path.into(), files: 0, written_bytes: 0, bytes: 0, process: None };
+    let mut found = InFlight {
+        path: path.into(),
+        files: 0,
+        written_bytes: 0,
+        bytes: 0,
+        is_copy: false,
+        process: None,
+        was_killed: false,
+    };
     for own in [vec![path.to_path_buf()], rank_dirs::dirs(path)?].concat() {
         for (dir, files) in Stripes::to_read(&own, &config.stripe).listed()? {
             for name in files.iter().filter(|name| is_being_written(name)) {
                 add(&mut found, &dir.join(name))?;
+                found.is_copy |= names::is_promoted(names::committed(name));
             }
         }
         found.process = found.process.or_else(|| holders.of(&own));
     }
+    found.was_killed = found.process.is_none() && holders.know_all(path);
     Ok((found.files > 0).then_some(found))
 }
 
