@@ -52,8 +52,8 @@ Examples:
 
 Exit codes:
   0  success
-  1  damage was found (verify), the two differ (diff), a check failed (doctor), or the system failed where something
-     was to be removed (retain, prune, slim)
+  1  verify found damage, diff a difference, doctor a failed check; or retain,
+     prune or slim could not remove something
   2  failure: no such path, no checkpoint there, wrong arguments";
 
 /// The version, the engines of this build, and what else it has.
