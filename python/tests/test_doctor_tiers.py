@@ -69,7 +69,7 @@ def test_bucket_that_is_not_there_fails(bucket, tmp_path):
     [check], code = doctor(tmp_path, tier)
     assert (check["status"], code) == ("fail", 1), check
     assert check["name"] == f"tier {tier}"
-    assert "check the URL, the credentials" in check["remedy"]
+    assert "check URL, endpoint and credentials" in check["remedy"]
 
 
 def test_wrong_key_fails_and_is_not_shown(bucket, tmp_path, monkeypatch):
@@ -112,3 +112,14 @@ def test_server_of_store_speed_takes_a_promotion(monkeypatch, tmp_path):
     server.shutdown()
     assert report.sent_bytes > 24 << 20
     assert "bucket/step-1/manifest.json" in kind.objects
+
+
+def test_missing_key_is_told(monkeypatch, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_ENDPOINT_URL", "AWS_METADATA_ENDPOINT"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    [check], code = doctor(tmp_path, "s3://bucket/run")
+    assert (check["status"], code) == ("fail", 1), check
+    assert check["remedy"].startswith("set AWS_ACCESS_KEY_ID")
