@@ -32,7 +32,7 @@
 //! - `object-store`: checkpoints in S3, Google Cloud Storage and Azure.
 //! - `candle`: saves of candle's variables, see the module `candle`.
 //! - `cli`: the program `ringstow`.
-//! - `tokio-uring`: an engine over that crate, used only where it is asked for by name.
+//! - `tokio-uring`: an engine that uses the crate tokio-uring. [`Config`] must name it: `engine = tokio-uring`.
 
 // Every system call on a path goes through `sys`; clippy.toml lists what is refused elsewhere.
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]

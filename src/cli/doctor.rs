@@ -13,8 +13,8 @@ use std::path::PathBuf;
 /// Check this machine and a directory, and print how to fix each problem
 ///
 /// Checks the kernel, io_uring, memory limits, huge pages and GPUs. Tries O_DIRECT in the directory with a
-/// file of 4096 bytes, and what a copy does in each tier, and removes what it has written. Exits with 1 if a
-/// save or a copy would fail, and with 0 if it would only be slower than possible.
+/// file of 4096 bytes. Creates an empty file or a small object in each tier. Removes all of these. Exits with 1
+/// if a save or a copy would fail, and with 0 if it would only be slower than possible.
 #[derive(Debug, Args)]
 pub struct Doctor {
     /// The directory for checkpoints

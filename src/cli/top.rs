@@ -8,6 +8,7 @@ use super::{Exit, text};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::store::{InFlight, Unfinished, in_flight, list, unfinished};
+use crate::sys::chance::{now_unix_ms, unix_ms};
 use crate::sys::dir::has;
 use clap::Args;
 use serde::Serialize;
@@ -16,7 +17,7 @@ use std::io::{IsTerminal, stdout};
 use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// Show the saves and copies in progress in a run's directory, again and again
 ///
@@ -74,8 +75,8 @@ struct Copy {
     process: Option<u32>,
 }
 
-/// Bytes at a look, by what they are of.
-type Bytes = HashMap<(PathBuf, String), u64>;
+/// What is looked at, as its place and, of a copy, where to.
+type Key = (PathBuf, String);
 
 /// The looks of the last seconds: a copy counts whole parts, so the rate between two looks jumps.
 const REMEMBERED: usize = 10;
@@ -87,20 +88,9 @@ pub fn run(args: &Top, out: &mut Output) -> Result<Exit> {
         return Err(Error::invalid(format!("--interval {}: {reason}", args.interval)));
     };
     let config = args.stripe.config()?;
-    let mut before: VecDeque<(Instant, Bytes)> = VecDeque::new();
+    let mut watch = Watch { dir: &args.dir, config, past: VecDeque::new(), sizes: HashMap::new() };
     for number in 1.. {
-        let (at, mut now) = (Instant::now(), Bytes::new());
-        let look = look(&args.dir, &config, &mut |what, bytes| {
-            let earliest = before.iter().find_map(|(when, all)| Some((when, all.get(&what)?)));
-            now.insert(what, bytes);
-            let (when, earlier) = earliest?;
-            Some(bytes.saturating_sub(*earlier) as f64 / (at - *when).as_secs_f64())
-        })?;
-        show(args, &look, out)?;
-        before.push_back((at, now));
-        if before.len() > REMEMBERED {
-            before.pop_front();
-        }
+        show(args, &watch.look()?, out)?;
         if args.looks.is_some_and(|looks| number >= looks.get()) || out.is_closed() {
             break;
         }
@@ -109,34 +99,56 @@ pub fn run(args: &Top, out: &mut Output) -> Result<Exit> {
     Ok(Exit::Success)
 }
 
-/// Looks once; `rate` gets what is looked at and its bytes, and returns the rate.
-fn look(
-    dir: &Path,
-    config: &Config,
-    rate: &mut dyn FnMut((PathBuf, String), u64) -> Option<f64>,
-) -> Result<Look> {
-    let (saves, committed) = in_flight(dir, config)?;
-    let saves = saves.into_iter().map(|what| {
-        let bytes_per_s = rate((what.path.clone(), String::new()), what.written_bytes);
-        Moving { what, bytes_per_s }
-    });
-    let saves = saves.collect();
-    let copies = unfinished(dir)?.into_iter().map(|found| {
-        let Unfinished { checkpoint, to, sent_bytes, process } = found;
-        let bytes_per_s = rate((checkpoint.clone(), to.clone()), sent_bytes);
-        let bytes = bytes_of(&checkpoint, config);
-        Moving { what: Copy { checkpoint, to, sent_bytes, bytes, process }, bytes_per_s }
-    });
-    let copies = copies.collect();
-    let unix_ms =
-        |time: SystemTime| time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-    let committed_unix_ms = committed.map(|time| unix_ms(time) as u64);
-    Ok(Look { unix_ms: unix_ms(SystemTime::now()) as u64, saves, copies, committed_unix_ms })
+/// Looks again and again, and remembers what it saw.
+struct Watch<'a> {
+    dir: &'a Path,
+    config: Config,
+    /// The bytes of the last looks, earliest first.
+    past: VecDeque<(Instant, HashMap<Key, u64>)>,
+    /// The bytes of checkpoints that are copied: a look that read their manifests again would take long.
+    sizes: HashMap<PathBuf, Option<u64>>,
 }
 
-/// The bytes of a checkpoint's files; `None` if it was removed.
-fn bytes_of(checkpoint: &Path, config: &Config) -> Option<u64> {
-    list(checkpoint, config).ok()?.first()?.file_bytes
+impl Watch<'_> {
+    fn look(&mut self) -> Result<Look> {
+        let (at, mut bytes) = (Instant::now(), HashMap::new());
+        let (saves, committed) = in_flight(self.dir, &self.config)?;
+        let saves = saves.into_iter().map(|what| {
+            let key = (what.path.clone(), String::new());
+            let bytes_per_s = self.rate(at, &key, what.written_bytes);
+            bytes.insert(key, what.written_bytes);
+            Moving { what, bytes_per_s }
+        });
+        let saves = saves.collect();
+        let copies = unfinished(self.dir)?.into_iter().map(|found| {
+            let key = (found.checkpoint.clone(), found.to.clone());
+            let bytes_per_s = self.rate(at, &key, found.sent_bytes);
+            bytes.insert(key, found.sent_bytes);
+            Moving { what: self.copy(found), bytes_per_s }
+        });
+        let copies = copies.collect();
+        self.past.push_back((at, bytes));
+        if self.past.len() > REMEMBERED {
+            self.past.pop_front();
+        }
+        let committed_unix_ms = committed.map(unix_ms);
+        Ok(Look { unix_ms: now_unix_ms(), saves, copies, committed_unix_ms })
+    }
+
+    /// Bytes a second since the earliest look that saw it.
+    fn rate(&self, at: Instant, key: &Key, bytes: u64) -> Option<f64> {
+        let earliest = |(when, seen): &(Instant, HashMap<Key, u64>)| Some((*when, *seen.get(key)?));
+        let (when, earlier) = self.past.iter().find_map(earliest)?;
+        Some(bytes.saturating_sub(earlier) as f64 / (at - when).as_secs_f64())
+    }
+
+    fn copy(&mut self, found: Unfinished) -> Copy {
+        let Unfinished { checkpoint, to, sent_bytes, process } = found;
+        let size = self.sizes.entry(checkpoint.clone());
+        let bytes =
+            *size.or_insert_with(|| list(&checkpoint, &self.config).ok()?.first()?.file_bytes);
+        Copy { checkpoint, to, sent_bytes, bytes, process }
+    }
 }
 
 fn show(args: &Top, look: &Look, out: &mut Output) -> Result<()> {

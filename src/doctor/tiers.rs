@@ -7,7 +7,6 @@ use crate::error::Error;
 use crate::object::{Bucket, is_url};
 use crate::sys::dir;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// One check for each tier.
@@ -47,8 +46,8 @@ fn directory(tier: &Path, first: &Path, config: &Config) -> Check {
 }
 
 fn is_one_file_system(one: &Path, other: &Path) -> bool {
-    let device = |path| dir::look(path).ok().map(|found| found.dev());
-    device(one).is_some() && device(one) == device(other)
+    let device = dir::device(one);
+    device.is_some() && device == dir::device(other)
 }
 
 /// A tier in an object store.
@@ -96,8 +95,8 @@ fn rights(tier: &Path) -> String {
     let is_s3 = tier.to_string_lossy().starts_with("s3://");
     let keys = match is_s3 && std::env::var_os("AWS_ACCESS_KEY_ID").is_none() {
         true => {
-            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY: without them the machine is asked for its role, and \
-             ~/.aws is not read; "
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (without them, ringstow uses the role of this machine, if \
+             it has one; it never reads ~/.aws); "
         }
         false => "",
     };

@@ -109,9 +109,11 @@ impl Uring {
             Some(entry) => submission!(types::Fixed(entry), &mut op.action, index),
             None => submission!(types::Fd(attached.file.as_raw_fd()), &mut op.action, index),
         };
-        // The kernel's worker threads then copy side by side.
-        let by_workers = attached.in_memory;
-        Ok(if by_workers { submission.flags(squeue::Flags::ASYNC) } else { submission })
+        Ok(match attached.in_memory {
+            // The kernel's worker threads then copy side by side.
+            true => submission.flags(squeue::Flags::ASYNC),
+            false => submission,
+        })
     }
 
     fn push(&mut self, entry: squeue::Entry) {

@@ -1,9 +1,8 @@
 //! Logs each fallback once, since a training run saves a thousand times. Every report lists it.
 
 use crate::engine::fallback::Fallback;
-use crate::sys::dir::look;
+use crate::sys::dir;
 use crate::sys::fork::{GENERATIONS, PerProcess};
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Mutex;
 
@@ -41,8 +40,7 @@ fn is_new(known: (u64, String)) -> bool {
 
 /// The number of the file system that a directory is on, or will be.
 fn file_system(dir: &Path) -> u64 {
-    let found = dir.ancestors().find_map(|dir| look(dir).ok());
-    found.map_or(0, |found| found.dev())
+    dir.ancestors().find_map(dir::device).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -10,7 +10,12 @@ pub(crate) fn now_unix_ms() -> u64 {
     if let Some(now) = fixed::now_unix_ms() {
         return now;
     }
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
+    unix_ms(SystemTime::now())
+}
+
+/// A time in milliseconds since 1970-01-01 UTC.
+pub(crate) fn unix_ms(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }
 
 /// A number that is different at every call, in every process, on every host.

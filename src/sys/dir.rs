@@ -101,6 +101,11 @@ pub(crate) fn leads_somewhere(path: &Path) -> bool {
     look(path).is_ok()
 }
 
+/// The number of the file system that a path is on; `None` if it leads nowhere.
+pub(crate) fn device(path: &Path) -> Option<u64> {
+    look(path).ok().map(|found| found.dev())
+}
+
 /// Whether two paths lead to the same file or directory.
 pub(crate) fn is_same(one: &Path, other: &Path) -> bool {
     match (look(one), look(other)) {

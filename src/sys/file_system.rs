@@ -138,13 +138,11 @@ impl FileSystem {
     /// The system's.
     #[cfg(target_os = "linux")]
     pub(crate) fn of_open(open: &File) -> io::Result<Self> {
-        let found = made(Call::Query, open, || Ok(rustix::fs::fstatfs(open)?))?;
+        let number = number_of(open)?;
         #[cfg(any(debug_assertions, test))]
         if let Some(played) = played::on(open) {
             return Ok(played);
         }
-        // The kernel's field has 32 or 64 bits, with a sign.
-        let number = found.f_type as u64 & 0xffff_ffff;
         if let Some((_, name)) = ONE_HOST.iter().find(|(known, _)| *known == number) {
             return Ok(Self::of_one_host((*name).into()));
         }
@@ -218,11 +216,18 @@ impl FileSystem {
     }
 }
 
+/// The number of a file system's type.
+#[cfg(target_os = "linux")]
+fn number_of(open: &File) -> io::Result<u64> {
+    let found = made(Call::Query, open, || Ok(rustix::fs::fstatfs(open)?))?;
+    // The kernel's field has 32 or 64 bits, with a sign.
+    Ok(found.f_type as u64 & 0xffff_ffff)
+}
+
 /// Whether an open file's bytes are memory (tmpfs, ramfs): a transfer is a copy by the CPU.
 #[cfg(all(target_os = "linux", feature = "uring"))]
 pub(crate) fn is_in_memory(open: &File) -> bool {
-    let found = made(Call::Query, open, || Ok(rustix::fs::fstatfs(open)?));
-    found.is_ok_and(|found| matches!(found.f_type as u64 & 0xffff_ffff, TMPFS | RAMFS))
+    matches!(number_of(open), Ok(TMPFS | RAMFS))
 }
 
 impl PassesLocks {

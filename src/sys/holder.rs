@@ -7,36 +7,43 @@ use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// The processes that hold locks of whole files, as the kernel listed them, and whether it did.
-pub(crate) struct Holders(HashMap<(u32, u32, u64), u32>, bool);
+/// A file: the major and minor number of its device, and its inode.
+type FileNumber = (u32, u32, u64);
+
+/// The processes that hold locks of whole files.
+pub(crate) struct Holders {
+    by_file: HashMap<FileNumber, u32>,
+    /// Whether the kernel has listed them.
+    are_listed: bool,
+}
 
 impl Holders {
     /// Those of this moment. None off Linux.
     pub fn now() -> Self {
-        match read_kernel_text("/proc/locks") {
-            Ok(text) => Self(listed(&text), true),
-            Err(_) => Self(HashMap::new(), false),
-        }
+        let text = read_kernel_text("/proc/locks");
+        Self { are_listed: text.is_ok(), by_file: listed(&text.unwrap_or_default()) }
     }
 
     /// Whether nobody can hold the lock of a directory unseen: other hosts, or on btrfs, where the kernel names another
     /// device than that of the files.
     pub fn know_all(&self, path: &Path) -> bool {
         let found = FileSystem::of(path).ok().filter(|found| !found.is_shared());
-        self.1 && found.is_some_and(|found| found.name != "btrfs")
+        self.are_listed && found.is_some_and(|found| found.name != "btrfs")
     }
 
     /// Who holds the lock of a directory, if this host knows.
     pub fn of(&self, path: &Path) -> Option<u32> {
         let found = dir::look(path).ok()?;
-        let device = (rustix::fs::major(found.dev()), rustix::fs::minor(found.dev()));
+        let (device, inode) = (found.dev(), found.ino());
+        let file = (rustix::fs::major(device), rustix::fs::minor(device), inode);
         // A process of another container has the number 0.
-        self.0.get(&(device.0, device.1, found.ino())).copied().filter(|&process| process > 0)
+        self.by_file.get(&file).copied().filter(|&process| process > 0)
     }
 }
 
-/// `1: FLOCK  ADVISORY  WRITE 712 fe:00:262146 0 EOF`; whoever waits for a lock has `->` before its kind.
-fn listed(text: &str) -> HashMap<(u32, u32, u64), u32> {
+/// Parses `/proc/locks`. A lock of a whole file is a line such as `1: FLOCK  ADVISORY  WRITE 712 fe:00:262146 0 EOF`:
+/// after the mode come the process, and the file's device and inode. A process that waits for a lock has `->` before `FLOCK`.
+fn listed(text: &str) -> HashMap<FileNumber, u32> {
     let holder = |line: &str| {
         let mut words = line.split_whitespace().skip(1);
         if words.next()? != "FLOCK" {

@@ -73,8 +73,11 @@ fn look(path: &Path, config: &Config, holders: &holder::Holders) -> Result<Optio
         }
         found.process = found.process.or_else(|| holders.of(&own));
     }
+    if found.files == 0 {
+        return Ok(None);
+    }
     found.was_killed = found.process.is_none() && holders.know_all(path);
-    Ok((found.files > 0).then_some(found))
+    Ok(Some(found))
 }
 
 fn is_being_written(name: &str) -> bool {

@@ -15,7 +15,6 @@ use crate::sys::file_system::{FileSystem, Hosts};
 use crate::sys::{dir, file, lock};
 use std::ffi::OsString;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf, absolute};
 
 /// The directories of one checkpoint.
@@ -349,9 +348,8 @@ impl Stripes {
 
     /// The warning for two directories on one disk.
     pub fn shared_disk(&self) -> Option<Fallback> {
-        let device = |dir: &Path| dir::look(dir).ok().map(|found| found.dev());
         let devices: Vec<(Option<u64>, &Path)> =
-            self.dirs().map(|dir| (device(dir), dir)).collect();
+            self.dirs().map(|dir| (dir::device(dir), dir)).collect();
         let (dir, other) = devices.iter().enumerate().find_map(|(index, (device, dir))| {
             let same = |(other, _): &&(Option<u64>, &Path)| device.is_some() && other == device;
             devices[..index].iter().find(same).map(|(_, other)| (dir, other))

@@ -118,12 +118,12 @@ impl Journal {
         let lock = DirLock::take(&place)?;
         let path = place.join(names::JOURNAL);
         let lines = read(&path)?;
-        let (same, left) = opened(&lines, &url, id);
-        if !same {
+        let Opened { is_same, left, .. } = opened(&lines, &url, id);
+        if !is_same {
             // Of another checkpoint that was here: nobody will go on with its uploads.
             abort(target, left.iter());
         }
-        let left = if same { left } else { HashMap::new() };
+        let left = if is_same { left } else { HashMap::new() };
         let stale = stale_of(&lines, &url, id);
         let file = begin(&path, &Line::Promotion { url, id }, &stale, &left)?;
         let (file, left, stale) = (Mutex::new(file), Mutex::new(left), Mutex::new(stale));
@@ -283,28 +283,11 @@ pub(super) fn read_left(path: &Path) -> Result<Option<Left>> {
         _ => None,
     });
     let Some((url, id)) = first else { return Ok(None) };
-    let (_, open) = opened(&lines, &url, id);
-    let sent_bytes = sent_bytes(&lines, &open);
-    let uploads = open.into_iter().map(|(name, open)| (name, open.id)).collect();
+    let opened = opened(&lines, &url, id);
+    let sent_bytes = opened.sent_bytes();
+    let uploads = opened.left.into_iter().map(|(name, open)| (name, open.id)).collect();
     let stale = stale_of(&lines, &url, id);
     Ok(Some(Left { url, id, uploads, sent_bytes, stale }))
-}
-
-/// Bytes that have arrived, as far as lines say. What an earlier attempt has made whole is not in them any more.
-fn sent_bytes(lines: &[Line], open: &HashMap<String, Open>) -> u64 {
-    let begun: HashMap<&str, Cut> = lines
-        .iter()
-        .filter_map(|line| match line {
-            Line::Begun { name, parts, .. } => Some((name.as_str(), *parts)),
-            _ => None,
-        })
-        .collect();
-    let whole = lines.iter().filter_map(|line| match line {
-        Line::Finished { name } => begun.get(name.as_str()).map(|cut| cut.bytes),
-        _ => None,
-    });
-    let parts = open.values().flat_map(|open| open.parts.keys().map(|&part| open.cut.len_of(part)));
-    whole.sum::<u64>() + parts.sum::<u64>()
 }
 
 /// What lines say of other checkpoints than this one at this URL.
@@ -337,27 +320,52 @@ fn next_of(path: &Path) -> PathBuf {
     path.with_extension("part")
 }
 
+/// What lines say of uploads.
+#[derive(Debug, Default)]
+struct Opened {
+    /// Whether the journal is of this checkpoint at this URL.
+    is_same: bool,
+    /// The uploads that were begun and not finished, by name.
+    left: HashMap<String, Open>,
+    /// Bytes of the files that were finished. What an earlier attempt has finished is in no line any more.
+    whole_bytes: u64,
+}
+
+impl Opened {
+    /// Bytes that have arrived.
+    fn sent_bytes(&self) -> u64 {
+        let parts = self
+            .left
+            .values()
+            .flat_map(|open| open.parts.keys().map(|&part| open.cut.len_of(part)));
+        self.whole_bytes + parts.sum::<u64>()
+    }
+}
+
 /// Whether lines are of this checkpoint and URL, and which uploads they leave open.
-fn opened(lines: &[Line], to: &str, of: u64) -> (bool, HashMap<String, Open>) {
-    let mut left: HashMap<String, Open> = HashMap::new();
-    let mut same = false;
+fn opened(lines: &[Line], to: &str, of: u64) -> Opened {
+    let mut opened = Opened::default();
     for line in lines {
         match line {
-            Line::Promotion { url, id } => same = url == to && *id == of,
+            Line::Promotion { url, id } => opened.is_same = url == to && *id == of,
             Line::Begun { name, upload, parts } => {
                 let open = Open { id: upload.clone(), cut: *parts, parts: BTreeMap::new() };
-                left.insert(name.clone(), open);
+                opened.left.insert(name.clone(), open);
             }
             Line::Sent { name, part, answer } => {
-                if let Some(open) = left.get_mut(name) {
+                if let Some(open) = opened.left.get_mut(name) {
                     open.parts.insert(*part, answer.clone());
                 }
             }
-            Line::Forgotten { name } | Line::Finished { name } => drop(left.remove(name)),
+            Line::Forgotten { name } => drop(opened.left.remove(name)),
+            Line::Finished { name } => {
+                let whole = opened.left.remove(name);
+                opened.whole_bytes += whole.map_or(0, |open| open.cut.bytes);
+            }
             Line::Replaces { .. } | Line::Earlier { .. } => {}
         }
     }
-    (same, left)
+    opened
 }
 
 /// Writes a journal anew, with what is left of the earlier one, and leaves it open.
@@ -424,8 +432,8 @@ mod tests {
 
     #[test]
     fn what_is_left_open_is_found_again() {
-        let (same, left) = opened(&lines(TEXT), "s3://b/x", 7);
-        assert!(same);
+        let Opened { is_same, left, .. } = opened(&lines(TEXT), "s3://b/x", 7);
+        assert!(is_same);
         assert_eq!(left.keys().collect::<Vec<_>>(), ["a"]);
         let open = &left["a"];
         assert_eq!((&*open.id, open.cut), ("1", Cut { bytes: 9, part_bytes: 4 }));
@@ -435,15 +443,12 @@ mod tests {
     #[test]
     fn finished_upload_is_not_left_open() {
         let text = format!("{TEXT}{}\n", r#"{"what":"finished","name":"a"}"#);
-        assert!(opened(&lines(&text), "s3://b/x", 7).1.is_empty());
+        assert!(opened(&lines(&text), "s3://b/x", 7).left.is_empty());
     }
 
     #[test]
     fn bytes_that_arrived_are_those_of_whole_files_and_of_parts() {
-        let sent = |text: &str| {
-            let lines = lines(text);
-            sent_bytes(&lines, &opened(&lines, "s3://b/x", 7).1)
-        };
+        let sent = |text: &str| opened(&lines(text), "s3://b/x", 7).sent_bytes();
         assert_eq!(sent(TEXT), 1, "the last of three parts");
         assert_eq!(sent(&format!("{TEXT}{}\n", r#"{"what":"finished","name":"a"}"#)), 9);
     }
@@ -451,7 +456,7 @@ mod tests {
     #[test]
     fn journal_of_another_checkpoint_or_url_is_told_apart() {
         for (url, id) in [("s3://b/y", 7), ("s3://b/x", 8)] {
-            assert!(!opened(&lines(TEXT), url, id).0);
+            assert!(!opened(&lines(TEXT), url, id).is_same);
         }
     }
 
@@ -471,7 +476,7 @@ mod tests {
     #[test]
     fn line_that_a_kill_cut_is_ignored() {
         for cut in 0..TEXT.len() {
-            let (_, left) = opened(&lines(&TEXT[..cut]), "s3://b/x", 7);
+            let left = opened(&lines(&TEXT[..cut]), "s3://b/x", 7).left;
             let parts = left.get("a").map_or(0, |open| open.parts.len());
             assert_eq!(parts, usize::from(cut + 1 >= TEXT.find("e2\"}").unwrap() + 5), "{cut}");
         }
