@@ -1,4 +1,4 @@
-"""`ringstow doctor` tries out whether copies can go to each tier."""
+"""`ringstow doctor` checks whether copies can go to each tier."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
+from stores.fixtures import s3_environment
 
 import ringstow
 
@@ -18,7 +19,7 @@ from comparing.sink import Sink
 
 
 class Overwriting(Sink):
-    """Creates an object twice, although it is asked not to."""
+    """A store that ignores ``If-None-Match``, and so replaces an object that exists."""
 
     def do_PUT(self) -> None:
         del self.headers["If-None-Match"]
@@ -39,14 +40,7 @@ def serve(kind, monkeypatch):
     kind = type("Fresh", (kind,), {"objects": {}})
     server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "a",
-        "AWS_SECRET_ACCESS_KEY": "b",
-        "AWS_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_address[1]}",
-        "AWS_ALLOW_HTTP": "true",
-        "NO_PROXY": "127.0.0.1",
-    }.items():
+    for name, value in s3_environment(f"http://127.0.0.1:{server.server_address[1]}").items():
         monkeypatch.setenv(name, value)
     return server, kind
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from drawing.plot import Data, Plot, Spread, Table, bars
+from drawing.plot import Data, Plot, Spread, Table, lacking, panels
 
 LABELS = {
     "fio": "fio, a file of this size",
@@ -28,13 +28,7 @@ def speeds(data: Data, what: str) -> list[tuple[str, Spread]]:
 
 
 def draw(data: Data) -> Figure:
-    drawn = {title: speeds(data, what) for what, title in WHATS.items()}
-    heights = [len(rows) + 1 for rows in drawn.values()]
-    figure = Figure(figsize=(9, 0.8 + 0.36 * sum(heights)), layout="constrained")
-    panels = figure.subplots(len(drawn), 1, squeeze=False, gridspec_kw={"height_ratios": heights})
-    for (title, rows), panel in zip(drawn.items(), panels[:, 0], strict=True):
-        bars(panel, rows, title)
-    return figure
+    return panels({title: speeds(data, what) for what, title in WHATS.items()})
 
 
 def table(data: Data) -> Table:
@@ -47,9 +41,7 @@ def table(data: Data) -> Table:
 
 
 def missing(data: Data) -> list[str]:
-    reasons: dict[str, str] = data["failed"] | data["stopped"]
-    lacking = [name for name in LABELS if name not in data["summary"]]
-    return [f"{LABELS[name]}: {reasons.get(name, 'not measured')}" for name in lacking]
+    return lacking(LABELS, data, data["failed"] | data["stopped"])
 
 
 PLOT = Plot(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
@@ -70,6 +70,26 @@ def svg(figure: Figure) -> bytes:
     with matplotlib.rc_context({"svg.hashsalt": "ringstow", "svg.fonttype": "none"}):
         figure.savefig(out, format="svg", metadata={"Date": None})
     return out.getvalue()
+
+
+def panels(groups: Mapping[str, Sequence[tuple[str, Spread]]]) -> Figure:
+    """Return a panel of bars for each title, one above the other."""
+    heights = [len(rows) + 1 for rows in groups.values()]
+    figure = Figure(figsize=(9, 0.8 + 0.36 * sum(heights)), layout="constrained")
+    ratios = {"height_ratios": heights}
+    drawn = figure.subplots(len(groups), 1, squeeze=False, gridspec_kw=ratios)[:, 0]
+    for (title, rows), panel in zip(groups.items(), drawn, strict=True):
+        bars(panel, rows, title)
+    return figure
+
+
+def lacking(labels: Mapping[str, str], data: Data, reasons: Mapping[str, str]) -> list[str]:
+    """Return why each row that a reader expects is not in the data's summary."""
+    return [
+        f"{label}: {reasons.get(name, 'not measured')}"
+        for name, label in labels.items()
+        if name not in data["summary"]
+    ]
 
 
 def bars(axes: Axes, rows: Sequence[tuple[str, Spread]], title: str) -> None:

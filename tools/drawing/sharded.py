@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from drawing.plot import Data, Plot, Spread, Table, bars, spread
+from drawing.plot import Data, Plot, Spread, Table, panels, spread
 
 # The rows of compare_dcp.py, and what they are called here.
 SAVES = {
@@ -49,13 +49,11 @@ def measured(data: Data, rows: dict[str, str]) -> list[tuple[str, Spread]]:
 
 def draw(data: Data) -> Figure:
     found = {title: measured(data, rows) for title, rows in groups(data).items()}
-    drawn = {title: rows for title, rows in found.items() if rows}
-    heights = [len(rows) + 1 for rows in drawn.values()]
-    figure = Figure(figsize=(9, 0.8 + 0.36 * sum(heights)), layout="constrained")
-    panels = figure.subplots(len(drawn), 1, squeeze=False, gridspec_kw={"height_ratios": heights})
-    for (title, rows), panel in zip(drawn.items(), panels[:, 0], strict=True):
-        bars(panel, rows, f"{data['tensors']:,} sharded tensors, {title}, seconds")
-    return figure
+    return panels({
+        f"{data['tensors']:,} sharded tensors, {title}, seconds": rows
+        for title, rows in found.items()
+        if rows
+    })  # fmt: skip
 
 
 def table(data: Data) -> Table:

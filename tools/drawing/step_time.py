@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from matplotlib.figure import Figure
 
-from drawing.plot import Data, Plot, Spread, Table, bars
+from drawing.plot import Data, Plot, Spread, Table, bars, lacking
 
 LABELS = {  # of the contenders that a reader expects
     "ringstow": "ringstow.save_async",
@@ -43,9 +43,7 @@ def table(data: Data) -> Table:
 
 
 def missing(data: Data) -> list[str]:
-    reasons: dict[str, str] = data["skipped"] | data["failed"]
-    lacking = [name for name in LABELS if name not in data["summary"]]
-    return [f"{LABELS[name]}: {reasons.get(name, 'not measured')}" for name in lacking]
+    return lacking(LABELS, data, data["skipped"] | data["failed"])
 
 
 PLOT = Plot(

@@ -66,14 +66,19 @@ class Bucket(Place):
 
     def environment(self, endpoint: str = "") -> dict[str, str]:
         """Return what a program needs in its environment; ``endpoint`` is a proxy's URL."""
-        return {
-            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
-            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
-            "AWS_REGION": REGION,
-            "AWS_ENDPOINT_URL": endpoint or self.server.url,
-            "AWS_ALLOW_HTTP": "true",
-            "NO_PROXY": "127.0.0.1",
-        }
+        return s3_environment(endpoint or self.server.url)
+
+
+def s3_environment(endpoint: str) -> dict[str, str]:
+    """Return the variables that lead to an S3 server."""
+    return {
+        "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+        "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+        "AWS_REGION": REGION,
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ALLOW_HTTP": "true",
+        "NO_PROXY": "127.0.0.1",
+    }
 
 
 def _uploads_in(folder: pathlib.Path, bucket: str) -> dict[str, str]:
