@@ -7,16 +7,16 @@ when they are needed: from mapped files, or one at a time by torch's own readers
 from __future__ import annotations
 
 import functools
-import importlib.util
 import logging
 import os
 import re
 from collections.abc import Callable
 from typing import Any
 
-from ringstow._errors import FormatError, MissingFilesError, UnsupportedError
+from ringstow._errors import FormatError, MissingFilesError
 from ringstow.foreign._checkpoint import Foreign
 from ringstow.foreign._kinds import KINDS, kind_of
+from ringstow.tensors._optional import require
 
 __all__ = ["KINDS", "Foreign", "kind_of", "opened", "state_of"]
 
@@ -44,7 +44,7 @@ def opened(
     Raises:
         NotCommittedError: its save has not ended.
         MissingFilesError: it lacks files; names them.
-        UnsupportedError: it is of a format that is not read.
+        UnsupportedError: it is of a format that is not read, or PyTorch is not installed.
         OSError: the system refused.
     """
     if os.path.isfile(os.path.join(path, _MANIFEST)):
@@ -52,7 +52,8 @@ def opened(
     kind = kind_of(path)
     if kind is None or (kind == "hf" and not _has_bins_alone(path)):
         return None
-    _check_torch(path, kind)
+    remedy = "pip install torch, or `ringstow convert` it where PyTorch is"
+    require("torch", f"{path} is {KINDS[kind]}: it", remedy)
     from ringstow.foreign._torch_file import Files
 
     files = Files(allow_pickle=allow_pickle, verify=verify)
@@ -74,14 +75,6 @@ def opened(
             " and ".join(left_out),
         )
     return found
-
-
-def _check_torch(path: str, kind: str) -> None:
-    if importlib.util.find_spec("torch") is None:
-        raise UnsupportedError(
-            f"{path} is {KINDS[kind]}, and PyTorch reads it, which is not installed here: "
-            "pip install torch, or `ringstow convert` it where PyTorch is"
-        )
 
 
 def state_of(path: str, kind: str, *, allow_pickle: bool, verify: bool) -> dict[str, Any]:

@@ -16,8 +16,13 @@ def imported(name: str) -> Any:
     return sys.modules.get(name)
 
 
-def require(name: str, key: str) -> Any:
+def require(name: str, key: str, remedy: str | None = None) -> Any:
     """Return the module of that name, imported now if need be, to load what is at ``key``.
+
+    Args:
+        name: torch or numpy.
+        key: what needs it.
+        remedy: what to do without it; by default, to install it or to load the rest.
 
     Raises:
         UnsupportedError: it is not installed.
@@ -25,7 +30,10 @@ def require(name: str, key: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
+        remedy = remedy or (
+            f"install {name}, or load only what needs none with prefix= or "
+            f"keys={_INSTEAD.get(name, '')}"
+        )
         raise UnsupportedError(
-            f"{key} needs {name}, which cannot be imported ({error}); install {name}, or load "
-            f"only what needs none with prefix= or keys={_INSTEAD.get(name, '')}"
+            f"{key} needs {name}, which cannot be imported ({error}); {remedy}"
         ) from error
