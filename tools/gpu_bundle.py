@@ -18,6 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import make_wheel
+
 ROOT = Path(__file__).resolve().parent.parent
 GPU = "gpu"  # tests/gpu.rs and benches/gpu.rs
 SCRIPTS = ["compare.py", "gpu_report.py", "gpu_document.py", "gpu_figures.py", "gpu_machine.py"]
@@ -47,11 +49,6 @@ def put_stripped(source: Path, to: Path) -> None:
         subprocess.run([strip, "--strip-debug", "-o", to, source], check=True)
     else:
         shutil.copy2(source, to)
-
-
-def put_wheel(python: Path, folder: Path) -> None:
-    command = [str(python), "-m", "pip", "wheel", "-q", "--no-deps", "--disable-pip-version-check"]
-    subprocess.run([*command, "--wheel-dir", str(folder), str(ROOT / "python")], check=True)
 
 
 def put_tests(folder: Path) -> None:
@@ -91,7 +88,7 @@ def main() -> int:
     put_stripped(executable(built, GPU), folder / f"bench-{GPU}")
     tests = executable(cargo("test", "--no-run", "--test", GPU), GPU)
     put_stripped(tests, folder / f"test-{GPU}")
-    put_wheel(Path(os.path.abspath(args.python)), folder)
+    make_wheel.built(Path(os.path.abspath(args.python)), folder)
     put_tests(folder)
     put_scripts(folder)
     (folder / "bundle.json").write_text(json.dumps({"commit": commit()}) + "\n")

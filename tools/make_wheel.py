@@ -1,7 +1,7 @@
-"""Make the wheel that is published, and try it without Rust: `make wheel`.
+"""Make a wheel, and try it without Rust: `make wheel`.
 
-    python tools/wheel.py dist                 # built here: for this glibc and newer ones
-    python tools/wheel.py dist --portable      # for glibc 2.28 and newer, by zig as the linker
+    python tools/make_wheel.py dist              # built here: for this glibc and newer ones
+    python tools/make_wheel.py dist --portable   # to publish: for glibc 2.28 and newer, by zig
 
 The extension's line tables, which are most of it, go to a file of their own: `NAME.debug` beside
 the wheel. gdb and addr2line find it by this name if it lies beside the extension. The wheel is
@@ -27,6 +27,7 @@ MOST_BYTES = 9_000_000
 EXTENSION = "_native.abi3.so"
 TOOLS = ["abi3audit>=0.0.20", "wheel>=0.45"]
 PORTABLE_TOOLS = [*TOOLS, "maturin[zig]>=1.9,<2"]
+PIP = ("-m", "pip", "--disable-pip-version-check")
 TRIAL = """
 import sys, tempfile, pathlib, ringstow
 at = pathlib.Path(tempfile.mkdtemp()) / "step-1"
@@ -47,26 +48,26 @@ def run(*command: str | Path, **how: object) -> None:
         raise WheelFailed(f"`{' '.join(words)}` ended with exit code {done.returncode}")
 
 
-def build(python: Path, folder: Path, *, portable: bool) -> Path:
-    """Build a wheel into an empty folder."""
-    if portable:
-        # It refuses what needs a newer glibc than the compatibility allows.
-        maturin: list[str | Path] = [
-            python,
-            "-m",
-            "maturin",
-            "build",
-            "--profile",
-            "wheel",
-            "--zig",
-            "-q",
-        ]
-        where = ["--compatibility", "manylinux_2_28", "--manifest-path", "python/Cargo.toml"]
-        # It looks for `python -m ziglang` of the first Python there.
-        path = f"{python.parent}:{os.environ['PATH']}"
-        run(*maturin, *where, "--out", folder, env={**os.environ, "PATH": path})
-    else:
-        run(python, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", folder, "./python")
+def built(python: Path, folder: Path) -> Path:
+    """Build a wheel for this machine's glibc and newer ones into a folder without one."""
+    run(python, *PIP, "wheel", "-q", "--no-deps", "--wheel-dir", folder, "./python")
+    return only_wheel(folder)
+
+
+def built_portable(python: Path, folder: Path) -> Path:
+    """Build a wheel for glibc 2.28 and newer ones into a folder without one."""
+    how = (
+        "--profile wheel --zig -q --compatibility manylinux_2_28 --manifest-path python/Cargo.toml"
+    )
+    # maturin looks for `python -m ziglang` of the first Python there. It refuses what needs a newer
+    # glibc than the compatibility allows.
+    path = f"{python.parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path}
+    run(python, "-m", "maturin", "build", *how.split(), "--out", folder, env=environment)
+    return only_wheel(folder)
+
+
+def only_wheel(folder: Path) -> Path:
     [wheel] = folder.glob("*.whl")
     return wheel
 
@@ -99,10 +100,32 @@ def try_without_rust(wheel: Path) -> None:
         run(sys.executable, "-m", "venv", folder)
         python = Path(folder) / "bin" / "python"
         bare = {"PATH": f"{folder}/bin", "HOME": folder}
-        install = ["-m", "pip", "install", "-q", "--no-index", "--disable-pip-version-check"]
-        run(python, *install, wheel, env=bare)
+        run(python, *PIP, "install", "-q", "--no-index", wheel, env=bare)
         run(python, "-c", TRIAL, env=bare)
         run(Path(folder) / "bin" / "ringstow", "--version", env=bare)
+
+
+def make(python: Path, out: Path, *, portable: bool) -> None:
+    """Put a wheel that passed all checks, and its line tables, into a folder.
+
+    Raises:
+        WheelFailed: it did not pass, or something is missing that makes it.
+    """
+    for tool in ("objcopy", "strip"):
+        if shutil.which(tool) is None:
+            raise WheelFailed(f"{tool} is missing: apt install binutils")
+    run(python, *PIP, "install", "-q", *(PORTABLE_TOOLS if portable else TOOLS))
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "made"
+        made.mkdir()
+        whole = (built_portable if portable else built)(python, Path(folder) / "built")
+        wheel = without_line_tables(python, whole, made)
+        check(python, wheel)
+        try_without_rust(wheel)
+        for file in made.iterdir():
+            shutil.copy2(file, out)
+            print(out / file.name)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -111,34 +134,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("out", type=Path, help="the folder for the wheel")
     parser.add_argument("--portable", action="store_true", help="for glibc 2.28 and newer")
     asked = parser.parse_args(arguments)
-    out: Path = asked.out.absolute()
     try:
-        for tool in ("objcopy", "strip"):
-            if shutil.which(tool) is None:
-                raise WheelFailed(f"{tool} is missing: apt install binutils")
-        out.mkdir(parents=True, exist_ok=True)
-        python = Path(os.path.abspath(sys.executable))
-        pip: list[str | Path] = [
-            python,
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "--disable-pip-version-check",
-        ]
-        run(*pip, *(PORTABLE_TOOLS if asked.portable else TOOLS))
-        with tempfile.TemporaryDirectory() as folder:
-            built, made = Path(folder) / "built", Path(folder) / "made"
-            made.mkdir()
-            whole = build(python, built, portable=asked.portable)
-            wheel = without_line_tables(python, whole, made)
-            check(python, wheel)
-            try_without_rust(wheel)
-            for file in made.iterdir():
-                shutil.copy2(file, out)
-                print(out / file.name)
+        make(Path(os.path.abspath(sys.executable)), asked.out.absolute(), portable=asked.portable)
     except WheelFailed as failure:
-        print(f"wheel: {failure}", file=sys.stderr)
+        print(f"make_wheel: {failure}", file=sys.stderr)
         return 1
     return 0
 
