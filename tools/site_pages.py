@@ -60,7 +60,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
-    """Lead links out of docs/ to the repository, and those to other pages of the site to them."""
+    """Rewrite each link to the page of the site that it means, or else to the repository."""
     name = page.file.src_uri
     at = {site: source for source, site in FROM_ROOT.items()}.get(name, f"docs/{name}")
 

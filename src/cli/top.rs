@@ -21,10 +21,10 @@ use std::time::{Duration, Instant};
 
 /// Show the saves and copies in progress in a run's directory, again and again
 ///
-/// For each save, and each copy to here: the bytes in its files so far, of how many, at which rate over the last ten
-/// looks, by which process. For each copy from here to a tier: the same of the parts that have arrived whole (16 MiB
-/// each). Only looks, and disturbs nobody. A save over recycled files shows all of its bytes from the start, and one
-/// where the file system reserves no space those that it has. Ctrl-C ends it.
+/// For each save, and each copy to this directory: bytes written, bytes in all, rate over the last ten looks, process.
+/// For each copy to a tier: the same, counted in whole parts of 16 MiB. Takes no lock. A save over recycled files
+/// shows all of its bytes from the start. Where the file system reserves no space, the total is what is written so
+/// far. Ctrl-C ends it.
 #[derive(Debug, Args)]
 pub struct Top {
     /// A run's directory
@@ -105,7 +105,7 @@ struct Watch<'a> {
     config: Config,
     /// The bytes of the last looks, earliest first.
     past: VecDeque<(Instant, HashMap<Key, u64>)>,
-    /// The bytes of checkpoints that are copied: a look that read their manifests again would take long.
+    /// The bytes of checkpoints that are being copied. Large manifests take too long to read at each look.
     sizes: HashMap<PathBuf, Option<u64>>,
 }
 
@@ -195,7 +195,7 @@ fn by(process: Option<u32>, was_killed: bool) -> String {
     match process {
         Some(process) => format!("process {process}"),
         None if was_killed => "was killed: `ringstow prune` removes it".into(),
-        None => "by a process that is not seen here, or was killed".into(),
+        None => "process unknown: it may run on another host, or was killed".into(),
     }
 }
 

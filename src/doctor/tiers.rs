@@ -69,7 +69,8 @@ fn store(tier: &Path) -> Check {
         Err((doing, error)) => format!("{doing}: {error}"),
         Ok(true) => "objects can be listed, created, read, and removed".into(),
         Ok(false) => {
-            "the store created an object twice under one name, which it was asked not to do (If-None-Match)".into()
+            "the store ignores If-None-Match: it replaced an object instead of refusing the request"
+                .into()
         }
     };
     let found = left.iter().fold(found, |found, left| format!("{found}; {left}"));
@@ -83,8 +84,8 @@ fn store(tier: &Path) -> Check {
         Ok(false) => Check::warn(
             name,
             found,
-            "use a store that takes conditional requests, or let one run alone copy there: of two copies to one place \
-             the later would replace the other",
+            "use a store that supports conditional requests, or copy from one run only: otherwise the later of two \
+             copies to one place replaces the other",
         ),
         Ok(true) => Check::ok(name, found),
     }

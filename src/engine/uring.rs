@@ -110,7 +110,7 @@ impl Uring {
             None => submission!(types::Fd(attached.file.as_raw_fd()), &mut op.action, index),
         };
         Ok(match attached.in_memory {
-            // The kernel's worker threads then copy side by side.
+            // The kernel's worker threads then copy in parallel.
             true => submission.flags(squeue::Flags::ASYNC),
             false => submission,
         })

@@ -24,8 +24,8 @@ impl Holders {
         Self { are_listed: text.is_ok(), by_file: listed(&text.unwrap_or_default()) }
     }
 
-    /// Whether nobody can hold the lock of a directory unseen: other hosts, or on btrfs, where the kernel names another
-    /// device than that of the files.
+    /// Whether [`Holders::of`] finds every process that may hold the lock of a directory. It does not if other hosts use
+    /// the file system, nor on btrfs, for which `/proc/locks` has another device number than the files.
     pub fn know_all(&self, path: &Path) -> bool {
         let found = FileSystem::of(path).ok().filter(|found| !found.is_shared());
         self.are_listed && found.is_some_and(|found| found.name != "btrfs")

@@ -97,8 +97,8 @@ pub fn allocated(file: &File) -> io::Result<u64> {
     Ok(look(file)?.blocks().saturating_mul(512))
 }
 
-/// Bytes of a file that were written: what is only reserved does not count. A file system that does not tell has
-/// written all.
+/// Bytes of a file that were written, without those that are only reserved. If the file system does not report holes,
+/// this is the file's length.
 ///
 /// # Errors
 /// The system's.
@@ -122,7 +122,7 @@ pub(crate) fn written(file: &File) -> io::Result<u64> {
     Ok(written)
 }
 
-/// Off Linux there is no telling.
+/// Off Linux, this is the file's length.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn written(file: &File) -> io::Result<u64> {
     Ok(look(file)?.len())

@@ -23,7 +23,7 @@ pub(super) struct AttachedFile {
     pub(super) file: Arc<File>,
     /// Its entry in the kernel's table, if it has one.
     pub(super) entry: Option<u32>,
-    /// Whether a transfer is a copy by the CPU, which the kernel would make while we submit it, one after the other.
+    /// Whether its bytes are memory. The kernel then copies each transfer while we submit it, one after the other.
     pub(super) in_memory: bool,
 }
 
