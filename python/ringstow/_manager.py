@@ -177,6 +177,10 @@ class CheckpointManager:
             self._copies_elsewhere = bool(places) and not self._side.is_first
             plan = plan if self._side.is_first else plan._replace(tiers=())
             self._copier = _tiers.promoter(self._root, plan, config)
+        if self._side.leads:
+            from ringstow import _history  # needs the reports: `import ringstow` does not
+
+            _history.keep(self._root)
         self._turn = Turn(self._root)
         self._saving: _Saving | None = None
         self._has_read_newest = False

@@ -67,7 +67,7 @@ class Listener:
         self.remove()
 
     def __repr__(self) -> str:
-        state = "" if self in _listeners else ", removed"
+        state = "" if is_called(self) else ", removed"
         return f"<ringstow.Listener {self._callback!r}{state}>"
 
     def remove(self) -> None:
@@ -149,6 +149,11 @@ def failing(
     except BaseException as error:  # Ctrl-C besides
         tell(Outcome(kind=kind, path=path, step=step, to=to, error=error))
         raise
+
+
+def is_called(listener: Listener) -> bool:
+    """Return whether a listener is called: it is not removed, and not the parent's of a fork."""
+    return listener in _listeners
 
 
 def tell(outcome: Outcome) -> None:

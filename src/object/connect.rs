@@ -1,27 +1,81 @@
-//! Connections to stores. The client retries every failure to connect, for minutes. We return an untrusted certificate, or a server
-//! without TLS, as an error immediately: a retry would fail in the same way.
+//! Connections to stores: reqwest over rustls, with ring for the cryptography.
+//!
+//! The store's client retries every failure to connect, for minutes. We return an untrusted certificate, or a server without
+//! TLS, as an error immediately: a retry would fail in the same way.
 
 use super::answer;
-use object_store::ClientOptions;
+use http_body_util::BodyExt;
 use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
-    ReqwestConnector,
+    ClientConfigKey, HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest,
+    HttpResponse, HttpResponseBody, HttpService,
 };
+use object_store::{ClientOptions, Error};
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use reqwest::{Body, Client, Request};
+use rustls::ClientConfig;
+use rustls_platform_verifier::BuilderVerifierExt;
+use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+use std::{error, io};
 
-/// Makes the client's own connections.
+/// How long a request may take, its body included: a part of 256 MiB at 1 MB/s. A silent store has no limit here: the HTTP client
+/// counts the time in which a body is sent as silence.
+const REQUEST: Duration = Duration::from_secs(300);
+
+/// Makes connections.
 #[derive(Debug)]
 pub(super) struct Connector;
 
 impl HttpConnector for Connector {
+    /// A client with two of the options: whether it may do without TLS, and how long a connection may take. The services that
+    /// hand out a machine's credentials have others than the store.
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        let client = ReqwestConnector::default().connect(options)?;
-        Ok(HttpClient::new(Service(client)))
+        let option = |key| options.get_config_value(&key);
+        let allows_http = option(ClientConfigKey::AllowHttp).is_some_and(|text| text == "true");
+        let mut builder = Client::builder()
+            .user_agent(concat!("ringstow/", env!("CARGO_PKG_VERSION")))
+            .https_only(!allows_http)
+            .http1_only()
+            .timeout(REQUEST)
+            .dns_resolver(Arc::new(AnyAddress))
+            .tls_backend_preconfigured(tls().map_err(unmade)?);
+        if let Some(limit) = option(ClientConfigKey::ConnectTimeout) {
+            builder = builder.connect_timeout(humantime::parse_duration(&limit).map_err(unmade)?);
+        }
+        Ok(HttpClient::new(Service(builder.build().map_err(unmade)?)))
+    }
+}
+
+fn unmade(why: impl error::Error + Send + Sync + 'static) -> Error {
+    Error::Generic { store: "HTTP", source: Box::new(why) }
+}
+
+/// TLS that trusts what this machine trusts. Its cryptography is named here: a program's own choice for the process is left alone.
+fn tls() -> Result<ClientConfig, rustls::Error> {
+    let ring = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(ring).with_safe_default_protocol_versions()?;
+    Ok(builder.with_platform_verifier()?.with_no_client_auth())
+}
+
+/// Resolves a name to its addresses in random order: a store has many servers, and the system would give all ranks the same first one.
+#[derive(Debug)]
+struct AnyAddress;
+
+impl Resolve for AnyAddress {
+    fn resolve(&self, name: Name) -> Resolving {
+        Box::pin(async move {
+            let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
+            let mut found: Vec<SocketAddr> = found.collect();
+            fastrand::shuffle(&mut found);
+            Ok(Box::new(found.into_iter()) as Addrs)
+        })
     }
 }
 
 #[derive(Debug)]
-struct Service(HttpClient);
+struct Service(Client);
 
 impl HttpService for Service {
     fn call<'client, 'call>(
@@ -33,15 +87,52 @@ impl HttpService for Service {
         Self: 'call,
     {
         Box::pin(async move {
-            self.0.execute(request).await.map_err(|error| match is_final(&error) {
-                true => HttpError::new(HttpErrorKind::Unknown, error), // is not tried again
-                false => error,
-            })
+            let request = Request::try_from(request.map(Body::wrap)).map_err(failed)?;
+            let answer = self.0.execute(request).await.map_err(failed)?;
+            let (head, body) = http::Response::<Body>::from(answer).into_parts();
+            let body = HttpResponseBody::new(body.map_err(failed));
+            Ok(HttpResponse::from_parts(head, body))
         })
     }
 }
 
-/// Whether the TLS of the server is refused, or missing.
-fn is_final(error: &HttpError) -> bool {
-    answer::is_about_tls(&answer::deepest(error))
+/// The error without its URL, which callers name, and whether the store's client may try again.
+fn failed(error: reqwest::Error) -> HttpError {
+    HttpError::new(kind(&error), error.without_url())
+}
+
+fn kind(error: &reqwest::Error) -> HttpErrorKind {
+    // The TLS of the server is refused, or missing.
+    if answer::is_about_tls(&answer::deepest(error)) {
+        return HttpErrorKind::Unknown;
+    }
+    if error.is_timeout() {
+        return HttpErrorKind::Timeout;
+    }
+    if error.is_connect() {
+        return HttpErrorKind::Connect;
+    }
+    if error.is_decode() {
+        return HttpErrorKind::Decode;
+    }
+    let causes = std::iter::successors(error::Error::source(error), |cause| cause.source());
+    causes.filter_map(kind_of_cause).next().unwrap_or(HttpErrorKind::Unknown)
+}
+
+/// What a cause says of whether the request may be sent again: the connection broke before an answer, or in the middle of one.
+fn kind_of_cause(cause: &(dyn error::Error + 'static)) -> Option<HttpErrorKind> {
+    use io::ErrorKind as K;
+    if let Some(hyper) = cause.downcast_ref::<hyper::Error>() {
+        if hyper.is_closed() || hyper.is_incomplete_message() || hyper.is_body_write_aborted() {
+            return Some(HttpErrorKind::Request);
+        }
+        return hyper.is_timeout().then_some(HttpErrorKind::Timeout);
+    }
+    match cause.downcast_ref::<io::Error>()?.kind() {
+        K::TimedOut => Some(HttpErrorKind::Timeout),
+        K::ConnectionAborted | K::ConnectionReset | K::BrokenPipe | K::UnexpectedEof => {
+            Some(HttpErrorKind::Interrupted)
+        }
+        _ => None,
+    }
 }

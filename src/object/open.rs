@@ -18,8 +18,6 @@ use url::Url;
 
 /// How long a connection may take.
 const CONNECT: Duration = Duration::from_secs(10);
-/// How long a request may take, its body included: a part of 256 MiB at 1 MB/s.
-const REQUEST: Duration = Duration::from_secs(300);
 /// How long a request is repeated in all.
 const PATIENCE: Duration = Duration::from_secs(180);
 
@@ -188,13 +186,9 @@ fn is_on(variable: &str) -> bool {
     ["1", "true", "yes", "on"].contains(&&*text.to_lowercase())
 }
 
-/// Without a limit of its own for a silent store: the HTTP client counts the time in which a body is sent as silence.
+/// What the connector looks at: it sets the rest itself.
 fn client(allows_http: bool) -> ClientOptions {
-    ClientOptions::new()
-        .with_timeout(REQUEST)
-        .with_connect_timeout(CONNECT)
-        .with_allow_http(allows_http)
-        .with_http1_only()
+    ClientOptions::new().with_connect_timeout(CONNECT).with_allow_http(allows_http)
 }
 
 /// With jitter, which the client adds: ranks that were refused together do not come back together.

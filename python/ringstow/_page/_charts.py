@@ -56,10 +56,13 @@ def bars(title: str, every: Sequence[Bar]) -> str:
     return _svg(title, _HEIGHT, parts)
 
 
-def line(title: str, labels: Sequence[str], values: Sequence[float]) -> str:
+def line(
+    title: str, labels: Sequence[str], values: Sequence[float], *, from_zero: bool = False
+) -> str:
     """Return a chart of one value over the steps; what is no finite number leaves a gap."""
     finite = [value for value in values if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=1.0)
+    low = min(low, 0.0) if from_zero else low
     span = (high - low) or abs(high) or 1.0
     inner, height = WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
     step = inner / max(len(values), 1)

@@ -8,13 +8,13 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from ringstow import _catalog, _native
+from ringstow import _catalog, _history, _native
 from ringstow._arguments import StrPath, directory_to_read, object_url
 from ringstow._errors import Error, NoCheckpointError
 from ringstow._open import Checkpoint as Opened
 from ringstow._open import Entry
 from ringstow._open import open as open_checkpoint
-from ringstow._page._run import Change, Checkpoint, Run, Tensor
+from ringstow._page._run import Change, Checkpoint, Run, Saved, Tensor
 
 if TYPE_CHECKING:
     from ringstow._catalog_report import CheckpointInfo, DiffReport, Step
@@ -47,6 +47,8 @@ def gather(directory: StrPath, *, steps: int, changes: int, verifies: bool) -> R
     newest = whole[-1] if whole else None
     tensors, values = ((), ()) if newest is None else _contents(newest.path)
     pairs = list(itertools.pairwise(whole))[-changes:] if changes else []
+    history = [] if object_url(where) is not None else _history.read(where)
+    saves = [entry for entry in history if entry.kind == "save"]
     return Run(
         directory=where,
         written=f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC",
@@ -57,6 +59,9 @@ def gather(directory: StrPath, *, steps: int, changes: int, verifies: bool) -> R
         tensors=tensors,
         values=values,
         changes=tuple(_change(before, after) for before, after in pairs),
+        saves=tuple(_saved(entry) for entry in saves[-steps:]),
+        failed_copies=_failed_copies(history),
+        fallbacks=tuple(tuple(one) for one in saves[-1].fallbacks) if saves else (),
         unfinished=_unfinished(where),
     )
 
@@ -153,6 +158,24 @@ def _change_of(names: tuple[str, str], report: DiffReport, sizes: dict[str, int]
         removed=report.only_in_a,
         values=tuple((one.name, _short(one.a), _short(one.b)) for one in report.values),
     )
+
+
+def _saved(entry: _history.Entry) -> Saved:
+    return Saved(
+        name=entry.name,
+        at_unix_ms=entry.at_unix_ms,
+        step=entry.step,
+        seconds=entry.seconds,
+        nbytes=entry.bytes,
+        blocked_seconds=entry.blocked_seconds,
+        error=entry.error,
+    )
+
+
+def _failed_copies(history: list[_history.Entry]) -> tuple[tuple[str, str, str], ...]:
+    """Return the copies that failed, but for those that a later attempt has made."""
+    last = {(one.name, one.to): one.error for one in history if one.kind == "promotion"}
+    return tuple((name, to or "?", error) for (name, to), error in last.items() if error)
 
 
 def _unfinished(where: str) -> tuple[tuple[str, str], ...]:

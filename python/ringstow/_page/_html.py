@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from ringstow._page import _charts
-from ringstow._page._run import Change, Checkpoint, Run
+from ringstow._page._run import Change, Checkpoint, Run, Saved
 from ringstow._page._style import STYLE
 from ringstow._page._text import counted, nbytes, number, shown
 
@@ -77,6 +78,19 @@ def _health(run: Run) -> Iterator[str]:
             '<p class="soft">Judged by manifests and lengths of files. '
             "<code>ringstow report --verify</code> reads every byte.</p>"
         )
+    failed = [one for one in run.saves if one.error is not None]
+    if failed:
+        yield "<p>Saves that failed:</p>"
+        rows = [(one.name, _time(one.at_unix_ms), one.error or "") for one in failed[-_NAMES_MAX:]]
+        yield _table(["checkpoint", "when, UTC", "why"], [[(t, "") for t in row] for row in rows])
+    if run.fallbacks:
+        yield "<p>What the last save did in a slower way:</p>"
+        heads = ["wanted", "done instead", "why", "what to do"]
+        yield _table(heads, [[(text, "") for text in row] for row in run.fallbacks])
+    if run.failed_copies:
+        yield "<p>Copies that failed:</p>"
+        rows = list(run.failed_copies[-_NAMES_MAX:])
+        yield _table(["checkpoint", "to", "why"], [[(t, "") for t in row] for row in rows])
     if run.unfinished:
         yield "<p>Copies that have begun and not ended:</p>"
         yield _table(["checkpoint", "to"], [[(a, ""), (b, "")] for a, b in run.unfinished])
@@ -96,7 +110,29 @@ def _sizes(run: Run) -> Iterator[str]:
     yield _charts.bars("bytes of each checkpoint", bars)
 
 
-def _label(one: Checkpoint) -> str:
+def _saves(run: Run) -> Iterator[str]:
+    done = [one for one in run.saves if one.error is None and one.seconds]
+    if not done:
+        return
+    labels = [_label(one) for one in done]
+    waited = [one.blocked_seconds for one in done]
+    yield "<h2>Saves</h2>"
+    yield (
+        f'<p class="soft">The last {counted(len(done), "save")} that this directory has notes of, '
+        "also of steps that are gone by now.</p>"
+    )
+    for title, values in (
+        ("GB/s, durable", [(one.nbytes or 0) / 1e9 / (one.seconds or 1) for one in done]),
+        ("seconds of a save", [one.seconds for one in done]),
+        ("seconds for which training waited", waited),
+    ):
+        numbers = [math.nan if value is None else value for value in values]
+        if any(math.isfinite(value) for value in numbers):
+            yield f"<h3>{title}</h3>"
+            yield _charts.line(title, labels, numbers, from_zero=True)
+
+
+def _label(one: Checkpoint | Saved) -> str:
     return one.name if one.step is None else str(one.step)
 
 
@@ -222,4 +258,4 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[tuple[str, str]]]) -> s
     return f'<div class="wide"><table><tr>{head}</tr>{"".join(lines)}</table></div>'
 
 
-_SECTIONS = (_head, _health, _sizes, _metrics, _tensors, _changes, _values, _all)
+_SECTIONS = (_head, _health, _saves, _sizes, _metrics, _tensors, _changes, _values, _all)

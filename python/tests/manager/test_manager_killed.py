@@ -35,7 +35,7 @@ def holds(directory):
     """Whether something is in a directory: a kill before the last call of a removal leaves it."""
     try:
         return bool(os.listdir(directory))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

@@ -1,0 +1,154 @@
+"""What the saves of a run took: one line of JSON for each, in the run's directory.
+
+`CheckpointManager` has them written, and ``ringstow report`` draws them. They tell what no
+checkpoint can: how long training waited, which saves failed and why, what fell back to a slower
+way. No load needs the file: it may be removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from typing import Any, NamedTuple
+
+from ringstow._outcomes import Listener, Outcome, is_called, on_done
+from ringstow._report import LoadReport, PromotionReport, SaveReport
+
+NAME = ".ringstow-history.jsonl"
+# A file that is larger becomes `NAME.1`, in place of the one before: 10,000 saves or so are kept.
+_MOST_BYTES = 2_000_000
+_ERROR_MAX = 500
+
+_directories: set[str] = set()
+"""Those whose checkpoints are noted."""
+_listener: Listener | None = None
+
+
+class Fallback(NamedTuple):
+    """What was done in a slower way, why, and what to do about it."""
+
+    wanted: str
+    got: str
+    reason: str
+    remedy: str
+
+
+class Entry(NamedTuple):
+    """One save, load or promotion that ended."""
+
+    kind: str
+    name: str
+    """The checkpoint's, without its directory."""
+    at_unix_ms: int
+    """When it ended."""
+    step: int | None = None
+    to: str | None = None
+    """Where a promotion copies to."""
+    seconds: float | None = None
+    bytes: int | None = None
+    """Written, read or sent."""
+    blocked_seconds: float | None = None
+    """How long training waited for the save."""
+    error: str | None = None
+    fallbacks: tuple[Fallback, ...] = ()
+
+
+def keep(directory: str) -> None:
+    """Note what is saved to and loaded from a directory, until the process ends.
+
+    A forked child starts anew, as with `on_done`.
+    """
+    global _listener
+    if _listener is None or not is_called(_listener):
+        _directories.clear()
+        _listener = on_done(_note, kinds=("save", "load", "promotion"))
+    _directories.add(directory)
+
+
+def _note(outcome: Outcome) -> None:
+    """Append a line. No save fails of it, and none waits for it."""
+    directory, name = os.path.split(outcome.path)
+    if directory not in _directories:
+        return
+    line = json.dumps(_fields(_entry(outcome, name))) + "\n"
+    path = os.path.join(directory, NAME)
+    with contextlib.suppress(OSError):  # a full disk, or a run that was removed
+        with open(path, "ab") as file:
+            file.write(line.encode())
+            is_long = file.tell() > _MOST_BYTES
+        if is_long:
+            os.replace(path, f"{path}.1")
+
+
+def _entry(outcome: Outcome, name: str) -> Entry:
+    entry = Entry(
+        outcome.kind, name, time.time_ns() // 1_000_000, step=outcome.step, to=outcome.to
+    )
+    error = outcome.error
+    if error is not None:
+        entry = entry._replace(error=f"{type(error).__name__}: {error}"[:_ERROR_MAX])
+    match outcome.report:
+        case SaveReport() as report:
+            fallbacks = tuple(
+                Fallback(one.wanted, one.got, one.reason, one.remedy) for one in report.fallbacks
+            )
+            return entry._replace(
+                seconds=report.seconds.total,
+                bytes=report.written_bytes,
+                blocked_seconds=report.blocked_seconds,
+                fallbacks=fallbacks,
+            )
+        case LoadReport() as report:
+            return entry._replace(seconds=report.seconds.total, bytes=report.read_bytes)
+        case PromotionReport() as report:
+            return entry._replace(seconds=report.seconds, bytes=report.sent_bytes)
+    return entry
+
+
+def _fields(entry: Entry) -> dict[str, Any]:
+    fields = {name: value for name, value in entry._asdict().items() if value not in (None, ())}
+    if entry.fallbacks:
+        fields["fallbacks"] = [one._asdict() for one in entry.fallbacks]
+    return fields
+
+
+def read(directory: str) -> list[Entry]:
+    """Return what was noted in a directory, oldest first; what is no such line is left out."""
+    entries = []
+    for name in (f"{NAME}.1", NAME):
+        try:
+            with open(os.path.join(directory, name), "rb") as file:
+                lines = file.read(2 * _MOST_BYTES).splitlines()
+        except OSError:
+            continue
+        entries += [entry for line in lines if (entry := _parsed(line)) is not None]
+    return entries
+
+
+def _parsed(line: bytes) -> Entry | None:
+    """Return the entry of a line; None if a kill has cut it, or another program wrote it."""
+    try:
+        fields = json.loads(line)
+        fields["fallbacks"] = tuple(Fallback(**one) for one in fields.get("fallbacks", ()))
+        known = {name: fields[name] for name in Entry._fields if name in fields}
+        entry = Entry(**known)
+        is_whole = (
+            isinstance(entry.name, str)
+            and isinstance(entry.kind, str)
+            and isinstance(entry.at_unix_ms, int)
+            and all(isinstance(one, str | None) for one in (entry.to, entry.error))
+            and all(
+                one is None or (isinstance(one, int) and abs(one) < 1 << 63)
+                for one in (entry.step, entry.bytes)
+            )
+            and all(
+                isinstance(one, int | float | None)
+                for one in (entry.seconds, entry.blocked_seconds)
+            )
+            and all(isinstance(text, str) for one in entry.fallbacks for text in one)
+        )
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None
+    return entry if is_whole else None

@@ -1,0 +1,161 @@
+"""The file in which a manager notes what saves took, and what the page shows of it."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from support import python
+
+import ringstow
+from ringstow import _history, _outcomes
+from ringstow._page import _html
+from ringstow._page._gather import gather
+
+STATE = {"a": np.arange(1000.0)}
+
+
+def noted(root):
+    _outcomes.flush()
+    return _history.read(str(root))
+
+
+def test_saves_and_loads_of_a_manager_are_noted(tmp_path):
+    root = tmp_path / "run"
+    with ringstow.CheckpointManager(root, keep_last=1) as manager:
+        assert manager.restore() is None
+        report = manager.save(1, STATE)
+        manager.save_async(2, STATE).result()
+        manager.restore()
+    first, second, loaded = noted(root)
+    assert (first.kind, first.name, first.step) == ("save", "step-00000001", 1)
+    assert (first.bytes, first.seconds) == (report.written_bytes, report.seconds.total)
+    assert first.blocked_seconds == report.blocked_seconds > 0
+    assert first.error is second.error is loaded.error is None
+    assert (second.step, loaded.kind, loaded.name) == (2, "load", "step-00000002")
+    page = _html.page(gather(root, steps=9, changes=0, verifies=False))
+    assert "seconds for which training waited" in page
+    assert page.count("1: 0.0") >= 1  # the save of a step that is gone
+
+
+def test_failures_are_noted_and_shown_until_a_later_copy(tmp_path):
+    root, shared = tmp_path / "run", tmp_path / "shared"
+    with ringstow.CheckpointManager(root, tiers=[shared]) as manager:
+        with pytest.raises(ringstow.InvalidStateError):
+            manager.save(1, {"a": object()})
+        manager.save(2, STATE)
+        manager.wait_promoted()
+    _outcomes.flush()
+    shown = gather(root, steps=9, changes=0, verifies=False)
+    assert [one.error for one in shown.saves][1] is None
+    assert "InvalidStateError" in shown.saves[0].error
+    assert shown.failed_copies == ()
+    text = _html.page(shown)
+    assert "Saves that failed" in text
+    assert "Copies that failed" not in text
+    failed = _history.Entry("promotion", "step-00000002", 1, to="s3://b/<x>", error="E: refused")
+    with open(root / _history.NAME, "a") as file:
+        file.write(json.dumps(failed._asdict()) + "\n")
+    text = _html.page(gather(root, steps=9, changes=0, verifies=False))
+    assert "Copies that failed" in text
+    assert "s3://b/&lt;x&gt;" in text
+
+
+def test_slower_ways_of_the_last_save_are_shown_with_their_remedies(tmp_path):
+    with ringstow.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, STATE)
+    fallback = _history.Fallback("O_DIRECT", "the page cache", "tmpfs", "use a disk <here>")
+    [entry] = noted(tmp_path / "run")
+    line = _history._fields(entry._replace(fallbacks=(fallback,)))
+    (tmp_path / "run" / _history.NAME).write_text(json.dumps(line))
+    shown = gather(tmp_path / "run", steps=9, changes=0, verifies=False)
+    assert shown.fallbacks == (tuple(fallback),)
+    assert "use a disk &lt;here&gt;" in _html.page(shown)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b'{"kind": "save"',
+        b"[]",
+        b"null",
+        b'{"kind": "save"}',
+        b'{"kind": "save", "name": 1, "at_unix_ms": 1}',
+        b'{"kind": "save", "name": "a", "at_unix_ms": 1, "bytes": 1' + b"0" * 400 + b"}",
+        b'{"kind": "save", "name": "a", "at_unix_ms": 1, "seconds": "x"}',
+        b'{"kind": "save", "name": "a", "at_unix_ms": 1, "fallbacks": [{"a": 1}]}',
+        b'{"kind": "save", "name": "a", "at_unix_ms": 1, "fallbacks": 3}',
+        b"\xff\xfe",
+        b"[" * 100_000,
+    ],
+)
+def test_what_is_no_such_line_is_left_out(tmp_path, line):
+    good = json.dumps(_history._fields(_history.Entry("save", "a", 1, seconds=1.0))).encode()
+    unknown = json.dumps({"kind": "save", "name": "b", "at_unix_ms": 2, "later": []}).encode()
+    (tmp_path / _history.NAME).write_bytes(b"\n".join([good, line, unknown]))
+    assert [one.name for one in _history.read(str(tmp_path))] == ["a", "b"]
+
+
+def test_values_that_are_no_numbers_make_a_page(tmp_path):
+    with ringstow.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, STATE)
+    _outcomes.flush()
+    for seconds in ("NaN", "Infinity", "-1", "0", "1e-320", "5e300"):
+        with open(tmp_path / "run" / _history.NAME, "a") as file:
+            file.write(f'{{"kind":"save","name":"a","at_unix_ms":{10**18},"seconds":{seconds}}}\n')
+    assert "<h2>Saves</h2>" in _html.page(
+        gather(tmp_path / "run", steps=99, changes=0, verifies=False)
+    )
+
+
+def test_file_stays_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(_history, "_MOST_BYTES", 1000)
+    with ringstow.CheckpointManager(tmp_path / "run", keep_last=1) as manager:
+        for step in range(20):
+            manager.save(step, STATE)
+    steps = [one.step for one in noted(tmp_path / "run")]
+    assert steps == list(range(steps[0], 20))
+    assert 3 <= len(steps) < 20
+    assert sum(os.path.getsize(file) for file in (tmp_path / "run").glob(f"{_history.NAME}*")) < 2500
+
+
+def test_file_that_cannot_be_written_fails_no_save(tmp_path):
+    (tmp_path / "run" / _history.NAME).mkdir(parents=True)
+    with ringstow.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, STATE)
+    assert noted(tmp_path / "run") == []
+    assert ringstow.verify(tmp_path / "run" / "step-00000001").ok
+
+
+def test_other_directories_and_programs_without_a_manager_leave_none(tmp_path):
+    code = """
+import sys, ringstow
+ringstow.save({"a": 1}, sys.argv[1] + "/plain/step-1")
+with ringstow.CheckpointManager(sys.argv[1] + "/run") as manager:
+    manager.save(1, {"a": 1})
+    ringstow.save({"a": 1}, sys.argv[1] + "/plain/step-2")
+"""
+    assert python(code, tmp_path).returncode == 0
+    assert len(_history.read(str(tmp_path / "run"))) == 1
+    assert sorted(os.listdir(tmp_path / "plain")) == ["step-1", "step-2"]
+
+
+def test_fork_notes_for_managers_of_its_own_alone(tmp_path):
+    code = """
+import os, sys, ringstow
+with ringstow.CheckpointManager(sys.argv[1] + "/parent") as manager:
+    manager.save(1, {"a": 1})
+pid = os.fork()
+if pid == 0:
+    with ringstow.CheckpointManager(sys.argv[1] + "/child") as manager:
+        manager.save(1, {"a": 1})
+    ringstow.save({"a": 1}, sys.argv[1] + "/parent/step-2")
+    from ringstow import _outcomes
+    _outcomes.flush()
+    os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+    assert python(code, tmp_path).returncode == 0
+    assert len(_history.read(str(tmp_path / "child"))) == 1
+    assert len(_history.read(str(tmp_path / "parent"))) == 1
