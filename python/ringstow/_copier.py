@@ -54,8 +54,6 @@ class Copier:
     """The run whose steps training goes on with, until the first copy."""
     _stays: Callable[[str], bool] | None = None
     """Which steps stay for good, by path."""
-    _repeats = False
-    """Whether a copy that failed is tried again."""
 
     def __init__(self, places: Iterable[str]) -> None:
         """Name where the copies are; without a name, nothing is copied."""
@@ -140,24 +138,33 @@ class Copier:
 
     def pause_s(self) -> float | None:
         """Return after how many seconds the copy that just failed is tried again; None if never."""
-        return self._next_pause_s() if passes(self.error) and self._repeats else None
+        return self._next_pause_s() if self._may_repeat() and not self._was_last() else None
 
-    def _next_pause_s(self) -> float | None:
-        if self._is_closing:
-            return None
+    def _may_repeat(self) -> bool:
+        """Whether the copy that just ended is worth another try."""
+        return passes(self.error)
+
+    def _was_last(self) -> bool:
+        """Whether the copies that just ended are not tried again."""
+        return self._is_closing
+
+    def _is_left(self, step: Added) -> bool:
+        """Whether a step can still be copied."""
+        return os.path.lexists(step.path)
+
+    def _next_pause_s(self) -> float:
         first, longest = _PAUSES_S
         return min(first * 2.0 ** min(self._tries, 20), longest)
 
     def _rest(self) -> bool:
         """Wait before failed copies are tried again; return whether there is anything to do."""
-        self._failed = [step for step in self._failed if os.path.lexists(step.path)]
-        pause = self._next_pause_s() if self._failed else None
-        if pause is None:
+        self._failed = [step for step in self._failed if self._is_left(step)]
+        if not self._failed or self._was_last():
             self._failed, self._tries = [], 0
             return False
         self._is_resting = True
         self._changed.notify_all()
-        until = time.monotonic() + pause
+        until = time.monotonic() + self._next_pause_s()
         while time.monotonic() < until and not self._changed.wait_for(self._is_wanted, _LOOK_S):
             if not threading.main_thread().is_alive():  # the exit waits for this thread
                 self._is_closing = True
@@ -214,7 +221,7 @@ class Copier:
             self.error = None
             is_there = self._copy(step)
             _set(step, is_there=is_there, error=self.error)
-            if passes(self.error) and self._repeats:
+            if self._may_repeat():
                 self._failed.append(step._replace(ended=None))
             failure = failure or self.error
         self.error = failure

@@ -13,7 +13,7 @@ import os
 import time
 from typing import Any, NamedTuple
 
-from ringstow._outcomes import Listener, Outcome, is_called, on_done
+from ringstow import _outcomes
 from ringstow._report import LoadReport, PromotionReport, SaveReport
 
 NAME = ".ringstow-history.jsonl"
@@ -23,7 +23,6 @@ _ERROR_MAX = 500
 
 _directories: set[str] = set()
 """Those whose checkpoints are noted."""
-_listener: Listener | None = None
 
 
 class Fallback(NamedTuple):
@@ -60,15 +59,14 @@ def keep(directory: str) -> None:
 
     A forked child starts anew, as with `on_done`.
     """
-    global _listener
-    if _listener is None or not is_called(_listener):
+    if _note not in _outcomes.notes:
         _directories.clear()
-        _listener = on_done(_note, kinds=("save", "load", "promotion"))
+        _outcomes.notes.append(_note)
     _directories.add(directory)
 
 
-def _note(outcome: Outcome) -> None:
-    """Append a line. No save fails of it, and none waits for it."""
+def _note(outcome: _outcomes.Outcome) -> None:
+    """Append a line, before anybody can know of the end and remove the run. Nothing fails of it."""
     directory, name = os.path.split(outcome.path)
     if directory not in _directories:
         return
@@ -82,10 +80,8 @@ def _note(outcome: Outcome) -> None:
             os.replace(path, f"{path}.1")
 
 
-def _entry(outcome: Outcome, name: str) -> Entry:
-    entry = Entry(
-        outcome.kind, name, time.time_ns() // 1_000_000, step=outcome.step, to=outcome.to
-    )
+def _entry(outcome: _outcomes.Outcome, name: str) -> Entry:
+    entry = Entry(outcome.kind, name, time.time_ns() // 1_000_000, step=outcome.step, to=outcome.to)
     error = outcome.error
     if error is not None:
         entry = entry._replace(error=f"{type(error).__name__}: {error}"[:_ERROR_MAX])

@@ -67,7 +67,7 @@ class Listener:
         self.remove()
 
     def __repr__(self) -> str:
-        state = "" if is_called(self) else ", removed"
+        state = "" if self in _listeners else ", removed"
         return f"<ringstow.Listener {self._callback!r}{state}>"
 
     def remove(self) -> None:
@@ -131,6 +131,8 @@ def on_done(callback: Callback, *, kinds: Iterable[Kind] = ("save", "load")) -> 
 # Changes to lists and deques are atomic, so they need no lock, which a signal handler could find
 # held by the very thread that it interrupts.
 _listeners: list[Listener] = []
+notes: list[Callable[[Outcome], None]] = []
+"""What is called at once, before anybody can know of the end. Must be quick, and not raise."""
 _Item = tuple[Outcome, list[Listener]] | str | threading.Event
 _queue: collections.deque[_Item] = collections.deque()
 """What the thread has yet to do: callbacks to call, log lines, and events to set."""
@@ -151,13 +153,10 @@ def failing(
         raise
 
 
-def is_called(listener: Listener) -> bool:
-    """Return whether a listener is called: it is not removed, and not the parent's of a fork."""
-    return listener in _listeners
-
-
 def tell(outcome: Outcome) -> None:
-    """Have the callbacks called. Returns at once."""
+    """Have the callbacks called. Returns at once, but for our own notes."""
+    for note in notes:
+        note(outcome)
     if _listeners:
         _enqueue((outcome, list(_listeners)))
 
@@ -219,9 +218,10 @@ def end() -> None:
 
 
 def forget_after_fork() -> None:
-    """In a forked child, drop the parent's callbacks: their thread is not there."""
+    """In a forked child, drop the parent's callbacks, whose thread is not there, and its notes."""
     global _queue, _busy, _worker
     _listeners.clear()
+    notes.clear()
     _queue, _busy, _worker = collections.deque(), threading.Lock(), None
 
 

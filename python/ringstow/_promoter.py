@@ -75,8 +75,6 @@ def _device(path: str) -> int:
 class Promoter(Copier):
     """Copies the checkpoints of one directory to tiers."""
 
-    _repeats = True
-
     def __init__(
         self,
         root: str,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ringstow import _native, _promote, _rules
 from ringstow._config import native_json
-from ringstow._copier import Added, Copier
+from ringstow._copier import Added, Copier, passes
 from ringstow._errors import Error
 from ringstow.distributed._replicas import replicate
 
@@ -56,6 +56,10 @@ class AfterCommit(Copier):
         """Whether this rank acts for its node."""
         self._is_broken = False
         """Whether this rank can no longer agree with the others on what to copy."""
+        self._passes = False
+        """Whether what just failed on any rank may go well later."""
+        self._was_closing = False
+        """Whether any rank was closing when all began the last copies."""
         self._unlink(COPYING)
         if copies == 1:
             self._unlink(COPIED)
@@ -79,10 +83,23 @@ class AfterCommit(Copier):
     def _newest(self, added: int) -> int | None:
         """Return the newest step that all ranks have added."""
         try:
-            return min(self._group.gathered(added))
+            told = self._group.gathered((added, self._is_closing))
         except BaseException as error:
             self._give_up(error)
             return None
+        self._was_closing = any(is_closing for _, is_closing in told)
+        return min(number for number, _ in told)
+
+    # Whether to try again is decided alike by all ranks: they copy together.
+
+    def _may_repeat(self) -> bool:
+        return self._passes
+
+    def _was_last(self) -> bool:
+        return self._was_closing or self._is_broken
+
+    def _is_left(self, step: Added) -> bool:
+        return True  # `_copy` looks, on all ranks
 
     def _give_up(self, error: BaseException) -> None:
         self._is_broken = True
@@ -90,6 +107,7 @@ class AfterCommit(Copier):
 
     def _copy(self, step: Added) -> bool:
         """Copy a step to other nodes and to stores. A failure of one is none of the others."""
+        self._passes = False
         self._link(COPYING, step.path)
         if any(self._group.gathered(not os.path.lexists(step.path))):
             # Another rank's newer save has removed it already, before all had added that.
@@ -111,13 +129,19 @@ class AfterCommit(Copier):
         if self._is_broken:
             return False
         try:
-            copy(step)
-            return True
-        except (Error, OSError) as error:  # on all ranks
-            self.error = error
-            _log.error("%s is saved, but not copied to %s: %s", step.path, where, error)
+            try:
+                copy(step)
+                return True
+            except (Error, OSError) as error:  # on all ranks
+                self.error = failure = error
+            cause = failure.__cause__ or failure  # see `_sent`
+            self._passes |= any(self._group.gathered(passes(cause)))
         except BaseException as error:  # lost connections, or a panic: training goes on
             self._give_up(error)
+            return False
+        pause_s = self.pause_s()
+        again = "" if pause_s is None else f". It is tried again in {pause_s:.0f} s"
+        _log.error("%s is saved, but not copied to %s: %s%s", step.path, where, failure, again)
         return False
 
     def _tell(self, step: Added, tier: str, *, is_done: bool) -> None:

@@ -69,7 +69,7 @@ def test_any_one_node_can_be_lost(ranks, tmp_path):
     saved = ranks(4).run(train, tmp_path / "whole", [1, 2, 3], options)[0]
     for rank in range(4):
         run = root_on(tmp_path / "whole", rank)
-        hidden = [".ringstow-copied", ".ringstow-node.json"]
+        hidden = [".ringstow-copied", ".ringstow-history.jsonl", ".ringstow-node.json"]
         assert sorted(os.listdir(run)) == [*hidden, "step-00000002", "step-00000003"]
         assert ranks_in(run / "step-00000003") == sorted({rank, (rank - 1) % 4})
         assert ringstow.verify(run / "step-00000003").ok
@@ -340,6 +340,54 @@ def test_nodes_send_their_files_to_a_directory_that_all_see(ranks, tmp_path):
     step, loaded = ranks(4).run(resume_from_store, tmp_path, options)[0]
     assert step == 3
     assert differences(saved, loaded) == []
+
+
+def send_to_one_that_is_away(rank, root, pauses_s, tries):
+    """On rank 1 the tier does not answer the first tries; return how the copies ended."""
+    from ringstow import _copier, _promote
+
+    sent, calls = _promote.sent, []
+
+    def away(path, to, **how):
+        calls.append(to)
+        if rank == 1 and len(calls) <= tries:
+            raise ConnectionRefusedError(to)
+        return sent(path, to, **how)
+
+    pauses_were, _copier._PAUSES_S = _copier._PAUSES_S, pauses_s
+    _promote.sent = away
+    try:
+        with manager_on(rank, root, tiers=[root / "shared" / "run"]) as manager:
+            manager.save(1, {"own": PerRank(torch.full((100,), rank))})
+            is_there = manager.wait_promoted()
+            if pauses_s == (0.0, 0.0):
+                while not is_there:
+                    is_there = manager.wait_promoted(60)
+                manager.save(2, {"own": PerRank(torch.full((100,), rank))})
+                assert manager.wait_promoted()
+        return is_there, manager.promotion_error
+    finally:
+        _promote.sent, _copier._PAUSES_S = sent, pauses_were
+
+
+def test_all_nodes_try_again_until_the_tier_of_one_is_back(ranks, tmp_path):
+    ended = ranks(3).run(send_to_one_that_is_away, tmp_path, (0.0, 0.0), 4)
+    assert ended == [(True, None)] * 3
+    assert [one.step for one in ringstow.steps(tmp_path / "shared/run")] == [1, 2]
+    assert ringstow.verify(tmp_path / "shared/run/step-00000001").ok
+
+
+def test_all_nodes_try_a_last_time_at_the_end(ranks, tmp_path):
+    ended = ranks(3).run(send_to_one_that_is_away, tmp_path, (3600.0, 3600.0), 1)
+    assert ended == [(False, None)] * 3
+    assert [one.step for one in ringstow.steps(tmp_path / "shared/run")] == [1]
+
+
+def test_a_last_try_that_fails_ends_on_all_nodes(ranks, tmp_path):
+    ended = ranks(3).run(send_to_one_that_is_away, tmp_path, (3600.0, 3600.0), 99)
+    assert [is_there for is_there, _ in ended] == [False] * 3
+    assert all("ConnectionRefusedError" in str(error) for _, error in ended)
+    assert ringstow.latest(tmp_path / "shared/run") is None
 
 
 def resume_from_store(rank, root, options):
