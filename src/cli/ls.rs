@@ -3,6 +3,7 @@
 use super::config::StripeFlags;
 use super::output::Output;
 use super::place::place_or_url;
+use super::places;
 use super::table::{list as rows, table};
 use super::{Exit, text};
 use crate::error::Result;
@@ -16,14 +17,15 @@ use std::path::{Path, PathBuf};
 ///
 /// A checkpoint is committed (it can be loaded), incomplete (its save was killed or still runs, or a file
 /// is missing) or damaged (its manifest or the length of a file is wrong). To check all bytes, run
-/// `ringstow verify`.
+/// `ringstow verify`. Of several directories and URLs, such as a run's and those of its tiers, it shows which has
+/// which checkpoint.
 #[derive(Debug, Args)]
 pub struct Ls {
-    /// A directory of checkpoints, or one checkpoint
+    /// A directory of checkpoints, or one checkpoint; several: where each checkpoint is
     #[arg(default_value = ".", value_parser = place_or_url())]
-    dir: PathBuf,
+    dirs: Vec<PathBuf>,
 
-    /// Print a JSON array
+    /// Print a JSON array; of several directories, an object of arrays
     #[arg(long)]
     json: bool,
 
@@ -33,22 +35,25 @@ pub struct Ls {
 
 pub fn run(args: &Ls, out: &mut Output) -> Result<Exit> {
     let config = args.stripe.config()?;
-    let found = list(&args.dir, &config)?;
-    let (recycled, unfinished) = match is_url(&args.dir) {
+    let [dir] = &args.dirs[..] else {
+        return places::compare(&args.dirs, &config, args.json, out);
+    };
+    let found = list(dir, &config)?;
+    let (recycled, unfinished) = match is_url(dir) {
         true => Default::default(),
-        false => (recycled(&args.dir, &config)?, unfinished(&args.dir)?),
+        false => (recycled(dir, &config)?, unfinished(dir)?),
     };
     out.print(args.json, &found, || {
-        let mut text = render(&args.dir, &found);
+        let mut text = render(dir, &found);
         text.extend(copying(&unfinished));
-        text.extend(waiting(&args.dir, &recycled));
+        text.extend(waiting(dir, &recycled));
         text
     })?;
     Ok(Exit::Success)
 }
 
 /// Reports the copies to other places that have not ended.
-fn copying(unfinished: &[Unfinished]) -> Option<String> {
+pub(super) fn copying(unfinished: &[Unfinished]) -> Option<String> {
     let each = unfinished.iter().map(|Unfinished { checkpoint, to, .. }| {
         let (from, to) = (text::path(checkpoint), text::path(to.as_ref()));
         [format!(
@@ -109,7 +114,7 @@ fn name(dir: &Path, path: &Path) -> String {
     }
 }
 
-fn status(status: Status) -> &'static str {
+pub(super) fn status(status: Status) -> &'static str {
     match status {
         Status::Committed => "committed",
         Status::Incomplete => "INCOMPLETE",

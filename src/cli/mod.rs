@@ -11,6 +11,7 @@ mod doctor;
 mod ls;
 mod output;
 mod place;
+mod places;
 mod progress;
 mod promote;
 mod prune;

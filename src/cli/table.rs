@@ -1,7 +1,7 @@
 //! Aligned columns without borders, no wider than a terminal. Cells must already be
 //! [`printable`](super::text::printable).
 
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use comfy_table::{CellAlignment, ContentArrangement, Row, Table, presets};
 
 /// Maximum width in characters; longer cells wrap.
 pub const WIDTH_MAX: u16 = 100;
@@ -22,12 +22,19 @@ pub fn table<const N: usize>(
     table.trim_fmt()
 }
 
+/// Formats a table of text with a header, of as many columns as there are titles, and as wide as they need.
+pub fn of_any_width(titles: Vec<String>, rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let mut table = bare(rows);
+    table.set_content_arrangement(ContentArrangement::Disabled).set_header(titles);
+    table.trim_fmt()
+}
+
 /// Formats rows without a header: names and descriptions.
 pub fn list<const N: usize>(rows: impl IntoIterator<Item = [String; N]>) -> String {
     bare(rows).trim_fmt()
 }
 
-fn bare<const N: usize>(rows: impl IntoIterator<Item = [String; N]>) -> Table {
+fn bare(rows: impl IntoIterator<Item: Into<Row>>) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
     table.set_content_arrangement(ContentArrangement::Dynamic).set_width(WIDTH_MAX);

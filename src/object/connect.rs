@@ -55,7 +55,8 @@ fn unmade(why: impl error::Error + Send + Sync + 'static) -> Error {
 /// TLS that trusts what this machine trusts. Its cryptography is named here: a program's own choice for the process is left alone.
 fn tls() -> Result<ClientConfig, rustls::Error> {
     let ring = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(ring).with_safe_default_protocol_versions()?;
+    let builder =
+        ClientConfig::builder_with_provider(ring).with_safe_default_protocol_versions()?;
     Ok(builder.with_platform_verifier()?.with_no_client_auth())
 }
 

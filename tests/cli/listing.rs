@@ -393,3 +393,52 @@ fn ls_names_the_copies_that_have_not_ended() {
     assert!(words.join(" ").contains(&said), "{listed}");
     assert_eq!(listed.matches("not copied yet").count(), 1, "{listed}");
 }
+
+#[test]
+fn ls_of_several_places_shows_which_has_which_step() {
+    let (dir, there) = (Checkpoints::new(), tempfile::tempdir().unwrap());
+    let copy = |from: &Path| {
+        let to = there.path().join(from.file_name().unwrap());
+        let ran =
+            ringstow(&["promote", from.to_str().unwrap(), "--to", to.to_str().unwrap(), "-q"]);
+        assert_eq!(ran.code, Some(0), "{}", ran.err);
+    };
+    let (first, second) = (dir.save(1), dir.save(2));
+    copy(&first);
+    copy(&second);
+    fs::remove_dir_all(&first).unwrap();
+    fs::remove_dir_all(&second).unwrap();
+    dir.save(2);
+    dir.killed(3);
+    let listed = ringstow(&["ls", dir.path(), there.path().to_str().unwrap()]);
+    assert_eq!(listed.code, Some(0), "{}", listed.err);
+    let row = |name: &str| {
+        let line = listed.out.lines().find(|line| line.starts_with(name)).unwrap();
+        line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect::<Vec<_>>()
+    };
+    assert_eq!(row("NAME"), ["NAME", "STEP", dir.path(), there.path().to_str().unwrap()]);
+    assert_eq!(row("step-00000001"), ["step-00000001", "1", "-", "committed"]);
+    assert_eq!(row("step-00000002"), ["step-00000002", "2", "committed", "an older save"]);
+    assert_eq!(row("step-00000003"), ["step-00000003", "3", "INCOMPLETE", "-"]);
+
+    let json = ringstow(&["ls", dir.path(), there.path().to_str().unwrap(), "--json"]).json();
+    assert_eq!(json[dir.path()][0]["step"], 2);
+    assert_eq!(json[there.path().to_str().unwrap()][0]["step"], 1);
+}
+
+#[test]
+fn ls_shows_the_other_places_if_one_cannot_be_asked() {
+    let dir = Checkpoints::new();
+    dir.save(1);
+    let away = dir.0.path().join("away");
+    let ran = ringstow(&["ls", away.to_str().unwrap(), dir.path()]);
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.err.contains("away"), "{}", ran.err);
+    let line = ran.out.lines().find(|line| line.starts_with("step-00000001")).unwrap();
+    assert_eq!(
+        line.split_whitespace().collect::<Vec<_>>(),
+        ["step-00000001", "1", "?", "committed"]
+    );
+    let none = ringstow(&["ls", away.to_str().unwrap(), away.to_str().unwrap()]);
+    assert_eq!((none.code, &*none.out), (Some(2), ""));
+}

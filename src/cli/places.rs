@@ -1,0 +1,85 @@
+//! `ringstow ls` of several directories and URLs: which of them has which checkpoint.
+
+use super::ls::{copying, status};
+use super::output::{self, Output};
+use super::{Exit, table, text};
+use crate::config::Config;
+use crate::error::Result;
+use crate::object::is_url;
+use crate::store::{Found, Status, list, unfinished};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// What a place has, or why it could not be asked.
+struct Place<'a> {
+    at: &'a Path,
+    found: Result<Vec<Found>>,
+}
+
+/// Where a checkpoint comes in the table: those of no step first, by name, as in a list of one place.
+type Key = (Option<u64>, String);
+
+/// Shows for each checkpoint what each place has of it.
+///
+/// # Errors
+/// No place could be asked: why the first could not.
+pub fn compare(dirs: &[PathBuf], config: &Config, as_json: bool, out: &mut Output) -> Result<Exit> {
+    let mut places: Vec<Place<'_>> =
+        dirs.iter().map(|at| Place { at, found: list(at, config) }).collect();
+    if places.iter().all(|place| place.found.is_err()) {
+        return places.swap_remove(0).found.map(|_| Exit::Success);
+    }
+    let mut exit = Exit::Success;
+    for error in places.iter().filter_map(|place| place.found.as_ref().err()) {
+        output::note(&error.to_string());
+        exit = Exit::Failed;
+    }
+    if as_json {
+        let found = places
+            .iter()
+            .filter_map(|place| Some((place.at.to_string_lossy(), place.found.as_ref().ok()?)));
+        out.json(&found.collect::<BTreeMap<_, _>>())?;
+    } else {
+        out.line(render(&places)?)?;
+    }
+    Ok(exit)
+}
+
+fn render(places: &[Place<'_>]) -> Result<String> {
+    let mut rows: BTreeMap<Key, Vec<Option<&Found>>> = BTreeMap::new();
+    for (column, place) in places.iter().enumerate() {
+        for found in place.found.iter().flatten() {
+            let name = found.path.file_name().unwrap_or(place.at.as_os_str());
+            let key = (found.step, name.to_string_lossy().into_owned());
+            rows.entry(key).or_insert_with(|| vec![None; places.len()])[column] = Some(found);
+        }
+    }
+    let titles = places.iter().map(|place| text::path(place.at));
+    let titles = ["NAME".into(), "STEP".into()].into_iter().chain(titles).collect();
+    let lines = rows.iter().map(|((step, name), cells)| line(places, *step, name, cells));
+    let mut text = table::of_any_width(titles, lines);
+    for place in places.iter().filter(|place| place.found.is_ok() && !is_url(place.at)) {
+        text.extend(copying(&unfinished(place.at)?));
+    }
+    Ok(text)
+}
+
+fn line(
+    places: &[Place<'_>],
+    step: Option<u64>,
+    name: &str,
+    cells: &[Option<&Found>],
+) -> Vec<String> {
+    let newest = cells.iter().flatten().filter_map(|found| found.created_unix_ms).max();
+    let step = step.map_or_else(|| "-".into(), |step| step.to_string());
+    let states = places.iter().zip(cells).map(|(place, cell)| match cell {
+        None if place.found.is_err() => "?".into(),
+        None => "-".into(),
+        // The same name does not make it a copy: the step was saved again since.
+        Some(found) if found.status == Status::Committed && found.created_unix_ms < newest => {
+            "an older save".into()
+        }
+        Some(found) => status(found.status).into(),
+    });
+    [text::printable(name), step].into_iter().chain(states).collect()
+}
