@@ -9,6 +9,8 @@ from stores.fixtures import (  # noqa: F401
     container,
     each_bucket,
     each_place,
+    google,
+    google_bucket,
     moto,
     place,
     proxy,

@@ -38,7 +38,7 @@ pub(super) fn kind(text: &str) -> ErrorKind {
 /// The text in words; as it is, if it tells of no answer.
 pub(super) fn plain(text: &str) -> String {
     if text.contains(NO_TLS) {
-        return "the endpoint has no TLS, which AWS_ALLOW_HTTP=true (AZURE_ALLOW_HTTP=true) allows"
+        return "the endpoint has no TLS, which AWS_ALLOW_HTTP=true (AZURE_ALLOW_HTTP, GOOGLE_ALLOW_HTTP) allows"
             .into();
     }
     if is_about_tls(text) {
@@ -74,7 +74,7 @@ pub(super) fn is_about_tls(text: &str) -> bool {
 fn tls(text: &str) -> String {
     let fix = match text {
         _ if !text.contains(CERTIFICATE) => {
-            "the endpoint speaks no TLS: write http:// for https://, which AWS_ALLOW_HTTP=true (AZURE_ALLOW_HTTP=true) allows"
+            "the endpoint speaks no TLS: write http:// for https://, which AWS_ALLOW_HTTP=true (AZURE_ALLOW_HTTP, GOOGLE_ALLOW_HTTP) allows"
         }
         _ if text.contains("for name") => {
             "the endpoint's certificate is for another name: write that name in the endpoint's URL"

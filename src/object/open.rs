@@ -171,7 +171,7 @@ fn s3(url: &Url, retries: RetryConfig) -> object_store::Result<AmazonS3> {
 fn google(url: &Url, retries: RetryConfig) -> object_store::Result<GoogleCloudStorage> {
     let builder = GoogleCloudStorageBuilder::from_env().with_url(url.as_str());
     let builder = builder.with_http_connector(Connector).with_retry(retries);
-    builder.with_client_options(client(false)).build()
+    builder.with_client_options(client(is_on("GOOGLE_ALLOW_HTTP"))).build()
 }
 
 fn azure(url: &Url, retries: RetryConfig) -> object_store::Result<MicrosoftAzure> {

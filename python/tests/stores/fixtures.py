@@ -1,8 +1,9 @@
 """What tests of object stores ask for. ``conftest.py`` imports it, so every test can.
 
 ``bucket`` is a fresh bucket on a real server, ``each_bucket`` one on each server in turn,
-``container`` one of Azure. ``proxy`` is in front of the test's bucket. Each sets the variables
-``AWS_*`` or ``AZURE_*``, so that its URL leads to it.
+``container`` one of Azure, ``google_bucket`` one of a double of Google's. ``proxy`` is in front of
+the test's bucket. Each sets the variables ``AWS_*``, ``AZURE_*`` or ``GOOGLE_*``, so that its URL
+leads to it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import pytest
 from stores import servers
 from stores.azure import Container
 from stores.client import ACCESS_KEY, REGION, SECRET_KEY, Client, Refused
+from stores.google import GoogleBucket, GoogleServer
 from stores.place import Place
 from stores.proxy import Proxy
 
@@ -136,8 +138,9 @@ def _bucket(server: servers.Server, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     return bucket
 
 
-def _lead_to(bucket: Bucket | Container, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_"))]:
+def _lead_to(bucket: Bucket | Container | GoogleBucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = ("AWS_", "AZURE_", "GOOGLE_")
+    for name in [name for name in os.environ if name.startswith(kinds)]:
         monkeypatch.delenv(name)
     for name, value in bucket.environment().items():
         monkeypatch.setenv(name, value)
@@ -167,18 +170,40 @@ def _container(azurite: servers.Server, monkeypatch: pytest.MonkeyPatch) -> Cont
     return made
 
 
+@pytest.fixture(scope="session")
+def google() -> Iterator[GoogleServer]:
+    """Return a running double of Google's server."""
+    with GoogleServer() as server:
+        yield server
+
+
+@pytest.fixture
+def google_bucket(google: GoogleServer, monkeypatch: pytest.MonkeyPatch) -> GoogleBucket:
+    """Return a fresh bucket of the double of Google's server."""
+    return _google_bucket(google, monkeypatch)
+
+
+def _google_bucket(google: GoogleServer, monkeypatch: pytest.MonkeyPatch) -> GoogleBucket:
+    made = GoogleBucket(google, f"ringstow-{next(_numbers)}")  # type: ignore[arg-type]
+    _lead_to(made, monkeypatch)
+    return made
+
+
+_MAKERS: dict[str, Callable[..., Place]] = {"azurite": _container, "google": _google_bucket}
+
+
 def _place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Place:
-    make = _container if request.param == "azurite" else _bucket
+    make = _MAKERS.get(request.param, _bucket)
     return make(request.getfixturevalue(request.param), monkeypatch)
 
 
-@pytest.fixture(params=["s3s", "azurite"])
+@pytest.fixture(params=["s3s", "azurite", "google"])
 def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """Return a fresh bucket of ``s3s-fs``, then a container of ``azurite``."""
+    """Return a fresh bucket of ``s3s-fs``, a container of ``azurite``, a bucket of Google's."""
     return _place(request, monkeypatch)
 
 
-@pytest.fixture(params=["s3s", "moto", "azurite"])
+@pytest.fixture(params=["s3s", "moto", "azurite", "google"])
 def each_place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Place:
     """Return a fresh bucket or container of each server in turn."""
     return _place(request, monkeypatch)
@@ -187,7 +212,7 @@ def each_place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture
 def proxy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """Return a proxy in front of the test's place."""
-    names = ("place", "container", "each_bucket", "bucket")
+    names = ("place", "container", "google_bucket", "each_bucket", "bucket")
     name = next((name for name in names if name in request.fixturenames), "bucket")
     behind = request.getfixturevalue(name)
     with Proxy(behind.server.url) as started:
