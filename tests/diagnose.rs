@@ -43,6 +43,18 @@ fn opening_a_run_directory_names_the_newest_checkpoint() {
     assert_says(&Checkpoint::open_foreign(root.path()).unwrap_err(), &["directory of checkpoints"]);
 }
 
+#[test]
+fn a_save_where_a_file_is_says_so_and_leaves_the_file() {
+    let root = directory(&[("model.pt", b"PK\x03\x04")]);
+    let file = root.path().join("model.pt");
+    let state = StateDict::new();
+    let save = |path: &Path| ringstow::save(&state, path).unwrap_err();
+    assert_says(&save(&file), &["a file has this name", "choose another name"]);
+    let said = format!("{} is a file", file.display());
+    assert_says(&save(&file.join("run/step-1")), &[&said, "choose another directory"]);
+    assert_eq!(fs::read(&file).unwrap(), b"PK\x03\x04");
+}
+
 /// What has a manifest's name, and is none: another program's, damaged, a directory.
 fn no_checkpoints(dir: &Path) {
     for name in ["step-7", "step-8", "step-9"] {

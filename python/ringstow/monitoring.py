@@ -78,7 +78,11 @@ def prometheus(registry: CollectorRegistry | None = None) -> Listener:
     Raises:
         ValueError: the registry has them already.
     """
-    import prometheus_client as client
+    try:
+        import prometheus_client as client
+    except ImportError as error:
+        error.add_note("pip install 'ringstow[prometheus]'")
+        raise
 
     to = client.REGISTRY if registry is None else registry
     count, nbytes, seconds, last = {}, {}, {}, {}
@@ -127,7 +131,11 @@ def opentelemetry(meter_provider: MeterProvider | None = None) -> Listener:
     Args:
         meter_provider: None means the global one.
     """
-    from opentelemetry import metrics
+    try:
+        from opentelemetry import metrics
+    except ImportError as error:
+        error.add_note("pip install 'ringstow[opentelemetry]', and an SDK")
+        raise
 
     from ringstow import _native
 

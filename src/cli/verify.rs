@@ -214,10 +214,10 @@ fn read(report: &VerifyReport) -> String {
         files => format!("; {} on other nodes, not checked", text::count(files, "file")),
     };
     format!(
-        "{} in {}, {} checksum chunks, {:.2} GB/s{elsewhere}",
+        "{} in {}, {}, {:.2} GB/s{elsewhere}",
         text::size(report.read_bytes),
         text::count(report.files, "file"),
-        report.blocks,
+        text::count(report.blocks, "checksum chunk"),
         rate
     )
 }
@@ -225,7 +225,8 @@ fn read(report: &VerifyReport) -> String {
 fn render_damage(path: &str, report: &VerifyReport, tensors: &[String]) -> String {
     let damaged = report.damage.len();
     let places = text::count(damaged, "damaged place");
-    let mut lines = vec![format!("DAMAGED  {path}  {places}, {} checksum chunks", report.blocks)];
+    let chunks = text::count(report.blocks, "checksum chunk");
+    let mut lines = vec![format!("DAMAGED  {path}  {places}, {chunks}")];
     for damage in report.damage.iter().take(DAMAGE_SHOWN_MAX) {
         lines.extend(render_place(damage));
     }

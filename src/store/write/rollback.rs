@@ -60,12 +60,21 @@ impl Rollback {
         self.dir = dir.into();
         let missing: Vec<&Path> =
             dir.ancestors().take_while(|d| !d.as_os_str().is_empty() && !dir::has(d)).collect();
-        missing.into_iter().rev().try_for_each(|dir| self.make_dir(dir))?;
+        missing.into_iter().rev().try_for_each(|missing| {
+            self.make_dir(missing).map_err(|error| match missing.parent() {
+                Some(above) if dir::look(above).is_ok_and(|kind| !kind.is_dir()) => {
+                    error.hinted(format!("{} is a file: choose another directory", above.display()))
+                }
+                _ => error,
+            })
+        })?;
         match dir::look(dir) {
             Ok(kind) if kind.is_dir() => Ok(()),
             Ok(_) => {
                 let error = io::Error::from_raw_os_error(nix::libc::ENOTDIR);
-                Err(Error::io("saving to (a checkpoint is a directory)", dir, error))
+                Err(Error::io("saving to", dir, error).hinted(
+                    "a file has this name, and a checkpoint is a directory: choose another name, or remove the file",
+                ))
             }
             Err(e) if dir::is_link(dir) => Err(Error::io("opening", dir, e).hinted(BROKEN)),
             Err(e) => Err(Error::io("opening", dir, e)),
