@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
 from ringstow import _others, _previous, _rules, _tiers
@@ -21,6 +22,7 @@ from ringstow._config import Config, given, native_json, without_tiers
 from ringstow._copier import Copier
 from ringstow._damage import OnCorrupt
 from ringstow._errors import InvalidStateError
+from ringstow._eviction import Eviction
 from ringstow._guard import Staging, check_staging
 from ringstow._promoter import checked
 from ringstow._resume import Restored, first_intact
@@ -80,6 +82,7 @@ class CheckpointManager:
         base_full_every: int | None = None,
         tiers: Iterable[StrPath] | None = None,
         keep_promoted: int | None = None,
+        keep_here: int | None = None,
         promotion_rate: int | str | None = None,
         node_local: bool = False,
         replicas: int = 1,
@@ -116,6 +119,9 @@ class CheckpointManager:
                 of ``config``, and ``[]`` none.
             keep_promoted: how many of the newest steps to keep on each of ``tiers``, and those that
                 ``keep_every`` and ``keep_best`` keep. None keeps all.
+            keep_here: how many of the newest steps stay in ``root`` once all ``tiers`` have them:
+                after each save, older ones that every tier has whole are removed here, also those
+                that ``keep_every`` and ``keep_best`` keep there. None leaves them to the rules.
             promotion_rate: bytes a second of these copies at most, or a size such as ``"200M"``; 0
                 for no limit. None means that of ``config``.
             node_local: ``root`` is on each node's own disk, and ranks on other nodes do not see it:
@@ -133,7 +139,7 @@ class CheckpointManager:
                 group.
 
         Raises:
-            TypeError, ValueError: a rule cannot be used.
+            TypeError, ValueError: a rule cannot be used; ``keep_here`` without ``tiers``.
             InvalidStateError: ``root`` is a URL, or one of ``tiers`` is in ``root`` or is a URL
                 that cannot be understood; or ``staging`` is
                 unknown, or not for several ranks; or a name in ``slim`` is none; or ``node_local``
@@ -148,8 +154,14 @@ class CheckpointManager:
         if promotion_rate is not None:
             rate: Any = promotion_rate
             found = dataclasses.replace(found, promotion_rate=rate)  # checks it
-        plan = _tiers.Plan(places, found.promotion_rate, there, self._rules)
         config = without_tiers(found)  # the manager copies by itself
+        self._eviction: Eviction | None = None
+        if keep_here is not None:
+            if not places:
+                raise ValueError("keep_here is for steps that tiers have: name tiers")
+            number = _rules.positive(keep_here, "keep_here")
+            self._eviction = Eviction(self._root, number, config)
+        plan = _tiers.Plan(places, found.promotion_rate, there, self._rules, self._eviction)
         self._run = Run(self._root, config)
         self._retention = Retention(self._rules, self._root, config)
         self._previous = _previous.previous(base, base_full_every, self._run.newest)
@@ -160,7 +172,7 @@ class CheckpointManager:
         self._side: Side[Any] = Alone(config, staging, allow_pickle, self._rules.apart)
         self._steps = _tiers.Steps(self._run, places, config)
         # Each node removes old steps by itself, so all ranks need the same rules.
-        rules = (self._rules, plan) if node_local else None
+        rules = (self._rules, plan._replace(eviction=None), keep_here) if node_local else None
         same = {"node_local": node_local, "replicas": replicas, "rules and tiers": rules}
         if node_local:
             from ringstow.distributed._node_ranks import NodeRanks
@@ -168,6 +180,7 @@ class CheckpointManager:
             side = NodeRanks(self._root, replicas, plan, same, config, staging, allow_pickle, group)
             self._side, self._run = side, side.run
             self._steps = _tiers.Steps(self._run, places, config, side.from_first)
+            self._from_first: Callable[[Callable[[], list[str]]], list[str]] = side.from_first
             self._copier: Copier = side.copier
         else:
             if group is not None or _others.ranks() is not None:
@@ -175,6 +188,7 @@ class CheckpointManager:
 
                 self._side = Ranks(same, config, staging, allow_pickle, group, self._rules.apart)
             self._copies_elsewhere = bool(places) and not self._side.is_first
+            self._from_first = self._side.first
             plan = plan if self._side.is_first else plan._replace(tiers=())
             self._copier = _tiers.promoter(self._root, plan, config)
         if self._side.leads:
@@ -393,11 +407,15 @@ class CheckpointManager:
 
         Raises:
             InvalidStateError: neither the call nor ``keep_best`` names a metric.
-            OSError: as in `steps`.
+            OSError: as in `steps`; with ``keep_here``, a tier does not answer.
         """
         metric, mode = self._rules.best(metric, mode)
         with self._call("best", metric, mode):
-            steps = self._side.first(self._run.steps)
+            if self._eviction is None:
+                steps = self._side.first(self._run.steps)
+            else:  # oldest first, and of copies the nearest last, which is taken
+                found = self._side.first(lambda: self._steps.candidates("raise"))
+                steps = found[::-1]
         return _rules.best_of((s for s in steps if s.status == "committed"), metric, mode)
 
     # Resume.
@@ -452,6 +470,8 @@ class CheckpointManager:
             is_here = restored is not None and self._steps.is_here(restored.path)
             if self._steps.joined is not None:
                 self._copier.joined, self._steps.joined = self._steps.joined, None
+            if number is None:
+                self._find_out()
             if restored is not None and is_here:
                 if self._previous is not None:
                     self._previous.restored(restored.path)
@@ -474,6 +494,8 @@ class CheckpointManager:
         if self._has_read_newest:
             self._has_read_newest = False
             self._retain()
+        if self._eviction is not None and self._side.leads:
+            self._eviction.make_room(self._copier.wait)
         previous = self._previous
         return self._side.first(
             lambda: (self._run.path_of(step), None if previous is None else previous.base())
@@ -485,9 +507,22 @@ class CheckpointManager:
         self._copier.add(path, is_new=True, ended=copies)
         self._retain()
 
+    def _find_out(self) -> None:
+        """Have the copier look which steps of an earlier process are on all tiers."""
+        eviction = self._eviction
+        if eviction is None:
+            return
+        # All ranks add the same, which rank 0 sees.
+        for name in self._from_first(eviction.unknown):
+            path = os.path.join(self._root, name)
+            eviction.awaited.add(path)
+            self._copier.add(path, is_new=False)
+
     def _retain(self) -> None:
         if self._side.leads:
             self._retention.run()
+            if self._eviction is not None:
+                self._eviction.run()
 
     # Calls.
 
@@ -504,6 +539,8 @@ class CheckpointManager:
             finally:
                 if name == "close" and self._saving is None:
                     self._copier.close()
+                    if self._eviction is not None and self._side.leads:
+                        self._eviction.run()
                     self._shut()
 
     def _ended(self) -> BaseException | None:

@@ -40,7 +40,7 @@ class Outcome:
     path: str
     """The checkpoint's directory."""
     step: int | None = None
-    """The ``step`` that the save was given."""
+    """The ``step`` that the save was given; of a promotion, unless it failed, the checkpoint's."""
     to: str | None = None
     """Where a promotion copies to."""
     report: SaveReport | LoadReport | PromotionReport | None = None

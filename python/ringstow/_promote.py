@@ -96,8 +96,11 @@ def sent(path: str, to: str, *, how: How, config: Config | None) -> PromotionRep
 
 def tell(report: PromotionReport) -> None:
     """Tell the callbacks of a copy that went well."""
-    done = _outcomes.Outcome(kind="promotion", path=report.path, to=report.to, report=report)
-    _outcomes.tell(done)
+    _outcomes.tell(
+        _outcomes.Outcome(
+            kind="promotion", path=report.path, step=report.step, to=report.to, report=report
+        )
+    )
 
 
 def tell_failure(path: str, to: str, error: BaseException) -> None:

@@ -84,6 +84,7 @@ class Promoter(Copier):
         clear: Callable[[str], object] | None = None,
         *,
         stays: Callable[[str], bool] | None = None,
+        is_everywhere: Callable[[str, int | None], object] | None = None,
         unchecked: tuple[str, ...] = (),
     ) -> None:
         """Make one, which starts a thread when there is something to copy.
@@ -95,6 +96,7 @@ class Promoter(Copier):
             config: the settings of reading.
             clear: removes old steps from a tier, after a new one was copied there.
             stays: which steps are never passed over, by path.
+            is_everywhere: is told of each save that is on all tiers: its path, and its time.
             unchecked: directories among the tiers of which nobody has looked yet whether they are
                 on another disk.
         """
@@ -105,11 +107,17 @@ class Promoter(Copier):
         self._config = config
         self._clear = clear
         self._stays = stays
+        self._is_everywhere = is_everywhere
         self._unchecked = unchecked
 
     def _copy(self, step: Added) -> bool:
         self._warn_of_one_disk()
+        self._copied: list[int | None] = []
         are_there = [self._copy_to(tier, step) for tier in self._tiers]
+        if self._is_everywhere and len(self._copied) == len(self._tiers):
+            [created, *others] = set(self._copied)
+            if not others:  # else it was saved again between two copies
+                self._is_everywhere(step.path, created)
         return all(are_there)
 
     def _copy_to(self, tier: str, step: Added) -> bool:
@@ -133,6 +141,7 @@ class Promoter(Copier):
             _promote.tell_failure(step.path, to, error)
             self._tell(step, tier, error)
             return True
+        self._copied.append(report.created_unix_ms)
         _promote.tell(report)
         _log.info(
             "%s is copied to %s: %.3g GB sent in %.1f s",

@@ -350,6 +350,10 @@ class PromotionReport(_Moved):
     """The checkpoint's directory."""
     to: str
     """The URL or the directory where it is now."""
+    step: int | None = None
+    """Its step, if it has one."""
+    created_unix_ms: int | None = None
+    """When it was committed: a step that is saved again is another checkpoint."""
     files: int
     """Its files."""
     file_bytes: int

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ringstow._catalog_report import Step
     from ringstow._config import Config
     from ringstow._damage import OnCorrupt
+    from ringstow._eviction import Eviction
     from ringstow._run import Run
 
 _log = logging.getLogger("ringstow")
@@ -139,6 +140,15 @@ class Plan(NamedTuple):
     """What stays on each tier; all, if there is no rule."""
     here: Rules
     """What stays in the run's directory."""
+    eviction: Eviction | None = None
+    """What removes steps there that are on all tiers."""
+
+    def stays(self, path: str) -> bool:
+        """Return whether a step must get to the tiers, however many newer ones wait."""
+        if self.eviction is None:
+            return self.here.stays(path)
+        is_kept = self.here.keeps_all or self.here.stays(path)
+        return is_kept or path in self.eviction.awaited
 
 
 def promoter(root: str, plan: Plan, config: Config | None) -> Promoter:
@@ -148,4 +158,12 @@ def promoter(root: str, plan: Plan, config: Config | None) -> Promoter:
         _rules.retain(tier, plan.rules, config)
 
     removes = None if plan.rules.keeps_all else clear
-    return Promoter(root, plan.tiers, plan.rate, config, removes, stays=plan.here.stays)
+    return Promoter(
+        root,
+        plan.tiers,
+        plan.rate,
+        config,
+        removes,
+        stays=plan.stays,
+        is_everywhere=None if plan.eviction is None else plan.eviction.note,
+    )

@@ -61,7 +61,7 @@ def gather(directory: StrPath, *, steps: int, changes: int, verifies: bool) -> R
         changes=tuple(_change(before, after) for before, after in pairs),
         saves=tuple(_saved(entry) for entry in saves[-steps:]),
         failed_copies=_failed_copies(history),
-        fallbacks=tuple(tuple(one) for one in saves[-1].fallbacks) if saves else (),
+        fallbacks=tuple((*one,) for one in saves[-1].fallbacks) if saves else (),
         unfinished=_unfinished(where),
     )
 

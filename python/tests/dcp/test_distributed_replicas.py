@@ -390,6 +390,28 @@ def test_a_last_try_that_fails_ends_on_all_nodes(ranks, tmp_path):
     assert ringstow.latest(tmp_path / "shared/run") is None
 
 
+def keep_the_newest_here(rank, root):
+    options = {"tiers": [root / "shared" / "run"], "keep_here": 1}
+    with manager_on(rank, root, **options) as manager:
+        assert manager.restore(into={"own": PerRank(torch.zeros(100))}) is None
+        for step in (1, 2, 3):
+            manager.save(step, {"own": PerRank(torch.full((100,), 10.0 * step + rank))})
+            assert manager.wait_promoted()
+    state = {"own": PerRank(torch.zeros(100))}
+    with manager_on(rank, root, **options) as manager:
+        assert manager.restore(1, into=state).step == 1
+        assert manager.restore(into={"own": PerRank(torch.zeros(100))}).step == 3
+        manager.save(4, {"own": PerRank(torch.full((100,), 40.0 + rank))})
+    return float(state["own"].value[0])
+
+
+def test_steps_leave_all_nodes_once_the_tier_has_them(ranks, tmp_path):
+    assert ranks(2).run(keep_the_newest_here, tmp_path) == [10.0, 11.0]
+    for rank in (0, 1):
+        assert [one.step for one in ringstow.steps(root_on(tmp_path, rank))] == [4]
+    assert [one.step for one in ringstow.steps(tmp_path / "shared/run")] == [1, 2, 3, 4]
+
+
 def resume_from_store(rank, root, options):
     model, optimizer, state = state_of("fsdp2", 99, 0, EVEN_HIDDEN)
     state["own"] = PerRank(torch.zeros(5000, dtype=torch.int64))

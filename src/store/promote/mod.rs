@@ -91,6 +91,10 @@ pub struct PromotionReport {
     pub path: PathBuf,
     /// The URL or the directory where it is now.
     pub to: String,
+    /// Its step, if it has one.
+    pub step: Option<u64>,
+    /// When it was committed, in milliseconds since 1970-01-01 UTC: a step that is saved again is another checkpoint.
+    pub created_unix_ms: u64,
     /// Its files.
     pub files: usize,
     /// Their bytes.
@@ -165,6 +169,8 @@ fn promote_once(
     Ok(PromotionReport {
         path: from,
         to: to.to_string_lossy().into_owned(),
+        step: checkpoint.manifest().step,
+        created_unix_ms: checkpoint.manifest().created_unix_ms,
         files: copy.names.len(),
         file_bytes,
         sent_bytes,

@@ -1,0 +1,115 @@
+"""Steps leave a manager's directory once all of its tiers have them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ringstow import _catalog
+from ringstow._errors import Error
+
+if TYPE_CHECKING:
+    from ringstow._catalog_report import Step
+    from ringstow._config import Config
+
+_log = logging.getLogger("ringstow")
+
+
+class Eviction:
+    """Removes all but the newest steps, each once every tier has it whole."""
+
+    def __init__(self, root: str, keep: int, config: Config | None) -> None:
+        self._root = root
+        self._keep = keep
+        """How many of the newest steps stay in any case."""
+        self._config = config
+        self._copied: set[tuple[str, int | None]] = set()
+        """The saves that are on all tiers: the path and the time of each."""
+        self.awaited: set[str] = set()
+        """Steps of an earlier process of which this one must find out whether they are there."""
+
+    def note(self, path: str, created_unix_ms: int | None) -> None:
+        """Note that a save is on all tiers. Any thread may call it."""
+        self._copied.add((path, created_unix_ms))
+        self.awaited.discard(path)
+
+    def unknown(self) -> list[str]:
+        """Return the names of steps of which this process does not know where they are copied.
+
+        Raises:
+            OSError: the directory cannot be read.
+        """
+        unknown = [step for step in self._committed() if self._save(step) not in self._copied]
+        return [os.path.basename(step.path) for step in unknown]
+
+    def make_room(self, wait: Callable[[], object]) -> None:
+        """Before a save for which there is no room, wait for copies, and remove what they allow.
+
+        A save of the size of the newest step is expected.
+
+        Args:
+            wait: waits for the copies in progress.
+        """
+        try:
+            newest = max((step.nbytes or 0 for step in self._committed()[-1:]), default=0)
+            if _free(self._root) >= newest:
+                return
+            self.run()
+            if _free(self._root) >= newest or not self.unknown():
+                return
+        except (Error, OSError):
+            return  # the save will say so
+        _log.warning(
+            "%s is full: the save waits until earlier steps are on the tiers and leave", self._root
+        )
+        wait()
+        self.run()
+
+    def run(self) -> None:
+        """Remove steps; log a failure, and never raise one: the save went well.
+
+        Only while this manager saves nothing: a step may be saved again.
+        """
+        try:
+            older = self._committed()[: -self._keep]
+            gone = [step for step in older if self._save(step) in self._copied]
+            linked = self._linked() if gone else set()
+        except (Error, OSError) as error:
+            _log.error("steps stay in %s, though all tiers have them: %s", self._root, error)
+            return
+        for step in gone:
+            if os.path.realpath(step.path) not in linked:
+                self._remove(step)
+
+    def _remove(self, step: Step) -> None:
+        try:
+            removed = _catalog.remove(step.path, config=self._config)
+        except (Error, OSError) as error:
+            _log.warning("%s was not removed: %s. The next save tries again", step.path, error)
+            return
+        for left in removed.left:
+            _log.warning("%s was not removed: %s", left.path, left.reason)
+        _log.info("%s has left %s: all tiers have it", os.path.basename(step.path), self._root)
+        self._copied.discard(self._save(step))
+
+    def _committed(self) -> list[Step]:
+        """Return the steps that can be loaded, oldest first."""
+        found = _catalog.steps(self._root, config=self._config)
+        return [step for step in found if step.status == "committed"]
+
+    def _linked(self) -> set[str]:
+        """Return what links in the directory lead to: it stays, as with `retain`."""
+        with os.scandir(self._root) as entries:
+            return {os.path.realpath(entry.path) for entry in entries if entry.is_symlink()}
+
+    @staticmethod
+    def _save(step: Step) -> tuple[str, int | None]:
+        return step.path, step.created_unix_ms
+
+
+def _free(directory: str) -> int:
+    """Return how many bytes its file system has for this user."""
+    status = os.statvfs(directory)
+    return status.f_bavail * status.f_frsize

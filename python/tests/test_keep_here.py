@@ -1,0 +1,176 @@
+"""`keep_here`: steps leave the manager's directory once all tiers have them, and not before."""
+
+import os
+import threading
+
+import pytest
+from tiered import state_of
+
+import ringstow
+from ringstow import _eviction, _promote
+
+
+def manager_of(tmp_path, *names, **options):
+    tiers = [tmp_path / name for name in names or ("shared",)]
+    return ringstow.CheckpointManager(tmp_path / "run", tiers=tiers, **options)
+
+
+def here(tmp_path):
+    return [found.step for found in ringstow.steps(tmp_path / "run")]
+
+
+def there(tmp_path, name="shared"):
+    return [found.step for found in ringstow.steps(tmp_path / name)]
+
+
+def save(manager, *steps, loss=float):
+    for step in steps:
+        manager.save(step, state_of(step), metrics={"loss": loss(step)})
+        assert manager.wait_promoted(60)
+
+
+def test_all_steps_are_on_the_tiers_and_the_newest_here(tmp_path):
+    with manager_of(tmp_path, "shared", "far", keep_here=2) as manager:
+        save(manager, 1, 2, 3, 4)
+        assert here(tmp_path) == [3, 4]
+        assert manager.restore(1).state["step"] == 1
+    assert there(tmp_path) == there(tmp_path, "far") == [1, 2, 3, 4]
+
+
+def test_no_step_is_passed_over_where_no_rule_removes_it(tmp_path, monkeypatch):
+    """The tier is away while three steps are saved."""
+    sent, is_away = _promote.sent, [True]
+
+    def away(path, to, **how):
+        if is_away[0]:
+            raise ConnectionRefusedError(to)
+        return sent(path, to, **how)
+
+    monkeypatch.setattr(_promote, "sent", away)
+    with manager_of(tmp_path, keep_here=1) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, state_of(step))
+            assert not manager.wait_promoted(60)
+        assert here(tmp_path) == [1, 2, 3]
+        is_away[0] = False
+    assert there(tmp_path) == [1, 2, 3]
+    assert here(tmp_path) == [3]
+
+
+def test_what_every_rule_keeps_leaves_too_and_best_is_found_on_the_tier(tmp_path):
+    rules = {"keep_last": 2, "keep_every": 10, "keep_best": ("loss", "min", 1)}
+    with manager_of(tmp_path, keep_here=1, keep_promoted=2, **rules) as manager:
+        save(manager, 10, 20, 25, 26, 27, loss=lambda step: abs(step - 25))
+        best = manager.best()
+        assert (best.step, os.path.dirname(best.path)) == (25, str(tmp_path / "shared"))
+        assert manager.restore(best.step).state["step"] == 25
+    assert here(tmp_path) == [27]
+    assert there(tmp_path) == [10, 20, 25, 26, 27]
+
+
+def test_step_that_one_tier_lacks_stays(tmp_path, monkeypatch):
+    sent = _promote.sent
+
+    def refused(path, to, **how):
+        if to.endswith("far/step-00000001"):
+            raise PermissionError(to)
+        return sent(path, to, **how)
+
+    monkeypatch.setattr(_promote, "sent", refused)
+    with manager_of(tmp_path, "shared", "far", keep_here=1) as manager:
+        manager.save(1, state_of(1))
+        assert not manager.wait_promoted(60)
+        for step in (2, 3):
+            manager.save(step, state_of(step))
+            assert not manager.wait_promoted(60)  # step 1 is tried again, too
+    assert here(tmp_path) == [1, 3]
+
+
+def test_step_that_is_saved_again_leaves_as_the_save_that_was_copied(tmp_path):
+    with manager_of(tmp_path, keep_here=1) as manager:
+        save(manager, 1, 2)
+        manager.save(1, state_of(100))
+        assert manager.wait_promoted(60)
+        save(manager, 3)
+    assert here(tmp_path) == [3]
+    assert ringstow.load(tmp_path / "shared/step-00000001")["step"] == 100
+
+
+def test_next_process_finds_out_what_the_tiers_have(tmp_path):
+    with manager_of(tmp_path) as manager:  # it keeps all here
+        save(manager, 1, 2, 3)
+    ringstow.remove(tmp_path / "shared/step-00000002")
+    with manager_of(tmp_path, keep_here=1) as manager:
+        assert manager.restore().step == 3
+        save(manager, 4)
+    assert here(tmp_path) == [4]
+    assert there(tmp_path) == [1, 2, 3, 4]
+
+
+def test_step_that_a_link_leads_to_stays(tmp_path):
+    with manager_of(tmp_path, keep_here=1) as manager:
+        save(manager, 1)
+        (tmp_path / "run" / "good").symlink_to("step-00000001")
+        save(manager, 2, 3)
+    assert here(tmp_path) == [1, 3]
+
+
+def test_damaged_step_here_stays_until_it_is_copied(tmp_path):
+    """The copy finds the damage, and commits nothing of it."""
+    with manager_of(tmp_path, keep_here=1) as manager:
+        save(manager, 1)
+    with ringstow.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(2, state_of(2))
+    [shard] = (tmp_path / "run/step-00000002").glob("*.safetensors")
+    content = bytearray(shard.read_bytes())
+    content[-5] ^= 1
+    shard.write_bytes(content)
+    with manager_of(tmp_path, keep_here=1) as manager:
+        manager.restore(1)
+        manager.save(3, state_of(3))
+        manager.save(4, state_of(4))
+        manager.wait_promoted(60)
+    assert 2 in here(tmp_path)
+    assert 2 not in there(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("keep", "tiers", "error"),
+    [(1, [], ValueError), (0, ["x"], ValueError), (1.5, ["x"], TypeError)],
+)
+def test_numbers_that_are_none_are_refused(tmp_path, keep, tiers, error):
+    with pytest.raises(error, match="keep_here"):
+        ringstow.CheckpointManager(
+            tmp_path / "run", tiers=[tmp_path / name for name in tiers], keep_here=keep
+        )
+
+
+def test_save_for_which_there_is_no_room_waits_for_the_copies(tmp_path, monkeypatch, caplog):
+    sent, may_send = _promote.sent, threading.Event()
+
+    def held(path, to, **how):
+        assert may_send.wait(60)
+        return sent(path, to, **how)
+
+    def free(directory):  # room for two steps
+        return 0 if len(here(tmp_path)) >= 2 else 1 << 40
+
+    waited = []
+
+    def wait():
+        may_send.set()
+        waited.append(here(tmp_path))
+        return copies_wait()
+
+    monkeypatch.setattr(_promote, "sent", held)
+    monkeypatch.setattr(_eviction, "_free", free)
+    with manager_of(tmp_path, keep_here=1) as manager:
+        copies_wait = manager._copier.wait
+        monkeypatch.setattr(manager._copier, "wait", wait)
+        manager.save(1, state_of(1))
+        manager.save(2, state_of(2))
+        manager.save_async(3, state_of(3)).result()
+        assert waited == [[1, 2]]
+        assert "is full: the save waits" in caplog.text
+        assert here(tmp_path) == [2, 3]
+    assert there(tmp_path) == [1, 2, 3]
