@@ -105,6 +105,12 @@ class Copier:
                     return
         self._work()  # the interpreter is exiting, and waits for no new thread
 
+    def rescue(self, path: str, ended: Future[bool] | None = None) -> None:
+        """Copy a step that is committed, and may not survive a crash where it is."""
+        if self._places:
+            _log.warning("%s may not survive a crash: copying it to %s", path, self._places)
+        self.add(path, is_new=False, ended=ended)
+
     def expected(self) -> Future[bool] | None:
         """Return what `add` is to be given; None if it copies nothing."""
         from concurrent.futures import Future  # takes a while, and only handles need it

@@ -13,7 +13,7 @@ from typing import Any
 from ringstow import _jobs, _lines, _native, _outcomes
 from ringstow._copied import Copied
 from ringstow._copier import Copier
-from ringstow._errors import Error
+from ringstow._errors import Error, NotDurableError
 from ringstow._guard import Hold
 from ringstow._report import Progress, SaveReport
 
@@ -224,6 +224,10 @@ class SaveHandle(Copied):
         """Return whether the checkpoint is committed, without asking for a failure."""
         return super().done() and super().exception() is None
 
+    def _may_be_lost(self) -> bool:
+        """Return whether it is committed, and a crash may undo that; likewise."""
+        return super().done() and isinstance(super().exception(), NotDurableError)
+
     def _unasked_failure(self) -> BaseException | None:
         """Return what the save, which has ended, failed of, unless somebody has asked already."""
         was_asked, error = self._is_asked, self.exception()
@@ -258,6 +262,8 @@ class SaveHandle(Copied):
                     _jobs.unreported.append(self._failure)
             # Without its frames, which know this handle: it could not be dropped.
             error = error.with_traceback(None)
+            if self._copier is not None and isinstance(error, NotDurableError):
+                self._copier.rescue(self._path, self._copies)
             self._tell(error=error)
             self.set_exception(error)
         else:

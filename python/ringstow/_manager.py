@@ -21,7 +21,7 @@ from ringstow._arguments import StrPath, absolute, step_number
 from ringstow._config import Config, given, native_json, without_tiers
 from ringstow._copier import Copier
 from ringstow._damage import OnCorrupt
-from ringstow._errors import InvalidStateError
+from ringstow._errors import InvalidStateError, NotDurableError
 from ringstow._eviction import Eviction
 from ringstow._guard import Staging, check_staging
 from ringstow._promoter import checked
@@ -293,7 +293,11 @@ class CheckpointManager:
         number = _numbered(step)
         with self._call("save", number):
             path, base = self._prepare(number)
-            report = self._side.save(state, path, number, metrics, base)
+            try:
+                report = self._side.save(state, path, number, metrics, base)
+            except NotDurableError:
+                self._rescue(path)
+                raise
             self._committed(path)
         return report
 
@@ -322,24 +326,26 @@ class CheckpointManager:
             copies = self._copier.expected()
             handle._copies = copies
 
-            def clean_up(is_committed: bool) -> None:
+            def clean_up(is_committed: bool, may_be_lost: bool) -> None:
                 try:
                     if is_committed:
                         self._committed(path, copies)
+                    if may_be_lost:
+                        self._rescue(path, copies)
                 finally:
                     is_over.set()
 
             caller = threading.get_ident()
 
             def ended(done: Any) -> None:  # knows no handle, so that a handle can be dropped
-                is_committed = done._is_committed()
+                how = done._is_committed(), done._may_be_lost()
                 if threading.get_ident() != caller:
-                    clean_up(is_committed)
+                    clean_up(*how)
                     return
                 try:  # the save has ended before anybody could follow it
-                    threading.Thread(target=clean_up, args=(is_committed,)).start()
+                    threading.Thread(target=clean_up, args=how).start()
                 except RuntimeError:  # there can be no more threads
-                    clean_up(is_committed)
+                    clean_up(*how)
 
             handle.add_done_callback(ended)
         return handle
@@ -500,6 +506,11 @@ class CheckpointManager:
         return self._side.first(
             lambda: (self._run.path_of(step), None if previous is None else previous.base())
         )
+
+    def _rescue(self, path: str, copies: Future[bool] | None = None) -> None:
+        """Copy a step whose last sync failed: the tiers may keep it."""
+        if not self._node_local:  # there all ranks would have to know
+            self._copier.rescue(path, copies)
 
     def _committed(self, path: str, copies: Future[bool] | None = None) -> None:
         if self._previous is not None:

@@ -13,7 +13,7 @@ from ringstow import _arguments, _guard, _jobs, _lines, _native, _others, _outco
 from ringstow._arguments import StrPath, absolute, names_of_parts, step_number
 from ringstow._base import Base, native
 from ringstow._config import Config, given
-from ringstow._errors import InvalidStateError
+from ringstow._errors import InvalidStateError, NotDurableError
 from ringstow._guard import Staging
 from ringstow._metrics import metrics_of
 from ringstow._progress import Progress
@@ -97,14 +97,25 @@ def save(
             hold.begin(may_wait=False)
             encoded = _encode.encode(state_dict, allow_pickle=allow_pickle)
             _guard.stage(encoded.tensors, "wait", where, hold)
-            report = _jobs.run(
-                lambda: _native.start_save(
-                    encoded.tensors, encoded.tree, where, knobs, noted, apart=parts, base=earlier
-                ),
-                where,
-                hold=hold,
-                advance=progress.advance,
-            )
+            try:
+                report = _jobs.run(
+                    lambda: _native.start_save(
+                        encoded.tensors,
+                        encoded.tree,
+                        where,
+                        knobs,
+                        noted,
+                        apart=parts,
+                        base=earlier,
+                    ),
+                    where,
+                    hold=hold,
+                    advance=progress.advance,
+                )
+            except NotDurableError:
+                if promoter is not None:
+                    promoter.rescue(where)
+                raise
         report = dataclasses.replace(report, blocked_seconds=hold.waited.seconds())
     if promoter is not None:
         promoter.add(where, is_new=True)

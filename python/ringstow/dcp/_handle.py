@@ -10,6 +10,7 @@ from typing import Any
 
 from ringstow import _jobs
 from ringstow._copied import Copied
+from ringstow._errors import NotDurableError
 from ringstow._report import SaveReport
 
 
@@ -110,6 +111,9 @@ class RanksHandle(Copied):
 
     def _is_committed(self) -> bool:
         return super().done() and super().exception() is None
+
+    def _may_be_lost(self) -> bool:
+        return super().done() and isinstance(super().exception(), NotDurableError)
 
     def _unasked_failure(self) -> BaseException | None:
         was_asked, error = self._is_asked, self.exception()
