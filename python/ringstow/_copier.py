@@ -175,7 +175,6 @@ class Copier:
             if not threading.main_thread().is_alive():  # the exit waits for this thread
                 self._is_closing = True
         self._is_resting = False
-        self._tries = self._tries + 1 if len(self._added) == self._done else 0
         return True
 
     def _is_wanted(self) -> bool:
@@ -203,6 +202,7 @@ class Copier:
                 continue
             batch = self._added[self._done : newest]
             self._done = newest
+            self._tries = 0 if batch else self._tries + 1
             self._copy_batch([*self._taken_again(batch), *batch])
             # Nothing is kept of those but their number.
             self._added[newest - len(batch) : newest] = [one._replace(ended=None) for one in batch]

@@ -22,7 +22,7 @@ _MOST_BYTES = 2_000_000
 _ERROR_MAX = 500
 
 _directories: set[str] = set()
-"""Those whose checkpoints are noted."""
+"""Those whose saves and loads are noted."""
 
 
 class Fallback(NamedTuple):
@@ -66,17 +66,18 @@ def keep(directory: str) -> None:
 
 
 def _note(outcome: _outcomes.Outcome) -> None:
-    """Append a line, before anybody can know of the end and remove the run. Nothing fails of it."""
+    """Append a line, before anybody can know of the end and remove the run. Never fails a save."""
     directory, name = os.path.split(outcome.path)
     if directory not in _directories:
         return
-    line = json.dumps(_fields(_entry(outcome, name))) + "\n"
-    path = os.path.join(directory, NAME)
-    with contextlib.suppress(OSError):  # a full disk, or a run that was removed
+    # A full disk, a run that was removed, an error whose text cannot be had.
+    with contextlib.suppress(Exception):
+        # A kill may have left the line before without its end.
+        line = "\n" + json.dumps(_fields(_entry(outcome, name)))
+        path = os.path.join(directory, NAME)
         with open(path, "ab") as file:
             file.write(line.encode())
-            is_long = file.tell() > _MOST_BYTES
-        if is_long:
+        if os.path.getsize(path) > _MOST_BYTES:
             os.replace(path, f"{path}.1")
 
 
@@ -111,7 +112,7 @@ def _fields(entry: Entry) -> dict[str, Any]:
 
 
 def read(directory: str) -> list[Entry]:
-    """Return what was noted in a directory, oldest first; what is no such line is left out."""
+    """Return what was noted in a directory, oldest first. Skips lines that cannot be parsed."""
     entries = []
     for name in (f"{NAME}.1", NAME):
         try:
@@ -135,13 +136,10 @@ def _parsed(line: bytes) -> Entry | None:
             and isinstance(entry.kind, str)
             and isinstance(entry.at_unix_ms, int)
             and all(isinstance(one, str | None) for one in (entry.to, entry.error))
+            and all(isinstance(one, int | None) for one in (entry.step, entry.bytes))
             and all(
-                one is None or (isinstance(one, int) and abs(one) < 1 << 63)
-                for one in (entry.step, entry.bytes)
-            )
-            and all(
-                isinstance(one, int | float | None)
-                for one in (entry.seconds, entry.blocked_seconds)
+                one is None or isinstance(one, float) or (isinstance(one, int) and one < 1 << 63)
+                for one in (entry.step, entry.bytes, entry.seconds, entry.blocked_seconds)
             )
             and all(isinstance(text, str) for one in entry.fallbacks for text in one)
         )

@@ -132,7 +132,7 @@ def on_done(callback: Callback, *, kinds: Iterable[Kind] = ("save", "load")) -> 
 # held by the very thread that it interrupts.
 _listeners: list[Listener] = []
 notes: list[Callable[[Outcome], None]] = []
-"""What is called at once, before anybody can know of the end. Must be quick, and not raise."""
+"""What is called at once, before the caller learns the outcome. Must be quick, and not raise."""
 _Item = tuple[Outcome, list[Listener]] | str | threading.Event
 _queue: collections.deque[_Item] = collections.deque()
 """What the thread has yet to do: callbacks to call, log lines, and events to set."""
@@ -154,7 +154,7 @@ def failing(
 
 
 def tell(outcome: Outcome) -> None:
-    """Have the callbacks called. Returns at once, but for our own notes."""
+    """Have the callbacks called. Returns at once, after writing our own notes."""
     for note in notes:
         note(outcome)
     if _listeners:

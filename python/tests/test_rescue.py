@@ -36,9 +36,10 @@ def save(request, monkeypatch):
 
 
 def test_manager_copies_it(save, tmp_path, caplog):
-    with ringstow.CheckpointManager(tmp_path / "run", tiers=[tmp_path / "shared"]) as manager:
-        with pytest.raises(NotDurableError):
-            save(manager, 1, state_of(1))
+    manager = ringstow.CheckpointManager(tmp_path / "run", tiers=[tmp_path / "shared"])
+    with pytest.raises(NotDurableError):
+        save(manager, 1, state_of(1))
+    manager.close()
     assert "may not survive a crash: copying it" in caplog.text
     assert ringstow.load(tmp_path / "shared/step-00000001")["step"] == 1
 
@@ -52,7 +53,8 @@ def test_tiers_of_the_configuration_get_it(save, tmp_path):
 
 
 def test_without_tiers_nothing_is_said_of_copies(save, tmp_path, caplog):
-    with ringstow.CheckpointManager(tmp_path / "run") as manager:
-        with pytest.raises(NotDurableError):
-            save(manager, 1, state_of(1))
+    manager = ringstow.CheckpointManager(tmp_path / "run")
+    with pytest.raises(NotDurableError):
+        save(manager, 1, state_of(1))
+    manager.close()
     assert "copying" not in caplog.text

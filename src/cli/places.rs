@@ -16,9 +16,6 @@ struct Place<'a> {
     found: Result<Vec<Found>>,
 }
 
-/// Where a checkpoint comes in the table: those of no step first, by name, as in a list of one place.
-type Key = (Option<u64>, String);
-
 /// Shows for each checkpoint what each place has of it.
 ///
 /// # Errors
@@ -40,28 +37,50 @@ pub fn compare(dirs: &[PathBuf], config: &Config, as_json: bool, out: &mut Outpu
             .filter_map(|place| Some((place.at.to_string_lossy(), place.found.as_ref().ok()?)));
         out.json(&found.collect::<BTreeMap<_, _>>())?;
     } else {
-        out.line(render(&places)?)?;
+        out.line(render(&places))?;
     }
     Ok(exit)
 }
 
-fn render(places: &[Place<'_>]) -> Result<String> {
-    let mut rows: BTreeMap<Key, Vec<Option<&Found>>> = BTreeMap::new();
+fn render(places: &[Place<'_>]) -> String {
+    // By name: whether a name counts as a step depends on the others in its directory.
+    let mut rows: BTreeMap<String, Vec<Option<&Found>>> = BTreeMap::new();
     for (column, place) in places.iter().enumerate() {
         for found in place.found.iter().flatten() {
             let name = found.path.file_name().unwrap_or(place.at.as_os_str());
-            let key = (found.step, name.to_string_lossy().into_owned());
-            rows.entry(key).or_insert_with(|| vec![None; places.len()])[column] = Some(found);
+            let name = name.to_string_lossy().into_owned();
+            rows.entry(name).or_insert_with(|| vec![None; places.len()])[column] = Some(found);
         }
     }
+    if rows.is_empty() {
+        return "no checkpoints there".into();
+    }
+    let step_of = |cells: &[Option<&Found>]| cells.iter().flatten().find_map(|found| found.step);
+    let mut rows: Vec<_> =
+        rows.into_iter().map(|(name, cells)| (step_of(&cells), name, cells)).collect();
+    rows.sort_by_key(|(step, ..)| *step); // stable: those of no step first, by name
     let titles = places.iter().map(|place| text::path(place.at));
     let titles = ["NAME".into(), "STEP".into()].into_iter().chain(titles).collect();
-    let lines = rows.iter().map(|((step, name), cells)| line(places, *step, name, cells));
+    let lines = rows.iter().map(|(step, name, cells)| line(places, *step, name, cells));
     let mut text = table::of_any_width(titles, lines);
+    text.extend(problems(places));
     for place in places.iter().filter(|place| place.found.is_ok() && !is_url(place.at)) {
-        text.extend(copying(&unfinished(place.at)?));
+        match unfinished(place.at) {
+            Ok(unfinished) => text.extend(copying(&unfinished)),
+            Err(error) => output::note(&error.to_string()),
+        }
     }
-    Ok(text)
+    text
+}
+
+/// Why checkpoints cannot be loaded.
+fn problems(places: &[Place<'_>]) -> Option<String> {
+    let found = places.iter().flat_map(|place| place.found.iter().flatten());
+    let problems: Vec<[String; 1]> = found
+        .filter_map(|found| found.problem.as_deref())
+        .map(|problem| [text::printable(problem)])
+        .collect();
+    (!problems.is_empty()).then(|| format!("\n\n{}", table::list(problems)))
 }
 
 fn line(

@@ -7,7 +7,7 @@ use super::answer;
 use http_body_util::BodyExt;
 use object_store::client::{
     ClientConfigKey, HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest,
-    HttpResponse, HttpResponseBody, HttpService,
+    HttpRequestBody, HttpResponse, HttpResponseBody, HttpService,
 };
 use object_store::{ClientOptions, Error};
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
@@ -30,7 +30,7 @@ pub(super) struct Connector;
 
 impl HttpConnector for Connector {
     /// A client with two of the options: whether it may do without TLS, and how long a connection may take. The services that
-    /// hand out a machine's credentials have others than the store.
+    /// hand out a machine's credentials get different values of both.
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         let option = |key| options.get_config_value(&key);
         let allows_http = option(ClientConfigKey::AllowHttp).is_some_and(|text| text == "true");
@@ -38,17 +38,22 @@ impl HttpConnector for Connector {
             .user_agent(concat!("ringstow/", env!("CARGO_PKG_VERSION")))
             .https_only(!allows_http)
             .http1_only()
+            // A program may have them on in reqwest, which is one crate for all; the store's client needs lengths as they are.
+            .no_gzip()
+            .no_brotli()
+            .no_zstd()
+            .no_deflate()
             .timeout(REQUEST)
             .dns_resolver(Arc::new(AnyAddress))
-            .tls_backend_preconfigured(tls().map_err(unmade)?);
+            .tls_backend_preconfigured(tls().map_err(not_made)?);
         if let Some(limit) = option(ClientConfigKey::ConnectTimeout) {
-            builder = builder.connect_timeout(humantime::parse_duration(&limit).map_err(unmade)?);
+            builder = builder.connect_timeout(humantime::parse_duration(&limit).map_err(not_made)?);
         }
-        Ok(HttpClient::new(Service(builder.build().map_err(unmade)?)))
+        Ok(HttpClient::new(Service(builder.build().map_err(not_made)?)))
     }
 }
 
-fn unmade(why: impl error::Error + Send + Sync + 'static) -> Error {
+fn not_made(why: impl error::Error + Send + Sync + 'static) -> Error {
     Error::Generic { store: "HTTP", source: Box::new(why) }
 }
 
@@ -88,12 +93,20 @@ impl HttpService for Service {
         Self: 'call,
     {
         Box::pin(async move {
-            let request = Request::try_from(request.map(Body::wrap)).map_err(failed)?;
+            let request = Request::try_from(request.map(body)).map_err(failed)?;
             let answer = self.0.execute(request).await.map_err(failed)?;
             let (head, body) = http::Response::<Body>::from(answer).into_parts();
             let body = HttpResponseBody::new(body.map_err(failed));
             Ok(HttpResponse::from_parts(head, body))
         })
+    }
+}
+
+/// The body of a request. Bytes can be sent again where the store redirects to.
+fn body(of: HttpRequestBody) -> Body {
+    match of.as_bytes() {
+        Some(bytes) => bytes.clone().into(),
+        None => Body::wrap(of),
     }
 }
 

@@ -421,9 +421,27 @@ fn ls_of_several_places_shows_which_has_which_step() {
     assert_eq!(row("step-00000002"), ["step-00000002", "2", "committed", "an older save"]);
     assert_eq!(row("step-00000003"), ["step-00000003", "3", "INCOMPLETE", "-"]);
 
+    assert!(listed.out.contains("step-00000003 is not a committed checkpoint"), "{}", listed.out);
+
     let json = ringstow(&["ls", dir.path(), there.path().to_str().unwrap(), "--json"]).json();
     assert_eq!(json[dir.path()][0]["step"], 2);
     assert_eq!(json[there.path().to_str().unwrap()][0]["step"], 1);
+}
+
+#[test]
+fn ls_of_several_places_shows_a_checkpoint_in_one_row() {
+    let (dir, there) = (Checkpoints::new(), tempfile::tempdir().unwrap());
+    let kept = dir.save(7);
+    let renamed = dir.0.path().join("kept");
+    fs::rename(kept, &renamed).unwrap();
+    dir.save(9); // beside a step, `kept` is none
+    let to = there.path().join("kept");
+    let ran = ringstow(&["promote", renamed.to_str().unwrap(), "--to", to.to_str().unwrap(), "-q"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.err);
+    let listed = ringstow(&["ls", dir.path(), there.path().to_str().unwrap()]).out;
+    let rows: Vec<&str> = listed.lines().filter(|line| line.starts_with("kept")).collect();
+    assert_eq!(rows.len(), 1, "{listed}");
+    assert_eq!(rows[0].matches("committed").count(), 2, "{listed}");
 }
 
 #[test]

@@ -14,7 +14,7 @@ from ringstow._errors import Error, NoCheckpointError
 from ringstow._open import Checkpoint as Opened
 from ringstow._open import Entry
 from ringstow._open import open as open_checkpoint
-from ringstow._page._run import Change, Checkpoint, Run, Saved, Tensor
+from ringstow._page._run import Change, Checkpoint, Run, Tensor
 
 if TYPE_CHECKING:
     from ringstow._catalog_report import CheckpointInfo, DiffReport, Step
@@ -49,6 +49,7 @@ def gather(directory: StrPath, *, steps: int, changes: int, verifies: bool) -> R
     pairs = list(itertools.pairwise(whole))[-changes:] if changes else []
     history = [] if object_url(where) is not None else _history.read(where)
     saves = [entry for entry in history if entry.kind == "save"]
+    last = next((entry for entry in reversed(saves) if entry.error is None), None)
     return Run(
         directory=where,
         written=f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC",
@@ -59,9 +60,9 @@ def gather(directory: StrPath, *, steps: int, changes: int, verifies: bool) -> R
         tensors=tensors,
         values=values,
         changes=tuple(_change(before, after) for before, after in pairs),
-        saves=tuple(_saved(entry) for entry in saves[-steps:]),
+        saves=tuple(saves[-steps:]),
         failed_copies=_failed_copies(history),
-        fallbacks=tuple((*one,) for one in saves[-1].fallbacks) if saves else (),
+        fallbacks=() if last is None else last.fallbacks,
         unfinished=_unfinished(where),
     )
 
@@ -160,20 +161,8 @@ def _change_of(names: tuple[str, str], report: DiffReport, sizes: dict[str, int]
     )
 
 
-def _saved(entry: _history.Entry) -> Saved:
-    return Saved(
-        name=entry.name,
-        at_unix_ms=entry.at_unix_ms,
-        step=entry.step,
-        seconds=entry.seconds,
-        nbytes=entry.bytes,
-        blocked_seconds=entry.blocked_seconds,
-        error=entry.error,
-    )
-
-
 def _failed_copies(history: list[_history.Entry]) -> tuple[tuple[str, str, str], ...]:
-    """Return the copies that failed, but for those that a later attempt has made."""
+    """Return the copies that failed, except those that a later attempt completed."""
     last = {(one.name, one.to): one.error for one in history if one.kind == "promotion"}
     return tuple((name, to or "?", error) for (name, to), error in last.items() if error)
 

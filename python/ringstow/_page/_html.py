@@ -5,11 +5,15 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from ringstow._page import _charts
-from ringstow._page._run import Change, Checkpoint, Run, Saved
+from ringstow._page._run import Change, Checkpoint, Run
 from ringstow._page._style import STYLE
 from ringstow._page._text import counted, nbytes, number, shown
+
+if TYPE_CHECKING:
+    from ringstow._history import Entry
 
 # Tensors of the treemap; the others are one tile.
 _TILES_MAX = 400
@@ -122,7 +126,7 @@ def _saves(run: Run) -> Iterator[str]:
         "also of steps that are gone by now.</p>"
     )
     for title, values in (
-        ("GB/s, durable", [(one.nbytes or 0) / 1e9 / (one.seconds or 1) for one in done]),
+        ("GB/s, durable", [(one.bytes or 0) / 1e9 / (one.seconds or 1) for one in done]),
         ("seconds of a save", [one.seconds for one in done]),
         ("seconds for which training waited", waited),
     ):
@@ -132,7 +136,7 @@ def _saves(run: Run) -> Iterator[str]:
             yield _charts.line(title, labels, numbers, from_zero=True)
 
 
-def _label(one: Checkpoint | Saved) -> str:
+def _label(one: Checkpoint | Entry) -> str:
     return one.name if one.step is None else str(one.step)
 
 

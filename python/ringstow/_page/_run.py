@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ringstow._history import Entry, Fallback
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,19 +64,6 @@ class Change:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Saved:
-    """What a save took, and whether it failed: from the file that a manager leaves."""
-
-    name: str
-    at_unix_ms: int
-    step: int | None = None
-    seconds: float | None = None
-    nbytes: int | None = None
-    blocked_seconds: float | None = None
-    error: str | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
     """A directory of checkpoints."""
 
@@ -92,11 +83,11 @@ class Run:
     """Its values that are no tensors, by name, as text."""
     changes: tuple[Change, ...]
     """Oldest first."""
-    saves: tuple[Saved, ...]
+    saves: tuple[Entry, ...]
     """What is known of saves, in their order; those of steps that are gone, too."""
     failed_copies: tuple[tuple[str, str, str], ...]
     """Copies that failed and were not made since: of which step, where to, and why."""
-    fallbacks: tuple[tuple[str, str, str, str], ...]
-    """What the last save did in a slower way: wanted, done, why, and the remedy."""
+    fallbacks: tuple[Fallback, ...]
+    """What the last save did in a slower way."""
     unfinished: tuple[tuple[str, str], ...]
     """Copies that have begun and not ended: of which step, and where to."""

@@ -56,7 +56,7 @@ class AfterCommit(Copier):
         """Whether this rank acts for its node."""
         self._is_broken = False
         """Whether this rank can no longer agree with the others on what to copy."""
-        self._passes = False
+        self._is_temporary = False
         """Whether what just failed on any rank may go well later."""
         self._was_closing = False
         """Whether any rank was closing when all began the last copies."""
@@ -83,17 +83,17 @@ class AfterCommit(Copier):
     def _newest(self, added: int) -> int | None:
         """Return the newest step that all ranks have added."""
         try:
-            told = self._group.gathered((added, self._is_closing))
+            answers = self._group.gathered((added, self._is_closing))
         except BaseException as error:
             self._give_up(error)
             return None
-        self._was_closing = any(is_closing for _, is_closing in told)
-        return min(number for number, _ in told)
+        self._was_closing = any(is_closing for _, is_closing in answers)
+        return min(number for number, _ in answers)
 
     # Whether to try again is decided alike by all ranks: they copy together.
 
     def _may_repeat(self) -> bool:
-        return self._passes
+        return self._is_temporary
 
     def _was_last(self) -> bool:
         return self._was_closing or self._is_broken
@@ -107,7 +107,7 @@ class AfterCommit(Copier):
 
     def _copy(self, step: Added) -> bool:
         """Copy a step to other nodes and to stores. A failure of one is none of the others."""
-        self._passes = False
+        self._is_temporary = False
         self._link(COPYING, step.path)
         if any(self._group.gathered(not os.path.lexists(step.path))):
             # Another rank's newer save has removed it already, before all had added that.
@@ -141,8 +141,7 @@ class AfterCommit(Copier):
                 return True
             except (Error, OSError) as error:  # on all ranks
                 self.error = failure = error
-            cause = failure.__cause__ or failure  # see `_sent`
-            self._passes |= any(self._group.gathered(passes(cause)))
+            self._is_temporary |= any(self._group.gathered(passes(failure)))
         except BaseException as error:  # lost connections, or a panic: training goes on
             self._give_up(error)
             return False
@@ -195,10 +194,15 @@ class AfterCommit(Copier):
             return _native.claim(tier, run)
 
         run = self._group.from_rank(0, claim)
-        # All nodes train the run that rank 0 does.
-        if self._leads and _native.run_of(self._root) != run:
-            _native.name_run(self._root, run)
-        if not all(self._group.gathered(not self._leads or _native.run_of(tier) == run)):
+
+        def agrees() -> bool:
+            if not self._leads:
+                return True
+            if _native.run_of(self._root) != run:  # all nodes train the run that rank 0 does
+                _native.name_run(self._root, run)
+            return _native.run_of(tier) == run
+
+        if not all(self._group.together(agrees)):
             raise Error(f"the nodes do not see one directory at {tier}: each has its own")
 
     def _sent(self, step: Added, url: str, sends: bool) -> list[int]:
@@ -214,6 +218,8 @@ class AfterCommit(Copier):
             )
             try:
                 self.report = _promote.sent(step.path, url, how=how, config=self._config)
+            except (Error, OSError):
+                raise
             except Exception as error:  # so that it is no lost connection here either
                 raise Error(f"{type(error).__name__}: {error}") from error
             return self.report.missing

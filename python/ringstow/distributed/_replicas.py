@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from ringstow import _native
+from ringstow._copier import passes
 from ringstow._errors import Error, IncompleteCheckpointError, NoCheckpointError
 from ringstow._stream import FileWriter, open_write
 from ringstow.dcp._paths import MANIFEST
@@ -19,6 +20,14 @@ from ringstow.distributed import _nodes
 from ringstow.distributed._fetch import Source, bytes_of, cut
 from ringstow.distributed._group import Group
 from ringstow.distributed._nodes import Nodes
+
+
+class _Problem(NamedTuple):
+    """Why a file was not copied."""
+
+    text: str
+    is_temporary: bool
+    """Whether another try may go well: the disk was full, say."""
 
 
 class _Copy(NamedTuple):
@@ -39,8 +48,9 @@ def replicate(group: Group, path: str, copies: int, settings: str) -> None:
 
     Raises:
         NoCheckpointError: the checkpoint was removed from a node, or replaced there, meanwhile.
-        Error: files could not be copied; the others are. Names the first ones, with rank and
-            reason.
+        OSError: files could not be copied, and another try may go well; the others are copied.
+            Names the first ones, with rank and reason.
+        Error: the same, where another try would fail alike.
     """
     nodes = _nodes.meet(group, _nodes.run_of(path))
     checkpoint = _opened(group, path, settings)
@@ -57,10 +67,12 @@ def replicate(group: Group, path: str, copies: int, settings: str) -> None:
         sender.join()
     all_problems = group.gathered(copying.problems)
     _opened(group, path, settings)
-    told = [f"rank {rank}: {why}" for rank, each in enumerate(all_problems) for why in each]
-    if told:
-        more = f" (and {len(told) - 3} more)" if len(told) > 3 else ""
-        raise Error(f"{path}: not copied to another node: {'; '.join(told[:3])}{more}")
+    problems = [(rank, problem) for rank, each in enumerate(all_problems) for problem in each]
+    if problems:
+        texts = [f"rank {rank}: {problem.text}" for rank, problem in problems]
+        more = f" (and {len(texts) - 3} more)" if len(texts) > 3 else ""
+        kind = OSError if any(problem.is_temporary for _, problem in problems) else Error
+        raise kind(f"{path}: not copied to another node: {'; '.join(texts[:3])}{more}")
 
 
 def _opened(group: Group, path: str, settings: str) -> _native.Checkpoint:
@@ -124,7 +136,7 @@ class _Copying:
         self._files = _native.files_of(checkpoint)
         self._manifest = _identity(path)
         self._chunk_bytes: int = json.loads(checkpoint.info)["block_bytes"]
-        self.problems: list[str] = []
+        self.problems: list[_Problem] = []
 
     def send(self, plan: list[_Copy]) -> None:
         """Send files. If a connection is lost, the receiver fails, too."""
@@ -137,7 +149,7 @@ class _Copying:
                         for piece in source.pieces(0, nbytes, self._chunk_bytes):
                             self._group.send(piece, one.to)
         except Exception as error:
-            self.problems.append(str(error))
+            self.problems.append(_Problem(str(error), passes(error)))
 
     def receive(self, plan: list[_Copy]) -> None:
         """Receive files."""
@@ -146,16 +158,16 @@ class _Copying:
                 target = os.path.join(self._path, self._files[one.number][0])
                 problem = self._receive(one, target)
                 if problem is not None:
-                    self.problems.append(f"{target}: {problem}")
+                    self.problems.append(problem._replace(text=f"{target}: {problem.text}"))
 
-    def _receive(self, one: _Copy, target: str) -> str | None:
+    def _receive(self, one: _Copy, target: str) -> _Problem | None:
         """Receive a file, whatever becomes of it: its sender waits for that. Return what failed."""
-        problem: str | None = None
+        problem: _Problem | None = None
         writer: FileWriter | None = None
         try:
             writer = open_write(target)
         except Exception as error:  # the sender waits, whatever it is
-            problem = str(error)
+            problem = _Problem(str(error), passes(error))
         for begin, size in cut(0, self._files[one.number][2], self._chunk_bytes):
             piece = torch.empty(size, dtype=torch.uint8)
             self._group.receive(piece, one.sender)
@@ -163,18 +175,21 @@ class _Copying:
                 problem = self._keep(writer, one.number, begin, piece)
         if writer is not None:
             if problem is None and _identity(self._path) != self._manifest:
-                problem = "the checkpoint was removed or replaced meanwhile"
+                problem = _Problem("the checkpoint was removed or replaced meanwhile", False)
             try:
                 writer.close() if problem is None else writer.abort()
             except Exception as error:
-                problem = str(error)
+                problem = _Problem(str(error), passes(error))
         return problem
 
-    def _keep(self, writer: FileWriter, number: int, begin: int, piece: torch.Tensor) -> str | None:
+    def _keep(
+        self, writer: FileWriter, number: int, begin: int, piece: torch.Tensor
+    ) -> _Problem | None:
         try:
-            problem = _native.differing(self._checkpoint, number, begin, bytes_of(piece))
-            if problem is None:
-                writer.write(bytes_of(piece))
+            difference = _native.differing(self._checkpoint, number, begin, bytes_of(piece))
+            if difference is not None:
+                return _Problem(difference, False)
+            writer.write(bytes_of(piece))
         except Exception as error:  # as above
-            problem = str(error)
-        return problem
+            return _Problem(str(error), passes(error))
+        return None

@@ -342,6 +342,65 @@ def test_nodes_send_their_files_to_a_directory_that_all_see(ranks, tmp_path):
     assert differences(saved, loaded) == []
 
 
+def copy_to_a_full_disk(rank, root):
+    """The disk of rank 1 is full at the first two tries, and nothing is saved after that."""
+    from ringstow import _copier
+    from ringstow.distributed import _replicas
+
+    pauses_were, _copier._PAUSES_S = _copier._PAUSES_S, (0.0, 0.0)
+    was, tries = _replicas.open_write, []
+
+    def full_at_first(path):
+        tries.append(path)
+        return full_disk(path) if rank == 1 and len(tries) <= 2 else was(path)
+
+    _replicas.open_write = full_at_first
+    try:
+        with manager_on(rank, root, replicas=2) as manager:
+            manager.save(1, {"own": PerRank(torch.full((1000,), 1.0))})
+            while not manager.wait_promoted(60):
+                pass
+            return manager.promotion_error
+    finally:
+        _replicas.open_write, _copier._PAUSES_S = was, pauses_were
+
+
+def test_copy_to_a_node_whose_disk_was_full_is_tried_again(ranks, tmp_path):
+    assert ranks(2).run(copy_to_a_full_disk, tmp_path) == [None, None]
+    for rank in (0, 1):
+        assert ranks_in(root_on(tmp_path, rank) / "step-00000001") == [0, 1]
+
+
+def claim_one_that_is_away(rank, root):
+    """On rank 1 the tier does not answer when it is asked whose steps it has."""
+    from ringstow import _copier, _native
+
+    pauses_were, _copier._PAUSES_S = _copier._PAUSES_S, (0.0, 0.0)
+    was, asked = _native.run_of, []
+
+    def away(place):
+        if rank == 1 and str(place).endswith("shared/run"):
+            asked.append(place)
+            if len(asked) <= 2:
+                raise ConnectionRefusedError(place)
+        return was(place)
+
+    _native.run_of = away
+    try:
+        with manager_on(rank, root, tiers=[root / "shared" / "run"]) as manager:
+            manager.save(1, {"own": PerRank(torch.full((100,), rank))})
+            while not manager.wait_promoted(60):
+                pass
+            return manager.promotion_error
+    finally:
+        _native.run_of, _copier._PAUSES_S = was, pauses_were
+
+
+def test_tier_that_one_node_cannot_ask_is_tried_again_by_all(ranks, tmp_path):
+    assert ranks(3).run(claim_one_that_is_away, tmp_path) == [None] * 3
+    assert [one.step for one in ringstow.steps(tmp_path / "shared/run")] == [1]
+
+
 def send_to_one_that_is_away(rank, root, pauses_s, tries):
     """On rank 1 the tier does not answer the first tries; return how the copies ended."""
     from ringstow import _copier, _promote
@@ -386,7 +445,9 @@ def test_all_nodes_try_a_last_time_at_the_end(ranks, tmp_path):
 def test_a_last_try_that_fails_ends_on_all_nodes(ranks, tmp_path):
     ended = ranks(3).run(send_to_one_that_is_away, tmp_path, (3600.0, 3600.0), 99)
     assert [is_there for is_there, _ in ended] == [False] * 3
-    assert all("ConnectionRefusedError" in str(error) for _, error in ended)
+    [_, (_, own), (_, others)] = ended
+    assert isinstance(own, ConnectionRefusedError)
+    assert "rank 1 failed: ConnectionRefusedError" in str(others)
     assert ringstow.latest(tmp_path / "shared/run") is None
 
 

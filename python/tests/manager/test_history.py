@@ -8,7 +8,7 @@ import pytest
 from support import python
 
 import ringstow
-from ringstow import _history
+from ringstow import _history, _outcomes
 from ringstow._page import _html
 from ringstow._page._gather import gather
 
@@ -32,9 +32,9 @@ def test_saves_and_loads_of_a_manager_are_noted(tmp_path):
     assert first.blocked_seconds == report.blocked_seconds > 0
     assert first.error is second.error is loaded.error is None
     assert (second.step, loaded.kind, loaded.name) == (2, "load", "step-00000002")
-    page = _html.page(gather(root, steps=9, changes=0, verifies=False))
-    assert "seconds for which training waited" in page
-    assert page.count("1: 0.0") >= 1  # the save of a step that is gone
+    shown = gather(root, steps=9, changes=0, verifies=False)
+    assert [one.step for one in shown.saves] == [1, 2]  # step 1 is gone
+    assert "seconds for which training waited" in _html.page(shown)
 
 
 def test_failures_are_noted_and_shown_until_a_later_copy(tmp_path):
@@ -54,7 +54,7 @@ def test_failures_are_noted_and_shown_until_a_later_copy(tmp_path):
     assert "Copies that failed" not in text
     failed = _history.Entry("promotion", "step-00000002", 1, to="s3://b/<x>", error="E: refused")
     with open(root / _history.NAME, "a") as file:
-        file.write(json.dumps(failed._asdict()) + "\n")
+        file.write("\n" + json.dumps(failed._asdict()))
     text = _html.page(gather(root, steps=9, changes=0, verifies=False))
     assert "Copies that failed" in text
     assert "s3://b/&lt;x&gt;" in text
@@ -68,7 +68,7 @@ def test_slower_ways_of_the_last_save_are_shown_with_their_remedies(tmp_path):
     line = _history._fields(entry._replace(fallbacks=(fallback,)))
     (tmp_path / "run" / _history.NAME).write_text(json.dumps(line))
     shown = gather(tmp_path / "run", steps=9, changes=0, verifies=False)
-    assert shown.fallbacks == (tuple(fallback),)
+    assert shown.fallbacks == (fallback,)
     assert "use a disk &lt;here&gt;" in _html.page(shown)
 
 
@@ -82,6 +82,8 @@ def test_slower_ways_of_the_last_save_are_shown_with_their_remedies(tmp_path):
         b'{"kind": "save"}',
         b'{"kind": "save", "name": 1, "at_unix_ms": 1}',
         b'{"kind": "save", "name": "a", "at_unix_ms": 1, "bytes": 1' + b"0" * 400 + b"}",
+        b'{"kind": "save", "name": "a", "at_unix_ms": 1, "seconds": 1' + b"0" * 400 + b"}",
+        b'{"kind": "save", "name": "a", "at_unix_ms": 1, "blocked_seconds": 1' + b"0" * 400 + b"}",
         b'{"kind": "save", "name": "a", "at_unix_ms": 1, "seconds": "x"}',
         b'{"kind": "save", "name": "a", "at_unix_ms": 1, "fallbacks": [{"a": 1}]}',
         b'{"kind": "save", "name": "a", "at_unix_ms": 1, "fallbacks": 3}',
@@ -126,6 +128,27 @@ def test_file_that_cannot_be_written_fails_no_save(tmp_path):
         manager.save(1, STATE)
     assert noted(tmp_path / "run") == []
     assert ringstow.verify(tmp_path / "run" / "step-00000001").ok
+
+
+def test_line_that_was_cut_costs_no_other(tmp_path):
+    with ringstow.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, STATE)
+        with open(tmp_path / "run" / _history.NAME, "ab") as file:
+            file.write(b'\n{"kind": "sa')
+        manager.save(2, STATE)
+    assert [one.step for one in noted(tmp_path / "run")] == [1, 2]
+
+
+def test_error_without_a_text_reaches_the_caller(tmp_path):
+    class Mute(ValueError):
+        def __str__(self):
+            raise TypeError("no text")
+
+    with ringstow.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, STATE)
+        path = str(tmp_path / "run" / "step-00000002")
+        with pytest.raises(Mute), _outcomes.failing("save", path):
+            raise Mute
 
 
 def test_other_directories_and_programs_without_a_manager_leave_none(tmp_path):

@@ -1,7 +1,7 @@
-"""A double of Google Cloud Storage, since no server of it can be had here: its XML API, in memory.
+"""A double of Google Cloud Storage, of which no server is available here: its XML API, in memory.
 
-It does what Google's reference of the API says, and no more: it takes parts of 5 MiB and more but
-for the last, in order and with their ETags; counts generations; compares
+It does what Google's reference of the API says, and no more: it takes parts of 5 MiB and more,
+except the last, in order and with their ETags; counts generations; compares
 ``x-goog-if-generation-match``; lists 1000 names a page. It checks no token.
 """
 

@@ -60,8 +60,8 @@ impl Rollback {
         self.dir = dir.into();
         let missing: Vec<&Path> =
             dir.ancestors().take_while(|d| !d.as_os_str().is_empty() && !dir::has(d)).collect();
-        missing.into_iter().rev().try_for_each(|missing| {
-            self.make_dir(missing).map_err(|error| match missing.parent() {
+        missing.into_iter().rev().try_for_each(|each| {
+            self.make_dir(each).map_err(|error| match each.parent() {
                 Some(above) if dir::look(above).is_ok_and(|kind| !kind.is_dir()) => {
                     error.hinted(format!("{} is a file: choose another directory", above.display()))
                 }
