@@ -50,8 +50,8 @@ fn a_save_where_a_file_is_says_so_and_leaves_the_file() {
     let state = StateDict::new();
     let save = |path: &Path| ringstow::save(&state, path).unwrap_err();
     assert_says(&save(&file), &["a file has this name", "choose another name"]);
-    let said = format!("{} is a file", file.display());
-    assert_says(&save(&file.join("run/step-1")), &[&said, "choose another directory"]);
+    let said = ["`model.pt` in this path is a file", "choose another directory"];
+    assert_says(&save(&file.join("run/step-1")), &said);
     assert_eq!(fs::read(&file).unwrap(), b"PK\x03\x04");
 }
 

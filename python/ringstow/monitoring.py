@@ -33,10 +33,12 @@ def tensorboard(writer: SummaryWriter) -> Listener:
 
     Args:
         writer: a ``torch.utils.tensorboard.SummaryWriter``, or anything with its ``add_scalar``.
-            The step is that of the save; otherwise the number of its kind so far.
+            The step is that of the save; otherwise that of the one before, or the number of its
+            kind so far.
     """
     counts = {kind: itertools.count(1) for kind in _KINDS}
     failures = dict.fromkeys(_KINDS, 0)
+    steps: dict[Kind, int] = {}
     write: Callable[[str, float, int], object] = writer.add_scalar
 
     def report(outcome: Outcome) -> None:
@@ -51,7 +53,9 @@ def tensorboard(writer: SummaryWriter) -> Listener:
             }
         if (blocked := _blocked(outcome)) is not None:
             scalars["blocked_seconds"] = blocked
-        step = number if outcome.step is None else outcome.step
+        if outcome.step is not None:
+            steps[kind] = outcome.step
+        step = steps.get(kind, number)  # a copy that failed does not know its step
         for name, value in scalars.items():
             write(f"ringstow/{kind}/{name}", value, step)
 

@@ -63,7 +63,10 @@ impl Rollback {
         missing.into_iter().rev().try_for_each(|each| {
             self.make_dir(each).map_err(|error| match each.parent() {
                 Some(above) if dir::look(above).is_ok_and(|kind| !kind.is_dir()) => {
-                    error.hinted(format!("{} is a file: choose another directory", above.display()))
+                    let name = above.file_name().unwrap_or_default().display();
+                    error.hinted(format!(
+                        "`{name}` in this path is a file: choose another directory"
+                    ))
                 }
                 _ => error,
             })
