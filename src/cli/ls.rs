@@ -3,13 +3,13 @@
 use super::config::StripeFlags;
 use super::output::Output;
 use super::place::place_or_url;
-use super::places;
+use super::places::{self, copying, status};
 use super::table::{list as rows, table};
 use super::{Exit, text};
 use crate::error::Result;
 use crate::format::names;
 use crate::object::is_url;
-use crate::store::{Found, Recycled, Status, Unfinished, list, recycled, unfinished};
+use crate::store::{Found, Recycled, list, recycled, unfinished};
 use clap::Args;
 use std::path::{Path, PathBuf};
 
@@ -50,17 +50,6 @@ pub fn run(args: &Ls, out: &mut Output) -> Result<Exit> {
         text
     })?;
     Ok(Exit::Success)
-}
-
-/// Reports the copies to other places that have not ended.
-pub(super) fn copying(unfinished: &[Unfinished]) -> Option<String> {
-    let each = unfinished.iter().map(|Unfinished { checkpoint, to, .. }| {
-        let (from, to) = (text::path(checkpoint), text::path(to.as_ref()));
-        [format!(
-            "not copied yet: {from} to {to}; if nothing is copying it, `ringstow promote {from} --to {to}` goes on"
-        )]
-    });
-    (!unfinished.is_empty()).then(|| format!("\n\n{}", rows(each)))
 }
 
 /// Reports the disk space of recycled files.
@@ -111,14 +100,5 @@ fn name(dir: &Path, path: &Path) -> String {
     match path.strip_prefix(dir) {
         Ok(name) if !name.as_os_str().is_empty() => text::path(name),
         _ => text::path(path),
-    }
-}
-
-pub(super) fn status(status: Status) -> &'static str {
-    match status {
-        Status::Committed => "committed",
-        Status::Incomplete => "INCOMPLETE",
-        Status::Damaged => "DAMAGED",
-        Status::Unreadable => "UNREADABLE",
     }
 }

@@ -1,12 +1,11 @@
-//! `ringstow ls` of several directories and URLs: which of them has which checkpoint.
+//! `ringstow ls` of several directories and URLs: which of them has which checkpoint; and what `ls` of one says in the same words.
 
-use super::ls::{copying, status};
 use super::output::{self, Output};
 use super::{Exit, table, text};
 use crate::config::Config;
 use crate::error::Result;
 use crate::object::is_url;
-use crate::store::{Found, Status, list, unfinished};
+use crate::store::{Found, Status, Unfinished, list, unfinished};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -101,4 +100,25 @@ fn line(
         Some(found) => status(found.status).into(),
     });
     [text::printable(name), step].into_iter().chain(states).collect()
+}
+
+/// Reports the copies to other places that have not ended.
+pub fn copying(unfinished: &[Unfinished]) -> Option<String> {
+    let each = unfinished.iter().map(|Unfinished { checkpoint, to, .. }| {
+        let (from, to) = (text::path(checkpoint), text::path(to.as_ref()));
+        [format!(
+            "not copied yet: {from} to {to}; if nothing is copying it, `ringstow promote {from} --to {to}` goes on"
+        )]
+    });
+    (!unfinished.is_empty()).then(|| format!("\n\n{}", table::list(each)))
+}
+
+/// A status in one word; what cannot be loaded stands out.
+pub fn status(status: Status) -> &'static str {
+    match status {
+        Status::Committed => "committed",
+        Status::Incomplete => "INCOMPLETE",
+        Status::Damaged => "DAMAGED",
+        Status::Unreadable => "UNREADABLE",
+    }
 }
