@@ -44,6 +44,20 @@ class Eviction:
         unknown = [step for step in self._committed() if self._save(step) not in self._copied]
         return [os.path.basename(step.path) for step in unknown]
 
+    def overdue(self) -> list[str]:
+        """Return the older steps that a rule keeps and no tier may have: passed over, say.
+
+        They are awaited from then on, and returned once.
+        """
+        try:
+            older = self._committed()[: -self._keep]
+        except (Error, OSError):
+            return []  # the next save looks again
+        paths = [step.path for step in older if self._save(step) not in self._copied]
+        found = [path for path in paths if path not in self.awaited]
+        self.awaited.update(found)
+        return found
+
     def make_room(self, wait: Callable[[], object]) -> None:
         """Before a save for which there is no room, wait for copies, and remove what they allow.
 

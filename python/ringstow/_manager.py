@@ -379,7 +379,9 @@ class CheckpointManager:
     # What there is.
 
     def steps(self) -> list[Step]:
-        """List the run's steps, oldest first, including those that can't be loaded.
+        """List the steps in ``root``, oldest first, including those that can't be loaded.
+
+        `ringstow.steps` lists those of a tier.
 
         Raises:
             OSError: the directory, or one in it that may be a step, can't be read.
@@ -390,19 +392,22 @@ class CheckpointManager:
     def latest(self) -> Step | None:
         """Return the newest step that can be loaded, by its number; None if there is none yet.
 
-        Goes by manifests and lengths of files. Logs each newer step that can't be loaded.
+        With ``tiers``, of all of them: the nearest copy that is whole by itself. Goes by manifests
+        and lengths of files. Logs each newer step that can't be loaded.
 
         Raises:
             IncompleteCheckpointError, CorruptCheckpointError, FormatError: steps were committed,
                 and none of them can be loaded: why the newest cannot.
             InvalidStateError: nothing in the directory counts as a step, but it has checkpoints.
-            OSError: as in `steps`.
+            OSError: as in `steps`; or a tier does not answer.
         """
         with self._call("latest"):
-            return self._side.first(self._run.newest)
+            return self._side.first(self._steps.newest)
 
     def best(self, metric: str | None = None, mode: Mode | None = None) -> Step | None:
         """Return the step with the best value of a metric, of several the newest.
+
+        With ``tiers``, of all of them, and the nearest copy.
 
         Args:
             metric: the metric's name; None means that of ``keep_best``.
@@ -413,15 +418,11 @@ class CheckpointManager:
 
         Raises:
             InvalidStateError: neither the call nor ``keep_best`` names a metric.
-            OSError: as in `steps`; with ``keep_here``, a tier does not answer.
+            OSError: as in `steps`; or a tier does not answer.
         """
         metric, mode = self._rules.best(metric, mode)
         with self._call("best", metric, mode):
-            if self._eviction is None:
-                steps = self._side.first(self._run.steps)
-            else:  # oldest first, and of copies the nearest last, which is taken
-                found = self._side.first(lambda: self._steps.candidates("raise"))
-                steps = found[::-1]
+            steps = self._side.first(self._steps.everywhere)
         return _rules.best_of((s for s in steps if s.status == "committed"), metric, mode)
 
     # Resume.
@@ -517,6 +518,9 @@ class CheckpointManager:
             self._previous.saved(path)
         self._copier.add(path, is_new=True, ended=copies)
         self._retain()
+        if self._eviction is not None and not self._node_local:  # there all ranks add the same
+            for old in self._eviction.overdue():
+                self._copier.add(old, is_new=False)
 
     def _find_out(self) -> None:
         """Have the copier look which steps of an earlier process are on all tiers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -19,6 +20,7 @@ from ringstow._errors import InvalidStateError
 
 if TYPE_CHECKING:
     from ringstow._config import Config
+    from ringstow._report import PromotionReport
 
 _log = logging.getLogger("ringstow")
 
@@ -125,16 +127,13 @@ class Promoter(Copier):
         to = f"{tier}/{os.path.basename(step.path)}"
         try:
             self._claim(tier)
-            self.report = report = _promote.sent(
-                step.path,
-                to,
-                # A run that went back saves a step again.
-                how=_promote.How(rate=self._rate, replace_older=True),
-                config=self._config,
-            )
+            self.report = report = self._sent(step, tier, to)
         except BaseException as error:  # a panic, too: the step is saved, training goes on
             if self._is_overtaken(step, error):
                 self._pass_over(step, tier)
+                return False
+            if not step.is_new and not os.path.lexists(step.path):
+                _log.debug("%s is not copied to %s: it was removed", step.path, tier)
                 return False
             if not passes(self.error):  # one that is worth another try stays
                 self.error = error
@@ -152,6 +151,18 @@ class Promoter(Copier):
         )
         self._cleared(step, tier)
         return True
+
+    def _sent(self, step: Added, tier: str, to: str) -> PromotionReport:
+        """Send a step; if the disk there is full, remove first what its rules no longer keep."""
+        # A run that went back saves a step again.
+        how = _promote.How(rate=self._rate, replace_older=True)
+        try:
+            return _promote.sent(step.path, to, how=how, config=self._config)
+        except OSError as error:
+            if self._clear is None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+        self._clear(tier)
+        return _promote.sent(step.path, to, how=how, config=self._config)
 
     def _tell(self, step: Added, tier: str, error: BaseException) -> None:
         pause_s = self.pause_s()

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from ringstow import _catalog, _native, _rules
+from ringstow import _catalog, _native, _rules, _run
 from ringstow._config import native_json
 from ringstow._errors import Error, NoCheckpointError
 from ringstow._nearest import (
@@ -59,6 +59,34 @@ class Steps:
         if not self._tiers:
             return self._run.candidates(on_corrupt)
         return self._with_copies(lambda: self._run.candidates(on_corrupt), lambda _: True)
+
+    def everywhere(self) -> list[Step]:
+        """Return the steps, oldest first, and of one step the nearest copy last.
+
+        Raises:
+            OSError: a tier does not answer.
+        """
+        if not self._tiers:
+            return self._run.steps()
+        return self.candidates("raise")[::-1]
+
+    def newest(self) -> Step | None:
+        """Return the newest step that can be loaded; None if nothing was committed.
+
+        Raises:
+            Error: steps were committed, and none can be loaded.
+            OSError: a tier does not answer.
+        """
+        if not self._tiers:
+            return self._run.newest()
+        found = self.candidates("raise")
+        for step in found:
+            if step.status == "committed":
+                return step
+            _log.warning("passing over %s, which cannot be loaded: %s", step.path, step.problem)
+        if found:
+            _run.step_at(found[0].path, None)  # raises what is wrong with it
+        return None
 
     def named(self, step: int) -> list[Step]:
         """Return the copies of the step of this number, the nearest first.

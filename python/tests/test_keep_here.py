@@ -174,3 +174,74 @@ def test_save_for_which_there_is_no_room_waits_for_the_copies(tmp_path, monkeypa
         assert "is full: the save waits" in caplog.text
         assert here(tmp_path) == [2, 3]
     assert there(tmp_path) == [1, 2, 3]
+
+
+def test_best_and_latest_are_found_on_the_tiers_by_any_manager(tmp_path):
+    """A new node, or a program that evaluates: nothing is in its own directory."""
+    with manager_of(tmp_path, keep_here=1, keep_best=("loss", "min", 1)) as manager:
+        save(manager, 1, 2, 3, loss=lambda step: abs(step - 2))
+    for root in ("run", "new"):
+        with ringstow.CheckpointManager(tmp_path / root, tiers=[tmp_path / "shared"]) as manager:
+            assert manager.best("loss", "min").step == 2
+            assert manager.latest().step == 3
+    with ringstow.CheckpointManager(tmp_path / "run") as manager:
+        [shard] = (tmp_path / "run/step-00000003").glob("*.safetensors")
+        shard.unlink()
+    with manager_of(tmp_path) as manager:
+        assert manager.latest().path == str(tmp_path / "shared/step-00000003")
+
+
+def test_best_step_that_copies_have_passed_over_is_copied_later(tmp_path, monkeypatch):
+    sent, may_send = _promote.sent, threading.Event()
+
+    def held(path, to, **how):
+        assert may_send.wait(60)
+        return sent(path, to, **how)
+
+    monkeypatch.setattr(_promote, "sent", held)
+    rules = {"keep_last": 1, "keep_best": ("loss", "min", 1)}
+    with manager_of(tmp_path, keep_here=1, **rules) as manager:
+        for step, loss in ((1, 5), (2, 1), (3, 4), (4, 3)):  # 1 is sent, 2 and 3 are overtaken
+            manager.save(step, state_of(step), metrics={"loss": loss})
+        may_send.set()
+        assert manager.wait_promoted(60)
+        save(manager, 5)
+    assert here(tmp_path) == [5]
+    assert 2 in there(tmp_path)
+
+
+def test_full_tier_loses_first_what_its_rules_no_longer_keep(tmp_path, monkeypatch):
+    sent = _promote.sent
+
+    def full(path, to, **how):
+        if len(there(tmp_path)) >= 2 and not os.path.exists(to):
+            raise OSError(28, "No space left on device", to)
+        return sent(path, to, **how)
+
+    with manager_of(tmp_path) as manager:
+        save(manager, 1, 2)
+    monkeypatch.setattr(_promote, "sent", full)
+    with manager_of(tmp_path, keep_promoted=1) as manager:
+        save(manager, 3)
+        assert manager.promotion_error is None
+    assert there(tmp_path) == [3]
+
+
+def test_step_that_was_removed_before_its_turn_is_no_failure(tmp_path, monkeypatch):
+    with manager_of(tmp_path) as manager:
+        save(manager, 1, 2)
+    ringstow.remove(tmp_path / "shared/step-00000001")
+    sent, tried = _promote.sent, []
+
+    def removed_first(path, to, **how):
+        if path.endswith("1") and not tried:
+            tried.append(path)
+            ringstow.remove(path)
+        return sent(path, to, **how)
+
+    monkeypatch.setattr(_promote, "sent", removed_first)
+    with manager_of(tmp_path, keep_here=1) as manager:
+        manager.restore()
+        assert manager.wait_promoted(60)
+        assert manager.promotion_error is None
+    assert tried

@@ -6,6 +6,7 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::object::is_url;
 use crate::store::{Found, Status, Unfinished, list, unfinished};
+use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -13,6 +14,16 @@ use std::path::{Path, PathBuf};
 struct Place<'a> {
     at: &'a Path,
     found: Result<Vec<Found>>,
+}
+
+/// The places that could be asked, in the order in which they were named.
+struct InOrder<'a>(&'a [Place<'a>]);
+
+impl Serialize for InOrder<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> std::result::Result<S::Ok, S::Error> {
+        let asked = self.0.iter().filter_map(|place| Some((place.at, place.found.as_ref().ok()?)));
+        to.collect_map(asked.map(|(at, found)| (at.to_string_lossy(), found)))
+    }
 }
 
 /// Shows for each checkpoint what each place has of it.
@@ -31,10 +42,7 @@ pub fn compare(dirs: &[PathBuf], config: &Config, as_json: bool, out: &mut Outpu
         exit = Exit::Failed;
     }
     if as_json {
-        let found = places
-            .iter()
-            .filter_map(|place| Some((place.at.to_string_lossy(), place.found.as_ref().ok()?)));
-        out.json(&found.collect::<BTreeMap<_, _>>())?;
+        out.json(&InOrder(&places))?;
     } else {
         out.line(render(&places))?;
     }
@@ -104,13 +112,23 @@ fn line(
 
 /// Reports the copies to other places that have not ended.
 pub fn copying(unfinished: &[Unfinished]) -> Option<String> {
-    let each = unfinished.iter().map(|Unfinished { checkpoint, to, .. }| {
+    let (left, gone): (Vec<_>, Vec<_>) =
+        unfinished.iter().partition(|one| crate::sys::dir::has(&one.checkpoint));
+    let each = left.iter().map(|Unfinished { checkpoint, to, .. }| {
         let (from, to) = (text::path(checkpoint), text::path(to.as_ref()));
         [format!(
             "not copied yet: {from} to {to}; if nothing is copying it, `ringstow promote {from} --to {to}` goes on"
         )]
     });
-    (!unfinished.is_empty()).then(|| format!("\n\n{}", table::list(each)))
+    let more = gone.first().and_then(|one| one.checkpoint.parent()).map(|dir| {
+        let begun = match gone.len() {
+            1 => "a copy of a removed checkpoint was begun".into(),
+            n => format!("{n} copies of removed checkpoints were begun"),
+        };
+        [format!("{begun}: `ringstow prune {}` clears up", text::path(dir))]
+    });
+    let lines: Vec<[String; 1]> = each.chain(more).collect();
+    (!lines.is_empty()).then(|| format!("\n\n{}", table::list(lines)))
 }
 
 /// A status in one word; what cannot be loaded stands out.

@@ -460,3 +460,13 @@ fn ls_shows_the_other_places_if_one_cannot_be_asked() {
     let none = ringstow(&["ls", away.to_str().unwrap(), away.to_str().unwrap()]);
     assert_eq!((none.code, &*none.out), (Some(2), ""));
 }
+
+#[test]
+fn ls_lists_no_link_of_a_managers_own() {
+    let dir = Checkpoints::new();
+    dir.save(1);
+    std::os::unix::fs::symlink("step-00000001", dir.0.path().join(".ringstow-copied")).unwrap();
+    std::os::unix::fs::symlink("step-00000001", dir.0.path().join("best")).unwrap();
+    let listed = ringstow(&["ls", dir.path()]).out;
+    assert!(listed.contains("best") && !listed.contains(".ringstow-copied"), "{listed}");
+}

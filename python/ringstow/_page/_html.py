@@ -44,11 +44,20 @@ def _head(run: Run) -> Iterator[str]:
         ("checkpoints", f"{len(steps)}" + (f", and {run.left_out} older" if run.left_out else "")),
         ("size", nbytes(total) + (f", of which {nbytes(shared)} are shared" if shared else "")),
         ("first and last commit", _span(steps)),
-        ("health", "no problem is known" if not bad else f"{bad} with problems: see below"),
+        ("health", _judged(run, bad)),
     ]
     yield f"<h1>{shown(run.directory)}</h1>"
     yield f'<p class="soft">ringstow {shown(run.version)}, {shown(run.written)}</p>'
     yield "<dl>" + "".join(f"<dt>{shown(a)}</dt><dd>{shown(b)}</dd>" for a, b in facts) + "</dl>"
+
+
+def _judged(run: Run, bad: int) -> str:
+    saves = sum(1 for one in run.saves if one.error is not None)
+    copies = len(run.failed_copies)
+    parts = [f"{counted(bad, 'checkpoint')} with problems"] if bad else []
+    parts += [f"{counted(saves, 'failed save')}"] if saves else []
+    parts += [f"{copies:,} failed to be copied"] if copies else []
+    return f"{', '.join(parts)}: see below" if parts else "no problem is known"
 
 
 def _span(steps: Sequence[Checkpoint]) -> str:

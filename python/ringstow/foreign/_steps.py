@@ -21,6 +21,7 @@ _STEP = re.compile(
     r"(?:.*[-_.])?(?:checkpoint|ckpt|step|global_step|iter|iteration)[-_=]?(\d{1,18})(?:-v\d+)?",
     re.IGNORECASE,
 )
+_NUMBER = re.compile(r"(\d{1,18})$")
 # What trainings call a checkpoint that has no number.
 _WORDS = re.compile(r"checkpoint|ckpt|step|iter|epoch|latest|last|best|resume|state", re.IGNORECASE)
 
@@ -121,11 +122,13 @@ def _left(path: str, name: str) -> Left | None:
     stem = stem.removesuffix(".ckpt")  # of Lightning's directories
     if not is_directory and ending not in TORCH_ENDINGS:
         return None
-    match = _STEP.fullmatch(stem)
-    if match is None and not (ending == ".ckpt" or _WORDS.search(stem)):
+    is_dcp = is_directory and os.path.isfile(os.path.join(path, ".metadata"))
+    # Nothing but a checkpoint has that file, whatever the name.
+    match = _STEP.fullmatch(stem) or (_NUMBER.search(stem) if is_dcp else None)
+    if match is None and not (is_dcp or ending == ".ckpt" or _WORDS.search(stem)):
         return None
     kind = kind_of(path)
-    if kind in (None, "hf", "safetensors") or (match is None and is_directory):
+    if kind in (None, "hf", "safetensors") or (match is None and is_directory and not is_dcp):
         return None
     if kind == "torch" and not _is_complete(path):
         return None

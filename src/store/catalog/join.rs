@@ -4,7 +4,7 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::store::catalog::found::Status;
 use crate::store::catalog::steps::steps;
-use crate::store::promote::{name_run, owner, two_runs};
+use crate::store::promote::{note_taking, noted, owner, two_runs};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
@@ -15,25 +15,35 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// [`Error::Invalid`](crate::Error::Invalid) for steps of two runs; as for [`owner`] and [`steps`].
 pub fn join(root: &Path, places: &[PathBuf], config: &Config) -> Result<Option<String>> {
-    let (mut there, own) = (None, owner(root)?);
+    let (own, takes) = noted(root)?.map_or((None, None), |noted| (Some(noted.run), noted.takes));
+    let mut there = None;
     for place in places {
         let Some(run) = owner(place)? else { continue };
+        // A kill came after this place was taken over, and before the last one was.
+        if takes.is_some() && takes.as_ref() != Some(&run) && own.as_ref() == Some(&run) {
+            continue;
+        }
         match &there {
             None => there = Some((place, run)),
             Some((_, known)) if *known == run => {}
             Some((other, _)) => return Err(two_runs(place, other)),
         }
     }
-    let Some((place, run)) = there.filter(|(_, run)| own.as_ref() != Some(run)) else {
+    let Some((place, run)) = there else { return Ok(None) };
+    // A kill came between this and the first copy, which takes the places over.
+    if takes.as_ref() == Some(&run) {
+        return Ok(Some(run));
+    }
+    if own.as_ref() == Some(&run) {
         return Ok(None);
-    };
+    }
     let here = saves(root, config)?;
     let is_of_it = here.is_empty() || own.is_none() && !here.is_disjoint(&saves(place, config)?);
     if !is_of_it {
         return Err(two_runs(place, root));
     }
     // Now: a kill may come between the first save there and its copy.
-    if let Err(error) = name_run(root, &run) {
+    if let Err(error) = note_taking(root, &run, &run) {
         tracing::warn!(root = %root.display(), %error, "the directory cannot be noted as that run's");
     }
     let (root, place) = (root.display(), place.display());

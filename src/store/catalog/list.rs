@@ -11,7 +11,7 @@ use crate::store::layout::stripe_marker::stripe_owner;
 use crate::store::layout::{manifest, rank_dirs};
 use crate::store::read::checkpoint::Checkpoint;
 use crate::store::read::object::read_manifest;
-use crate::sys::dir::{entries, file_names, is_there};
+use crate::sys::dir::{entries, file_names, is_link, is_there};
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -71,6 +71,10 @@ fn look_below(dir: &Path, pattern: Option<&StepPattern>, config: &Config) -> Res
     let mut all = Vec::new();
     for entry in entries(dir)? {
         let path = entry.path();
+        // A manager's own links: the steps that they lead to are listed.
+        if is_own_link(&path) {
+            continue;
+        }
         let looked = match is_there(&path) {
             Ok(true) => look(&path, config),
             Ok(false) => continue,
@@ -89,6 +93,11 @@ fn look_below(dir: &Path, pattern: Option<&StepPattern>, config: &Config) -> Res
         }
     }
     Ok(all)
+}
+
+fn is_own_link(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+    name.starts_with(b".ringstow-") && is_link(path)
 }
 
 /// The checkpoints in a directory of an object store.

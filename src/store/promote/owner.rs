@@ -16,9 +16,12 @@ use std::sync::Arc;
 
 /// The content of the file that says it.
 #[derive(Debug, Serialize, Deserialize)]
-struct Owner {
+pub(in crate::store) struct Owner {
     /// A text that no other run has.
-    run: String,
+    pub run: String,
+    /// Of a run's directory: the run whose steps in the tiers it goes on with, until it has taken all of them over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub takes: Option<String>,
 }
 
 /// The run whose steps a directory or a URL has; `None` if nothing says so yet.
@@ -29,6 +32,14 @@ pub fn owner(place: &Path) -> Result<Option<String>> {
     owner_by(place, Bucket::at)
 }
 
+/// All that the file in a run's directory says.
+///
+/// # Errors
+/// As for [`owner`].
+pub(in crate::store) fn noted(root: &Path) -> Result<Option<Owner>> {
+    noted_by(root, Bucket::at)
+}
+
 /// Whether the run files of two checkpoints' directories name the same run. False if one cannot be read.
 pub fn is_one_run(one: &Path, other: &Path) -> bool {
     let run = |path: &Path| owner(path.parent()?).ok().flatten();
@@ -37,6 +48,10 @@ pub fn is_one_run(one: &Path, other: &Path) -> bool {
 
 /// [`owner`], by requests of this bucket.
 fn owner_by(place: &Path, bucket: impl Fn(&Path) -> Result<Bucket>) -> Result<Option<String>> {
+    Ok(noted_by(place, bucket)?.map(|owner| owner.run))
+}
+
+fn noted_by(place: &Path, bucket: impl Fn(&Path) -> Result<Bucket>) -> Result<Option<Owner>> {
     let path = place.join(names::RUN);
     let text = match is_url(place) {
         false => read_label(place, names::RUN)?,
@@ -47,13 +62,13 @@ fn owner_by(place: &Path, bucket: impl Fn(&Path) -> Result<Bucket>) -> Result<Op
         },
     };
     let Some(text) = text else { return Ok(None) };
-    let owner: Owner = serde_json::from_slice(&text).map_err(|error| {
+    let owner = serde_json::from_slice(&text).map_err(|error| {
         Error::format(
             path,
             format!("does not say which run these steps are of ({error}): remove it"),
         )
     })?;
-    Ok(Some(owner.run))
+    Ok(Some(owner))
 }
 
 /// Notes that a place has the steps of a run, and returns the run's name. Without a name, that is the run whose steps are there, or
@@ -97,13 +112,23 @@ pub fn take_over(root: &Path, places: &[PathBuf], run: &str) -> Result<()> {
     // One that failed in the middle has named the directory: it goes on with that name.
     let named = owner(root)?.filter(|own| own != run);
     let new = named.unwrap_or_else(unique);
-    name_run(root, &new)?;
+    // After a kill in the middle, `join` has it go on.
+    note_taking(root, &new, run)?;
     for place in places {
         if owner(place)?.as_deref() == Some(run) {
             name_run(place, &new)?;
         }
     }
-    Ok(())
+    name_run(root, &new)
+}
+
+/// Notes in a run's directory which run's steps it goes on with, until [`take_over`] has given that run a new name.
+///
+/// # Errors
+/// As for [`owner`].
+pub(in crate::store) fn note_taking(root: &Path, run: &str, takes: &str) -> Result<()> {
+    let owner = Owner { run: run.into(), takes: Some(takes.into()) };
+    write_label(root, names::RUN, &serde_json::json!(owner).to_string(), true)
 }
 
 /// Notes which run's steps a place has, in place of what was noted.
@@ -134,7 +159,7 @@ pub(super) fn check_copy(from: &Path, to: &Path, job: &Job) -> Result<()> {
 }
 
 fn text_of(run: String) -> String {
-    serde_json::json!(Owner { run }).to_string()
+    serde_json::json!(Owner { run, takes: None }).to_string()
 }
 
 /// The error for a place with steps of another run than another one.
@@ -184,7 +209,9 @@ mod tests {
         take_over(&root, &[a.clone(), b.clone()], "old").unwrap_err();
         std::fs::remove_file(&label).unwrap();
         claim(&b, Some("old")).unwrap();
+        assert_eq!(noted(&root).unwrap().unwrap().takes.as_deref(), Some("old"));
         take_over(&root, &[a.clone(), b.clone()], "old").unwrap();
+        assert_eq!(noted(&root).unwrap().unwrap().takes, None);
         let new = owner(&root).unwrap().unwrap();
         assert_ne!(new, "old");
         assert_eq!([owner(&a).unwrap(), owner(&b).unwrap()], [Some(new.clone()), Some(new)]);
