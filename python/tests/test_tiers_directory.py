@@ -354,6 +354,22 @@ def test_program_whose_run_was_taken_over_is_shut_out(tmp_path, caplog):
         manager.restore()
 
 
+def test_kill_before_the_first_copy_shuts_the_other_program_out_all_the_same(tmp_path):
+    with manager_of(tmp_path) as first:
+        first.save(1, state_of(1))
+        assert first.wait_promoted(60)
+        with another_run(tmp_path) as killed:
+            assert killed.restore().step == 1
+        with another_run(tmp_path) as second:  # it has forgotten what it was going to take over
+            assert second.restore().step == 1
+            second.save(2, state_of(2))
+            assert second.wait_promoted(60)
+        first.save(2, state_of(20))
+        assert not first.wait_promoted(60)
+        assert "has taken them over" in str(first.promotion_error)
+    assert ringstow.load(tmp_path / "shared/run/step-00000002")["step"] == 2
+
+
 def test_new_directory_that_a_kill_leaves_without_a_copy_stays_that_runs(tmp_path):
     save_step_1(tmp_path)
     with another_run(tmp_path) as manager:

@@ -32,6 +32,8 @@ def saved(root, name, value):
 NAMES = [
     ("step-{}", 9, 10),
     ("step_{}.pt", 9, 10),
+    ("dcp-{}", 9, 10),
+    ("run{}", 9, 10),
     ("checkpoint-{}.pth", 500, 1000),
     ("global_step{}", 5, 20),
     ("iter_{:07}", 100, 1000),
@@ -88,7 +90,7 @@ def test_ringstows_steps_count_before_newer_ones_of_another_program(at, caplog):
     assert ringstow.latest(at) == str(at / "step-00000006")
 
 
-@pytest.mark.parametrize("name", ["last.ckpt", "epoch=3-val_loss=0.25.ckpt", "best.pt"])
+@pytest.mark.parametrize("name", ["last.ckpt", "epoch=3-val_loss=0.25.ckpt", "best.pt", "final"])
 def test_training_never_begins_anew_beside_a_checkpoint_without_a_step(at, name):
     path = saved(at, name, 3)
     with CheckpointManager(at) as manager:
