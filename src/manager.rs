@@ -294,24 +294,42 @@ impl CheckpointManager {
         Ok(steps)
     }
 
-    /// The newest step that can be loaded; `None` if nothing was committed yet.
+    /// The newest step that can be loaded; `None` if nothing was committed yet. With [`Tiers`], of all places, the nearest copy
+    /// that is whole by itself.
     ///
     /// # Errors
-    /// As for [`latest`](crate::latest).
+    /// As for [`latest`](crate::latest); what a place says that cannot be asked.
     pub fn latest(&self) -> Result<Option<PathBuf>> {
-        self.shared.store.latest(&self.shared.root, &Wanted::default())
+        if self.shared.copies.is_none() {
+            return self.shared.store.latest(&self.shared.root, &Wanted::default());
+        }
+        let found = self.shared.candidates(None)?;
+        let whole = found.iter().find(|(_, found)| found.status == Status::Committed);
+        match (whole, found.first()) {
+            (Some((_, found)), _) => Ok(Some(found.path.clone())),
+            (None, None) => Ok(None),
+            // Says what is wrong with it: training must not begin anew.
+            (None, Some((_, newest))) => {
+                crate::store::Checkpoint::open(&newest.path).map(|_| Some(newest.path.clone()))
+            }
+        }
     }
 
-    /// The best step by a metric; of equals, the newer. `None` if no step that can be loaded has a number for it.
+    /// The best step by a metric; of equals, the newer. `None` if no step that can be loaded has a number for it. With
+    /// [`Tiers`], of all places, the nearest copy.
     ///
     /// # Errors
-    /// As for [`steps`](crate::steps).
+    /// As for [`steps`](crate::steps); what a place says that cannot be asked.
     pub fn best(&self, metric: &str, direction: Direction) -> Result<Option<Found>> {
         let number = |found: &Found| {
             let number = found.metrics.get(metric).copied();
             number.filter(|number| found.status == Status::Committed && !number.is_nan())
         };
-        let newest_first = self.steps()?.into_iter().rev();
+        let newest_first: Vec<Found> = match self.shared.copies {
+            None => self.steps()?.into_iter().rev().collect(),
+            Some(_) => self.shared.candidates(None)?.into_iter().map(|(_, found)| found).collect(),
+        };
+        let newest_first = newest_first.into_iter();
         let numbered = newest_first.filter_map(|found| Some((number(&found)?, found)));
         let best = numbered.min_by(|(a, _), (b, _)| direction.compare(*a, *b)); // the first of equals
         Ok(best.map(|(_, found)| found))

@@ -240,3 +240,28 @@ fn tiers_of_the_configuration_are_the_managers_and_refused_by_saves_without_one(
     manager.wait_promoted().unwrap();
     assert_eq!(steps_in(&disks.shared()), [1]);
 }
+
+#[test]
+fn latest_and_best_look_at_all_places() {
+    let disks = Disks::new();
+    let mut manager = disks.manager(Keep::default());
+    save(&mut manager, 1, 1);
+    save(&mut manager, 2, 2);
+    manager.wait_promoted().unwrap();
+    drop(manager);
+    fs::remove_dir_all(disks.run()).unwrap();
+    let manager = disks.manager_in(&disks.0.path().join("new/run"), Keep::default());
+    let newest = disks.shared().join("step-00000002");
+    assert_eq!(manager.latest().unwrap(), Some(newest.clone()));
+    assert_eq!(manager.best("loss", ringstow::Direction::Min).unwrap().unwrap().path, newest);
+    for step in [1, 2] {
+        let path = disks.shared().join(format!("step-{step:08}"));
+        for entry in fs::read_dir(path).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|ending| ending == "safetensors") {
+                fs::remove_file(path).unwrap();
+            }
+        }
+    }
+    manager.latest().expect_err("training must not begin anew");
+}
