@@ -7,6 +7,7 @@ use super::table::list as rows;
 use super::{Exit, text};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::object::is_url;
 use crate::store::{InFlight, Unfinished, in_flight, list, unfinished};
 use crate::sys::chance::{now_unix_ms, unix_ms};
 use crate::sys::dir::has;
@@ -22,7 +23,7 @@ use std::time::{Duration, Instant};
 /// Show the saves and copies in progress in a run's directory, again and again
 ///
 /// For each save, and each copy to this directory: bytes written, bytes in all, rate over the last ten looks, process.
-/// For each copy to a tier: the same, counted in whole parts of 16 MiB. Takes no lock. A save over recycled files
+/// For each copy to a tier: the same; to a store, counted in whole parts of 16 MiB. Takes no lock. A save over recycled files
 /// shows all of its bytes from the start. Where the file system reserves no space, the total is what is written so
 /// far. Ctrl-C ends it.
 #[derive(Debug, Args)]
@@ -120,7 +121,8 @@ impl Watch<'_> {
             Moving { what, bytes_per_s }
         });
         let saves = saves.collect();
-        let copies = unfinished(self.dir)?.into_iter().map(|found| {
+        let copies = unfinished(self.dir)?.into_iter().map(|mut found| {
+            found.sent_bytes = found.sent_bytes.max(self.written(&found.to));
             let key = (found.checkpoint.clone(), found.to.clone());
             let bytes_per_s = self.rate(at, &key, found.sent_bytes);
             bytes.insert(key, found.sent_bytes);
@@ -133,6 +135,16 @@ impl Watch<'_> {
         }
         let committed_unix_ms = committed.map(unix_ms);
         Ok(Look { unix_ms: now_unix_ms(), saves, copies, committed_unix_ms })
+    }
+
+    /// The bytes of a copy to a directory, whose journal says nothing before the end of a file.
+    fn written(&self, to: &str) -> u64 {
+        let to = Path::new(to);
+        if is_url(to) {
+            return 0;
+        }
+        let (found, _) = in_flight(to, &self.config).unwrap_or_default();
+        found.iter().filter(|found| found.path == to).map(|found| found.written_bytes).sum()
     }
 
     /// Bytes a second since the earliest look that saw it.
