@@ -34,20 +34,20 @@ def gather(directory: StrPath, *, steps: int, changes: int, verifies: bool) -> R
         verifies: whether to read every byte of them.
 
     Raises:
-        NoCheckpointError: it has no checkpoint.
+        NoCheckpointError: it has no checkpoint, and no notes of saves.
         OSError: it can't be read.
     """
     where = directory_to_read(directory)
     found = _catalog.steps(where)
     shown = found[-steps:]
-    if not shown:
+    history = [] if object_url(where) is not None else _history.read(where)
+    if not shown and not history:
         raise NoCheckpointError(f"{where} has no checkpoint: there is nothing to report")
     checkpoints = [_checkpoint(step, verifies=verifies) for step in shown]
     whole = [step for step in shown if step.status == "committed"]
     newest = whole[-1] if whole else None
     tensors, values = ((), ()) if newest is None else _contents(newest.path)
     pairs = list(itertools.pairwise(whole))[-changes:] if changes else []
-    history = [] if object_url(where) is not None else _history.read(where)
     saves = [entry for entry in history if entry.kind == "save"]
     last = next((entry for entry in reversed(saves) if entry.error is None), None)
     return Run(

@@ -151,6 +151,18 @@ def test_error_without_a_text_reaches_the_caller(tmp_path):
             raise Mute
 
 
+def test_page_of_a_run_whose_saves_all_failed_says_why(tmp_path):
+    (tmp_path / "run").mkdir()
+    with (
+        ringstow.CheckpointManager(tmp_path / "run") as manager,
+        pytest.raises(ringstow.InvalidStateError),
+    ):
+        manager.save(1, {"a": object()})
+    text = _html.page(gather(tmp_path / "run", steps=9, changes=9, verifies=True))
+    assert "1 failed save: see below" in text
+    assert "InvalidStateError" in text
+
+
 def test_other_directories_and_programs_without_a_manager_leave_none(tmp_path):
     code = """
 import sys, ringstow
