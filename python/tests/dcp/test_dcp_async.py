@@ -21,7 +21,7 @@ import ringstow
 from ringstow._guard import Hold
 from ringstow.dcp import StorageWriter, _snapshot, _stream
 
-SECONDS = 60
+SECONDS = 240
 
 
 class Held(DefaultSavePlanner):

@@ -23,7 +23,7 @@ from torch_has import needs_background_process
 import ringstow
 from ringstow.dcp import StorageWriter, _private, _saves
 
-SECONDS = 60
+SECONDS = 240
 
 
 @pytest.fixture(params=["pools as they are", "other pools"])

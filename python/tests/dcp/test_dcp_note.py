@@ -17,7 +17,7 @@ from ringstow.dcp import StorageWriter
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 
-SECONDS = 60
+SECONDS = 240
 STATE = {"w": torch.arange(5.0)}
 
 

@@ -29,7 +29,7 @@ from torch_has import (
 import ringstow
 from ringstow.dcp import StorageReader, StorageWriter
 
-SECONDS = 30
+SECONDS = 240
 
 
 def mesh():

@@ -18,7 +18,7 @@ import ringstow
 from ringstow import _guard
 from ringstow.dcp import StorageWriter
 
-SECONDS = 60
+SECONDS = 240
 # Enough rows that each rank's shard is streamed instead of copied at the call.
 HIDDEN = 40_000
 
