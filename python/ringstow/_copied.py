@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future
 
-from ringstow._errors import InvalidStateError
+from ringstow._errors import InvalidStateError, NotDurableError
 from ringstow._report import SaveReport
 
 
@@ -55,6 +55,12 @@ class Copied(Future[SaveReport]):
                 raise  # it is what the save or the copy failed of
             return False
 
+    # Both ask the future itself: a handle's own `exception` would count as asking for a failure.
+
     def _is_committed(self) -> bool:
-        """Return whether the checkpoint is committed, without asking for a failure."""
-        raise NotImplementedError
+        """Return whether the checkpoint is committed."""
+        return Future.done(self) and Future.exception(self) is None
+
+    def _may_be_lost(self) -> bool:
+        """Return whether the checkpoint is committed, and a crash may undo that."""
+        return Future.done(self) and isinstance(Future.exception(self), NotDurableError)

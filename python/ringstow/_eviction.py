@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ringstow import _catalog
 from ringstow._errors import Error
+from ringstow._rules import positive
 
 if TYPE_CHECKING:
     from ringstow._catalog_report import Step
@@ -28,7 +29,9 @@ class Eviction:
         self._copied: set[tuple[str, int | None]] = set()
         """The saves that are on all tiers: the path and the time of each."""
         self.awaited: set[str] = set()
-        """Steps of an earlier process of which this one must find out whether they are there."""
+        """Steps that must get to the tiers, or are there already, as their copy will find out."""
+        self._newest_bytes: int | None = None
+        """Bytes of the newest step; None before the first look."""
 
     def note(self, path: str, created_unix_ms: int | None) -> None:
         """Note that a save is on all tiers. Any thread may call it."""
@@ -36,27 +39,13 @@ class Eviction:
         self.awaited.discard(path)
 
     def unknown(self) -> list[str]:
-        """Return the names of steps of which this process does not know where they are copied.
+        """Return the names of steps that this process has not seen on all tiers.
 
         Raises:
             OSError: the directory cannot be read.
         """
         unknown = [step for step in self._committed() if self._save(step) not in self._copied]
         return [os.path.basename(step.path) for step in unknown]
-
-    def overdue(self) -> list[str]:
-        """Return the older steps that a rule keeps and no tier may have: passed over, say.
-
-        They are awaited from then on, and returned once.
-        """
-        try:
-            older = self._committed()[: -self._keep]
-        except (Error, OSError):
-            return []  # the next save looks again
-        paths = [step.path for step in older if self._save(step) not in self._copied]
-        found = [path for path in paths if path not in self.awaited]
-        self.awaited.update(found)
-        return found
 
     def make_room(self, wait: Callable[[], object]) -> None:
         """Before a save for which there is no room, wait for copies, and remove what they allow.
@@ -67,11 +56,12 @@ class Eviction:
             wait: waits for the copies in progress.
         """
         try:
-            newest = max((step.nbytes or 0 for step in self._committed()[-1:]), default=0)
-            if _free(self._root) >= newest:
+            if self._newest_bytes is None:
+                self._committed()
+            if self._has_room():
                 return
             self.run()
-            if _free(self._root) >= newest or not self.unknown():
+            if self._has_room() or not self.unknown():
                 return
         except (Error, OSError):
             return  # the save will say so
@@ -81,10 +71,14 @@ class Eviction:
         wait()
         self.run()
 
-    def run(self) -> None:
+    def run(self) -> list[str]:
         """Remove steps; log a failure, and never raise one: the save went well.
 
         Only while this manager saves nothing: a step may be saved again.
+
+        Returns:
+            Older steps that a rule keeps and that a tier may lack, since a newer one overtook them,
+            but for those that are awaited.
         """
         try:
             older = self._committed()[: -self._keep]
@@ -92,10 +86,15 @@ class Eviction:
             linked = self._linked() if gone else set()
         except (Error, OSError) as error:
             _log.error("steps stay in %s, though all tiers have them: %s", self._root, error)
-            return
+            return []
         for step in gone:
             if os.path.realpath(step.path) not in linked:
                 self._remove(step)
+        left = [step.path for step in older if step not in gone]
+        return [path for path in left if path not in self.awaited]
+
+    def _has_room(self) -> bool:
+        return _free(self._root) >= (self._newest_bytes or 0)
 
     def _remove(self, step: Step) -> None:
         try:
@@ -111,7 +110,9 @@ class Eviction:
     def _committed(self) -> list[Step]:
         """Return the steps that can be loaded, oldest first."""
         found = _catalog.steps(self._root, config=self._config)
-        return [step for step in found if step.status == "committed"]
+        committed = [step for step in found if step.status == "committed"]
+        self._newest_bytes = committed[-1].nbytes if committed else 0
+        return committed
 
     def _linked(self) -> set[str]:
         """Return what links in the directory lead to: it stays, as with `retain`."""
@@ -121,6 +122,21 @@ class Eviction:
     @staticmethod
     def _save(step: Step) -> tuple[str, int | None]:
         return step.path, step.created_unix_ms
+
+
+def checked(
+    keep: int | None, root: str, tiers: tuple[str, ...], config: Config | None
+) -> Eviction | None:
+    """Return what ``keep_here`` asks for; None if it is not given.
+
+    Raises:
+        TypeError, ValueError: it is no number of steps, or no tier is named.
+    """
+    if keep is None:
+        return None
+    if not tiers:
+        raise ValueError("keep_here is for steps that tiers have: name tiers")
+    return Eviction(root, positive(keep, "keep_here"), config)
 
 
 def _free(directory: str) -> int:

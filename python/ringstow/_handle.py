@@ -220,14 +220,6 @@ class SaveHandle(Copied):
         if failure in _jobs.unreported:
             _jobs.unreported.remove(failure)
 
-    def _is_committed(self) -> bool:
-        """Return whether the checkpoint is committed, without asking for a failure."""
-        return super().done() and super().exception() is None
-
-    def _may_be_lost(self) -> bool:
-        """Return whether it is committed, and a crash may undo that; likewise."""
-        return super().done() and isinstance(super().exception(), NotDurableError)
-
     def _unasked_failure(self) -> BaseException | None:
         """Return what the save, which has ended, failed of, unless somebody has asked already."""
         was_asked, error = self._is_asked, self.exception()

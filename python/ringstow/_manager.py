@@ -9,30 +9,28 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
-from ringstow import _others, _previous, _rules, _tiers
+from ringstow import _eviction, _others, _previous, _rules, _tiers
 from ringstow._alone import Alone, Side
 from ringstow._arguments import StrPath, absolute, step_number
 from ringstow._config import Config, given, native_json, without_tiers
 from ringstow._copier import Copier
 from ringstow._damage import OnCorrupt
 from ringstow._errors import InvalidStateError, NotDurableError
-from ringstow._eviction import Eviction
 from ringstow._guard import Staging, check_staging
 from ringstow._promoter import checked
 from ringstow._resume import Restored, first_intact
 from ringstow._rules import Mode, Retention
 from ringstow._run import Run
 from ringstow._turn import Turn
+from ringstow._upkeep import Upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from concurrent.futures import Future
 
     import torch.distributed as dist
 
@@ -155,13 +153,8 @@ class CheckpointManager:
             rate: Any = promotion_rate
             found = dataclasses.replace(found, promotion_rate=rate)  # checks it
         config = without_tiers(found)  # the manager copies by itself
-        self._eviction: Eviction | None = None
-        if keep_here is not None:
-            if not places:
-                raise ValueError("keep_here is for steps that tiers have: name tiers")
-            number = _rules.positive(keep_here, "keep_here")
-            self._eviction = Eviction(self._root, number, config)
-        plan = _tiers.Plan(places, found.promotion_rate, there, self._rules, self._eviction)
+        eviction = _eviction.checked(keep_here, self._root, places, config)
+        plan = _tiers.Plan(places, found.promotion_rate, there, self._rules, eviction)
         self._run = Run(self._root, config)
         self._retention = Retention(self._rules, self._root, config)
         self._previous = _previous.previous(base, base_full_every, self._run.newest)
@@ -180,7 +173,7 @@ class CheckpointManager:
             side = NodeRanks(self._root, replicas, plan, same, config, staging, allow_pickle, group)
             self._side, self._run = side, side.run
             self._steps = _tiers.Steps(self._run, places, config, side.from_first)
-            self._from_first: Callable[[Callable[[], list[str]]], list[str]] = side.from_first
+            from_first: Callable[[Callable[[], list[str]]], list[str]] = side.from_first
             self._copier: Copier = side.copier
         else:
             if group is not None or _others.ranks() is not None:
@@ -188,9 +181,19 @@ class CheckpointManager:
 
                 self._side = Ranks(same, config, staging, allow_pickle, group, self._rules.apart)
             self._copies_elsewhere = bool(places) and not self._side.is_first
-            self._from_first = self._side.first
+            from_first = self._side.first
             plan = plan if self._side.is_first else plan._replace(tiers=())
             self._copier = _tiers.promoter(self._root, plan, config)
+        self._upkeep = Upkeep(
+            self._root,
+            self._copier,
+            self._retention,
+            eviction,
+            self._previous,
+            from_first,
+            leads=self._side.leads,
+            node_local=node_local,
+        )
         if self._side.leads:
             from ringstow import _history  # needs the reports: `import ringstow` does not
 
@@ -296,9 +299,9 @@ class CheckpointManager:
             try:
                 report = self._side.save(state, path, number, metrics, base)
             except NotDurableError:
-                self._rescue(path)
+                self._upkeep.rescue(path)
                 raise
-            self._committed(path)
+            self._upkeep.committed(path)
         return report
 
     def save_async(
@@ -321,33 +324,7 @@ class CheckpointManager:
             handle: SaveHandle | RanksHandle = self._side.save_async(
                 state, path, number, metrics, base
             )
-            is_over = threading.Event()
-            self._saving = _Saving(handle, is_over)
-            copies = self._copier.expected()
-            handle._copies = copies
-
-            def clean_up(is_committed: bool, may_be_lost: bool) -> None:
-                try:
-                    if is_committed:
-                        self._committed(path, copies)
-                    if may_be_lost:
-                        self._rescue(path, copies)
-                finally:
-                    is_over.set()
-
-            caller = threading.get_ident()
-
-            def ended(done: Any) -> None:  # knows no handle, so that a handle can be dropped
-                how = done._is_committed(), done._may_be_lost()
-                if threading.get_ident() != caller:
-                    clean_up(*how)
-                    return
-                try:  # the save has ended before anybody could follow it
-                    threading.Thread(target=clean_up, args=how).start()
-                except RuntimeError:  # there can be no more threads
-                    clean_up(*how)
-
-            handle.add_done_callback(ended)
+            self._saving = _Saving(handle, self._upkeep.follow(handle, path))
         return handle
 
     def wait(self) -> None:
@@ -392,8 +369,8 @@ class CheckpointManager:
     def latest(self) -> Step | None:
         """Return the newest step that can be loaded, by its number; None if there is none yet.
 
-        With ``tiers``, of all of them: the nearest copy that is whole by itself. Goes by manifests
-        and lengths of files. Logs each newer step that can't be loaded.
+        Looks at the ``tiers``, too, and returns the nearest copy that can be loaded by itself.
+        Judges by manifests and lengths of files. Logs each newer step that can't be loaded.
 
         Raises:
             IncompleteCheckpointError, CorruptCheckpointError, FormatError: steps were committed,
@@ -407,7 +384,7 @@ class CheckpointManager:
     def best(self, metric: str | None = None, mode: Mode | None = None) -> Step | None:
         """Return the step with the best value of a metric, of several the newest.
 
-        With ``tiers``, of all of them, and the nearest copy.
+        Looks at the ``tiers``, too, and returns the nearest copy.
 
         Args:
             metric: the metric's name; None means that of ``keep_best``.
@@ -478,7 +455,7 @@ class CheckpointManager:
             if self._steps.joined is not None:
                 self._copier.joined, self._steps.joined = self._steps.joined, None
             if number is None:
-                self._find_out()
+                self._upkeep.find_out()
             if restored is not None and is_here:
                 if self._previous is not None:
                     self._previous.restored(restored.path)
@@ -500,44 +477,12 @@ class CheckpointManager:
         """
         if self._has_read_newest:
             self._has_read_newest = False
-            self._retain()
-        if self._eviction is not None and self._side.leads:
-            self._eviction.make_room(self._copier.wait)
+            self._upkeep.clear()
+        self._upkeep.make_room()
         previous = self._previous
         return self._side.first(
             lambda: (self._run.path_of(step), None if previous is None else previous.base())
         )
-
-    def _rescue(self, path: str, copies: Future[bool] | None = None) -> None:
-        """Copy a step whose last sync failed: the tiers may keep it."""
-        if not self._node_local:  # there all ranks would have to know
-            self._copier.rescue(path, copies)
-
-    def _committed(self, path: str, copies: Future[bool] | None = None) -> None:
-        if self._previous is not None:
-            self._previous.saved(path)
-        self._copier.add(path, is_new=True, ended=copies)
-        self._retain()
-        if self._eviction is not None and not self._node_local:  # there all ranks add the same
-            for old in self._eviction.overdue():
-                self._copier.add(old, is_new=False)
-
-    def _find_out(self) -> None:
-        """Have the copier look which steps of an earlier process are on all tiers."""
-        eviction = self._eviction
-        if eviction is None:
-            return
-        # All ranks add the same, which rank 0 sees.
-        for name in self._from_first(eviction.unknown):
-            path = os.path.join(self._root, name)
-            eviction.awaited.add(path)
-            self._copier.add(path, is_new=False)
-
-    def _retain(self) -> None:
-        if self._side.leads:
-            self._retention.run()
-            if self._eviction is not None:
-                self._eviction.run()
 
     # Calls.
 
@@ -553,9 +498,7 @@ class CheckpointManager:
                 yield
             finally:
                 if name == "close" and self._saving is None:
-                    self._copier.close()
-                    if self._eviction is not None and self._side.leads:
-                        self._eviction.run()
+                    self._upkeep.close()
                     self._shut()
 
     def _ended(self) -> BaseException | None:

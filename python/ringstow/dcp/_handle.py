@@ -10,7 +10,6 @@ from typing import Any
 
 from ringstow import _jobs
 from ringstow._copied import Copied
-from ringstow._errors import NotDurableError
 from ringstow._report import SaveReport
 
 
@@ -108,12 +107,6 @@ class RanksHandle(Copied):
             if failure is not None:
                 _jobs.unreported.remove(failure)
         return error
-
-    def _is_committed(self) -> bool:
-        return super().done() and super().exception() is None
-
-    def _may_be_lost(self) -> bool:
-        return super().done() and isinstance(super().exception(), NotDurableError)
 
     def _unasked_failure(self) -> BaseException | None:
         was_asked, error = self._is_asked, self.exception()

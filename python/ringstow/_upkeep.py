@@ -1,0 +1,130 @@
+"""What a manager does to a run besides saves and loads: it copies steps, and removes old ones."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ringstow._copier import Copier
+from ringstow._eviction import Eviction
+from ringstow._previous import Previous
+from ringstow._rules import Retention
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from ringstow._copied import Copied
+
+
+class Upkeep:
+    """What follows each save of a manager, and precedes some."""
+
+    def __init__(
+        self,
+        root: str,
+        copier: Copier,
+        retention: Retention,
+        eviction: Eviction | None,
+        previous: Previous | None,
+        from_first: Callable[[Callable[[], list[str]]], list[str]],
+        *,
+        leads: bool,
+        node_local: bool,
+    ) -> None:
+        """Name the parts.
+
+        Args:
+            root: the directory of the run.
+            copier: copies steps.
+            retention: removes the steps that no rule keeps.
+            eviction: removes those that all tiers have, if there are rules for that.
+            previous: remembers the base of the next save, if saves have one.
+            from_first: has all ranks get what the first one returns.
+            leads: whether this process removes steps.
+            node_local: whether all ranks copy together, and so must copy the same steps.
+        """
+        self._root = root
+        self._copier = copier
+        self._retention = retention
+        self._eviction = eviction
+        self._previous = previous
+        self._from_first = from_first
+        self._leads = leads
+        self._node_local = node_local
+
+    def make_room(self) -> None:
+        """Before a save, wait for copies if the disk is full and they let steps go."""
+        if self._eviction is not None and self._leads:
+            self._eviction.make_room(self._copier.wait)
+
+    def committed(self, path: str, copies: Future[bool] | None = None) -> None:
+        """Copy a step that was saved, and remove old ones. ``copies`` becomes how the copy ends."""
+        if self._previous is not None:
+            self._previous.saved(path)
+        self._copier.add(path, is_new=True, ended=copies)
+        for overdue in self.clear():
+            if not self._node_local:
+                self._await(overdue)
+
+    def rescue(self, path: str, copies: Future[bool] | None = None) -> None:
+        """Copy a step whose last sync failed: the tiers may keep it."""
+        if not self._node_local:  # the other ranks do not know
+            self._copier.rescue(path, copies)
+
+    def follow(self, handle: Copied, path: str) -> threading.Event:
+        """Do the same once a background save has ended; return what is set after that."""
+        is_over = threading.Event()
+        copies = self._copier.expected()
+        handle._copies = copies
+
+        def clean_up(is_committed: bool, may_be_lost: bool) -> None:
+            try:
+                if is_committed:
+                    self.committed(path, copies)
+                if may_be_lost:
+                    self.rescue(path, copies)
+            finally:
+                is_over.set()
+
+        caller = threading.get_ident()
+
+        def ended(done: Any) -> None:  # knows no handle, so that a handle can be dropped
+            how = done._is_committed(), done._may_be_lost()
+            if threading.get_ident() != caller:
+                clean_up(*how)
+                return
+            try:  # the save has ended before anybody could follow it
+                threading.Thread(target=clean_up, args=how).start()
+            except RuntimeError:  # there can be no more threads
+                clean_up(*how)
+
+        handle.add_done_callback(ended)
+        return is_over
+
+    def find_out(self) -> None:
+        """After a restore, have the copier look which steps here are on all tiers."""
+        if self._eviction is None:
+            return
+        for name in self._from_first(self._eviction.unknown):
+            self._await(os.path.join(self._root, name))
+
+    def _await(self, path: str) -> None:
+        """Have a step copied, however many newer ones wait."""
+        if self._eviction is not None:
+            self._eviction.awaited.add(path)
+            self._copier.add(path, is_new=False)
+
+    def clear(self) -> list[str]:
+        """Remove old steps; return those that a rule keeps and that have yet to be copied."""
+        if not self._leads:
+            return []
+        self._retention.run()
+        return [] if self._eviction is None else self._eviction.run()
+
+    def close(self) -> None:
+        """Wait for the copies, and remove what they allow."""
+        self._copier.close()
+        if self._eviction is not None and self._leads:
+            self._eviction.run()
