@@ -8,13 +8,14 @@ way. No load needs the file: it may be removed.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import time
 from typing import Any, NamedTuple
 
 from ringstow import _outcomes
-from ringstow._report import LoadReport, PromotionReport, SaveReport
+from ringstow._report import Fallback, SaveReport, bytes_of, seconds_of
 
 NAME = ".ringstow-history.jsonl"
 # A file that is larger becomes `NAME.1`, in place of the one before: 10,000 saves or so are kept.
@@ -23,15 +24,6 @@ _ERROR_MAX = 500
 
 _directories: set[str] = set()
 """Those whose saves and loads are noted."""
-
-
-class Fallback(NamedTuple):
-    """What was done in a slower way, why, and what to do about it."""
-
-    wanted: str
-    got: str
-    reason: str
-    remedy: str
 
 
 class Entry(NamedTuple):
@@ -66,7 +58,7 @@ def keep(directory: str) -> None:
 
 
 def _note(outcome: _outcomes.Outcome) -> None:
-    """Append a line, before anybody can know of the end and remove the run. Never fails a save."""
+    """Append a line, before the caller learns the outcome and removes the run, say. Never fails."""
     directory, name = os.path.split(outcome.path)
     if directory not in _directories:
         return
@@ -86,28 +78,19 @@ def _entry(outcome: _outcomes.Outcome, name: str) -> Entry:
     error = outcome.error
     if error is not None:
         entry = entry._replace(error=f"{type(error).__name__}: {error}"[:_ERROR_MAX])
-    match outcome.report:
-        case SaveReport() as report:
-            fallbacks = tuple(
-                Fallback(one.wanted, one.got, one.reason, one.remedy) for one in report.fallbacks
-            )
-            return entry._replace(
-                seconds=report.seconds.total,
-                bytes=report.written_bytes,
-                blocked_seconds=report.blocked_seconds,
-                fallbacks=fallbacks,
-            )
-        case LoadReport() as report:
-            return entry._replace(seconds=report.seconds.total, bytes=report.read_bytes)
-        case PromotionReport() as report:
-            return entry._replace(seconds=report.seconds, bytes=report.sent_bytes)
+    report = outcome.report
+    if report is not None:
+        entry = entry._replace(seconds=seconds_of(report), bytes=bytes_of(report))
+    if isinstance(report, SaveReport):
+        blocked = report.blocked_seconds
+        entry = entry._replace(blocked_seconds=blocked, fallbacks=report.fallbacks)
     return entry
 
 
 def _fields(entry: Entry) -> dict[str, Any]:
     fields = {name: value for name, value in entry._asdict().items() if value not in (None, ())}
     if entry.fallbacks:
-        fields["fallbacks"] = [one._asdict() for one in entry.fallbacks]
+        fields["fallbacks"] = [dataclasses.asdict(one) for one in entry.fallbacks]
     return fields
 
 
@@ -138,10 +121,10 @@ def _parsed(line: bytes) -> Entry | None:
             and all(isinstance(one, str | None) for one in (entry.to, entry.error))
             and all(isinstance(one, int | None) for one in (entry.step, entry.bytes))
             and all(
-                one is None or isinstance(one, float) or (isinstance(one, int) and one < 1 << 63)
+                one is None or isinstance(one, float) or abs(one) < 1 << 63
                 for one in (entry.step, entry.bytes, entry.seconds, entry.blocked_seconds)
             )
-            and all(isinstance(text, str) for one in entry.fallbacks for text in one)
+            and all(isinstance(text, str) for one in entry.fallbacks for text in vars(one).values())
         )
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None

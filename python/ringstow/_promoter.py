@@ -98,7 +98,8 @@ class Promoter(Copier):
             config: the settings of reading.
             clear: removes old steps from a tier, after a new one was copied there.
             stays: which steps are never passed over, by path.
-            is_everywhere: is told of each save that is on all tiers: its path, and its time.
+            is_everywhere: is called with the path of each step that all tiers have, and with when
+                it was committed, in ms.
             unchecked: directories among the tiers of which nobody has looked yet whether they are
                 on another disk.
         """
@@ -111,10 +112,12 @@ class Promoter(Copier):
         self._stays = stays
         self._is_everywhere = is_everywhere
         self._unchecked = unchecked
+        self._copied: list[int | None] = []
+        """When each checkpoint was committed that the current step's copies are of."""
 
     def _copy(self, step: Added) -> bool:
         self._warn_of_one_disk()
-        self._copied: list[int | None] = []
+        self._copied.clear()
         are_there = [self._copy_to(tier, step) for tier in self._tiers]
         if self._is_everywhere and len(self._copied) == len(self._tiers):
             [created, *others] = set(self._copied)

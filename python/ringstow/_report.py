@@ -369,6 +369,21 @@ class PromotionReport(_Moved):
     """Seconds in total."""
 
 
+def bytes_of(report: SaveReport | LoadReport | PromotionReport) -> int:
+    """Return the bytes written, read or sent."""
+    match report:
+        case SaveReport():
+            return report.written_bytes
+        case LoadReport():
+            return report.read_bytes
+    return report.sent_bytes
+
+
+def seconds_of(report: SaveReport | LoadReport | PromotionReport) -> float:
+    """Return the seconds that it took in total."""
+    return report.seconds if isinstance(report, PromotionReport) else report.seconds.total
+
+
 @dataclasses.dataclass(frozen=True)
 class Progress:
     """Progress of a save in bytes of its files: staged, written, and in total."""

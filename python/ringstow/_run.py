@@ -36,10 +36,9 @@ class Run:
 
     def newest(self) -> Step | None:
         """Return the newest step that can be loaded; log those that are newer and cannot."""
-        for found in self._committed():
-            if found.status == "committed":
-                return found
-            _log.warning("passing over %s, which cannot be loaded: %s", found.path, found.problem)
+        whole = first_whole(self._committed())
+        if whole is not None:
+            return whole
         self._refuse_other_checkpoints()
         left = _steps.newest_in(self.root)
         return None if left is None else _step_of(left)
@@ -137,6 +136,15 @@ class Run:
                 "must not begin anew beside it. Load it with ringstow.load, or give the manager "
                 "another directory"
             )
+
+
+def first_whole(steps: list[Step]) -> Step | None:
+    """Return the first step that can be loaded; log those before it."""
+    for found in steps:
+        if found.status == "committed":
+            return found
+        _log.warning("passing over %s, which cannot be loaded: %s", found.path, found.problem)
+    return None
 
 
 def step_at(path: str, config: Config | None) -> Step:

@@ -80,13 +80,10 @@ class Steps:
         if not self._tiers:
             return self._run.newest()
         found = self.candidates("raise")
-        for step in found:
-            if step.status == "committed":
-                return step
-            _log.warning("passing over %s, which cannot be loaded: %s", step.path, step.problem)
-        if found:
-            _run.step_at(found[0].path, None)  # raises what is wrong with it
-        return None
+        whole = _run.first_whole(found)
+        if whole is None and found:
+            _run.step_at(found[0].path, self._config)  # raises what is wrong with it
+        return whole
 
     def named(self, step: int) -> list[Step]:
         """Return the copies of the step of this number, the nearest first.

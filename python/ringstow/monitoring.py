@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ringstow._outcomes import Kind, Listener, Outcome, on_done
-from ringstow._report import LoadReport, PromotionReport, SaveReport
+from ringstow._report import SaveReport, bytes_of, seconds_of
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -47,9 +47,9 @@ def tensorboard(writer: SummaryWriter) -> Listener:
         scalars = {"failures": float(failures[kind])}
         if outcome.report is not None:
             scalars |= {
-                "seconds": _seconds(outcome.report),
-                "gb_per_s": _bytes(outcome.report) / 1e9 / max(_seconds(outcome.report), 1e-9),
-                "bytes": float(_bytes(outcome.report)),
+                "seconds": seconds_of(outcome.report),
+                "gb_per_s": bytes_of(outcome.report) / 1e9 / max(seconds_of(outcome.report), 1e-9),
+                "bytes": float(bytes_of(outcome.report)),
             }
         if (blocked := _blocked(outcome)) is not None:
             scalars["blocked_seconds"] = blocked
@@ -115,8 +115,8 @@ def prometheus(registry: CollectorRegistry | None = None) -> Listener:
         kind = outcome.kind
         count[kind].labels("ok" if outcome.error is None else "failed").inc()
         if outcome.report is not None:
-            nbytes[kind].inc(_bytes(outcome.report))
-            seconds[kind].observe(_seconds(outcome.report))
+            nbytes[kind].inc(bytes_of(outcome.report))
+            seconds[kind].observe(seconds_of(outcome.report))
             last[kind].set(time.time())
         if (blocked := _blocked(outcome)) is not None:
             waited.observe(blocked)
@@ -146,7 +146,7 @@ def opentelemetry(meter_provider: MeterProvider | None = None) -> Listener:
     provider = metrics.get_meter_provider() if meter_provider is None else meter_provider
     meter = provider.get_meter("ringstow", _native.__version__)
 
-    def seconds_of(name: str, what: str) -> Any:
+    def histogram(name: str, what: str) -> Any:
         buckets = {"explicit_bucket_boundaries_advisory": _BUCKETS}
         return meter.create_histogram(f"ringstow.{name}", "s", what, **buckets)
 
@@ -154,34 +154,19 @@ def opentelemetry(meter_provider: MeterProvider | None = None) -> Listener:
     for kind in _KINDS:
         count[kind] = meter.create_counter(f"ringstow.{kind}s", f"{{{kind}}}", f"{kind}s ended.")
         nbytes[kind] = meter.create_counter(f"ringstow.{kind}.io", "By", f"Bytes of {kind}s.")
-        seconds[kind] = seconds_of(f"{kind}.duration", f"Time of a {kind}.")
-    waited = seconds_of("save.blocked.duration", "Time for which training waited for a save.")
+        seconds[kind] = histogram(f"{kind}.duration", f"Time of a {kind}.")
+    waited = histogram("save.blocked.duration", "Time for which training waited for a save.")
 
     def report(outcome: Outcome) -> None:
         kind, error = outcome.kind, outcome.error
         count[kind].add(1, {} if error is None else {"error.type": type(error).__name__})
         if outcome.report is not None:
-            nbytes[kind].add(_bytes(outcome.report))
-            seconds[kind].record(_seconds(outcome.report))
+            nbytes[kind].add(bytes_of(outcome.report))
+            seconds[kind].record(seconds_of(outcome.report))
         if (blocked := _blocked(outcome)) is not None:
             waited.record(blocked)
 
     return on_done(report, kinds=_KINDS)
-
-
-def _bytes(report: SaveReport | LoadReport | PromotionReport) -> int:
-    """Return the bytes written, read or sent."""
-    match report:
-        case SaveReport():
-            return report.written_bytes
-        case LoadReport():
-            return report.read_bytes
-    return report.sent_bytes
-
-
-def _seconds(report: SaveReport | LoadReport | PromotionReport) -> float:
-    """Return the seconds that it took in total."""
-    return report.seconds if isinstance(report, PromotionReport) else report.seconds.total
 
 
 def _blocked(outcome: Outcome) -> float | None:

@@ -99,7 +99,8 @@ def _health(run: Run) -> Iterator[str]:
     if run.fallbacks:
         yield "<p>What the last save did in a slower way:</p>"
         heads = ["wanted", "done instead", "why", "what to do"]
-        yield _table(heads, [[(text, "") for text in row] for row in run.fallbacks])
+        slower = [(one.wanted, one.got, one.reason, one.remedy) for one in run.fallbacks]
+        yield _table(heads, [[(text, "") for text in row] for row in slower])
     if run.failed_copies:
         yield "<p>Copies that failed:</p>"
         rows = list(run.failed_copies[-_NAMES_MAX:])

@@ -6,7 +6,8 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ringstow._history import Entry, Fallback
+    from ringstow._history import Entry
+    from ringstow._report import Fallback
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

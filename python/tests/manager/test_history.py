@@ -11,6 +11,7 @@ import ringstow
 from ringstow import _history, _outcomes
 from ringstow._page import _html
 from ringstow._page._gather import gather
+from ringstow._report import Fallback
 
 STATE = {"a": np.arange(1000.0)}
 
@@ -63,7 +64,9 @@ def test_failures_are_noted_and_shown_until_a_later_copy(tmp_path):
 def test_slower_ways_of_the_last_save_are_shown_with_their_remedies(tmp_path):
     with ringstow.CheckpointManager(tmp_path / "run") as manager:
         manager.save(1, STATE)
-    fallback = _history.Fallback("O_DIRECT", "the page cache", "tmpfs", "use a disk <here>")
+    fallback = Fallback(
+        wanted="O_DIRECT", got="the page cache", reason="tmpfs", remedy="use a disk <here>"
+    )
     [entry] = noted(tmp_path / "run")
     line = _history._fields(entry._replace(fallbacks=(fallback,)))
     (tmp_path / "run" / _history.NAME).write_text(json.dumps(line))
@@ -82,6 +85,7 @@ def test_slower_ways_of_the_last_save_are_shown_with_their_remedies(tmp_path):
         b'{"kind": "save"}',
         b'{"kind": "save", "name": 1, "at_unix_ms": 1}',
         b'{"kind": "save", "name": "a", "at_unix_ms": 1, "bytes": 1' + b"0" * 400 + b"}",
+        b'{"kind": "save", "name": "a", "at_unix_ms": 1, "bytes": -1' + b"0" * 400 + b"}",
         b'{"kind": "save", "name": "a", "at_unix_ms": 1, "seconds": 1' + b"0" * 400 + b"}",
         b'{"kind": "save", "name": "a", "at_unix_ms": 1, "blocked_seconds": 1' + b"0" * 400 + b"}",
         b'{"kind": "save", "name": "a", "at_unix_ms": 1, "seconds": "x"}',
