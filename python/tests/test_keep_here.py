@@ -4,10 +4,10 @@ import os
 import threading
 
 import pytest
-from tiered import state_of
+from tiered import before_copies, state_of
 
 import ringstow
-from ringstow import _eviction, _promote
+from ringstow import _eviction
 
 
 def manager_of(tmp_path, *names, **options):
@@ -39,14 +39,13 @@ def test_all_steps_are_on_the_tiers_and_the_newest_here(tmp_path):
 
 def test_no_step_is_passed_over_where_no_rule_removes_it(tmp_path, monkeypatch):
     """The tier is away while three steps are saved."""
-    sent, is_away = _promote.sent, [True]
+    is_away = [True]
 
-    def away(path, to, **how):
+    def away(path, to):
         if is_away[0]:
             raise ConnectionRefusedError(to)
-        return sent(path, to, **how)
 
-    monkeypatch.setattr(_promote, "sent", away)
+    before_copies(monkeypatch, away)
     with manager_of(tmp_path, keep_here=1) as manager:
         for step in (1, 2, 3):
             manager.save(step, state_of(step))
@@ -69,14 +68,11 @@ def test_what_every_rule_keeps_leaves_too_and_best_is_found_on_the_tier(tmp_path
 
 
 def test_step_that_one_tier_lacks_stays(tmp_path, monkeypatch):
-    sent = _promote.sent
-
-    def refused(path, to, **how):
+    def refused(path, to):
         if to.endswith("far/step-00000001"):
             raise PermissionError(to)
-        return sent(path, to, **how)
 
-    monkeypatch.setattr(_promote, "sent", refused)
+    before_copies(monkeypatch, refused)
     with manager_of(tmp_path, "shared", "far", keep_here=1) as manager:
         manager.save(1, state_of(1))
         assert not manager.wait_promoted(60)
@@ -146,11 +142,10 @@ def test_numbers_that_are_none_are_refused(tmp_path, keep, tiers, error):
 
 
 def test_save_for_which_there_is_no_room_waits_for_the_copies(tmp_path, monkeypatch, caplog):
-    sent, may_send = _promote.sent, threading.Event()
+    may_send = threading.Event()
 
-    def held(path, to, **how):
+    def held(path, to):
         assert may_send.wait(60)
-        return sent(path, to, **how)
 
     def free(directory):  # room for two steps
         return 0 if len(here(tmp_path)) >= 2 else 1 << 40
@@ -162,7 +157,7 @@ def test_save_for_which_there_is_no_room_waits_for_the_copies(tmp_path, monkeypa
         waited.append(here(tmp_path))
         return copies_wait()
 
-    monkeypatch.setattr(_promote, "sent", held)
+    before_copies(monkeypatch, held)
     monkeypatch.setattr(_eviction, "_free", free)
     with manager_of(tmp_path, keep_here=1) as manager:
         copies_wait = manager._copier.wait
@@ -192,13 +187,12 @@ def test_best_and_latest_are_found_on_the_tiers_by_any_manager(tmp_path):
 
 
 def test_best_step_that_copies_have_passed_over_is_copied_later(tmp_path, monkeypatch):
-    sent, may_send = _promote.sent, threading.Event()
+    may_send = threading.Event()
 
-    def held(path, to, **how):
+    def held(path, to):
         assert may_send.wait(60)
-        return sent(path, to, **how)
 
-    monkeypatch.setattr(_promote, "sent", held)
+    before_copies(monkeypatch, held)
     rules = {"keep_last": 1, "keep_best": ("loss", "min", 1)}
     with manager_of(tmp_path, keep_here=1, **rules) as manager:
         for step, loss in ((1, 5), (2, 1), (3, 4), (4, 3)):  # 1 is sent, 2 and 3 are overtaken
@@ -211,16 +205,13 @@ def test_best_step_that_copies_have_passed_over_is_copied_later(tmp_path, monkey
 
 
 def test_full_tier_loses_first_what_its_rules_no_longer_keep(tmp_path, monkeypatch):
-    sent = _promote.sent
-
-    def full(path, to, **how):
+    def full(path, to):
         if len(there(tmp_path)) >= 2 and not os.path.exists(to):
             raise OSError(28, "No space left on device", to)
-        return sent(path, to, **how)
 
     with manager_of(tmp_path) as manager:
         save(manager, 1, 2)
-    monkeypatch.setattr(_promote, "sent", full)
+    before_copies(monkeypatch, full)
     with manager_of(tmp_path, keep_promoted=1) as manager:
         save(manager, 3)
         assert manager.promotion_error is None
@@ -231,15 +222,14 @@ def test_step_that_was_removed_before_its_turn_is_no_failure(tmp_path, monkeypat
     with manager_of(tmp_path) as manager:
         save(manager, 1, 2)
     ringstow.remove(tmp_path / "shared/step-00000001")
-    sent, tried = _promote.sent, []
+    tried = []
 
-    def removed_first(path, to, **how):
+    def removed_first(path, to):
         if path.endswith("1") and not tried:
             tried.append(path)
             ringstow.remove(path)
-        return sent(path, to, **how)
 
-    monkeypatch.setattr(_promote, "sent", removed_first)
+    before_copies(monkeypatch, removed_first)
     with manager_of(tmp_path, keep_here=1) as manager:
         manager.restore()
         assert manager.wait_promoted(60)

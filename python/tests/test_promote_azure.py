@@ -2,14 +2,12 @@
 
 import os
 import random
-import shutil
 import signal
 
 import forked
 import pytest
-import torch
 from stores import faults
-from test_promote import KILLED, PARTS, assert_same, shards_of, state_of
+from test_promote import KILLED, PARTS, assert_same, state_of
 from tiered import state_of as state_of_step
 
 import ringstow
@@ -135,35 +133,6 @@ def test_killed_promotion_goes_on_and_leaves_nothing(saved, container, proxy, mo
     assert ringstow.verify(url).ok
     assert container.begun() == []
     assert len(container.keys()) == 2  # the shard and the manifest
-
-
-def test_damage_in_the_store_is_found(saved, container):
-    path, _ = saved
-    url = f"{container.url}/x"
-    ringstow.promote(path, url)
-    [shard] = shards_of(container)
-    container.flip(shard, 7_000_000)
-    with pytest.raises(ringstow.CorruptCheckpointError, match=r"az://.*w"):
-        ringstow.load(url)
-    container.delete(shard)
-    with pytest.raises(ringstow.MissingFilesError, match="missing"):
-        ringstow.load(url)
-
-
-def test_manager_restores_from_its_tier_which_keeps_the_newest(tmp_path, container):
-    tiers = [f"{container.url}/run"]
-    with ringstow.CheckpointManager(tmp_path / "run", tiers=tiers, keep_promoted=2) as manager:
-        for step in (1, 2, 3):
-            manager.save(step, state_of_step(step))
-            assert manager.wait_promoted(60)
-    assert manager.promotion_error is None
-    assert [found.step for found in ringstow.steps(tiers[0])] == [2, 3]
-    assert ringstow.latest(tiers[0]) == f"{tiers[0]}/step-00000003"
-    shutil.rmtree(tmp_path / "run")
-    with ringstow.CheckpointManager(tmp_path / "run", tiers=tiers) as manager:
-        restored = manager.restore()
-    assert (restored.step, restored.path) == (3, f"{tiers[0]}/step-00000003")
-    assert torch.equal(restored.state["w"], state_of_step(3)["w"])
 
 
 def test_steps_are_retained_and_removed(tmp_path, container):

@@ -256,3 +256,19 @@ def test_fresh_run_restores_nothing_and_a_lost_node_saves_without_a_complaint(
         assert manager.restore().step == 1
         manager.save(2, state_of(2))
     assert "ERROR" not in [record.levelname for record in caplog.records]
+
+
+def test_manager_restores_from_its_tier_which_keeps_the_newest(tmp_path, place):
+    tiers = [f"{place.url}/run"]
+    with ringstow.CheckpointManager(tmp_path / "run", tiers=tiers, keep_promoted=2) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, state_of(step))
+            assert manager.wait_promoted(60)
+    assert manager.promotion_error is None
+    assert [found.step for found in ringstow.steps(tiers[0])] == [2, 3]
+    assert ringstow.latest(tiers[0]) == f"{tiers[0]}/step-00000003"
+    shutil.rmtree(tmp_path / "run")
+    with ringstow.CheckpointManager(tmp_path / "run", tiers=tiers) as manager:
+        restored = manager.restore()
+    assert (restored.step, restored.path) == (3, f"{tiers[0]}/step-00000003")
+    assert torch.equal(restored.state["w"], state_of(3)["w"])

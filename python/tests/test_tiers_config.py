@@ -6,10 +6,10 @@ import threading
 import pytest
 import torch
 from support import python
-from tiered import state_of
+from tiered import before_copies, pause, state_of
 
 import ringstow
-from ringstow import _copier, _promote, _promoter
+from ringstow import _promote, _promoter
 from ringstow._copier import Copier
 
 
@@ -33,14 +33,12 @@ def config(tier):
 def held(monkeypatch):
     """Return an event that copies wait for, once they have begun, which another one tells."""
     begun, may_go = threading.Event(), threading.Event()
-    promote = _promote.sent
 
-    def waiting(*args, **options):
+    def waiting(path, to):
         begun.set()
         assert may_go.wait(60)
-        return promote(*args, **options)
 
-    monkeypatch.setattr(_promote, "sent", waiting)
+    before_copies(monkeypatch, waiting)
     yield begun, may_go
     may_go.set()
     ringstow.wait_promoted(60)
@@ -58,16 +56,14 @@ def test_saves_are_copied_on(tmp_path, tier, config):
 
 def test_copy_that_failed_is_tried_again(tmp_path, tier, config, monkeypatch, caplog):
     is_back, again = threading.Event(), threading.Event()
-    promote = _promote.sent
 
-    def away(*args, **options):
+    def away(path, to):
         if not is_back.is_set():
             raise ConnectionRefusedError("away")
         again.set()
-        return promote(*args, **options)
 
-    monkeypatch.setattr(_promote, "sent", away)
-    monkeypatch.setattr(_copier, "_PAUSES_S", (0.01, 0.01))
+    before_copies(monkeypatch, away)
+    pause(monkeypatch, (0.01, 0.01))
     handle = ringstow.save_async(state_of(1), tmp_path / "run/step-1", config=config)
     with pytest.raises(ConnectionRefusedError):
         handle.wait_promoted(60)
@@ -80,15 +76,14 @@ def test_copy_that_failed_is_tried_again(tmp_path, tier, config, monkeypatch, ca
 
 
 def test_failed_copies_of_unlike_names_are_all_tried_again(tmp_path, tier, config, monkeypatch):
-    tries, sent = [], _promote.sent
+    tries = []
 
-    def away(path, to, **how):
+    def away(path, to):
         tries.append(to.rpartition("/")[2])
         if tries == ["best"]:
             raise ConnectionRefusedError(to)
-        return sent(path, to, **how)
 
-    monkeypatch.setattr(_promote, "sent", away)
+    before_copies(monkeypatch, away)
     ringstow.save(state_of(1), tmp_path / "run/best", config=config)
     assert not ringstow.wait_promoted(60)
     ringstow.save(state_of(2), tmp_path / "run/step-2", config=config)

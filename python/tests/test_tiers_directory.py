@@ -6,7 +6,7 @@ import threading
 import forked
 import pytest
 import torch
-from tiered import save_step_2_again, state_of
+from tiered import before_copies, pause, save_step_2_again, state_of
 
 import ringstow
 
@@ -145,18 +145,15 @@ def test_copy_that_failed_is_tried_a_last_time_when_the_manager_closes(tmp_path,
 
 
 def test_copy_that_failed_is_tried_again_until_the_store_is_back(tmp_path, monkeypatch):
-    from ringstow import _copier, _promote
+    tries = []
 
-    tries, promote = [], _promote.sent
-
-    def away(path, to, **how):
+    def away(path, to):
         tries.append(to)
         if len(tries) < 4:
             raise ConnectionRefusedError(to)
-        return promote(path, to, **how)
 
-    monkeypatch.setattr(_promote, "sent", away)
-    monkeypatch.setattr(_copier, "_PAUSES_S", (0.0, 0.0))
+    before_copies(monkeypatch, away)
+    pause(monkeypatch)
     with manager_of(tmp_path) as manager:
         manager.save(1, state_of(1))
         while not manager.wait_promoted(60):
@@ -166,16 +163,11 @@ def test_copy_that_failed_is_tried_again_until_the_store_is_back(tmp_path, monke
 
 
 def test_copy_that_waits_for_another_try_gives_way_to_a_newer_step(tmp_path, monkeypatch):
-    from ringstow import _promote
-
-    promote = _promote.sent
-
-    def refuse_step_1(path, to, **how):
+    def refuse_step_1(path, to):
         if to.endswith("1"):
             raise ConnectionRefusedError(to)
-        return promote(path, to, **how)
 
-    monkeypatch.setattr(_promote, "sent", refuse_step_1)
+    before_copies(monkeypatch, refuse_step_1)
     with manager_of(tmp_path) as manager:
         manager.save(1, state_of(1))
         assert not manager.wait_promoted(60)
@@ -185,16 +177,13 @@ def test_copy_that_waits_for_another_try_gives_way_to_a_newer_step(tmp_path, mon
 
 
 def test_steps_that_stay_for_good_are_not_passed_over(tmp_path, monkeypatch):
-    from ringstow import _promote
+    begun, may_go = threading.Event(), threading.Event()
 
-    begun, may_go, promote = threading.Event(), threading.Event(), _promote.sent
-
-    def waiting(path, to, **how):
+    def waiting(path, to):
         begun.set()
         assert may_go.wait(60)
-        return promote(path, to, **how)
 
-    monkeypatch.setattr(_promote, "sent", waiting)
+    before_copies(monkeypatch, waiting)
     with manager_of(tmp_path, keep_last=1, keep_every=3) as manager:
         manager.save(1, state_of(1))
         assert begun.wait(60)
@@ -206,17 +195,14 @@ def test_steps_that_stay_for_good_are_not_passed_over(tmp_path, monkeypatch):
 
 
 def test_step_that_stays_for_good_is_tried_again_with_the_next(tmp_path, monkeypatch):
-    from ringstow import _promote
+    tries = []
 
-    tries, sent = [], _promote.sent
-
-    def away(path, to, **how):
+    def away(path, to):
         tries.append(to.rpartition("-")[2])
         if len(tries) == 1:
             raise ConnectionRefusedError(to)
-        return sent(path, to, **how)
 
-    monkeypatch.setattr(_promote, "sent", away)
+    before_copies(monkeypatch, away)
     outcomes = []
     with (
         ringstow.on_done(outcomes.append, kinds=["promotion"]),

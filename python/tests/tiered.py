@@ -2,6 +2,27 @@
 
 import torch
 
+from ringstow import _copier, _promote
+
+AT_ONCE = (0.0, 0.0)
+"""The pauses of copies that are tried again at once."""
+
+
+def before_copies(patch, look):
+    """Call a function with where from and where to before each copy; what it raises fails it."""
+    sent = _promote.sent
+
+    def looked(path, to, **how):
+        look(path, to)
+        return sent(path, to, **how)
+
+    patch.setattr(_promote, "sent", looked)
+
+
+def pause(patch, pauses_s=AT_ONCE):
+    """Set the first and the longest pause before a copy that failed is tried again."""
+    patch.setattr(_copier, "_PAUSES_S", pauses_s)
+
 
 def state_of(step):
     return {"w": torch.full((1000,), float(step)), "step": step}

@@ -3,8 +3,8 @@
 use super::config::StripeFlags;
 use super::output::Output;
 use super::place::place_or_url;
-use super::places::{self, copying, status};
-use super::table::{list as rows, table};
+use super::places::{self, copying, problems, status};
+use super::table::table;
 use super::{Exit, text};
 use crate::error::Result;
 use crate::format::names;
@@ -71,15 +71,7 @@ fn render(dir: &Path, found: &[Found]) -> String {
     }
     let titles = ["<NAME", ">STEP", "<STATUS", ">TENSORS", ">SIZE", "<COMMITTED"];
     let mut text = table(titles, found.iter().map(|found| row(dir, found)));
-    let problems: Vec<[String; 1]> = found
-        .iter()
-        .filter_map(|found| found.problem.as_deref())
-        .map(|problem| [text::printable(problem)])
-        .collect();
-    if !problems.is_empty() {
-        text.push_str("\n\n");
-        text.push_str(&rows(problems));
-    }
+    text.extend(problems(found));
     text
 }
 

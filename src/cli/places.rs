@@ -70,7 +70,7 @@ fn render(places: &[Place<'_>]) -> String {
     let titles = ["NAME".into(), "STEP".into()].into_iter().chain(titles).collect();
     let lines = rows.iter().map(|(step, name, cells)| line(places, *step, name, cells));
     let mut text = table::of_any_width(titles, lines);
-    text.extend(problems(places));
+    text.extend(problems(places.iter().flat_map(|place| place.found.iter().flatten())));
     for place in places.iter().filter(|place| place.found.is_ok() && !is_url(place.at)) {
         match unfinished(place.at) {
             Ok(unfinished) => text.extend(copying(&unfinished)),
@@ -81,9 +81,9 @@ fn render(places: &[Place<'_>]) -> String {
 }
 
 /// Why checkpoints cannot be loaded.
-fn problems(places: &[Place<'_>]) -> Option<String> {
-    let found = places.iter().flat_map(|place| place.found.iter().flatten());
+pub fn problems<'a>(found: impl IntoIterator<Item = &'a Found>) -> Option<String> {
     let problems: Vec<[String; 1]> = found
+        .into_iter()
         .filter_map(|found| found.problem.as_deref())
         .map(|problem| [text::printable(problem)])
         .collect();

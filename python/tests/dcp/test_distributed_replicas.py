@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from layouts import EVEN_HIDDEN, differences, whole
 from test_distributed import state_of
+from tiered import AT_ONCE, before_copies, pause
 from torch.distributed.checkpoint.state_dict import set_state_dict
 
 import ringstow
@@ -342,27 +343,29 @@ def test_nodes_send_their_files_to_a_directory_that_all_see(ranks, tmp_path):
     assert differences(saved, loaded) == []
 
 
+def saved_and_copied(rank, root, **options):
+    """Save one step, whose copies fail at first; return how the last one ended."""
+    with manager_on(rank, root, **options) as manager:
+        manager.save(1, {"own": PerRank(torch.full((1000,), rank))})
+        while not manager.wait_promoted(60):
+            pass
+        return manager.promotion_error
+
+
 def copy_to_a_full_disk(rank, root):
     """The disk of rank 1 is full at the first two tries, and nothing is saved after that."""
-    from ringstow import _copier
     from ringstow.distributed import _replicas
 
-    pauses_were, _copier._PAUSES_S = _copier._PAUSES_S, (0.0, 0.0)
     was, tries = _replicas.open_write, []
 
     def full_at_first(path):
         tries.append(path)
         return full_disk(path) if rank == 1 and len(tries) <= 2 else was(path)
 
-    _replicas.open_write = full_at_first
-    try:
-        with manager_on(rank, root, replicas=2) as manager:
-            manager.save(1, {"own": PerRank(torch.full((1000,), 1.0))})
-            while not manager.wait_promoted(60):
-                pass
-            return manager.promotion_error
-    finally:
-        _replicas.open_write, _copier._PAUSES_S = was, pauses_were
+    with pytest.MonkeyPatch.context() as patch:
+        pause(patch)
+        patch.setattr(_replicas, "open_write", full_at_first)
+        return saved_and_copied(rank, root, replicas=2)
 
 
 def test_copy_to_a_node_whose_disk_was_full_is_tried_again(ranks, tmp_path):
@@ -372,10 +375,9 @@ def test_copy_to_a_node_whose_disk_was_full_is_tried_again(ranks, tmp_path):
 
 
 def claim_one_that_is_away(rank, root):
-    """On rank 1 the tier does not answer when it is asked whose steps it has."""
-    from ringstow import _copier, _native
+    """Rank 1 fails to read from the tier which run its steps belong to, at the first two tries."""
+    from ringstow import _native
 
-    pauses_were, _copier._PAUSES_S = _copier._PAUSES_S, (0.0, 0.0)
     was, asked = _native.run_of, []
 
     def away(place):
@@ -385,15 +387,10 @@ def claim_one_that_is_away(rank, root):
                 raise ConnectionRefusedError(place)
         return was(place)
 
-    _native.run_of = away
-    try:
-        with manager_on(rank, root, tiers=[root / "shared" / "run"]) as manager:
-            manager.save(1, {"own": PerRank(torch.full((100,), rank))})
-            while not manager.wait_promoted(60):
-                pass
-            return manager.promotion_error
-    finally:
-        _native.run_of, _copier._PAUSES_S = was, pauses_were
+    with pytest.MonkeyPatch.context() as patch:
+        pause(patch)
+        patch.setattr(_native, "run_of", away)
+        return saved_and_copied(rank, root, tiers=[root / "shared" / "run"])
 
 
 def test_tier_that_one_node_cannot_ask_is_tried_again_by_all(ranks, tmp_path):
@@ -403,34 +400,29 @@ def test_tier_that_one_node_cannot_ask_is_tried_again_by_all(ranks, tmp_path):
 
 def send_to_one_that_is_away(rank, root, pauses_s, tries):
     """On rank 1 the tier does not answer the first tries; return how the copies ended."""
-    from ringstow import _copier, _promote
+    calls = []
 
-    sent, calls = _promote.sent, []
-
-    def away(path, to, **how):
+    def away(path, to):
         calls.append(to)
         if rank == 1 and len(calls) <= tries:
             raise ConnectionRefusedError(to)
-        return sent(path, to, **how)
 
-    pauses_were, _copier._PAUSES_S = _copier._PAUSES_S, pauses_s
-    _promote.sent = away
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        pause(patch, pauses_s)
+        before_copies(patch, away)
         with manager_on(rank, root, tiers=[root / "shared" / "run"]) as manager:
             manager.save(1, {"own": PerRank(torch.full((100,), rank))})
             is_there = manager.wait_promoted()
-            if pauses_s == (0.0, 0.0):
+            if pauses_s == AT_ONCE:
                 while not is_there:
                     is_there = manager.wait_promoted(60)
                 manager.save(2, {"own": PerRank(torch.full((100,), rank))})
                 assert manager.wait_promoted()
         return is_there, manager.promotion_error
-    finally:
-        _promote.sent, _copier._PAUSES_S = sent, pauses_were
 
 
 def test_all_nodes_try_again_until_the_tier_of_one_is_back(ranks, tmp_path):
-    ended = ranks(3).run(send_to_one_that_is_away, tmp_path, (0.0, 0.0), 4)
+    ended = ranks(3).run(send_to_one_that_is_away, tmp_path, AT_ONCE, 4)
     assert ended == [(True, None)] * 3
     assert [one.step for one in ringstow.steps(tmp_path / "shared/run")] == [1, 2]
     assert ringstow.verify(tmp_path / "shared/run/step-00000001").ok

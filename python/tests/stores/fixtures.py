@@ -21,7 +21,7 @@ import pytest
 
 from stores import servers
 from stores.azure import Container
-from stores.client import ACCESS_KEY, REGION, SECRET_KEY, Client, Refused
+from stores.client import ACCESS_KEY, REGION, SECRET_KEY, Client
 from stores.google import GoogleBucket, GoogleServer
 from stores.place import Place
 from stores.proxy import Proxy
@@ -34,16 +34,6 @@ class Bucket(Place):
 
     scheme = "s3"
     client = Client
-
-    def has(self, key: str) -> bool:
-        """Return whether there is such an object."""
-        try:
-            self.request("HEAD", key)
-        except Refused as error:
-            if error.status != 404:
-                raise
-            return False
-        return True
 
     def keys(self, prefix: str = "") -> list[str]:
         """Return the keys of all objects, sorted."""

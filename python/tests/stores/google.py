@@ -18,7 +18,7 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
-from stores.client import Client, Refused
+from stores.client import Client
 from stores.place import Place
 
 LEAST_PART = 5 << 20
@@ -225,16 +225,6 @@ class GoogleBucket(Place):
     scheme = "gs"
     client = GoogleClient
     server: GoogleServer  # type: ignore[assignment]
-
-    def has(self, key: str) -> bool:
-        """Return whether there is such an object."""
-        try:
-            self.request("HEAD", key)
-        except Refused as error:
-            if error.status != 404:
-                raise
-            return False
-        return True
 
     def keys(self, prefix: str = "") -> list[str]:
         """Return the keys of all objects, sorted."""

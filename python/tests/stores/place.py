@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stores import servers
-from stores.client import Answer, Client
+from stores.client import Answer, Client, Refused
 
 
 class Place:
@@ -49,6 +49,16 @@ class Place:
     def delete(self, key: str) -> None:
         """Remove an object."""
         self.request("DELETE", key)
+
+    def has(self, key: str) -> bool:
+        """Return whether there is such an object."""
+        try:
+            self.request("HEAD", key)
+        except Refused as error:
+            if error.status != 404:
+                raise
+            return False
+        return True
 
     def has_unfinished(self) -> bool:
         """Return whether anything was begun to be uploaded, and is no object."""
