@@ -10,6 +10,7 @@ use crate::store::catalog::shares;
 use crate::store::layout::stripe_marker::stripe_owner;
 use crate::store::layout::{manifest, rank_dirs};
 use crate::store::read::checkpoint::Checkpoint;
+use crate::store::read::diagnose::explain;
 use crate::store::read::object::read_manifest;
 use crate::sys::dir::{entries, file_names, is_link, is_there};
 use std::io;
@@ -26,7 +27,11 @@ pub(in crate::store) fn survey(
     pattern: Option<&StepPattern>,
     config: &Config,
 ) -> Result<(Row, Vec<Found>)> {
-    let mut all = look_below(dir, pattern, config)?;
+    // A file in its place is said to be one; a missing directory is no checkpoint that was not saved.
+    let mut all = look_below(dir, pattern, config).map_err(|error| match error.is_not_found() {
+        true => error,
+        false => explain(dir, error),
+    })?;
     if let Some(own) = look(dir, config)? {
         // A save into the run's own directory must not hide the run's checkpoints.
         let may_be_step = |found: &Found| !names::is_never_a_step(&found.path);
