@@ -58,10 +58,10 @@ fn a_save_where_a_file_is_says_so_and_leaves_the_file() {
 #[test]
 fn a_list_of_a_file_says_what_the_file_is() {
     let root = directory(&[("model.pt", b"PK\x03\x04"), ("notes.txt", b"mine")]);
-    let steps = |name: &str| ringstow::steps(&root.path().join(name)).unwrap_err();
+    let steps = |name: &str| ringstow::steps(root.path().join(name)).unwrap_err();
     assert_says(&steps("model.pt"), &["a file of torch.save"]);
     assert_says(&steps("notes.txt"), &["a checkpoint is a directory"]);
-    let gone = ringstow::list(&root.path().join("gone")).unwrap_err().to_string();
+    let gone = ringstow::list(root.path().join("gone")).unwrap_err().to_string();
     assert!(!gone.contains("was saved there"), "{gone}");
 }
 
