@@ -50,8 +50,6 @@ class Copier:
     tried it a last time.
     """
 
-    joined: str | None = None
-    """The run whose steps training goes on with, until the first copy."""
     _stays: Callable[[str], bool] | None = None
     """Which steps stay for good, by path."""
 

@@ -452,8 +452,6 @@ class CheckpointManager:
                 found = self._side.first(lambda: self._steps.named(number))
             restored = first_intact(self._side, found, into, on_corrupt)
             is_here = restored is not None and self._steps.is_here(restored.path)
-            if self._steps.joined is not None:
-                self._copier.joined, self._steps.joined = self._steps.joined, None
             if number is None:
                 self._upkeep.find_out()
             if restored is not None and is_here:

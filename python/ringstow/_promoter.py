@@ -193,9 +193,7 @@ class Promoter(Copier):
         Raises:
             InvalidStateError: it has steps of another.
         """
-        if self.joined is not None:
-            _native.take_over(self._root, self._tiers, self.joined)
-            self.joined = None
+        _native.take_over(self._root, self._tiers)
         _native.claim(tier, _native.claim(self._root, None))
 
     def _cleared(self, step: Added, tier: str) -> None:
@@ -278,24 +276,17 @@ def of_ranks(path: str, config: Config, *, is_first: bool) -> Promoter | None:
 def _of_config(root: str, config: Config) -> Promoter:
     tiers = checked(config.tiers, root, config, warns=False)
     directories = tuple(tier for tier in tiers if object_url(tier) is None)
-    promoter = Promoter(
+    # A new directory goes on with the run of a tier that was loaded from.
+    if not _loaded.isdisjoint(tiers) and _native.run_of(root) is None:
+        with contextlib.suppress(InvalidStateError):  # the copies fail of it, and say so
+            _native.join_run(root, tiers, config.to_json())
+    return Promoter(
         root,
         tiers,
         config.promotion_rate,
         without_tiers(config),
         unchecked=directories,
     )
-    promoter.joined = _resumed_run(root, tiers, config)
-    return promoter
-
-
-def _resumed_run(root: str, tiers: tuple[str, ...], config: Config) -> str | None:
-    """Return the run of a tier that was loaded from, if a new directory goes on with it."""
-    if _loaded.isdisjoint(tiers) or _native.run_of(root) is not None:
-        return None
-    with contextlib.suppress(InvalidStateError):  # the copies fail of it, and say so
-        return _native.join_run(root, tiers, config.to_json())
-    return None
 
 
 def wait_promoted(timeout: float | None = None) -> bool:

@@ -44,11 +44,6 @@ class Steps:
         self._tiers = tiers
         self._config = config
         self._first = first
-        self.joined: str | None = None
-        """The run whose steps in the tiers training goes on with, and not yet under its own name.
-
-        The rank that looks for all alone knows it.
-        """
 
     def candidates(self, on_corrupt: OnCorrupt) -> list[Step]:
         """Return the committed steps, newest first, and of one step the nearest copy first.
@@ -112,8 +107,7 @@ class Steps:
 
     def _there(self) -> list[Step]:
         """Return the committed steps in the tiers."""
-        joined = _native.join_run(self._run.root, self._tiers, native_json(self._config))
-        self.joined = joined or self.joined
+        _native.join_run(self._run.root, self._tiers, native_json(self._config))
         for tier in self._tiers:
             warn_if_missing(tier)
         found = [_catalog.steps(tier, config=self._config) for tier in self._tiers]

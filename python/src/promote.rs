@@ -48,28 +48,22 @@ pub(crate) fn unfinished(py: Python<'_>, run: PathBuf) -> PyResult<Vec<(OsString
     Ok(found.into_iter().map(|one| (one.checkpoint.into_os_string(), one.to)).collect())
 }
 
-/// Checks that the steps in a run's directory and in further places are of one run; returns the name of the run that training
-/// goes on with, if the directory was not noted as that run's.
+/// Checks that the steps in a run's directory and in further places are of one run, which training goes on with.
 #[pyfunction]
 pub(crate) fn join_run(
     py: Python<'_>,
     root: PathBuf,
     places: Vec<PathBuf>,
     config: &str,
-) -> PyResult<Option<String>> {
+) -> PyResult<()> {
     let config = self::config(config)?;
     py.detach(|| ringstow::internals::store::join(&root, &places, &config)).map_err(to_python)
 }
 
-/// Gives a run that a directory goes on with a new name, there and in the places that have its steps.
+/// Gives a run that a directory goes on with, if it does, a new name, there and in the places that have its steps.
 #[pyfunction]
-pub(crate) fn take_over(
-    py: Python<'_>,
-    root: PathBuf,
-    places: Vec<PathBuf>,
-    run: &str,
-) -> PyResult<()> {
-    py.detach(|| ringstow::internals::store::take_over(&root, &places, run)).map_err(to_python)
+pub(crate) fn take_over(py: Python<'_>, root: PathBuf, places: Vec<PathBuf>) -> PyResult<()> {
+    py.detach(|| ringstow::internals::store::take_over(&root, &places)).map_err(to_python)
 }
 
 /// Notes which run's steps a place has, in place of what was noted.

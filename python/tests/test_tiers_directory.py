@@ -356,6 +356,21 @@ def test_kill_before_the_first_copy_shuts_the_other_program_out_all_the_same(tmp
     assert ringstow.load(tmp_path / "shared/run/step-00000002")["step"] == 2
 
 
+def test_look_at_the_newest_step_shuts_the_other_program_out_as_a_restore_does(tmp_path):
+    with manager_of(tmp_path) as first:
+        first.save(1, state_of(1))
+        assert first.wait_promoted(60)
+        with another_run(tmp_path) as looked:
+            assert looked.latest().step == 1
+        with another_run(tmp_path) as second:
+            second.save(2, state_of(2))
+            assert second.wait_promoted(60)
+        first.save(2, state_of(20))
+        assert not first.wait_promoted(60)
+        assert "has taken them over" in str(first.promotion_error)
+    assert ringstow.load(tmp_path / "shared/run/step-00000002")["step"] == 2
+
+
 def test_new_directory_that_a_kill_leaves_without_a_copy_stays_that_runs(tmp_path):
     save_step_1(tmp_path)
     with another_run(tmp_path) as manager:

@@ -31,8 +31,6 @@ pub(super) struct Copies {
     rate: u64,
     /// Steps that this number divides stay for good.
     keep_every: Option<u64>,
-    /// The run whose steps training goes on with, until the first copy.
-    joined: Mutex<Option<String>>,
     queue: Mutex<Queue>,
     /// A step was added, or the manager is closing, or the thread has ended or rests.
     changed: Condvar,
@@ -72,8 +70,8 @@ impl Copies {
             places.push(place);
         }
         retention.as_ref().map_or(Ok(()), Retention::check)?;
-        let (joined, queue, changed) = Default::default();
-        Ok(Self { places, retention, rate: tiers.rate, keep_every, joined, queue, changed })
+        let (queue, changed) = Default::default();
+        Ok(Self { places, retention, rate: tiers.rate, keep_every, queue, changed })
     }
 
     /// Copies a step as soon as the copy in progress has ended. A step that waits for that is passed over, unless it is to
@@ -130,9 +128,7 @@ impl Copies {
     /// # Errors
     /// A place that cannot be listed: it may have the newest step. [`Error::Invalid`] for steps of another run.
     pub fn committed(&self, shared: &Shared) -> Result<Vec<Found>> {
-        if let Some(run) = join(&shared.root, &self.places, shared.store.config())? {
-            *self.joined.lock().unwrap_or_else(PoisonError::into_inner) = Some(run);
-        }
+        join(&shared.root, &self.places, shared.store.config())?;
         let mut all = Vec::new();
         for place in &self.places {
             let steps = shared.store.steps(place, None)?.into_iter();
@@ -215,12 +211,7 @@ impl Copies {
     }
 
     fn copy(&self, shared: &Shared, (path, is_new): (&Path, bool), place: &Path) -> Result<()> {
-        let mut joined = self.joined.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(run) = &*joined {
-            take_over(&shared.root, &self.places, run)?;
-            *joined = None;
-        }
-        drop(joined);
+        take_over(&shared.root, &self.places)?;
         claim(place, Some(&claim(&shared.root, None)?))?;
         let to = place.join(path.file_name().unwrap_or_default());
         // A run that went back saves a step again.

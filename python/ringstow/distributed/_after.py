@@ -187,9 +187,7 @@ class AfterCommit(Copier):
         known = next((run for run in runs if run is not None), None)
 
         def claim() -> str:
-            if self.joined is not None:
-                _native.take_over(self._root, self._plan.tiers, self.joined)
-                self.joined = None
+            _native.take_over(self._root, self._plan.tiers)
             run = _native.run_of(self._root) or _native.claim(self._root, known)
             return _native.claim(tier, run)
 

@@ -4,17 +4,18 @@ use crate::config::Config;
 use crate::error::Result;
 use crate::store::catalog::found::Status;
 use crate::store::catalog::steps::steps;
+#[cfg(doc)]
+use crate::store::promote::take_over;
 use crate::store::promote::{note_taking, noted, owner, two_runs};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-/// Checks that the steps in a run's directory and in further places are of one run. Returns that run's name if the directory was
-/// not noted as this run's: it has no steps, or some that the places have, too. Now it is noted, and training goes on with that
-/// run.
+/// Checks that the steps in a run's directory and in further places are of one run. A directory that has no steps, or some that
+/// the places have, too, goes on with their run: now it is noted, and the first copy takes the places over ([`take_over`]).
 ///
 /// # Errors
 /// [`Error::Invalid`](crate::Error::Invalid) for steps of two runs; as for [`owner`] and [`steps`].
-pub fn join(root: &Path, places: &[PathBuf], config: &Config) -> Result<Option<String>> {
+pub fn join(root: &Path, places: &[PathBuf], config: &Config) -> Result<()> {
     let (own, takes) = noted(root)?.map_or((None, None), |noted| (Some(noted.run), noted.takes));
     let mut there = None;
     for place in places {
@@ -29,14 +30,8 @@ pub fn join(root: &Path, places: &[PathBuf], config: &Config) -> Result<Option<S
             Some((other, _)) => return Err(two_runs(place, other)),
         }
     }
-    let Some((place, run)) = there else { return Ok(None) };
-    // A kill came between this and the first copy, which takes the places over.
-    if takes.as_ref() == Some(&run) {
-        return Ok(Some(run));
-    }
-    if own.as_ref() == Some(&run) {
-        return Ok(None);
-    }
+    let is_noted = |run: &String| own.as_ref() == Some(run) || takes.as_ref() == Some(run);
+    let Some((place, run)) = there.filter(|(_, run)| !is_noted(run)) else { return Ok(()) };
     let here = saves(root, config)?;
     let is_of_it = here.is_empty() || own.is_none() && !here.is_disjoint(&saves(place, config)?);
     if !is_of_it {
@@ -50,7 +45,7 @@ pub fn join(root: &Path, places: &[PathBuf], config: &Config) -> Result<Option<S
     tracing::warn!(
         "{root} goes on with the run whose steps are in {place}. Another program that saves there is shut out at the first copy"
     );
-    Ok(Some(run))
+    Ok(())
 }
 
 /// What tells the committed steps in a place from others.

@@ -103,19 +103,18 @@ pub fn check_apart<'a>(place: &Path, others: impl Iterator<Item = &'a Path>) -> 
     }
 }
 
-/// Gives a run that a directory goes on with a new name, there and in the places that have its steps. So a program that still
-/// saves to them under the old name learns that it is no longer theirs.
+/// If a directory goes on with the run of its places ([`join`](crate::store::join)), gives that run a new name, here and there.
+/// So a program that still saves to them under the old name learns that it is no longer theirs.
 ///
 /// # Errors
 /// As for [`owner`].
-pub fn take_over(root: &Path, places: &[PathBuf], run: &str) -> Result<()> {
+pub fn take_over(root: &Path, places: &[PathBuf]) -> Result<()> {
+    let Some(Owner { run, takes: Some(takes) }) = noted(root)? else { return Ok(()) };
     // One that failed in the middle has named the directory: it goes on with that name.
-    let named = owner(root)?.filter(|own| own != run);
-    let new = named.unwrap_or_else(unique);
-    // After a kill in the middle, `join` has it go on.
-    note_taking(root, &new, run)?;
+    let new = if run == takes { unique() } else { run };
+    note_taking(root, &new, &takes)?;
     for place in places {
-        if owner(place)?.as_deref() == Some(run) {
+        if owner(place)?.as_ref() == Some(&takes) {
             name_run(place, &new)?;
         }
     }
@@ -204,13 +203,14 @@ mod tests {
         for place in [&root, &a, &b] {
             claim(place, Some("old")).unwrap();
         }
+        note_taking(&root, "old", "old").unwrap();
         let label = b.join(names::RUN);
         std::fs::write(&label, "notes").unwrap();
-        take_over(&root, &[a.clone(), b.clone()], "old").unwrap_err();
+        take_over(&root, &[a.clone(), b.clone()]).unwrap_err();
         std::fs::remove_file(&label).unwrap();
         claim(&b, Some("old")).unwrap();
         assert_eq!(noted(&root).unwrap().unwrap().takes.as_deref(), Some("old"));
-        take_over(&root, &[a.clone(), b.clone()], "old").unwrap();
+        take_over(&root, &[a.clone(), b.clone()]).unwrap();
         assert_eq!(noted(&root).unwrap().unwrap().takes, None);
         let new = owner(&root).unwrap().unwrap();
         assert_ne!(new, "old");
