@@ -268,7 +268,7 @@ sweep: $(READY)
 	$(BIN)/python tools/sweep.py "$(DIR)" --gb $(GB) --minutes $(MINUTES) --out "$(OUT)"
 
 wheel: $(READY)
-	$(BIN)/python tools/make_wheel.py dist $(if $(PORTABLE),--portable)
+	$(BIN)/python tools/make_wheel.py dist --tests $(if $(PORTABLE),--portable)
 
 # A link that leads nowhere, a page that is in no menu or a public name without a page fails.
 site: $(READY)

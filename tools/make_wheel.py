@@ -7,8 +7,8 @@ The extension's line tables, which are most of it, go to a file of their own: `N
 the wheel. gdb and addr2line find it by this name if it lies beside the extension. The wheel is
 refused if it is too large, if it uses more of Python than the stable ABI has, or, with
 ``--portable``, if it needs a newer glibc. Then it is installed in an empty virtual environment,
-where no compiler is on the path, and saves and loads. Only a wheel that passed gets into the
-folder.
+where no compiler is on the path, and saves and loads; with ``--tests``, the core of the tests runs
+there, too. Only a wheel that passed gets into the folder.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,10 @@ EXTENSION = "_native.abi3.so"
 TOOLS = ["abi3audit>=0.0.20", "wheel>=0.45"]
 PORTABLE_TOOLS = [*TOOLS, "maturin[zig]>=1.9,<2", "zopflipy>=1.10,<2"]
 PIP = ("-m", "pip", "--disable-pip-version-check")
+CORE = [
+    f"python/tests/{name}.py"
+    for name in ("test_round_trip", "test_open", "test_retain", "manager/test_manager")
+]
 # Half a minute for 4 % of the bytes that everybody fetches.
 PRESS = """
 import sys, zipfile, zopfli
@@ -109,8 +114,11 @@ def check(python: Path, wheel: Path, most_bytes: int) -> None:
     run(python, "-m", "abi3audit", "--strict", "--summary", wheel)
 
 
-def try_without_rust(wheel: Path) -> None:
-    """Install the wheel in an empty environment, and save and load by it."""
+def try_without_rust(wheel: Path, *, tests: bool) -> None:
+    """Install the wheel in an empty environment, and save and load by it; then run tests, if asked.
+
+    The tests find PyTorch and the like in the environment that runs this, and ringstow in the new.
+    """
     with tempfile.TemporaryDirectory() as folder:
         run(sys.executable, "-m", "venv", folder)
         python = Path(folder) / "bin" / "python"
@@ -118,9 +126,15 @@ def try_without_rust(wheel: Path) -> None:
         run(python, *PIP, "install", "-q", "--no-index", wheel, env=bare)
         run(python, "-c", TRIAL, env=bare)
         run(Path(folder) / "bin" / "ringstow", "--version", env=bare)
+        if tests:
+            [packages] = Path(folder).glob("lib/python*/site-packages")
+            (packages / "tests.pth").write_text(sysconfig.get_path("purelib"))
+            is_own = f"import ringstow; assert ringstow.__file__.startswith({folder!r})"
+            run(python, "-c", is_own, env=bare)
+            run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *CORE, env=bare)
 
 
-def make(python: Path, out: Path, *, portable: bool) -> None:
+def make(python: Path, out: Path, *, portable: bool, tests: bool) -> None:
     """Put a wheel that passed all checks, and its line tables, into a folder.
 
     Raises:
@@ -139,7 +153,7 @@ def make(python: Path, out: Path, *, portable: bool) -> None:
         if portable:
             press(python, wheel)
         check(python, wheel, MOST_BYTES_PORTABLE if portable else MOST_BYTES)
-        try_without_rust(wheel)
+        try_without_rust(wheel, tests=tests)
         for file in made.iterdir():
             shutil.copy2(file, out)
             print(out / file.name)
@@ -150,9 +164,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=words)
     parser.add_argument("out", type=Path, help="the folder for the wheel")
     parser.add_argument("--portable", action="store_true", help="for glibc 2.28 and newer")
+    parser.add_argument("--tests", action="store_true", help="also run the core of the tests by it")
     asked = parser.parse_args(arguments)
+    python = Path(os.path.abspath(sys.executable))
     try:
-        make(Path(os.path.abspath(sys.executable)), asked.out.absolute(), portable=asked.portable)
+        make(python, asked.out.absolute(), portable=asked.portable, tests=asked.tests)
     except WheelFailed as failure:
         print(f"make_wheel: {failure}", file=sys.stderr)
         return 1
