@@ -399,8 +399,8 @@ class CheckpointManager:
         """
         metric, mode = self._rules.best(metric, mode)
         with self._call("best", metric, mode):
-            steps = self._side.first(self._steps.everywhere)
-        return _rules.best_of((s for s in steps if s.status == "committed"), metric, mode)
+            steps = self._side.first(self._steps.loadable)
+        return _rules.best_of(reversed(steps), metric, mode)
 
     # Resume.
 

@@ -64,16 +64,25 @@ def first_intact(
         if not (attempt.is_damage or (tiers and is_gone)):
             raise attempt.error
         if on_corrupt == "raise" and not tiers:
-            if len(candidates) > 1:
-                attempt.error.add_note(
-                    'restore(on_corrupt="previous") loads the newest earlier step that is intact'
-                )
+            _advise(attempt.error, candidates[: number - 1], candidates[number:])
             raise attempt.error
         _log.warning("passing over %s, which cannot be loaded: %s", found.path, attempt.error)
         damage = damage or attempt.error
     if damage is not None:
         raise damage
     return None
+
+
+def _advise(error: BaseException, copies: list[Step], others: list[Step]) -> None:
+    """Add to a step's error which copies of it have failed, too, and the way to an earlier step."""
+    if copies:
+        error.add_note(
+            f"its copies cannot be loaded, either: {', '.join(one.path for one in copies)}"
+        )
+    if others:
+        error.add_note(
+            'restore(on_corrupt="previous") loads the newest earlier step that is intact'
+        )
 
 
 def _is_copy(one: Step, other: Step) -> bool:

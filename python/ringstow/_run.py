@@ -43,6 +43,10 @@ class Run:
         left = _steps.newest_in(self.root)
         return None if left is None else _step_of(left)
 
+    def loadable(self) -> list[Step]:
+        """Return the steps that can be loaded, newest first."""
+        return [found for found in self._committed() if found.status == "committed"]
+
     def candidates(self, on_corrupt: OnCorrupt) -> list[Step]:
         """Return the steps that were committed, newest first, damaged ones too.
 

@@ -55,15 +55,16 @@ class Steps:
             return self._run.candidates(on_corrupt)
         return self._with_copies(lambda: self._run.candidates(on_corrupt), lambda _: True)
 
-    def everywhere(self) -> list[Step]:
-        """Return the steps, oldest first, and of one step the nearest copy last.
+    def loadable(self) -> list[Step]:
+        """Return the steps that can be loaded, newest first, and of one the nearest copy first.
 
         Raises:
             OSError: a tier does not answer.
         """
         if not self._tiers:
-            return self._run.steps()
-        return self.candidates("raise")[::-1]
+            return self._run.loadable()
+        found = self._with_copies(self._run.loadable, lambda _: True)
+        return [step for step in found if step.status == "committed"]
 
     def newest(self) -> Step | None:
         """Return the newest step that can be loaded; None if nothing was committed.

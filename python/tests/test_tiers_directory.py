@@ -499,6 +499,26 @@ def test_damaged_copy_is_mended_by_the_next_one(tmp_path):
     assert ringstow.load(there)["step"] == 1
 
 
+def test_step_of_which_all_copies_are_damaged_names_them(tmp_path):
+    with manager_of(tmp_path) as manager:
+        for step in (1, 2):
+            manager.save(step, state_of(step))
+            manager.wait_promoted(60)
+    copies = [tmp_path / name / "step-00000002" for name in ("run", "shared/run")]
+    for copy in copies:
+        [shard] = copy.glob("*.safetensors")
+        shard.write_bytes(bytes(shard.stat().st_size))
+    with manager_of(tmp_path) as manager:
+        for named, remedies in ((None, ["on_corrupt"]), (2, [])):
+            with pytest.raises(ringstow.CorruptCheckpointError, match=str(copies[1])) as caught:
+                manager.restore(named)
+            [first, *others] = caught.value.__notes__
+            assert str(copies[0]) in first
+            assert len(others) == len(remedies)
+            assert all(remedy in note for remedy, note in zip(remedies, others, strict=True))
+        assert manager.restore(on_corrupt="previous").step == 1
+
+
 def test_damaged_manifest_of_one_of_several_steps_is_told(tmp_path, caplog):
     with manager_of(tmp_path) as manager:
         for step in (1, 2):

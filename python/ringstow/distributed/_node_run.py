@@ -48,6 +48,14 @@ class NodeRun(Run):
         """Return the newest step of which all files are on some node."""
         return next(iter(self._whole(self._committed(), stops=True)), None)
 
+    def loadable(self) -> list[Step]:
+        """Return the steps of which all files are on some node, newest first."""
+        committed = [found for found in self._committed() if found.status == "committed"]
+        try:
+            return self._whole(committed, stops=False)
+        except MissingFilesError:  # none is
+            return []
+
     def candidates(self, on_corrupt: OnCorrupt) -> list[Step]:
         """Return the committed steps that are whole, newest first; without "previous" one of them.
 

@@ -123,6 +123,29 @@ def test_step_that_was_lost_with_a_node_is_passed_over(ranks, tmp_path):
         ranks(2).run(resume, tmp_path, {}, 2)
 
 
+def find_best(rank, root, options):
+    """Return which of two steps is the best, before files of the better one are lost and after."""
+    own = {"own": PerRank(torch.zeros(5))}
+    with manager_on(rank, root, **options) as manager:
+        for step in (1, 2):
+            manager.save(step, own, metrics={"loss": step})
+            assert manager.wait_promoted()
+        before = manager.best("loss", "min")
+        dist.barrier()
+        if rank == 1:
+            for lost in (root_on(root, 1) / "step-00000001").glob("rank*"):
+                lost.unlink()
+        dist.barrier()
+        after = manager.best("loss", "min")
+    return before.step, after.step
+
+
+@pytest.mark.parametrize("has_tier", [False, True], ids=["alone", "with a tier"])
+def test_best_step_is_one_of_which_no_file_is_lost(ranks, tmp_path, has_tier):
+    options = {"tiers": [tmp_path / "shared"], "keep_promoted": 1} if has_tier else {}
+    assert ranks(2).run(find_best, tmp_path, options) == [(1, 2), (1, 2)]
+
+
 def load_all(rank, root):
     return distributed.load(root_on(root, rank) / "step-00000001")
 
