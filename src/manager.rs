@@ -4,8 +4,10 @@
 //! newer step is committed, nor what it is restoring.
 
 mod base;
+mod eviction;
 mod slim;
 mod tiers;
+mod upkeep;
 
 use crate::api::Store;
 use crate::error::{Error, Result};
@@ -25,8 +27,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 pub use slim::Slim;
-use tiers::Copies;
 pub use tiers::Tiers;
+use tiers::{Copies, Stays};
 
 /// Which steps a [`CheckpointManager`] keeps. A step stays if one rule keeps it. Without a rule, all stay. The newest
 /// step always stays.
@@ -197,15 +199,17 @@ impl CheckpointManager {
     /// [`Config::tiers`](crate::Config::tiers).
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a place that is in the root or has it in itself, for a rule that keeps nothing, and once a step is saved.
+    /// [`Error::Invalid`] for a place that is in the root or has it in itself, for a rule that keeps nothing, for
+    /// [`Tiers::keep_here`] without a place, and once a step is saved.
     pub fn tiers(mut self, tiers: Tiers) -> Result<Self> {
         let Some(shared) = Arc::get_mut(&mut self.shared) else {
             return Err(Error::invalid("tiers are named before the first save"));
         };
         let retention = tiers.keep.clone().retention(Disposal::Remove);
-        let keep_every = shared.retention.as_ref().and_then(|retention| retention.keep_every);
+        let every = shared.retention.as_ref().and_then(|retention| retention.keep_every);
+        let stays = Stays { has_rule: shared.retention.is_some(), every };
         let stripe = &*shared.store.config().stripe;
-        let copies = Copies::new(&shared.root, tiers, (retention, keep_every), stripe)?;
+        let copies = Copies::new(&shared.root, tiers, (retention, stays), stripe)?;
         shared.copies = Some(copies);
         Ok(self)
     }
@@ -245,6 +249,7 @@ impl CheckpointManager {
         metrics: impl IntoIterator<Item = (K, f64)>,
     ) -> Result<Saved> {
         self.wait()?;
+        self.shared.make_room();
         self.shared.note(step, state, metrics)?;
         let path = self.path(step);
         let report = self.shared.store.save(state, &path)?;
@@ -265,6 +270,7 @@ impl CheckpointManager {
         metrics: impl IntoIterator<Item = (K, f64)>,
     ) -> Result<Arc<Job>> {
         self.wait()?;
+        self.shared.make_room();
         self.shared.note(step, &mut state, metrics)?;
         let (shared, path) = (self.shared.clone(), self.path(step));
         let to = path.clone();
@@ -376,7 +382,8 @@ impl CheckpointManager {
                         tiers.have_all(same.iter().map(|(_, copy)| copy))
                     });
                     let may_lack = step.is_none() && dropped.is_empty() && !has_all;
-                    if may_lack && path.starts_with(&self.shared.root) {
+                    let is_looked_up = step.is_none() && self.shared.find_out(&candidates);
+                    if may_lack && !is_looked_up && path.starts_with(&self.shared.root) {
                         // A kill may have cut its copy short.
                         Copies::add(&self.shared, path, false);
                     }
@@ -433,7 +440,9 @@ impl Shared {
             let path = path.display();
             tracing::warn!(%path, %error, "the step is committed, and old steps could not be removed");
         }
-        Saved { path, report, retained, slimmed: self.slim() }
+        let slimmed = self.slim();
+        self.evict_after(report.file_bytes);
+        Saved { path, report, retained, slimmed }
     }
 
     /// Notes which step training goes on from. Files are linked in one directory alone.
@@ -498,6 +507,7 @@ impl Drop for CheckpointManager {
         drop(self.saving.take());
         if let Some(copies) = &self.shared.copies {
             copies.close();
+            self.shared.evict_alone();
         }
     }
 }

@@ -1,10 +1,11 @@
 //! A manager whose steps are copied to another disk. `python/tests/test_tiers.py` has object stores.
 
 use ringstow::{
-    CheckpointManager, Config, Dtype, Error, Keep, OnDamage, Restored, StateDict, Store,
+    CheckpointManager, Config, Disposal, Dtype, Error, Keep, OnDamage, Restored, StateDict, Store,
     TensorInfo, Tiers,
 };
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 struct Disks(tempfile::TempDir);
@@ -28,8 +29,15 @@ impl Disks {
 
     fn manager_in(&self, root: &Path, keep: Keep) -> CheckpointManager {
         let keep_there = Keep { last: keep.last.map(|last| last + 1), ..Keep::default() };
-        let tiers = Tiers { places: vec![self.shared()], keep: keep_there, rate: 0 };
+        let tiers = Tiers { places: vec![self.shared()], keep: keep_there, ..Tiers::default() };
         CheckpointManager::found(root, keep).unwrap().tiers(tiers).unwrap()
+    }
+
+    /// A manager of which only the newest step stays once the other disk has it, and there all stay.
+    fn manager_of_one(&self, keep: Keep) -> CheckpointManager {
+        let places = vec![self.shared()];
+        let tiers = Tiers { places, keep_here: Some(1), ..Tiers::default() };
+        CheckpointManager::found(self.run(), keep).unwrap().tiers(tiers).unwrap()
     }
 }
 
@@ -81,7 +89,7 @@ fn steps_that_stay_for_good_are_not_passed_over() {
     let disks = Disks::new();
     let places = vec![disks.shared()];
     let rate = 20_000; // half a second a step, and saves are faster
-    let tiers = Tiers { places, keep: Keep::default(), rate };
+    let tiers = Tiers { places, rate, ..Tiers::default() };
     let keep = Keep { last: Some(1), every: Some(3), ..Keep::default() };
     let mut manager = CheckpointManager::found(disks.run(), keep).unwrap().tiers(tiers).unwrap();
     for step in 1..=7 {
@@ -264,4 +272,91 @@ fn latest_and_best_look_at_all_places() {
         }
     }
     manager.latest().expect_err("training must not begin anew");
+}
+
+#[test]
+fn steps_leave_once_the_other_disk_has_them() {
+    let disks = Disks::new();
+    let mut manager = disks.manager_of_one(Keep { every: Some(2), ..Keep::default() });
+    for step in 1..=4 {
+        save(&mut manager, step, step as u8);
+        manager.wait_promoted().unwrap();
+    }
+    assert_eq!(manager.restore(Some(2), OnDamage::Raise).unwrap().unwrap().step, 2);
+    drop(manager);
+    assert_eq!(steps_in(&disks.run()), [4]);
+    assert_eq!(steps_in(&disks.shared()), [1, 2, 3, 4]);
+}
+
+#[test]
+fn steps_stay_until_the_other_disk_has_them_and_none_is_passed_over() {
+    let disks = Disks::new();
+    fs::create_dir_all(disks.shared()).unwrap();
+    let in_the_way = disks.shared().join("step-00000001");
+    fs::write(&in_the_way, "").unwrap();
+    let mut manager = disks.manager_of_one(Keep::default());
+    for step in 1..=3 {
+        save(&mut manager, step, step as u8);
+    }
+    manager.wait_promoted().unwrap_err();
+    save(&mut manager, 4, 4);
+    manager.wait_promoted().unwrap_err();
+    assert_eq!(steps_in(&disks.run())[0], 1);
+    fs::remove_file(&in_the_way).unwrap();
+    drop(manager);
+    assert_eq!(steps_in(&disks.run()), [4]);
+    assert_eq!(steps_in(&disks.shared()), [1, 2, 3, 4]);
+}
+
+#[test]
+fn next_process_finds_out_what_the_other_disk_has() {
+    let disks = Disks::new();
+    let mut manager = disks.manager(Keep::default()); // it keeps all here
+    for step in 1..=3 {
+        save(&mut manager, step, step as u8);
+        manager.wait_promoted().unwrap();
+    }
+    drop(manager);
+    ringstow::remove(disks.shared().join("step-00000002"), Disposal::Remove).unwrap();
+    let mut manager = disks.manager_of_one(Keep::default());
+    assert_eq!(restored(&manager).step, 3);
+    save(&mut manager, 4, 4);
+    drop(manager);
+    assert_eq!(steps_in(&disks.run()), [4]);
+    assert_eq!(steps_in(&disks.shared()), [1, 2, 3, 4]);
+}
+
+#[test]
+fn step_that_a_link_leads_to_or_that_is_damaged_stays() {
+    let disks = Disks::new();
+    let mut manager = disks.manager_of_one(Keep::default());
+    save(&mut manager, 1, 1);
+    manager.wait_promoted().unwrap();
+    symlink("step-00000001", disks.run().join("good")).unwrap();
+    drop(manager);
+    let mut alone = CheckpointManager::found(disks.run(), Keep::default()).unwrap();
+    save(&mut alone, 2, 2);
+    drop(alone);
+    let shard = disks.run().join("step-00000002/rank00000-0.safetensors");
+    let mut bytes = fs::read(&shard).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&shard, bytes).unwrap();
+    let mut manager = disks.manager_of_one(Keep::default());
+    for step in 3..=4 {
+        save(&mut manager, step, step as u8);
+    }
+    drop(manager);
+    assert_eq!(steps_in(&disks.run()), [1, 2, 4]);
+    assert_eq!(steps_in(&disks.shared()), [1, 3, 4]);
+}
+
+#[test]
+fn keep_here_that_means_nothing_is_refused() {
+    let disks = Disks::new();
+    for (places, keep_here) in [(vec![disks.shared()], 0), (vec![], 1)] {
+        let manager = CheckpointManager::found(disks.run(), Keep::default()).unwrap();
+        let tiers = Tiers { places, keep_here: Some(keep_here), ..Tiers::default() };
+        let said = manager.tiers(tiers).unwrap_err().to_string();
+        assert!(said.contains("keep_here"), "{said}");
+    }
 }

@@ -124,19 +124,13 @@ class Eviction:
         return step.path, step.created_unix_ms
 
 
-def checked(
-    keep: int | None, root: str, tiers: tuple[str, ...], config: Config | None
-) -> Eviction | None:
+def checked(keep: int | None, root: str, config: Config | None) -> Eviction | None:
     """Return what ``keep_here`` asks for; None if it is not given.
 
     Raises:
-        TypeError, ValueError: it is no number of steps, or no tier is named.
+        TypeError, ValueError: it is no number of steps.
     """
-    if keep is None:
-        return None
-    if not tiers:
-        raise ValueError("keep_here is for steps that tiers have: name tiers")
-    return Eviction(root, positive(keep, "keep_here"), config)
+    return None if keep is None else Eviction(root, positive(keep, "keep_here"), config)
 
 
 def _free(directory: str) -> int:

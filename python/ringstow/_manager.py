@@ -137,7 +137,8 @@ class CheckpointManager:
                 group.
 
         Raises:
-            TypeError, ValueError: a rule cannot be used; ``keep_here`` without ``tiers``.
+            TypeError, ValueError: a rule cannot be used; ``keep_promoted``, ``keep_here`` or
+                ``promotion_rate`` without ``tiers``.
             InvalidStateError: ``root`` is a URL, or one of ``tiers`` is in ``root`` or is a URL
                 that cannot be understood; or ``staging`` is
                 unknown, or not for several ranks; or a name in ``slim`` is none; or ``node_local``
@@ -148,12 +149,18 @@ class CheckpointManager:
         self._root = absolute(root)
         found = given(config)
         places = checked(found.tiers if tiers is None else tiers, self._root, found)
+        _tiers.refuse_without(
+            places,
+            keep_promoted=keep_promoted,
+            keep_here=keep_here,
+            promotion_rate=promotion_rate,
+        )
         there = _rules.on_tiers(self._rules, keep_promoted)
         if promotion_rate is not None:
             rate: Any = promotion_rate
             found = dataclasses.replace(found, promotion_rate=rate)  # checks it
         config = without_tiers(found)  # the manager copies by itself
-        eviction = _eviction.checked(keep_here, self._root, places, config)
+        eviction = _eviction.checked(keep_here, self._root, config)
         plan = _tiers.Plan(places, found.promotion_rate, there, self._rules, eviction)
         self._run = Run(self._root, config)
         self._retention = Retention(self._rules, self._root, config)

@@ -150,6 +150,17 @@ def _warn_of_damage(steps: list[Step]) -> None:
             _log.warning("%s is damaged: %s", step.path, step.problem)
 
 
+def refuse_without(tiers: tuple[str, ...], **given: object) -> None:
+    """Refuse options that say something about tiers where no tier is named.
+
+    Raises:
+        ValueError: one of them is given.
+    """
+    for name, value in given.items():
+        if value is not None and not tiers:
+            raise ValueError(f"{name} is for tiers, and none is named: name tiers, or leave it out")
+
+
 class Plan(NamedTuple):
     """Where the steps of a run are copied to, and which of them stay there."""
 

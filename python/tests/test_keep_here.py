@@ -130,15 +130,18 @@ def test_damaged_step_here_stays_until_it_is_copied(tmp_path):
     assert 2 not in there(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("keep", "tiers", "error"),
-    [(1, [], ValueError), (0, ["x"], ValueError), (1.5, ["x"], TypeError)],
-)
-def test_numbers_that_are_none_are_refused(tmp_path, keep, tiers, error):
+@pytest.mark.parametrize(("keep", "error"), [(0, ValueError), (1.5, TypeError)])
+def test_numbers_that_are_none_are_refused(tmp_path, keep, error):
     with pytest.raises(error, match="keep_here"):
-        ringstow.CheckpointManager(
-            tmp_path / "run", tiers=[tmp_path / name for name in tiers], keep_here=keep
-        )
+        manager_of(tmp_path, keep_here=keep)
+
+
+@pytest.mark.parametrize("option", ["keep_here", "keep_promoted", "promotion_rate"])
+def test_options_of_tiers_are_refused_without_a_tier(tmp_path, option):
+    with pytest.raises(ValueError, match=f"{option} is for tiers, and none is named"):
+        ringstow.CheckpointManager(tmp_path / "run", **{option: 1})
+    with pytest.raises(ValueError, match=option):
+        ringstow.CheckpointManager(tmp_path / "run", tiers=[], **{option: 1})
 
 
 def test_save_for_which_there_is_no_room_waits_for_the_copies(tmp_path, monkeypatch, caplog):

@@ -368,3 +368,44 @@ fn linking_manager_saves_even_if_the_step_before_is_gone() {
     let never = CheckpointManager::linking(store, root.path(), Keep::default(), Some(0));
     assert!(never.is_err());
 }
+
+#[test]
+fn save_for_which_there_is_no_room_waits_until_copies_let_steps_go() {
+    let root = tempfile::tempdir().unwrap();
+    let places = vec![root.path().join("shared")];
+    let rate = 30_000; // copies are slower than saves
+    let tiers = Tiers { places, rate, keep_here: Some(1), ..Tiers::default() };
+    let mut manager = manager(&root, Keep::default()).tiers(tiers).unwrap();
+    save(&mut manager, 1);
+    save(&mut manager, 2);
+    let copies = manager.shared.copies.as_ref().unwrap();
+    copies.eviction.as_ref().unwrap().expect(u64::MAX); // more than any disk has
+    save(&mut manager, 3);
+    assert_eq!(numbers(&manager), [3]);
+    drop(manager);
+    assert_eq!(crate::steps(root.path().join("shared")).unwrap().len(), 3);
+}
+
+#[test]
+fn step_that_a_rule_keeps_and_copies_have_passed_over_is_copied_later() {
+    let root = tempfile::tempdir().unwrap();
+    let places = vec![root.path().join("shared")];
+    let rate = 30_000; // copies are slower than saves
+    let tiers = Tiers { places, rate, keep_here: Some(1), ..Tiers::default() };
+    let keep =
+        Keep { last: Some(1), best: Some("distance:min:1".parse().unwrap()), ..Keep::default() };
+    let mut manager = manager(&root, keep).tiers(tiers).unwrap();
+    let mut save = |step: u64| {
+        manager.save(step, &mut state(step), [("distance", step.abs_diff(2) as f64)]).unwrap();
+    };
+    // While 1 is copied, 3 overtakes 2, the best.
+    (1..=4).for_each(&mut save);
+    save(5);
+    drop(manager);
+    let numbers = |dir: &str| -> Vec<u64> {
+        let found = crate::steps(root.path().join(dir)).unwrap();
+        found.iter().filter_map(|found| found.step).collect()
+    };
+    assert_eq!(numbers("run"), [5]);
+    assert!(numbers("shared").contains(&2), "{:?}", numbers("shared"));
+}

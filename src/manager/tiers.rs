@@ -1,6 +1,7 @@
 //! Copies of a manager's steps in further places, made by a thread.
 
 use super::Shared;
+use super::eviction::Eviction;
 use crate::error::{Error, Result};
 use crate::handle::panicked;
 use crate::store::{Found, Promotion, Retention, Status, check_apart, claim, join, take_over};
@@ -21,6 +22,10 @@ pub struct Tiers {
     pub keep: super::Keep,
     /// Bytes a second of a copy at most; 0 for no limit.
     pub rate: u64,
+    /// How many of the newest steps, and of the last saves, stay in the manager's root once all places have them: after each
+    /// save, older ones that every place has whole are removed there, also those that [`Keep::every`](crate::Keep::every) and
+    /// [`Keep::best`](crate::Keep::best) keep. What a link in the root leads to stays. `None` leaves them to the rules.
+    pub keep_here: Option<usize>,
 }
 
 /// The copies of a manager.
@@ -29,18 +34,29 @@ pub(super) struct Copies {
     places: Vec<PathBuf>,
     retention: Option<Retention>,
     rate: u64,
-    /// Steps that this number divides stay for good.
-    keep_every: Option<u64>,
+    /// What removes steps from the root that all places have.
+    pub(super) eviction: Option<Eviction>,
+    /// What stays in the root by its rules.
+    stays: Stays,
     queue: Mutex<Queue>,
     /// A step was added, or the manager is closing, or the thread has ended or rests.
     changed: Condvar,
+}
+
+/// Which steps are not passed over.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stays {
+    /// Whether there is a rule that removes steps.
+    pub has_rule: bool,
+    /// Steps that this number divides stay for good.
+    pub every: Option<u64>,
 }
 
 /// The pause before a copy that failed is tried again, and the longest one.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(900));
 
 #[derive(Debug, Default)]
-struct Queue {
+pub(super) struct Queue {
     /// The steps to copy once the copy in progress has ended: the newest, and before it those that stay for good. Each with
     /// whether it was just saved, and not restored.
     next: VecDeque<(PathBuf, bool)>,
@@ -52,13 +68,21 @@ struct Queue {
     failure: Option<Error>,
 }
 
+impl Queue {
+    /// Whether nothing is copied, but for a further try of a copy that failed.
+    fn is_idle(&self) -> bool {
+        !self.is_running || self.is_resting && self.next.is_empty()
+    }
+}
+
 impl Copies {
     /// # Errors
-    /// [`Error::Invalid`] for a place that is in the root or has it in itself, and for rules that keep nothing.
+    /// [`Error::Invalid`] for a place that is in the root or has it in itself, for rules that keep nothing, and for
+    /// [`Tiers::keep_here`] without a place.
     pub fn new(
         root: &Path,
         tiers: Tiers,
-        (retention, keep_every): (Option<Retention>, Option<u64>),
+        (retention, stays): (Option<Retention>, Stays),
         stripe: &[PathBuf],
     ) -> Result<Self> {
         let mut places: Vec<PathBuf> = Vec::new();
@@ -70,22 +94,46 @@ impl Copies {
             places.push(place);
         }
         retention.as_ref().map_or(Ok(()), Retention::check)?;
+        if tiers.keep_here.is_some() && places.is_empty() {
+            return Err(Error::invalid(
+                "keep_here is for steps that further places have: name places",
+            ));
+        }
+        let eviction = tiers.keep_here.map(Eviction::new).transpose()?;
         let (queue, changed) = Default::default();
-        Ok(Self { places, retention, rate: tiers.rate, keep_every, queue, changed })
+        Ok(Self { places, retention, rate: tiers.rate, eviction, stays, queue, changed })
     }
 
     /// Copies a step as soon as the copy in progress has ended. A step that waits for that is passed over, unless it is to
     /// stay for good.
     pub fn add(shared: &Arc<Shared>, path: &Path, is_new: bool) {
         let Some(copies) = &shared.copies else { return };
+        if let Some(eviction) = copies.eviction.as_ref().filter(|_| !copies.stays.has_rule) {
+            eviction.await_copy(path);
+        }
         let mut queue = copies.queue();
         let gives_way = queue.next.back().is_some_and(|(waiting, _)| !copies.stays(waiting));
         if gives_way && let Some((passed, _)) = queue.next.pop_back() {
             copies.pass_over(&passed);
         }
         queue.next.push_back((path.into(), is_new));
+        copies.run(shared, queue);
+    }
+
+    /// Copies a step that must get to the places, before those that wait.
+    pub fn await_copy(shared: &Arc<Shared>, path: &Path) {
+        let Some(copies) = &shared.copies else { return };
+        if copies.eviction.as_ref().is_some_and(|eviction| eviction.await_copy(path)) {
+            let mut queue = copies.queue();
+            queue.next.push_front((path.into(), false));
+            copies.run(shared, queue);
+        }
+    }
+
+    /// Has the thread take up what was queued.
+    fn run(&self, shared: &Arc<Shared>, mut queue: MutexGuard<'_, Queue>) {
         if queue.is_running {
-            return copies.changed.notify_all();
+            return self.changed.notify_all();
         }
         let worker = shared.clone();
         let work = move || {
@@ -99,7 +147,7 @@ impl Copies {
             Ok(_) => queue.is_running = true,
             Err(error) => {
                 queue.next.clear();
-                queue.failure = Some(Error::io("starting a thread to copy", path, error));
+                queue.failure = Some(Error::io("starting a thread to copy", &shared.root, error));
             }
         }
     }
@@ -109,10 +157,17 @@ impl Copies {
     /// # Errors
     /// Why the last step was not copied.
     pub fn wait(&self) -> Result<()> {
-        let copies =
-            |queue: &mut Queue| queue.is_running && !(queue.is_resting && queue.next.is_empty());
-        let ended = self.changed.wait_while(self.queue(), copies);
-        ended.unwrap_or_else(PoisonError::into_inner).failure.take().map_or(Ok(()), Err)
+        self.wait_idle().failure.take().map_or(Ok(()), Err)
+    }
+
+    /// Waits until nothing is left to copy, and leaves a failure to [`Copies::wait`].
+    pub fn wait_idle(&self) -> MutexGuard<'_, Queue> {
+        let ended = self.changed.wait_while(self.queue(), |queue| !queue.is_idle());
+        ended.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.queue().is_idle()
     }
 
     /// Waits until nothing is left to copy, and tries a copy that failed a last time.
@@ -200,17 +255,30 @@ impl Copies {
         pause: Duration,
     ) -> bool {
         let mut is_worth_another = false;
+        let mut copied = Vec::new();
         for place in &self.places {
-            if let Err(error) = self.copy(shared, (path, *is_new), place) {
-                let passes = matches!(error, Error::Io { .. } | Error::Busy { .. });
-                is_worth_another |= passes;
-                self.failed(path, place, error, Some(pause).filter(|_| passes));
+            match self.copy(shared, (path, *is_new), place) {
+                Ok(created_unix_ms) => copied.push(created_unix_ms),
+                Err(error) => {
+                    let passes = matches!(error, Error::Io { .. } | Error::Busy { .. });
+                    is_worth_another |= passes;
+                    self.failed(path, place, error, Some(pause).filter(|_| passes));
+                }
             }
+        }
+        // A step that is saved again meanwhile is another save in the places that come after.
+        let is_one_save = copied.iter().all(|created| *created == copied[0]);
+        if let Some(eviction) = &self.eviction
+            && copied.len() == self.places.len()
+            && is_one_save
+        {
+            eviction.note(path, Some(copied[0]));
         }
         is_worth_another && dir::has(path)
     }
 
-    fn copy(&self, shared: &Shared, (path, is_new): (&Path, bool), place: &Path) -> Result<()> {
+    /// Copies a step to a place; returns when it was saved.
+    fn copy(&self, shared: &Shared, (path, is_new): (&Path, bool), place: &Path) -> Result<u64> {
         take_over(&shared.root, &self.places)?;
         claim(place, Some(&claim(&shared.root, None)?))?;
         let to = place.join(path.file_name().unwrap_or_default());
@@ -226,7 +294,7 @@ impl Copies {
         if let Err(error) = retained {
             tracing::warn!(place = %place.display(), %error, "a step is copied there, and old ones could not be removed");
         }
-        Ok(())
+        Ok(report.created_unix_ms)
     }
 
     fn failed(&self, path: &Path, place: &Path, error: Error, pause: Option<Duration>) {
@@ -246,11 +314,16 @@ impl Copies {
         queue.failure = Some(error);
     }
 
-    /// Whether a step stays for good by its number, which its name ends in.
+    /// Whether a step is to get to the places, however many newer ones wait: it stays for good by its number, which its name
+    /// ends in, or here until it is copied.
     fn stays(&self, path: &Path) -> bool {
+        if self.eviction.as_ref().is_some_and(|eviction| eviction.awaits(path)) {
+            return true;
+        }
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let number = name.rsplit(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
-        self.keep_every
+        self.stays
+            .every
             .is_some_and(|every| number.parse().is_ok_and(|n: u64| n.is_multiple_of(every)))
     }
 
