@@ -111,6 +111,35 @@ fn missing_and_cut_files_are_read_from_the_copy() {
 }
 
 #[test]
+fn what_is_removed_after_the_open_is_read_from_the_copy() {
+    let remove: [fn(&Path); 3] = [
+        |here| fs::remove_file(&shards(here)[0]).unwrap(),
+        |here| drop(ringstow::remove(here, ringstow::Disposal::Remove).unwrap()),
+        |here| {
+            ringstow::remove(here, ringstow::Disposal::Remove).unwrap();
+            fs::create_dir(here).unwrap(); // another program's, or a save that begins
+        },
+    ];
+    for remove in remove {
+        let tiers = Tiers::new();
+        let opened = tiers.store.open(tiers.here()).unwrap();
+        let alone = Checkpoint::open(tiers.here()).unwrap();
+        remove(&tiers.here());
+        let load = |opened: &Checkpoint| opened.load_names(["a", "b", "c"], LoadOptions::default());
+        let loaded = load(&opened).unwrap();
+        check(&loaded);
+        let used = &loaded.report.moved.fallbacks;
+        assert!(used.iter().any(|step| step.reason.contains("was removed")), "{used:?}");
+        let error = load(&alone).unwrap_err();
+        assert_eq!(
+            matches!(error, Error::MissingFiles { .. }),
+            tiers.here().join("manifest.json").exists(),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn copy_of_the_same_run_is_loaded_if_the_checkpoint_cannot_be_opened() {
     let tiers = Tiers::new();
     let [run, shared] = ["run", "shared"].map(|name| tiers.dir.path().join(name));

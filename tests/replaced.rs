@@ -108,8 +108,8 @@ fn missing_shard_of_a_committed_checkpoint_is_named() {
     let opened = Checkpoint::open(&dir).unwrap();
     fs::remove_file(common::shard_of(&dir)).unwrap();
     let error = load(&opened, true, &runtime()).unwrap_err();
-    assert!(matches!(error, Error::Io { .. }), "{error:?}");
-    assert_says(&error, &["opening", "rank00000-0.safetensors"]);
+    assert!(matches!(error, Error::MissingFiles { .. }), "{error:?}");
+    assert_says(&error, &["rank00000-0.safetensors was there when it was opened"]);
 }
 
 #[test]

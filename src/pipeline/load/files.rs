@@ -4,33 +4,53 @@ use super::reads::{Reads, ShardFile};
 use crate::config::Config;
 use crate::engine::io_mode::{IoMode, Stage};
 use crate::engine::queue::Queue;
-use crate::error::{Result, is_bad_medium};
+use crate::error::{Error, GO_BACK, Result, is_bad_medium};
 use crate::object::{Bucket, ObjectFile, is_url};
 use crate::pipeline::job::Job;
 use crate::pipeline::open::{Attempt, OpenFailure, attach, by_directory, open_each, try_read};
 use crate::pipeline::report::Moved;
 use crate::pipeline::runtime::Runtime;
 use crate::pipeline::transfers::{OpenFile, OpenFiles, Opened};
-use crate::sys::{file, rlimit};
+use crate::sys::{dir, file, rlimit};
+use std::borrow::Cow;
 use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 /// Opens all files that are read, those of each directory with the first I/O mode that passes its trial
-/// there. From then on nobody can take them away.
+/// there. From then on nobody can take them away. A file that is gone by now is read from a copy of the checkpoint, if there
+/// is one that has it.
 pub(in crate::pipeline) fn open(
     runtime: &Runtime,
     config: &Config,
     reads: Reads,
     job: &Arc<Job>,
 ) -> Result<(OpenFiles, Moved)> {
-    let paths: Vec<Option<&Path>> = reads
-        .files
+    let mut files = Cow::Borrowed(reads.files);
+    loop {
+        match open_all(runtime, config, reads, &files, job) {
+            Err(error) if is_gone(&error) && replace_gone(reads, &mut files, &error) => {}
+            Err(error) if error.is_not_found() => return Err(missing(reads, error)),
+            opened => return opened,
+        }
+    }
+}
+
+fn open_all(
+    runtime: &Runtime,
+    config: &Config,
+    reads: Reads,
+    files: &[ShardFile],
+    job: &Arc<Job>,
+) -> Result<(OpenFiles, Moved)> {
+    let paths: Vec<Option<&Path>> = files
         .iter()
         .zip(reads.by_file())
         .map(|(shard, blocks)| (!blocks.is_empty()).then_some(shard.path.as_path()))
         .collect();
+    let is_own = |(path, own): (&Option<&Path>, &ShardFile)| path.is_some_and(|p| p == own.path);
+    let has_own = paths.iter().zip(reads.files).any(is_own);
     // A checkpoint with copies may have some files here and some in a store.
     let objects = open_objects(&paths)?;
     let paths: Vec<Option<&Path>> = paths
@@ -40,22 +60,66 @@ pub(in crate::pipeline) fn open(
         .collect();
     rlimit::make_room_for(paths.iter().flatten().count());
     let opened = open_each(runtime, config, &paths, |numbers, queue, mode| {
-        let shards = numbers.iter().map(|&number| &reads.files[number]);
+        let shards = numbers.iter().map(|&number| &files[number]);
         Ok((open_in_directory(queue, mode, shards)?, Vec::new()))
     });
-    if !reads.blocks.is_empty() {
+    if has_own {
         reads.owner.check_same(opened.is_ok())?;
     }
-    let (files, mut moved) = opened?;
+    let (opened, mut moved) = opened?;
     if objects.iter().any(Option::is_some) {
-        moved.engine = match files.iter().any(Option::is_some) {
+        moved.engine = match opened.iter().any(Option::is_some) {
             true => format!("{} and {HTTP}", moved.engine),
             false => HTTP.into(),
         };
     }
-    let opened = files.into_iter().zip(objects);
+    let opened = opened.into_iter().zip(objects);
     let opened = opened.map(|(file, object)| file.map(Opened::File).or(object));
     Ok((OpenFiles::of(opened.collect(), job), moved))
+}
+
+/// Whether a file, or the whole checkpoint, was removed since it was opened.
+fn is_gone(error: &Error) -> bool {
+    error.is_not_found() || matches!(error, Error::NoCheckpoint { .. })
+}
+
+/// Replaces the checkpoint's own files that are gone by those of its copies; returns whether that changed anything.
+fn replace_gone(reads: Reads, files: &mut Cow<'_, [ShardFile]>, error: &Error) -> bool {
+    let is_there = |path: &Path| is_url(path) || dir::has(path);
+    let is_removed = matches!(error, Error::NoCheckpoint { .. });
+    let mut is_changed = false;
+    for (number, (own, blocks)) in reads.files.iter().zip(reads.by_file()).enumerate() {
+        let is_left = match is_url(&own.path) {
+            true => !is_removed, // only the manifest was asked for
+            false => is_there(&own.path) || is_there(&own.other_path),
+        };
+        if blocks.is_empty() || is_left || files[number].path != own.path {
+            continue;
+        }
+        reads.owner.read_copy(number, &"it was removed after it was opened", &mut |copy| {
+            if is_there(copy) {
+                let shard = &mut files.to_mut()[number];
+                (shard.path, shard.other_path) = (copy.into(), copy.into());
+                is_changed = true;
+            }
+            is_there(copy)
+        });
+    }
+    is_changed
+}
+
+/// Says that a file of a committed checkpoint is gone.
+fn missing(reads: Reads, error: Error) -> Error {
+    match &error {
+        Error::Io { path, .. } if reads.files.iter().any(|file| file.path == *path) => {
+            let file = path.file_name().unwrap_or_default().to_string_lossy();
+            let reason = format!(
+                "{file} was there when it was opened, and is gone; restore it, or {GO_BACK}"
+            );
+            Error::MissingFiles { path: reads.dir.into(), reason }
+        }
+        _ => error,
+    }
 }
 
 /// The engine of objects, in reports.
