@@ -11,6 +11,8 @@ mod manager;
 mod quickstart;
 #[path = "../examples/stream.rs"]
 mod stream;
+#[path = "../examples/tiers.rs"]
+mod tiers;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -66,4 +68,6 @@ fn the_pages_programs_run() {
     quickstart::main().unwrap();
     load_part::main().unwrap();
     stream::main().unwrap();
+    tiers::main().unwrap();
+    tiers::main().unwrap();
 }
