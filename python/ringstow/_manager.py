@@ -11,21 +11,18 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
-from ringstow import _eviction, _others, _previous, _rules, _tiers
-from ringstow._alone import Alone, Side
+from ringstow import _eviction, _previous, _rules, _setup, _tiers
 from ringstow._arguments import StrPath, absolute, step_number
-from ringstow._config import Config, given, native_json, without_tiers
-from ringstow._copier import Copier
+from ringstow._config import Config, given, without_tiers
 from ringstow._damage import OnCorrupt
 from ringstow._errors import InvalidStateError, NotDurableError
 from ringstow._guard import Staging, check_staging
 from ringstow._promoter import checked
 from ringstow._resume import Restored, first_intact
 from ringstow._rules import Mode, Retention
-from ringstow._run import Run
 from ringstow._turn import Turn
 from ringstow._upkeep import Upkeep
 
@@ -162,35 +159,21 @@ class CheckpointManager:
         config = without_tiers(found)  # the manager copies by itself
         eviction = _eviction.checked(keep_here, self._root, config)
         plan = _tiers.Plan(places, found.promotion_rate, there, self._rules, eviction)
-        self._run = Run(self._root, config)
         self._retention = Retention(self._rules, self._root, config)
-        self._previous = _previous.previous(base, base_full_every, self._run.newest)
         check_staging(staging)
-        _check_nodes(node_local, replicas, config, base=base, slim_after=slim_after)
+        _setup.check_nodes(node_local, replicas, config, base=base, slim_after=slim_after)
         self._node_local = node_local
-        self._copies_elsewhere = False
-        self._side: Side[Any] = Alone(config, staging, allow_pickle, self._rules.apart)
-        self._steps = _tiers.Steps(self._run, places, config)
         # Each node removes old steps by itself, so all ranks need the same rules.
         rules = (self._rules, plan._replace(eviction=None), keep_here) if node_local else None
         same = {"node_local": node_local, "replicas": replicas, "rules and tiers": rules}
+        saves = _setup.Saves(config, staging, allow_pickle)
         if node_local:
-            from ringstow.distributed._node_ranks import NodeRanks
-
-            side = NodeRanks(self._root, replicas, plan, same, config, staging, allow_pickle, group)
-            self._side, self._run = side, side.run
-            self._steps = _tiers.Steps(self._run, places, config, side.from_first)
-            from_first: Callable[[Callable[[], list[str]]], list[str]] = side.from_first
-            self._copier: Copier = side.copier
+            made = _setup.for_nodes(self._root, plan, replicas, same, saves, group)
         else:
-            if group is not None or _others.ranks() is not None:
-                from ringstow.distributed._ranks import Ranks
-
-                self._side = Ranks(same, config, staging, allow_pickle, group, self._rules.apart)
-            self._copies_elsewhere = bool(places) and not self._side.is_first
-            from_first = self._side.first
-            plan = plan if self._side.is_first else plan._replace(tiers=())
-            self._copier = _tiers.promoter(self._root, plan, config)
+            made = _setup.for_ranks(self._root, plan, self._rules.apart, same, saves, group)
+        self._side, self._run, self._steps, self._copier, from_first = made
+        self._previous = _previous.previous(base, base_full_every, self._run.newest)
+        self._copies_elsewhere = bool(places) and not node_local and not self._side.is_first
         self._upkeep = Upkeep(
             self._root,
             self._copier,
@@ -535,24 +518,6 @@ class _Saving(NamedTuple):
 
     handle: SaveHandle | RanksHandle
     is_over: threading.Event
-
-
-def _check_nodes(node_local: bool, replicas: int, config: Config | None, **others: object) -> None:
-    """Refuse what does not go with ``node_local``, and ``replicas`` without it."""
-    if not isinstance(replicas, int) or replicas < 1:
-        raise ValueError(f"replicas is a number of nodes, 1 or more, not {replicas!r}")
-    if not node_local:
-        if replicas > 1:
-            raise InvalidStateError("replicas is for node_local=True: all ranks see one directory")
-        return
-    if not _others.has_group():
-        raise InvalidStateError(
-            "node_local is for several ranks: call torch.distributed.init_process_group first, or "
-            "leave it out"
-        )
-    from ringstow.distributed import _nodes
-
-    _nodes.refuse(native_json(config), **others)
 
 
 def _numbered(step: int) -> int:

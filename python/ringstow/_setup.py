@@ -1,0 +1,109 @@
+"""What a `CheckpointManager` works with, for one process, several ranks, or several nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ringstow import _others
+from ringstow._alone import Alone, Side
+from ringstow._config import Config, native_json
+from ringstow._copier import Copier
+from ringstow._errors import InvalidStateError
+from ringstow._guard import Staging
+from ringstow._run import Run
+from ringstow._tiers import Plan, Steps, promoter
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+
+class Setup(NamedTuple):
+    """Who saves and loads, and what is where."""
+
+    side: Side[Any]
+    run: Run
+    steps: Steps
+    copier: Copier
+    from_first: Callable[[Callable[[], list[str]]], list[str]]
+    """Has all ranks get what the first one returns."""
+
+
+class Saves(NamedTuple):
+    """How saves and loads are made."""
+
+    config: Config | None
+    staging: Staging
+    allow_pickle: bool
+
+
+def for_ranks(
+    root: str,
+    plan: Plan,
+    apart: tuple[str, ...],
+    same: Mapping[str, object],
+    saves: Saves,
+    group: dist.ProcessGroup | None,
+) -> Setup:
+    """Return the setup of one process, or of ranks that all see the directory.
+
+    Args:
+        root: the directory of the run.
+        plan: what is copied where. The first rank does that.
+        apart: names of the state that get files of their own.
+        same: arguments that all ranks must give alike.
+        saves: how saves and loads are made.
+        group: the ranks; None means all, or this process if there are no ranks.
+    """
+    side: Side[Any] = Alone(*saves, apart)
+    if group is not None or _others.ranks() is not None:
+        from ringstow.distributed._ranks import Ranks
+
+        side = Ranks(same, *saves, group, apart)
+    run = Run(root, saves.config)
+    steps = Steps(run, plan.tiers, saves.config)
+    copied = plan if side.is_first else plan._replace(tiers=())
+    return Setup(side, run, steps, promoter(root, copied, saves.config), side.first)
+
+
+def for_nodes(
+    root: str,
+    plan: Plan,
+    replicas: int,
+    same: Mapping[str, object],
+    saves: Saves,
+    group: dist.ProcessGroup | None,
+) -> Setup:
+    """Return the setup of ranks on nodes that share no directory.
+
+    Args:
+        root: the directory of the run, on each node's own disk.
+        plan: what is copied where. The first rank of each node copies its files.
+        replicas: on how many nodes the files of each node are.
+        same: arguments that all ranks must give alike.
+        saves: how saves and loads are made.
+        group: the ranks; None means all.
+    """
+    from ringstow.distributed._node_ranks import NodeRanks
+
+    side = NodeRanks(root, replicas, plan, same, *saves, group)
+    steps = Steps(side.run, plan.tiers, saves.config, side.from_first)
+    return Setup(side, side.run, steps, side.copier, side.from_first)
+
+
+def check_nodes(node_local: bool, replicas: int, config: Config | None, **others: object) -> None:
+    """Refuse what does not go with ``node_local``, and ``replicas`` without it."""
+    if not isinstance(replicas, int) or replicas < 1:
+        raise ValueError(f"replicas is a number of nodes, 1 or more, not {replicas!r}")
+    if not node_local:
+        if replicas > 1:
+            raise InvalidStateError("replicas is for node_local=True: all ranks see one directory")
+        return
+    if not _others.has_group():
+        raise InvalidStateError(
+            "node_local is for several ranks: call torch.distributed.init_process_group first, or "
+            "leave it out"
+        )
+    from ringstow.distributed import _nodes
+
+    _nodes.refuse(native_json(config), **others)
