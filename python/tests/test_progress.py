@@ -60,11 +60,15 @@ except (RuntimeError, KeyboardInterrupt) as error:
 """
 
 
+# torch warns of a package that some training frameworks install.
+PYTHON = [sys.executable, "-W", "ignore:The pynvml package is deprecated:FutureWarning"]
+
+
 def on_terminal(code, *args, **env):
     """Run code with a terminal as stderr; return its exit code, its stdout and the terminal."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
-    command = [sys.executable, "-c", CODE + code, *map(str, args)]
+    command = [*PYTHON, "-c", CODE + code, *map(str, args)]
     environment = {**os.environ, **env}
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=theirs, text=True, env=environment
@@ -163,7 +167,7 @@ def test_long_read_shows_a_bar_and_clears_it(what, at):
 
 
 def test_without_a_terminal_there_is_no_bar(at):
-    command = [sys.executable, "-c", CODE + SAVE, "off", str(at / "c")]
+    command = [*PYTHON, "-c", CODE + SAVE, "off", str(at / "c")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
 
