@@ -34,6 +34,7 @@ __all__ = [
     "check_own_share",
     "check_url",
     "claim",
+    "claim_for",
     "cli",
     "copies_of",
     "copy_now",
@@ -592,6 +593,10 @@ def name_run(place: str, run: str) -> None: ...
 # Notes that a place has the steps of a run, and returns its name; without one, of the run whose
 # steps are there, or of a new one. Raises InvalidStateError if the place has another run's steps.
 def claim(place: str, run: str | None) -> str: ...
+
+# The same for a directory's run, which gets a name if it has none. A place that has a former name
+# of it gets the present.
+def claim_for(root: str, place: str) -> str: ...
 
 # Returns a PromotionReport. `how` is the rate, the number of uploads, the bytes of a part, whether
 # an older checkpoint is replaced and replicas are sent, and the seconds of patience.

@@ -194,7 +194,7 @@ class Promoter(Copier):
             InvalidStateError: it has steps of another.
         """
         _native.take_over(self._root, self._tiers)
-        _native.claim(tier, _native.claim(self._root, None))
+        _native.claim_for(self._root, tier)
 
     def _cleared(self, step: Added, tier: str) -> None:
         """Remove old steps from a tier.

@@ -178,8 +178,8 @@ mod _native {
         nodes::{NodeSession, adopt, differing, files_of, needed, node_id, nodes_of},
         place::{Pin, gpus},
         promote::{
-            check_apart, check_url, claim, copies_of, is_one_run, join_run, name_run, promote,
-            run_of, take_over, unfinished,
+            check_apart, check_url, claim, claim_for, copies_of, is_one_run, join_run, name_run,
+            promote, run_of, take_over, unfinished,
         },
         save::{SaveJob, check_metrics, start_export, start_save, start_write, start_write_dealt},
         session::{Receipts, Session, is_under_way},

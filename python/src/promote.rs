@@ -72,6 +72,12 @@ pub(crate) fn name_run(py: Python<'_>, place: PathBuf, run: &str) -> PyResult<()
     py.detach(|| ringstow::internals::store::name_run(&place, run)).map_err(to_python)
 }
 
+/// Notes that a place has the steps of a directory's run, under its present name; returns that.
+#[pyfunction]
+pub(crate) fn claim_for(py: Python<'_>, root: PathBuf, place: PathBuf) -> PyResult<String> {
+    py.detach(|| ringstow::internals::store::claim_for(&root, &place)).map_err(to_python)
+}
+
 /// Notes that a place has the steps of a run; returns its name.
 #[pyfunction]
 pub(crate) fn claim(py: Python<'_>, place: PathBuf, run: Option<String>) -> PyResult<String> {

@@ -4,7 +4,7 @@ use super::Shared;
 use super::eviction::Eviction;
 use crate::error::{Error, Result};
 use crate::handle::panicked;
-use crate::store::{Found, Promotion, Retention, Status, check_apart, claim, join, take_over};
+use crate::store::{Found, Promotion, Retention, Status, check_apart, claim_for, join, take_over};
 use crate::sys::dir;
 use crate::sys::path::absolute_or_object;
 use std::collections::VecDeque;
@@ -280,7 +280,7 @@ impl Copies {
     /// Copies a step to a place; returns when it was saved.
     fn copy(&self, shared: &Shared, (path, is_new): (&Path, bool), place: &Path) -> Result<u64> {
         take_over(&shared.root, &self.places)?;
-        claim(place, Some(&claim(&shared.root, None)?))?;
+        claim_for(&shared.root, place)?;
         let to = place.join(path.file_name().unwrap_or_default());
         // A run that went back saves a step again.
         let how = Promotion { rate: self.rate, replace_older: true, ..Promotion::default() };

@@ -25,8 +25,8 @@ pub use diff::{DiffReport, ElementDiff, TensorChange, TensorDiff, ValueDiff, dif
 pub use layout::node::{NodeId, node_id};
 pub use layout::recycled::{Recycled, recycled};
 pub use promote::{
-    Promotion, PromotionReport, Unfinished, check_apart, claim, is_one_run, name_run, owner,
-    promote, take_over, unfinished,
+    Promotion, PromotionReport, Unfinished, check_apart, claim, claim_for, is_one_run, name_run,
+    owner, promote, take_over, unfinished,
 };
 pub use read::checkpoint::{Checkpoint, CheckpointKind};
 pub(crate) use read::fingerprint::while_replaced;

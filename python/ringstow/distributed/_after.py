@@ -188,8 +188,9 @@ class AfterCommit(Copier):
 
         def claim() -> str:
             _native.take_over(self._root, self._plan.tiers)
-            run = _native.run_of(self._root) or _native.claim(self._root, known)
-            return _native.claim(tier, run)
+            if _native.run_of(self._root) is None:
+                _native.claim(self._root, known)
+            return _native.claim_for(self._root, tier)
 
         run = self._group.from_rank(0, claim)
 

@@ -6,7 +6,7 @@ use crate::store::catalog::found::Status;
 use crate::store::catalog::steps::steps;
 #[cfg(doc)]
 use crate::store::promote::take_over;
-use crate::store::promote::{note_taking, noted, owner, two_runs};
+use crate::store::promote::{Owner, note_taking, noted, two_runs};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
@@ -14,31 +14,41 @@ use std::path::{Path, PathBuf};
 /// the places have, too, goes on with their run: now it is noted, and the first copy takes the places over ([`take_over`]).
 ///
 /// # Errors
-/// [`Error::Invalid`](crate::Error::Invalid) for steps of two runs; as for [`owner`] and [`steps`].
+/// [`Error::Invalid`](crate::Error::Invalid) for steps of two runs; as for [`owner`](crate::store::owner) and [`steps`].
 pub fn join(root: &Path, places: &[PathBuf], config: &Config) -> Result<()> {
-    let (own, takes) = noted(root)?.map_or((None, None), |noted| (Some(noted.run), noted.takes));
-    let mut there = None;
-    for place in places {
-        let Some(run) = owner(place)? else { continue };
-        // A kill came after this place was taken over, and before the last one was.
-        if takes.is_some() && takes.as_ref() != Some(&run) && own.as_ref() == Some(&run) {
-            continue;
+    loop {
+        let before = noted(root)?.map(|own| own.run);
+        let joined = join_now(root, places, config);
+        // A copy may take the places over just now.
+        if joined.is_ok() || noted(root)?.map(|own| own.run) == before {
+            return joined;
         }
+    }
+}
+
+fn join_now(root: &Path, places: &[PathBuf], config: &Config) -> Result<()> {
+    let own = noted(root)?;
+    let is_own = |run: &str| own.as_ref().is_some_and(|own| own.has_been(run));
+    let (mut has_own, mut there) = (false, None::<(&PathBuf, Owner)>);
+    for place in places {
+        let Some(found) = noted(place)? else { continue };
         match &there {
-            None => there = Some((place, run)),
-            Some((_, known)) if *known == run => {}
+            _ if is_own(&found.run) => has_own = true,
+            None => there = Some((place, found)),
+            Some((_, known)) if known.has_been(&found.run) => {}
+            // It was not mounted when the run got a new name.
+            Some((_, known)) if found.has_been(&known.run) => there = Some((place, found)),
             Some((other, _)) => return Err(two_runs(place, other)),
         }
     }
-    let is_noted = |run: &String| own.as_ref() == Some(run) || takes.as_ref() == Some(run);
-    let Some((place, run)) = there.filter(|(_, run)| !is_noted(run)) else { return Ok(()) };
+    let Some((place, found)) = there else { return Ok(()) };
     let here = saves(root, config)?;
     let is_of_it = here.is_empty() || own.is_none() && !here.is_disjoint(&saves(place, config)?);
-    if !is_of_it {
+    if has_own || !is_of_it {
         return Err(two_runs(place, root));
     }
     // Now: a kill may come between the first save there and its copy.
-    if let Err(error) = note_taking(root, &run, &run) {
+    if let Err(error) = note_taking(root, found) {
         tracing::warn!(root = %root.display(), %error, "the directory cannot be noted as that run's");
     }
     let (root, place) = (root.display(), place.display());

@@ -21,7 +21,10 @@ pub(super) struct Copy {
     /// The names of its files there, in the order of the manifest's.
     pub names: Vec<String>,
     manifest: Vec<u8>,
-    created_unix_ms: u64,
+    /// The save: when it was committed, and its block size.
+    save: (u64, u64),
+    /// How many parts it has lost.
+    dropped: usize,
 }
 
 /// What is there.
@@ -29,6 +32,8 @@ pub(super) enum Place {
     Free,
     /// This checkpoint.
     Has,
+    /// The same save, of which this checkpoint has lost parts: its files there.
+    HasWhole(Vec<FileEntry>),
     /// An older one, which is to be replaced, and its shards.
     Older(Seen, Vec<String>),
     /// Another checkpoint, which stays: the error.
@@ -54,8 +59,8 @@ impl Copy {
         let id = id_of(&manifest_of(checkpoint.manifest(), 0).encode()?);
         let there = manifest_of(checkpoint.manifest(), id);
         let names = there.files.iter().map(|file| file.name.clone()).collect();
-        let created_unix_ms = there.created_unix_ms;
-        Ok(Self { id, names, manifest: there.encode()?, created_unix_ms })
+        let (save, dropped) = ((there.created_unix_ms, there.block_bytes), there.dropped.len());
+        Ok(Self { id, names, manifest: there.encode()?, save, dropped })
     }
 
     /// What is there.
@@ -77,7 +82,11 @@ impl Copy {
             Err(error) if error.is_damage() => return Ok(Place::Taken(self.taken(target, None))),
             Err(error) => return Err(error),
         };
-        if !how.replace_older || other.created_unix_ms >= self.created_unix_ms {
+        let is_same_save = (other.created_unix_ms, other.block_bytes) == self.save;
+        if is_same_save && other.dropped.len() < self.dropped {
+            return Ok(Place::HasWhole(other.files));
+        }
+        if !how.replace_older || other.created_unix_ms >= self.save.0 {
             return Ok(Place::Taken(self.taken(target, Some(&other))));
         }
         if !other.stripes.is_empty() {
@@ -90,7 +99,7 @@ impl Copy {
     }
 
     /// The error for a place that another checkpoint has.
-    fn taken(&self, target: &dyn Target, other: Option<&Listed>) -> Error {
+    pub fn taken(&self, target: &dyn Target, other: Option<&Listed>) -> Error {
         let error = Error::io("promoting to", target.place(), Errno::EEXIST.into());
         let which = other.map(|other| self.beside(other)).unwrap_or_default();
         error.hinted(format!(
@@ -101,7 +110,7 @@ impl Copy {
     /// Which checkpoint another one is, as seen from this one.
     fn beside(&self, other: &Listed) -> String {
         let step = other.step.map(|step| format!(" of step {step}")).unwrap_or_default();
-        let (own, others) = (self.created_unix_ms, other.created_unix_ms);
+        let (own, others) = (self.save.0, other.created_unix_ms);
         let apart = Duration::from_millis(own.abs_diff(others)).as_secs_f64();
         let when = if others < own { "earlier" } else { "later" };
         format!(", a save{step} that was committed {apart:.1} s {when} than this one")
@@ -110,8 +119,7 @@ impl Copy {
     /// The files that are not there.
     pub fn missing(&self, target: &dyn Target, files: &[FileEntry]) -> Result<Vec<usize>> {
         let all: Vec<usize> = (0..files.len()).collect();
-        let missing = target.missing(&self.files_of(files, &all));
-        missing.map_err(|error| Error::io("listing", target.place(), error))
+        missing(target, &self.files_of(files, &all))
     }
 
     /// The names and the lengths of files of the checkpoint.
@@ -129,6 +137,7 @@ impl Copy {
             let seen = match self.place(target, how)? {
                 Place::Has => return self.settle(target),
                 Place::Taken(error) => return Ok(Commit::Lost(error)),
+                Place::HasWhole(_) => return Ok(Commit::Lost(self.taken(target, None))),
                 Place::Free => None,
                 Place::Older(seen, shards) => {
                     journal.replaces(shards)?;
@@ -169,6 +178,14 @@ impl Copy {
         }
         journal.end(target);
     }
+}
+
+/// Which of these files, by name and length, are not there.
+///
+/// # Errors
+/// What the store or the system says.
+pub(super) fn missing(target: &dyn Target, files: &[(&str, u64)]) -> Result<Vec<usize>> {
+    target.missing(files).map_err(|error| Error::io("listing", target.place(), error))
 }
 
 /// Removes shards of earlier checkpoints from a place, except these.

@@ -18,6 +18,7 @@ mod room;
 mod target;
 
 use crate::error::{Error, Result};
+use crate::format::FileEntry;
 use crate::object::{Bucket, is_url};
 use crate::pipeline::blocks::Blocks;
 use crate::pipeline::job::Job;
@@ -32,8 +33,8 @@ pub use abandoned::{Unfinished, unfinished};
 use copy::{Commit, Copy, Place};
 use directory::Directory;
 use journal::Journal;
-pub use owner::{check_apart, claim, is_one_run, name_run, owner, take_over};
-pub(in crate::store) use owner::{note_taking, noted, two_runs};
+pub(in crate::store) use owner::{Owner, note_taking, noted, two_runs};
+pub use owner::{check_apart, claim, claim_for, is_one_run, name_run, owner, take_over};
 use parts::{AGAIN, Sending, parts_of};
 use patience::{Patience, is_passing};
 use serde::{Deserialize, Serialize};
@@ -156,12 +157,15 @@ fn promote_once(
     job.set_total(file_bytes);
     let files = &checkpoint.manifest().files;
     // A manifest whose shards are not all there is mended.
-    let is_committed = match copy.place(target, how)? {
+    let was_there = match copy.place(target, how)? {
         Place::Taken(error) => return Err(error),
-        place => matches!(place, Place::Has),
+        Place::HasWhole(there) => match has_all(target, &there)? {
+            true => true,
+            false => return Err(copy.taken(target, None)),
+        },
+        Place::Has => copy.missing(target, files)?.is_empty() && !Journal::is_left(&from, target),
+        Place::Free | Place::Older(..) => false,
     };
-    let was_there =
-        is_committed && copy.missing(target, files)?.is_empty() && !Journal::is_left(&from, target);
     let (sent_bytes, moved, missing) = match was_there {
         true => (0, Moved::default(), 0),
         false => copy.send(&checkpoint, target, how, (runtime, job))?,
@@ -179,6 +183,12 @@ fn promote_once(
         moved,
         seconds: started.elapsed().as_secs_f64(),
     })
+}
+
+/// Whether all of these files are there.
+fn has_all(target: &dyn Target, files: &[FileEntry]) -> Result<bool> {
+    let files: Vec<_> = files.iter().map(|file| (file.name.as_str(), file.bytes)).collect();
+    Ok(copy::missing(target, &files)?.is_empty())
 }
 
 /// The place of a URL or a path from the root. Requests to it end once the job is stopped.

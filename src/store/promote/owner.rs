@@ -14,14 +14,40 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// So many former names of a run are remembered.
+const FORMER_MAX: usize = 20;
+
 /// The content of the file that says it.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(in crate::store) struct Owner {
     /// A text that no other run has.
     pub run: String,
-    /// Of a run's directory: the run whose steps in the tiers it goes on with, until it has taken all of them over.
+    /// Of a run's directory: the run whose steps in the tiers it goes on with, until the first copy gives that a new name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub takes: Option<String>,
+    /// The names that the run had before, the last one last. A tier that was not mounted when it got a new one has one of these.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub former: Vec<String>,
+}
+
+impl Owner {
+    fn named(run: &str) -> Self {
+        Self { run: run.into(), ..Self::default() }
+    }
+
+    /// Whether the run has this name, or had it before.
+    pub fn has_been(&self, run: &str) -> bool {
+        self.run == run || self.former.iter().any(|name| name == run)
+    }
+
+    /// The same run under a new name.
+    fn renamed(mut self) -> Self {
+        let old = std::mem::replace(&mut self.run, unique());
+        self.former.retain(|name| *name != old);
+        self.former.push(old);
+        self.former.drain(..self.former.len().saturating_sub(FORMER_MAX));
+        Self { takes: None, ..self }
+    }
 }
 
 /// The run whose steps a directory or a URL has; `None` if nothing says so yet.
@@ -77,10 +103,23 @@ fn noted_by(place: &Path, bucket: impl Fn(&Path) -> Result<Bucket>) -> Result<Op
 /// # Errors
 /// As for [`owner`]; [`Error::Invalid`] if the place has the steps of another run.
 pub fn claim(place: &Path, run: Option<&str>) -> Result<String> {
+    claim_as(place, run.map(Owner::named).as_ref())
+}
+
+/// [`claim`] for the run of a directory, which gets a name if it has none. A place that has a former name of it gets the present.
+///
+/// # Errors
+/// As for [`claim`].
+pub fn claim_for(root: &Path, place: &Path) -> Result<String> {
+    claim(root, None)?;
+    claim_as(place, noted(root)?.as_ref())
+}
+
+fn claim_as(place: &Path, own: Option<&Owner>) -> Result<String> {
     let patience = Patience::new(place, Promotion::default().patience, &Arc::default());
-    let there = patience.ask(|| claimed(place, run))?;
-    match run {
-        Some(run) if run != there => {
+    let there = patience.ask(|| claimed(place, own))?;
+    match own {
+        Some(own) if own.run != there => {
             Err(two_runs(place, Path::new("those that are copied there now")))
         }
         _ => Ok(there),
@@ -104,30 +143,33 @@ pub fn check_apart<'a>(place: &Path, others: impl Iterator<Item = &'a Path>) -> 
 }
 
 /// If a directory goes on with the run of its places ([`join`](crate::store::join)), gives that run a new name, here and there.
-/// So a program that still saves to them under the old name learns that it is no longer theirs.
+/// So a program that still saves to them under the old name learns that it is no longer theirs. A place that cannot be asked,
+/// or is not mounted, gets the name from [`claim_for`].
 ///
 /// # Errors
-/// As for [`owner`].
+/// As for [`owner`], of the directory.
 pub fn take_over(root: &Path, places: &[PathBuf]) -> Result<()> {
-    let Some(Owner { run, takes: Some(takes) }) = noted(root)? else { return Ok(()) };
-    // One that failed in the middle has named the directory: it goes on with that name.
-    let new = if run == takes { unique() } else { run };
-    note_taking(root, &new, &takes)?;
+    let Some(owner) = noted(root)?.filter(|owner| owner.takes.is_some()) else { return Ok(()) };
+    let named = owner.renamed();
+    note(root, &named)?;
     for place in places {
-        if owner(place)?.as_ref() == Some(&takes) {
-            name_run(place, &new)?;
+        let done = noted(place).and_then(|there| match there {
+            Some(there) if named.has_been(&there.run) => note(place, &named),
+            _ => Ok(()),
+        });
+        if let Err(error) = done {
+            tracing::debug!(place = %place.display(), %error, "it gets the run's new name with its first copy");
         }
     }
-    name_run(root, &new)
+    Ok(())
 }
 
-/// Notes in a run's directory which run's steps it goes on with, until [`take_over`] has given that run a new name.
+/// Notes in a run's directory which run's steps it goes on with, until [`take_over`] gives that run a new name.
 ///
 /// # Errors
 /// As for [`owner`].
-pub(in crate::store) fn note_taking(root: &Path, run: &str, takes: &str) -> Result<()> {
-    let owner = Owner { run: run.into(), takes: Some(takes.into()) };
-    write_label(root, names::RUN, &serde_json::json!(owner).to_string(), true)
+pub(in crate::store) fn note_taking(root: &Path, owner: Owner) -> Result<()> {
+    note(root, &Owner { takes: Some(owner.run.clone()), ..owner })
 }
 
 /// Notes which run's steps a place has, in place of what was noted.
@@ -135,7 +177,11 @@ pub(in crate::store) fn note_taking(root: &Path, run: &str, takes: &str) -> Resu
 /// # Errors
 /// As for [`owner`].
 pub fn name_run(place: &Path, run: &str) -> Result<()> {
-    let text = text_of(run.into());
+    note(place, &Owner::named(run))
+}
+
+fn note(place: &Path, owner: &Owner) -> Result<()> {
+    let text = serde_json::json!(owner).to_string();
     if !is_url(place) {
         return write_label(place, names::RUN, &text, true);
     }
@@ -149,16 +195,12 @@ pub fn name_run(place: &Path, run: &str) -> Result<()> {
 /// As for [`claim`].
 pub(super) fn check_copy(from: &Path, to: &Path, job: &Job) -> Result<()> {
     let (Some(run), Some(place)) = (from.parent(), to.parent()) else { return Ok(()) };
-    let Some(own) = owner(run)? else { return Ok(()) };
+    let Some(own) = noted(run)? else { return Ok(()) };
     let bucket = |url: &Path| Ok(Bucket::retried_by_caller(url)?.until(job.stop_flag()));
     match owner_by(place, bucket)? {
-        Some(there) if there != own => Err(two_runs(place, run)),
+        Some(there) if !own.has_been(&there) => Err(two_runs(place, run)),
         _ => Ok(()),
     }
-}
-
-fn text_of(run: String) -> String {
-    serde_json::json!(Owner { run, takes: None }).to_string()
 }
 
 /// The error for a place with steps of another run than another one.
@@ -173,12 +215,16 @@ pub(in crate::store) fn two_runs(place: &Path, other: &Path) -> Error {
     ))
 }
 
-fn claimed(place: &Path, run: Option<&str>) -> Result<String> {
-    if let Some(owner) = owner_by(place, Bucket::retried_by_caller)? {
-        return Ok(owner);
+fn claimed(place: &Path, own: Option<&Owner>) -> Result<String> {
+    if let Some(there) = owner_by(place, Bucket::retried_by_caller)? {
+        return match own.filter(|own| own.run != there && own.has_been(&there)) {
+            Some(own) => note(place, own).map(|()| own.run.clone()),
+            None => Ok(there),
+        };
     }
-    let run = run.map_or_else(unique, str::to_owned);
-    let text = text_of(run);
+    let owner =
+        own.map_or_else(|| Owner::named(&unique()), |own| Owner { takes: None, ..own.clone() });
+    let text = serde_json::json!(owner).to_string();
     match is_url(place) {
         false => write_label(place, names::RUN, &text, false)?,
         true => match Bucket::retried_by_caller(place)?.create(names::RUN, text.into_bytes()) {
@@ -197,24 +243,42 @@ mod tests {
     use super::*;
 
     #[test]
-    fn take_over_that_failed_in_the_middle_goes_on() {
+    fn place_that_was_away_when_its_run_got_a_new_name_gets_it_later() {
         let dir = tempfile::tempdir().unwrap();
         let [root, a, b] = ["root", "a", "b"].map(|name| dir.path().join(name));
         for place in [&root, &a, &b] {
             claim(place, Some("old")).unwrap();
         }
-        note_taking(&root, "old", "old").unwrap();
-        let label = b.join(names::RUN);
-        std::fs::write(&label, "notes").unwrap();
-        take_over(&root, &[a.clone(), b.clone()]).unwrap_err();
-        std::fs::remove_file(&label).unwrap();
-        claim(&b, Some("old")).unwrap();
-        assert_eq!(noted(&root).unwrap().unwrap().takes.as_deref(), Some("old"));
-        take_over(&root, &[a.clone(), b.clone()]).unwrap();
-        assert_eq!(noted(&root).unwrap().unwrap().takes, None);
+        note_taking(&root, Owner::named("old")).unwrap();
+        let away = dir.path().join("away");
+        std::fs::rename(&b, &away).unwrap();
+        let places = [a.clone(), b.clone()];
+        take_over(&root, &places).unwrap();
         let new = owner(&root).unwrap().unwrap();
         assert_ne!(new, "old");
+        assert_eq!(claim_for(&root, &a).unwrap(), new);
+        // What is made in place of a disk that is not mounted.
+        assert_eq!(claim_for(&root, &b).unwrap(), new);
+        std::fs::remove_dir_all(&b).unwrap();
+        std::fs::rename(&away, &b).unwrap();
+        take_over(&root, &places).unwrap();
+        assert_eq!(owner(&root).unwrap().as_ref(), Some(&new), "once");
+        crate::store::join(&root, &places, &crate::Config::default()).unwrap();
+        assert_eq!(claim_for(&root, &b).unwrap(), new);
         assert_eq!([owner(&a).unwrap(), owner(&b).unwrap()], [Some(new.clone()), Some(new)]);
+        assert!(claim(&b, Some("old")).unwrap_err().to_string().contains("another run"));
+    }
+
+    #[test]
+    fn only_the_last_names_are_remembered() {
+        let mut owner = Owner::named("first");
+        for _ in 0..2 * FORMER_MAX {
+            owner = owner.renamed();
+        }
+        assert_eq!(owner.former.len(), FORMER_MAX);
+        assert!(!owner.has_been("first"));
+        let last = owner.run.clone();
+        assert!(owner.renamed().has_been(&last));
     }
 
     #[test]
