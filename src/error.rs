@@ -383,6 +383,16 @@ impl Error {
         }
     }
 
+    /// [`Error::is_damage`] of something in this directory.
+    pub(crate) fn is_damage_in(&self, dir: &Path) -> bool {
+        match self {
+            Self::Corrupt { path, .. } | Self::Format { path, .. } | Self::Io { path, .. } => {
+                self.is_damage() && path.starts_with(dir)
+            }
+            _ => false,
+        }
+    }
+
     /// Whether the system reported a full disk or an exhausted quota.
     pub(crate) fn is_disk_full(&self) -> bool {
         matches!(self, Self::Io { cause, .. } if is_full(cause))

@@ -5,6 +5,7 @@
 
 mod base;
 mod eviction;
+mod queue;
 mod slim;
 mod tiers;
 mod upkeep;
@@ -126,7 +127,7 @@ pub struct Restored {
 pub struct CheckpointManager {
     shared: Arc<Shared>,
     /// The save in the background whose end nobody has waited for.
-    saving: Option<SaveHandle<Saved>>,
+    saving: Option<(SaveHandle<Saved>, PathBuf)>,
 }
 
 /// What the thread of a background save needs, too.
@@ -206,6 +207,11 @@ impl CheckpointManager {
             return Err(Error::invalid("tiers are named before the first save"));
         };
         let retention = tiers.keep.clone().retention(Disposal::Remove);
+        let own = shared.retention.as_ref();
+        let retention = retention.map(|there| besides(there, own));
+        if let (Some(there), Some(own), Some(_)) = (&retention, own, tiers.keep_here) {
+            check_keeps(there, own)?;
+        }
         let every = shared.retention.as_ref().and_then(|retention| retention.keep_every);
         let stays = Stays { has_rule: shared.retention.is_some(), every };
         let stripe = &*shared.store.config().stripe;
@@ -252,7 +258,8 @@ impl CheckpointManager {
         self.shared.make_room();
         self.shared.note(step, state, metrics)?;
         let path = self.path(step);
-        let report = self.shared.store.save(state, &path)?;
+        let saved = self.shared.store.save(state, &path);
+        let report = saved.inspect_err(|error| self.shared.rescue(&path, error))?;
         Ok(self.shared.clean_up(path, report))
     }
 
@@ -277,7 +284,7 @@ impl CheckpointManager {
         let saving =
             self.shared.store.save_then(state, &to, move |report| shared.clean_up(path, report))?;
         let job = saving.job().clone();
-        self.saving = Some(saving);
+        self.saving = Some((saving, to));
         Ok(job)
     }
 
@@ -287,7 +294,9 @@ impl CheckpointManager {
     /// # Errors
     /// That of the save.
     pub fn wait(&mut self) -> Result<Option<Saved>> {
-        self.saving.take().map(SaveHandle::result).transpose()
+        let Some((saving, path)) = self.saving.take() else { return Ok(None) };
+        let saved = saving.result();
+        saved.map(Some).inspect_err(|error| self.shared.rescue(&path, error))
     }
 
     /// The steps, oldest first, including those that cannot be loaded. Empty if nothing was saved yet.
@@ -382,10 +391,11 @@ impl CheckpointManager {
                         tiers.have_all(same.iter().map(|(_, copy)| copy))
                     });
                     let may_lack = step.is_none() && dropped.is_empty() && !has_all;
-                    let is_looked_up = step.is_none() && self.shared.find_out(&candidates);
+                    let is_looked_up =
+                        step.is_none() && self.shared.find_out(&candidates, &passed_over);
                     if may_lack && !is_looked_up && path.starts_with(&self.shared.root) {
                         // A kill may have cut its copy short.
-                        Copies::add(&self.shared, path, false);
+                        Copies::add_found(&self.shared, path);
                     }
                     let path = path.clone();
                     return Ok(Some(Restored { step: number, path, loaded, dropped, passed_over }));
@@ -431,7 +441,7 @@ impl Shared {
 
     /// Removes the steps that no rule keeps, and parts of older ones, after a commit.
     fn clean_up(self: &Arc<Self>, path: PathBuf, report: SaveReport) -> Saved {
-        Copies::add(self, &path, true);
+        Copies::add(self, &path);
         self.previous.iter().for_each(|previous| previous.saved(&path));
         let _alone = self.in_use.write().unwrap_or_else(PoisonError::into_inner);
         let retained =
@@ -510,6 +520,35 @@ impl Drop for CheckpointManager {
             self.shared.evict_alone();
         }
     }
+}
+
+/// The rules for places, which also keep there what these keep here for good.
+fn besides(there: Retention, own: Option<&Retention>) -> Retention {
+    let Some(own) = own else { return there };
+    let keep_every = there.keep_every.or(own.keep_every);
+    let keep_best = there.keep_best.clone().or_else(|| own.keep_best.clone());
+    Retention { keep_every, keep_best, ..there }
+}
+
+/// Checks that places keep what is to be kept for good: it leaves the root.
+///
+/// # Errors
+/// [`Error::Invalid`].
+fn check_keeps(there: &Retention, own: &Retention) -> Result<()> {
+    let has_every = own.keep_every.is_none_or(|own| {
+        there.keep_every.is_some_and(|there| there > 0 && own.is_multiple_of(there))
+    });
+    let has_best = own.keep_best.as_ref().is_none_or(|own| {
+        let is_same =
+            |there: &&Best| (&there.metric, there.direction) == (&own.metric, own.direction);
+        there.keep_best.as_ref().filter(is_same).is_some_and(|there| there.count >= own.count)
+    });
+    if has_every && has_best {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "with keep_here, steps that `every` and `best` of the manager's rules keep are in the further places alone, and          `every` or `best` of Tiers.keep would remove some of them: leave these out there, which means the same ones",
+    ))
 }
 
 /// Whether a step's bytes are not what was written. Files that are missing may be on a disk that is not mounted.

@@ -1,8 +1,8 @@
 //! A manager whose steps are copied to another disk. `python/tests/test_tiers.py` has object stores.
 
 use ringstow::{
-    CheckpointManager, Config, Disposal, Dtype, Error, Keep, OnDamage, Restored, StateDict, Store,
-    TensorInfo, Tiers,
+    CheckpointManager, Config, Disposal, Dtype, Error, Keep, OnDamage, Restored, Slim, StateDict,
+    Store, TensorInfo, Tiers,
 };
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -286,6 +286,78 @@ fn steps_leave_once_the_other_disk_has_them() {
     drop(manager);
     assert_eq!(steps_in(&disks.run()), [4]);
     assert_eq!(steps_in(&disks.shared()), [1, 2, 3, 4]);
+}
+
+#[test]
+fn what_the_rules_keep_for_good_is_on_the_other_disk_whatever_else_is_removed_there() {
+    let disks = Disks::new();
+    let best = Some("distance:min:1".parse().unwrap());
+    let keep = Keep { last: Some(1), every: Some(2), best, ..Keep::default() };
+    let tiers = |every| {
+        let there = Keep { last: Some(2), every, ..Keep::default() };
+        let places = vec![disks.shared()];
+        Tiers { places, keep: there, keep_here: Some(1), ..Tiers::default() }
+    };
+    let manager = || CheckpointManager::found(disks.run(), keep.clone()).unwrap();
+    let said = manager().tiers(tiers(Some(4))).unwrap_err().to_string();
+    assert!(said.contains("leave these out there"), "{said}");
+    let mut manager = manager().tiers(tiers(None)).unwrap();
+    for step in 1..=7_u64 {
+        let mut state = StateDict::new();
+        state.value("step", step);
+        manager.save(step, &mut state, [("distance", step.abs_diff(3) as f64)]).unwrap();
+        manager.wait_promoted().unwrap();
+    }
+    drop(manager);
+    assert_eq!(steps_in(&disks.run()), [7]);
+    assert_eq!(steps_in(&disks.shared()), [2, 3, 4, 6, 7]);
+}
+
+#[test]
+fn step_whose_copy_was_refused_is_copied_after_a_later_save() {
+    let disks = Disks::new();
+    fs::create_dir_all(disks.shared()).unwrap();
+    let label = disks.shared().join(".ringstow-run.json");
+    fs::write(&label, "notes").unwrap();
+    let mut manager = disks.manager_of_one(Keep::default());
+    save(&mut manager, 1, 1);
+    let refused = manager.wait_promoted().unwrap_err();
+    assert!(refused.to_string().contains("remove it"), "{refused}");
+    fs::remove_file(label).unwrap();
+    for step in 2..=4 {
+        save(&mut manager, step, step as u8);
+        manager.wait_promoted().unwrap();
+    }
+    drop(manager);
+    assert_eq!(steps_in(&disks.run()), [4]);
+    assert_eq!(steps_in(&disks.shared()), [1, 2, 3, 4]);
+}
+
+#[test]
+fn slimmed_step_leaves_too_and_is_whole_on_the_other_disk() {
+    let disks = Disks::new();
+    let keep = Keep { slim: Some(Slim::after(1)), ..Keep::default() };
+    for keep_here in [None, Some(2)] {
+        let tiers = Tiers { places: vec![disks.shared()], keep_here, ..Tiers::default() };
+        let manager = CheckpointManager::found(disks.run(), keep.clone()).unwrap();
+        let mut manager = manager.tiers(tiers).unwrap();
+        let restored = manager.restore(None, OnDamage::Raise).unwrap();
+        let next = restored.map_or(1, |found| found.step + 1);
+        for step in next..next + 3 {
+            let mut state = StateDict::new();
+            for name in ["model.w", "optimizer.m"] {
+                let info = TensorInfo { name: name.into(), dtype: Dtype::U8, shape: vec![9000] };
+                state.source(info, Box::new(vec![step as u8; 9000]));
+            }
+            manager.save(step, &mut state, [("loss", 1.0)]).unwrap();
+            manager.wait_promoted().unwrap();
+        }
+    }
+    assert_eq!(steps_in(&disks.run()), [5, 6]);
+    for step in 1..=6 {
+        let path = disks.shared().join(format!("step-{step:08}"));
+        assert!(ringstow::load(path).unwrap().tensor("optimizer.m").is_some(), "{step}");
+    }
 }
 
 #[test]

@@ -17,10 +17,12 @@ pub(super) struct Eviction {
 struct Known {
     /// The saves that all places have, by path and time: a step may be saved again.
     copied: HashSet<(PathBuf, Option<u64>)>,
-    /// Steps that must get to the places, or are there already, as their copy will find out.
-    awaited: HashSet<PathBuf>,
-    /// Bytes of the newest step, as far as this process has seen one.
-    newest_bytes: u64,
+    /// Steps that cannot be copied, since they are damaged.
+    damaged: HashSet<PathBuf>,
+    /// Bytes of the newest step; `None` before the first look.
+    newest_bytes: Option<u64>,
+    /// Whether the places were asked what they have.
+    has_looked: bool,
 }
 
 impl Eviction {
@@ -35,35 +37,41 @@ impl Eviction {
 
     /// Notes that all places have a save.
     pub fn note(&self, path: &Path, created_unix_ms: Option<u64>) {
-        let mut known = self.known();
-        known.copied.insert((path.into(), created_unix_ms));
-        known.awaited.remove(path);
+        self.known().copied.insert((path.into(), created_unix_ms));
     }
 
-    /// Notes that a step must get to the places; tells whether that was new.
-    pub fn await_copy(&self, path: &Path) -> bool {
-        self.known().awaited.insert(path.into())
+    /// Notes that a step cannot be copied: another try would read its bytes again.
+    pub fn note_damage(&self, path: &Path) {
+        self.known().damaged.insert(path.into());
     }
 
-    pub fn awaits(&self, path: &Path) -> bool {
-        self.known().awaited.contains(path)
+    pub fn is_damaged(&self, path: &Path) -> bool {
+        self.known().damaged.contains(path)
     }
 
     pub fn has_copied(&self, path: &Path, created_unix_ms: Option<u64>) -> bool {
         self.known().copied.contains(&(path.into(), created_unix_ms))
     }
 
-    pub fn forget(&self, path: &Path, created_unix_ms: Option<u64>) {
-        self.known().copied.remove(&(path.into(), created_unix_ms));
+    /// Forgets the steps that are gone.
+    pub fn forget(&self, is_gone: impl Fn(&Path) -> bool) {
+        let mut known = self.known();
+        known.copied.retain(|(path, _)| !is_gone(path));
+        known.damaged.retain(|path| !is_gone(path));
     }
 
-    /// Bytes that the next save is expected to need: those of the newest step.
-    pub fn expected_bytes(&self) -> u64 {
+    /// Bytes that the next save is expected to need: those of the newest step; `None` before the first look.
+    pub fn expected_bytes(&self) -> Option<u64> {
         self.known().newest_bytes
     }
 
     pub fn expect(&self, bytes: u64) {
-        self.known().newest_bytes = bytes;
+        self.known().newest_bytes = Some(bytes);
+    }
+
+    /// Notes that the places are asked what they have; returns whether they were before.
+    pub fn look(&self) -> bool {
+        std::mem::replace(&mut self.known().has_looked, true)
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {

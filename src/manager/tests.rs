@@ -409,3 +409,22 @@ fn step_that_a_rule_keeps_and_copies_have_passed_over_is_copied_later() {
     assert_eq!(numbers("run"), [5]);
     assert!(numbers("shared").contains(&2), "{:?}", numbers("shared"));
 }
+
+#[test]
+fn program_that_restored_nothing_asks_the_places_when_there_is_no_room() {
+    let root = tempfile::tempdir().unwrap();
+    let tiers = |keep_here| {
+        let places = vec![root.path().join("shared")];
+        Tiers { places, keep_here, ..Tiers::default() }
+    };
+    let mut first = manager(&root, Keep::default()).tiers(tiers(None)).unwrap();
+    (1..=3).for_each(|step| drop(save(&mut first, step)));
+    drop(first);
+    let mut manager = manager(&root, Keep::default()).tiers(tiers(Some(1))).unwrap();
+    let copies = manager.shared.copies.as_ref().unwrap();
+    copies.eviction.as_ref().unwrap().expect(u64::MAX); // more than any disk has
+    save(&mut manager, 4);
+    assert_eq!(numbers(&manager), [4]);
+    drop(manager);
+    assert_eq!(crate::steps(root.path().join("shared")).unwrap().len(), 4);
+}

@@ -2,12 +2,12 @@
 
 use super::Shared;
 use super::eviction::Eviction;
+use super::queue::{Added, Queue};
 use crate::error::{Error, Result};
 use crate::handle::panicked;
 use crate::store::{Found, Promotion, Retention, Status, check_apart, claim_for, join, take_over};
 use crate::sys::dir;
 use crate::sys::path::absolute_or_object;
-use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,9 @@ use std::time::Duration;
 pub struct Tiers {
     /// Directories on other disks and, with the cargo feature `object-store`, URLs, the nearest first.
     pub places: Vec<PathBuf>,
-    /// What stays in each of them; without a rule, all. [`Keep::slim`](crate::Keep::slim) has no effect there.
+    /// What stays in each of them, besides the steps that [`Keep::every`](crate::Keep::every) and
+    /// [`Keep::best`](crate::Keep::best) of the manager keep; without a rule, all. [`Keep::slim`](crate::Keep::slim) has no
+    /// effect there.
     pub keep: super::Keep,
     /// Bytes a second of a copy at most; 0 for no limit.
     pub rate: u64,
@@ -55,26 +57,6 @@ pub(super) struct Stays {
 /// The pause before a copy that failed is tried again, and the longest one.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(900));
 
-#[derive(Debug, Default)]
-pub(super) struct Queue {
-    /// The steps to copy once the copy in progress has ended: the newest, and before it those that stay for good. Each with
-    /// whether it was just saved, and not restored.
-    next: VecDeque<(PathBuf, bool)>,
-    is_running: bool,
-    /// Whether the thread waits before it tries a copy again.
-    is_resting: bool,
-    is_closing: bool,
-    /// Why the last step was not copied.
-    failure: Option<Error>,
-}
-
-impl Queue {
-    /// Whether nothing is copied, but for a further try of a copy that failed.
-    fn is_idle(&self) -> bool {
-        !self.is_running || self.is_resting && self.next.is_empty()
-    }
-}
-
 impl Copies {
     /// # Errors
     /// [`Error::Invalid`] for a place that is in the root or has it in itself, for rules that keep nothing, and for
@@ -104,28 +86,22 @@ impl Copies {
         Ok(Self { places, retention, rate: tiers.rate, eviction, stays, queue, changed })
     }
 
-    /// Copies a step as soon as the copy in progress has ended. A step that waits for that is passed over, unless it is to
-    /// stay for good.
-    pub fn add(shared: &Arc<Shared>, path: &Path, is_new: bool) {
+    /// Copies a step that was saved as soon as the copy in progress has ended. A step that waits for that is passed over,
+    /// unless it must get to the places.
+    pub fn add(shared: &Arc<Shared>, path: &Path) {
         let Some(copies) = &shared.copies else { return };
-        if let Some(eviction) = copies.eviction.as_ref().filter(|_| !copies.stays.has_rule) {
-            eviction.await_copy(path);
-        }
         let mut queue = copies.queue();
-        let gives_way = queue.next.back().is_some_and(|(waiting, _)| !copies.stays(waiting));
-        if gives_way && let Some((passed, _)) = queue.next.pop_back() {
-            copies.pass_over(&passed);
+        if let Some(overtaken) = queue.add(path, |waiting| copies.stays(waiting)) {
+            pass_over(&overtaken);
         }
-        queue.next.push_back((path.into(), is_new));
         copies.run(shared, queue);
     }
 
-    /// Copies a step that must get to the places, before those that wait.
-    pub fn await_copy(shared: &Arc<Shared>, path: &Path) {
+    /// Copies a step that was found, after those that were saved.
+    pub fn add_found(shared: &Arc<Shared>, path: &Path) {
         let Some(copies) = &shared.copies else { return };
-        if copies.eviction.as_ref().is_some_and(|eviction| eviction.await_copy(path)) {
-            let mut queue = copies.queue();
-            queue.next.push_front((path.into(), false));
+        let mut queue = copies.queue();
+        if queue.add_found(path) {
             copies.run(shared, queue);
         }
     }
@@ -146,7 +122,7 @@ impl Copies {
         match std::thread::Builder::new().name("ringstow-copies".into()).spawn(work) {
             Ok(_) => queue.is_running = true,
             Err(error) => {
-                queue.next.clear();
+                queue.clear();
                 queue.failure = Some(Error::io("starting a thread to copy", &shared.root, error));
             }
         }
@@ -204,27 +180,22 @@ impl Copies {
     }
 
     fn work(&self, shared: &Shared) {
-        // The steps whose copies failed, and the pause before they are tried again.
-        let (mut again, mut pause): (Vec<(PathBuf, bool)>, _) = (Vec::new(), PAUSES.0);
+        let mut pause = PAUSES.0;
         loop {
             let mut queue = self.queue();
-            if !again.is_empty() {
-                queue = self.rest(queue, pause);
-            }
-            let new = std::mem::take(&mut queue.next);
-            if new.is_empty() && again.is_empty() {
-                queue.is_running = false;
-                return self.changed.notify_all();
-            }
-            queue.failure = None;
+            let Some(step) = queue.take() else {
+                if queue.is_closing || !queue.has_failed_ones() {
+                    queue.clear();
+                    queue.is_running = false;
+                    return self.changed.notify_all();
+                }
+                (queue, pause) = self.rest(queue, pause);
+                queue.retry();
+                continue;
+            };
             drop(queue);
-            pause = if new.is_empty() { (pause * 2).min(PAUSES.1) } else { PAUSES.0 };
-            again.retain(|(path, _)| new.is_empty() || self.stays(path));
-            again.extend(new);
-            again.retain(|step| self.copy_to_all(shared, step, pause));
-            if self.queue().is_closing {
-                again.clear();
-            }
+            let is_worth_another = self.copy_to_all(shared, &step, pause);
+            self.queue().ended(is_worth_another);
         }
     }
 
@@ -232,37 +203,38 @@ impl Copies {
     fn give_up(&self, error: Error) {
         tracing::error!(%error, "steps are saved, but no longer copied until the next save");
         let mut queue = self.queue();
+        queue.clear();
         (queue.is_running, queue.is_resting, queue.failure) = (false, false, Some(error));
         self.changed.notify_all();
     }
 
-    /// Waits until another step is there, the manager closes, or the pause is over.
-    fn rest<'a>(&self, mut queue: MutexGuard<'a, Queue>, pause: Duration) -> MutexGuard<'a, Queue> {
+    /// Waits until another step is there, the manager closes, or the pause is over. Returns the pause before the next try.
+    fn rest<'a>(
+        &self,
+        mut queue: MutexGuard<'a, Queue>,
+        pause: Duration,
+    ) -> (MutexGuard<'a, Queue>, Duration) {
         queue.is_resting = true;
         self.changed.notify_all();
-        let rests = |queue: &mut Queue| queue.next.is_empty() && !queue.is_closing;
+        let rests = |queue: &mut Queue| !queue.is_due() && !queue.is_closing;
         let rested = self.changed.wait_timeout_while(queue, pause, rests);
         let mut queue = rested.unwrap_or_else(PoisonError::into_inner).0;
         queue.is_resting = false;
-        queue
+        let next = if queue.is_due() { PAUSES.0 } else { (pause * 2).min(PAUSES.1) };
+        (queue, next)
     }
 
     /// Copies a step to all places; tells whether that is to be tried again, after this pause.
-    fn copy_to_all(
-        &self,
-        shared: &Shared,
-        (path, is_new): &(PathBuf, bool),
-        pause: Duration,
-    ) -> bool {
+    fn copy_to_all(&self, shared: &Shared, step: &Added, pause: Duration) -> bool {
         let mut is_worth_another = false;
         let mut copied = Vec::new();
         for place in &self.places {
-            match self.copy(shared, (path, *is_new), place) {
-                Ok(created_unix_ms) => copied.push(created_unix_ms),
+            match self.copy(shared, step, place) {
+                Ok(created_unix_ms) => copied.extend(created_unix_ms),
                 Err(error) => {
                     let passes = matches!(error, Error::Io { .. } | Error::Busy { .. });
                     is_worth_another |= passes;
-                    self.failed(path, place, error, Some(pause).filter(|_| passes));
+                    self.failed(step, place, error, Some(pause).filter(|_| passes));
                 }
             }
         }
@@ -272,37 +244,56 @@ impl Copies {
             && copied.len() == self.places.len()
             && is_one_save
         {
-            eviction.note(path, Some(copied[0]));
+            eviction.note(&step.path, Some(copied[0]));
         }
-        is_worth_another && dir::has(path)
+        is_worth_another && dir::has(&step.path)
     }
 
-    /// Copies a step to a place; returns when it was saved.
-    fn copy(&self, shared: &Shared, (path, is_new): (&Path, bool), place: &Path) -> Result<u64> {
+    /// Copies a step to a place; returns when it was saved, or `None` if other nodes have still to send files of it.
+    fn copy(&self, shared: &Shared, step: &Added, place: &Path) -> Result<Option<u64>> {
         take_over(&shared.root, &self.places)?;
         claim_for(&shared.root, place)?;
-        let to = place.join(path.file_name().unwrap_or_default());
+        let to = place.join(step.path.file_name().unwrap_or_default());
         // A run that went back saves a step again.
         let how = Promotion { rate: self.rate, replace_older: true, ..Promotion::default() };
-        let report = shared.store.promote(path, &to, how)?;
-        tracing::debug!(?report, "a step is copied");
-        let retained = match &self.retention {
-            // After a step that was restored, another one may be there because the newest is damaged.
-            Some(retention) if is_new => shared.store.retain(place, retention).map(drop),
-            _ => Ok(()),
+        let report = match shared.store.promote(&step.path, &to, how) {
+            // What the rules no longer keep there makes room.
+            Err(error) if error.is_disk_full() && self.retention.is_some() => {
+                self.clear(shared, place);
+                shared.store.promote(&step.path, &to, how)?
+            }
+            promoted => promoted?,
         };
-        if let Err(error) = retained {
-            tracing::warn!(place = %place.display(), %error, "a step is copied there, and old ones could not be removed");
+        tracing::debug!(?report, "a step is copied");
+        if report.missing > 0 {
+            let to = to.display();
+            tracing::warn!(
+                "{to} is not committed: other nodes have still to send {} files",
+                report.missing
+            );
+            return Ok(None);
         }
-        Ok(report.created_unix_ms)
+        // After a step that was found, another one may be there because the newest is damaged.
+        if step.is_new {
+            self.clear(shared, place);
+        }
+        Ok(Some(report.created_unix_ms))
     }
 
-    fn failed(&self, path: &Path, place: &Path, error: Error, pause: Option<Duration>) {
-        if dir::is_gone(path) && !self.queue().next.is_empty() {
-            return self.pass_over(path); // it was removed after a newer one
+    /// Removes what the rules no longer keep in a place.
+    fn clear(&self, shared: &Shared, place: &Path) {
+        let Some(retention) = &self.retention else { return };
+        if let Err(error) = shared.store.retain(place, retention) {
+            tracing::warn!(place = %place.display(), %error, "old steps could not be removed there");
         }
-        let (path, to) = (path.display(), place.display());
+    }
+
+    fn failed(&self, step: &Added, place: &Path, error: Error, pause: Option<Duration>) {
         let mut queue = self.queue();
+        if dir::is_gone(&step.path) && (queue.is_due() || !step.is_new) {
+            return pass_over(&step.path); // it was removed after a newer one
+        }
+        let (path, to) = (step.path.display(), place.display());
         match pause.filter(|_| !queue.is_closing) {
             Some(pause) => tracing::error!(
                 %error,
@@ -311,26 +302,31 @@ impl Copies {
             ),
             None => tracing::error!(%error, "{path} is saved, but not copied to {to}"),
         }
+        if let Some(eviction) = self.eviction.as_ref().filter(|_| error.is_damage_in(&step.path)) {
+            eviction.note_damage(&step.path);
+        }
         queue.failure = Some(error);
     }
 
     /// Whether a step is to get to the places, however many newer ones wait: it stays for good by its number, which its name
     /// ends in, or here until it is copied.
     fn stays(&self, path: &Path) -> bool {
-        if self.eviction.as_ref().is_some_and(|eviction| eviction.awaits(path)) {
-            return true;
-        }
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let number = name.rsplit(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
-        self.stays
-            .every
-            .is_some_and(|every| number.parse().is_ok_and(|n: u64| n.is_multiple_of(every)))
+        let divides = |every| number.parse().is_ok_and(|n: u64| n.is_multiple_of(every));
+        // Without a rule, nothing else removes it here.
+        self.stays.every.is_some_and(divides) || self.eviction.is_some() && !self.stays.has_rule
     }
 
-    fn pass_over(&self, path: &Path) {
-        let path = path.display();
-        tracing::warn!(
-            "{path} is not copied on: another step is newer, and the copies are slower than the saves"
-        );
+    /// Whether a step has yet to be copied.
+    pub fn awaits(&self, path: &Path) -> bool {
+        self.queue().has(path)
     }
+}
+
+fn pass_over(path: &Path) {
+    let path = path.display();
+    tracing::warn!(
+        "{path} is not copied on: another step is newer, and the copies are slower than the saves"
+    );
 }
