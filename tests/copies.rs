@@ -139,6 +139,35 @@ fn what_is_removed_after_the_open_is_read_from_the_copy() {
     }
 }
 
+/// The copy was made by hand, so that another save there has the same names.
+#[test]
+fn copy_that_another_save_has_replaced_is_never_read() {
+    let tiers = Tiers::new();
+    let copy = |to: &Path| {
+        fs::create_dir_all(to).unwrap();
+        for entry in fs::read_dir(tiers.here()).unwrap() {
+            let from = entry.unwrap().path();
+            fs::copy(&from, to.join(from.file_name().unwrap())).unwrap();
+        }
+    };
+    fs::remove_dir_all(tiers.there()).unwrap();
+    copy(&tiers.there());
+    let opened = tiers.store.open(tiers.here()).unwrap();
+    fs::remove_dir_all(tiers.here()).unwrap();
+    let load = |verify| {
+        opened.load_names(["a", "b", "c"], LoadOptions { verify, ..LoadOptions::default() })
+    };
+    check(&load(false).unwrap());
+    fs::remove_dir_all(tiers.there()).unwrap();
+    tiers.save(7);
+    copy(&tiers.there());
+    fs::remove_dir_all(tiers.here()).unwrap();
+    for verify in [false, true] {
+        let error = load(verify).unwrap_err();
+        assert!(matches!(error, Error::Replaced { .. }), "{error:?}");
+    }
+}
+
 #[test]
 fn copy_of_the_same_run_is_loaded_if_the_checkpoint_cannot_be_opened() {
     let tiers = Tiers::new();

@@ -53,13 +53,13 @@ fn open_all(
     let has_own = paths.iter().zip(reads.files).any(is_own);
     // A checkpoint with copies may have some files here and some in a store.
     let objects = open_objects(&paths)?;
-    let paths: Vec<Option<&Path>> = paths
+    let on_disks: Vec<Option<&Path>> = paths
         .iter()
         .zip(&objects)
         .map(|(path, object)| path.filter(|_| object.is_none()))
         .collect();
-    rlimit::make_room_for(paths.iter().flatten().count());
-    let opened = open_each(runtime, config, &paths, |numbers, queue, mode| {
+    rlimit::make_room_for(on_disks.iter().flatten().count());
+    let opened = open_each(runtime, config, &on_disks, |numbers, queue, mode| {
         let shards = numbers.iter().map(|&number| &files[number]);
         Ok((open_in_directory(queue, mode, shards)?, Vec::new()))
     });
@@ -67,6 +67,7 @@ fn open_all(
         reads.owner.check_same(opened.is_ok())?;
     }
     let (opened, mut moved) = opened?;
+    reads.owner.check_copies(&paths)?;
     if objects.iter().any(Option::is_some) {
         moved.engine = match opened.iter().any(Option::is_some) {
             true => format!("{} and {HTTP}", moved.engine),

@@ -32,6 +32,12 @@ pub(crate) trait FileOwner: Sync {
     /// What the load then fails with.
     fn check_same(&self, all_open: bool) -> Result<()>;
 
+    /// Checks that open files, by number, that are of copies are still those of the same save.
+    ///
+    /// # Errors
+    /// What the load then fails with.
+    fn check_copies(&self, files: &[Option<&Path>]) -> Result<()>;
+
     /// Has `read` read from each copy of a file in turn, until it succeeds; returns whether it did. `why` says why the file
     /// itself is not read.
     fn read_copy(

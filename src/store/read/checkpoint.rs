@@ -7,7 +7,7 @@ use crate::object::{Bucket, is_url};
 use crate::pipeline::load::{FileOwner, ShardFile};
 use crate::store::layout::manifest;
 use crate::store::layout::stripe_marker::stripe_owner;
-use crate::store::read::copies::Copies;
+use crate::store::read::copies::{Copies, OpenCopy};
 use crate::store::read::dcp_mark;
 use crate::store::read::diagnose::{explain, no_manifest, not_ringstows};
 use crate::store::read::fault::{Fault, PlaceIndex};
@@ -244,12 +244,12 @@ impl Checkpoint {
         self.fingerprint.map_or(Ok(()), |fingerprint| fingerprint.check(&self.path, all_open))
     }
 
-    /// The shards of a copy of it; `None` if nothing can be read from there, which a warning says.
-    pub(in crate::store) fn open_copy(&self, path: &Path) -> Option<Shards> {
+    /// A copy of it; `None` if nothing can be read from there, which a warning says.
+    pub(in crate::store) fn open_copy(&self, path: &Path) -> Option<OpenCopy> {
         match Self::open_damaged_once(path, &self.config) {
             Ok(copy) if is_same_save(&copy.manifest, &self.manifest) => {
-                let Self { files, faults, problem, .. } = copy;
-                return Some(Shards { files, faults, problem });
+                let Self { files, faults, problem, fingerprint, .. } = copy;
+                return Some(OpenCopy { shards: Shards { files, faults, problem }, fingerprint });
             }
             Ok(_) => tracing::warn!(
                 "nothing is read from {}: it is another checkpoint than {}",
@@ -286,6 +286,10 @@ impl FileOwner for Checkpoint {
 
     fn tensors_in(&self, file: usize, range: &Range<u64>) -> Vec<String> {
         self.names_in(file, range)
+    }
+
+    fn check_copies(&self, files: &[Option<&Path>]) -> Result<()> {
+        self.copies.check(files, &self.files, |copy| self.open_copy(copy))
     }
 
     fn read_copy(

@@ -1,8 +1,10 @@
 //! Copies of a checkpoint on other tiers. A load reads from them what the checkpoint itself lacks, or has damaged.
 
 use crate::engine::fallback::Fallback;
+use crate::error::{Error, Result};
 use crate::pipeline::load::ShardFile;
 use crate::store::read::fault::Fault;
+use crate::store::read::fingerprint::Fingerprint;
 use crate::store::read::shards::Shards;
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -24,12 +26,19 @@ pub(in crate::store) struct Copies {
 struct Copy {
     path: PathBuf,
     /// `None` if nothing can be read from it.
-    shards: OnceLock<Option<Shards>>,
+    opened: OnceLock<Option<OpenCopy>>,
+}
+
+/// A copy as it was when it was opened.
+#[derive(Debug)]
+pub(in crate::store) struct OpenCopy {
+    pub shards: Shards,
+    pub fingerprint: Option<Fingerprint>,
 }
 
 impl Copies {
     pub fn new(paths: &[PathBuf]) -> Self {
-        let copy = |path: &PathBuf| Copy { path: path.clone(), shards: OnceLock::new() };
+        let copy = |path: &PathBuf| Copy { path: path.clone(), opened: OnceLock::new() };
         Self { list: paths.iter().map(copy).collect(), ..Self::default() }
     }
 
@@ -39,13 +48,50 @@ impl Copies {
         &'a self,
         file: usize,
         own: &'a ShardFile,
-        open: impl Fn(&Path) -> Option<Shards> + 'a,
+        open: impl Fn(&Path) -> Option<OpenCopy> + 'a,
     ) -> impl Iterator<Item = &'a ShardFile> {
         let opened = self
             .list
             .iter()
-            .filter_map(move |copy| copy.shards.get_or_init(|| open(&copy.path)).as_ref());
-        opened.filter_map(move |copy| whole(copy, file, own))
+            .filter_map(move |copy| copy.opened.get_or_init(|| open(&copy.path)).as_ref());
+        opened.filter_map(move |copy| whole(&copy.shards, file, own))
+    }
+
+    /// Checks that files, by number, are still those of the copies that they were found in, once they are open: another
+    /// checkpoint may have taken a copy's place since. `own` are the files that they stand for.
+    ///
+    /// # Errors
+    /// As for [`Fingerprint::check`].
+    pub fn check(
+        &self,
+        files: &[Option<&Path>],
+        own: &[ShardFile],
+        open: impl Fn(&Path) -> Option<OpenCopy>,
+    ) -> Result<()> {
+        for copy in &self.list {
+            let Some(Some(OpenCopy { fingerprint: Some(known), .. })) = copy.opened.get() else {
+                continue;
+            };
+            let is_in_it = |path: &&Path| path.parent() == Some(&copy.path);
+            let in_it = |(number, path): (usize, &Option<&'_ Path>)| {
+                path.filter(is_in_it).map(|path| (number, path.to_path_buf()))
+            };
+            let found: Vec<_> = files.iter().enumerate().filter_map(in_it).collect();
+            if found.is_empty() {
+                continue;
+            }
+            let Err(error) = known.check(&copy.path, true) else { continue };
+            // It may have been slimmed: then the other files are as they were.
+            let now = open(&copy.path).filter(|_| matches!(error, Error::Replaced { .. }));
+            let is_same = |(number, path): &(usize, PathBuf)| {
+                let now = now.as_ref().and_then(|now| whole(&now.shards, *number, &own[*number]));
+                now.is_some_and(|file| file.path == *path)
+            };
+            if !found.iter().all(is_same) {
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     /// Notes that something of a file of a checkpoint is read from a copy, and warns of it once.
