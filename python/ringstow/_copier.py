@@ -66,6 +66,10 @@ class Copier:
         self._is_closing = False
         self._failed: list[Added] = []
         """Steps whose copies failed, and that are tried again."""
+        self._batch: list[Added] = []
+        """The step that is being copied, and those that are copied after it."""
+        self._left: list[Added] = []
+        """Steps that were found, and that a save came before."""
         self._tries = 0
         """How often they were, since a step was added."""
         self.report: PromotionReport | None = None
@@ -102,6 +106,16 @@ class Copier:
                     self._give_up(error)
                     return
         self._work()  # the interpreter is exiting, and waits for no new thread
+
+    def add_found(self, path: str) -> None:
+        """Copy a step that was not just saved."""
+        self.add(path, is_new=False)
+
+    def has(self, path: str) -> bool:
+        """Return whether a step has yet to be copied, or is being copied."""
+        with self._changed:
+            waiting = [*self._added[self._done :], *self._batch, *self._left, *self._failed]
+        return any(step.path == path for step in waiting)
 
     def rescue(self, path: str, ended: Future[bool] | None = None) -> None:
         """Copy a step that is committed, and may not survive a crash where it is."""
@@ -201,9 +215,20 @@ class Copier:
             batch = self._added[self._done : newest]
             self._done = newest
             self._tries = 0 if batch else self._tries + 1
-            self._copy_batch([*self._taken_again(batch), *batch])
+            left, self._left = self._left, []
+            self._copy_batch([*self._taken_again(batch), *self._new_first([*batch, *left])])
             # Nothing is kept of those but their number.
             self._added[newest - len(batch) : newest] = [one._replace(ended=None) for one in batch]
+
+    def _new_first(self, steps: list[Added]) -> list[Added]:
+        """Return the steps in the order of their copies, without found ones that give way."""
+        new = [step for step in steps if step.is_new]
+        found = [step for step in steps if not step.is_new]
+        late = [step for step in found if self._gives_way(step, new)]
+        for step in late:
+            self._pass_over(step)
+            _set(step, is_there=False)
+        return [*new, *(step for step in found if step not in late)]
 
     def _taken_again(self, batch: list[Added]) -> list[Added]:
         """Return the failed steps to try again: those that no later step overtakes."""
@@ -218,6 +243,10 @@ class Copier:
         """Copy what is not passed over; ``error`` is that of the first copy that failed."""
         failure: BaseException | None = None
         for index, step in enumerate(batch):
+            self._batch = batch[index:]
+            if not step.is_new and self._was_step_saved():
+                self._left = self._batch
+                break
             if self._gives_way(step, batch[index + 1 :]):
                 self._pass_over(step)
                 _set(step, is_there=False)
@@ -228,7 +257,12 @@ class Copier:
             if self._may_repeat():
                 self._failed.append(step._replace(ended=None))
             failure = failure or self.error
+        self._batch = []
         self.error = failure
+
+    def _was_step_saved(self) -> bool:
+        """Whether a step has been saved since the batch began: it goes before those found."""
+        return any(step.is_new for step in self._added[self._done :])
 
     def _gives_way(self, step: Added, later: list[Added]) -> bool:
         """Whether a step is passed over, since those were added after it."""
@@ -261,6 +295,7 @@ class Copier:
         with self._changed:
             given_up = self._added[self._done :] or self._added[-1:]
             self._done = len(self._added)
+            self._batch, self._left = [], []
             self.error = error
         for step in self._added:
             _set(step, is_there=False, error=error)

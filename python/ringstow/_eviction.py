@@ -30,6 +30,8 @@ class Eviction:
         """The saves that are on all tiers: the path and the time of each."""
         self.awaited: set[str] = set()
         """Steps that must get to the tiers, or are there already, as their copy will find out."""
+        self.damaged: set[str] = set()
+        """Steps that a restore has passed over: they cannot be copied."""
         self._newest_bytes: int | None = None
         """Bytes of the newest step; None before the first look."""
 
@@ -45,7 +47,8 @@ class Eviction:
             OSError: the directory cannot be read.
         """
         unknown = [step for step in self._committed() if self._save(step) not in self._copied]
-        return [os.path.basename(step.path) for step in unknown]
+        paths = [step.path for step in unknown if step.path not in self.damaged]
+        return [os.path.basename(path) for path in paths]
 
     def make_room(self, wait: Callable[[], object]) -> None:
         """Before a save for which there is no room, wait for copies, and remove what they allow.
@@ -77,11 +80,10 @@ class Eviction:
         Only while this manager saves nothing: a step may be saved again.
 
         Returns:
-            Older steps that a rule keeps and that a tier may lack, since a newer one overtook them,
-            but for those that are awaited.
+            Older steps that a rule keeps and that a tier may lack, since a newer one overtook them.
         """
         try:
-            older = self._committed()[: -self._keep]
+            older = self._older()
             gone = [step for step in older if self._save(step) in self._copied]
             linked = self._linked() if gone else set()
         except (Error, OSError) as error:
@@ -90,8 +92,11 @@ class Eviction:
         for step in gone:
             if os.path.realpath(step.path) not in linked:
                 self._remove(step)
+        for save in list(self._copied):
+            if not os.path.lexists(save[0]):
+                self._copied.discard(save)
         left = [step.path for step in older if step not in gone]
-        return [path for path in left if path not in self.awaited]
+        return [path for path in left if path not in self.damaged]
 
     def _has_room(self) -> bool:
         return _free(self._root) >= (self._newest_bytes or 0)
@@ -105,7 +110,15 @@ class Eviction:
         for left in removed.left:
             _log.warning("%s was not removed: %s", left.path, left.reason)
         _log.info("%s has left %s: all tiers have it", os.path.basename(step.path), self._root)
-        self._copied.discard(self._save(step))
+
+    def _older(self) -> list[Step]:
+        """Return the committed steps but for the newest, and for the last saves.
+
+        They differ after the run went back to an earlier step.
+        """
+        committed = self._committed()
+        last_saves = sorted(committed, key=lambda step: step.created_unix_ms or 0)[-self._keep :]
+        return [step for step in committed[: -self._keep] if step not in last_saves]
 
     def _committed(self) -> list[Step]:
         """Return the steps that can be loaded, oldest first."""

@@ -21,7 +21,7 @@ from ringstow._damage import OnCorrupt
 from ringstow._errors import InvalidStateError, NotDurableError
 from ringstow._guard import Staging, check_staging
 from ringstow._promoter import checked
-from ringstow._resume import Restored, first_intact
+from ringstow._resume import Restored, first_intact, passed_over
 from ringstow._rules import Mode, Retention
 from ringstow._turn import Turn
 from ringstow._upkeep import Upkeep
@@ -443,7 +443,7 @@ class CheckpointManager:
             restored = first_intact(self._side, found, into, on_corrupt)
             is_here = restored is not None and self._steps.is_here(restored.path)
             if number is None:
-                self._upkeep.find_out()
+                self._upkeep.find_out(passed_over(found, restored))
             if restored is not None and is_here:
                 if self._previous is not None:
                     self._previous.restored(restored.path)
@@ -451,7 +451,7 @@ class CheckpointManager:
                 may_lack = self._node_local or not are_there
                 if number is None and not restored.dropped and may_lack:
                     # A kill may have cut its copy short, and a node may be new.
-                    self._copier.add(restored.path, is_new=False)
+                    self._copier.add_found(restored.path)
             if number is None and restored is not None:
                 is_newest = restored.path == found[0].path and not self._run.passed_over
                 self._has_read_newest = is_here and is_newest

@@ -16,7 +16,7 @@ from ringstow import _native, _promote
 from ringstow._arguments import StrPath, absolute, object_url
 from ringstow._config import given, without_tiers
 from ringstow._copier import Added, Copier, passes
-from ringstow._errors import InvalidStateError
+from ringstow._errors import CorruptCheckpointError, InvalidStateError
 
 if TYPE_CHECKING:
     from ringstow._config import Config
@@ -112,8 +112,15 @@ class Promoter(Copier):
         self._stays = stays
         self._is_everywhere = is_everywhere
         self._unchecked = unchecked
+        self._damaged: set[str] = set()
+        """Steps that cannot be copied, by path: another try would read their bytes again."""
         self._copied: list[int | None] = []
         """When each checkpoint was committed that the current step's copies are of."""
+
+    def add_found(self, path: str) -> None:
+        """Copy a step that was not just saved, unless it waits for that, or is damaged."""
+        if path not in self._damaged and not self.has(path):
+            super().add_found(path)
 
     def _copy(self, step: Added) -> bool:
         self._warn_of_one_disk()
@@ -140,6 +147,8 @@ class Promoter(Copier):
                 return False
             if not passes(self.error):  # one that is worth another try stays
                 self.error = error
+            if isinstance(error, CorruptCheckpointError) and error.file.startswith(step.path):
+                self._damaged.add(step.path)
             _promote.tell_failure(step.path, to, error)
             self._tell(step, tier, error)
             return True
@@ -156,16 +165,26 @@ class Promoter(Copier):
         return True
 
     def _sent(self, step: Added, tier: str, to: str) -> PromotionReport:
-        """Send a step; if the disk there is full, remove first what its rules no longer keep."""
+        """Send a step; if the disk there is full, remove first what its rules no longer keep.
+
+        Raises:
+            InvalidStateError: it has files of other nodes, which are not there yet.
+        """
         # A run that went back saves a step again.
         how = _promote.How(rate=self._rate, replace_older=True)
         try:
-            return _promote.sent(step.path, to, how=how, config=self._config)
+            report = _promote.sent(step.path, to, how=how, config=self._config)
         except OSError as error:
             if self._clear is None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-        self._clear(tier)
-        return _promote.sent(step.path, to, how=how, config=self._config)
+            self._clear(tier)
+            report = _promote.sent(step.path, to, how=how, config=self._config)
+        if report.missing > 0:
+            raise InvalidStateError(
+                f"{to} is not committed: other nodes have still to send {report.missing} files; "
+                f"run `ringstow promote` on each node, or a manager with node_local=True"
+            )
+        return report
 
     def _tell(self, step: Added, tier: str, error: BaseException) -> None:
         pause_s = self.pause_s()

@@ -73,6 +73,12 @@ def first_intact(
     return None
 
 
+def passed_over(candidates: list[Step], restored: Restored | None) -> list[str]:
+    """Return the paths of the candidates that could not be loaded."""
+    paths = [found.path for found in candidates]
+    return paths if restored is None else paths[: paths.index(restored.path)]
+
+
 def _advise(error: BaseException, copies: list[Step], others: list[Step]) -> None:
     """Add to a step's error which copies of it have failed, too, and the way to an earlier step."""
     if copies:

@@ -13,7 +13,7 @@ from ringstow._arguments import names_of_parts
 from ringstow._errors import InvalidStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from ringstow._catalog_report import Retained, Step
     from ringstow._config import Config
@@ -83,15 +83,19 @@ class Retention:
         self._settled: set[tuple[str, int | None]] = set()
         """Saves that this process need not slim: done, or their parts are not apart."""
 
-    def run(self) -> None:
-        """Remove steps, slim others; log a failure, and never raise one: the save went well."""
+    def run(self, is_awaited: Callable[[str], bool]) -> None:
+        """Remove steps, slim others; log a failure, and never raise one: the save went well.
+
+        Args:
+            is_awaited: whether the step at a path is to be copied whole yet: it is slimmed later.
+        """
         self.error = None
         if not self._rules.keeps_all:
             self._remove()
         if self._rules.slim_after is not None:
-            self._slim(self._rules.slim_after)
+            self._slim(self._rules.slim_after, is_awaited)
 
-    def _slim(self, after: int) -> None:
+    def _slim(self, after: int, is_awaited: Callable[[str], bool]) -> None:
         try:
             steps = _catalog.older_steps(self._root, after, self._config)
         except Exception as error:
@@ -99,11 +103,11 @@ class Retention:
             _log.error("old steps in %s were not slimmed: %s", self._root, error)
             return
         for step in steps:
-            save = (
-                step.path,
-                step.created_unix_ms,
-            )  # a later save to the path may have the parts apart
-            if save not in self._settled and self._is_settled(step.path):
+            # A later save to the path may have the parts apart.
+            save = (step.path, step.created_unix_ms)
+            if save in self._settled or is_awaited(step.path):
+                continue
+            if self._is_settled(step.path):
                 self._settled.add(save)
 
     def _is_settled(self, path: str) -> bool:

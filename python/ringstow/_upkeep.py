@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from ringstow._copier import Copier
@@ -57,7 +57,14 @@ class Upkeep:
     def make_room(self) -> None:
         """Before a save, wait for copies if the disk is full and they let steps go."""
         if self._eviction is not None and self._leads:
-            self._eviction.make_room(self._copier.wait)
+            self._eviction.make_room(self._wait)
+
+    def _wait(self) -> None:
+        """Wait for the copies of all steps here, also of those that nobody has restored."""
+        if self._eviction is not None and not self._node_local:
+            for name in self._eviction.unknown():
+                self._await(os.path.join(self._root, name))
+        self._copier.wait()
 
     def committed(self, path: str, copies: Future[bool] | None = None) -> None:
         """Copy a step that was saved, and remove old ones. ``copies`` becomes how the copy ends."""
@@ -103,10 +110,15 @@ class Upkeep:
         handle.add_done_callback(ended)
         return is_over
 
-    def find_out(self) -> None:
-        """After a restore, have the copier look which steps here are on all tiers."""
+    def find_out(self, passed_over: Collection[str]) -> None:
+        """After a restore, have the copier look which steps here are on all tiers.
+
+        Args:
+            passed_over: paths of steps that cannot be loaded, and so not be copied.
+        """
         if self._eviction is None:
             return
+        self._eviction.damaged.update(passed_over)
         for name in self._from_first(self._eviction.unknown):
             self._await(os.path.join(self._root, name))
 
@@ -114,13 +126,13 @@ class Upkeep:
         """Have a step copied, however many newer ones wait."""
         if self._eviction is not None:
             self._eviction.awaited.add(path)
-            self._copier.add(path, is_new=False)
+            self._copier.add_found(path)
 
     def clear(self) -> list[str]:
         """Remove old steps; return those that a rule keeps and that have yet to be copied."""
         if not self._leads:
             return []
-        self._retention.run()
+        self._retention.run(self._copier.has)
         return [] if self._eviction is None else self._eviction.run()
 
     def close(self) -> None:

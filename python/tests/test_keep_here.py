@@ -238,3 +238,122 @@ def test_step_that_was_removed_before_its_turn_is_no_failure(tmp_path, monkeypat
         assert manager.wait_promoted(60)
         assert manager.promotion_error is None
     assert tried
+
+
+def test_steps_are_slimmed_once_their_copies_are_whole(tmp_path, monkeypatch):
+    may_send = threading.Event()
+
+    def held(path, to):
+        assert may_send.wait(60)
+
+    before_copies(monkeypatch, held)
+    with manager_of(tmp_path, keep_here=3, slim_after=1) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, {"model": state_of(step), "optimizer": state_of(step)})
+        may_send.set()
+        assert manager.wait_promoted(60)
+        save_slim(manager, 4)
+        save_slim(manager, 5)
+    assert [found.dropped for found in ringstow.steps(tmp_path / "run")] == [
+        ("optimizer",),
+        ("optimizer",),
+        (),
+    ]
+    assert here(tmp_path) == [3, 4, 5]
+    for step in there(tmp_path):
+        assert "optimizer" in ringstow.load(tmp_path / f"shared/step-{step:08}")
+    assert there(tmp_path) == [1, 2, 3, 4, 5]
+
+
+def save_slim(manager, step):
+    manager.save(step, {"model": state_of(step), "optimizer": state_of(step)})
+    assert manager.wait_promoted(60)
+    assert manager.promotion_error is None
+
+
+def test_slimmed_step_has_its_whole_copy(tmp_path):
+    path, there = tmp_path / "a", tmp_path / "shared/a"
+    parts = {"model": state_of(1), "optimizer": state_of(1)}
+    ringstow.save(parts, path, apart=["optimizer"])
+    ringstow.promote(path, there)
+    ringstow.slim(path, ["optimizer"])
+    assert ringstow.promote(path, there).was_there
+    next(there.glob("*.safetensors")).unlink()
+    with pytest.raises(FileExistsError, match="another checkpoint is there"):
+        ringstow.promote(path, there)
+
+
+def test_damaged_step_that_a_restore_passes_over_fails_no_wait(tmp_path):
+    with manager_of(tmp_path) as manager:
+        save(manager, 1, 2)
+    for place in ("run", "shared"):
+        [shard] = (tmp_path / place / "step-00000002").glob("*.safetensors")
+        shard.write_bytes(bytes(shard.stat().st_size))
+    ringstow.remove(tmp_path / "shared/step-00000002")
+    with manager_of(tmp_path, keep_here=1) as manager:
+        assert manager.restore(on_corrupt="previous").step == 1
+        assert manager.wait_promoted(60)
+        save(manager, 3)
+    assert there(tmp_path) == [1, 3]
+
+
+def test_last_saves_stay_after_the_run_went_back(tmp_path):
+    with manager_of(tmp_path, keep_here=2) as manager:
+        save(manager, *range(1, 8))
+        manager.restore(3)
+        save(manager, 4, 5)
+    assert here(tmp_path) == [4, 5, 6, 7]
+
+
+def test_step_whose_copy_was_refused_is_copied_after_later_saves(tmp_path, monkeypatch):
+    refusals = []
+
+    def refused(path, to):
+        if path.endswith("1") and len(refusals) < 3:
+            refusals.append(path)
+            raise ringstow.InvalidStateError("not now")
+
+    before_copies(monkeypatch, refused)
+    with manager_of(tmp_path, keep_here=1) as manager:
+        for step in range(1, 6):
+            manager.save(step, state_of(step))
+            manager.wait_promoted(60)
+    assert len(refusals) == 3
+    assert there(tmp_path) == [1, 2, 3, 4, 5]
+    assert here(tmp_path) == [5]
+
+
+def test_program_that_restored_nothing_asks_the_tiers_when_there_is_no_room(tmp_path, monkeypatch):
+    with manager_of(tmp_path) as manager:
+        save(manager, 1, 2, 3)
+    rooms = []
+
+    def free(directory):
+        rooms.append(len(here(tmp_path)))
+        return 0 if rooms[-1] >= 2 else 1 << 40
+
+    monkeypatch.setattr(_eviction, "_free", free)
+    with manager_of(tmp_path, keep_here=1) as manager:
+        manager.save(4, state_of(4))
+    assert rooms[0] == 3
+    assert here(tmp_path) == [4]
+
+
+def test_new_step_is_copied_before_those_that_were_found(tmp_path, monkeypatch):
+    with ringstow.CheckpointManager(tmp_path / "run") as manager:
+        for step in range(1, 6):
+            manager.save(step, state_of(step))
+    sent, may_send = [], threading.Event()
+
+    def held(path, to):
+        assert may_send.wait(60)
+        sent.append(int(path[-2:]))
+
+    before_copies(monkeypatch, held)
+    with manager_of(tmp_path, keep_here=1) as manager:
+        manager.restore()
+        manager.save(6, state_of(6))
+        may_send.set()
+        assert manager.wait_promoted(60)
+    assert sorted(sent) == there(tmp_path) == [1, 2, 3, 4, 5, 6]
+    assert sent.index(6) <= 1  # the first one was on its way

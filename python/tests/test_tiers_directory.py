@@ -371,6 +371,28 @@ def test_look_at_the_newest_step_shuts_the_other_program_out_as_a_restore_does(t
     assert ringstow.load(tmp_path / "shared/run/step-00000002")["step"] == 2
 
 
+def test_tier_that_is_away_at_the_first_copy_of_a_new_directory_goes_on_too(tmp_path):
+    tiers = [tmp_path / "near", tmp_path / "far"]
+    with ringstow.CheckpointManager(tmp_path / "run", tiers=tiers) as manager:
+        manager.save(1, state_of(1))
+    away = tmp_path / "unmounted"
+    tiers[1].rename(away)
+    with ringstow.CheckpointManager(tmp_path / "new", tiers=tiers) as manager:
+        assert manager.restore().step == 1
+        manager.save(2, state_of(2))
+        assert manager.wait_promoted(60)
+    shutil.rmtree(tiers[1])  # what was made where the disk was not mounted
+    away.rename(tiers[1])
+    with ringstow.CheckpointManager(tmp_path / "new", tiers=tiers) as manager:
+        assert manager.restore().step == 2
+        manager.save(3, state_of(3))
+        assert manager.wait_promoted(60)
+    assert steps_in(tiers[1]) == [1, 2, 3]
+    shutil.rmtree(tmp_path / "new")
+    with ringstow.CheckpointManager(tmp_path / "third", tiers=tiers) as manager:
+        assert manager.restore().step == 3
+
+
 def test_new_directory_that_a_kill_leaves_without_a_copy_stays_that_runs(tmp_path):
     save_step_1(tmp_path)
     with another_run(tmp_path) as manager:

@@ -115,15 +115,16 @@ impl Shared {
         }
     }
 
-    /// After a look at all places, notes which steps here are in all of them, and has the others copied, except these. Tells
-    /// whether steps leave this directory at all.
+    /// After a look at all places, notes which steps here are in all of them, and has the others copied, except those that
+    /// cannot be loaded. Tells whether steps leave this directory at all.
     pub(super) fn find_out(
         self: &Arc<Self>,
         found: &[(u64, Found)],
-        except: &[(PathBuf, Error)],
+        passed_over: &[(PathBuf, Error)],
     ) -> bool {
         let Some((copies, eviction)) = self.eviction() else { return false };
         eviction.look();
+        passed_over.iter().for_each(|(path, _)| eviction.note_damage(path));
         let is_here = |found: &Found| found.path.starts_with(&self.root);
         let is_whole_here =
             |(_, step): &&(u64, Found)| is_here(step) && step.status == Status::Committed;
@@ -133,7 +134,7 @@ impl Shared {
             });
             if copies.have_all(same.map(|(_, copy)| copy)) {
                 eviction.note(&step.path, step.created_unix_ms);
-            } else if except.iter().all(|(path, _)| *path != step.path) {
+            } else if !eviction.is_damaged(&step.path) {
                 Copies::add_found(self, &step.path);
             }
         }

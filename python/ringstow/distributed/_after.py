@@ -90,6 +90,9 @@ class AfterCommit(Copier):
         self._was_closing = any(is_closing for _, is_closing in answers)
         return min(number for number, _ in answers)
 
+    def _was_step_saved(self) -> bool:
+        return False  # other ranks may not know of it yet
+
     # Whether to try again is decided alike by all ranks: they copy together.
 
     def _may_repeat(self) -> bool:

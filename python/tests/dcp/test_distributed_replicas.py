@@ -488,6 +488,20 @@ def test_steps_leave_all_nodes_once_the_tier_has_them(ranks, tmp_path):
     assert [one.step for one in ringstow.steps(tmp_path / "shared/run")] == [1, 2, 3, 4]
 
 
+def test_step_stays_while_other_nodes_have_yet_to_send_their_files(ranks, tmp_path, caplog):
+    """The run goes on in one process, with one node's directory."""
+    ranks(2).run(train_own, tmp_path, [1], {})
+    run, there = root_on(tmp_path, 0), tmp_path / "shared"
+    with ringstow.CheckpointManager(run, tiers=[there], keep_here=1) as manager:
+        for step in (2, 3, 4):
+            manager.save(step, {"w": torch.ones(5)})
+            manager.wait_promoted()
+    assert [one.step for one in ringstow.steps(run)] == [1, 4]
+    assert "other nodes have still to send 1 files" in caplog.text
+    whole = [one.step for one in ringstow.steps(there) if one.status == "committed"]
+    assert whole == [2, 3, 4]
+
+
 def resume_from_store(rank, root, options):
     model, optimizer, state = state_of("fsdp2", 99, 0, EVEN_HIDDEN)
     state["own"] = PerRank(torch.zeros(5000, dtype=torch.int64))
