@@ -64,7 +64,7 @@ def first_intact(
         if not (attempt.is_damage or (tiers and is_gone)):
             raise attempt.error
         if on_corrupt == "raise" and not tiers:
-            _advise(attempt.error, candidates[: number - 1], candidates[number:])
+            _advise(attempt.error, candidates[: number - 1], found, candidates[number:])
             raise attempt.error
         _log.warning("passing over %s, which cannot be loaded: %s", found.path, attempt.error)
         damage = damage or attempt.error
@@ -79,13 +79,13 @@ def passed_over(candidates: list[Step], restored: Restored | None) -> list[str]:
     return paths if restored is None else paths[: paths.index(restored.path)]
 
 
-def _advise(error: BaseException, copies: list[Step], others: list[Step]) -> None:
+def _advise(error: BaseException, copies: list[Step], step: Step, others: list[Step]) -> None:
     """Add to a step's error which copies of it have failed, too, and the way to an earlier step."""
     if copies:
         error.add_note(
             f"its copies cannot be loaded, either: {', '.join(one.path for one in copies)}"
         )
-    if others:
+    if any(other.step != step.step for other in others):  # else the step was named
         error.add_note(
             'restore(on_corrupt="previous") loads the newest earlier step that is intact'
         )
