@@ -6,6 +6,8 @@
 mod base;
 mod eviction;
 mod queue;
+mod restore;
+mod rules;
 mod slim;
 mod tiers;
 mod upkeep;
@@ -16,54 +18,20 @@ use crate::handle::SaveHandle;
 use crate::pipeline::job::Job;
 use crate::pipeline::report::SaveReport;
 use crate::state::StateDict;
-use crate::store::{
-    Best, Direction, Disposal, Found, Loaded, Retained, Retention, Slimmed, Status, Wanted,
-};
+use crate::store::{Direction, Disposal, Found, Retained, Retention, Slimmed, Status, Wanted};
 use crate::sys::dir;
 use crate::sys::path::absolute;
 use base::Previous;
 use slim::Slimming;
-use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+pub use restore::{OnDamage, Restored};
+pub use rules::Keep;
+use rules::{besides, check_keeps};
 pub use slim::Slim;
 pub use tiers::Tiers;
 use tiers::{Copies, Stays};
-
-/// Which steps a [`CheckpointManager`] keeps. A step stays if one rule keeps it. Without a rule, all stay. The newest
-/// step always stays.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Keep {
-    /// How many of the newest steps.
-    pub last: Option<usize>,
-    /// Steps that this number divides.
-    pub every: Option<u64>,
-    /// The best steps by a metric.
-    pub best: Option<Best>,
-    /// Which of the steps that stay lose a part, such as the optimizer's state. Removes no step.
-    pub slim: Option<Slim>,
-}
-
-impl Keep {
-    /// The retention that carries these rules out; `None` if nothing is ever removed.
-    fn retention(self, disposal: Disposal) -> Option<Retention> {
-        let Self { last, every: keep_every, best: keep_best, slim: _ } = self;
-        let has_rule = last.is_some() || keep_every.is_some() || keep_best.is_some();
-        let newest = Retention::new(last.unwrap_or(1));
-        has_rule.then_some(Retention { keep_every, keep_best, disposal, ..newest })
-    }
-}
-
-/// What [`CheckpointManager::restore`] does if a step is damaged or incomplete.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum OnDamage {
-    /// It returns the error.
-    #[default]
-    Raise,
-    /// It restores the newest earlier step that is intact, with a warning for each that it passes over.
-    Previous,
-}
 
 /// What a save of a [`CheckpointManager`] did.
 #[derive(Debug)]
@@ -78,21 +46,6 @@ pub struct Saved {
     /// Includes each older step once after a start, whose killed slimming it finishes. The root's path stands for an error
     /// of the listing.
     pub slimmed: Vec<(PathBuf, Result<Slimmed>)>,
-}
-
-/// What [`CheckpointManager::restore`] loaded.
-#[derive(Debug)]
-pub struct Restored {
-    /// The step.
-    pub step: u64,
-    /// The checkpoint's directory.
-    pub path: PathBuf,
-    /// Its tensors and values.
-    pub loaded: Loaded,
-    /// Names below which [`slim`](crate::slim()) has dropped everything: `loaded` lacks them.
-    pub dropped: Vec<String>,
-    /// Newer steps that are not intact, newest first, and why: empty with [`OnDamage::Raise`].
-    pub passed_over: Vec<(PathBuf, Error)>,
 }
 
 /// The steps of one training, in one directory: `root/step-00001000`. Steps are found again by the number in their
@@ -350,72 +303,6 @@ impl CheckpointManager {
         Ok(best.map(|(_, found)| found))
     }
 
-    /// Loads a step, or the newest: all tensors and values, each byte checked. Skips saves that never committed. `None`
-    /// if no step was given and nothing was committed yet: start afresh. Does not wait for a save in the background,
-    /// whose step is not there before its commit.
-    ///
-    /// # Errors
-    /// - [`Error::NoCheckpoint`] if there is no such step.
-    /// - [`Error::Invalid`] for a step together with [`OnDamage::Previous`]: no other is loaded in its place.
-    /// - The damage of the step; with [`OnDamage::Previous`] that of the newest, if no earlier step is intact.
-    /// - [`Error::MissingFiles`] in any case: a disk may not be mounted.
-    /// - With either, a failure that is not the checkpoint's, such as a refused permission or a failing mount: an earlier
-    ///   step would silently lose progress.
-    pub fn restore(&self, step: Option<u64>, on_damage: OnDamage) -> Result<Option<Restored>> {
-        if let (Some(step), OnDamage::Previous) = (step, on_damage) {
-            return Err(Error::invalid(format!(
-                "step {step} was named, and no other is restored in its place: pass OnDamage::Raise, or no step"
-            )));
-        }
-        let _in_use = self.shared.in_use.read().unwrap_or_else(PoisonError::into_inner);
-        let mut passed_over: Vec<(PathBuf, Error)> = Vec::new();
-        let candidates = self.shared.candidates(step)?;
-        for (at, (number, Found { path, dropped, created_unix_ms, .. })) in
-            candidates.iter().enumerate()
-        {
-            let (number, dropped) = (*number, dropped.clone());
-            // Other copies of the same save.
-            let copies = candidates[at + 1..].iter().take_while(|(other, found)| {
-                (*other, found.created_unix_ms) == (number, *created_unix_ms)
-            });
-            let copies: Vec<PathBuf> = copies.map(|(_, found)| found.path.clone()).collect();
-            match self.shared.store.load_copied(path, &copies) {
-                Ok(loaded) => {
-                    if !dropped.is_empty() {
-                        let dropped = dropped.join(" and ");
-                        tracing::warn!("`slim` has dropped {dropped} from {}", path.display());
-                    }
-                    self.shared.restored(path);
-                    let has_all = self.shared.copies.as_ref().is_some_and(|tiers| {
-                        let same = &candidates[at + 1..=at + copies.len()];
-                        tiers.have_all(same.iter().map(|(_, copy)| copy))
-                    });
-                    let may_lack = step.is_none() && dropped.is_empty() && !has_all;
-                    let is_looked_up =
-                        step.is_none() && self.shared.find_out(&candidates, &passed_over);
-                    if may_lack && !is_looked_up && path.starts_with(&self.shared.root) {
-                        // A kill may have cut its copy short.
-                        Copies::add_found(&self.shared, path);
-                    }
-                    let path = path.clone();
-                    return Ok(Some(Restored { step: number, path, loaded, dropped, passed_over }));
-                }
-                Err(error)
-                    if (on_damage == OnDamage::Previous && is_damage(&error))
-                        || (!copies.is_empty() && error.is_of_checkpoint()) =>
-                {
-                    tracing::warn!("passing over step {number}, {}: {error}", path.display());
-                    passed_over.push((path.clone(), error));
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        match passed_over.into_iter().next() {
-            Some((_, newest)) => Err(newest.without_earlier()),
-            None => Ok(None),
-        }
-    }
-
     /// Where a save of this step goes: over an earlier checkpoint of it, if that has one of the usual names.
     fn path(&self, step: u64) -> PathBuf {
         let own = self.shared.root.join(format!("step-{step:08}"));
@@ -454,61 +341,6 @@ impl Shared {
         self.evict_after(report.file_bytes);
         Saved { path, report, retained, slimmed }
     }
-
-    /// Notes which step training goes on from. Files are linked in one directory alone.
-    fn restored(&self, path: &Path) {
-        if path.starts_with(&self.root) {
-            self.previous.iter().for_each(|previous| previous.restored(path));
-        }
-    }
-
-    /// The steps that were committed in all places, newest first, of one step the nearest first: from a step on, or all.
-    ///
-    /// # Errors
-    /// As for [`Shared::committed`] and [`Copies::committed`].
-    fn candidates(&self, from: Option<u64>) -> Result<Vec<(u64, Found)>> {
-        let Some(copies) = &self.copies else { return self.committed(from) };
-        let there =
-            copies.committed(self)?.into_iter().filter_map(|found| Some((found.step?, found)));
-        let mut there: Vec<_> =
-            there.filter(|(step, _)| from.is_none_or(|from| *step <= from)).collect();
-        let has_it = there.iter().any(|(step, _)| from.is_none_or(|from| *step == from));
-        let mut all = match self.committed(from) {
-            Err(Error::NoCheckpoint { .. }) if has_it => Vec::new(),
-            here => here?,
-        };
-        all.append(&mut there);
-        all.sort_by_key(|(step, found)| Reverse((*step, found.created_unix_ms)));
-        Ok(all)
-    }
-
-    /// The steps that were committed, newest first, also damaged ones: from a step on, or all.
-    ///
-    /// # Errors
-    /// [`Error::NoCheckpoint`] if the step is not there; [`Error::Io`] if the root cannot be listed, or the system refuses
-    /// to read a directory that may be one of these steps.
-    fn committed(&self, from: Option<u64>) -> Result<Vec<(u64, Found)>> {
-        let all = match self.store.list(&self.root) {
-            Err(error) if error.is_not_found() => Vec::new(), // nothing was saved yet
-            all => all?,
-        };
-        let mut steps = Vec::new();
-        for found in all.into_iter().rev().filter(Found::was_committed) {
-            match found.step {
-                Some(step) if from.is_none_or(|from| step <= from) => steps.push((step, found)),
-                // Only its manifest says which step it is.
-                None if found.status == Status::Unreadable => drop(self.store.open(&found.path)?),
-                _ => {}
-            }
-        }
-        match from {
-            Some(from) if steps.first().is_none_or(|(step, _)| *step != from) => {
-                let reason = "no step of this number was committed here; `ringstow ls` lists those that were".into();
-                Err(Error::NoCheckpoint { path: self.root.join(format!("step-{from:08}")), reason })
-            }
-            _ => Ok(steps),
-        }
-    }
 }
 
 impl Drop for CheckpointManager {
@@ -520,40 +352,6 @@ impl Drop for CheckpointManager {
             self.shared.evict_alone();
         }
     }
-}
-
-/// The rules for places, which also keep there what these keep here for good.
-fn besides(there: Retention, own: Option<&Retention>) -> Retention {
-    let Some(own) = own else { return there };
-    let keep_every = there.keep_every.or(own.keep_every);
-    let keep_best = there.keep_best.clone().or_else(|| own.keep_best.clone());
-    Retention { keep_every, keep_best, ..there }
-}
-
-/// Checks that places keep what is to be kept for good: it leaves the root.
-///
-/// # Errors
-/// [`Error::Invalid`].
-fn check_keeps(there: &Retention, own: &Retention) -> Result<()> {
-    let has_every = own.keep_every.is_none_or(|own| {
-        there.keep_every.is_some_and(|there| there > 0 && own.is_multiple_of(there))
-    });
-    let has_best = own.keep_best.as_ref().is_none_or(|own| {
-        let is_same =
-            |there: &&Best| (&there.metric, there.direction) == (&own.metric, own.direction);
-        there.keep_best.as_ref().filter(is_same).is_some_and(|there| there.count >= own.count)
-    });
-    if has_every && has_best {
-        return Ok(());
-    }
-    Err(Error::invalid(
-        "with keep_here, steps that `every` and `best` of the manager's rules keep are in the further places alone, and          `every` or `best` of Tiers.keep would remove some of them: leave these out there, which means the same ones",
-    ))
-}
-
-/// Whether a step's bytes are not what was written. Files that are missing may be on a disk that is not mounted.
-fn is_damage(error: &Error) -> bool {
-    error.is_of_checkpoint() && !matches!(error, Error::MissingFiles { .. })
 }
 
 #[cfg(test)]

@@ -1,0 +1,58 @@
+//! Which steps a manager keeps.
+
+use super::slim::Slim;
+use crate::error::{Error, Result};
+use crate::store::{Best, Disposal, Retention};
+
+/// Which steps a [`CheckpointManager`](crate::CheckpointManager) keeps. A step stays if one rule keeps it. Without a rule, all stay. The newest
+/// step always stays.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Keep {
+    /// How many of the newest steps.
+    pub last: Option<usize>,
+    /// Steps that this number divides.
+    pub every: Option<u64>,
+    /// The best steps by a metric.
+    pub best: Option<Best>,
+    /// Which of the steps that stay lose a part, such as the optimizer's state. Removes no step.
+    pub slim: Option<Slim>,
+}
+
+impl Keep {
+    /// The retention that carries these rules out; `None` if nothing is ever removed.
+    pub(super) fn retention(self, disposal: Disposal) -> Option<Retention> {
+        let Self { last, every: keep_every, best: keep_best, slim: _ } = self;
+        let has_rule = last.is_some() || keep_every.is_some() || keep_best.is_some();
+        let newest = Retention::new(last.unwrap_or(1));
+        has_rule.then_some(Retention { keep_every, keep_best, disposal, ..newest })
+    }
+}
+
+/// The rules for places, which also keep there what these keep here for good.
+pub(super) fn besides(there: Retention, own: Option<&Retention>) -> Retention {
+    let Some(own) = own else { return there };
+    let keep_every = there.keep_every.or(own.keep_every);
+    let keep_best = there.keep_best.clone().or_else(|| own.keep_best.clone());
+    Retention { keep_every, keep_best, ..there }
+}
+
+/// Checks that places keep what is to be kept for good: it leaves the root.
+///
+/// # Errors
+/// [`Error::Invalid`].
+pub(super) fn check_keeps(there: &Retention, own: &Retention) -> Result<()> {
+    let has_every = own.keep_every.is_none_or(|own| {
+        there.keep_every.is_some_and(|there| there > 0 && own.is_multiple_of(there))
+    });
+    let has_best = own.keep_best.as_ref().is_none_or(|own| {
+        let is_same =
+            |there: &&Best| (&there.metric, there.direction) == (&own.metric, own.direction);
+        there.keep_best.as_ref().filter(is_same).is_some_and(|there| there.count >= own.count)
+    });
+    if has_every && has_best {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "with keep_here, steps that `every` and `best` of the manager's rules keep are in the further places alone, and          `every` or `best` of Tiers.keep would remove some of them: leave these out there, which means the same ones",
+    ))
+}
