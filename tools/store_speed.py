@@ -5,9 +5,9 @@
     python tools/store_speed.py --drop                 # to a server that takes little
 
 The server is s3s-fs on this machine (`make stores`), in memory, and shares its cores with the
-client: all clients have the same server in the same round, in changing order. `ringstow.promote`
-and `ringstow.load` also compare every byte with its checksum; `load` puts the bytes into tensors,
-and the other clients into files in memory. DCP saves tensors that are in memory. With ``--drop``
+client: all clients have the same server in the same round, in changing order. ringstow
+also compares every byte with its checksum. `load` puts the bytes into new tensors, `load_into` into
+given ones, and the other clients into files in memory. DCP saves tensors in memory. With ``--drop``
 the server checks nothing and drops what it gets, and there are no downloads.
 """
 
@@ -36,6 +36,16 @@ def promote(folder: Path, prefix: str) -> None:
 
 def load(_: Path, prefix: str) -> None:
     ringstow.load(f"s3://{stores.BUCKET}/{prefix}")
+
+
+def load_into(gb: float) -> Way:
+    """Return the load into tensors that have their memory, as in a running training."""
+    state = speed.state_of(gb)
+
+    def load(_: Path, prefix: str) -> None:
+        ringstow.load_into(state, f"s3://{stores.BUCKET}/{prefix}")
+
+    return load
 
 
 def known(ways: dict[str, Way | None]) -> dict[str, Way]:
@@ -102,6 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not asked.drop:
                 down = known({
                     "ringstow.load": load,
+                    "ringstow.load_into": load_into(asked.gb),
                     "boto3 (CRT)": stores.crt("down", log),
                 })  # fmt: skip
                 found["download"] = downloads(down, saved, memory, asked.rounds)

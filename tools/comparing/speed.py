@@ -48,7 +48,7 @@ def spread(values: Sequence[float]) -> str:
 def ranked(what: str, all_rounds: Sequence[dict[str, Copied]]) -> str:
     """Return a table of what each way did, beside the fastest other one of the same round."""
     lines = [
-        f"| {what} | GB/s | CPU, s/GB | speed, of the fastest other's in the round |",
+        f"| {what} | GB/s | CPU, s/GB | speed relative to the fastest other in the round |",
         "|---|---|---|---|",
     ]
     for way in all_rounds[0]:
