@@ -31,7 +31,7 @@ class Eviction:
         self.awaited: set[str] = set()
         """Steps that must get to the tiers, or are there already, as their copy will find out."""
         self.damaged: set[str] = set()
-        """Steps that a restore has passed over: they cannot be copied."""
+        """Steps that cannot be copied: another try would read their bytes again."""
         self._newest_bytes: int | None = None
         """Bytes of the newest step; None before the first look."""
 

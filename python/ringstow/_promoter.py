@@ -87,6 +87,7 @@ class Promoter(Copier):
         *,
         stays: Callable[[str], bool] | None = None,
         is_everywhere: Callable[[str, int | None], object] | None = None,
+        is_damaged: Callable[[str], object] | None = None,
         unchecked: tuple[str, ...] = (),
     ) -> None:
         """Make one, which starts a thread when there is something to copy.
@@ -100,6 +101,7 @@ class Promoter(Copier):
             stays: which steps are never passed over, by path.
             is_everywhere: is called with the path of each step that all tiers have, and with when
                 it was committed, in ms.
+            is_damaged: is called with the path of each step that is damaged here.
             unchecked: directories among the tiers of which nobody has looked yet whether they are
                 on another disk.
         """
@@ -112,14 +114,13 @@ class Promoter(Copier):
         self._stays = stays
         self._is_everywhere = is_everywhere
         self._unchecked = unchecked
-        self._damaged: set[str] = set()
-        """Steps that cannot be copied, by path: another try would read their bytes again."""
+        self._is_damaged = is_damaged
         self._copied: list[int | None] = []
         """When each checkpoint was committed that the current step's copies are of."""
 
     def add_found(self, path: str) -> None:
-        """Copy a step that was not just saved, unless it waits for that, or is damaged."""
-        if path not in self._damaged and not self.has(path):
+        """Copy a step that was not just saved, unless it waits for that."""
+        if not self.has(path):
             super().add_found(path)
 
     def _copy(self, step: Added) -> bool:
@@ -147,8 +148,9 @@ class Promoter(Copier):
                 return False
             if not passes(self.error):  # one that is worth another try stays
                 self.error = error
-            if isinstance(error, CorruptCheckpointError) and error.file.startswith(step.path):
-                self._damaged.add(step.path)
+            is_here = isinstance(error, CorruptCheckpointError) and error.file.startswith(step.path)
+            if is_here and self._is_damaged is not None:
+                self._is_damaged(step.path)
             _promote.tell_failure(step.path, to, error)
             self._tell(step, tier, error)
             return True

@@ -197,4 +197,5 @@ def promoter(root: str, plan: Plan, config: Config | None) -> Promoter:
         removes,
         stays=plan.stays,
         is_everywhere=None if plan.eviction is None else plan.eviction.note,
+        is_damaged=None if plan.eviction is None else plan.eviction.damaged.add,
     )

@@ -341,28 +341,28 @@ def test_program_whose_run_was_taken_over_is_shut_out(tmp_path, caplog):
 
 
 def test_kill_before_the_first_copy_shuts_the_other_program_out_all_the_same(tmp_path):
-    with manager_of(tmp_path) as first:
-        first.save(1, state_of(1))
-        assert first.wait_promoted(60)
-        with another_run(tmp_path) as killed:
-            assert killed.restore().step == 1
-        with another_run(tmp_path) as second:  # it has forgotten what it was going to take over
-            assert second.restore().step == 1
-            second.save(2, state_of(2))
-            assert second.wait_promoted(60)
-        first.save(2, state_of(20))
-        assert not first.wait_promoted(60)
-        assert "has taken them over" in str(first.promotion_error)
-    assert ringstow.load(tmp_path / "shared/run/step-00000002")["step"] == 2
+    def killed(second):
+        assert second.restore().step == 1
+
+    shut_out_after(tmp_path, killed, killed)
 
 
 def test_look_at_the_newest_step_shuts_the_other_program_out_as_a_restore_does(tmp_path):
+    def looked(second):
+        assert second.latest().step == 1
+
+    shut_out_after(tmp_path, looked, lambda second: None)
+
+
+def shut_out_after(tmp_path, before, start):
+    """Have a manager go on with a run in a new directory after ``before`` was called in another."""
     with manager_of(tmp_path) as first:
         first.save(1, state_of(1))
         assert first.wait_promoted(60)
-        with another_run(tmp_path) as looked:
-            assert looked.latest().step == 1
-        with another_run(tmp_path) as second:
+        with another_run(tmp_path) as ended:
+            before(ended)
+        with another_run(tmp_path) as second:  # it has forgotten what it was going to take over
+            start(second)
             second.save(2, state_of(2))
             assert second.wait_promoted(60)
         first.save(2, state_of(20))

@@ -21,7 +21,7 @@ struct Known {
     damaged: HashSet<PathBuf>,
     /// Bytes of the newest step; `None` before the first look.
     newest_bytes: Option<u64>,
-    /// Whether the places were asked what they have.
+    /// Whether the manager has listed the places.
     has_looked: bool,
 }
 
@@ -69,7 +69,7 @@ impl Eviction {
         self.known().newest_bytes = Some(bytes);
     }
 
-    /// Notes that the places are asked what they have; returns whether they were before.
+    /// Records that the manager has listed the places; returns whether it had before.
     pub fn look(&self) -> bool {
         std::mem::replace(&mut self.known().has_looked, true)
     }
