@@ -81,7 +81,6 @@ __all__ = [
     "survey",
     "swap_names",
     "sync_dir",
-    "take_over",
     "tiles",
     "unfinished",
     "verify",
@@ -583,10 +582,6 @@ def run_of(place: str) -> str | None: ...
 # Notes in a new directory that it goes on with the run of the places.
 def join_run(root: str, places: Sequence[str], config: str) -> None: ...
 
-# Gives a run that a directory goes on with, if it does, a new name, there and in the places that
-# have its steps.
-def take_over(root: str, places: Sequence[str]) -> None: ...
-
 # Notes which run's steps a place has, in place of what was noted.
 def name_run(place: str, run: str) -> None: ...
 
@@ -594,9 +589,10 @@ def name_run(place: str, run: str) -> None: ...
 # steps are there, or of a new one. Raises InvalidStateError if the place has another run's steps.
 def claim(place: str, run: str | None) -> str: ...
 
-# The same for a directory's run, which gets a name if it has none. A place that has a former name
-# of it gets the present.
-def claim_for(root: str, place: str) -> str: ...
+# The same of one of its places for a directory's run, which gets a name if it has none. A place
+# that has a former name of it gets the present. A run that the directory goes on with first gets a
+# new name, there and in its places.
+def claim_for(root: str, places: Sequence[str], place: str) -> str: ...
 
 # Returns a PromotionReport. `how` is the rate, the number of uploads, the bytes of a part, whether
 # an older checkpoint is replaced and replicas are sent, and the seconds of patience.

@@ -214,8 +214,7 @@ class Promoter(Copier):
         Raises:
             InvalidStateError: it has steps of another.
         """
-        _native.take_over(self._root, self._tiers)
-        _native.claim_for(self._root, tier)
+        _native.claim_for(self._root, self._tiers, tier)
 
     def _cleared(self, step: Added, tier: str) -> None:
         """Remove old steps from a tier.

@@ -179,7 +179,7 @@ mod _native {
         place::{Pin, gpus},
         promote::{
             check_apart, check_url, claim, claim_for, copies_of, is_one_run, join_run, name_run,
-            promote, run_of, take_over, unfinished,
+            promote, run_of, unfinished,
         },
         save::{SaveJob, check_metrics, start_export, start_save, start_write, start_write_dealt},
         session::{Receipts, Session, is_under_way},

@@ -60,22 +60,21 @@ pub(crate) fn join_run(
     py.detach(|| ringstow::internals::store::join(&root, &places, &config)).map_err(to_python)
 }
 
-/// Gives a run that a directory goes on with, if it does, a new name, there and in the places that have its steps.
-#[pyfunction]
-pub(crate) fn take_over(py: Python<'_>, root: PathBuf, places: Vec<PathBuf>) -> PyResult<()> {
-    py.detach(|| ringstow::internals::store::take_over(&root, &places)).map_err(to_python)
-}
-
 /// Notes which run's steps a place has, in place of what was noted.
 #[pyfunction]
 pub(crate) fn name_run(py: Python<'_>, place: PathBuf, run: &str) -> PyResult<()> {
     py.detach(|| ringstow::internals::store::name_run(&place, run)).map_err(to_python)
 }
 
-/// Notes that a place has the steps of a directory's run, under its present name; returns that.
+/// Notes that one of its places has the steps of a directory's run, under its present name; returns that.
 #[pyfunction]
-pub(crate) fn claim_for(py: Python<'_>, root: PathBuf, place: PathBuf) -> PyResult<String> {
-    py.detach(|| ringstow::internals::store::claim_for(&root, &place)).map_err(to_python)
+pub(crate) fn claim_for(
+    py: Python<'_>,
+    root: PathBuf,
+    places: Vec<PathBuf>,
+    place: PathBuf,
+) -> PyResult<String> {
+    py.detach(|| ringstow::internals::store::claim_for(&root, &places, &place)).map_err(to_python)
 }
 
 /// Notes that a place has the steps of a run; returns its name.

@@ -5,7 +5,7 @@ use super::eviction::Eviction;
 use super::queue::{Added, Queue};
 use crate::error::{Error, Result};
 use crate::handle::panicked;
-use crate::store::{Found, Promotion, Retention, Status, check_apart, claim_for, join, take_over};
+use crate::store::{Found, Promotion, Retention, Status, check_apart, claim_for, join};
 use crate::sys::dir;
 use crate::sys::path::absolute_or_object;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -251,8 +251,7 @@ impl Copies {
 
     /// Copies a step to a place; returns when it was saved, or `None` if other nodes have still to send files of it.
     fn copy(&self, shared: &Shared, step: &Added, place: &Path) -> Result<Option<u64>> {
-        take_over(&shared.root, &self.places)?;
-        claim_for(&shared.root, place)?;
+        claim_for(&shared.root, &self.places, place)?;
         let to = place.join(step.path.file_name().unwrap_or_default());
         // A run that went back saves a step again.
         let how = Promotion { rate: self.rate, replace_older: true, ..Promotion::default() };

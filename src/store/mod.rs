@@ -26,7 +26,7 @@ pub use layout::node::{NodeId, node_id};
 pub use layout::recycled::{Recycled, recycled};
 pub use promote::{
     Promotion, PromotionReport, Unfinished, check_apart, claim, claim_for, is_one_run, name_run,
-    owner, promote, take_over, unfinished,
+    owner, promote, unfinished,
 };
 pub use read::checkpoint::{Checkpoint, CheckpointKind};
 pub(crate) use read::fingerprint::while_replaced;

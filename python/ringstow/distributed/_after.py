@@ -190,10 +190,9 @@ class AfterCommit(Copier):
         known = next((run for run in runs if run is not None), None)
 
         def claim() -> str:
-            _native.take_over(self._root, self._plan.tiers)
             if _native.run_of(self._root) is None:
                 _native.claim(self._root, known)
-            return _native.claim_for(self._root, tier)
+            return _native.claim_for(self._root, self._plan.tiers, tier)
 
         run = self._group.from_rank(0, claim)
 

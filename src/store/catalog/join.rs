@@ -5,13 +5,13 @@ use crate::error::Result;
 use crate::store::catalog::found::Status;
 use crate::store::catalog::steps::steps;
 #[cfg(doc)]
-use crate::store::promote::take_over;
+use crate::store::promote::claim_for;
 use crate::store::promote::{Owner, note_taking, noted, two_runs};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 /// Checks that the steps in a run's directory and in further places are of one run. A directory that has no steps, or some that
-/// the places have, too, goes on with their run: now it is noted, and the first copy takes the places over ([`take_over`]).
+/// the places have, too, goes on with their run: now it is noted, and the first copy takes the places over ([`claim_for`]).
 ///
 /// # Errors
 /// [`Error::Invalid`](crate::Error::Invalid) for steps of two runs; as for [`owner`](crate::store::owner) and [`steps`].

@@ -34,7 +34,7 @@ use copy::{Commit, Copy, Place};
 use directory::Directory;
 use journal::Journal;
 pub(in crate::store) use owner::{Owner, note_taking, noted, two_runs};
-pub use owner::{check_apart, claim, claim_for, is_one_run, name_run, owner, take_over};
+pub use owner::{check_apart, claim, claim_for, is_one_run, name_run, owner};
 use parts::{AGAIN, Sending, parts_of};
 use patience::{Patience, is_passing};
 use serde::{Deserialize, Serialize};

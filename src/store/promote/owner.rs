@@ -106,11 +106,14 @@ pub fn claim(place: &Path, run: Option<&str>) -> Result<String> {
     claim_as(place, run.map(Owner::named).as_ref())
 }
 
-/// [`claim`] for the run of a directory, which gets a name if it has none. A place that has a former name of it gets the present.
+/// [`claim`] of one of its places for the run of a directory, which gets a name if it has none. A place that has a former name
+/// of it gets the present. If the directory goes on with the run of its places ([`join`](crate::store::join)), that run first
+/// gets a new name, here and there: so a program that still saves to them under the old name learns that it is no longer theirs.
 ///
 /// # Errors
 /// As for [`claim`].
-pub fn claim_for(root: &Path, place: &Path) -> Result<String> {
+pub fn claim_for(root: &Path, places: &[PathBuf], place: &Path) -> Result<String> {
+    take_over(root, places)?;
     claim(root, None)?;
     claim_as(place, noted(root)?.as_ref())
 }
@@ -142,13 +145,9 @@ pub fn check_apart<'a>(place: &Path, others: impl Iterator<Item = &'a Path>) -> 
     }
 }
 
-/// If a directory goes on with the run of its places ([`join`](crate::store::join)), gives that run a new name, here and there.
-/// So a program that still saves to them under the old name learns that it is no longer theirs. A place that cannot be asked,
-/// or is not mounted, gets the name from [`claim_for`].
-///
-/// # Errors
-/// As for [`owner`], of the directory.
-pub fn take_over(root: &Path, places: &[PathBuf]) -> Result<()> {
+/// Gives the run that a directory goes on with, if it does, a new name. A place that cannot be asked, or is not mounted, gets the
+/// name with its next copy.
+fn take_over(root: &Path, places: &[PathBuf]) -> Result<()> {
     let Some(owner) = noted(root)?.filter(|owner| owner.takes.is_some()) else { return Ok(()) };
     let named = owner.renamed();
     note(root, &named)?;
@@ -164,7 +163,7 @@ pub fn take_over(root: &Path, places: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// Notes in a run's directory which run's steps it goes on with, until [`take_over`] gives that run a new name.
+/// Notes in a run's directory which run's steps it goes on with, until [`claim_for`] gives that run a new name.
 ///
 /// # Errors
 /// As for [`owner`].
@@ -256,15 +255,15 @@ mod tests {
         take_over(&root, &places).unwrap();
         let new = owner(&root).unwrap().unwrap();
         assert_ne!(new, "old");
-        assert_eq!(claim_for(&root, &a).unwrap(), new);
+        assert_eq!(claim_for(&root, &places, &a).unwrap(), new);
         // What is made in place of a disk that is not mounted.
-        assert_eq!(claim_for(&root, &b).unwrap(), new);
+        assert_eq!(claim_for(&root, &places, &b).unwrap(), new);
         std::fs::remove_dir_all(&b).unwrap();
         std::fs::rename(&away, &b).unwrap();
         take_over(&root, &places).unwrap();
         assert_eq!(owner(&root).unwrap().as_ref(), Some(&new), "once");
         crate::store::join(&root, &places, &crate::Config::default()).unwrap();
-        assert_eq!(claim_for(&root, &b).unwrap(), new);
+        assert_eq!(claim_for(&root, &places, &b).unwrap(), new);
         assert_eq!([owner(&a).unwrap(), owner(&b).unwrap()], [Some(new.clone()), Some(new)]);
         assert!(claim(&b, Some("old")).unwrap_err().to_string().contains("another run"));
     }

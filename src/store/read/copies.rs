@@ -72,18 +72,16 @@ impl Copies {
             let Some(Some(OpenCopy { fingerprint: Some(known), .. })) = copy.opened.get() else {
                 continue;
             };
-            let is_in_it = |path: &&Path| path.parent() == Some(&copy.path);
-            let in_it = |(number, path): (usize, &Option<&'_ Path>)| {
-                path.filter(is_in_it).map(|path| (number, path.to_path_buf()))
-            };
-            let found: Vec<_> = files.iter().enumerate().filter_map(in_it).collect();
+            let opened = files.iter().enumerate().filter_map(|(n, path)| Some((n, (*path)?)));
+            let in_it = opened.filter(|(_, path)| path.parent() == Some(&copy.path));
+            let found: Vec<(usize, &Path)> = in_it.collect();
             if found.is_empty() {
                 continue;
             }
             let Err(error) = known.check(&copy.path, true) else { continue };
             // It may have been slimmed: then the other files are as they were.
             let now = open(&copy.path).filter(|_| matches!(error, Error::Replaced { .. }));
-            let is_same = |(number, path): &(usize, PathBuf)| {
+            let is_same = |(number, path): &(usize, &Path)| {
                 let now = now.as_ref().and_then(|now| whole(&now.shards, *number, &own[*number]));
                 now.is_some_and(|file| file.path == *path)
             };
