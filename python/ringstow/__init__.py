@@ -41,6 +41,8 @@ from ringstow._promote import promote
 from ringstow._promoter import wait_promoted
 from ringstow._resume import Restored
 from ringstow._save import save, save_async
+from ringstow._stateful._per_rank import PerRank
+from ringstow._stateful._rng import RngState
 from ringstow._stream import FileReader, FileWriter, open_read, open_write
 from ringstow.tree._damaged import DamagedTensor, Salvaged
 
@@ -108,12 +110,14 @@ __all__ = [
     "NotDurableError",
     "Outcome",
     "PanickedError",
+    "PerRank",
     "Progress",
     "PromotionReport",
     "Removed",
     "ReplacedCheckpointError",
     "Restored",
     "Retained",
+    "RngState",
     "Salvaged",
     "SaveCancelledError",
     "SaveHandle",

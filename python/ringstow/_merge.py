@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,6 +15,12 @@ from ringstow._boxes import Boxed
 from ringstow._collector import collector_paused
 from ringstow._errors import InvalidStateError
 from ringstow._salvage import find, holds_damage, marked
+from ringstow._stateful import _fill
+from ringstow._stateful._kinds import is_stateful
+from ringstow._stateful._modules import ModuleState
+from ringstow._stateful._optimizers import OptimizerState, is_optimizer_state
+from ringstow._stateful._parts import Part, Parts, of_rank
+from ringstow._stateful._per_rank import PerRank
 from ringstow._ties import Fill
 from ringstow.foreign import Foreign
 from ringstow.tensors import _cuda, _device_array, _numpy, _shards, _torch
@@ -47,6 +54,7 @@ if TYPE_CHECKING:
 
     from ringstow._report import LoadReport
 
+_log = logging.getLogger("ringstow")
 _SEQUENCES = (list, tuple, collections.deque)
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 # Builds a value from the bytes that were read.
@@ -59,6 +67,9 @@ Fetch = Callable[[list[str], list[NamedBox]], None]
 class Merge:
     """Compares a state dict with a skeleton, and collects the changes and the mismatches."""
 
+    rank = 0
+    """Whose of the ranks' values are loaded."""
+
     def __init__(
         self,
         contents: Contents,
@@ -66,8 +77,16 @@ class Merge:
         *,
         cast: bool,
         damaged: Mapping[str, DamagedTensor],
+        state: dict[Any, Any],
+        parts: Parts,
     ) -> None:
         self.contents = contents
+        self._parts = parts
+        self._layouts = _fill.Layouts(state, parts)
+        self.loads: list[tuple[int, Path, Callable[[], None]]] = []
+        """What hands the objects of the state what was read, in the order of the numbers."""
+        self.kept: list[str] = []
+        """Objects of which the checkpoint has states of ranks, and none of this one."""
         self.damaged = damaged
         """What is compared like everything else, and stays as it is."""
         self.cast = cast
@@ -105,6 +124,13 @@ class Merge:
         Returns:
             A function that builds the new value; None if the target stays the same object.
         """
+        part = self._parts.of(target)
+        if part is not None and not isinstance(node, Box):
+            self._object(part, node, path)
+            return None
+        if type(target) is PerRank:
+            self._per_rank(target, node, path)
+            return None
         is_opaque = isinstance(node, Leaf) and node.tag in ("$pickle", "$object")
         is_array = isinstance(node, Leaf) and node.tag in ("$tensor", "$ndarray")
         if type(target) not in self._usual.kinds and _shards.is_sharded(target):
@@ -124,12 +150,60 @@ class Merge:
             return self._fields(target, node, path)
         elif is_array and not isinstance(target, DamagedTensor | None):
             self._differ(path, f"a value ({type_name(target)})", _kind(node))
-        elif not self._is_damaged(node):
+        elif not self.is_damaged(node):
             self.survey.add(node, path)
             return lambda builder: builder.value(node, path)
         return None
 
-    def _is_damaged(self, node: Any) -> bool:
+    def replace(self, holder: dict[Any, Any], key: Any, node: Any, path: Path) -> None:
+        """Plan to put the value of a node into a dict, whatever is there now."""
+        at = (*path, key)
+        if not self.is_damaged(node):
+            self.survey.add(node, at)
+            self._assign(holder.__setitem__, {key: lambda builder: builder.value(node, at)})
+
+    def _object(self, part: Part, node: Any, path: Path) -> None:
+        """Plan what an object's state becomes, and hand it to the object afterwards."""
+        if isinstance(part, ModuleState):
+            self.merge(part.state, part.fitting(node), path)
+            self.loads.append((0, path, part.load))
+        elif isinstance(part, OptimizerState):
+            state = part.state
+            if part.is_known and is_optimizer_state(node):
+                like = _fill.like_of(part)
+                state = _fill.optimizer(self, state, node, path, like, new=True)
+            else:
+                self.merge(state, node, path)
+            self.loads.append((1, path, functools.partial(part.load, state)))
+        else:
+            is_apart, own = of_rank(node, self.rank)
+            if is_apart and own is None:
+                self.kept.append(f"{flat_name(path)} ({len(node)} ranks)")
+                return
+            if _holds(part.state, _shards.is_sharded):
+                self.merge(part.state, own, path)
+            elif not self.is_damaged(own):
+                self.survey.add(own, path)
+                assign = functools.partial(setattr, part, "state")
+                self.assigns.append((assign, lambda builder: builder.value(own, path)))
+            self.loads.append((2, path, part.load))
+
+    def _per_rank(self, target: PerRank, node: Any, path: Path) -> None:
+        """Fill it with the value of the rank of the same number."""
+        key = str(self.rank)
+        if not isinstance(node, dict) or key not in node:
+            ranks = len(node) if isinstance(node, dict) else 0
+            self.mismatched.append(
+                f"{flat_name(path)} is a PerRank here, and the checkpoint has no value of rank "
+                f"{key}: it has those of {ranks} ranks"
+            )
+            return
+        make = self.merge(target.value, node[key], (*path, key))
+        if make is not None:
+            self.assigns.append((functools.partial(setattr, target, "value"), make))
+
+    def is_damaged(self, node: Any) -> bool:
+        """Return whether a part of a skeleton holds a damaged tensor."""
         return bool(self.damaged) and holds_damage(marked(node, self.damaged))
 
     def _tensor(self, tensor: torch.Tensor, path: Path) -> Target:
@@ -195,6 +269,9 @@ class Merge:
     def _dict(self, target: dict[Any, Any], node: Any, path: Path) -> None:
         if not isinstance(node, dict):
             return self._differ(path, f"a {type_name(target)}", _kind(node))
+        if _fill.differs(target, node):
+            _fill.optimizer(self, target, node, path, self._layouts.of(target), new=False)
+            return None
         saved: dict[Any, Any] = {}
         with self.contents.keys():
             for key, child in node.items():
@@ -202,7 +279,7 @@ class Merge:
         self._assign(target.__setitem__, self._items(target, saved, path))
         metadata = metadata_of(node)
         is_held = isinstance(target, collections.OrderedDict)
-        if metadata is not None and is_held and not self._is_damaged(metadata):
+        if metadata is not None and is_held and not self.is_damaged(metadata):
             at = (*path, METADATA)
             self.survey.add(metadata, at)
             assign = functools.partial(vars(target).__setitem__, str(METADATA))
@@ -275,6 +352,26 @@ class Merge:
     def _differ(self, path: Path, here: str, there: str) -> None:
         self.mismatched.append(f"{flat_name(path)} is {here} here and {there} in the checkpoint")
 
+    def hand_over(self, path: str) -> None:
+        """Hand the objects of the state what was read: models first, then optimizers.
+
+        Raises:
+            Exception: what an object's ``load_state_dict`` raises, with the object's key as a note.
+        """
+        for _, at, load in sorted(self.loads, key=lambda one: one[0]):
+            try:
+                load()
+            except Exception as error:
+                error.add_note(f"raised by load_state_dict() of {describe(at)}")
+                raise
+        if self.kept:
+            _log.warning(
+                "%s has states of other ranks only, so rank %d keeps its own: %s",
+                path,
+                self.rank,
+                ", ".join(self.kept),
+            )
+
 
 def skeleton_of(checkpoint: _native.Checkpoint | Foreign, path: str) -> dict[Any, Any]:
     """Return the skeleton of a checkpoint: of another program's, too.
@@ -302,12 +399,14 @@ def load_into(
     ready: Callable[[], None] = lambda: None,
     fetch: Fetch | None = None,
     kind: type[Merge] = Merge,
+    parts: Parts | None = None,
 ) -> LoadReport:
     """Fill a state dict from the checkpoint at a path, if everything fits.
 
     Calls ``fetch``, before the first byte is read, with the names of the tensors that are read
     whole, and with the boxes of others.
     Calls ``ready`` once it does, before anything changes; what that raises ends the load.
+    ``parts`` are the objects of the state, if the caller has taken their states.
 
     Raises:
         KeyMismatchError: lists all mismatches.
@@ -322,7 +421,8 @@ def load_into(
     skeleton = skeleton_of(checkpoint, path)
     contents = Contents(path, checkpoint.tensor, allow_pickle=allow_pickle)
     damaged = find(checkpoint, skeleton) if skips else {}
-    merge = kind(contents, checkpoint, cast=cast, damaged=damaged)
+    parts = Parts(state) if parts is None else parts
+    merge = kind(contents, checkpoint, cast=cast, damaged=damaged, state=state, parts=parts)
     with _torch.without_autograd():
         merge.merge(state, skeleton, ())
         merge.displace()
@@ -368,6 +468,7 @@ def load_into(
         module.copy_into(fill.target.value, source)
     for assign, value in values:
         assign(value)
+    merge.hand_over(path)
     report = report.followed_by(LoadReport.from_json(read))
     missing, unexpected = tuple(merge.missing), tuple(merge.unexpected)
     left = tuple(damaged.values())
@@ -437,16 +538,27 @@ def _slices(fills: list[Fill], checkpoint: _native.Checkpoint | Foreign) -> list
 
 
 def _holds_tensors(value: Any) -> bool:
-    """Return whether a value, or a part of a skeleton, holds a tensor or array at any depth."""
+    """Return whether a value, or a part of a skeleton, holds what is filled in place."""
+    return _holds(value, _is_filled)
+
+
+def _holds(value: Any, wanted: Callable[[Any], bool]) -> bool:
+    """Return whether a value, or one at any depth in it, is wanted."""
+    if isinstance(value, Leaf) or is_stateful(value):
+        return wanted(value)
+    items = _program.parts(value)
+    return wanted(value) if items is None else any(_holds(item, wanted) for _, item in items)
+
+
+def _is_filled(value: Any) -> bool:
     if isinstance(value, Leaf):
         return value.tag in ("$tensor", "$ndarray")
-    items = _program.parts(value)
-    if items is not None:
-        return any(_holds_tensors(item) for _, item in items)
     return (
         _torch.is_tensor(value)
         or _numpy.is_array(value)
         or _device_array.interface_of(value) is not None
+        or type(value) is PerRank
+        or is_stateful(value)
     )
 
 

@@ -17,6 +17,7 @@ from ringstow._errors import InvalidStateError, NotDurableError
 from ringstow._guard import Staging
 from ringstow._metrics import metrics_of
 from ringstow._progress import Progress
+from ringstow._stateful._parts import Parts
 from ringstow.tree import _encode
 
 if TYPE_CHECKING:
@@ -43,11 +44,13 @@ def save(
     commit; a failure, kill or Ctrl-C before that leaves it unchanged.
 
     Args:
-        state_dict: a dict, nested in any way, such as ``model.state_dict()``. docs/values.md lists
-            what it may hold:
+        state_dict: a dict, nested in any way, such as ``{"model": model, "optimizer": optimizer}``
+            or ``model.state_dict()``. docs/values.md lists what it may hold:
 
             - tensors of any shape and stride on the CPU or on CUDA devices; those that share all
               their memory are stored once,
+            - objects with ``state_dict`` and ``load_state_dict``, such as a module, an optimizer
+              or a scheduler: the state of each, an optimizer's by the names of its parameters,
             - numpy arrays and scalars,
             - arrays with ``__cuda_array_interface__`` (CuPy's, Numba's), which load as numpy's,
             - Python's values and containers, from int and dict to dataclass, Enum, set and BytesIO.
@@ -91,11 +94,11 @@ def save(
     hold = _guard.Hold()
     with hold.waited.here():
         where, knobs, noted, promoter = _prepared(path, step, metrics, config)
-        parts, earlier = _parts(apart, state_dict), native(base)
+        earlier = native(base)
         progress = Progress(f"saving {os.path.basename(where)}")
         with _outcomes.failing("save", where, noted[0]), progress, hold:
             hold.begin(may_wait=False)
-            encoded = _encode.encode(state_dict, allow_pickle=allow_pickle)
+            encoded, parts = _encoded(state_dict, apart, allow_pickle=allow_pickle)
             _guard.stage(encoded.tensors, "wait", where, hold)
             try:
                 report = _jobs.run(
@@ -192,14 +195,14 @@ def save_async(
     try:
         with hold.waited.here():
             where, knobs, noted, promoter = _prepared(path, step, metrics, config)
-            parts, earlier = _parts(apart, state_dict), native(base)
+            earlier = native(base)
             with _outcomes.failing("save", where, noted[0]):
                 _jobs.refuse_own(where)
                 may_return = True
                 if staging != "unguarded":
                     may_return = hold.begin()
                     hold.let_steps_end()
-                encoded = _encode.encode(state_dict, allow_pickle=allow_pickle)
+                encoded, parts = _encoded(state_dict, apart, allow_pickle=allow_pickle)
                 tensors, tree = encoded.tensors, encoded.tree
                 pool_bytes = json.loads(knobs)["pool_bytes"]
                 is_copied = _guard.stage(tensors, staging, where, hold, pool_bytes)
@@ -242,19 +245,27 @@ def _prepared(
     return where, config.to_json(), noted, _promoter.of_config(where, config)
 
 
-def _parts(apart: Iterable[str], state_dict: dict[Any, Any]) -> list[str]:
-    """Return the names of parts that get files of their own: all must be in the state."""
+def _encoded(
+    state_dict: dict[Any, Any], apart: Iterable[str], *, allow_pickle: bool
+) -> tuple[_encode.Encoded, list[str]]:
+    """Encode a state, and check the names of parts that get files of their own.
+
+    Raises:
+        InvalidStateError: values that can't be saved; or the state has nothing of such a name.
+    """
     names = names_of_parts(apart, "apart")
+    taken = Parts(state_dict)
     for name in names if isinstance(state_dict, dict) else ():
-        if not _has(state_dict, name):
+        if not _has(state_dict, name, taken):
             raise InvalidStateError(
                 f"apart: the state has nothing named {name!r}, and nothing below it, in dicts with "
                 "keys of text or integers"
             )
-    return names
+    encoded = _encode.encode(state_dict, allow_pickle=allow_pickle, stand_in=taken.stand_in)
+    return encoded, names
 
 
-def _has(state_dict: dict[Any, Any], name: str) -> bool:
+def _has(state_dict: dict[Any, Any], name: str, taken: Parts) -> bool:
     """Whether `slim` could drop a name from a dict, whose keys may have dots."""
     for key, value in state_dict.items():
         if type(key) not in (str, int):
@@ -262,7 +273,8 @@ def _has(state_dict: dict[Any, Any], name: str) -> bool:
         step = str(key)
         if step == name or step.startswith(f"{name}."):
             return True
-        is_above = name.startswith(f"{step}.") and type(value) in (dict, OrderedDict)
-        if is_above and _has(value, name[len(step) + 1 :]):
+        inner = taken.stand_in(value, (key,))
+        is_above = name.startswith(f"{step}.") and type(inner) in (dict, OrderedDict)
+        if is_above and _has(inner, name[len(step) + 1 :], taken):
             return True
     return False

@@ -4,7 +4,7 @@
 
     import ringstow.distributed
 
-    state = {"model": model.state_dict(), "step": step, "rng": PerRank(torch.get_rng_state())}
+    state = {"model": model, "optimizer": optimizer, "step": step, "rng": ringstow.RngState()}
     ringstow.distributed.save(state, path)             # on every rank
     ringstow.distributed.load_into(state, path)        # on any number of ranks
 
@@ -15,10 +15,11 @@ the guide.
 
 from __future__ import annotations
 
+from ringstow._stateful._per_rank import PerRank
+
 try:
     from ringstow.distributed._load import load, load_into
     from ringstow.distributed._save import save, save_async
-    from ringstow.distributed._state import PerRank
 except ImportError as error:
     raise ImportError(f"ringstow.distributed needs torch 2.6 or newer: {error}") from error
 

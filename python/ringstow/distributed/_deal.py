@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ringstow import _native
 from ringstow._errors import InvalidStateError
+from ringstow._stateful._optimizers import GROUPS, PARAMS
 from ringstow.distributed._group import Group
 from ringstow.distributed._state import State
 from ringstow.tensors import _cuda, _torch
@@ -263,8 +264,18 @@ def _values(node: Any, name: str) -> Any:
     elif isinstance(node, dict) and "$dict" in node:
         for key, child in node["$dict"]:
             yield from _values(child, f"{name}.{key}" if name else str(key))
-    elif not (isinstance(node, dict) and node.keys() & {"$tensor", "$ndarray", "$rank"}):
-        yield name, _digest(node)
+    elif isinstance(node, dict) and "$odict" in node:  # a model's, whose keys ranks may have apart
+        inner = node["$odict"]
+        yield from _values({"$dict": inner} if isinstance(inner, list) else inner, name)
+    elif not (isinstance(node, dict) and node.keys() & {"$tensor", "$ndarray", "$rank", "$each"}):
+        yield name, _digest(_without_names(node) if name.endswith(f".{GROUPS}") else node)
+
+
+def _without_names(groups: Any) -> Any:
+    """Return an optimizer's groups without their parameters, which stages of a pipeline have."""
+    if not isinstance(groups, list) or not all(isinstance(one, dict) for one in groups):
+        return groups
+    return [{name: one for name, one in group.items() if name != PARAMS} for group in groups]
 
 
 def _warn(group: Group, what: str, names: list[str]) -> None:

@@ -14,6 +14,7 @@ from ringstow._arguments import StrPath, directory_to_read, object_url, to_read
 from ringstow._config import Config, given, native_json, with_tiers, without_tiers
 from ringstow._errors import ReplacedCheckpointError
 from ringstow._nearest import copies_of
+from ringstow._stateful._parts import Parts
 from ringstow.dcp._together import raise_first, sendable
 from ringstow.distributed import _nodes, _whole
 from ringstow.distributed._deal import agreed, refuse_different_calls
@@ -21,10 +22,8 @@ from ringstow.distributed._fetch import Needs
 from ringstow.distributed._group import Group, group_of
 from ringstow.distributed._mend import Mender
 from ringstow.distributed._room import room
-from ringstow.distributed._state import PerRank
 from ringstow.distributed._whole import Whole
 from ringstow.tree._select import check_match
-from ringstow.tree._walk import Path, flat_name
 
 if TYPE_CHECKING:
     import torch
@@ -83,12 +82,18 @@ def load_into(
         where, settings, found = _meet(ranks, "load_into", path, config, strict)
         # What nodes that share no directory lack, they get from each other.
         copies = copies_of(where, given(config).tiers) if found is None else []
+        parts = ranks.each(lambda: Parts(state_dict))
         for attempt in range(_ATTEMPTS):
             with _fetching(ranks, where, found, settings) as needs:
                 one = _Load(ranks, where, copies, needs, strict=strict)
                 try:
                     report = one.run(
-                        state_dict, settings, cast=cast, verify=verify, allow_pickle=allow_pickle
+                        state_dict,
+                        parts,
+                        settings,
+                        cast=cast,
+                        verify=verify,
+                        allow_pickle=allow_pickle,
                     )
                     break
                 except ReplacedCheckpointError:
@@ -286,20 +291,26 @@ class _Load:
         self._left: list[str] = []
 
     def run(
-        self, state: dict[Any, Any], settings: str, *, cast: bool, verify: bool, allow_pickle: bool
+        self,
+        state: dict[Any, Any],
+        parts: Parts,
+        settings: str,
+        *,
+        cast: bool,
+        verify: bool,
+        allow_pickle: bool,
     ) -> LoadReport:
         """Load; the ranks speak before the first change, and once all have read."""
         load, rank = self, self._ranks.rank
 
-        class Merge(_Merge):
-            number = rank
-
+        class Merge(_merge.Merge):
             def check(self, path: str, *, strict: bool, dropped: list[str]) -> None:
                 # Other ranks may have what this one has not.
                 load._left, self.unexpected = self.unexpected, []
                 super().check(path, strict=strict, dropped=dropped)
                 self.unexpected = [] if strict else load._left
 
+        Merge.rank = rank
         report: LoadReport | None = None
         error: BaseException | None = None
         settings = settings if self._needs is None else self._needs.room.config
@@ -322,6 +333,7 @@ class _Load:
                 ready=self._ready,
                 fetch=self._fetching(checkpoint),
                 kind=Merge,
+                parts=parts,
             )
         except BaseException as caught:
             error = caught
@@ -383,26 +395,3 @@ def _together() -> Iterator[None]:
         yield
     except BaseException as error:
         raise _TogetherError(error) from None
-
-
-class _Merge(_merge.Merge):
-    """Fills a `PerRank` with the value of the rank of the same number."""
-
-    number = 0
-
-    def merge(self, target: Any, node: Any, path: Path) -> _merge.Make | None:
-        """Plan the changes; see the base class."""
-        if type(target) is not PerRank:
-            return super().merge(target, node, path)
-        key = str(self.number)
-        if not isinstance(node, dict) or key not in node:
-            ranks = len(node) if isinstance(node, dict) else 0
-            self.mismatched.append(
-                f"{flat_name(path)} is a PerRank here, and the checkpoint has no value of rank "
-                f"{key}: it has those of {ranks} ranks"
-            )
-            return None
-        make = super().merge(target.value, node[key], (*path, key))
-        if make is not None:
-            self.assigns.append((lambda value: setattr(target, "value", value), make))
-        return None

@@ -10,14 +10,12 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.checkpoint.stateful import Stateful
-
 from ringstow._alone import Attempt
 from ringstow._arguments import object_url
 from ringstow._config import with_tiers
 from ringstow._errors import InvalidStateError
 from ringstow.dcp import _paths, _ranks
-from ringstow.dcp._together import agree, each, gathered
+from ringstow.dcp._together import agree, gathered
 from ringstow.distributed._load import load_into
 from ringstow.distributed._save import save, save_async
 
@@ -69,15 +67,13 @@ class Ranks(_ranks.Ranks):
         }
 
     def _save(self, state: dict[Any, Any], path: str) -> SaveReport:
-        states = each(lambda: _states(state), self._group)
-        return save(states, path, **self._noted)
+        return save(state, path, **self._noted)
 
     def _start(self, state: dict[Any, Any], path: str) -> RanksHandle:
-        states = each(lambda: _states(state), self._group)
         handle: RanksHandle | None = None
         failure: BaseException | None = None
         try:
-            handle = save_async(states, path, staging=self._staging, **self._noted)
+            handle = save_async(state, path, staging=self._staging, **self._noted)
         except BaseException as error:  # Ctrl-C, too: the others must not wait for this rank
             failure = error
         try:
@@ -96,7 +92,13 @@ class Ranks(_ranks.Ranks):
             return super().load(found, into, tiers)
         error: BaseException | None = None
         try:
-            self._load(found, into, tiers)
+            load_into(
+                into,
+                found.path,
+                group=self._given,
+                config=with_tiers(self._config, tiers),
+                allow_pickle=self._allow_pickle,
+            )
         except BaseException as caught:  # Ctrl-C, too: the others must not wait for this rank
             error = caught
         return self._attempt(found.path, into, error)
@@ -105,25 +107,3 @@ class Ranks(_ranks.Ranks):
         """Whether the ranks load it without DCP's planner."""
         manifest = os.path.join(path, _paths.MANIFEST)
         return object_url(path) is not None or self.first(lambda: os.path.exists(manifest))
-
-    def _load(self, found: Step, into: dict[Any, Any], tiers: Sequence[str]) -> None:
-        states = each(lambda: _states(into), self._group)
-        load_into(
-            states,
-            found.path,
-            group=self._given,
-            config=with_tiers(self._config, tiers),
-            allow_pickle=self._allow_pickle,
-        )
-        for key, value in into.items():
-            if isinstance(value, Stateful):
-                value.load_state_dict(states[key])
-            else:
-                into[key] = states[key]
-
-
-def _states(state: Any) -> Any:
-    """Return the state with the state dicts of the objects that have one, as DCP saves them."""
-    if type(state) is not dict:
-        return state
-    return {k: v.state_dict() if isinstance(v, Stateful) else v for k, v in state.items()}

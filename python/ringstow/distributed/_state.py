@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import json
 from collections.abc import Callable
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringstow import _native
 from ringstow._errors import InvalidStateError
-from ringstow.tensors import _cuda, _shards, _torch
+from ringstow._stateful._parts import OtherState, Parts, rank_key
+from ringstow._stateful._per_rank import PerRank
+from ringstow.tensors import _cuda, _numpy, _shards, _torch
 from ringstow.tensors._memory import Memory, in_elements
 from ringstow.tree import _encode
 from ringstow.tree._walk import Path, describe, flat_name
@@ -17,25 +20,8 @@ from ringstow.tree._walk import Path, describe, flat_name
 if TYPE_CHECKING:
     import torch
 
-
-class PerRank:
-    """A value of which each rank has one of its own, such as the state of its random numbers.
-
-    ::
-
-        state = {"model": model, "rng": PerRank(torch.get_rng_state())}
-
-    The checkpoint holds those of all ranks, by rank. A load puts this rank's into ``value``.
-
-    Attributes:
-        value: this rank's.
-    """
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __repr__(self) -> str:
-        return f"PerRank({self.value!r})"
+# The largest state of an object of which each rank saves its own if they differ.
+OWN_BYTES = 64 << 10
 
 
 class State(NamedTuple):
@@ -43,7 +29,10 @@ class State(NamedTuple):
 
     tensors: _native.Tensors
     tree: str
-    """JSON. A `PerRank` is ``{"$rank":"rng"}`` in it, which `own` has by that name."""
+    """JSON. A `PerRank` is ``{"$rank":"position"}`` in it, which `own` has by that name.
+
+    An object of which each rank may have another state is ``{"$each":"loader"}``.
+    """
     own: dict[str, str]
     """The JSON of this rank's own values."""
     meshes: dict[str, tuple[int, ...]]
@@ -71,19 +60,53 @@ def encode(state: object, rank: int, *, allow_pickle: bool) -> State:
         nbytes = local.numel() * local.element_size()
         return Memory(found[0], found[1], None, found[2], nbytes, local)
 
+    parts = Parts(state)
+
     def special(value: Any, path: Path, tensors: _native.Tensors) -> str | None:
         if _shards.is_sharded(value):
             name, ranks = _add_sharded(value, path, tensors, memory_of)
             if ranks is not None and len(ranks) < world:
                 meshes[name] = ranks
-            return f'{{"$tensor":{json.dumps(name, ensure_ascii=False)}}}'
+            return _tagged("$tensor", name)
         if type(value) is PerRank:
-            return _add_own(value.value, path, rank, tensors, own, allow_pickle=allow_pickle)
-        return None
+            found, key, tag = value.value, str(rank), "$rank"
+        else:
+            part = parts.of(value)
+            if not isinstance(part, OtherState):
+                return None
+            if not (part.is_per_rank or (world > 1 and _is_small(part.state))):
+                return None
+            found, key, tag = part.state, rank_key(rank), "$each"
+        encoded = functools.partial(
+            _encode.encode, allow_pickle=allow_pickle, stand_in=parts.stand_in
+        )
+        return _tagged(tag, _add_own(found, (*path, key), encoded, tensors, own))
 
     with torch.no_grad():
-        encoded = _encode.encode(state, allow_pickle=allow_pickle, special=special)
+        encoded = _encode.encode(
+            state, allow_pickle=allow_pickle, special=special, stand_in=parts.stand_in
+        )
     return State(encoded.tensors, encoded.tree, own, meshes)
+
+
+def _tagged(tag: str, name: str) -> str:
+    return f'{{"{tag}":{json.dumps(name, ensure_ascii=False)}}}'
+
+
+def _is_small(state: Any) -> bool:
+    """Return whether each rank may save a state of its own: no large tensor, and no sharded one."""
+    total, open_ = 0, [state]
+    while open_:
+        value = open_.pop()
+        if _shards.is_sharded(value):
+            return False
+        if _torch.is_tensor(value) or _numpy.is_array(value):
+            total += value.nbytes
+        elif type(value) in (dict, collections.OrderedDict):
+            open_ += value.values()
+        elif type(value) in (list, tuple):
+            open_ += value
+    return total <= OWN_BYTES
 
 
 def _add_sharded(
@@ -105,21 +128,22 @@ def _add_sharded(
 def _add_own(
     value: Any,
     path: Path,
-    rank: int,
+    encode: Callable[[object], _encode.Encoded],
     tensors: _native.Tensors,
     own: dict[str, str],
-    *,
-    allow_pickle: bool,
 ) -> str:
-    """Add a value of this rank's alone; its tensors have the rank in their names."""
-    key = describe(path)
-    steps = [*map(str, path), str(rank)]
-    if any(type(step) not in (str, int) or str(step).startswith("$") for step in path):
-        raise InvalidStateError(f"{key}: a PerRank must be below keys of text without a $")
+    """Add a value of this rank's alone, at a path that ends with the rank; return its name."""
+    *above, _ = path
+    key = describe(tuple(above))
+    if any(type(step) not in (str, int) or str(step).startswith("$") for step in above):
+        raise InvalidStateError(
+            f"{key}: what each rank has of its own must be below keys of text without a $"
+        )
+    steps = [*map(str, path)]
     nested = value
     for step in reversed(steps):
         nested = {step: nested}
-    encoded = _encode.encode(nested, allow_pickle=allow_pickle)
+    encoded = encode(nested)
     for number in range(len(encoded.tensors)):
         name, stored = encoded.tensors[number]
         memory = Memory(*stored)  # type: ignore[arg-type]  # nothing is lazy here
@@ -129,8 +153,10 @@ def _add_own(
     tree = json.loads(encoded.tree)
     for step in steps:
         tree = tree[step]
-    name = flat_name(path)
+    name = flat_name(tuple(above))
     if name in own:
-        raise InvalidStateError(f"{key}: the state has two PerRanks named {name!r}; rename one")
+        raise InvalidStateError(
+            f"{key}: the state has two values of each rank named {name!r}; rename one"
+        )
     own[name] = json.dumps(tree, ensure_ascii=False, separators=(",", ":"))
-    return f'{{"$rank":{json.dumps(name, ensure_ascii=False)}}}'
+    return name

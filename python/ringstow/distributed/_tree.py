@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ringstow._errors import InvalidStateError
+from ringstow._stateful._optimizers import PARAMS
+from ringstow._stateful._parts import rank_key
 
 Json = Any
 
 _TENSORS = {"$tensor", "$ndarray"}
-_RANK = "$rank"
+# What each rank has of its own: a `PerRank`, and an object of which ranks may have other states.
+_RANK, _EACH = "$rank", "$each"
 # Their items may be a list of pairs without a $dict around it.
 _DICTS = {"$odict", "$defaultdict"}
 
@@ -34,17 +37,20 @@ def merged(trees: Sequence[str], own: Sequence[Mapping[str, str]]) -> str:
             whole = _both(whole, json.loads(other), "")
         first = json.dumps(whole, ensure_ascii=False, separators=(",", ":"))
     for name in {name: None for values in own for name in values}:
-        here = json.dumps({_RANK: name}, ensure_ascii=False, separators=(",", ":"))
-        ranks = ",".join(
-            f'"{rank}":{values[name]}' for rank, values in enumerate(own) if name in values
-        )
-        first = first.replace(here, f"{{{ranks}}}")
+        known = {rank: values[name] for rank, values in enumerate(own) if name in values}
+        for tag, key in (_RANK, str), (_EACH, rank_key):
+            here = json.dumps({tag: name}, ensure_ascii=False, separators=(",", ":"))
+            ranks = ",".join(f'"{key(rank)}":{value}' for rank, value in known.items())
+            is_one = tag == _EACH and len(known) == len(own) > 1 and len({*known.values()}) == 1
+            first = first.replace(here, known[0] if is_one else f"{{{ranks}}}")
     return first
 
 
 def _both(node: Json, other: Json, name: str) -> Json:
     """Return a node with what only another rank's node has."""
     if isinstance(node, list) and isinstance(other, list):
+        if name.endswith(f".{PARAMS}") and all(isinstance(key, str) for key in (*node, *other)):
+            return [*dict.fromkeys((*node, *other))]  # each stage of a pipeline has its own
         if any(map(_has_tensors, other[len(node) :])):
             raise _clash(name)
         pairs = enumerate(zip(node, other, strict=False))
@@ -54,11 +60,11 @@ def _both(node: Json, other: Json, name: str) -> Json:
         return _joined(items, others, name)
     tags, other_tags = _tags(node), _tags(other)
     common = tags & other_tags
-    if (tags & _TENSORS and other_tags & _TENSORS) or _RANK in common:
+    if (tags & _TENSORS and other_tags & _TENSORS) or common & {_RANK, _EACH}:
         return node
     if common & _DICTS or (common and tags == other_tags):
         return {**other, **node} | {tag: _inner(tag, node, other, name) for tag in common}
-    if others or _RANK in tags or _has_tensors(other):
+    if others or tags & {_RANK, _EACH} or _has_tensors(other):
         raise _clash(name)
     return node
 
@@ -107,7 +113,7 @@ def _has_tensors(node: Json) -> bool:
         return any(map(_has_tensors, node))
     if not isinstance(node, dict):
         return False
-    return bool(node.keys() & {*_TENSORS, _RANK}) or any(map(_has_tensors, node.values()))
+    return bool(node.keys() & {*_TENSORS, _RANK, _EACH}) or any(map(_has_tensors, node.values()))
 
 
 def _below(name: str, key: Json) -> str:

@@ -39,6 +39,8 @@ a tuple of (name, item), which is written as an object.
 
 Special = Callable[[Any, Path, _native.Tensors], "str | None"]
 """Adds the tensors of a value at a path, and returns its JSON; None for a value like any other."""
+StandIn = Callable[[Any, Path], Any]
+"""Returns what is saved in place of a value at a path, such as an object's state; or the value."""
 
 _NOT_UNICODE = "which is not valid Unicode (a lone surrogate)"
 # safetensors keeps this name in a shard's header for itself.
@@ -62,6 +64,7 @@ def encode(
     refusals: Refusals | None = None,
     fast: bool = True,
     special: Special | None = None,
+    stand_in: StandIn | None = None,
 ) -> Encoded:
     """Encode a state dict; every value but the tensors' elements is copied now.
 
@@ -73,6 +76,7 @@ def encode(
         fast: look at the usual tensors natively. Without it the owner of each tensor's memory is a
             tensor of that dtype and shape.
         special: encodes what the caller knows and this module does not.
+        stand_in: what the caller saves in place of a value that this module does not know.
 
     Raises:
         InvalidStateError: values that can't be saved; names the key and type of each, and what to
@@ -86,6 +90,7 @@ def encode(
     tensors = _native.Tensors(RESERVED_NAMES)
     others = _Others(tensors, allow_pickle, Refusals() if refusals is None else refusals)
     others.special = special
+    others.stand_in = stand_in
     if not fast:
         others.exchange = None
     tree = ""
@@ -108,6 +113,7 @@ class _Others:
         self.describe = describe
         self.refusals = refusals
         self.special: Special | None = None
+        self.stand_in: StandIn | None = None
         self._tensors = tensors
         self._allow_pickle = allow_pickle
 
@@ -118,7 +124,10 @@ class _Others:
         """
         try:
             known = None if self.special is None else self.special(value, path, self._tensors)
-            return self._value(value, path) if known is None else known
+            if known is not None:
+                return known
+            stand_in = value if self.stand_in is None else self.stand_in(value, path)
+            return self._value(value, path) if stand_in is value else self._stand_in(stand_in, path)
         except Refused as refused:
             key = describe(path)
             self.refusals.add_value(key, value, refused, pickled=self._allow_pickle)
@@ -134,6 +143,14 @@ class _Others:
         """Note a key of the dict at a path that cannot be one."""
         if _holds_tensor(key):
             self.refuse(f"{describe(path)} has a tensor as a key, or in one")
+
+    def _stand_in(self, value: Any, path: Path) -> str | Parts:
+        """Return what `value` does, of a value of any type: also of what `_native.encode` knows."""
+        if type(value) is dict:
+            return _of_dict(value)
+        if type(value) in (list, tuple):
+            return (list(value),) if type(value) is list else ('{"$tuple":', list(value), "}")
+        return self._value(value, path)
 
     def _value(self, value: Any, path: Path) -> str | Parts:
         try:
@@ -216,9 +233,7 @@ class _Others:
         """
         kind = type(value)
         if kind is Salvaged:
-            # As `_native.encode` writes a dict.
-            plain = all(type(key) is str and not key.startswith("$") for key in value)
-            return (dict(value),) if plain else ('{"$dict":', dict(value), "}")
+            return _of_dict(dict(value))
         if kind is collections.OrderedDict:
             return self._ordered_dict(value, path)
         if kind is collections.Counter and _is_plain(value):
@@ -266,6 +281,12 @@ class _Others:
     def _store(self, memory: Memory | LazyMemory, wanted: str) -> str:
         """Note the tensor, unless the same memory was met before; returns its name."""
         return self._tensors.add(wanted, memory)
+
+
+def _of_dict(value: dict[Any, Any]) -> Parts:
+    """Return the parts of a dict, as `_native.encode` writes one."""
+    plain = all(type(key) is str and not key.startswith("$") for key in value)
+    return (value,) if plain else ('{"$dict":', value, "}")
 
 
 def _is_plain(counter: collections.Counter[Any]) -> bool:

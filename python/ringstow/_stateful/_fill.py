@@ -1,0 +1,278 @@
+"""How a load fills an optimizer's state: that of a new one, too, which has no tensors yet.
+
+A new tensor is like its parameter: each rank gets its own shards of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ringstow._errors import InvalidStateError
+from ringstow._stateful._modules import ModuleState
+from ringstow._stateful._optimizers import (
+    GROUPS,
+    PARAMS,
+    STATE,
+    OptimizerState,
+    is_optimizer_state,
+)
+from ringstow._stateful._parts import Parts
+from ringstow.tensors import _shards, _torch
+from ringstow.tensors._optional import imported
+from ringstow.tree._walk import Leaf, Path, describe, flat_name
+
+if TYPE_CHECKING:
+    from ringstow.tensors._memory import Stored
+    from ringstow.tree._build import Contents
+
+Like = Callable[[Any, "Stored", str], Any]
+"""Returns a new tensor for a parameter of this key; None where any memory serves."""
+
+
+class Merge(Protocol):
+    """What plans the changes of a state; see `ringstow._merge.Merge`."""
+
+    contents: Contents
+    missing: list[str]
+    unexpected: list[str]
+    mismatched: list[str]
+    assigns: list[Any]
+
+    def merge(self, target: Any, node: Any, path: Path) -> Any:
+        """Plan the changes that make a target equal to a node."""
+
+    def replace(self, holder: dict[Any, Any], key: Any, node: Any, path: Path) -> None:
+        """Plan to put the value of a node into a dict."""
+
+    def is_damaged(self, node: Any) -> bool:
+        """Return whether a part of a skeleton holds a damaged tensor."""
+
+
+def differs(here: dict[Any, Any], node: Any) -> bool:
+    """Return whether a state dict and a skeleton are an optimizer's, with states of others."""
+    if not (is_optimizer_state(here) and is_optimizer_state(node)):
+        return False
+    return bool(here[STATE].keys() != node[STATE].keys())
+
+
+def optimizer(
+    merge: Merge, here: dict[str, Any], node: dict[str, Any], path: Path, like: Like, *, new: bool
+) -> dict[str, Any]:
+    """Plan to make an optimizer's state dict that of the checkpoint.
+
+    Args:
+        merge: where the changes and the mismatches go.
+        here: the state dict.
+        node: its skeleton.
+        path: where both are.
+        like: makes tensors of states that are not here yet.
+        new: make a new state dict, which has what the checkpoint has; else change this one.
+
+    Returns:
+        The state dict that will be filled.
+    """
+    pairs, groups = _paired(merge, here, node, path)
+    made = {**here, STATE: {}, GROUPS: [dict(one) for one in here[GROUPS]]} if new else here
+    for key, there in pairs.items():
+        _state(merge, (here[STATE], made[STATE]), key, _of(node[STATE], there), path, like)
+    for number, (group, saved) in enumerate(zip(made[GROUPS], groups, strict=True)):
+        _group(merge, group, saved, (*path, GROUPS, number))
+    return made
+
+
+def _paired(
+    merge: Merge, here: dict[str, Any], node: dict[str, Any], path: Path
+) -> tuple[dict[Any, Any], list[dict[str, Any]]]:
+    """Pair parameters, by name if both have names, else by position; note what has no partner.
+
+    Returns:
+        The keys in the checkpoint by those here, and for each group here the one in the checkpoint.
+    """
+    keys = [key for group in here[GROUPS] for key in group[PARAMS]]
+    saved = {key: group for group in node[GROUPS] for key in group[PARAMS]}
+    if all(type(key) is str for key in (*keys, *saved)):
+        pairs = {key: key for key in keys if key in saved}
+        merge.unexpected += [
+            flat_name((*path, STATE, key, name))
+            for key in saved.keys() - pairs.keys()
+            for name in _of(node[STATE], key) or ()
+        ]
+        if node[STATE]:
+            merge.missing += [flat_name((*path, STATE, key)) for key in keys if key not in pairs]
+    elif len(keys) == len(saved):
+        pairs = dict(zip(keys, saved, strict=True))
+    else:
+        pairs = {}
+        name = flat_name(path)
+        merge.mismatched.append(
+            f"{name} is for {len(keys)} parameters here and for {len(saved)} in the checkpoint, "
+            "which does not know their names"
+        )
+    groups = []
+    for number, group in enumerate(here[GROUPS]):
+        found = next((saved[pairs[key]] for key in group[PARAMS] if key in pairs), None)
+        if found is None:
+            found = node[GROUPS][number] if number < len(node[GROUPS]) else {}
+        groups.append(found)
+    return pairs, groups
+
+
+def _of(states: dict[Any, Any], key: Any) -> dict[str, Any] | None:
+    """Return the state of a parameter; its number may be text, as DCP writes it."""
+    found: dict[str, Any] | None = states.get(key, states.get(str(key)))
+    return found
+
+
+def _state(
+    merge: Merge,
+    states: tuple[dict[Any, Any], dict[Any, Any]],
+    key: Any,
+    node: dict[str, Any] | None,
+    path: Path,
+    like: Like,
+) -> None:
+    """Plan the state of one parameter: from the states here to those that will be filled."""
+    here, made = states
+    own = here.get(key)
+    at = (*path, STATE, key)
+    if here is made and own is not None:
+        merge.merge(own, {} if node is None else node, at)
+        return
+    if node is None or merge.is_damaged(node):
+        return
+    new: dict[str, Any] = dict.fromkeys(node)  # in the order of the checkpoint
+    for name, child in node.items():
+        stored = None
+        if isinstance(child, Leaf) and child.tag == "$tensor":
+            stored = merge.contents.stored(child, (*at, name))
+        tensor = None
+        if own is not None and _torch.is_tensor(own.get(name)):
+            tensor = own[name]
+        elif stored is not None:
+            tensor = like(key, stored, describe((*at, name)))
+        if tensor is None:
+            merge.replace(new, name, child, at)
+        else:
+            new[name] = tensor
+            merge.merge(tensor, child, (*at, name))
+    if here is made:
+        merge.assigns.append((functools.partial(made.__setitem__, key), lambda _: new))
+    else:
+        made[key] = new
+
+
+def _group(merge: Merge, group: dict[str, Any], saved: dict[str, Any], path: Path) -> None:
+    """Plan a group's options: the checkpoint's, and those that only this one has."""
+    for name, child in saved.items():
+        if name in (PARAMS, "param_names"):
+            continue
+        is_tensor = isinstance(child, Leaf) and child.tag == "$tensor"
+        if is_tensor and _torch.is_tensor(group.get(name)):
+            merge.merge(group[name], child, (*path, name))
+        else:
+            merge.replace(group, name, child, path)
+
+
+def like_of(part: OptimizerState) -> Like:
+    """Return what makes new tensors for the parameters of an optimizer that is in the state."""
+    shards = part.shards()
+    return lambda key, stored, where: _new_like(shards.get(key), stored, where)
+
+
+def _new_like(tensor: Any, stored: Stored, key: str) -> Any:
+    """Return a new tensor of a stored dtype and shape, where and how a parameter is.
+
+    Returns:
+        None where the parameter does not tell: any memory serves.
+    """
+    if tensor is None:
+        return None
+    torch = imported("torch")
+    dtype = _torch.dtype_of(stored.dtype, key)
+    with torch.no_grad():
+        if tuple(tensor.shape) == stored.shape:
+            return torch.empty_like(tensor, dtype=dtype)
+        if not stored.shape or type(tensor).__name__ != "DTensor":
+            return None
+        # Such as a factor of the second moment: each rank has all of it.
+        from torch.distributed.tensor import DTensor, Replicate
+
+        mesh = tensor.device_mesh
+        local = torch.empty(stored.shape, dtype=dtype, device=tensor.to_local().device)
+        return DTensor.from_local(local, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
+class Layouts:
+    """Which shards this rank has of the parameters that an optimizer's state dict numbers or names.
+
+    Such a dict knows no parameter: they are those of the same names in the state beside it, or
+    those of the optimizer that has made it.
+    """
+
+    def __init__(self, state: dict[Any, Any], parts: Parts) -> None:
+        self._state = state
+        self._parts = parts
+
+    @functools.cached_property
+    def _named(self) -> dict[object, Any]:
+        """The sharded tensors of the state by their last key; empty where nothing is sharded."""
+        return {
+            name: one for name, one in _tensors(self._state, self._parts) if _shards.is_sharded(one)
+        }
+
+    @functools.cached_property
+    def _optimizers(self) -> list[list[list[Any]]]:
+        """The groups of parameters of all optimizers of this process."""
+        kind = imported("torch").optim.Optimizer
+        found = [one for one in gc.get_objects() if issubclass(type(one), kind)]
+        return [[list(group[PARAMS]) for group in one.param_groups] for one in found]
+
+    def of(self, state: dict[str, Any]) -> Like:
+        """Return what makes new tensors for the parameters of an optimizer's state dict."""
+        return functools.partial(self._like, [group[PARAMS] for group in state[GROUPS]])
+
+    def _like(self, groups: list[list[Any]], key: Any, stored: Stored, where: str) -> Any:
+        """Return a new tensor for the parameter of a key, which is in one of the groups.
+
+        Raises:
+            InvalidStateError: it is not clear which optimizer has made the state dict.
+        """
+        if not self._named or not stored.shape:
+            return None
+        if key in self._named:
+            return _new_like(self._named[key], stored, where)
+        at = [one for group in groups for one in group].index(key)
+        sizes = [len(group) for group in groups]
+        alike = [
+            [one for group in parameters for one in group][at]
+            for parameters in self._optimizers
+            if [len(group) for group in parameters] == sizes
+        ]
+        if len({_layout(one) for one in alike}) != 1:
+            raise InvalidStateError(
+                f"{where}: it is not clear which shards of it this rank needs, since no optimizer "
+                "or several may have made this state dict: put the optimizer itself into the state"
+            )
+        return _new_like(alike[0], stored, where)
+
+
+def _layout(tensor: Any) -> object:
+    if _shards.is_sharded(tensor) or hasattr(tensor, "placements"):
+        return (tensor.device_mesh, tensor.placements)
+    return None
+
+
+def _tensors(value: Any, parts: Parts, name: object = "") -> Iterator[tuple[object, Any]]:
+    """Yield the last key and value of each tensor in a state, other than those of optimizers."""
+    part = parts.of(value)
+    if isinstance(part, ModuleState):
+        value = part.state
+    if isinstance(value, dict):
+        if not is_optimizer_state(value):
+            for key, item in value.items():
+                yield from _tensors(item, parts, key)
+    elif _shards.is_sharded(value) or _torch.is_tensor(value):
+        yield name, value

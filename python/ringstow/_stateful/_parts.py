@@ -1,0 +1,108 @@
+"""The objects of one state, each with its own state, taken once for a save or a load."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from ringstow._stateful._kinds import found_in, is_module, is_optimizer
+from ringstow._stateful._modules import ModuleState
+from ringstow._stateful._optimizers import Modules, OptimizerState
+from ringstow._stateful._per_rank import PerRank
+from ringstow.tensors import _shards
+from ringstow.tree._walk import Path, describe
+
+
+class OtherState:
+    """The state of an object that is neither a module nor an optimizer: a scheduler, a loader."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self.state: Any = value.state_dict()
+
+    @property
+    def is_per_rank(self) -> bool:
+        """Whether each rank has a state of its own, whatever the ranks' states are."""
+        return bool(getattr(type(self._value), "is_per_rank", False))
+
+    def load(self) -> None:
+        """Hand the object its state, which has been filled."""
+        self._value.load_state_dict(self.state)
+
+
+Part = ModuleState | OptimizerState | OtherState
+
+
+class Parts:
+    """The objects of a state, by the ``id`` of each."""
+
+    def __init__(self, state: object) -> None:
+        """Take the states of all objects; FSDP1's ranks communicate.
+
+        Raises:
+            Exception: what an object's ``state_dict`` raises, with the object's key as a note.
+        """
+        found = list(found_in(state))
+        self._parts: dict[int, Part] = {}
+        self._kept = [value for _, value in found]  # an id is free once its object is gone
+        modules = Modules((path, value) for path, value in found if is_module(value))
+        for path, value in found:
+            if id(value) not in self._parts:
+                try:
+                    self._parts[id(value)] = _taken(value, modules)
+                except Exception as error:
+                    error.add_note(f"raised by state_dict() of {describe(path)}")
+                    raise
+
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
+    def of(self, value: object) -> Part | None:
+        """Return the part of an object; None for any other value."""
+        return self._parts.get(id(value)) if self._parts else None
+
+    def stand_in(self, value: Any, path: Path) -> Any:
+        """Return what one process saves for a value: an object's state, its part of ranks' values.
+
+        A sharded tensor is whole where one process has all of it. Any other value is returned.
+        """
+        part = self.of(value)
+        if part is not None:
+            per_rank = isinstance(part, OtherState) and part.is_per_rank
+            return {rank_key(0): part.state} if per_rank else part.state
+        if type(value) is PerRank:
+            return {"0": value.value}
+        if _shards.is_sharded(value):
+            shape, pieces, _ = _shards.sharded(value, functools.partial(describe, path))
+            is_whole = len(pieces) == 1 and tuple(pieces[0].local.shape) == shape
+            if is_whole and pieces[0].replica == (0, 1):
+                return pieces[0].local
+        return value
+
+
+def _taken(value: Any, modules: Modules) -> Part:
+    if is_module(value):
+        return ModuleState(value)
+    if is_optimizer(value):
+        return OptimizerState(value, modules)
+    return OtherState(value)
+
+
+def rank_key(rank: int) -> str:
+    """Return the key of a rank's state of an object, where the ranks' states differ."""
+    return f"rank {rank}"
+
+
+def of_rank(node: Any, rank: int) -> tuple[bool, Any]:
+    """Return whether a checkpoint has a state for each rank, and that of one; None if it lacks it.
+
+    Any other node is returned as it is.
+    """
+    is_apart = (
+        isinstance(node, dict)
+        and bool(node)
+        and all(
+            type(key) is str and key.startswith("rank ") and key[5:].isdecimal() for key in node
+        )
+    )
+    return (True, node.get(rank_key(rank))) if is_apart else (False, node)
