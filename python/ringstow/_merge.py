@@ -19,7 +19,7 @@ from ringstow._stateful import _fill
 from ringstow._stateful._kinds import is_stateful
 from ringstow._stateful._modules import ModuleState
 from ringstow._stateful._optimizers import OptimizerState, is_optimizer_state
-from ringstow._stateful._parts import Part, Parts, of_rank
+from ringstow._stateful._parts import OtherState, Part, Parts, are_alike, of_rank, rank_key
 from ringstow._stateful._per_rank import PerRank
 from ringstow._ties import Fill
 from ringstow.foreign import Foreign
@@ -176,17 +176,32 @@ class Merge:
                 self.merge(state, node, path)
             self.loads.append((1, path, functools.partial(part.load, state)))
         else:
-            is_apart, own = of_rank(node, self.rank)
-            if is_apart and own is None:
-                self.kept.append(f"{flat_name(path)} ({len(node)} ranks)")
+            self._other(part, node, path)
+
+    def _other(self, part: OtherState, node: Any, path: Path) -> None:
+        """Plan what the state of an object becomes that is neither a module nor an optimizer."""
+        is_apart, own = of_rank(node, self.rank)
+        load = (2, path, part.load)
+        if _holds(part.state, _shards.is_sharded):
+            self.merge(part.state, own, path)
+            self.loads.append(load)
+            return
+        wanted = node if own is None and is_apart else own
+        if self.is_damaged(wanted):
+            return
+
+        def take(value: Any) -> None:
+            if wanted is not node or not is_apart:
+                part.state = value
+            elif part.is_per_rank or not are_alike([*value.values()]):
+                self.kept.append(f"{flat_name(path)} (saved by {len(value)} ranks)")
                 return
-            if _holds(part.state, _shards.is_sharded):
-                self.merge(part.state, own, path)
-            elif not self.is_damaged(own):
-                self.survey.add(own, path)
-                assign = functools.partial(setattr, part, "state")
-                self.assigns.append((assign, lambda builder: builder.value(own, path)))
-            self.loads.append((2, path, part.load))
+            else:
+                part.state = value[rank_key(0)]
+            self.loads.append(load)
+
+        self.survey.add(wanted, path)
+        self.assigns.append((take, lambda builder: builder.value(wanted, path)))
 
     def _per_rank(self, target: PerRank, node: Any, path: Path) -> None:
         """Fill it with the value of the rank of the same number."""
@@ -366,7 +381,7 @@ class Merge:
                 raise
         if self.kept:
             _log.warning(
-                "%s has states of other ranks only, so rank %d keeps its own: %s",
+                "%s has states of other ranks, and they differ, so rank %d keeps its own: %s",
                 path,
                 self.rank,
                 ", ".join(self.kept),

@@ -9,7 +9,7 @@ from ringstow._stateful._kinds import found_in, is_module, is_optimizer
 from ringstow._stateful._modules import ModuleState
 from ringstow._stateful._optimizers import Modules, OptimizerState
 from ringstow._stateful._per_rank import PerRank
-from ringstow.tensors import _shards
+from ringstow.tensors import _numpy, _shards, _torch
 from ringstow.tree._walk import Path, describe
 
 
@@ -106,3 +106,22 @@ def of_rank(node: Any, rank: int) -> tuple[bool, Any]:
         )
     )
     return (True, node.get(rank_key(rank))) if is_apart else (False, node)
+
+
+def are_alike(values: list[Any]) -> bool:
+    """Return whether values are equal, their tensors and arrays included."""
+    first, *others = values
+    return all(_is_like(first, other) for other in others)
+
+
+def _is_like(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_is_like(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_is_like, one, other))
+    if _torch.is_tensor(one) or _numpy.is_array(one):
+        same = one.dtype == other.dtype and one.shape == other.shape
+        return bool(same and (one == other).all())
+    return bool(one == other)

@@ -126,7 +126,7 @@ def two_of_one_name(rank, path):
 
 def test_two_values_of_each_rank_of_one_name_are_refused(ranks, tmp_path):
     for said in ranks(2).run(two_of_one_name, tmp_path / "a"):
-        assert ["two PerRanks named" in text for _, text in said] == [True, True]
+        assert ["two values of each rank named" in text for _, text in said] == [True, True]
 
 
 def test_a_rank_of_another_number_has_another_box():
