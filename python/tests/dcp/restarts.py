@@ -34,7 +34,7 @@ ONLY = os.environ.get("RESTARTS_ONLY", "")  # "tp-": the cases with that in thei
 WIDTH, BATCH = 12, 8
 ONE_PROCESS = ["plain", "compiled", "checkpointed"]
 KINDS = ["ddp", "fsdp1", "fsdp1-flat", "fsdp2", "tp", "hsdp", "pipeline"]
-OPTIMIZERS = ["adamw", "sgd", "momentum", "adam-groups"]
+OPTIMIZERS = os.environ.get("RESTARTS_OPTIMIZERS", "adamw sgd momentum adam-groups").split()
 FORMS = ["objects", "dicts"]
 
 
@@ -215,8 +215,8 @@ def resume(root, rank, ranks, saved, same):
     for kind, optimizer, form in cases(ranks):
         source = kind
         if not os.path.exists(f"{root}/{kind}-{optimizer}-{form}"):
-            if form == "dicts":
-                continue  # its names have the wrappers' steps
+            if form == "dicts" or kind in ("pipeline", "fsdp1-flat"):
+                continue  # names have the wrappers' steps; other steps, and one group, there
             source = "plain" if saved == 0 else "fsdp2"
         case = f"{source}-{optimizer}-{form}"
         try:
@@ -231,7 +231,8 @@ def resume(root, rank, ranks, saved, same):
                 again.take(state)
                 for number in range(restored.step + 1, END):
                     again.step(number)
-                manager.save(END, again.state())
+                if source == kind:
+                    manager.save(END, again.state())
             pairs = list(zip(whole.values(), again.values(), strict=True))
             for one, other in pairs:
                 if same and source == kind:

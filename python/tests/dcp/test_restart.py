@@ -1,0 +1,66 @@
+"""A training that was killed restarts in fresh processes, on any number of ranks.
+
+`restarts` is its program. All 9 pairs of ranks and all optimizers: RINGSTOW_RESTARTS=all.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+HERE = pathlib.Path(__file__).parent
+EVERY = os.environ.get("RINGSTOW_RESTARTS") == "all"
+# 0 is one process without a process group.
+PAIRS = [(2, 2), (2, 4), (4, 1), (0, 2), (2, 0)]
+if EVERY:
+    PAIRS = [(saved, ranks) for saved in (0, 1, 2, 4) for ranks in (0, 1, 2, 4)]
+OPTIMIZERS = "adamw sgd momentum adam-groups" if EVERY else "adamw adam-groups"
+
+
+def run(root, what, ranks, saved):
+    """Run all ranks in fresh processes; return their exit codes and what they said."""
+    environment = os.environ | {"RESTARTS_OPTIMIZERS": OPTIMIZERS}
+    command = [sys.executable, str(HERE / "restarts.py"), str(root), what]
+    started = [
+        subprocess.Popen(
+            [*command, str(rank), str(ranks), str(saved)],
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for rank in range(max(ranks, 1))
+    ]
+    said = [one.communicate(timeout=500)[0] for one in started]
+    return [one.returncode for one in started], "\n".join(said)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """Return a function that returns the directory of trainings that so many ranks had saved."""
+    made = {}
+
+    def directory(ranks):
+        if ranks not in made:
+            root = tmp_path_factory.mktemp(f"saved-by-{ranks}")
+            codes, said = run(root, "save", ranks, ranks)
+            assert codes == [-signal.SIGKILL] * max(ranks, 1), said
+            made[ranks] = root
+        return made[ranks]
+
+    return directory
+
+
+@pytest.mark.parametrize(("saved", "ranks"), PAIRS)
+def test_a_killed_training_restarts_in_fresh_processes_as_if_it_had_not_been_stopped(
+    killed, tmp_path, saved, ranks
+):
+    shutil.copytree(killed(saved), tmp_path / "runs")
+    codes, said = run(tmp_path / "runs", "resume", ranks, saved)
+    assert codes == [0] * max(ranks, 1), said
