@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
+import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringstow import _boxes, _native, _ties
 from ringstow._boxes import Boxed
 from ringstow._collector import collector_paused
-from ringstow._errors import InvalidStateError
+from ringstow._errors import Error, InvalidStateError, KeyMismatchError
 from ringstow._salvage import find, holds_damage, marked
 from ringstow._ties import Fill
 from ringstow.foreign import Foreign
@@ -28,8 +30,11 @@ from ringstow.tensors._memory import (
 from ringstow.tree import _program
 from ringstow.tree._build import Builder, Contents, Survey
 from ringstow.tree._damaged import DamagedTensor
-from ringstow.tree._remedies import type_name
-from ringstow.tree._select import by_slim, check_match
+from ringstow.tree._encode import encode
+from ringstow.tree._mismatch import LOAD_INTO, Call, Filled, Gap, Mismatch
+from ringstow.tree._remedies import Refusals, Refused, kind_of, remedy, type_name
+from ringstow.tree._rename import Fitting, Rename, below
+from ringstow.tree._select import by_keys, by_prefix
 from ringstow.tree._skeleton import parse
 from ringstow.tree._walk import (
     METADATA,
@@ -47,8 +52,10 @@ if TYPE_CHECKING:
 
     from ringstow._report import LoadReport
 
+_log = logging.getLogger("ringstow")
 _SEQUENCES = (list, tuple, collections.deque)
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
+_PLAIN = (type(None), bool, int, float, str, *_DICTS, *_SEQUENCES, collections.Counter)
 # Builds a value from the bytes that were read.
 Make = Callable[[Builder], Any]
 NamedBox = tuple[str, tuple[int, ...], tuple[int, ...]]
@@ -78,11 +85,11 @@ class Merge:
         """What is filled with only a part of a stored tensor."""
         self.assigns: list[tuple[Callable[[Any], None], Make]] = []
         """Pairs of a function that stores a new value and one that builds it."""
-        self.missing: list[str] = []
-        self.unexpected: list[str] = []
+        self.missing: list[Gap] = []
+        self.unexpected: list[Gap] = []
         self.mismatched: list[str] = []
-        self.needs_cast = False
-        """Whether ``cast=True`` would make some of them fit."""
+        self.differs: set[str] = set()
+        """In what these do: see `Mismatch.kinds`."""
         self._usual = _torch.usual()
         self._address_of = _cuda.finder()
         self.matches: _native.Matches | None = None
@@ -91,13 +98,53 @@ class Merge:
         if exchange is not None and not isinstance(checkpoint, Foreign) and not damaged:
             self.matches = _native.Matches(checkpoint, exchange, self._address_of)
 
-    def check(self, path: str, *, strict: bool, dropped: list[str]) -> None:
-        """Raise a KeyMismatchError that lists all mismatches."""
-        advice = by_slim(self.missing, dropped)
-        if self.needs_cast and not self.cast:
-            advice.append("cast=True converts floating-point elements to the dtype that is here")
-        names = (self.missing, self.unexpected) if strict else ([], [])
-        check_match(path, *names, self.mismatched, *advice)
+    def check(self, found: Mismatch, *, strict: bool) -> None:
+        """Raise a KeyMismatchError that lists all mismatches, or says that nothing would be filled.
+
+        Warns if little would.
+        """
+        if found.different or (strict and (found.missing or found.unexpected)):
+            raise found.error(strict=strict)
+        if found.missing:
+            judge(found, [found.filled()], 0)
+
+    def found(
+        self, path: str, state: object, call: Call, dropped: list[str], below: str
+    ) -> Mismatch:
+        """Return what differs."""
+        return Mismatch(
+            path,
+            state,
+            self.missing,
+            self.unexpected,
+            self.mismatched,
+            self.differs,
+            call,
+            lambda: _leaves(state, ()),
+            self.kind_of,
+            dropped,
+            below,
+        )
+
+    def renamed(self, state: dict[Any, Any], skeleton: dict[Any, Any], rename: Rename) -> Any:
+        """Return a skeleton with the names of the state dict; note what has no place in it."""
+        fitting = Fitting(rename, self._key, self.contents.path)
+        with self.contents.keys():
+            fitted = fitting.fit(state, skeleton)
+        self.unexpected += (gap for at, node in fitting.left for gap in _leaves(node, at))
+        return fitted
+
+    def kind_of(self, value: Any) -> object:
+        """Return the dtype and shape of a tensor here or in the checkpoint, else the type."""
+        if isinstance(value, Leaf) and value.tag in ("$tensor", "$ndarray"):
+            stored = self.contents.stored(value, ())
+            return stored.dtype, tuple(stored.shape)
+        if _torch.is_tensor(value):
+            code = _torch.CODES.get(_torch.dtype_name(value.dtype))
+            return code, in_elements(tuple(value.shape), code or "")
+        if _numpy.is_array(value):
+            return _numpy.code_of_array(value), tuple(value.shape)
+        return type(value)
 
     def merge(self, target: Any, node: Any, path: Path) -> Make | None:
         """Plan the changes that make the target at a path equal to the skeleton's node.
@@ -123,7 +170,12 @@ class Merge:
         elif _program.has_fields(target) and not is_opaque and _holds_tensors(target):
             return self._fields(target, node, path)
         elif is_array and not isinstance(target, DamagedTensor | None):
-            self._differ(path, f"a value ({type_name(target)})", _kind(node))
+            if _has_a_place(target):
+                self._differ(path, f"a value ({type_name(target)})", _kind(node))
+            else:
+                self._refuse(target, node, path)
+        elif not is_opaque and not _has_a_place(target):
+            self._refuse(target, node, path)
         elif not self._is_damaged(node):
             self.survey.add(node, path)
             return lambda builder: builder.value(node, path)
@@ -170,11 +222,11 @@ class Merge:
     def _fits(
         self, stored: Stored, here: tuple[str, tuple[int, ...]], path: Path, *, cast: bool
     ) -> bool:
-        self.needs_cast = self.needs_cast or cast
         there = (stored.dtype, stored.shape)
         if here == there or (cast and self.cast):
             return True
-        self._differ(path, *(f"{dtype} {list(shape)}" for dtype, shape in (here, there)))
+        kind = "size" if here[1] != there[1] else "cast" if cast else "dtype"
+        self._differ(path, *(f"{dtype} {list(shape)}" for dtype, shape in (here, there)), kind=kind)
         return False
 
     def _sharded(self, tensor: Any, node: Any, path: Path) -> None:
@@ -246,13 +298,13 @@ class Merge:
         for step in steps:
             node = saved[step]
             if step not in here:
-                self.unexpected += _names(node, (*path, step))
+                self.unexpected += _leaves(node, (*path, step))
             elif (make := self.merge(here[step], node, (*path, step))) is not None:
                 makes[step] = make
         if not here.keys() <= saved.keys():
             for step, value in here.items():
                 if step not in saved:
-                    self.missing += _names(value, (*path, step))
+                    self.missing += _leaves(value, (*path, step))
         return makes
 
     def displace(self) -> None:
@@ -268,12 +320,42 @@ class Merge:
     def _assign(self, store: Callable[[Any, Any], None], makes: dict[Any, Make]) -> None:
         self.assigns += [(functools.partial(store, step), make) for step, make in makes.items()]
 
-    def _key(self, key: Any, path: Path, others: dict[Any, Any]) -> Any:
+    def _key(self, key: Any, path: Path, others: Container[Any] = ()) -> Any:
         self.survey.add(key, path)
         return rebuild_key(key, path, Builder(self.contents, {}).make, others)
 
-    def _differ(self, path: Path, here: str, there: str) -> None:
+    def _differ(self, path: Path, here: str, there: str, *, kind: str = "kind") -> None:
+        self.differs.add(kind)
         self.mismatched.append(f"{flat_name(path)} is {here} here and {there} in the checkpoint")
+
+    def _refuse(self, target: Any, node: Any, path: Path, reason: str = "") -> None:
+        """Note an object that the checkpoint has a value for, and a load cannot fill."""
+        self.differs.add("object")
+        self.mismatched.append(
+            f"{flat_name(path)} is {kind_of(target)} here, {reason or 'which a load cannot fill'}, "
+            f"and {_kind(node)} in the checkpoint: put {remedy(target)} in its place, with x for "
+            "the object, and give it what was loaded"
+        )
+
+
+def judge(found: Mismatch, filled: list[Filled], rank: int) -> None:
+    """Refuse a load without ``strict`` that fills nothing on any rank; warn if it fills little.
+
+    Raises:
+        KeyMismatchError: nothing would be filled.
+    """
+    if any(one.of_names for one in filled) and not any(one.names for one in filled):
+        raise found.error(strict=False)
+    little = [number for number, one in enumerate(filled) if one.is_little()]
+    if little[:1] == [rank]:
+        own = filled[rank]
+        _log.warning(
+            "%s fills %s of the %s tensors of the state dict%s",
+            found.path,
+            own.tensors,
+            own.of_tensors,
+            found.shown_advice(),
+        )
 
 
 def skeleton_of(checkpoint: _native.Checkpoint | Foreign, path: str) -> dict[Any, Any]:
@@ -289,6 +371,72 @@ def skeleton_of(checkpoint: _native.Checkpoint | Foreign, path: str) -> dict[Any
     return {name: Leaf("$tensor", name) for name, *_ in checkpoint.tensors}
 
 
+def part_of(
+    checkpoint: _native.Checkpoint | Foreign,
+    path: str,
+    prefix: str | None,
+    names: list[str] | None = None,
+) -> dict[Any, Any]:
+    """Return the skeleton of the leaves below a prefix, or of those with these names.
+
+    Parses only names near the selected ones. If one is missing, it parses all names, so that the
+    error can suggest similar ones.
+
+    Raises:
+        KeyMismatchError: nothing is there.
+    """
+
+    def select(skeleton: dict[Any, Any]) -> dict[Any, Any]:
+        if names is None:
+            return by_prefix(skeleton, prefix or "", path, checkpoint.dropped)
+        return by_keys(skeleton, names, path, checkpoint.dropped)
+
+    if isinstance(checkpoint, Foreign):
+        return select(checkpoint.tree_of(prefix, names))
+    if checkpoint.kind != "ringstow":
+        return select(skeleton_of(checkpoint, path))
+    part = parse(checkpoint.part_of_state(prefix, names), path)
+    if part:
+        with contextlib.suppress(KeyMismatchError):
+            return select(part)
+    return select(parse(checkpoint.state, path))
+
+
+class Names(NamedTuple):
+    """Which part of a checkpoint is loaded, and how its names become those of the state dict."""
+
+    prefix: str | None = None
+    rename: Mapping[str, str] | None = None
+
+    def check(self) -> None:
+        """Raise TypeError or ValueError if these are not such arguments of a load."""
+        if not isinstance(self.prefix, str | None):
+            raise TypeError(f"prefix is one name, not {self.prefix!r}")
+        if self.rename is not None:
+            Rename(self.rename)
+
+    def skeleton(self, checkpoint: _native.Checkpoint | Foreign, path: str) -> dict[Any, Any]:
+        """Return the skeleton of the part.
+
+        Raises:
+            KeyMismatchError: there is no such part, or it is one value.
+        """
+        if not self.prefix:
+            return skeleton_of(checkpoint, path)
+        part: dict[Any, Any] | None = below(part_of(checkpoint, path, self.prefix), self.prefix)
+        if part is None:
+            raise KeyMismatchError(
+                f"{path} has one value at {self.prefix!r}, and prefix= names a part: "
+                f"ringstow.load(path, keys=[{self.prefix!r}]) loads it",
+                path=path,
+                missing=[self.prefix],
+            )
+        return part
+
+
+_ALL = Names()
+
+
 @collector_paused()
 def load_into(
     state: object,
@@ -302,6 +450,8 @@ def load_into(
     ready: Callable[[], None] = lambda: None,
     fetch: Fetch | None = None,
     kind: type[Merge] = Merge,
+    names: Names = _ALL,
+    call: Call = LOAD_INTO,
 ) -> LoadReport:
     """Fill a state dict from the checkpoint at a path, if everything fits.
 
@@ -319,10 +469,12 @@ def load_into(
         raise InvalidStateError(f"a state dict must be a dict, not {type_name(state)}")
     from ringstow._report import LoadReport
 
-    skeleton = skeleton_of(checkpoint, path)
+    skeleton = names.skeleton(checkpoint, path)
     contents = Contents(path, checkpoint.tensor, allow_pickle=allow_pickle)
     damaged = find(checkpoint, skeleton) if skips else {}
     merge = kind(contents, checkpoint, cast=cast, damaged=damaged)
+    if names.rename is not None:
+        skeleton = merge.renamed(state, skeleton, Rename(names.rename))
     with _torch.without_autograd():
         merge.merge(state, skeleton, ())
         merge.displace()
@@ -331,7 +483,8 @@ def load_into(
         whole += [] if merge.matches is None else merge.matches.names()
         fetch(whole, [(box.leaf.body, box.offsets, box.shape) for box in merge.boxes])
     merge.mismatched += _ties.differing(checkpoint, merge.fills)
-    merge.check(path, strict=strict, dropped=checkpoint.dropped)
+    found = merge.found(path, state, call, checkpoint.dropped, names.prefix or "")
+    merge.check(found, strict=strict)
     ways = _split(merge.fills)
     for fill in ways.copied:
         merge.survey.add(fill.leaf)
@@ -369,7 +522,9 @@ def load_into(
     for assign, value in values:
         assign(value)
     report = report.followed_by(LoadReport.from_json(read))
-    missing, unexpected = tuple(merge.missing), tuple(merge.unexpected)
+    missing, unexpected = (
+        tuple(flat_name(at) for at, _ in gaps) for gaps in (merge.missing, merge.unexpected)
+    )
     left = tuple(damaged.values())
     return dataclasses.replace(report, missing=missing, unexpected=unexpected, damaged=left)
 
@@ -440,14 +595,13 @@ def _holds_tensors(value: Any) -> bool:
     """Return whether a value, or a part of a skeleton, holds a tensor or array at any depth."""
     if isinstance(value, Leaf):
         return value.tag in ("$tensor", "$ndarray")
-    items = _program.parts(value)
+    try:
+        items = _program.parts(value)
+    except Refused:  # it has more to it than its fields: see `_has_a_place`
+        return False
     if items is not None:
         return any(_holds_tensors(item) for _, item in items)
-    return (
-        _torch.is_tensor(value)
-        or _numpy.is_array(value)
-        or _device_array.interface_of(value) is not None
-    )
+    return _is_array(value)
 
 
 # Dtypes that `cast` converts between. Not integers: they could overflow or lose a fraction.
@@ -463,17 +617,38 @@ def _can_cast(stored: Stored, dtype: str, shape: tuple[int, ...]) -> bool:
     return stored.dtype != dtype and stored.shape == shape and is_family
 
 
-def _names(value: Any, path: Path) -> Iterator[str]:
-    """Yield the flat names in a value; a list without tensors has one name."""
+def _leaves(value: Any, path: Path) -> Iterator[Gap]:
+    """Yield the paths and values in a value; a list without tensors is one."""
     if isinstance(value, dict):
         pairs: Any = value.items()
     elif type(value) in _SEQUENCES and _holds_tensors(value):
         pairs = enumerate(value)
     else:
-        yield flat_name(path)
+        yield path, value
         return
     for key, item in pairs:
-        yield from _names(item, (*path, key))
+        yield from _leaves(item, (*path, key))
+
+
+def _is_array(value: Any) -> bool:
+    return (
+        _torch.is_tensor(value)
+        or _numpy.is_array(value)
+        or _device_array.interface_of(value) is not None
+    )
+
+
+def _has_a_place(value: Any) -> bool:
+    """Return whether a save takes a value, so that a load may put another in its place.
+
+    Anything else is an object of the program's: whoever holds it would not see the change.
+    """
+    if type(value) in _PLAIN or isinstance(value, DamagedTensor):
+        return True
+    refusals = Refusals()
+    with contextlib.suppress(Error):
+        encode({"x": value}, refusals=refusals)
+    return not refusals
 
 
 def _kind(node: Any) -> str:
