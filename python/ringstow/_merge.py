@@ -27,15 +27,15 @@ from ringstow.tensors._memory import (
     moved,
     place_at,
 )
-from ringstow.tree import _program
+from ringstow.tree import _program, _skeleton
 from ringstow.tree._build import Builder, Contents, Survey
 from ringstow.tree._damaged import DamagedTensor
 from ringstow.tree._encode import encode
-from ringstow.tree._mismatch import LOAD_INTO, Call, Filled, Gap, Mismatch
+from ringstow.tree._alike import Gap
+from ringstow.tree._mismatch import LOAD_INTO, Call, Filled, Mismatch
 from ringstow.tree._remedies import Refusals, Refused, kind_of, remedy, type_name
 from ringstow.tree._rename import Fitting, Rename, below
 from ringstow.tree._select import by_keys, by_prefix
-from ringstow.tree._skeleton import parse
 from ringstow.tree._walk import (
     METADATA,
     Box,
@@ -333,8 +333,8 @@ class Merge:
         self.differs.add("object")
         self.mismatched.append(
             f"{flat_name(path)} is {kind_of(target)} here, {reason or 'which a load cannot fill'}, "
-            f"and {_kind(node)} in the checkpoint: put {remedy(target)} in its place, with x for "
-            "the object, and give it what was loaded"
+            f"and {_kind(node)} in the checkpoint: put {remedy(target)} in its place, where x is "
+            "the object, and set x from it after the load"
         )
 
 
@@ -348,14 +348,7 @@ def judge(found: Mismatch, filled: list[Filled], rank: int) -> None:
         raise found.error(strict=False)
     little = [number for number, one in enumerate(filled) if one.is_little()]
     if little[:1] == [rank]:
-        own = filled[rank]
-        _log.warning(
-            "%s fills %s of the %s tensors of the state dict%s",
-            found.path,
-            own.tensors,
-            own.of_tensors,
-            found.shown_advice(),
-        )
+        _log.warning("%s", found.warning(filled[rank]))
 
 
 def skeleton_of(checkpoint: _native.Checkpoint | Foreign, path: str) -> dict[Any, Any]:
@@ -367,7 +360,7 @@ def skeleton_of(checkpoint: _native.Checkpoint | Foreign, path: str) -> dict[Any
     if isinstance(checkpoint, Foreign):
         return checkpoint.tree
     if checkpoint.kind == "ringstow":
-        return parse(checkpoint.state, path)
+        return _skeleton.parse(checkpoint.state, path)
     return {name: Leaf("$tensor", name) for name, *_ in checkpoint.tensors}
 
 
@@ -395,11 +388,11 @@ def part_of(
         return select(checkpoint.tree_of(prefix, names))
     if checkpoint.kind != "ringstow":
         return select(skeleton_of(checkpoint, path))
-    part = parse(checkpoint.part_of_state(prefix, names), path)
+    part = _skeleton.parse(checkpoint.part_of_state(prefix, names), path)
     if part:
         with contextlib.suppress(KeyMismatchError):
             return select(part)
-    return select(parse(checkpoint.state, path))
+    return select(_skeleton.parse(checkpoint.state, path))
 
 
 class Names(NamedTuple):

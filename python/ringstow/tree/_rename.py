@@ -86,6 +86,8 @@ def _run(text: str) -> Steps:
 
 
 def _mapped(steps: Steps, runs: list[tuple[Steps, Steps]]) -> Steps:
+    if all(old[0] not in steps for old, _ in runs):
+        return steps
     mapped: list[object] = []
     at = 0
     while at < len(steps):
