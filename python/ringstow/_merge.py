@@ -28,10 +28,10 @@ from ringstow.tensors._memory import (
     place_at,
 )
 from ringstow.tree import _program, _skeleton
+from ringstow.tree._alike import Gap
 from ringstow.tree._build import Builder, Contents, Survey
 from ringstow.tree._damaged import DamagedTensor
 from ringstow.tree._encode import encode
-from ringstow.tree._alike import Gap
 from ringstow.tree._mismatch import LOAD_INTO, Call, Filled, Mismatch
 from ringstow.tree._remedies import Refusals, Refused, kind_of, remedy, type_name
 from ringstow.tree._rename import Fitting, Rename, below
@@ -272,7 +272,11 @@ class Merge:
         return None
 
     def _fields(self, target: Any, node: Any, path: Path) -> Make | None:
-        here = _program.fields_of(target)
+        try:
+            here = _program.fields_of(target)
+        except Refused as refused:
+            self._refuse(target, node, path, refused.reason)
+            return None
         assert here is not None
         if not isinstance(node, Box) or (node.tag, node.name) != (here.tag, here.name):
             self._differ(path, f"a {type_name(target)}", _kind(node))

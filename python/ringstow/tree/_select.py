@@ -110,7 +110,7 @@ def by_slim(missing: Iterable[str], dropped: Iterable[str]) -> list[str]:
 def _hint(name: str, names: list[str]) -> str:
     below = f"{name}."
     if any(other.startswith(below) for other in names):
-        return f"; {name!r} is a group: load it with prefix={below!r}"
+        return f"; {name!r} is a group: ringstow.load(path, prefix={below!r}) loads it"
     import difflib
 
     close = difflib.get_close_matches(name, names[:_CANDIDATES_MAX])
