@@ -412,6 +412,10 @@ class Names(NamedTuple):
         if self.rename is not None:
             Rename(self.rename)
 
+    def shown(self) -> list[str]:
+        """Return those that are given, as the call has them."""
+        return [f"{name}={one!r}" for name, one in self._asdict().items() if one is not None]
+
     def skeleton(self, checkpoint: _native.Checkpoint | Foreign, path: str) -> dict[Any, Any]:
         """Return the skeleton of the part.
 

@@ -120,7 +120,7 @@ def fill(
     names = names or _merge.Names()
     with ranks.turn, _outcomes.failing("load", _nearest.shown(path)):
         path, config = _named(ranks, "load_into", path, config)
-        where, settings, found = _meet(ranks, "load_into", path, config, strict, *names)
+        where, settings, found = _meet(ranks, "load_into", path, config, strict, names=names)
         # What nodes that share no directory lack, they get from each other.
         copies = copies_of(where, given(config).tiers) if found is None else []
         for attempt in range(_ATTEMPTS):
@@ -239,7 +239,12 @@ def _named(
 
 
 def _meet(
-    ranks: Group, call: str, path: StrPath, config: Config | None, *options: object
+    ranks: Group,
+    call: str,
+    path: StrPath,
+    config: Config | None,
+    *options: object,
+    names: _merge.Names | None = None,
 ) -> tuple[str, str, _Found | None]:
     """Return the path and the configuration, once all ranks make the same call and see the path.
 
@@ -253,7 +258,10 @@ def _meet(
     where, settings = str(path), ""
     error: BaseException | None = None
     own = _whole.Look()
+    names = names or _merge.Names()
+    options = (*options, *names.shown())
     try:
+        names.check()
         where, settings = to_read(path), native_json(config)
         own = _whole.look(where, settings)
     except BaseException as caught:
