@@ -128,6 +128,24 @@ def test_prefix_takes_the_part_for_the_whole(tmp_path):
     assert "only in the checkpoint (1): x" in mismatch({}, path, prefix="nets.b")
 
 
+def test_prefix_and_rename_read_what_other_programs_left(tmp_path):
+    torch.save({"state_dict": with_prefix("net.", PLAIN), "epoch": 3}, tmp_path / "old.ckpt")
+    into = zeros(PLAIN)
+    text = mismatch(into, tmp_path / "old.ckpt")
+    assert list(advised(text)) == ["prefix"]
+    ringstow.load_into(into, tmp_path / "old.ckpt", **advised(text))
+    assert_same(into, PLAIN)
+    into = zeros(PLAIN)
+    ringstow.load_into(into, tmp_path / "old.ckpt", prefix="state_dict", rename={"net": ""})
+    assert_same(into, PLAIN)
+
+
+def test_prefix_reads_no_other_tensor(tmp_path):
+    path = saved({"a": {"w": torch.ones(2)}, "b": {"w": torch.ones(9_000_000)}}, tmp_path / "c")
+    report = ringstow.load_into({"w": torch.zeros(2)}, path, prefix="a")
+    assert report.tensor_bytes == 8
+
+
 def test_a_prefix_that_is_not_there_suggests_one_that_is(tmp_path):
     path = saved({"model": PLAIN, "step": 3}, tmp_path / "c")
     assert "'modle'" in mismatch(zeros(PLAIN), path, prefix="modle")

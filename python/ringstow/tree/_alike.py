@@ -7,7 +7,6 @@ others, and the rest with one.
 from __future__ import annotations
 
 import collections
-import difflib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -154,6 +153,8 @@ def _paired(old: list[Steps], new: list[Steps], *, is_tensor: bool) -> Pairs:
         return []
     if is_tensor and len(old) == len(new):
         return list(zip(old, new, strict=True))
+    import difflib  # takes a while, and is rarely wanted
+
     pairs: Pairs = []
     left = {text_of(steps): steps for steps in old[:_NEAREST_MAX]}
     for steps in new[:_NEAREST_MAX]:

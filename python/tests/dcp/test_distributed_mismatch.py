@@ -7,9 +7,12 @@ import logging
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import ringstow
 from ringstow import CheckpointManager, distributed
+from ringstow.distributed import PerRank
 
 NAMES = [f"layers.{i}.weight" for i in range(4)]
 
@@ -46,12 +49,18 @@ class Warned(logging.Handler):
 
 
 def wrapped(rank, path):
-    distributed.save({"model": weights("module.", value=1.0), "step": 3}, path)
-    into = {"model": weights(), "step": 0}
+    mesh = init_device_mesh("cpu", (2,))
+    sharded = distribute_tensor(torch.arange(6.0), mesh, [Shard(0)])
+    state = {"model": weights("module.", value=1.0), "step": 3, "rng": PerRank(rank)}
+    distributed.save({**state, "module.w": sharded}, path)
+    w = distribute_tensor(torch.zeros(6), mesh, [Shard(0)])
+    into = {"model": weights(), "step": 0, "rng": PerRank(9), "w": w}
     said = raised(lambda: distributed.load_into(into, path))
     assert into["step"] == 0
     distributed.load_into(into, path, rename={"module": ""})
     assert all(value.eq(1).all() for value in into["model"].values())
+    assert into["rng"].value == rank
+    assert torch.equal(w.to_local(), sharded.to_local())
     part = weights()
     distributed.load_into(part, path, prefix="model.module")
     assert all(value.eq(1).all() for value in part.values())
@@ -65,8 +74,8 @@ def test_a_prefix_is_named_on_all_ranks_with_the_rename_that_fits(ranks, tmp_pat
     for said, different, wrong in ranks(2).run(wrapped, tmp_path / "c"):
         kind, text = said
         assert kind == "KeyMismatchError"
-        assert "not in the checkpoint (4): model.layers.0.weight" in text
-        assert "only in the checkpoint (4): model.module.layers.0.weight" in text
+        assert "not in the checkpoint (5): model.layers.0.weight" in text
+        assert "only in the checkpoint (5): model.module.layers.0.weight" in text
         assert 'rename={"module": ""}' in text
         assert "strict=False" not in text
         assert "the same call" in different[1]
