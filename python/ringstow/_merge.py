@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("ringstow")
 _SEQUENCES = (list, tuple, collections.deque)
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
-_PLAIN = (type(None), bool, int, float, str, *_DICTS, *_SEQUENCES, collections.Counter)
+_PLAIN = {type(None), bool, int, float, str, *_DICTS, *_SEQUENCES, collections.Counter}
 # Builds a value from the bytes that were read.
 Make = Callable[[Builder], Any]
 NamedBox = tuple[str, tuple[int, ...], tuple[int, ...]]

@@ -93,19 +93,27 @@ class Mismatch:
 
         Without ``strict`` names that one side lacks are no reason, unless nothing would be filled.
         """
-        what = "does not fit the state dict"
-        if not strict and self.different:
-            return dataclasses.replace(self, missing=[], unexpected=[]).error()
-        if not strict:
-            what = "would fill nothing of the state dict"
-            self.call = self.call._replace(strict="")
+        if strict:
+            return self._error("does not fit the state dict")
+        call = self.call._replace(strict="")
+        if self.different:
+            rest = dataclasses.replace(self, missing=(), unexpected=(), call=call)
+            return rest._error("does not fit the state dict")
+        return dataclasses.replace(self, call=call)._error("would fill nothing of the state dict")
+
+    def _error(self, what: str) -> KeyMismatchError:
         return KeyMismatchError(
-            "; ".join([f"{self.path} {what}", *self._lists()]) + self.shown_advice(),
+            self._text(what),
             path=self.path,
             missing=[flat_name(path) for path, _ in self.missing],
             unexpected=[flat_name(path) for path, _ in self.unexpected],
             mismatched=self.different,
         )
+
+    def warning(self, filled: Filled) -> str:
+        """Return what to warn of if a load without ``strict`` fills little."""
+        counts = f"fills {filled.tensors} of the {filled.of_tensors} tensors of the state dict"
+        return dataclasses.replace(self, call=self.call._replace(strict=""))._text(counts)
 
     def filled(self) -> Filled:
         """Return how much of the state dict a load without ``strict`` fills."""
@@ -116,18 +124,14 @@ class Mismatch:
         )
         return Filled(len(names) - len(self.missing), len(names), tensors - lost, tensors)
 
-    def warning(self, filled: Filled) -> str:
-        """Return what to warn of if a load without ``strict`` fills little."""
-        self.call = self.call._replace(strict="")
-        counts = f"fills {filled.tensors} of the {filled.of_tensors} tensors of the state dict"
-        return "; ".join([f"{self.path} {counts}", *self._lists()]) + self.shown_advice()
-
-    def shown_advice(self) -> str:
-        """Return the advice as the end of a message: one sentence, or one a line."""
+    def _text(self, what: str) -> str:
+        """Return a message with the lists, and the advice: one sentence, or one a line."""
+        subject = f"{self.path}, below {self.below!r}," if self.below else self.path
+        text = "; ".join([f"{subject} {what}", *self._lists()])
         advice = self.advice()
         if len(advice) == 1:
-            return f"; {advice[0]}"
-        return "".join(f"\n  {line}" for line in advice)
+            return f"{text}; {advice[0]}"
+        return text + "".join(f"\n  {line}" for line in advice)
 
     def _lists(self) -> Iterator[str]:
         """Yield the lists; names that read the same and differ are shown as Python has them."""
@@ -145,7 +149,8 @@ class Mismatch:
         """Return a sentence for each reason."""
         here = {steps_of(gap[0]): gap for gap in self.missing}
         there = {steps_of(gap[0]): gap for gap in self.unexpected}
-        said = by_slim((flat_name(path) for path, _ in self.missing), self.dropped)
+        slim = by_slim([flat_name(path) for path, _ in self.missing], self.dropped)
+        said: list[str] = []
         is_new = False
         for optimizer, (ours, theirs) in _optimizers(self.state, here, there).items():
             one = _at(self.state, optimizer)
@@ -165,7 +170,7 @@ class Mismatch:
         said += self._of_kinds()
         if not is_new:
             said += self._of_rest(here, there, is_all=not said)
-        return said
+        return slim + said
 
     # Kinds of reasons. Each takes out of ``here`` and ``there`` what it explains.
 
@@ -218,13 +223,14 @@ class Mismatch:
         runs, pairs = extra_runs(here, there, self.kind_of)
         if not runs:
             return []
-        is_all = len(pairs) == len(here)
+        is_most = 2 * len(pairs) >= len(here)
         for ours, theirs in pairs:
             del here[ours], there[theirs]
-        part = self._of_part(pairs) if is_all else ""
-        if part:
-            there.clear()  # the rest of the checkpoint is not wanted
-            return [part]
+        if is_most and self._has_nothing():
+            part, whole = self._of_part(pairs), self._of_whole(pairs)
+            if part or whole:  # the rest of the checkpoint, or of the state dict, is not wanted
+                (there if part else here).clear()
+                return [part or whole]
         said = "; ".join(_of_run(run, pairs) for run in runs)
         mapping = ", ".join(f'"{text_of(run)}": ""' for run in runs)
         way = self.call.way(f"rename={{{mapping}}}")
@@ -233,24 +239,32 @@ class Mismatch:
         return [f"{said}: {way}"]
 
     def _of_part(self, pairs: Pairs) -> str:
-        """Say that one side is a part of the other; empty if it is not."""
+        """Say which part of the checkpoint the state dict is; empty if it is none."""
         tops = {above(*pair) for pair in pairs}
-        whole = {above(theirs, ours) for ours, theirs in pairs}
-        if len(tops) == 1 and (top := tops.pop()) and top not in WRAPPERS:
-            argument = f'prefix="{text_of(top)}"'
-            way = f"{self.call.way(argument)} loads that part"
-            if "prefix" not in self.call.takes and len(top) == 1:
-                way = f"pass {{{top[0]!r}: state_dict}}"
-            if way[0] != " ":
-                return f"the names here are those below {text_of(top)!r} in the checkpoint: {way}"
-        if len(whole) == 1 and isinstance(self.state, dict):
-            name = text_of(whole.pop())
-            if name not in map(text_of, WRAPPERS) and isinstance(self.state.get(name), dict):
-                return (
-                    f"the checkpoint holds what is below {name!r} here: pass that part, "
-                    f"state_dict[{name!r}]"
-                )
-        return ""
+        top = tops.pop()
+        if tops or not top or top in WRAPPERS:
+            return ""
+        argument = self.call.way(f'prefix="{text_of(top)}"')
+        way = f"{argument} loads that part" if argument else ""
+        if "prefix" not in self.call.takes and len(top) == 1:
+            way = f"pass {{{top[0]!r}: state_dict}}"
+        said = f"the names here are those below {text_of(top)!r} in the checkpoint"
+        return f"{said}: {way}" if way else ""
+
+    def _of_whole(self, pairs: Pairs) -> str:
+        """Say which part of the state dict the checkpoint is; empty if it is none."""
+        tops = {above(theirs, ours) for ours, theirs in pairs}
+        top = tops.pop()
+        if tops or len(top) != 1 or top in WRAPPERS or not isinstance(self.state, dict):
+            return ""
+        (name,) = top
+        if not isinstance(self.state.get(name), dict):
+            return ""
+        return f"the checkpoint holds what is below {name!r} here: pass state_dict[{name!r}]"
+
+    def _has_nothing(self) -> bool:
+        """Whether no name is on both sides."""
+        return sum(1 for _ in self.leaves()) == len(self.missing)
 
     def _of_renamed(self, here: dict[Steps, Gap], there: dict[Steps, Gap]) -> list[str]:
         """Pair names of equal dtype and shape: layers that have another name now."""
@@ -261,7 +275,7 @@ class Mismatch:
             del here[new], there[old]
         shown = [f"{text_of(old)} -> {text_of(new)}" for old, new in pairs[:SHOWN_MAX]]
         more = f", and {len(pairs) - SHOWN_MAX} more" if len(pairs) > SHOWN_MAX else ""
-        said = f"perhaps renamed, by equal dtype and shape: {', '.join(shown)}{more}"
+        said = f"perhaps renamed, by dtype, shape and name: {', '.join(shown)}{more}"
         lacking = {path for path, _ in self.missing}
         others = [steps_of(path) for path, _ in self.leaves() if path not in lacking]
         mapping = rename_of(pairs, sample(others, CANDIDATES_MAX))
@@ -298,7 +312,7 @@ class Mismatch:
         """Say what to do about names that one side has more than the other."""
         if not here and not there:
             return []
-        if is_all and self.filled().names == 0:
+        if is_all and self._has_nothing():
             return ["no name is on both sides: is it the checkpoint of this state dict?"]
         if not self.call.strict or "size" in self.kinds:
             return []

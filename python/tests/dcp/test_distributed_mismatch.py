@@ -7,10 +7,12 @@ import logging
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import ringstow
+import ringstow.dcp
 from ringstow import CheckpointManager, distributed
 from ringstow.distributed import PerRank
 
@@ -166,3 +168,18 @@ def test_restore_of_stock_checkpoints_takes_strict_too(ranks, tmp_path):
         assert "would fill nothing" in nothing[1]
     assert [len(said) for *_, said in outcomes] == [1, 0]
     assert ringstow.latest(tmp_path) == str(tmp_path / "step-1")
+
+
+def planned(rank, path):
+    distributed.save({"model": weights(value=1.0), "more": 1}, path)
+    reader = ringstow.dcp.StorageReader(path)
+    try:
+        dcp.load({"model": weights()}, storage_reader=reader, planner=ringstow.dcp.LoadPlanner())
+    except CheckpointException as error:
+        return str(error.failures[rank][0])
+    return ""
+
+
+def test_the_planner_names_its_own_argument(ranks, tmp_path):
+    for text in ranks(2).run(planned, tmp_path / "c"):
+        assert "LoadPlanner(strict=False) loads what is in both" in text
