@@ -10,8 +10,9 @@ from ringstow import _others
 from ringstow._config import with_tiers
 from ringstow._damage import is_damage
 from ringstow._errors import InvalidStateError
-from ringstow._load import load, load_into
+from ringstow._load import fill, load
 from ringstow._save import save, save_async
+from ringstow.tree._mismatch import Call
 
 if TYPE_CHECKING:
     from ringstow._base import Base
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _log = logging.getLogger("ringstow")
 _Handle = TypeVar("_Handle", covariant=True)
+# What `CheckpointManager.restore` takes.
+_RESTORE = Call("strict=False", instead="ringstow.load_into")
 
 
 class Attempt(NamedTuple):
@@ -84,7 +87,14 @@ class Side(Protocol[_Handle]):
     def check_into(self, into: dict[Any, Any] | None) -> None:
         """Raise InvalidStateError if a load needs a state dict to fill, and there is none."""
 
-    def load(self, found: Step, into: dict[Any, Any] | None, tiers: Sequence[str] = ()) -> Attempt:
+    def load(
+        self,
+        found: Step,
+        into: dict[Any, Any] | None,
+        tiers: Sequence[str] = (),
+        *,
+        strict: bool = True,
+    ) -> Attempt:
         """Try to load a step, of which these tiers have copies."""
 
     def close(self) -> None:
@@ -165,7 +175,16 @@ class Alone:
     def check_into(self, into: dict[Any, Any] | None) -> None:
         pass
 
-    def load(self, found: Step, into: dict[Any, Any] | None, tiers: Sequence[str] = ()) -> Attempt:
+    def load(
+        self,
+        found: Step,
+        into: dict[Any, Any] | None,
+        tiers: Sequence[str] = (),
+        *,
+        strict: bool = True,
+        call: Call = _RESTORE,
+    ) -> Attempt:
+        """Try to load a step; ``call`` is what the caller's call takes."""
         config = with_tiers(self._config, tiers)
         options: dict[str, Any] = {"config": config, "allow_pickle": self._allow_pickle}
         if found.dropped:
@@ -174,7 +193,7 @@ class Alone:
         try:
             if into is None:
                 return Attempt(load(found.path, **options))
-            load_into(into, found.path, **options)
+            fill(into, found.path, call, strict=strict, **options)
             return Attempt(into)
         except Exception as error:
             return Attempt(error=error, is_damage=is_damage(error))

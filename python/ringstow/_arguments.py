@@ -158,7 +158,8 @@ LOAD_INTO_ARGUMENTS = {
     "map_location": "leave it out: the tensors stay on the devices that they are on",
     "device": "leave it out: the tensors stay on the devices that they are on",
     "assign": "load gives new tensors; load_into fills those that are there",
-    "mmap": "leave it out; to read only a part, pass a state dict of that part and strict=False",
+    "keys": "use prefix= for a part, or strict=False for what is in both",
+    "mmap": "leave it out; to read only a part, use prefix=",
     "checkpoint_id": "the path comes second: load_into(state_dict, path)",
 }
 LOAD_INTO_ARGUMENTS.pop("strict")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ringstow import (
@@ -25,11 +24,11 @@ from ringstow import (
 from ringstow._arguments import StrPath
 from ringstow._collector import collector_paused
 from ringstow._config import Config, native_json
-from ringstow._errors import KeyMismatchError, ReplacedCheckpointError
+from ringstow._errors import ReplacedCheckpointError
 from ringstow._progress import Progress
 from ringstow.tensors import _cuda, _torch
 from ringstow.tensors._memory import Stored
-from ringstow.tree import _build, _select, _skeleton
+from ringstow.tree import _build, _mismatch
 from ringstow.tree._damaged import Salvaged
 
 if TYPE_CHECKING:
@@ -237,7 +236,7 @@ def _load(
 ) -> tuple[dict[Any, Any], LoadReport]:
     """Load the selected leaves of a checkpoint; the report says what is damaged."""
     if prefix or names is not None:
-        skeleton = _selected(checkpoint, where, prefix, names)
+        skeleton = _merge.part_of(checkpoint, where, prefix, names)
     else:
         skeleton = _merge.skeleton_of(checkpoint, where)
     damaged = _salvage.find(checkpoint, skeleton) if skips else {}
@@ -277,34 +276,6 @@ def _summed(
     return dataclasses.replace(report, damaged=damaged)
 
 
-def _selected(
-    checkpoint: _native.Checkpoint | foreign.Foreign,
-    where: str,
-    prefix: str | None,
-    names: list[str] | None,
-) -> dict[Any, Any]:
-    """Return the skeleton of the selected leaves.
-
-    Parses only names near the selected ones. If one is missing, it parses all names, so that the
-    error can suggest similar ones.
-    """
-
-    def select(skeleton: dict[Any, Any]) -> dict[Any, Any]:
-        if names is None:
-            return _select.by_prefix(skeleton, prefix or "", where, checkpoint.dropped)
-        return _select.by_keys(skeleton, names, where, checkpoint.dropped)
-
-    if isinstance(checkpoint, foreign.Foreign):
-        return select(checkpoint.tree_of(prefix, names))
-    if checkpoint.kind != "ringstow":
-        return select(_merge.skeleton_of(checkpoint, where))
-    part = _skeleton.parse(checkpoint.part_of_state(prefix, names), where)
-    if part:
-        with contextlib.suppress(KeyMismatchError):
-            return select(part)
-    return select(_skeleton.parse(checkpoint.state, where))
-
-
 def _load_to(
     device: torch.device,
     checkpoint: _native.Checkpoint | foreign.Foreign,
@@ -328,6 +299,8 @@ def load_into(
     state_dict: dict[Any, Any],
     path: StrPath | Sequence[StrPath],
     *,
+    prefix: str | None = None,
+    rename: Mapping[str, str] | None = None,
     strict: bool = True,
     cast: bool = False,
     verify: bool = True,
@@ -352,9 +325,17 @@ def load_into(
             through the staging memory. Strided CPU tensors, and tensors on other devices, need a
             temporary copy. A list or tuple without tensors is one value, replaced as a whole.
         path: the checkpoint's directory or URL, or the tiers of a run, as in `load`.
+        prefix: load the part of the checkpoint below this name as if it were all of it:
+            ``load_into(model.state_dict(), path, prefix="model")``.
+        rename: maps steps of the checkpoint's names, such as ``{"encoder": "backbone"}``. A name's
+            steps are what its dots separate; one key is a run of whole steps, such as
+            ``"model.encoder"``, wherever it is in a name. A run that is mapped to ``""`` is left
+            out of the names on both sides: ``{"module": ""}`` loads a model that was saved in
+            DistributedDataParallel into one that is not, and the other way round.
         strict: require the same keys in both. False loads the keys that both have, and the report
             lists the others as ``missing`` and ``unexpected``; a tensor of another dtype or shape
-            is still an error.
+            is still an error, and so is a load that would fill nothing. One that fills less than
+            half of the tensors logs a warning.
         cast: convert floating-point elements to the target's dtype, and complex ones likewise, with
             a temporary copy. Other dtypes, such as integers, must be equal.
         verify: verify every checksum chunk that is read before using any of it.
@@ -369,8 +350,10 @@ def load_into(
         What was done and how long it took.
 
     Raises:
-        KeyMismatchError: lists every key that is missing, unexpected or different.
-        ValueError: an unknown ``on_corrupt``, or ``"skip"`` without ``verify``.
+        KeyMismatchError: lists every key that is missing, unexpected or different, and says why
+            and what to do; or nothing in the checkpoint is below ``prefix``.
+        TypeError, ValueError: an unknown ``on_corrupt``, or ``"skip"`` without ``verify``; or a
+            ``prefix`` or ``rename`` that is none.
         InvalidStateError: the state dict is not a dict.
         UnsupportedError: a pickled value without ``allow_pickle``, or one of a type that the
             program has not imported.
@@ -381,7 +364,37 @@ def load_into(
         FormatError: the manifest is not ringstow's, or a newer version's.
         OSError: the system refused: no such directory, no permission, a failing disk.
     """
+    return fill(
+        state_dict,
+        path,
+        _mismatch.LOAD_INTO,
+        _merge.Names(prefix, rename),
+        strict=strict,
+        cast=cast,
+        verify=verify,
+        on_corrupt=on_corrupt,
+        allow_pickle=allow_pickle,
+        config=config,
+    )
+
+
+def fill(
+    state_dict: dict[Any, Any],
+    path: StrPath | Sequence[StrPath],
+    call: _mismatch.Call,
+    names: _merge.Names | None = None,
+    *,
+    strict: bool = True,
+    cast: bool = False,
+    verify: bool = True,
+    on_corrupt: Literal["raise", "skip"] = "raise",
+    allow_pickle: bool = False,
+    config: Config | None = None,
+) -> LoadReport:
+    """Do what `load_into` does, for a call that takes what ``call`` says."""
     skips = _salvage.check_choice(on_corrupt, verify=verify)
+    names = names or _merge.Names()
+    names.check()
     found = _find(path, config)
     where = found.path
     progress = Progress(f"loading {os.path.basename(where)}")
@@ -402,6 +415,8 @@ def load_into(
                 cast=cast,
                 skips=skips,
                 allow_pickle=allow_pickle,
+                names=names,
+                call=call,
             )
         )
     tell(report)

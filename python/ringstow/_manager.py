@@ -399,6 +399,7 @@ class CheckpointManager:
         step: int | None = None,
         into: dict[Any, Any] | None = None,
         on_corrupt: OnCorrupt = "raise",
+        strict: bool = True,
     ) -> Restored | None:
         """Load a step, the newest if none is named.
 
@@ -412,6 +413,7 @@ class CheckpointManager:
                 is damaged, or its disk has bad sectors, and logs a warning that names what it
                 passes over. If none is intact, the newest one's error is raised. Any other failure
                 is always raised: a missing disk or permission must not cost progress.
+            strict: require the same keys in ``into`` and the step, as in `ringstow.load_into`.
 
         Returns:
             The step and its state; None if no step is named and nothing was committed yet.
@@ -421,6 +423,7 @@ class CheckpointManager:
             ValueError: an unknown ``on_corrupt``, or ``"previous"`` together with a step.
             InvalidStateError: several ranks, and no ``into``; or the directory has checkpoints, and
                 none of them counts as a step.
+            KeyMismatchError: the step does not fit ``into``; says why and what to do.
             CorruptCheckpointError, FormatError: the bytes on disk are not those that were written.
                 After that, ``into`` is undefined.
             MissingFilesError: files of the step are missing, or on a disk that is not mounted.
@@ -434,13 +437,13 @@ class CheckpointManager:
                 f'on_corrupt="previous" is for the newest step; step {number} was named, and no '
                 "other is loaded in its place: leave out one of the two"
             )
-        with self._call("restore", number, on_corrupt):
+        with self._call("restore", number, on_corrupt, strict):
             self._side.check_into(into)
             if number is None:
                 found = self._side.first(lambda: self._steps.candidates(on_corrupt))
             else:
                 found = self._side.first(lambda: self._steps.named(number))
-            restored = first_intact(self._side, found, into, on_corrupt)
+            restored = first_intact(self._side, found, into, on_corrupt, strict=strict)
             is_here = restored is not None and self._steps.is_here(restored.path)
             if number is None:
                 self._upkeep.find_out(passed_over(found, restored))

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringstow import _boxes, _native, _ties
 from ringstow._boxes import Boxed
 from ringstow._collector import collector_paused
-from ringstow._errors import InvalidStateError
+from ringstow._errors import Error, InvalidStateError, KeyMismatchError
 from ringstow._salvage import find, holds_damage, marked
 from ringstow._stateful import _fill
 from ringstow._stateful._kinds import is_stateful
@@ -32,12 +33,15 @@ from ringstow.tensors._memory import (
     moved,
     place_at,
 )
-from ringstow.tree import _program
+from ringstow.tree import _program, _skeleton
+from ringstow.tree._alike import Gap
 from ringstow.tree._build import Builder, Contents, Survey
 from ringstow.tree._damaged import DamagedTensor
-from ringstow.tree._remedies import type_name
-from ringstow.tree._select import by_slim, check_match
-from ringstow.tree._skeleton import parse
+from ringstow.tree._encode import encode
+from ringstow.tree._mismatch import LOAD_INTO, Call, Filled, Mismatch
+from ringstow.tree._remedies import Refusals, Refused, kind_of, remedy, type_name
+from ringstow.tree._rename import Fitting, Rename, below
+from ringstow.tree._select import by_keys, by_prefix
 from ringstow.tree._walk import (
     METADATA,
     Box,
@@ -57,6 +61,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("ringstow")
 _SEQUENCES = (list, tuple, collections.deque)
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
+_PLAIN = {type(None), bool, int, float, str, *_DICTS, *_SEQUENCES, collections.Counter}
 # Builds a value from the bytes that were read.
 Make = Callable[[Builder], Any]
 NamedBox = tuple[str, tuple[int, ...], tuple[int, ...]]
@@ -97,11 +102,11 @@ class Merge:
         """What is filled with only a part of a stored tensor."""
         self.assigns: list[tuple[Callable[[Any], None], Make]] = []
         """Pairs of a function that stores a new value and one that builds it."""
-        self.missing: list[str] = []
-        self.unexpected: list[str] = []
+        self.missing: list[Gap] = []
+        self.unexpected: list[Gap] = []
         self.mismatched: list[str] = []
-        self.needs_cast = False
-        """Whether ``cast=True`` would make some of them fit."""
+        self.differs: set[str] = set()
+        """In what these do: see `Mismatch.kinds`."""
         self._usual = _torch.usual()
         self._address_of = _cuda.finder()
         self.matches: _native.Matches | None = None
@@ -110,13 +115,53 @@ class Merge:
         if exchange is not None and not isinstance(checkpoint, Foreign) and not damaged:
             self.matches = _native.Matches(checkpoint, exchange, self._address_of)
 
-    def check(self, path: str, *, strict: bool, dropped: list[str]) -> None:
-        """Raise a KeyMismatchError that lists all mismatches."""
-        advice = by_slim(self.missing, dropped)
-        if self.needs_cast and not self.cast:
-            advice.append("cast=True converts floating-point elements to the dtype that is here")
-        names = (self.missing, self.unexpected) if strict else ([], [])
-        check_match(path, *names, self.mismatched, *advice)
+    def check(self, found: Mismatch, *, strict: bool) -> None:
+        """Raise a KeyMismatchError that lists all mismatches, or says that nothing would be filled.
+
+        Warns if little would.
+        """
+        if found.different or (strict and (found.missing or found.unexpected)):
+            raise found.error(strict=strict)
+        if found.missing:
+            judge(found, [found.filled()], 0)
+
+    def found(
+        self, path: str, state: object, call: Call, dropped: list[str], below: str
+    ) -> Mismatch:
+        """Return what differs."""
+        return Mismatch(
+            path,
+            state,
+            self.missing,
+            self.unexpected,
+            self.mismatched,
+            self.differs,
+            call,
+            lambda: _leaves(state, (), self._parts),
+            self.kind_of,
+            dropped,
+            below,
+        )
+
+    def renamed(self, state: dict[Any, Any], skeleton: dict[Any, Any], rename: Rename) -> Any:
+        """Return a skeleton with the names of the state dict; note what has no place in it."""
+        fitting = Fitting(rename, self._key, self.contents.path)
+        with self.contents.keys():
+            fitted = fitting.fit(state, skeleton)
+        self.unexpected += (gap for at, node in fitting.left for gap in _leaves(node, at))
+        return fitted
+
+    def kind_of(self, value: Any) -> object:
+        """Return the dtype and shape of a tensor here or in the checkpoint, else the type."""
+        if isinstance(value, Leaf) and value.tag in ("$tensor", "$ndarray"):
+            stored = self.contents.stored(value, ())
+            return stored.dtype, tuple(stored.shape)
+        if _torch.is_tensor(value):
+            code = _torch.CODES.get(_torch.dtype_name(value.dtype))
+            return code, in_elements(tuple(value.shape), code or "")
+        if _numpy.is_array(value):
+            return _numpy.code_of_array(value), tuple(value.shape)
+        return type(value)
 
     def merge(self, target: Any, node: Any, path: Path) -> Make | None:
         """Plan the changes that make the target at a path equal to the skeleton's node.
@@ -149,7 +194,12 @@ class Merge:
         elif _program.has_fields(target) and not is_opaque and _holds_tensors(target):
             return self._fields(target, node, path)
         elif is_array and not isinstance(target, DamagedTensor | None):
-            self._differ(path, f"a value ({type_name(target)})", _kind(node))
+            if _has_a_place(target):
+                self._differ(path, f"a value ({type_name(target)})", _kind(node))
+            else:
+                self._refuse(target, node, path)
+        elif not is_opaque and not _has_a_place(target):
+            self._refuse(target, node, path)
         elif not self.is_damaged(node):
             self.survey.add(node, path)
             return lambda builder: builder.value(node, path)
@@ -207,6 +257,7 @@ class Merge:
         """Fill it with the value of the rank of the same number."""
         key = str(self.rank)
         if not isinstance(node, dict) or key not in node:
+            self.differs.add("ranks")
             ranks = len(node) if isinstance(node, dict) else 0
             self.mismatched.append(
                 f"{flat_name(path)} is a PerRank here, and the checkpoint has no value of rank "
@@ -259,11 +310,11 @@ class Merge:
     def _fits(
         self, stored: Stored, here: tuple[str, tuple[int, ...]], path: Path, *, cast: bool
     ) -> bool:
-        self.needs_cast = self.needs_cast or cast
         there = (stored.dtype, stored.shape)
         if here == there or (cast and self.cast):
             return True
-        self._differ(path, *(f"{dtype} {list(shape)}" for dtype, shape in (here, there)))
+        kind = "size" if here[1] != there[1] else "cast" if cast else "dtype"
+        self._differ(path, *(f"{dtype} {list(shape)}" for dtype, shape in (here, there)), kind=kind)
         return False
 
     def _sharded(self, tensor: Any, node: Any, path: Path) -> None:
@@ -312,7 +363,11 @@ class Merge:
         return None
 
     def _fields(self, target: Any, node: Any, path: Path) -> Make | None:
-        here = _program.fields_of(target)
+        try:
+            here = _program.fields_of(target)
+        except Refused as refused:
+            self._refuse(target, node, path, refused.reason)
+            return None
         assert here is not None
         if not isinstance(node, Box) or (node.tag, node.name) != (here.tag, here.name):
             self._differ(path, f"a {type_name(target)}", _kind(node))
@@ -338,13 +393,13 @@ class Merge:
         for step in steps:
             node = saved[step]
             if step not in here:
-                self.unexpected += _names(node, (*path, step))
+                self.unexpected += _leaves(node, (*path, step))
             elif (make := self.merge(here[step], node, (*path, step))) is not None:
                 makes[step] = make
         if not here.keys() <= saved.keys():
             for step, value in here.items():
                 if step not in saved:
-                    self.missing += _names(value, (*path, step))
+                    self.missing += _leaves(value, (*path, step), self._parts)
         return makes
 
     def displace(self) -> None:
@@ -360,11 +415,12 @@ class Merge:
     def _assign(self, store: Callable[[Any, Any], None], makes: dict[Any, Make]) -> None:
         self.assigns += [(functools.partial(store, step), make) for step, make in makes.items()]
 
-    def _key(self, key: Any, path: Path, others: dict[Any, Any]) -> Any:
+    def _key(self, key: Any, path: Path, others: Container[Any] = ()) -> Any:
         self.survey.add(key, path)
         return rebuild_key(key, path, Builder(self.contents, {}).make, others)
 
-    def _differ(self, path: Path, here: str, there: str) -> None:
+    def _differ(self, path: Path, here: str, there: str, *, kind: str = "kind") -> None:
+        self.differs.add(kind)
         self.mismatched.append(f"{flat_name(path)} is {here} here and {there} in the checkpoint")
 
     def hand_over(self, path: str) -> None:
@@ -387,6 +443,28 @@ class Merge:
                 ", ".join(self.kept),
             )
 
+    def _refuse(self, target: Any, node: Any, path: Path, reason: str = "") -> None:
+        """Note an object that the checkpoint has a value for, and a load cannot fill."""
+        self.differs.add("object")
+        self.mismatched.append(
+            f"{flat_name(path)} is {kind_of(target)} here, {reason or 'which a load cannot fill'}, "
+            f"and {_kind(node)} in the checkpoint: put {remedy(target)} in its place, where x is "
+            "the object, and set x from it after the load"
+        )
+
+
+def judge(found: Mismatch, filled: list[Filled], rank: int) -> None:
+    """Refuse a load without ``strict`` that fills nothing on any rank; warn if it fills little.
+
+    Raises:
+        KeyMismatchError: nothing would be filled.
+    """
+    if any(one.of_names for one in filled) and not any(one.names for one in filled):
+        raise found.error(strict=False)
+    little = [number for number, one in enumerate(filled) if one.is_little()]
+    if little[:1] == [rank]:
+        _log.warning("%s", found.warning(filled[rank]))
+
 
 def skeleton_of(checkpoint: _native.Checkpoint | Foreign, path: str) -> dict[Any, Any]:
     """Return the skeleton of a checkpoint: of another program's, too.
@@ -397,8 +475,78 @@ def skeleton_of(checkpoint: _native.Checkpoint | Foreign, path: str) -> dict[Any
     if isinstance(checkpoint, Foreign):
         return checkpoint.tree
     if checkpoint.kind == "ringstow":
-        return parse(checkpoint.state, path)
+        return _skeleton.parse(checkpoint.state, path)
     return {name: Leaf("$tensor", name) for name, *_ in checkpoint.tensors}
+
+
+def part_of(
+    checkpoint: _native.Checkpoint | Foreign,
+    path: str,
+    prefix: str | None,
+    names: list[str] | None = None,
+) -> dict[Any, Any]:
+    """Return the skeleton of the leaves below a prefix, or of those with these names.
+
+    Parses only names near the selected ones. If one is missing, it parses all names, so that the
+    error can suggest similar ones.
+
+    Raises:
+        KeyMismatchError: nothing is there.
+    """
+
+    def select(skeleton: dict[Any, Any]) -> dict[Any, Any]:
+        if names is None:
+            return by_prefix(skeleton, prefix or "", path, checkpoint.dropped)
+        return by_keys(skeleton, names, path, checkpoint.dropped)
+
+    if isinstance(checkpoint, Foreign):
+        return select(checkpoint.tree_of(prefix, names))
+    if checkpoint.kind != "ringstow":
+        return select(skeleton_of(checkpoint, path))
+    part = _skeleton.parse(checkpoint.part_of_state(prefix, names), path)
+    if part:
+        with contextlib.suppress(KeyMismatchError):
+            return select(part)
+    return select(_skeleton.parse(checkpoint.state, path))
+
+
+class Names(NamedTuple):
+    """Which part of a checkpoint is loaded, and how its names become those of the state dict."""
+
+    prefix: str | None = None
+    rename: Mapping[str, str] | None = None
+
+    def check(self) -> None:
+        """Raise TypeError or ValueError if these are not such arguments of a load."""
+        if not isinstance(self.prefix, str | None):
+            raise TypeError(f"prefix is one name, not {self.prefix!r}")
+        if self.rename is not None:
+            Rename(self.rename)
+
+    def shown(self) -> list[str]:
+        """Return those that are given, as the call has them."""
+        return [f"{name}={one!r}" for name, one in self._asdict().items() if one is not None]
+
+    def skeleton(self, checkpoint: _native.Checkpoint | Foreign, path: str) -> dict[Any, Any]:
+        """Return the skeleton of the part.
+
+        Raises:
+            KeyMismatchError: there is no such part, or it is one value.
+        """
+        if not self.prefix:
+            return skeleton_of(checkpoint, path)
+        part: dict[Any, Any] | None = below(part_of(checkpoint, path, self.prefix), self.prefix)
+        if part is None:
+            raise KeyMismatchError(
+                f"{path} has one value at {self.prefix!r}, and prefix= names a part: "
+                f"ringstow.load(path, keys=[{self.prefix!r}]) loads it",
+                path=path,
+                missing=[self.prefix],
+            )
+        return part
+
+
+_ALL = Names()
 
 
 @collector_paused()
@@ -415,6 +563,8 @@ def load_into(
     fetch: Fetch | None = None,
     kind: type[Merge] = Merge,
     parts: Parts | None = None,
+    names: Names = _ALL,
+    call: Call = LOAD_INTO,
 ) -> LoadReport:
     """Fill a state dict from the checkpoint at a path, if everything fits.
 
@@ -433,11 +583,13 @@ def load_into(
         raise InvalidStateError(f"a state dict must be a dict, not {type_name(state)}")
     from ringstow._report import LoadReport
 
-    skeleton = skeleton_of(checkpoint, path)
+    skeleton = names.skeleton(checkpoint, path)
     contents = Contents(path, checkpoint.tensor, allow_pickle=allow_pickle)
     damaged = find(checkpoint, skeleton) if skips else {}
     parts = Parts(state) if parts is None else parts
     merge = kind(contents, checkpoint, cast=cast, damaged=damaged, state=state, parts=parts)
+    if names.rename is not None:
+        skeleton = merge.renamed(state, skeleton, Rename(names.rename))
     with _torch.without_autograd():
         merge.merge(state, skeleton, ())
         merge.displace()
@@ -446,7 +598,8 @@ def load_into(
         whole += [] if merge.matches is None else merge.matches.names()
         fetch(whole, [(box.leaf.body, box.offsets, box.shape) for box in merge.boxes])
     merge.mismatched += _ties.differing(checkpoint, merge.fills)
-    merge.check(path, strict=strict, dropped=checkpoint.dropped)
+    found = merge.found(path, state, call, checkpoint.dropped, names.prefix or "")
+    merge.check(found, strict=strict)
     ways = _split(merge.fills)
     for fill in ways.copied:
         merge.survey.add(fill.leaf)
@@ -485,7 +638,9 @@ def load_into(
         assign(value)
     merge.hand_over(path)
     report = report.followed_by(LoadReport.from_json(read))
-    missing, unexpected = tuple(merge.missing), tuple(merge.unexpected)
+    missing, unexpected = (
+        tuple(flat_name(at) for at, _ in gaps) for gaps in (merge.missing, merge.unexpected)
+    )
     left = tuple(damaged.values())
     return dataclasses.replace(report, missing=missing, unexpected=unexpected, damaged=left)
 
@@ -561,20 +716,17 @@ def _holds(value: Any, wanted: Callable[[Any], bool]) -> bool:
     """Return whether a value, or one at any depth in it, is wanted."""
     if isinstance(value, Leaf) or is_stateful(value):
         return wanted(value)
-    items = _program.parts(value)
+    try:
+        items = _program.parts(value)
+    except Refused:  # it has more to it than its fields: see `_has_a_place`
+        return False
     return wanted(value) if items is None else any(_holds(item, wanted) for _, item in items)
 
 
 def _is_filled(value: Any) -> bool:
     if isinstance(value, Leaf):
         return value.tag in ("$tensor", "$ndarray")
-    return (
-        _torch.is_tensor(value)
-        or _numpy.is_array(value)
-        or _device_array.interface_of(value) is not None
-        or type(value) is PerRank
-        or is_stateful(value)
-    )
+    return type(value) is PerRank or is_stateful(value) or _is_array(value)
 
 
 # Dtypes that `cast` converts between. Not integers: they could overflow or lose a fraction.
@@ -590,17 +742,41 @@ def _can_cast(stored: Stored, dtype: str, shape: tuple[int, ...]) -> bool:
     return stored.dtype != dtype and stored.shape == shape and is_family
 
 
-def _names(value: Any, path: Path) -> Iterator[str]:
-    """Yield the flat names in a value; a list without tensors has one name."""
+def _leaves(value: Any, path: Path, parts: Parts | None = None) -> Iterator[Gap]:
+    """Yield the paths and values in a value and its objects; a list without tensors is one."""
+    part = None if parts is None else parts.of(value)
+    if part is not None:
+        value = part.state
     if isinstance(value, dict):
         pairs: Any = value.items()
     elif type(value) in _SEQUENCES and _holds_tensors(value):
         pairs = enumerate(value)
     else:
-        yield flat_name(path)
+        yield path, value
         return
     for key, item in pairs:
-        yield from _names(item, (*path, key))
+        yield from _leaves(item, (*path, key), parts)
+
+
+def _is_array(value: Any) -> bool:
+    return (
+        _torch.is_tensor(value)
+        or _numpy.is_array(value)
+        or _device_array.interface_of(value) is not None
+    )
+
+
+def _has_a_place(value: Any) -> bool:
+    """Return whether a save takes a value, so that a load may put another in its place.
+
+    Anything else is an object of the program's: whoever holds it would not see the change.
+    """
+    if type(value) in _PLAIN or isinstance(value, DamagedTensor):
+        return True
+    refusals = Refusals()
+    with contextlib.suppress(Error):
+        encode({"x": value}, refusals=refusals)
+    return not refusals
 
 
 def _kind(node: Any) -> str:

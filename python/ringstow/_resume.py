@@ -39,7 +39,12 @@ class Restored:
 
 
 def first_intact(
-    side: Side[Any], candidates: list[Step], into: dict[Any, Any] | None, on_corrupt: OnCorrupt
+    side: Side[Any],
+    candidates: list[Step],
+    into: dict[Any, Any] | None,
+    on_corrupt: OnCorrupt,
+    *,
+    strict: bool = True,
 ) -> Restored | None:
     """Load the first of these steps, or with ``"previous"`` the first that is intact.
 
@@ -55,7 +60,7 @@ def first_intact(
     for number, found in enumerate(candidates, 1):
         copies = itertools.takewhile(functools.partial(_is_copy, found), candidates[number:])
         tiers = [os.path.dirname(copy.path) for copy in copies]
-        attempt = side.load(found, into, tiers)
+        attempt = side.load(found, into, tiers, strict=strict)
         if attempt.error is None:
             assert attempt.state is not None
             assert found.step is not None

@@ -36,9 +36,10 @@ class Merge(Protocol):
     """What plans the changes of a state; see `ringstow._merge.Merge`."""
 
     contents: Contents
-    missing: list[str]
-    unexpected: list[str]
+    missing: list[tuple[Path, Any]]
+    unexpected: list[tuple[Path, Any]]
     mismatched: list[str]
+    differs: set[str]
     assigns: list[Any]
 
     def merge(self, target: Any, node: Any, path: Path) -> Any:
@@ -96,17 +97,19 @@ def _paired(
     if all(type(key) is str for key in (*keys, *saved)):
         pairs = {key: key for key in keys if key in saved}
         merge.unexpected += [
-            flat_name((*path, STATE, key, name))
+            ((*path, STATE, key, name), child)
             for key in saved.keys() - pairs.keys()
-            for name in _of(node[STATE], key) or ()
+            for name, child in (_of(node[STATE], key) or {}).items()
         ]
         if node[STATE]:
-            merge.missing += [flat_name((*path, STATE, key)) for key in keys if key not in pairs]
+            lacking = [key for key in keys if key not in pairs]
+            merge.missing += [((*path, STATE, key), here[STATE].get(key)) for key in lacking]
     elif len(keys) == len(saved):
         pairs = dict(zip(keys, saved, strict=True))
     else:
         pairs = {}
         name = flat_name(path)
+        merge.differs.add("kind")
         merge.mismatched.append(
             f"{name} is for {len(keys)} parameters here and for {len(saved)} in the checkpoint, "
             "which does not know their names"

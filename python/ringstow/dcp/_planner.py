@@ -15,11 +15,12 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan
 
 from ringstow._collector import collector_paused
+from ringstow._merge import judge
 from ringstow.dcp import _columns, _private, _travel
 from ringstow.dcp._metadata import dropped_from
 from ringstow.dcp._read_items import read_items
 from ringstow.dcp._travel import Content, Items
-from ringstow.tree._select import by_slim, check_match
+from ringstow.tree._mismatch import Call, Mismatch
 
 _STEPS = ("create_local_plan", "create_global_plan", "finish_plan")
 
@@ -51,6 +52,10 @@ class LoadPlanner(DefaultLoadPlanner):
     """Keys of other ranks' state dicts: only the checkpoint has them here, and that is right."""
     may_hold_more = False
     """Whether the checkpoint may hold any other keys."""
+    must_fill = False
+    """Whether to refuse a load without ``strict`` that fills nothing."""
+    call = Call("planner=ringstow.dcp.LoadPlanner(strict=False)")
+    """What the caller's call takes."""
 
     def __init__(
         self,
@@ -133,27 +138,52 @@ class LoadPlanner(DefaultLoadPlanner):
 
     def _check(self, metadata: Metadata) -> None:
         saved, wanted = metadata.state_dict_metadata, self.state_dict
-        missing = [name for name in wanted if name not in saved] if self._strict else []
+        missing = [((name,), wanted[name]) for name in wanted if name not in saved]
         known = {*wanted, *self.elsewhere}
         is_exact = self._strict and not self.may_hold_more
-        unexpected = [name for name in saved if name not in known] if is_exact else []
+        unexpected = [((name,), saved[name]) for name in saved if name not in known]
         pairs = ((name, wanted[name], saved[name]) for name in wanted if name in saved)
-        mismatched = [text for pair in pairs if (text := _difference(*pair))]
-        path = str(getattr(metadata.storage_meta, "checkpoint_id", None) or "the checkpoint")
-        lost = by_slim(missing, dropped_from(metadata))
-        check_match(path, missing, unexpected, mismatched, *lost)
+        different = [found for pair in pairs if (found := _difference(*pair))]
+        mismatch = Mismatch(
+            str(getattr(metadata.storage_meta, "checkpoint_id", None) or "the checkpoint"),
+            self.original_state_dict,
+            missing,
+            unexpected if is_exact or self.must_fill else [],
+            [text for _, text in different],
+            {kind for kind, _ in different},
+            self.call,
+            lambda: (((name,), value) for name, value in wanted.items()),
+            _kind_of,
+            dropped_from(metadata),
+        )
+        if different or (self._strict and (missing or mismatch.unexpected)):
+            raise mismatch.error(strict=self._strict)
+        if self.must_fill and missing:
+            filled = mismatch.filled()
+            if not known.isdisjoint(saved):  # another rank may have what this one has not
+                filled = filled._replace(names=filled.of_names)
+            judge(mismatch, [filled], 0 if self.is_coordinator else -1)
 
 
-def _difference(name: str, here: Any, there: Any) -> str | None:
-    """Return the difference that keeps a saved value from being loaded into another; or None."""
+def _kind_of(value: Any) -> object:
+    """Return the dtype and shape of a tensor here or in the checkpoint, else its type."""
+    if isinstance(value, TensorStorageMetadata):
+        return value.properties.dtype, tuple(value.size)
+    if isinstance(value, torch.Tensor):
+        return value.dtype, tuple(getattr(value, "global_shape", value.shape))
+    return BytesStorageMetadata
+
+
+def _difference(name: str, here: Any, there: Any) -> tuple[str, str] | None:
+    """Return what keeps a saved value from being loaded into another: its kind, and a sentence."""
     if isinstance(there, BytesStorageMetadata):
         if isinstance(here, torch.Tensor):
-            return f"{name} is a tensor here and an object in the checkpoint"
+            return "kind", f"{name} is a tensor here and an object in the checkpoint"
         return None
     if not isinstance(here, torch.Tensor):
-        return f"{name} is a {type(here).__name__} here and a tensor in the checkpoint"
+        return "kind", f"{name} is a {type(here).__name__} here and a tensor in the checkpoint"
     assert isinstance(there, TensorStorageMetadata)
     shape = torch.Size(getattr(here, "global_shape", here.size()))
     if shape != there.size:
-        return f"{name} is {list(shape)} here and {list(there.size)} in the checkpoint"
+        return "size", f"{name} is {list(shape)} here and {list(there.size)} in the checkpoint"
     return None

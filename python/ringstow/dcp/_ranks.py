@@ -35,6 +35,7 @@ from ringstow.dcp._reader import StorageReader
 from ringstow.dcp._stream import StagingFuture
 from ringstow.dcp._together import agree, each, from_first, gathered, sendable
 from ringstow.dcp._writer import StorageWriter
+from ringstow.tree._mismatch import Call
 
 if TYPE_CHECKING:
     from ringstow._base import Base
@@ -208,10 +209,20 @@ class Ranks:
             )
         agree(error, self._group)
 
-    def load(self, found: Step, into: dict[Any, Any] | None, tiers: Sequence[str] = ()) -> Attempt:
+    def load(
+        self,
+        found: Step,
+        into: dict[Any, Any] | None,
+        tiers: Sequence[str] = (),
+        *,
+        strict: bool = True,
+        call: Call | None = None,
+    ) -> Attempt:
         assert into is not None
         error: BaseException | None = None
-        planner = LoadPlanner()
+        planner = LoadPlanner(strict=strict)
+        planner.must_fill = not strict
+        planner.call = call or Call("strict=False")
         planner.elsewhere = self._names(into)
         try:
             if found.status != "committed":  # DCP hides why: open it once for the reason

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ringstow import _arguments, _late, _load, _merge, _native, _nearest, _outcomes
@@ -23,7 +23,8 @@ from ringstow.distributed._group import Group, group_of
 from ringstow.distributed._mend import Mender
 from ringstow.distributed._room import room
 from ringstow.distributed._whole import Whole
-from ringstow.tree._select import check_match
+from ringstow.tree._mismatch import Call, Filled, Mismatch
+from ringstow.tree._walk import flat_name
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
     from ringstow._report import LoadReport
 
 _ATTEMPTS = 100
+LOAD_INTO = Call(
+    "strict=False",
+    frozenset({"cast", "prefix", "rename"}),
+    load="ringstow.distributed.load",
+)
 _log = logging.getLogger("ringstow")
 
 
@@ -41,6 +47,8 @@ def load_into(
     path: StrPath | Sequence[StrPath],
     *,
     group: dist.ProcessGroup | None = None,
+    prefix: str | None = None,
+    rename: Mapping[str, str] | None = None,
     strict: bool = True,
     cast: bool = False,
     verify: bool = True,
@@ -60,8 +68,11 @@ def load_into(
         path: the checkpoint's directory or URL, or the tiers of a run, as in `ringstow.load`. The
             first rank looks for the newest step of tiers.
         group: the ranks; None means all.
+        prefix: as in `ringstow.load_into`.
+        rename: as in `ringstow.load_into`.
         strict: require that this rank's keys are in the checkpoint, and the checkpoint's on some
-            rank. False loads the keys that both have, and the report lists the others.
+            rank. False loads the keys that both have, and the report lists the others; it is an
+            error if that fills nothing on any rank.
         cast: as in `ringstow.load_into`.
         verify: as in `ringstow.load_into`.
         allow_pickle: as in `ringstow.load_into`.
@@ -76,16 +87,46 @@ def load_into(
             elements of the tensors are undefined on all.
         Exception: as from `ringstow.load_into`.
     """
+    names = _merge.Names(prefix, rename)
+    return fill(
+        state_dict,
+        path,
+        LOAD_INTO,
+        names,
+        group=group,
+        strict=strict,
+        cast=cast,
+        verify=verify,
+        allow_pickle=allow_pickle,
+        config=config,
+    )
+
+
+def fill(
+    state_dict: dict[Any, Any],
+    path: StrPath | Sequence[StrPath],
+    call: Call,
+    names: _merge.Names | None = None,
+    *,
+    group: dist.ProcessGroup | None = None,
+    strict: bool = True,
+    cast: bool = False,
+    verify: bool = True,
+    allow_pickle: bool = False,
+    config: Config | None = None,
+) -> LoadReport:
+    """Do what `load_into` does, for a call that takes what ``call`` says."""
     ranks = group_of(group)
+    names = names or _merge.Names()
     with ranks.turn, _outcomes.failing("load", _nearest.shown(path)):
         path, config = _named(ranks, "load_into", path, config)
-        where, settings, found = _meet(ranks, "load_into", path, config, strict)
+        where, settings, found = _meet(ranks, "load_into", path, config, strict, names=names)
         # What nodes that share no directory lack, they get from each other.
         copies = copies_of(where, given(config).tiers) if found is None else []
         parts = ranks.each(lambda: Parts(state_dict))
         for attempt in range(_ATTEMPTS):
             with _fetching(ranks, where, found, settings) as needs:
-                one = _Load(ranks, where, copies, needs, strict=strict)
+                one = _Load(ranks, where, copies, needs, strict=strict, names=names, call=call)
                 try:
                     report = one.run(
                         state_dict,
@@ -204,7 +245,12 @@ def _named(
 
 
 def _meet(
-    ranks: Group, call: str, path: StrPath, config: Config | None, *options: object
+    ranks: Group,
+    call: str,
+    path: StrPath,
+    config: Config | None,
+    *options: object,
+    names: _merge.Names | None = None,
 ) -> tuple[str, str, _Found | None]:
     """Return the path and the configuration, once all ranks make the same call and see the path.
 
@@ -218,7 +264,10 @@ def _meet(
     where, settings = str(path), ""
     error: BaseException | None = None
     own = _whole.Look()
+    names = names or _merge.Names()
+    options = (*options, *names.shown())
     try:
+        names.check()
         where, settings = to_read(path), native_json(config)
         own = _whole.look(where, settings)
     except BaseException as caught:
@@ -264,31 +313,53 @@ def _settings(config: Config | None, found: _Found | None, needs: Needs | None) 
     return dataclasses.replace(settings, stripe=(*settings.stripe, needs.room.stripe))
 
 
+class _Compared(NamedTuple):
+    """What a rank has compared."""
+
+    unexpected: frozenset[str]
+    """Keys of the checkpoint that this rank has not."""
+    fits: bool
+    """Whether all that this rank has is in the checkpoint, and alike."""
+    filled: Filled
+    """How much a load without ``strict`` fills."""
+
+
 class _Opened:
     """What a rank says of its load: what has failed, or which checkpoint it has opened."""
 
-    def __init__(self, error: BaseException | None, stamp: str | None, names: set[str]) -> None:
+    def __init__(
+        self, error: BaseException | None, stamp: str | None, compared: _Compared | None
+    ) -> None:
         self.error = None if error is None else sendable(error)
         self.stamp = stamp
-        self.names = names
-        """Keys of the checkpoint that this rank has not."""
+        self.compared = compared
 
 
 class _Load:
     """One attempt of this rank."""
 
     def __init__(
-        self, ranks: Group, path: str, copies: list[str], needs: Needs | None, *, strict: bool
+        self,
+        ranks: Group,
+        path: str,
+        copies: list[str],
+        needs: Needs | None,
+        *,
+        strict: bool,
+        names: _merge.Names,
+        call: Call,
     ) -> None:
         self._ranks = ranks
         self._path = path
         self._copies = copies
         self._needs = needs
         self._strict = strict
+        self._names = names
+        self._call = call
         self._stamp: str | None = None
         self.errors: list[BaseException | None] = []
         """Why the load has failed, on each rank."""
-        self._left: list[str] = []
+        self._found: Mismatch | None = None
 
     def run(
         self,
@@ -304,11 +375,11 @@ class _Load:
         load, rank = self, self._ranks.rank
 
         class Merge(_merge.Merge):
-            def check(self, path: str, *, strict: bool, dropped: list[str]) -> None:
-                # Other ranks may have what this one has not.
-                load._left, self.unexpected = self.unexpected, []
-                super().check(path, strict=strict, dropped=dropped)
-                self.unexpected = [] if strict else load._left
+            def check(self, found: Mismatch, *, strict: bool) -> None:
+                # `_ready` judges: other ranks may have what this one has not.
+                load._found = found
+                if not load._fits():
+                    load._ready()
 
         Merge.rank = rank
         report: LoadReport | None = None
@@ -334,6 +405,8 @@ class _Load:
                 fetch=self._fetching(checkpoint),
                 kind=Merge,
                 parts=parts,
+                names=self._names,
+                call=self._call,
             )
         except BaseException as caught:
             error = caught
@@ -357,14 +430,47 @@ class _Load:
 
         return fetch
 
+    def _fits(self) -> bool:
+        """Whether all that this rank has is in the checkpoint, and alike."""
+        found = self._found
+        assert found is not None
+        return not found.different and not (self._strict and found.missing)
+
     def _ready(self) -> None:
-        """Go on if nothing has failed on any rank."""
+        """Go on if nothing has failed on any rank, and everything fits on all of them.
+
+        A rank whose state dict does not fit comes here at once, and all others before they change
+        anything.
+        """
+        found = self._found
+        assert found is not None
+        filled = Filled(1, 1, 0, 0) if found.state else Filled(0, 0, 0, 0)
+        if not self._strict and found.missing:
+            filled = found.filled()
+        unexpected = frozenset(flat_name(path) for path, _ in found.unexpected)
         with _together():
-            self._say(None)
+            said = self._gathered(None, _Compared(unexpected, self._fits(), filled))
+            compared = [one for one in said if one is not None]
+            of_all = frozenset.intersection(*(one.unexpected for one in compared))
+            found = dataclasses.replace(
+                found, unexpected=[gap for gap in found.unexpected if flat_name(gap[0]) in of_all]
+            )
+            are_left = self._strict and bool(of_all)
+            if are_left or not all(one.fits for one in compared):
+                is_right = self._fits() and not are_left
+                self._gathered(None if is_right else found.error(strict=self._strict), None)
+            if not self._strict:
+                _merge.judge(found, [one.filled for one in compared], self._ranks.rank)
 
     def _say(self, error: BaseException | None) -> None:
         """Raise on all ranks if one has failed."""
-        all_said = self._ranks.gathered(_Opened(error, self._stamp, set(self._left)))
+        self._gathered(error, None)
+
+    def _gathered(
+        self, error: BaseException | None, compared: _Compared | None
+    ) -> list[_Compared | None]:
+        """Return what all ranks have compared, if none has failed."""
+        all_said = self._ranks.gathered(_Opened(error, self._stamp, compared))
         self.errors = [one.error for one in all_said]
         failures = [one.error for one in all_said if one.error is not None]
         if failures and all(isinstance(one, ReplacedCheckpointError) for one in failures):
@@ -375,9 +481,7 @@ class _Load:
         stamps = {one.stamp for one in all_said}
         if len(stamps) > 1:
             raise ReplacedCheckpointError(f"{self._path} was replaced while the ranks opened it")
-        unexpected = sorted(set.intersection(*(one.names for one in all_said)))
-        if self._strict and unexpected:
-            check_match(self._path, [], unexpected, [])
+        return [one.compared for one in all_said]
 
 
 class _TogetherError(Exception):

@@ -16,14 +16,20 @@ from ringstow._config import with_tiers
 from ringstow._errors import InvalidStateError
 from ringstow.dcp import _paths, _ranks
 from ringstow.dcp._together import agree, gathered
-from ringstow.distributed._load import load_into
+from ringstow.distributed._load import fill
 from ringstow.distributed._save import save, save_async
+from ringstow.tree._mismatch import Call
 
 if TYPE_CHECKING:
     from ringstow._base import Base
     from ringstow._catalog_report import Step
     from ringstow._report import SaveReport
     from ringstow.dcp._handle import RanksHandle
+
+# What `CheckpointManager.restore` takes on several ranks.
+RESTORE = Call(
+    "strict=False", instead="ringstow.distributed.load_into", load="ringstow.distributed.load"
+)
 
 
 class Ranks(_ranks.Ranks):
@@ -86,16 +92,26 @@ class Ranks(_ranks.Ranks):
         assert handle is not None
         return handle
 
-    def load(self, found: Step, into: dict[Any, Any] | None, tiers: Sequence[str] = ()) -> Attempt:
+    def load(
+        self,
+        found: Step,
+        into: dict[Any, Any] | None,
+        tiers: Sequence[str] = (),
+        *,
+        strict: bool = True,
+        call: Call | None = None,
+    ) -> Attempt:
         assert into is not None
         if not self._is_ours(found.path):
-            return super().load(found, into, tiers)
+            return super().load(found, into, tiers, strict=strict, call=call)
         error: BaseException | None = None
         try:
-            load_into(
+            fill(
                 into,
                 found.path,
+                call or RESTORE,
                 group=self._given,
+                strict=strict,
                 config=with_tiers(self._config, tiers),
                 allow_pickle=self._allow_pickle,
             )

@@ -32,6 +32,7 @@ from ringstow.dcp import _mark, _private
 from ringstow.dcp._ranks import Ranks
 from ringstow.dcp._together import agree, explained, from_first, gathered
 from ringstow.integrations import _saves, _values
+from ringstow.tree._mismatch import Call
 
 if TYPE_CHECKING:
     from ringstow._handle import SaveHandle
@@ -182,9 +183,11 @@ def restore(
             "which says which shards this worker has"
         )
     if is_sharded or (into is not None and _is_sharded(into)):
-        attempt = worker.ranks(config, "guard", allow_pickle).load(found, into)
+        call = Call(instead="ringstow.distributed.load_into", load="ringstow.distributed.load")
+        attempt = worker.ranks(config, "guard", allow_pickle).load(found, into, call=call)
     else:
-        attempt = Alone(config, "guard", allow_pickle, ()).load(found, into)
+        call = Call(instead="ringstow.load_into")
+        attempt = Alone(config, "guard", allow_pickle, ()).load(found, into, call=call)
         agree(attempt.error, worker.group)
     if attempt.error is not None:
         raise explained(attempt.error, f"{path} could not be loaded.")

@@ -58,10 +58,10 @@ def parse(value: object, interface: Mapping[str, Any], key: str) -> DeviceArray:
     if version > VERSION_MAX:
         raise UnsupportedError(
             f"{key}: its __cuda_array_interface__ is of version {version}, and versions up to "
-            f"{VERSION_MAX} are known here; save a numpy array made from it"
+            f"{VERSION_MAX} are known here; use a numpy array made from it"
         )
     if interface.get("mask") is not None:
-        raise UnsupportedError(f"{key} is a masked array on a GPU; save its data and its mask")
+        raise UnsupportedError(f"{key} is a masked array on a GPU; use its data and its mask")
     code = _code(typestr, key)
     size = _numpy.itemsize(typestr)
     dense = dense_strides(shape, size)
@@ -90,7 +90,7 @@ def _code(typestr: str, key: str) -> str:
     code = _numpy.code_of(typestr)
     if code is None or typestr.startswith(">"):
         raise UnsupportedError(
-            f"{key} is an array of {typestr!r} on a GPU, which can't be saved; save it as an array "
+            f"{key} is an array of {typestr!r} on a GPU, which can't be saved; use it as an array "
             "of little-endian numbers of 1 to 16 bytes"
         )
     return code

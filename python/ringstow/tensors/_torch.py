@@ -202,15 +202,15 @@ def check_dense(tensor: torch.Tensor, key: str) -> None:
     if tensor.device.type == "meta":
         raise UnsupportedError(f"{key} is on the meta device and has no data; materialize it first")
     if tensor.is_nested:
-        raise UnsupportedError(f"{key} is a nested tensor; save its .unbind() parts instead")
+        raise UnsupportedError(f"{key} is a nested tensor; use its .unbind() parts instead")
     if tensor.layout != torch.strided:
         raise UnsupportedError(
-            f"{key} is sparse or in a library's own layout ({tensor.layout}); save .to_dense(), "
+            f"{key} is sparse or in a library's own layout ({tensor.layout}); use .to_dense(), "
             "or its indices and values, instead"
         )
     if tensor.is_quantized:
         raise UnsupportedError(
-            f"{key} is quantized ({tensor.dtype}); save .int_repr(), its scale and its zero point"
+            f"{key} is quantized ({tensor.dtype}); use .int_repr(), its scale and its zero point"
         )
 
 
@@ -236,7 +236,7 @@ def _remedy(kind: type) -> str:
             "torch.distributed.checkpoint with ringstow.dcp.StorageWriter(), or "
             ".full_tensor() on one rank, or .to_local() on each"
         )
-    return "it computes its elements (__torch_dispatch__); save a plain tensor made from it"
+    return "it computes its elements (__torch_dispatch__); use a plain tensor made from it"
 
 
 def check_storage(tensor: torch.Tensor, key: str) -> None:
@@ -265,7 +265,7 @@ def code_of(tensor: torch.Tensor, key: str) -> str:
     code = CODES.get(dtype_name(tensor.dtype))
     if code is None:
         raise UnsupportedError(
-            f"{key} has dtype {tensor.dtype}, which the format does not know; save a .view() of it "
+            f"{key} has dtype {tensor.dtype}, which the format does not know; use a .view() of it "
             "as another dtype"
         )
     return code

@@ -173,7 +173,7 @@ class Survey:
             raise UnsupportedError(
                 f"{describe(path)} was saved with pickle, which can run any code when it is "
                 "loaded: if you trust who wrote the checkpoint, pass allow_pickle=True; or load "
-                "the rest with prefix= or keys="
+                "the rest with prefix= or keys= of ringstow.load"
             )
         elif leaf.tag in _TYPED:
             _of_type(leaf, describe(path))
@@ -390,7 +390,8 @@ class Builder:
             raise UnsupportedError(
                 f"{key} is an object that torch.load does not read with weights_only=True: if "
                 "you trust who wrote the checkpoint, pass allow_pickle=True, which can run any "
-                f"code; or load the rest with prefix= or keys=. torch said: {error}"
+                "code; or load the rest with prefix= or keys= of ringstow.load. torch said: "
+                f"{error}"
             ) from error
         except (RuntimeError, ValueError, EOFError) as error:
             raise self._contents.unreadable(path, error) from error

@@ -67,13 +67,13 @@ def resolve(tag: str, name: str, key: str) -> type:
             remedy = f"{module} is imported and has no {path}: define it there"
         raise UnsupportedError(
             f"{key} is a {shown}, a type that is not imported here; {remedy}, or load the rest "
-            "with prefix= or keys="
+            "with prefix= or keys= of ringstow.load"
         )
     what, is_of_kind = _KINDS[tag]
     if not is_of_kind(found) or _has_finalizer(found):
         raise UnsupportedError(
             f"{key} is a {shown}, which is no {what} here as it was when it was saved; load the "
-            "rest with prefix= or keys="
+            "rest with prefix= or keys= of ringstow.load"
         )
     return found
 
@@ -275,7 +275,7 @@ def _check_fields(
         what = f"has no field {unknown[0]!r}" if unknown else f"has a new field {missing[0]!r}"
         raise UnsupportedError(
             f"{key} was saved as a {name.replace(':', '.')} with other fields: the type here "
-            f"{what}; load the rest with prefix= or keys="
+            f"{what}; load the rest with prefix= or keys= of ringstow.load"
         )
 
 
@@ -332,7 +332,7 @@ def member_at(name: str, member: str | int, key: str) -> Any:
         pass
     raise UnsupportedError(
         f"{key} is {name.replace(':', '.')}.{member}, a member that the Enum here has not; load "
-        "the rest with prefix= or keys="
+        "the rest with prefix= or keys= of ringstow.load"
     )
 
 

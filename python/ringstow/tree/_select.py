@@ -107,33 +107,10 @@ def by_slim(missing: Iterable[str], dropped: Iterable[str]) -> list[str]:
     return [f"`slim` has dropped {' and '.join(lost)} from this checkpoint"] if lost else []
 
 
-def check_match(
-    path: str, missing: list[str], unexpected: list[str], mismatched: list[str], *advice: str
-) -> None:
-    """Raise a KeyMismatchError that lists all mismatches of a state dict, if there are any."""
-    lists = {
-        "not in the checkpoint": missing,
-        "only in the checkpoint": unexpected,
-        "different": mismatched,
-    }
-    parts = [listed(title, names) for title, names in lists.items() if names]
-    if not parts:
-        return
-    if missing or unexpected:
-        parts.append("strict=False loads what is in both")
-    raise KeyMismatchError(
-        f"{path} does not fit the state dict; " + "; ".join([*parts, *advice]),
-        path=path,
-        missing=missing,
-        unexpected=unexpected,
-        mismatched=mismatched,
-    )
-
-
 def _hint(name: str, names: list[str]) -> str:
     below = f"{name}."
     if any(other.startswith(below) for other in names):
-        return f"; {name!r} is a group: load it with prefix={below!r}"
+        return f"; {name!r} is a group: ringstow.load(path, prefix={below!r}) loads it"
     import difflib
 
     close = difflib.get_close_matches(name, names[:_CANDIDATES_MAX])

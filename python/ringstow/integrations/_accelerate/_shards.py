@@ -19,6 +19,7 @@ from ringstow.dcp import LoadPlanner, StorageReader, _private
 from ringstow.dcp._together import from_first, gathered
 from ringstow.integrations import _values
 from ringstow.integrations._accelerate._states import ACCELERATOR, key, put_scaler
+from ringstow.tree._mismatch import Call
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -86,6 +87,7 @@ def load_into(
     reader = StorageReader(path, config=config, allow_pickle=allow_pickle)
     saved = from_first(lambda: set(reader.read_metadata().state_dict_metadata), group)
     planner = LoadPlanner(strict=strict)
+    planner.call = Call("strict=False")
     planner.elsewhere = names | {one for one in saved if one.partition(".")[0] not in state}
     load(
         state,

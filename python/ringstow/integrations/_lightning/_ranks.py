@@ -21,13 +21,14 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from ringstow._arguments import absolute
 from ringstow._config import Config
-from ringstow._errors import InvalidStateError, KeyMismatchError
+from ringstow._errors import InvalidStateError
 from ringstow._guard import Staging
 from ringstow.dcp import LoadPlanner, StorageReader, _latest, _private
 from ringstow.dcp import _ranks as _dcp_ranks
 from ringstow.dcp._handle import RanksHandle
 from ringstow.dcp._together import each, from_first, gathered
 from ringstow.integrations._lightning._parts import META, MODEL, is_optimizers, optimizer_key
+from ringstow.tree._mismatch import Call
 
 _T = TypeVar("_T")
 
@@ -87,6 +88,7 @@ class Ranks:
         # then takes the checkpoint for one of an older torch.
         planner = LoadPlanner(strict=strict, flatten_sharded_tensors=False)
         planner.elsewhere = set().union(*names) | (set() if optimizers else theirs)
+        planner.call = Call("strict_loading = False of the module")
         try:
             load(
                 state,
@@ -149,8 +151,6 @@ def _set(
 def _first_failure(error: CheckpointException) -> BaseException:
     """Return the first rank's error, which torch hides behind the traces of all of them."""
     failure: BaseException = error.failures[min(error.failures)][0]
-    if isinstance(failure, KeyMismatchError):
-        failure.add_note("In Lightning: strict_loading = False of the module loads what is in both")
     return failure
 
 

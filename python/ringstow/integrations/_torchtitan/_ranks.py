@@ -24,6 +24,7 @@ from ringstow.dcp._stock import StockReader
 from ringstow.dcp._together import each, from_first
 from ringstow.integrations import _named
 from ringstow.integrations._torchtitan import _steps
+from ringstow.tree._mismatch import Call
 
 _T = TypeVar("_T")
 
@@ -86,6 +87,7 @@ class Ranks:
             _latest.agree_on(path, self._group)
         planner = LoadPlanner()
         planner.may_hold_more = True
+        planner.call = Call()
         self._load(state, path, self.together(lambda: self._reader(path, kind)), planner)
 
     def load_from(self, state: dict[str, Any], path: str, reader: Any) -> None:

@@ -23,6 +23,7 @@ from ringstow.dcp import LoadPlanner, StorageReader, _latest
 from ringstow.dcp import _ranks as _dcp_ranks
 from ringstow.dcp._together import from_first
 from ringstow.integrations._transformers import _weights
+from ringstow.tree._mismatch import Call
 
 if TYPE_CHECKING:
     import torch
@@ -87,6 +88,7 @@ class Shards:
         """Load one of the parts, and leave the others."""
         _latest.agree_on(path, self._group)
         planner = LoadPlanner(flatten_sharded_tensors=False)
+        planner.call = Call()
         planner.elsewhere = {
             name for name in self._names(path) if not any(_is_below(top, name) for top in state)
         }

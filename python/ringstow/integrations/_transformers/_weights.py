@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 from ringstow._config import Config
 from ringstow._errors import IncompleteCheckpointError, KeyMismatchError
-from ringstow._load import load, load_into
+from ringstow._load import fill, load
 from ringstow._open import open as open_checkpoint
+from ringstow.tree._mismatch import Call
 
 Kind = Literal["a whole model", "adapters", "shards"]
 
@@ -74,7 +75,7 @@ def load_weights(state_dict: dict[str, Any], path: str, config: Config | None) -
         KeyMismatchError: the checkpoint has other weights than the model.
         CorruptCheckpointError: the bytes on disk are not those that were written.
     """
-    report = load_into(state_dict, path, strict=False, config=config)
+    report = fill(state_dict, path, Call(), strict=False, config=config)
     besides = (f"{TRAINER}.", f"{ADAPTERS}.")
     unexpected = [name for name in report.unexpected if not f"{name}.".startswith(besides)]
     if report.missing or unexpected:
