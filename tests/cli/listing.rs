@@ -67,7 +67,7 @@ fn ls_shows_metrics_if_a_checkpoint_has_some() {
     let row = ran.out.lines().find(|line| line.starts_with("step-00000005")).unwrap();
     assert!(row.ends_with("loss 0.1235"), "{row}");
     let words: Vec<&str> = ran.out.split_whitespace().collect(); // the cell wraps
-    assert!(words.join(" ").contains("number 2 1e-9, … 6 more"), "{}", ran.out);
+    assert!(words.join(" ").contains("name 2 1e-9, … 6 more"), "{}", ran.out);
 }
 
 #[test]
