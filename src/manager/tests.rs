@@ -103,26 +103,6 @@ fn failed_background_save_is_the_error_of_the_next_call_which_begins_nothing() {
     );
 }
 
-/// A tensor for which no disk has room.
-struct Huge;
-
-impl crate::Source for Huge {
-    fn nbytes(&self) -> u64 {
-        8 << 40
-    }
-
-    fn read(&self, _: usize, _: &mut [u8]) -> Result<()> {
-        unreachable!("the save fails before it copies a byte")
-    }
-}
-
-fn huge() -> StateDict<'static> {
-    let info = crate::TensorInfo { name: "w".into(), dtype: Dtype::U8, shape: vec![8 << 40] };
-    let mut state = StateDict::new();
-    state.source(info, Box::new(Huge));
-    state
-}
-
 #[test]
 fn full_disk_names_the_rules_and_the_room_that_they_need() {
     let best = Some("loss:min:1".parse().unwrap());
@@ -135,16 +115,18 @@ fn full_disk_names_the_rules_and_the_room_that_they_need() {
         (Keep::default(), &["no rule", "n + 1"]),
     ] {
         let root = tempfile::tempdir().unwrap();
-        let mut manager = manager(&root, keep);
-        let direct = manager.save(1, &mut huge(), NO_METRICS).unwrap_err();
-        manager.save_async(1, huge(), NO_METRICS).unwrap();
-        for error in [direct, manager.wait().unwrap_err()] {
-            assert!(error.is_disk_full(), "{error}");
-            let text = error.to_string();
-            for part in said.iter().chain(&["free", "has been removed"]) {
-                assert!(text.contains(part), "{part:?} is not in {text}");
-            }
+        let manager = manager(&root, keep);
+        let error = |number| std::io::Error::from_raw_os_error(number);
+        let failed = |number| {
+            let path = root.path().join("step-00000001");
+            let error = Error::io("writing", path.clone(), error(number));
+            manager.shared.failed(&path, error).to_string()
+        };
+        let text = failed(nix::libc::ENOSPC);
+        for part in said.iter().chain(&["free some space", "has been removed"]) {
+            assert!(text.contains(part), "{part:?} is not in {text}");
         }
+        assert!(!failed(nix::libc::EACCES).contains("Keep"), "another failure has other remedies");
     }
 }
 
