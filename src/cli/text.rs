@@ -91,7 +91,7 @@ fn number(value: f64) -> String {
     match rounded.abs() {
         0.0 | 1e-4..1e7 => format!("{rounded}"),
         _ if rounded.is_finite() => format!("{rounded:e}"),
-        _ => format!("{value}"),
+        _ => format!("{value:.3e}"), // the largest numbers would round to infinity
     }
 }
 
