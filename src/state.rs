@@ -114,8 +114,8 @@ impl<'a> StateDict<'a> {
         self.bytes(name, T::DTYPE, shape, bytemuck::cast_slice(data))
     }
 
-    /// Adds a tensor as elements that the state owns or shares: a `Vec`, an `Arc<Vec>`, an `Arc<[T]>`. [`save_async`](crate::save_async)
-    /// needs such a state, and has an example.
+    /// Adds a tensor as elements that the state owns or shares: a `Vec`, an `Arc<Vec>`, an `Arc<[T]>`.
+    /// [`save_async`](crate::save_async()) needs such a state, and has an example.
     ///
     /// # Errors
     /// As for [`StateDict::slice`].

@@ -6,8 +6,10 @@ import dataclasses
 import json
 
 import fake_native
+import numpy as np
 import pytest
 
+import ringstow
 from ringstow import Config, Fallback, LoadReport, PromotionReport, SaveReport, VerifyReport
 
 
@@ -86,6 +88,21 @@ def test_report_text_mentions_gpu_copies():
     assert "pageable memory" in str(on_gpus(10**9, pinned=False))
     assert on_gpus(0, pinned=None).device_gb_per_s is None
     assert "GPU" not in str(on_gpus(0, pinned=None))
+
+
+def test_reports_of_saves_and_loads_have_the_step(tmp_path):
+    state = {"a": np.arange(3)}
+    saves = [
+        ringstow.save(state, tmp_path / "a", step=7),
+        ringstow.save_async(state, tmp_path / "b", step=7).result(),
+        ringstow.load_into(state, tmp_path / "a"),
+    ]
+    assert [report.step for report in saves] == [7, 7, 7]
+    assert all(
+        f"{tmp_path}/{name}, step 7: " in str(report)
+        for name, report in zip("aba", saves, strict=True)
+    )
+    assert ringstow.save(state, tmp_path / "c").step is None
 
 
 def of_json(kind, fields, **others):

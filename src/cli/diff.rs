@@ -19,10 +19,10 @@ const VALUE_MAX: usize = 40;
 
 /// Compare two checkpoints
 ///
-/// Prints the step and metrics of each, the tensors and values that differ, that only one has, and tensors of another dtype or shape. Reads
-/// only tensors whose checksums do not tell whether they are equal. A is - and B is +. Exits with 0 if the two
-/// are equal, with 1 if they differ, and with 2 if they could not be compared. Either may be a directory of
-/// other programs' safetensors files; then only tensors are compared.
+/// Prints the step and metrics of each, the tensors and values that differ, that only one has, and tensors of
+/// another dtype or shape. Reads only tensors whose checksums do not tell whether they are equal. A is - and B is +.
+/// Exits with 0 if the two are equal, with 1 if they differ, and with 2 if they could not be compared; steps and metrics
+/// do not count. Either may be a directory of other programs' safetensors files; then only tensors are compared.
 #[derive(Debug, Args)]
 pub struct Diff {
     /// A checkpoint's directory
