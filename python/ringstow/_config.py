@@ -51,6 +51,8 @@ class Config:
     default. Sizes are numbers of bytes or text: ``"64M"`` and ``"64MiB"`` are 64 * 2^20, ``"64MB"``
     is 64 * 10^6; they are kept as numbers. Everything is checked at once.
 
+    Each process has staging memory of its own: the ranks of a node take ranks * ``pool_bytes``.
+
     Raises:
         InvalidStateError: a field or variable has an invalid value, or two contradict each other.
             The message has the allowed values.
