@@ -54,7 +54,8 @@ pub enum Switch {
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Most bytes of staging memory, allocated as needed. A save of any size needs no other memory. A pool as large as
-    /// the checkpoint makes a save a snapshot; a smaller one streams. Default 256 MiB.
+    /// the checkpoint makes a save a snapshot; a smaller one streams. Each process has a pool of its own: the ranks of a node
+    /// take ranks * `pool_bytes` together. Default 256 MiB.
     #[serde(deserialize_with = "size")]
     pub pool_bytes: u64,
     /// Bytes of one staging buffer and of one transfer. A multiple of 4096. Default 4 MiB.

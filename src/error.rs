@@ -398,6 +398,20 @@ impl Error {
         matches!(self, Self::Io { cause, .. } if is_full(cause))
     }
 
+    /// Adds to the error of a save that met a full disk how much room the run needs.
+    pub(crate) fn needing_room(self, room: &str) -> Self {
+        match &self {
+            Self::Io { hint, shortage, .. }
+                if self.is_disk_full()
+                    && hint.is_empty()
+                    && *shortage != Some(Shortage::Inodes) =>
+            {
+                self.hinted(format!("{room}. {UNDONE}"))
+            }
+            _ => self,
+        }
+    }
+
     /// An [`Error::Corrupt`] of bytes that belong to no tensor.
     pub(crate) fn corrupt(
         path: &Path,

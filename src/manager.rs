@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 pub use restore::{OnDamage, Restored};
 pub use rules::Keep;
-use rules::{besides, check_keeps};
+use rules::{besides, check_keeps, room};
 pub use slim::Slim;
 pub use tiers::Tiers;
 use tiers::{Copies, Stays};
@@ -212,7 +212,7 @@ impl CheckpointManager {
         self.shared.note(step, state, metrics)?;
         let path = self.path(step);
         let saved = self.shared.store.save(state, &path);
-        let report = saved.inspect_err(|error| self.shared.rescue(&path, error))?;
+        let report = saved.map_err(|error| self.shared.failed(&path, error))?;
         Ok(self.shared.clean_up(path, report))
     }
 
@@ -249,7 +249,7 @@ impl CheckpointManager {
     pub fn wait(&mut self) -> Result<Option<Saved>> {
         let Some((saving, path)) = self.saving.take() else { return Ok(None) };
         let saved = saving.result();
-        saved.map(Some).inspect_err(|error| self.shared.rescue(&path, error))
+        saved.map(Some).map_err(|error| self.shared.failed(&path, error))
     }
 
     /// The steps, oldest first, including those that cannot be loaded. Empty if nothing was saved yet.
@@ -324,6 +324,12 @@ impl Shared {
             state.base(base);
         }
         state.step(step).metrics(metrics).map(drop)
+    }
+
+    /// The error of a save to `path`, with what the rules have to do with it; copies a step that may not survive a crash.
+    fn failed(self: &Arc<Self>, path: &Path, error: Error) -> Error {
+        self.rescue(path, &error);
+        error.needing_room(&room(self.retention.as_ref()))
     }
 
     /// Removes the steps that no rule keeps, and parts of older ones, after a commit.

@@ -7,7 +7,7 @@ pub use base::Base;
 use crate::device::TensorSource;
 #[cfg(feature = "cuda")]
 use crate::device::cuda::CudaSource;
-use crate::device::host::ViewSource;
+use crate::device::host::{OwnedElements, ViewSource};
 use crate::error::{Error, Result};
 use crate::format::part::Part;
 use crate::format::select::is_below;
@@ -16,6 +16,7 @@ use crate::format::{Dtype, Element, Item, Metrics, Region, TensorInfo, Value, me
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 use std::collections::HashSet;
+use std::ops::Deref;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The state to save. Tensors are borrowed or owned; only the save copies them.
@@ -111,6 +112,23 @@ impl<'a> StateDict<'a> {
         data: &'a [T],
     ) -> Result<&mut Self> {
         self.bytes(name, T::DTYPE, shape, bytemuck::cast_slice(data))
+    }
+
+    /// Adds a tensor as elements that the state owns or shares: a `Vec`, an `Arc<Vec>`, an `Arc<[T]>`.
+    /// [`save_async`](crate::save_async()) needs such a state, and has an example.
+    ///
+    /// # Errors
+    /// As for [`StateDict::slice`].
+    pub fn shared<T: Element>(
+        &mut self,
+        name: impl Into<String>,
+        shape: &[u64],
+        data: impl Deref<Target: AsRef<[T]>> + Send + Sync + 'a,
+    ) -> Result<&mut Self> {
+        let info = TensorInfo { name: name.into(), dtype: T::DTYPE, shape: shape.to_vec() };
+        let data = OwnedElements::new(data);
+        info.check_bytes(data.bytes().len() as u64)?;
+        Ok(self.source(info, Box::new(data)))
     }
 
     /// Adds a tensor in a GPU's memory: a slice of cudarc's, borrowed or shared (`&CudaSlice`,

@@ -8,7 +8,10 @@ use common::mounts::{EXT4, MIB, XFS, where_mounts_work};
 use common::{State, assert_no_litter, errno, names_in};
 use cut_disk::Mount;
 use nix::libc;
-use ringstow::{Config, EngineChoice, Error, Job, Runtime, SaveReport, Shortage, Switch};
+use ringstow::{
+    CheckpointManager, Config, EngineChoice, Error, Job, Keep, Runtime, SaveReport, Shortage,
+    StateDict, Switch,
+};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -165,6 +168,33 @@ fn full_disk_fails_before_the_first_byte_on_ext4() {
     where_mounts_work(|| {
         let mount = Mount::image(EXT4, 32 * MIB, 512, "rw")?;
         assert_full_disk_is_told_before_a_byte_is_written(mount.path(), 40 << 20);
+        Ok(())
+    });
+}
+
+#[test]
+fn full_disk_of_a_manager_names_the_room_that_its_rules_need() {
+    where_mounts_work(|| {
+        let mount = Mount::of_memory("tmpfs", "size=16m")?;
+        let keep = Keep { last: Some(3), ..Keep::default() };
+        let mut manager = CheckpointManager::found(mount.path().join("run"), keep).unwrap();
+        let large = Arc::new(vec![7u8; 20 << 20]);
+        let state = || {
+            let mut state = StateDict::new();
+            state.shared("w", &[20 << 20], large.clone()).unwrap();
+            state
+        };
+        let errors = [
+            manager.save(1, &mut state(), [("loss", 0.5)]).unwrap_err(),
+            manager
+                .save_async(1, state(), [("loss", 0.5)])
+                .and_then(|_| manager.wait())
+                .unwrap_err(),
+        ];
+        for error in errors.map(|error| error.to_string()) {
+            assert!(error.contains("keep + 1 steps: `Keep::last` of 3 for 4"), "{error}");
+            assert!(error.contains("too few"), "{error}");
+        }
         Ok(())
     });
 }

@@ -1,5 +1,8 @@
 //! A manager whose steps are copied to another disk. `python/tests/test_tiers.py` has object stores.
 
+#[path = "common/warnings.rs"]
+mod warnings;
+
 use ringstow::{
     CheckpointManager, Config, Disposal, Dtype, Error, Keep, OnDamage, Restored, Slim, StateDict,
     Store, TensorInfo, Tiers,
@@ -7,6 +10,8 @@ use ringstow::{
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use warnings::Warnings;
 
 struct Disks(tempfile::TempDir);
 
@@ -431,4 +436,30 @@ fn keep_here_that_means_nothing_is_refused() {
         let said = manager.tiers(tiers).unwrap_err().to_string();
         assert!(said.contains("keep_here"), "{said}");
     }
+}
+
+#[test]
+fn start_without_a_step_warns_of_a_directory_that_may_be_mistyped() {
+    let disks = Disks::new();
+    let restore = |manager: &CheckpointManager| {
+        let (said, warnings) = mpsc::channel();
+        let restored = tracing::subscriber::with_default(Warnings(said), || {
+            manager.restore(None, OnDamage::Raise).unwrap()
+        });
+        (restored.map(|restored| restored.step), warnings.try_iter().collect::<Vec<_>>())
+    };
+    let root = disks.run();
+    let run = root.display();
+    let alone = CheckpointManager::found(&root, Keep::default()).unwrap();
+    let missing = format!("nothing in {run} (no such directory): starting anew");
+    assert_eq!(restore(&alone), (None, vec![missing]));
+    fs::create_dir_all(&root).unwrap();
+    assert_eq!(restore(&alone), (None, vec![format!("nothing in {run}: starting anew")]));
+    let mut manager = disks.manager(Keep::default());
+    let (none, said) = restore(&manager);
+    assert_eq!(none, None);
+    assert!(said.contains(&format!("nothing in {run} and its tiers: starting anew")), "{said:?}");
+    save(&mut manager, 1, 7);
+    manager.wait_promoted().unwrap();
+    assert_eq!(restore(&manager), (Some(1), vec![]));
 }

@@ -3,6 +3,8 @@
 
 mod common;
 
+#[path = "../examples/background.rs"]
+mod background;
 #[path = "../examples/load_part.rs"]
 mod load_part;
 #[path = "../examples/manager.rs"]
@@ -70,4 +72,10 @@ fn the_pages_programs_run() {
     stream::main().unwrap();
     tiers::main().unwrap();
     tiers::main().unwrap();
+    background::main().unwrap();
+    for (step, value) in [(5, 5.0), (10, 10.0)] {
+        let loaded = ringstow::load(format!("background/step-{step}")).unwrap();
+        let weight: &[f32] = loaded.tensor("weight").unwrap().as_slice().unwrap();
+        assert!(weight.iter().all(|w| *w == value), "the weight of step {step} is as it was");
+    }
 }

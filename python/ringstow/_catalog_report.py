@@ -73,6 +73,14 @@ class DiffReport(Report):
     """The one checkpoint's directory."""
     b: str
     """The other's."""
+    step_a: int | None = None
+    """The step that ``a`` was saved with."""
+    step_b: int | None = None
+    """The step that ``b`` was saved with."""
+    metrics_a: dict[str, float] = dataclasses.field(default_factory=dict, hash=False)
+    """The metrics that ``a`` was saved with."""
+    metrics_b: dict[str, float] = dataclasses.field(default_factory=dict, hash=False)
+    """The metrics that ``b`` was saved with."""
     dropped_a: tuple[str, ...]
     """Names below which `slim` has dropped everything from ``a``."""
     dropped_b: tuple[str, ...]
@@ -107,7 +115,7 @@ class DiffReport(Report):
 
     @property
     def is_equal(self) -> bool:
-        """Whether nothing differs."""
+        """Whether no tensor and no value differs. Steps and metrics do not count."""
         return not (
             self.only_in_a or self.only_in_b or self.changed or self.differing or self.values
         )

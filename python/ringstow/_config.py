@@ -16,10 +16,23 @@ Switch = Literal["auto", "on", "off"]
 Engine = Literal["auto", "uring", "portable", "tokio-uring"]
 IoPriority = Literal["normal", "low", "idle"]
 
-_UNSET: Any = object()
-"""Marks a field that is not given."""
 _U32_MAX = 2**32 - 1
 _U64_MAX = 2**64 - 1
+
+
+class _Default:
+    """Marks a field that is not given. `help` shows the default that it stands for."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+
+def _default(value: object) -> Any:
+    """Return the mark of a field's default; the native side has the default itself."""
+    return _Default(value)
 
 
 def _listed(words: tuple[str, ...]) -> str:
@@ -38,6 +51,8 @@ class Config:
     default. Sizes are numbers of bytes or text: ``"64M"`` and ``"64MiB"`` are 64 * 2^20, ``"64MB"``
     is 64 * 10^6; they are kept as numbers. Everything is checked at once.
 
+    Each process has staging memory of its own: the ranks of a node take ranks * ``pool_bytes``.
+
     Raises:
         InvalidStateError: a field or variable has an invalid value, or two contradict each other.
             The message has the allowed values.
@@ -47,75 +62,76 @@ class Config:
         OSError: the file can't be read.
     """
 
-    pool_bytes: int = _UNSET
+    pool_bytes: int = _default("256M")
     """Most bytes of staging memory, allocated as needed. A save of any size needs no other memory.
-    A pool as large as the checkpoint makes a save a snapshot; a smaller one streams. Default 256
+    A pool as large as the checkpoint makes a save a snapshot; a smaller one streams. Each process
+    has a pool of its own: the ranks of a node take ranks * ``pool_bytes`` together. Default 256
     MiB."""
 
-    block_bytes: int = _UNSET
+    block_bytes: int = _default("4M")
     """Bytes of one staging buffer and of one transfer; a multiple of 4096. A checksum covers 1 MiB,
     or ``block_bytes`` if that is not a multiple of 1 MiB. Default 4 MiB."""
 
-    queue_depth: int = _UNSET
+    queue_depth: int = _default(8)
     """Transfers in flight at once. Default 8."""
 
-    fillers: int = _UNSET
+    fillers: int = _default(0)
     """Threads that copy and checksum; 0, the default, means one per core, at most eight."""
 
-    nice: int = _UNSET
+    nice: int = _default(0)
     """How far ringstow's threads come after the program's own where cores are short: added to the
     niceness of the process, as ``nice`` does. From 0, the default, to 19."""
 
-    io_priority: IoPriority = _UNSET
+    io_priority: IoPriority = _default("normal")
     """How far ringstow's disk I/O comes after that of others. It works where the disk's scheduler
     knows priorities: bfq and mq-deadline. Default normal."""
 
-    write_rate: int = _UNSET
+    write_rate: int = _default(0)
     """Most bytes per second that a save writes, so that others get their share of a disk or
     network. Copying tensors does not slow down until the pool is full: give a background save a
     pool as large as the state. 0, the default, is no limit."""
 
-    engine: Engine = _UNSET
+    engine: Engine = _default("auto")
     """Which engine moves the bytes. Only "auto" falls back to another one. The wheel has no
     "tokio-uring"; it needs a Rust build with that feature. Default auto."""
 
-    direct: Switch = _UNSET
+    direct: Switch = _default("auto")
     """O_DIRECT: bypass the page cache. Default auto."""
 
-    fixed: Switch = _UNSET
+    fixed: Switch = _default("auto")
     """Register staging memory with io_uring once, instead of pinning it at every transfer. "on"
     allocates and registers all of it at once; if that fails, so does the save or load. Default
     auto."""
 
-    shard_bytes: int = _UNSET
+    shard_bytes: int = _default(0)
     """Largest shard file in bytes, unless one tensor is larger; 0, the default, is no limit."""
 
-    files: int = _UNSET
+    files: int = _default(1)
     """Shard files that a save writes at the same time in each directory, of about equal size. A
     tensor is never split: one larger than its fair share makes its file larger. From 1, the
     default, to 64."""
 
-    stripe: Sequence[StrPath] = _UNSET
+    stripe: Sequence[StrPath] = _default(())
     """Directories on other disks, over which checkpoints are striped. A save to ``parent/name``
     also writes ``files`` files into ``stripe/name`` in each of them. They must exist, and loads
     need the same setting. Kept as a tuple of absolute paths. Default none."""
 
-    recycle: bool = _UNSET
+    recycle: bool = _default(False)
     """Whether to keep the files of a replaced checkpoint for the next save to write over; also the
     default of ``recycle`` in `remove` and `retain`. Takes the disk space of one more checkpoint.
     Default False."""
 
-    tiers: Sequence[StrPath] = _UNSET
+    tiers: Sequence[StrPath] = _default(())
     """Where checkpoints are copied once they are saved, nearest first: directories on other disks
     and object stores, such as ``["/shared/run", "s3://bucket/run"]``. ``parent/name`` is copied to
     ``tier/name``, in the background. A `CheckpointManager` without ``tiers`` takes these. A load of
     ``parent/name`` reads from ``tier/name`` what it lacks or has damaged. Kept as a tuple of
     absolute paths and URLs. docs/tiers.md is the guide. Default none."""
 
-    promotion_rate: int = _UNSET
+    promotion_rate: int = _default(0)
     """Most bytes per second of such a copy. 0, the default, is no limit."""
 
-    trace: StrPath | None = _UNSET
+    trace: StrPath | None = _default(None)
     """File for a trace of each block of a save or load, in the trace format of Chrome and Perfetto.
     Replaces an existing file. If it can't be written, a warning is logged. Kept as an absolute
     path. Default none."""
@@ -149,7 +165,8 @@ class Config:
 
         Paths become absolute: a later chdir must not move a background save.
         """
-        unset = [f.name for f in dataclasses.fields(self) if getattr(self, f.name) is _UNSET]
+        names = [f.name for f in dataclasses.fields(self)]
+        unset = [name for name in names if isinstance(getattr(self, name), _Default)]
         if unset:
             found = json.loads(_native.found_config())
             for name in unset:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 
 from ringstow._errors import InvalidStateError, NotDurableError
@@ -14,6 +15,21 @@ class Copied(Future[SaveReport]):
 
     _copies: Future[bool] | None = None
     """Becomes whether all copies are there; None if this process copies nothing."""
+    _explain: Callable[[BaseException], None] | None = None
+    _error: BaseException | None = None
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        """End with a failure, once it is explained."""
+        self._error = exception
+        if self._explain is not None and exception is not None:
+            self._explain(exception)
+        super().set_exception(exception)
+
+    def _explained_by(self, explain: Callable[[BaseException], None]) -> None:
+        """Have a failure explained before anybody learns of it, also one that is there already."""
+        self._explain = explain
+        if self._error is not None:
+            explain(self._error)
 
     @property
     def path(self) -> str:

@@ -45,7 +45,7 @@ class SaveHandle(Copied):
         path: str,
         owners: list[object],
         hold: Hold,
-        step: int | None,
+        noted: tuple[int | None, dict[str, float]],
         copier: Copier | None,
     ) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class SaveHandle(Copied):
         self._path = path
         self._owners = owners
         self._hold = hold
-        self._step = step
+        self._step, self._metrics = noted
         self._copier = copier
         self._copies = None if copier is None else copier.expected()
         self._pid = os.getpid()
@@ -259,11 +259,12 @@ class SaveHandle(Copied):
             self._tell(error=error)
             self.set_exception(error)
         else:
-            report = dataclasses.replace(report, blocked_seconds=self._hold.waited.seconds())
+            blocked_seconds = self._hold.waited.seconds()
+            report = dataclasses.replace(report, step=self._step, blocked_seconds=blocked_seconds)
             line = _lines.of_save(report)
             if self._copier is not None:
                 self._copier.add(self._path, is_new=True, ended=self._copies)
-            self._tell(report=report)
+            self._tell(report=report, metrics=self._metrics)
             self.set_result(report)
         _jobs.enders.discard(self._end_at_exit)
         return line
@@ -303,7 +304,7 @@ def start(
     path: str,
     owners: list[object],
     hold: Hold,
-    step: int | None,
+    noted: tuple[int | None, dict[str, float]],
     copier: Copier | None,
 ) -> SaveHandle:
     """Start a save in the background, and a thread that watches over it.
@@ -316,7 +317,7 @@ def start(
         path: the checkpoint's directory.
         owners: what keeps the tensors' memory; emptied once every byte has left its tensor.
         hold: ends then, too.
-        step: the step that the caller gave.
+        noted: the step and the metrics that the caller gave.
         copier: copies the checkpoint on, once it is committed.
     """
     if _jobs.has_exited:
@@ -328,7 +329,7 @@ def start(
     handle: SaveHandle | None = None
     try:
         claim.job = begin()
-        handle = SaveHandle(claim, claim.job, path, owners, hold, step, copier)
+        handle = SaveHandle(claim, claim.job, path, owners, hold, noted, copier)
         _jobs.enders.add(handle._end_at_exit)
         threading.Thread(target=handle._watch, name="ringstow-save", daemon=False).start()
     except BaseException:  # Ctrl-C besides

@@ -2,7 +2,7 @@
 
 `CheckpointManager` has them written, and ``ringstow report`` draws them. They tell what no
 checkpoint can: how long training waited, which saves failed and why, what fell back to a slower
-way. No load needs the file: it may be removed.
+way, and the metrics of steps that are gone. No load needs the file: it may be removed.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ import dataclasses
 import json
 import os
 import time
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ringstow import _outcomes
+from ringstow import _metrics, _outcomes
 from ringstow._report import Fallback, SaveReport, bytes_of, seconds_of
 
 NAME = ".ringstow-history.jsonl"
 # A file that is larger becomes `NAME.1`, in place of the one before: 10,000 saves or so are kept.
 _MOST_BYTES = 2_000_000
 _ERROR_MAX = 500
+# A save may have 256 metrics, whose names are long: the file is to have room for many saves.
+_METRICS_MAX = 32
 
 _directories: set[str] = set()
 """Those whose saves and loads are noted."""
@@ -44,6 +47,8 @@ class Entry(NamedTuple):
     """How long training waited for the save."""
     error: str | None = None
     fallbacks: tuple[Fallback, ...] = ()
+    metrics: Mapping[str, float] = {}
+    """Those of the save, the first by name."""
 
 
 def keep(directory: str) -> None:
@@ -83,12 +88,15 @@ def _entry(outcome: _outcomes.Outcome, name: str) -> Entry:
         entry = entry._replace(seconds=seconds_of(report), bytes=bytes_of(report))
     if isinstance(report, SaveReport):
         blocked = report.blocked_seconds
-        entry = entry._replace(blocked_seconds=blocked, fallbacks=report.fallbacks)
+        metrics = dict(sorted(outcome.metrics.items())[:_METRICS_MAX])
+        entry = entry._replace(blocked_seconds=blocked, fallbacks=report.fallbacks, metrics=metrics)
     return entry
 
 
 def _fields(entry: Entry) -> dict[str, Any]:
-    fields = {name: value for name, value in entry._asdict().items() if value not in (None, ())}
+    fields = {name: value for name, value in entry._asdict().items() if value not in (None, (), {})}
+    if entry.metrics:
+        fields["metrics"] = _metrics.to_json(entry.metrics)
     if entry.fallbacks:
         fields["fallbacks"] = [dataclasses.asdict(one) for one in entry.fallbacks]
     return fields
@@ -112,6 +120,7 @@ def _parsed(line: bytes) -> Entry | None:
     try:
         fields = json.loads(line)
         fields["fallbacks"] = tuple(Fallback(**one) for one in fields.get("fallbacks", ()))
+        fields["metrics"] = _metrics.from_json(fields.get("metrics", {}))
         known = {name: fields[name] for name in Entry._fields if name in fields}
         entry = Entry(**known)
         is_whole = (
@@ -124,8 +133,12 @@ def _parsed(line: bytes) -> Entry | None:
                 one is None or isinstance(one, float) or abs(one) < 1 << 63
                 for one in (entry.step, entry.bytes, entry.seconds, entry.blocked_seconds)
             )
+            and all(
+                isinstance(one, float) or (isinstance(one, int) and abs(one) < 1 << 63)
+                for one in entry.metrics.values()
+            )
             and all(isinstance(text, str) for one in entry.fallbacks for text in vars(one).values())
         )
-    except (ValueError, TypeError, AttributeError, RecursionError):
+    except (LookupError, ValueError, TypeError, AttributeError, RecursionError):
         return None
     return entry if is_whole else None

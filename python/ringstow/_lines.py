@@ -1,42 +1,82 @@
-"""Reports in one line, and sizes and times with three digits, as the program prints them."""
+"""Reports in one line, and sizes and times with three digits, as the program prints them.
+
+Knows of reports only what it prints: the reports themselves print these lines.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from ringstow._report import LoadReport, SaveReport
+# Settings have a shorter name for it.
+_ENGINES = {"uring": "io_uring", "": "no engine"}
 
 
-def of_save(report: SaveReport, who: str = "") -> str:
-    """Return ``run/step-1000: 3.41 GB in 1.52 s (2.24 GB/s, uring, fixed, direct), ...``.
+class _Seconds(Protocol):
+    @property
+    def total(self) -> float: ...
+
+
+class Moved(Protocol):
+    """How bytes were moved, and between which path and memory."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def engine(self) -> str: ...
+    @property
+    def fixed_buffers(self) -> int: ...
+    @property
+    def direct(self) -> bool: ...
+    @property
+    def gb_per_s(self) -> float: ...
+    @property
+    def seconds(self) -> _Seconds: ...
+
+
+class _Saved(Moved, Protocol):
+    @property
+    def written_bytes(self) -> int: ...
+    @property
+    def linked_bytes(self) -> int: ...
+    @property
+    def blocked_seconds(self) -> float | None: ...
+
+
+class _Loaded(Moved, Protocol):
+    @property
+    def read_bytes(self) -> int: ...
+
+
+def of_save(report: _Saved, who: str = "") -> str:
+    """Return ``run/step-1000: 3.41 GB in 1.52 s (2.24 GB/s, io_uring, O_DIRECT), ...``.
 
     Args:
         report: the save's.
         who: goes behind the path, such as ``rank 3``.
     """
-    place = f"{report.path}, {who}" if who else report.path
-    done = _done(report, report.written_bytes)
+    done = of_move(report, report.written_bytes, who)
     if report.linked_bytes:
         done = f"{done}, {size(report.linked_bytes)} linked"
     if report.blocked_seconds is None:
-        return f"{place}: {done}"
-    return f"{place}: {done}, training waited {duration(report.blocked_seconds)}"
+        return done
+    return f"{done}, training waited {duration(report.blocked_seconds)}"
 
 
-def of_load(report: LoadReport) -> str:
-    """Return ``loaded run/step-1000: 3.41 GB in 1.52 s (2.24 GB/s, uring, fixed, direct)``."""
-    return f"loaded {report.path}: {_done(report, report.read_bytes)}"
+def of_load(report: _Loaded, who: str = "") -> str:
+    """Return ``loaded run/step-1000: 3.41 GB in 1.52 s (2.24 GB/s, io_uring, O_DIRECT)``."""
+    return f"loaded {of_move(report, report.read_bytes, who)}"
 
 
-def _done(report: SaveReport | LoadReport, count: int) -> str:
+def of_move(report: Moved, count: int, who: str = "") -> str:
+    """Return ``run/step-1000, rank 3: 3.41 GB in 1.52 s (2.24 GB/s, io_uring, O_DIRECT)``."""
+    place = f"{report.path}, {who}" if who else report.path
     words = [
         f"{report.gb_per_s:.2f} GB/s",
-        report.engine or "no engine",
-        *(["fixed"] if report.fixed_buffers else []),
-        "direct" if report.direct else "buffered",
+        _ENGINES.get(report.engine, report.engine),
+        *(["fixed buffers"] if report.fixed_buffers else []),
+        "O_DIRECT" if report.direct else "buffered",
     ]
-    return f"{size(count)} in {duration(report.seconds.total)} ({', '.join(words)})"
+    return f"{place}: {size(count)} in {duration(report.seconds.total)} ({', '.join(words)})"
 
 
 def size(count: int) -> str:

@@ -291,6 +291,9 @@ class CheckpointManager:
             except NotDurableError:
                 self._upkeep.rescue(path)
                 raise
+            except BaseException as error:
+                self._rules.explain(error)
+                raise
             self._upkeep.committed(path)
         return report
 
@@ -314,6 +317,7 @@ class CheckpointManager:
             handle: SaveHandle | RanksHandle = self._side.save_async(
                 state, path, number, metrics, base
             )
+            handle._explained_by(self._rules.explain)
             self._saving = _Saving(handle, self._upkeep.follow(handle, path))
         return handle
 
@@ -416,7 +420,8 @@ class CheckpointManager:
             strict: require the same keys in ``into`` and the step, as in `ringstow.load_into`.
 
         Returns:
-            The step and its state; None if no step is named and nothing was committed yet.
+            The step and its state; None if no step is named and nothing was committed yet. A
+            warning then names the directory, which may be mistyped.
 
         Raises:
             NoCheckpointError: the directory does not have the named step; names those it has.
@@ -458,6 +463,8 @@ class CheckpointManager:
             if number is None and restored is not None:
                 is_newest = restored.path == found[0].path and not self._run.passed_over
                 self._has_read_newest = is_here and is_newest
+            if number is None and restored is None and self._side.is_first:
+                self._steps.tell_empty()
         return restored
 
     def _prepare(self, step: int) -> tuple[str, Base | None]:

@@ -33,6 +33,14 @@ def metrics_of(metrics: Mapping[str, Any] | None) -> dict[str, float]:
     return checked
 
 
+def to_json(metrics: Mapping[str, float]) -> dict[str, Any]:
+    """Return metrics as the native side reports them; JSON has no NaN and no infinities."""
+    return {
+        name: value if math.isfinite(value) else {"$float": str(value)}
+        for name, value in metrics.items()
+    }
+
+
 def from_json(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics of a report of the native side."""
     # One NaN object: then two reports of one step are equal.

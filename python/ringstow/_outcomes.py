@@ -15,7 +15,7 @@ import logging
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ class Outcome:
     """The checkpoint's directory."""
     step: int | None = None
     """The ``step`` that the save was given; of a promotion, unless it failed, the checkpoint's."""
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict, hash=False)
+    """The ``metrics`` that the save was given; empty if it failed."""
     to: str | None = None
     """Where a promotion copies to."""
     report: SaveReport | LoadReport | PromotionReport | None = None

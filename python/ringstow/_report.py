@@ -11,7 +11,7 @@ import json
 import typing
 from typing import Any, Self
 
-from ringstow import _metrics
+from ringstow import _lines, _metrics
 from ringstow.tree._damaged import DamagedTensor
 
 
@@ -164,11 +164,25 @@ class _Moved(Report):
     pinned: bool | None
     """Whether the staging memory was registered with CUDA; None if no GPU copied."""
 
+    def _told(self, line: str, *others: str) -> str:
+        """Return the report as people read it: one line, and in a second one what to look at."""
+        notes = [text for text in others if text]
+        if self.fallbacks:
+            first = self.fallbacks[0]
+            more = len(self.fallbacks) - 1
+            notes.append(
+                f"{first.got} in place of {first.wanted}: {first.reason}; {first.remedy}"
+                + (f" ({more} more in .fallbacks)" if more else "")
+            )
+        return f"{line}\n  {'; '.join(notes)}" if notes else line
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Copied(_Moved):
     """How bytes were moved between GPUs and the staging memory."""
 
+    step: int | None = None
+    """The step that the checkpoint was saved with."""
     seconds: SaveSeconds | LoadSeconds
 
     @property
@@ -178,13 +192,16 @@ class _Copied(_Moved):
             return None
         return self.device_bytes / 1e9 / max(self.seconds.device_copy, 1e-9)
 
-    def __str__(self) -> str:
-        """Return all fields, and the rate of GPU copies if there were any."""
+    def _gpu(self) -> str:
+        """Return the rate of GPU copies, as the end of a line; nothing if there were none."""
         if not self.device_bytes:
-            return repr(self)
+            return ""
         memory = "pinned" if self.pinned else "pageable"
         rate = f"{self.device_bytes / 1e9:.3g} GB at {self.device_gb_per_s:.3g} GB/s"
-        return f"{self!r} (GPU: {rate}, {memory} memory)"
+        return f" (GPU: {rate}, {memory} memory)"
+
+    def _step(self) -> str:
+        return "" if self.step is None else f"step {self.step}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -228,6 +245,13 @@ class SaveReport(_Copied):
         """Gigabytes (10^9) of written files per second, from the call to the commit."""
         return self.written_bytes / 1e9 / max(self.seconds.total, 1e-9)
 
+    def __str__(self) -> str:
+        """Return path, step, bytes, seconds, rate and mode, and below what was done slower.
+
+        `repr` has all fields.
+        """
+        return self._told(_lines.of_save(self, self._step()) + self._gpu())
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoadReport(_Copied):
@@ -270,6 +294,24 @@ class LoadReport(_Copied):
         """Gigabytes (10^9) read per second."""
         return self.read_bytes / 1e9 / max(self.seconds.total, 1e-9)
 
+    def __str__(self) -> str:
+        """Return path, step, bytes, seconds, rate and mode, and below what to look at.
+
+        `repr` has all fields.
+        """
+        lacks = [
+            f"{len(names):,} {what}"
+            for what, names in (
+                ("damaged and not loaded", self.damaged),
+                ("missing in the checkpoint", self.missing),
+                ("only in the checkpoint", self.unexpected),
+            )
+            if names
+        ]
+        unverified = "" if self.verified else "no checksum was compared"
+        line = _lines.of_load(self, self._step()) + self._gpu()
+        return self._told(line, ", ".join(lacks), unverified)
+
 
 def _both(one: bool | None, other: bool | None) -> bool | None:
     """Return whether both are true, ignoring None."""
@@ -308,6 +350,10 @@ class WriteReport(_Moved):
         """Gigabytes (10^9) per second from `open_write` until the file was durable."""
         return self.bytes / 1e9 / self.seconds.total
 
+    def __str__(self) -> str:
+        """Return path, bytes, seconds, rate and mode; `repr` has all fields."""
+        return self._told(_lines.of_move(self, self.bytes))
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VerifyReport(_Moved):
@@ -341,6 +387,13 @@ class VerifyReport(_Moved):
         names = (name for damage in self.damage for name in damage.tensors)
         return tuple(dict.fromkeys(names))
 
+    def __str__(self) -> str:
+        """Return path, verdict, bytes and seconds; `repr` has all fields."""
+        lost = len(self.damaged_tensors)
+        verdict = "intact" if self.ok else f"DAMAGED, {lost:,} of {self.tensors:,} tensors"
+        read = f"{_lines.size(self.read_bytes)} read in {_lines.duration(self.seconds)}"
+        return self._told(f"{self.path}: {verdict}, {read}", self.problem or "")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromotionReport(_Moved):
@@ -367,6 +420,14 @@ class PromotionReport(_Moved):
     one commits; 0 if it is committed."""
     seconds: float
     """Seconds in total."""
+
+    def __str__(self) -> str:
+        """Return both places, bytes and seconds; `repr` has all fields."""
+        sent = f"{_lines.size(self.sent_bytes)} of {_lines.size(self.file_bytes)} sent"
+        sent = "it was there" if self.was_there else sent
+        waits = f"not committed: {self.missing} files of other nodes are missing"
+        line = f"{self.path} to {self.to}: {sent} in {_lines.duration(self.seconds)}"
+        return self._told(line, waits if self.missing else "")
 
 
 def bytes_of(report: SaveReport | LoadReport | PromotionReport) -> int:

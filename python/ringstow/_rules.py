@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import operator
@@ -50,6 +51,36 @@ class Rules(NamedTuple):
         if self.keep_every is None or number is None:
             return False
         return int(number[0]) % self.keep_every == 0
+
+    def room(self) -> str:
+        """Say how many steps need room on the disk, and which rule to change."""
+        if self.keeps_all:
+            return (
+                "The manager removes no step, since it has no rule: one with keep_last=n keeps n "
+                "steps, and needs room for n + 1"
+            )
+        last = self.keep_last or 1  # the newest step stays in any case
+        others = {"keep_every": self.keep_every, "keep_best": self.keep_best}
+        given = [f"{name}={value!r}" for name, value in others.items() if value is not None]
+        besides = f", and for the steps that {' and '.join(given)} keeps" if given else ""
+        return (
+            "The manager removes old steps after the commit, so the disk needs room for keep + 1 "
+            f"steps: with keep_last={last} for {last + 1}{besides}. Make the manager with rules "
+            "that keep fewer"
+        )
+
+    def explain(self, error: BaseException) -> None:
+        """Add to the error of a save that met a full disk how much room the rules need."""
+        met = error if isinstance(error, OSError) else error.__cause__  # another rank's
+        if not isinstance(met, OSError) or met.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return
+        room = self.room()
+        if room in str(error):
+            return
+        if isinstance(error, OSError):
+            error.strerror = f"{error.strerror}. {room}"
+        else:
+            error.args = (f"{error}. {room}", *error.args[1:])
 
     def best(self, metric: str | None, mode: Mode | None) -> tuple[str, Mode]:
         """Return by which metric a step is the best: the given one, or that of ``keep_best``.

@@ -119,10 +119,13 @@ def save(
                 if promoter is not None:
                     promoter.rescue(where)
                 raise
-        report = dataclasses.replace(report, blocked_seconds=hold.waited.seconds())
+        blocked_seconds = hold.waited.seconds()
+        report = dataclasses.replace(report, step=noted[0], blocked_seconds=blocked_seconds)
     if promoter is not None:
         promoter.add(where, is_new=True)
-    _outcomes.tell(_outcomes.Outcome(kind="save", path=where, step=noted[0], report=report))
+    _outcomes.tell(
+        _outcomes.Outcome(kind="save", path=where, step=noted[0], metrics=noted[1], report=report)
+    )
     _outcomes.log(_lines.of_save(report))
     return report
 
@@ -213,7 +216,7 @@ def save_async(
                     where,
                     [tensors],
                     hold,
-                    noted[0],
+                    noted,
                     promoter,
                 )
             if not (may_return and is_copied):

@@ -95,6 +95,13 @@ class Steps:
             raise NoCheckpointError(f"{where} have no step {step}", path=self._run.root)
         return found
 
+    def tell_empty(self) -> None:
+        """Warn that there is nothing to restore: the directory may be mistyped."""
+        root = self._run.root
+        there = "" if os.path.isdir(root) else " (no such directory)"
+        tiers = f" and {' and '.join(self._tiers)}" if self._tiers else ""
+        _log.warning("nothing in %s%s%s: starting anew", root, there, tiers)
+
     def are_everywhere(self, path: str, found: list[Step]) -> bool:
         """Return whether each tier has a whole copy of the step at this path of those found."""
         save = newest_first(next(step for step in found if step.path == path))

@@ -1,7 +1,12 @@
 """The sources of a configuration: the caller, the environment, ringstow.toml, the defaults."""
 
+import contextlib
+import dataclasses
+import inspect
 import json
 import pathlib
+import pydoc
+import re
 
 import numpy as np
 import pytest
@@ -28,6 +33,25 @@ def test_arguments_override_environment_and_file(elsewhere, monkeypatch):
     assert (config.block_bytes, config.engine, config.fillers) == (2 << 20, "portable", 0)
     report = ringstow.save({"a": 1}, elsewhere / "ckpt")
     assert (report.engine, report.pool_bytes) == ("portable", 64 << 20)
+
+
+def test_help_shows_the_defaults():
+    config = ringstow.Config()
+    for field in dataclasses.fields(config):
+        default = field.default.value
+        assert repr(field.default) == repr(default)
+        alone = ringstow.Config(**{field.name: default})
+        assert getattr(alone, field.name) == getattr(config, field.name)
+    shown = pydoc.plain(pydoc.render_doc(ringstow.Config))
+    assert re.search(r"pool_bytes: '?int'? = '256M'", shown)
+
+
+def test_no_public_call_shows_a_mark_as_a_default():
+    for name in dir(ringstow):
+        call = getattr(ringstow, name)
+        if callable(call) and not name.startswith("_"):
+            with contextlib.suppress(ValueError):  # a built-in without a signature
+                assert "object at 0x" not in str(inspect.signature(call)), name
 
 
 def test_the_file_may_be_anywhere(elsewhere, monkeypatch):

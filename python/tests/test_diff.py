@@ -48,6 +48,17 @@ def test_equal_checkpoints_are_equal_in_any_layout(saved):
     assert report.equal_tensors == 4
 
 
+def test_step_and_metrics_of_both_are_reported_and_are_no_difference(saved):
+    a = saved("a", state_of(), step=1, metrics={"loss": 0.5})
+    b = saved("b", state_of(), step=2, metrics={"loss": float("inf")})
+    report = ringstow.diff(a, b)
+    assert report.is_equal
+    assert (report.step_a, report.step_b) == (1, 2)
+    assert (report.metrics_a, report.metrics_b) == ({"loss": 0.5}, {"loss": float("inf")})
+    plain = ringstow.diff(saved("c", state_of()), b)
+    assert (plain.step_a, plain.metrics_a) == (None, {})
+
+
 def test_differences_are_named_and_measured(saved):
     a = saved("a", state_of())
     state = state_of()

@@ -89,7 +89,8 @@ def test_line_has_size_time_rate_and_mode():
     mode = {"engine": "uring", "fixed_buffers": 64, "direct": True}
     report = reported(SaveReport, **mode, blocked_seconds=0.0123)
     assert _lines.of_save(report) == (
-        "/run/step-1000: 3.41 GB in 500 ms (6.82 GB/s, uring, fixed, direct), training waited 12 ms"
+        "/run/step-1000: 3.41 GB in 500 ms (6.82 GB/s, io_uring, fixed buffers, O_DIRECT), "
+        "training waited 12 ms"
     )
     assert _lines.of_save(reported(SaveReport), "rank 3") == (
         "/run/step-1000, rank 3: 3.41 GB in 500 ms (6.82 GB/s, fake, buffered)"

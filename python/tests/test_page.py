@@ -103,6 +103,107 @@ def test_page_without_verify_says_so_and_finds_what_is_missing(run, tmp_path):
     assert (len(few.checkpoints), few.left_out, few.changes) == (2, 3, ())
 
 
+def chart_of(text, title):
+    """Return the SVG whose label is this."""
+    [chart] = re.findall(rf'<svg [^>]*aria-label="{title}">.*?</svg>', text)
+    return chart
+
+
+def dots(chart):
+    """Return what the dots of a chart say."""
+    return re.findall(r'<circle class="dot"[^>]*><title>([^<]*)</title>', chart)
+
+
+def test_metrics_of_removed_steps_are_drawn(tmp_path):
+    with ringstow.CheckpointManager(tmp_path / "run", keep_last=2) as manager:
+        for step in range(1, 6):
+            manager.save(step, {"a": 1}, metrics={"loss": 1 / step})
+        manager.save_async(10, {"a": 1}, metrics={"loss": math.nan, "best": 7}).result()
+        manager.save(11, {"a": 1}, metrics={"loss": 0.01})
+        manager.save(11, {"a": 1}, metrics={"loss": 0.02})
+    text = _html.page(gather(tmp_path / "run", steps=50, changes=0, verifies=False))
+    Page(text)
+    chart = chart_of(text, "loss")
+    assert dots(chart) == ["1: 1", "2: 0.5", "3: 0.3333", "4: 0.25", "5: 0.2", "11: 0.02"]
+    places = [float(x) for x in re.findall(r'cx="([\d.]+)"', chart)]
+    assert places[5] - places[4] > 5 * (places[1] - places[0])  # as far as their numbers
+    assert dots(chart_of(text, "best")) == ["10: 7"]
+
+
+def test_metrics_without_a_history_are_those_of_the_checkpoints(run):
+    for file in run.glob(".ringstow-history*"):
+        file.unlink()
+    text = _html.page(gather(run, steps=3, changes=0, verifies=False))
+    assert dots(chart_of(text, "loss")) == ["3: 0.3333", "4: 0.25", "5: 0.2"]
+
+
+def test_long_history_is_drawn_without_a_dot_for_each_save():
+    values = [float(number % 7) for number in range(20_000)]
+    values[100:103] = [math.nan, 3.0, math.nan]
+    chart = _charts.line("loss", [str(number) for number in range(20_000)], values)
+    assert dots(chart) == ["101: 3"]
+    assert chart.count("<polyline") == 2
+    assert len(chart) < 400_000
+
+
+LONG = "finetune-of-the-large-model-with-a-long-name"
+
+
+@pytest.mark.parametrize("count", [1, 3, 8, 60])
+def test_labels_are_within_the_chart_and_keep_their_beginning(count):
+    names = [f"{LONG}-{number}" for number in range(count)]
+    chart = _charts.bars("bytes", [_charts.Bar(name, 1.0, "told") for name in names])
+    found = re.findall(
+        r'<text class="under" x="([\d.]+)"[^>]*>(?:<title>([^<]*)</title>)?([^<]*)<', chart
+    )
+    assert 1 <= len(found) <= 8
+    end = 0.0
+    for place, whole, text in found:
+        begin, width = text.split("\u2026")[0], 6.4 * len(text)
+        assert begin in LONG or begin in names
+        assert text in names or whole in names
+        assert end <= float(place) - width / 2 + 0.1
+        end = float(place) + width / 2
+        assert end <= _charts.WIDTH + 0.1
+    assert (found[0][2] == names[0]) == (count == 1)
+
+
+def test_name_in_a_tile_keeps_beginning_and_end():
+    chart = _charts.treemap("tensors", [(f"model.{LONG}.weight", 99), *[("b", 1)] * 8])
+    assert re.search(rf">model\.{LONG}\.weight</text>", chart)
+    small = _charts.treemap("tensors", [(f"model.{LONG}.{n}.weight", 1) for n in range(30)])
+    names = re.findall(r">([^<]*)</text>", small)
+    assert names
+    assert all(re.fullmatch("mod[^\u2026]*\u2026.*t", name) for name in names)
+
+
+def test_line_break_of_an_error_is_a_line_break(tmp_path):
+    with ringstow.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, {"a": 1, "note": "two\nlines"})
+        with pytest.raises(ringstow.InvalidStateError) as caught:
+            manager.save(2, {"a": object(), "b": object()})
+        manager.save(2, {"a": 1, "note": "other\nlines"})
+    assert "\n" in str(caught.value)
+    text = _html.page(gather(tmp_path / "run", steps=9, changes=9, verifies=False))
+    Page(text)
+    assert "\\u{a}" not in text
+    first, second = str(caught.value).split("\n")[:2]
+    assert f"{_text.shown(first)}<br>{_text.shown(second)}" in text
+
+
+def test_no_page_is_at_ease_above_a_failure(tmp_path):
+    with ringstow.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, {"a": 1})
+        at_ease = _html.page(gather(tmp_path / "run", steps=9, changes=9, verifies=False))
+        with pytest.raises(ringstow.InvalidStateError):
+            manager.save(2, {"a": object()})
+    text = _html.page(gather(tmp_path / "run", steps=9, changes=9, verifies=False))
+    assert 'class="good"' in at_ease
+    assert 'class="good"' not in text
+    assert "No checkpoint has a problem" not in text
+    assert "Saves that failed" in text
+
+
 def test_copies_that_have_not_ended_are_named(run, monkeypatch):
     monkeypatch.setattr(_native, "unfinished", lambda where: [(f"{where}/step-1", "s3://b/<x>")])
     text = _html.page(gather(run, steps=9, changes=0, verifies=False))

@@ -107,6 +107,35 @@ def test_full_disk_in_the_background_raises(small_disk):
     assert caught.value.errno == errno.ENOSPC
 
 
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        ({"keep_last": 3}, ["keep + 1", "keep_last=3 for 4"]),
+        (
+            {"keep_every": 100, "keep_best": ("loss", "min", 2)},
+            ["keep_last=1 for 2", "keep_every=100 and keep_best=('loss', 'min', 2)"],
+        ),
+        ({}, ["no rule", "keep_last=n", "n + 1"]),
+    ],
+)
+def test_full_disk_names_the_rules_and_the_room_that_they_need(small_disk, rules, said):
+    state = {"a": torch.ones(8 * MIB)}
+    with ringstow.CheckpointManager(small_disk / "run", **rules) as manager:
+        calls = [
+            lambda: manager.save(1, state),
+            lambda: manager.save_async(1, state).result(),
+            lambda: manager.save_async(1, state) and manager.wait(),
+        ]
+        for call in calls:
+            with pytest.raises(OSError, match="free") as caught:
+                call()
+            assert caught.value.errno == errno.ENOSPC
+            assert all(str(caught.value).count(part) == 1 for part in said), caught.value
+    with pytest.raises(OSError, match="free") as caught:
+        ringstow.save(state, small_disk / "alone")
+    assert "keep_last" not in str(caught.value)  # the call has no such argument
+
+
 def test_engine_missing_in_the_wheel_is_refused():
     with pytest.raises(ringstow.UnsupportedError, match="cargo feature `tokio-uring`"):
         ringstow.Config(engine="tokio-uring")

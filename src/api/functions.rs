@@ -54,6 +54,27 @@ pub fn open_read(path: impl AsRef<Path>) -> Result<FileReader> {
 /// change. A trainer that can detect a change passes a check to [`StateDict::check_staged`]: a save whose check fails
 /// commits nothing.
 ///
+/// The state is `'static`: it borrows nothing. Give it an `Arc` of each tensor, and train on with the other:
+///
+/// ```
+/// use ringstow::StateDict;
+/// use std::sync::Arc;
+///
+/// # fn main() -> ringstow::Result<()> {
+/// # let dir = tempfile::tempdir().unwrap();
+/// # let path = dir.path().join("step-1000");
+/// let mut weight = Arc::new(vec![0.5f32; 1024]);
+/// let mut state = StateDict::new();
+/// state.step(1000).shared("layer.weight", &[32, 32], weight.clone())?;
+/// let saving = ringstow::save_async(state, &path)?;
+/// Arc::make_mut(&mut weight)[0] = 1.0; // train: copies the weight only while the save still holds it
+/// let report = saving.result()?; // the checkpoint is durable
+/// # let loaded = ringstow::load(&path)?;
+/// # assert_eq!(loaded.tensor("layer.weight").unwrap().as_slice::<f32>()?, [0.5; 1024]);
+/// # Ok(())
+/// # }
+/// ```
+///
 /// The handle is a future; any async runtime works:
 ///
 /// ```no_run

@@ -5,6 +5,7 @@ use super::output::Output;
 use super::place::place_or_url;
 use super::{Exit, progress, text};
 use crate::error::Result;
+use crate::format::Metrics;
 use crate::pipeline::runtime::Runtime;
 use crate::store::{DiffReport, ElementDiff, TensorChange, ValueDiff, diff};
 use clap::Args;
@@ -18,10 +19,10 @@ const VALUE_MAX: usize = 40;
 
 /// Compare two checkpoints
 ///
-/// Prints the tensors and values that differ, that only one has, and tensors of another dtype or shape. Reads
-/// only tensors whose checksums do not tell whether they are equal. A is - and B is +. Exits with 0 if the two
-/// are equal, with 1 if they differ, and with 2 if they could not be compared. Either may be a directory of
-/// other programs' safetensors files; then only tensors are compared.
+/// Prints the step and metrics of each, the tensors and values that differ, that only one has, and tensors of
+/// another dtype or shape. Reads only tensors whose checksums do not tell whether they are equal. A is - and B is +.
+/// Exits with 0 if the two are equal, with 1 if they differ, and with 2 if they could not be compared; steps and metrics
+/// do not count. Either may be a directory of other programs' safetensors files; then only tensors are compared.
 #[derive(Debug, Args)]
 pub struct Diff {
     /// A checkpoint's directory
@@ -75,7 +76,11 @@ fn compare(args: &Diff, out: &mut Output) -> Result<Exit> {
 }
 
 fn render(report: &DiffReport, most: usize) -> String {
-    let mut lines = Vec::new();
+    let mut lines: Vec<String> =
+        [("A", report.step_a, &report.metrics_a), ("B", report.step_b, &report.metrics_b)]
+            .into_iter()
+            .filter_map(|(side, step, metrics)| noted(side, step, metrics, most))
+            .collect();
     let mut section = |title: &str, rows: Vec<String>| {
         if rows.is_empty() {
             return;
@@ -113,6 +118,14 @@ fn render(report: &DiffReport, most: usize) -> String {
         (false, false) => format!("{equal} equal, {values}"),
     });
     lines.join("\n")
+}
+
+/// What a checkpoint was saved with: `A: step 900, loss 0.5`.
+fn noted(side: &str, step: Option<u64>, metrics: &Metrics, most: usize) -> Option<String> {
+    let step = step.map(|step| format!("step {step}"));
+    let metrics = (!metrics.is_empty()).then(|| text::few_metrics(metrics, most));
+    let noted: Vec<String> = step.into_iter().chain(metrics).collect();
+    (!noted.is_empty()).then(|| format!("{side}: {}", noted.join(", ")))
 }
 
 fn short(name: &str) -> String {

@@ -5,7 +5,8 @@ use super::output::Output;
 use super::place::place_or_url;
 use super::places::{self, copying, problems, status};
 use super::table::table;
-use super::{Exit, text};
+use super::text::or_dash;
+use super::{Exit, output, runs, text};
 use crate::error::Result;
 use crate::format::names;
 use crate::object::is_url;
@@ -13,12 +14,15 @@ use crate::store::{Found, Recycled, list, recycled, unfinished};
 use clap::Args;
 use std::path::{Path, PathBuf};
 
+/// Maximum metrics of a checkpoint that a row shows.
+const METRICS_MAX: usize = 3;
+
 /// List the checkpoints in a directory; those of a run come last, ordered by step
 ///
 /// A checkpoint is committed (it can be loaded), incomplete (its save was killed or still runs, or a file
 /// is missing) or damaged (its manifest or the length of a file is wrong). To check all bytes, run
 /// `ringstow verify`. Of several directories and URLs, such as a run's and those of its tiers, it shows which has
-/// which checkpoint.
+/// which checkpoint. Of a directory of runs it names these. `ringstow show` has all metrics of a checkpoint.
 #[derive(Debug, Args)]
 pub struct Ls {
     /// A directory of checkpoints, or one checkpoint; several: where each checkpoint is
@@ -43,8 +47,13 @@ pub fn run(args: &Ls, out: &mut Output) -> Result<Exit> {
         true => Default::default(),
         false => (recycled(dir, &config)?, unfinished(dir)?),
     };
+    let runs = runs::listed(dir, &found, &config)?;
+    if let (true, Some(runs)) = (args.json && found.is_empty(), &runs) {
+        output::say(runs);
+    }
     out.print(args.json, &found, || {
         let mut text = render(dir, &found);
+        text.extend(runs.map(|runs| format!("\n\n{runs}")));
         text.extend(copying(&unfinished));
         text.extend(waiting(dir, &recycled));
         text
@@ -70,13 +79,21 @@ fn render(dir: &Path, found: &[Found]) -> String {
         return format!("no checkpoints in {}", text::path(dir));
     }
     let titles = ["<NAME", ">STEP", "<STATUS", ">TENSORS", ">SIZE", "<COMMITTED"];
-    let mut text = table(titles, found.iter().map(|found| row(dir, found)));
+    let rows = found.iter().map(|found| row(dir, found));
+    let mut text = match found.iter().any(|found| !found.metrics.is_empty()) {
+        false => table(titles, rows),
+        true => {
+            let [a, b, c, d, e, f] = titles;
+            let metrics = found.iter().map(|one| text::few_metrics(&one.metrics, METRICS_MAX));
+            let rows = rows.zip(metrics).map(|([a, b, c, d, e, f], m)| [a, b, c, d, e, f, m]);
+            table([a, b, c, d, e, f, "<METRICS"], rows)
+        }
+    };
     text.extend(problems(found));
     text
 }
 
 fn row(dir: &Path, found: &Found) -> [String; 6] {
-    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".into());
     [
         name(dir, &found.path),
         or_dash(found.step.map(|step| step.to_string())),

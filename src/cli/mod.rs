@@ -17,6 +17,7 @@ mod promote;
 mod prune;
 mod python;
 mod retain;
+mod runs;
 mod show;
 mod slim;
 mod table;

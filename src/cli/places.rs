@@ -1,7 +1,7 @@
 //! `ringstow ls` of several directories and URLs: which of them has which checkpoint; and what `ls` of one says in the same words.
 
 use super::output::{self, Output};
-use super::{Exit, table, text};
+use super::{Exit, runs, table, text};
 use crate::config::Config;
 use crate::error::Result;
 use crate::object::is_url;
@@ -44,12 +44,12 @@ pub fn compare(dirs: &[PathBuf], config: &Config, as_json: bool, out: &mut Outpu
     if as_json {
         out.json(&InOrder(&places))?;
     } else {
-        out.line(render(&places))?;
+        out.line(render(&places, config))?;
     }
     Ok(exit)
 }
 
-fn render(places: &[Place<'_>]) -> String {
+fn render(places: &[Place<'_>], config: &Config) -> String {
     // By name: whether a name counts as a step depends on the others in its directory.
     let mut rows: BTreeMap<String, Vec<Option<&Found>>> = BTreeMap::new();
     for (column, place) in places.iter().enumerate() {
@@ -60,7 +60,9 @@ fn render(places: &[Place<'_>]) -> String {
         }
     }
     if rows.is_empty() {
-        return "no checkpoints there".into();
+        let runs = places.iter().filter_map(|place| runs::listed(place.at, &[], config).ok()?);
+        let none = "no checkpoints there".into();
+        return [none].into_iter().chain(runs).collect::<Vec<_>>().join("\n\n");
     }
     let step_of = |cells: &[Option<&Found>]| cells.iter().flatten().find_map(|found| found.step);
     let mut rows: Vec<_> =

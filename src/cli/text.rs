@@ -77,6 +77,29 @@ pub fn metrics(metrics: &Metrics) -> String {
     each.collect::<Vec<_>>().join(", ")
 }
 
+/// The first metrics by name, and how many there are besides: `accuracy 0.5, loss 0.25, … 3 more`.
+pub fn few_metrics(metrics: &Metrics, most: usize) -> String {
+    const NAME_MAX: usize = 24;
+    let shown = metrics.iter().take(most);
+    let shown = shown.map(|(name, value)| format!("{} {}", short(name, NAME_MAX), number(*value)));
+    shown.chain(more(metrics.len(), most, "")).collect::<Vec<_>>().join(", ")
+}
+
+/// A number with four significant digits.
+fn number(value: f64) -> String {
+    let rounded: f64 = format!("{value:.3e}").parse().unwrap_or(value);
+    match rounded.abs() {
+        0.0 | 1e-4..1e7 => format!("{rounded}"),
+        _ if rounded.is_finite() => format!("{rounded:e}"),
+        _ => format!("{value:.3e}"), // the largest numbers would round to infinity
+    }
+}
+
+/// The text, or a dash where there is none.
+pub fn or_dash(text: Option<String>) -> String {
+    text.unwrap_or_else(|| "-".into())
+}
+
 /// Elements per dimension: `[32, 32]`.
 pub fn shape(dims: &[u64]) -> String {
     const SHOWN_MAX: usize = 8;
@@ -118,6 +141,16 @@ mod tests {
     fn long_names_are_cut_in_the_middle() {
         assert_eq!(short("model.layers.0.weight", 9), "mode…ight");
         assert_eq!(short("ab", 2), "ab");
+    }
+
+    #[test]
+    fn few_metrics_have_four_digits_and_the_rest_is_counted() {
+        let metrics = [("a", 0.123456), ("b", 1e-9), ("c", f64::NAN), ("d", 1234567.8)];
+        let metrics: Metrics = metrics.map(|(name, number)| (name.to_owned(), number)).into();
+        assert_eq!(few_metrics(&metrics, 2), "a 0.1235, b 1e-9, … 2 more");
+        assert_eq!(few_metrics(&metrics, 4), "a 0.1235, b 1e-9, c NaN, d 1235000");
+        let odd = [0.0, -0.5, f64::MAX, f64::NEG_INFINITY, 12345678.0].map(number);
+        assert_eq!(odd, ["0", "-0.5", "1.798e308", "-inf", "1.235e7"]);
     }
 
     #[test]

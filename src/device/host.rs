@@ -4,8 +4,10 @@ use super::Source;
 use super::layout::Layout;
 use super::runs::copy_runs;
 use crate::error::Result;
+use crate::format::Element;
 use std::borrow::Cow;
-use std::ops::Range;
+use std::marker::PhantomData;
+use std::ops::{Deref, Range};
 use std::sync::{Arc, Mutex, PoisonError};
 
 impl Source for &[u8] {
@@ -34,6 +36,38 @@ impl Source for Vec<u8> {
 
     fn lend(&self, range: Range<usize>) -> Option<&[u8]> {
         Some(&self[range])
+    }
+}
+
+/// Elements that the source owns or shares: those of a `Vec`, an `Arc<Vec>`, an `Arc<[T]>`.
+pub struct OwnedElements<T, D> {
+    owner: D,
+    element: PhantomData<fn() -> T>,
+}
+
+impl<T: Element, D: Deref<Target: AsRef<[T]>>> OwnedElements<T, D> {
+    /// Takes the owner.
+    pub fn new(owner: D) -> Self {
+        Self { owner, element: PhantomData }
+    }
+
+    /// The elements, as they are in memory.
+    pub fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice((*self.owner).as_ref())
+    }
+}
+
+impl<T: Element, D: Deref<Target: AsRef<[T]>> + Send + Sync> Source for OwnedElements<T, D> {
+    fn nbytes(&self) -> u64 {
+        self.bytes().len() as u64
+    }
+
+    fn read(&self, offset: usize, to: &mut [u8]) -> Result<()> {
+        self.bytes().read(offset, to)
+    }
+
+    fn lend(&self, range: Range<usize>) -> Option<&[u8]> {
+        Some(&self.bytes()[range])
     }
 }
 

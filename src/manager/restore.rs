@@ -4,6 +4,7 @@ use super::tiers::Copies;
 use super::{CheckpointManager, Shared};
 use crate::error::{Error, Result};
 use crate::store::{Found, Loaded, Status};
+use crate::sys::dir;
 use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
@@ -35,7 +36,8 @@ pub struct Restored {
 
 impl CheckpointManager {
     /// Loads a step, or the newest: all tensors and values, each byte checked. Skips saves that never committed. `None`
-    /// if no step was given and nothing was committed yet: start afresh. Does not wait for a save in the background,
+    /// if no step was given and nothing was committed yet: start afresh. A warning then names the root, which may be
+    /// mistyped. Does not wait for a save in the background,
     /// whose step is not there before its commit.
     ///
     /// # Errors
@@ -96,12 +98,23 @@ impl CheckpointManager {
         }
         match passed_over.into_iter().next() {
             Some((_, newest)) => Err(newest.without_earlier()),
-            None => Ok(None),
+            None => {
+                self.shared.tell_empty();
+                Ok(None)
+            }
         }
     }
 }
 
 impl Shared {
+    /// Warns that there is nothing to restore: the root may be mistyped.
+    fn tell_empty(&self) {
+        let root = self.root.display();
+        let there = if dir::is_dir(&self.root) { "" } else { " (no such directory)" };
+        let tiers = if self.copies.is_some() { " and its tiers" } else { "" };
+        tracing::warn!("nothing in {root}{there}{tiers}: starting anew");
+    }
+
     /// Notes which step training goes on from. Files are linked in one directory alone.
     fn restored(&self, path: &Path) {
         if path.starts_with(&self.root) {

@@ -28,6 +28,29 @@ impl Keep {
     }
 }
 
+/// How much room the steps of a run need, for the error of a save that met a full disk.
+pub(super) fn room(retention: Option<&Retention>) -> String {
+    let Some(Retention { keep, keep_every, keep_best, .. }) = retention else {
+        return "the manager removes no step, since it has no rule: with `Keep::last` of n it keeps n, and needs room for \
+                n + 1"
+            .into();
+    };
+    let others = [
+        keep_every.as_ref().map(|every| format!("`Keep::every` of {every}")),
+        keep_best.as_ref().map(|best| format!("`Keep::best` by {}", best.metric)),
+    ];
+    let others: Vec<String> = others.into_iter().flatten().collect();
+    let besides = match others.is_empty() {
+        true => String::new(),
+        false => format!(", and for the steps that {} keeps", others.join(" and ")),
+    };
+    format!(
+        "the manager removes old steps after the commit, so the disk needs room for keep + 1 steps: `Keep::last` of \
+         {keep} for {}{besides}",
+        keep + 1
+    )
+}
+
 /// The rules for places, which also keep there what these keep here for good.
 pub(super) fn besides(there: Retention, own: Option<&Retention>) -> Retention {
     let Some(own) = own else { return there };

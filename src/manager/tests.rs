@@ -104,6 +104,33 @@ fn failed_background_save_is_the_error_of_the_next_call_which_begins_nothing() {
 }
 
 #[test]
+fn full_disk_names_the_rules_and_the_room_that_they_need() {
+    let best = Some("loss:min:1".parse().unwrap());
+    for (keep, said) in [
+        (Keep { last: Some(3), ..Keep::default() }, &["keep + 1", "`Keep::last` of 3 for 4"][..]),
+        (
+            Keep { every: Some(100), best, ..Keep::default() },
+            &["`Keep::last` of 1 for 2", "`Keep::every` of 100 and `Keep::best` by loss"],
+        ),
+        (Keep::default(), &["no rule", "n + 1"]),
+    ] {
+        let root = tempfile::tempdir().unwrap();
+        let manager = manager(&root, keep);
+        let error = |number| std::io::Error::from_raw_os_error(number);
+        let failed = |number| {
+            let path = root.path().join("step-00000001");
+            let error = Error::io("writing", path.clone(), error(number));
+            manager.shared.failed(&path, error).to_string()
+        };
+        let text = failed(nix::libc::ENOSPC);
+        for part in said.iter().chain(&["free some space", "has been removed"]) {
+            assert!(text.contains(part), "{part:?} is not in {text}");
+        }
+        assert!(!failed(nix::libc::EACCES).contains("Keep"), "another failure has other remedies");
+    }
+}
+
+#[test]
 fn steps_are_found_by_their_number_whatever_their_names() {
     let root = tempfile::tempdir().unwrap();
     let mut manager = manager(&root, Keep::default());

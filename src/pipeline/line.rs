@@ -8,7 +8,7 @@ use std::fmt;
 pub const TARGET: &str = "ringstow::done";
 
 impl fmt::Display for SaveReport {
-    /// `run/step-1000: 3.41 GB in 1.52 s (2.24 GB/s, uring, fixed, direct)`
+    /// `run/step-1000: 3.41 GB in 1.52 s (2.24 GB/s, io_uring, fixed buffers, O_DIRECT)`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let figures = (self.written_bytes(), self.seconds.total, self.gb_per_s());
         write!(f, "{}: {}", self.path.display(), done(figures, &self.moved))?;
@@ -20,7 +20,7 @@ impl fmt::Display for SaveReport {
 }
 
 impl fmt::Display for LoadReport {
-    /// `loaded run/step-1000: 3.41 GB in 1.66 s (2.05 GB/s, uring, fixed, direct)`
+    /// `loaded run/step-1000: 3.41 GB in 1.66 s (2.05 GB/s, io_uring, fixed buffers, O_DIRECT)`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let figures = (self.read_bytes, self.seconds.total, self.gb_per_s());
         write!(f, "loaded {}: {}", self.path.display(), done(figures, &self.moved))
@@ -28,9 +28,10 @@ impl fmt::Display for LoadReport {
 }
 
 fn done((bytes, seconds, rate): (u64, f64, f64), moved: &Moved) -> String {
-    let fixed = if moved.fixed_buffers > 0 { ", fixed" } else { "" };
-    let direct = if moved.direct { "direct" } else { "buffered" };
-    let (size, time, engine) = (size(bytes), duration(seconds), &moved.engine);
+    let engine = if moved.engine == "uring" { "io_uring" } else { &moved.engine };
+    let fixed = if moved.fixed_buffers > 0 { ", fixed buffers" } else { "" };
+    let direct = if moved.direct { "O_DIRECT" } else { "buffered" };
+    let (size, time) = (size(bytes), duration(seconds));
     format!("{size} in {time} ({rate:.2} GB/s, {engine}{fixed}, {direct})")
 }
 

@@ -49,6 +49,8 @@ pub struct SaveReport {
     /// The checkpoint's directory.
     #[serde(with = "crate::path_text")]
     pub path: PathBuf,
+    /// The step of training that was saved, if it has a number.
+    pub step: Option<u64>,
     /// Saves into this directory that came before; more on a file system that hosts share.
     pub generation: u64,
     /// Tensors saved; those that share memory count once.
@@ -136,6 +138,8 @@ pub struct LoadReport {
     /// The checkpoint's directory.
     #[serde(with = "crate::path_text")]
     pub path: PathBuf,
+    /// The step of training that it was saved as, if it has a number.
+    pub step: Option<u64>,
     /// Tensors loaded.
     pub tensors: usize,
     /// Bytes of their data.

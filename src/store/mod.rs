@@ -15,6 +15,8 @@ pub use catalog::join::join;
 pub use catalog::latest::{Wanted, latest};
 pub use catalog::list::list;
 pub use catalog::own_share::check_own_share;
+#[cfg(feature = "cli")]
+pub use catalog::runs::runs;
 pub use catalog::steps::{Before, steps};
 pub use cleanup::keep::{Best, Direction};
 pub use cleanup::prune::{Pruning, prune, prune_plan, prune_with};

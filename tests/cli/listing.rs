@@ -44,6 +44,78 @@ fn ls_and_show_print_metrics() {
     assert!(!ringstow(&["show", &dir.step(6)]).out.contains("metrics"));
 }
 
+/// Saves a step with this loss, and nothing else.
+fn save_with_loss(path: &str, step: u64, loss: f64) {
+    let mut state = StateDict::new();
+    state.step(step).metrics([("loss", loss)]).unwrap();
+    state.value("lr", 0.5);
+    save(&state, Path::new(path));
+}
+
+#[test]
+fn ls_shows_metrics_if_a_checkpoint_has_some() {
+    let dir = Checkpoints::new();
+    dir.save(4);
+    assert!(!ringstow(&["ls", dir.path()]).out.contains("METRICS"));
+    save_with_loss(&dir.step(5), 5, 0.123456);
+    let mut state = StateDict::new();
+    let many = (0..9).map(|number| (format!("a metric of a very long name {number}"), 1e-9));
+    state.step(6).metrics(many).unwrap();
+    save(&state, Path::new(&dir.step(6)));
+    let ran = ringstow(&["ls", dir.path()]);
+    assert!(ran.out.lines().next().unwrap().ends_with("METRICS"), "{}", ran.out);
+    let row = ran.out.lines().find(|line| line.starts_with("step-00000005")).unwrap();
+    assert!(row.ends_with("loss 0.1235"), "{row}");
+    let words: Vec<&str> = ran.out.split_whitespace().collect(); // the cell wraps
+    assert!(words.join(" ").contains("name 2 1e-9, … 6 more"), "{}", ran.out);
+}
+
+#[test]
+fn ls_of_a_directory_of_runs_names_them() {
+    let dir = Checkpoints::new();
+    let step = |run: &str, step: u64| format!("{}/{run}/step-{step:08}", dir.path());
+    save_with_loss(&step("first", 10), 10, 0.5);
+    save_with_loss(&step("first", 20), 20, 0.25);
+    save_with_loss(&step("second", 7), 7, 0.75);
+    fs::create_dir_all(dir.0.path().join("logs/of/old/runs")).unwrap();
+    let there = ringstow(&["ls", dir.path()]);
+    assert_eq!(there.code, Some(0), "{}", there.err);
+    assert!(there.out.starts_with("no checkpoints in"), "{}", there.out);
+    assert!(there.out.contains("2 runs in"), "{}", there.out);
+    for (run, count, newest) in [("first", "2", "20"), ("second", "1", "7")] {
+        let row = there.out.lines().find(|line| line.starts_with(run)).unwrap();
+        let cells: Vec<&str> = row.split_whitespace().collect();
+        assert_eq!(cells[1..3], [count, newest], "{row}");
+    }
+    assert!(there.out.contains(&format!("ringstow ls {}/first", dir.path())), "{}", there.out);
+    assert!(!there.out.contains("logs"), "{}", there.out);
+    let json = ringstow(&["ls", dir.path(), "--json"]);
+    assert_eq!(json.json(), json!([]));
+    assert!(json.err.contains("first") && json.err.contains("second"), "{}", json.err);
+    // Beside a checkpoint, runs are named too; within a run or a checkpoint there are none.
+    dir.save(3);
+    let both = ringstow(&["ls", dir.path()]).out;
+    assert!(both.starts_with("NAME") && both.contains("2 runs in"), "{both}");
+    for none in [format!("{}/first", dir.path()), dir.step(3)] {
+        assert!(!ringstow(&["ls", &none]).out.contains("runs in"), "{none}");
+    }
+}
+
+#[test]
+fn diff_shows_step_and_metrics_of_both() {
+    let dir = Checkpoints::new();
+    let (a, b) = (dir.step(900), dir.step(1000));
+    save_with_loss(&a, 900, 0.5);
+    save_with_loss(&b, 1000, f64::NAN);
+    let ran = ringstow(&["diff", &a, &b]);
+    assert_eq!(ran.code, Some(0), "steps and metrics are no difference: {}", ran.out);
+    assert!(ran.out.starts_with("A: step 900, loss 0.5\nB: step 1000, loss NaN\n"), "{}", ran.out);
+    let json = ringstow(&["diff", &a, &b, "--json"]).json();
+    assert_eq!((&json["step_a"], &json["step_b"]), (&json!(900), &json!(1000)));
+    assert_eq!(json["metrics_a"], json!({"loss": 0.5}));
+    assert_eq!(json["metrics_b"], json!({"loss": {"$float": "nan"}}));
+}
+
 #[test]
 fn ls_accepts_an_empty_directory_but_not_a_missing_one() {
     let dir = Checkpoints::new();

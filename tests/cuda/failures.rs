@@ -69,30 +69,6 @@ fn fails_cleanly(fake: &Fake, function: &str, after: u32, code: i32, name: &str)
     assert_holds(&ringstow::load(dir.path()).unwrap(), &tensors);
 }
 
-/// Collects warnings.
-struct Warnings(mpsc::Sender<String>);
-
-impl tracing::Subscriber for Warnings {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        *metadata.level() == tracing::Level::WARN
-    }
-
-    fn event(&self, event: &tracing::Event<'_>) {
-        event.record(&mut |_: &tracing::field::Field, text: &dyn std::fmt::Debug| {
-            let _nobody_listens = self.0.send(format!("{text:?}"));
-        });
-    }
-
-    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        tracing::span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-    fn enter(&self, _: &tracing::span::Id) {}
-    fn exit(&self, _: &tracing::span::Id) {}
-}
-
 #[test]
 fn failed_save_says_which_gpu_it_waits_for_and_lets_nothing_go_before() {
     let fake = fake();

@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ringstow._page._text import nbytes, number, shown
+from ringstow._page._text import cut, nbytes, number, shown
 
 WIDTH = 960
 _HEIGHT = 180
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 12, 10, 34
 _LABELS_MAX = 8
+# More points than these are a line alone: a dot for each would make the page large.
+_DOTS_MAX = 400
 _MAP_HEIGHT = 420
 # A tile that is smaller has no room for a name.
 _NAME_WIDTH, _NAME_HEIGHT, _CHAR = 60, 16, 6.4
@@ -51,38 +53,52 @@ def bars(title: str, every: Sequence[Bar]) -> str:
             f'width="{step * 0.8:.1f}" height="{max(tall, 0.5):.1f}">'
             f"<title>{shown(bar.told)}</title></rect>"
         )
-    middles = [_LEFT + step * (index + 0.5) for index in range(len(every))]
-    parts += _labels(middles, [bar.label for bar in every])
+    parts += _labels(_places(range(len(every))), [bar.label for bar in every])
     return _svg(title, _HEIGHT, parts)
 
 
 def line(
-    title: str, labels: Sequence[str], values: Sequence[float], *, from_zero: bool = False
+    title: str,
+    labels: Sequence[str],
+    values: Sequence[float],
+    *,
+    at: Sequence[int] | None = None,
+    from_zero: bool = False,
 ) -> str:
-    """Return a chart of one value over the steps; what is no finite number leaves a gap."""
+    """Return a chart of one value over the steps; what is no finite number leaves a gap.
+
+    Args:
+        title: what the chart shows.
+        labels: of each value.
+        values: one for each point.
+        at: where each point is, in ascending order; None means one beside the other.
+        from_zero: whether the axis begins at zero.
+    """
     finite = [value for value in values if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=1.0)
     low = min(low, 0.0) if from_zero else low
     span = (high - low) or abs(high) or 1.0
-    inner, height = WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
-    step = inner / max(len(values), 1)
+    height = _HEIGHT - _TOP - _BOTTOM
+    places = _places(range(len(values)) if at is None else at)
     parts = [_axis(low, high, number(low), number(high))]
     run: list[str] = []
-    for index, value in enumerate([*values, math.nan]):
+    ended = [*values, math.nan]
+    for index, value in enumerate(ended):
         if not math.isfinite(value):
             if len(run) > 1:
                 parts.append(f'<polyline class="line" points="{" ".join(run)}"/>')
             run = []
             continue
-        x = _LEFT + step * (index + 0.5)
-        y = _TOP + height * (1 - (value - low) / span)
+        x, y = places[index], _TOP + height * (1 - (value - low) / span)
+        is_alone = not (run or math.isfinite(ended[index + 1]))
         run.append(f"{x:.1f},{y:.1f}")
-        told = f"{labels[index]}: {number(value)}"
-        parts.append(
-            f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3">'
-            f"<title>{shown(told)}</title></circle>"
-        )
-    parts += _labels([_LEFT + step * (index + 0.5) for index in range(len(values))], labels)
+        if is_alone or len(values) <= _DOTS_MAX:
+            told = f"{labels[index]}: {number(value)}"
+            parts.append(
+                f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="3">'
+                f"<title>{shown(told)}</title></circle>"
+            )
+    parts += _labels(places, labels)
     return _svg(title, _HEIGHT, parts)
 
 
@@ -131,9 +147,7 @@ def tiles(weights: Sequence[tuple[str, int]], width: float, height: float) -> li
 def _name_in(tile: Tile) -> str:
     if tile.width < _NAME_WIDTH or tile.height < _NAME_HEIGHT:
         return ""
-    room = int((tile.width - 8) / _CHAR)
-    # The end of a name tells more than its beginning.
-    name = tile.name if len(tile.name) <= room else f"...{tile.name[3 - room :]}"
+    name = cut(tile.name, int((tile.width - 8) / _CHAR))
     return f'<text x="{tile.x + 4:.1f}" y="{tile.y + 13:.1f}">{shown(name)}</text>'
 
 
@@ -148,13 +162,32 @@ def _axis(low: float, high: float, low_text: str, high_text: str) -> str:
     return f'{ends}<line class="axis" x1="{_LEFT}" y1="{bottom}" x2="{WIDTH}" y2="{bottom}"/>'
 
 
-def _labels(middles: Sequence[float], labels: Sequence[str]) -> list[str]:
-    every = max(1, math.ceil(len(labels) / _LABELS_MAX))
-    return [
-        f'<text class="under" x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 16}">{shown(label[-16:])}</text>'
-        for index, (x, label) in enumerate(zip(middles, labels, strict=True))
-        if index % every == 0
-    ]
+def _places(at: Sequence[int]) -> list[float]:
+    """Return the horizontal place of each point: half a point's share from either end."""
+    inner = WIDTH - _LEFT - _RIGHT
+    share = inner / max(len(at), 1)
+    span = at[-1] - at[0] if at else 0
+    if span == 0:
+        return [_LEFT + inner / 2 for _ in at]
+    return [_LEFT + share / 2 + (inner - share) * ((one - at[0]) / span) for one in at]
+
+
+def _labels(places: Sequence[float], labels: Sequence[str]) -> list[str]:
+    """Return labels under their places, as many as have room; all are within the chart."""
+    apart = (WIDTH - _LEFT - _RIGHT) / min(max(len(labels), 1), _LABELS_MAX)
+    found: list[str] = []
+    last, end = -math.inf, 0.0
+    for place, label in zip(places, labels, strict=True):
+        text = cut(label, int(apart / _CHAR) - 1)
+        half = len(text) * _CHAR / 2
+        middle = min(max(place, half), WIDTH - half)
+        if place - last < apart * 0.99 or middle - half < end:
+            continue
+        last, end = place, middle + half + _CHAR
+        whole = "" if text == label else f"<title>{shown(label)}</title>"
+        under = f'class="under" x="{middle:.1f}" y="{_HEIGHT - _BOTTOM + 16}"'
+        found.append(f"<text {under}>{whole}{shown(text)}</text>")
+    return found
 
 
 def _svg(title: str, height: int, parts: Sequence[str]) -> str:

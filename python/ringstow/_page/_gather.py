@@ -60,6 +60,7 @@ def gather(directory: StrPath, *, steps: int, changes: int, verifies: bool) -> R
         tensors=tensors,
         values=values,
         changes=tuple(_change(before, after) for before, after in pairs),
+        measured=tuple(_measured(checkpoints, saves)),
         saves=tuple(saves[-steps:]),
         failed_copies=_failed_copies(history),
         fallbacks=() if last is None else last.fallbacks,
@@ -159,6 +160,18 @@ def _change_of(names: tuple[str, str], report: DiffReport, sizes: dict[str, int]
         removed=report.only_in_a,
         values=tuple((one.name, _short(one.a), _short(one.b)) for one in report.values),
     )
+
+
+def _measured(
+    checkpoints: list[Checkpoint], saves: list[_history.Entry]
+) -> list[Checkpoint | _history.Entry]:
+    """Return what has metrics, ordered by step, each step once: what the last save of it noted."""
+    every: list[Checkpoint | _history.Entry] = [*saves, *checkpoints]
+    last: dict[int | str, Checkpoint | _history.Entry] = {}
+    for one in every:
+        if one.metrics:
+            last[one.name if one.step is None else one.step] = one
+    return sorted(last.values(), key=lambda one: -1 if one.step is None else one.step)
 
 
 def _failed_copies(history: list[_history.Entry]) -> tuple[tuple[str, str, str], ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ringstow._page import _charts
 from ringstow._page._run import Change, Checkpoint, Run
 from ringstow._page._style import STYLE
-from ringstow._page._text import counted, nbytes, number, shown
+from ringstow._page._text import counted, lines, nbytes, number, shown
 
 if TYPE_CHECKING:
     from ringstow._history import Entry
@@ -81,17 +81,19 @@ def _health(run: Run) -> Iterator[str]:
         if one.problem:
             rows.append((one.name, "cannot be loaded", one.problem))
         rows += [(one.name, "damaged", damage) for damage in one.damage or ()]
+    failed = [one for one in run.saves if one.error is not None]
     yield "<h2>Health</h2>"
     if rows:
         yield _table(["checkpoint", "what", "why"], [[(t, "") for t in row] for row in rows])
+    elif failed or run.failed_copies:
+        yield "<p>The checkpoints that are here have no problem.</p>" if run.checkpoints else ""
     else:
-        yield '<p class="good">No checkpoint has a problem.</p>'
+        yield '<p class="good">No problem is known.</p>'
     if all(one.damage is None for one in run.checkpoints):
         yield (
             '<p class="soft">Judged by manifests and lengths of files. '
             "<code>ringstow report --verify</code> reads every byte.</p>"
         )
-    failed = [one for one in run.saves if one.error is not None]
     if failed:
         yield "<p>Saves that failed:</p>"
         rows = [(one.name, _time(one.at_unix_ms), one.error or "") for one in failed[-_NAMES_MAX:]]
@@ -151,15 +153,24 @@ def _label(one: Checkpoint | Entry) -> str:
 
 
 def _metrics(run: Run) -> Iterator[str]:
-    names = sorted({name for one in run.checkpoints for name in one.metrics})
+    names = sorted({name for one in run.measured for name in one.metrics})
     if not names:
         return
     yield "<h2>Metrics</h2>"
-    labels = [_label(one) for one in run.checkpoints]
+    kept = {_label(one) for one in run.checkpoints}
+    gone = sum(1 for one in run.measured if _label(one) not in kept)
+    if gone:
+        yield (
+            f'<p class="soft">Of {counted(len(run.measured), "save")}, {gone:,} of which are gone '
+            "by now or older than the checkpoints below.</p>"
+        )
+    labels = [_label(one) for one in run.measured]
+    steps = [one.step for one in run.measured if one.step is not None]
+    at = steps if len(steps) == len(labels) else None
     for name in names[:_METRICS_MAX]:
-        values = [one.metrics.get(name, float("nan")) for one in run.checkpoints]
+        values = [one.metrics.get(name, math.nan) for one in run.measured]
         yield f"<h3>{shown(name)}</h3>"
-        yield _charts.line(name, labels, values)
+        yield _charts.line(name, labels, values, at=at)
     if len(names) > _METRICS_MAX:
         yield f'<p class="soft">Not drawn: {shown(", ".join(names[_METRICS_MAX:]))}</p>'
 
@@ -214,7 +225,7 @@ def _summary(change: Change) -> str:
 
 def _change(change: Change) -> Iterator[str]:
     if change.problem:
-        yield f"<p>{shown(change.problem)}</p>"
+        yield f"<p>{lines(change.problem)}</p>"
         return
     for what, names in (
         ("changed", change.changed),
@@ -265,11 +276,11 @@ def _all(run: Run) -> Iterator[str]:
 def _table(heads: Sequence[str], rows: Iterable[Sequence[tuple[str, str]]]) -> str:
     """Return a table; each cell is its text and its class."""
     head = "".join(f"<th>{shown(text)}</th>" for text in heads)
-    lines = [
-        "<tr>" + "".join(f'<td class="{kind}">{shown(text)}</td>' for text, kind in row) + "</tr>"
+    body = [
+        "<tr>" + "".join(f'<td class="{kind}">{lines(text)}</td>' for text, kind in row) + "</tr>"
         for row in rows
     ]
-    return f'<div class="wide"><table><tr>{head}</tr>{"".join(lines)}</table></div>'
+    return f'<div class="wide"><table><tr>{head}</tr>{"".join(body)}</table></div>'
 
 
 _SECTIONS = (_head, _health, _saves, _sizes, _metrics, _tensors, _changes, _values, _all)

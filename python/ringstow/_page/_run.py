@@ -84,6 +84,8 @@ class Run:
     """Its values that are no tensors, by name, as text."""
     changes: tuple[Change, ...]
     """Oldest first."""
+    measured: tuple[Checkpoint | Entry, ...]
+    """What has metrics, ordered by step: the checkpoints, and saves whose step is gone."""
     saves: tuple[Entry, ...]
     """What is known of saves, in their order; those of steps that are gone, too."""
     failed_copies: tuple[tuple[str, str, str], ...]

@@ -21,6 +21,20 @@ def shown(text: object) -> str:
     return html.escape(seen, quote=True)
 
 
+def lines(text: object) -> str:
+    """Return text of several lines, such as an error's, for the content of an element."""
+    each = str(text).replace("\r\n", "\n").replace("\t", " ").split("\n")
+    return "<br>".join(shown(line) for line in each)
+
+
+def cut(text: str, room: int) -> str:
+    """Return text of at most ``room`` characters: what is too long loses its middle."""
+    if len(text) <= room:
+        return text
+    head, tail = room // 2, room - room // 2 - 1
+    return f"{text[:head]}\u2026{text[len(text) - tail :]}"
+
+
 def number(value: float) -> str:
     """Return a number with four significant digits."""
     return f"{value:.4g}" if math.isfinite(value) else str(value)

@@ -251,7 +251,16 @@ def _check_staging(staging: Staging) -> None:
 
 
 def _told(asked: _Asked, ranks: Group, report: SaveReport) -> SaveReport:
-    _outcomes.tell(_outcomes.Outcome(kind="save", path=asked.path, step=asked.step, report=report))
+    report = dataclasses.replace(report, step=asked.step)
+    _outcomes.tell(
+        _outcomes.Outcome(
+            kind="save",
+            path=asked.path,
+            step=asked.step,
+            metrics=asked.metrics,
+            report=report,
+        )
+    )
     _outcomes.log(_lines.of_save(report, f"rank {ranks.rank}"))
     return report
 

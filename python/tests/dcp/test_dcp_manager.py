@@ -166,6 +166,7 @@ def test_a_background_save_that_fails_on_one_rank_fails_on_all_once(ranks, tmp_p
         assert at_call is None
         assert at_wait[0] in ("OSError", "Error")
         assert "No space left" in at_wait[1]
+        assert at_wait[1].count("keep + 1 steps: with keep_last=1 for 2") == 1
         assert again is None
 
 

@@ -1,6 +1,7 @@
 """The file in which a manager notes what saves took, and what the page shows of it."""
 
 import json
+import math
 import os
 
 import numpy as np
@@ -36,6 +37,23 @@ def test_saves_and_loads_of_a_manager_are_noted(tmp_path):
     shown = gather(root, steps=9, changes=0, verifies=False)
     assert [one.step for one in shown.saves] == [1, 2]  # step 1 is gone
     assert "seconds for which training waited" in _html.page(shown)
+
+
+def test_metrics_are_noted_with_the_save(tmp_path):
+    given = {"loss": np.float32(0.5), "inf": math.inf, "nan": math.nan}
+    with ringstow.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, STATE, metrics=given)
+        manager.save_async(2, STATE, metrics={"loss": 0.25}).result()
+        manager.save(3, STATE, metrics={f"{number:03}" * 80: number for number in range(256)})
+        manager.restore()
+    first, second, third, loaded = noted(tmp_path / "run")
+    assert {**first.metrics, "nan": 0} == {"loss": 0.5, "inf": math.inf, "nan": 0}
+    assert math.isnan(first.metrics["nan"])
+    assert (second.metrics, loaded.metrics) == ({"loss": 0.25}, {})
+    assert 1 <= len(third.metrics) < 256
+    for line in (tmp_path / "run" / _history.NAME).read_text().splitlines()[1:]:
+        json.loads(line, parse_constant=pytest.fail)
+        assert len(line) < 20_000
 
 
 def test_failures_are_noted_and_shown_until_a_later_copy(tmp_path):
@@ -91,6 +109,11 @@ def test_slower_ways_of_the_last_save_are_shown_with_their_remedies(tmp_path):
         b'{"kind": "save", "name": "a", "at_unix_ms": 1, "seconds": "x"}',
         b'{"kind": "save", "name": "a", "at_unix_ms": 1, "fallbacks": [{"a": 1}]}',
         b'{"kind": "save", "name": "a", "at_unix_ms": 1, "fallbacks": 3}',
+        b'{"kind": "save", "name": "a", "at_unix_ms": 1, "metrics": 3}',
+        b'{"kind": "save", "name": "a", "at_unix_ms": 1, "metrics": {"loss": "x"}}',
+        b'{"kind": "save", "name": "a", "at_unix_ms": 1, "metrics": {"loss": {"$float": 1}}}',
+        b'{"kind": "save", "name": "a", "at_unix_ms": 1, "metrics": {"loss": {}}}',
+        b'{"kind": "save", "name": "a", "at_unix_ms": 1, "metrics": {"x": 1' + b"0" * 400 + b"}}",
         b"\xff\xfe",
         b"[" * 100_000,
     ],

@@ -296,3 +296,23 @@ def test_bad_calls_are_refused_before_anything_is_written(root):
         with pytest.raises(ringstow.InvalidStateError):
             manager.save(1, state(), metrics={"loss": "low"})
     assert not root.exists()
+
+
+def test_start_without_a_step_warns_of_a_directory_that_may_be_mistyped(tmp_path, caplog):
+    empty, missing = tmp_path / "empty", tmp_path / "mistyped"
+    empty.mkdir()
+    for root, said in ((empty, ""), (missing, " (no such directory)")):
+        with ringstow.CheckpointManager(root) as manager:
+            assert manager.restore() is None
+        assert caplog.messages == [f"nothing in {root}{said}: starting anew"]
+        assert caplog.records[0].levelno == logging.WARNING  # shown where logging is not set up
+        caplog.clear()
+    with ringstow.CheckpointManager(empty, tiers=[missing]) as manager:
+        assert manager.restore() is None
+        assert f"nothing in {empty} and {missing}: starting anew" in caplog.messages
+        manager.save(1, {"a": 1})
+        caplog.clear()
+        assert manager.restore().step == 1
+        with pytest.raises(ringstow.NoCheckpointError):
+            manager.restore(2)
+    assert "starting anew" not in caplog.text

@@ -8,5 +8,7 @@ pub(crate) mod links;
 pub(crate) mod list;
 pub(crate) mod own_share;
 pub(crate) mod row;
+#[cfg(feature = "cli")]
+pub(crate) mod runs;
 pub(crate) mod shares;
 pub(crate) mod steps;

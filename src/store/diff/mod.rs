@@ -8,7 +8,7 @@ mod shown;
 mod values;
 
 use crate::error::{Error, Result};
-use crate::format::{TensorEntry, Value, names};
+use crate::format::{Metrics, TensorEntry, Value, metrics, names};
 use crate::pipeline::job::Job;
 use crate::pipeline::runtime::Runtime;
 use crate::store::read::checkpoint::{Checkpoint, CheckpointKind};
@@ -32,6 +32,16 @@ pub struct DiffReport {
     /// The other's.
     #[serde(with = "crate::path_text")]
     pub b: PathBuf,
+    /// The step that `a` was saved with.
+    pub step_a: Option<u64>,
+    /// The step that `b` was saved with.
+    pub step_b: Option<u64>,
+    /// The metrics that `a` was saved with.
+    #[serde(with = "metrics")]
+    pub metrics_a: Metrics,
+    /// The metrics that `b` was saved with.
+    #[serde(with = "metrics")]
+    pub metrics_b: Metrics,
     /// Names below which [`slim`](crate::slim()) has dropped everything from `a`.
     pub dropped_a: Vec<String>,
     /// Likewise from `b`.
@@ -57,7 +67,7 @@ pub struct DiffReport {
 }
 
 impl DiffReport {
-    /// Whether nothing differs.
+    /// Whether no tensor and no value differs. Steps and metrics do not count.
     pub fn is_equal(&self) -> bool {
         self.only_in_a.is_empty()
             && self.only_in_b.is_empty()
@@ -165,6 +175,10 @@ fn diff_once(
     Ok(DiffReport {
         a: path_a.into(),
         b: path_b.into(),
+        step_a: a.manifest().step,
+        step_b: b.manifest().step,
+        metrics_a: a.manifest().metrics.clone(),
+        metrics_b: b.manifest().metrics.clone(),
         dropped_a: a.manifest().dropped.clone(),
         dropped_b: b.manifest().dropped.clone(),
         only_in_a,

@@ -472,8 +472,18 @@ impl Checkpoint {
         moved.fallbacks.extend(self.copies.used());
         seconds.total = loading.started.elapsed().as_secs_f64();
         let (path, verified) = (self.path().into(), loading.verify);
-        let damaged = Vec::new();
-        LoadReport { path, tensors, tensor_bytes, read_bytes, verified, moved, seconds, damaged }
+        let (step, damaged) = (self.manifest().step, Vec::new());
+        LoadReport {
+            path,
+            step,
+            tensors,
+            tensor_bytes,
+            read_bytes,
+            verified,
+            moved,
+            seconds,
+            damaged,
+        }
     }
 }
 

@@ -91,7 +91,7 @@ fn save_all(
     job.note(What::Commit, committing, None, 0);
     let mut report = report(runtime, path, generation, &plan, contents.items.len(), written);
     reuse.add_to(&mut report);
-    report.recycled_bytes = recycled_bytes;
+    (report.step, report.recycled_bytes) = (state.saved_step(), recycled_bytes);
     report.seconds.plan = planned;
     report.seconds.commit = committing.elapsed().as_secs_f64();
     report.seconds.total = started.elapsed().as_secs_f64();
@@ -268,6 +268,7 @@ pub(in crate::store) fn report(
     let config = runtime.config();
     SaveReport {
         path: path.into(),
+        step: None,
         generation,
         tensors,
         tensor_bytes: plan.tensor_bytes,
