@@ -25,7 +25,7 @@ from ringstow.tensors._memory import (
     moved,
     place_at,
 )
-from ringstow.tree import _program
+from ringstow.tree import _cycles, _program
 from ringstow.tree._build import Builder, Contents, Survey
 from ringstow.tree._damaged import DamagedTensor
 from ringstow.tree._remedies import type_name
@@ -438,16 +438,21 @@ def _slices(fills: list[Fill], checkpoint: _native.Checkpoint | Foreign) -> list
 
 def _holds_tensors(value: Any) -> bool:
     """Return whether a value, or a part of a skeleton, holds a tensor or array at any depth."""
+    return any(map(_is_tensor, _cycles.reached(value, _inside)))
+
+
+def _is_tensor(value: Any) -> bool:
     if isinstance(value, Leaf):
         return value.tag in ("$tensor", "$ndarray")
-    items = _program.parts(value)
-    if items is not None:
-        return any(_holds_tensors(item) for _, item in items)
     return (
         _torch.is_tensor(value)
         or _numpy.is_array(value)
         or _device_array.interface_of(value) is not None
     )
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    return (item for _, item in _program.parts(value) or ())
 
 
 # Dtypes that `cast` converts between. Not integers: they could overflow or lose a fraction.
@@ -463,17 +468,24 @@ def _can_cast(stored: Stored, dtype: str, shape: tuple[int, ...]) -> bool:
     return stored.dtype != dtype and stored.shape == shape and is_family
 
 
-def _names(value: Any, path: Path) -> Iterator[str]:
-    """Yield the flat names in a value; a list without tensors has one name."""
-    if isinstance(value, dict):
-        pairs: Any = value.items()
+def _names(value: Any, path: Path, above: tuple[int, ...] = ()) -> Iterator[str]:
+    """Yield the flat names in a value; a list without tensors has one name.
+
+    So has a container that is in itself: ``above`` has the ids of those that it is in.
+    """
+    if id(value) in above:
+        pairs: Any = None
+    elif isinstance(value, dict):
+        pairs = value.items()
     elif type(value) in _SEQUENCES and _holds_tensors(value):
         pairs = enumerate(value)
     else:
+        pairs = None
+    if pairs is None:
         yield flat_name(path)
         return
     for key, item in pairs:
-        yield from _names(item, (*path, key))
+        yield from _names(item, (*path, key), (*above, id(value)))
 
 
 def _kind(node: Any) -> str:

@@ -23,6 +23,7 @@ from ringstow.foreign._kept import Kept
 from ringstow.foreign._pickles import REMEDY, reading, unpickled, unreadable
 from ringstow.foreign._states import State, spec_of
 from ringstow.tensors._memory import LazyTensor
+from ringstow.tree import _cycles
 from ringstow.tree._skeleton import DEPTH_MAX
 
 _METADATA = ".metadata"
@@ -110,22 +111,22 @@ def read(path: str, *, allow_pickle: bool) -> State:
     return state
 
 
-def number(state: Any) -> None:
+def number(state: State) -> None:
     """Give the parameters in optimizers' states their numbers back, which DCP stores as text.
 
     ``Optimizer.load_state_dict`` would ignore state under the text, and begin anew.
     """
-    if not isinstance(state, dict):
-        return
-    groups, held = state.get("param_groups"), state.get("state")
-    if isinstance(groups, list) and isinstance(held, dict):
-        lists = [one.get("params") for one in groups if isinstance(one, dict)]
-        numbers = {n for one in lists if isinstance(one, list) for n in one if type(n) is int}
-        if numbers and all(str(key).isdecimal() and int(key) in numbers for key in held):
-            state["state"] = {int(key): one for key, one in held.items()}
-            return
-    for one in state.values():
-        number(one)
+    for part in _cycles.reached(state, _dicts_in):
+        groups, held = part.get("param_groups"), part.get("state")
+        if isinstance(groups, list) and isinstance(held, dict):
+            lists = [one.get("params") for one in groups if isinstance(one, dict)]
+            numbers = {n for one in lists if isinstance(one, list) for n in one if type(n) is int}
+            if numbers and all(str(key).isdecimal() and int(key) in numbers for key in held):
+                part["state"] = {int(key): one for key, one in held.items()}
+
+
+def _dicts_in(part: State) -> list[State]:
+    return [one for one in part.values() if isinstance(one, dict)]
 
 
 def _check_lists(path: str, mappings: Mapping[str, tuple[str | int, ...]]) -> None:
