@@ -44,6 +44,7 @@ from ringstow._report import SaveReport
 from ringstow.convert import _targets
 from ringstow.convert._check import Comparison
 from ringstow.convert._sources import Options, open_source
+from ringstow.foreign import _states
 from ringstow.foreign._states import State, stored, total_bytes
 from ringstow.tensors import _torch
 from ringstow.tree._select import listed
@@ -177,6 +178,9 @@ def convert(
     state = open_source(here, source_kind, options)
     if not isinstance(state, dict):
         raise InvalidStateError(f"{here} holds a {type(state).__name__}, not a state dict")
+    if source_kind != "ringstow":
+        _states.check(here, state)
+        state = _states.resolved(state)
     with _replace.Outcome(there, target_kind) as outcome:
         with _replace.place(there, target_kind, check, overwrite=overwrite) as to:
             written = _targets.WRITERS[target_kind](state, to, advance, options)

@@ -69,7 +69,7 @@ def to_dcp(state: State, path: str, advance: Advance, options: Options) -> Writt
     from ringstow.convert import _dcp
 
     expected = _dcp.as_stored(state)
-    empty = {flat_name(at) for at, value in leaves(state) if value == {} and not is_stored(value)}
+    empty = {flat_name(at) for at, value in leaves(state) if isinstance(value, dict) and not value}
     with counted(advance, "writing", sum(v.nbytes for _, v in stored(expected))) as wrote:
         _dcp.write(state, path, wrote)
     return Written(expected=expected, left_out=tuple(sorted(empty)))
@@ -164,6 +164,13 @@ class _Model:
         if not is_tensor(value):
             self.left_out.append(name)
             return
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise InvalidStateError(
+                f"{key}: the name {name!r:.80} is not valid Unicode (a lone surrogate), which "
+                "safetensors needs: rename the key in the source"
+            ) from None
         if name in self.tensors or any(name == other for other, _ in self.tied):
             raise InvalidStateError(f"{key}: another tensor is named {name!r} already")
         memory = _memory(value, key)

@@ -6,11 +6,9 @@ then count as pointers. The classes here replace numpy's, and accept only bytes 
 
 from __future__ import annotations
 
-import argparse
 import math
 import pickle
 import re
-import types
 from typing import Any
 
 _PLAIN = re.compile(r"[biufc]\d{1,2}|[SU]\d{1,9}")
@@ -19,7 +17,7 @@ _MODULES = ("numpy.core.multiarray", "numpy._core.multiarray")  # numpy 1, numpy
 
 
 class _Dtype:
-    """Replaces numpy's dtype while a pickle is read."""
+    """Replaces numpy's dtype while a pickle is read. `with_arrays` then returns the real one."""
 
     def __init__(self, code: Any, align: Any = False, copy: Any = False) -> None:
         if type(code) is not str or _PLAIN.fullmatch(code) is None:
@@ -92,9 +90,9 @@ def replacements() -> dict[str, Any]:
 
 
 def with_arrays(value: Any) -> Any:
-    """Return a value that was unpickled with `replacements`, with its arrays.
+    """Return a value that was unpickled with `replacements`, with its arrays and dtypes.
 
-    Dicts, lists and namespaces are changed in place; a value may hold itself.
+    Containers and attributes of objects are changed in place; a value may hold itself.
     """
     return _replaced(value, {})
 
@@ -104,23 +102,35 @@ def _replaced(value: Any, seen: dict[int, Any]) -> Any:
         if value.made is None:
             raise ValueError("an array of numpy has no elements")
         return value.made
+    if type(value) is _Dtype:
+        return value.real()
     if id(value) in seen:
         return seen[id(value)]
-    if isinstance(value, dict):
-        seen[id(value)] = value
-        for key, one in value.items():
-            value[key] = _replaced(one, seen)
-        if hasattr(value, "__dict__"):
-            _replaced(vars(value), seen)
-    elif isinstance(value, list):
-        seen[id(value)] = value
-        value[:] = [_replaced(one, seen) for one in value]
-    elif isinstance(value, types.SimpleNamespace | argparse.Namespace):
-        seen[id(value)] = value
-        _replaced(vars(value), seen)
-    elif type(value) is tuple:
-        made = tuple([_replaced(one, seen) for one in value])
+    if type(value) in (tuple, frozenset):
+        made = [_replaced(one, seen) for one in value]
         is_same = all(new is old for new, old in zip(made, value, strict=True))
-        seen[id(value)] = made = value if is_same else made
-        return made
+        seen[id(value)] = whole = value if is_same else type(value)(made)
+        return whole
+    seen[id(value)] = value
+    if isinstance(value, dict):
+        _replace_items(value, seen)
+    elif isinstance(value, list):
+        value[:] = [_replaced(one, seen) for one in value]
+    elif isinstance(value, set) and any(type(one) in (_Dtype, tuple, frozenset) for one in value):
+        items = [_replaced(one, seen) for one in value]
+        value.clear()
+        value.update(items)
+    attributes = getattr(value, "__dict__", None)
+    if type(attributes) is dict:  # a class has another kind of dict
+        _replaced(attributes, seen)
     return value
+
+
+def _replace_items(value: dict[Any, Any], seen: dict[int, Any]) -> None:
+    keys = {key: _replaced(key, seen) for key in value}
+    if any(made is not key for key, made in keys.items()):  # keep the order
+        items = [(keys[key], one) for key, one in value.items()]
+        value.clear()
+        value.update(items)
+    for key, one in value.items():
+        value[key] = _replaced(one, seen)

@@ -12,7 +12,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from ringstow._errors import CorruptCheckpointError, Error, UnsupportedError
+from ringstow._errors import CorruptCheckpointError, Error, FormatError, UnsupportedError
 from ringstow.foreign import _arrays
 
 REMEDY = "take another copy of it, or an earlier checkpoint"
@@ -122,6 +122,7 @@ def reading(path: str, what: str) -> Iterator[None]:
 
     Raises:
         UnsupportedError: a pickle could run any code, or needs classes that are not installed.
+        FormatError: it is nested too deep.
         CorruptCheckpointError: any other failure but the system's.
         OSError: the system refused; names the file.
     """
@@ -137,6 +138,11 @@ def reading(path: str, what: str) -> Iterator[None]:
         if error.errno == errno.EINVAL:
             raise unreadable(path, what, error) from error
         raise
+    except RecursionError:
+        raise FormatError(
+            f"{path}: {what} is nested too deep to be read: load it with torch.load, and save it flat",
+            path=path,
+        ) from None
     except Exception as error:
         if isinstance(error, ImportError) or str(error).startswith("Can't get attribute"):
             raise UnsupportedError(

@@ -35,7 +35,7 @@ def describe(path: Path) -> str:
     if not path:
         return "the state dict"
     root, *rest = path
-    text = root if isinstance(root, str) else f"[{root!r}]"
+    text = root if isinstance(root, str) and root.isprintable() else f"[{root!r}]"
     for step in rest:
         text += f".{step}" if isinstance(step, Attribute) else f"[{step!r}]"
     return text
