@@ -134,7 +134,8 @@ def convert(
             run any code.
         config: the configuration of reading and writing; None means the defaults.
         prefix: for ``hf``: write only tensors whose dotted name starts with this, such as
-            ``"model."``, and strip it.
+            ``"model."``, and strip it. Without it, a trainer's directory gives its model's weights,
+            and any other source all tensors but an optimizer's.
         dtype: for ``hf``: cast floating tensors of 16 bits and more to this dtype.
         max_shard_size: for ``hf``: bytes of the largest file, or ``"5GB"``, ``"512MiB"``.
 
@@ -181,6 +182,9 @@ def convert(
     if source_kind != "ringstow":
         _states.check(here, state)
         state = _states.resolved(state)
+    if target_kind == "hf" and not prefix:
+        prefix = _targets.prefix_of(state, here, source_kind)
+        options = dataclasses.replace(options, prefix=prefix)
     with _replace.Outcome(there, target_kind) as outcome:
         with _replace.place(there, target_kind, check, overwrite=overwrite) as to:
             written = _targets.WRITERS[target_kind](state, to, advance, options)

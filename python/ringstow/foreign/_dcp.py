@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadIte
 from ringstow._errors import FormatError, MissingFilesError, UnsupportedError
 from ringstow.foreign import _private
 from ringstow.foreign._kept import Kept
-from ringstow.foreign._pickles import REMEDY, reading, unpickled, unreadable
+from ringstow.foreign._pickles import REMEDY, reading, refuse_pointer, unpickled, unreadable
 from ringstow.foreign._states import State, spec_of
 from ringstow.tensors._memory import LazyTensor
 from ringstow.tree import _cycles
@@ -187,7 +187,8 @@ def _check_files(path: str, names: set[str]) -> None:
     """Refuse a checkpoint that lacks files, or has something else in their place.
 
     Raises:
-        MissingFilesError, FormatError: either of these.
+        MissingFilesError: it lacks files, or has a pointer of Git LFS in their place.
+        FormatError: there is something else than a file.
     """
     files = {name: os.path.join(path, name) for name in sorted(names)}
     missing = [name for name, file in files.items() if not os.path.exists(file)]
@@ -200,6 +201,7 @@ def _check_files(path: str, names: set[str]) -> None:
     for file in files.values():
         if not os.path.isfile(file):
             raise FormatError(f"{file} is not a regular file", path=file)
+        refuse_pointer(file)
 
 
 class _Reader:

@@ -38,17 +38,6 @@ def read(path: str) -> State:
         return {name: _tensor(path, name, one, mapped, base) for name, one in header.items()}
 
 
-def read_listed(path: str, index: str) -> State:
-    """Return the tensors of all files that an index lists.
-
-    Raises:
-        MissingFilesError: files that it lists are missing; names them.
-        CorruptCheckpointError: the index or a file is damaged.
-    """
-    files = listed(path, index)
-    return {name: one for file in files for name, one in read(file).items()}
-
-
 def listed(path: str, index: str) -> list[str]:
     """Return the files that an index such as ``model.safetensors.index.json`` lists.
 
@@ -64,9 +53,17 @@ def listed(path: str, index: str) -> list[str]:
                 raise _damaged(at, f"refers to {name!r}, which is not a file in its directory")
     missing = [name for name in names if not os.path.isfile(os.path.join(path, name))]
     if missing:
+        ending = os.path.splitext(missing[0])[1]
+        others = sorted(n for n in {*os.listdir(path)} - {*names} if n.endswith(ending))
+        remedy = REMEDY
+        if others:
+            remedy += (
+                f". If {', '.join(others[:5])} are the newer weights, the index is of an earlier "
+                "save: move it away"
+            )
         raise MissingFilesError(
             f"{path} lacks {len(missing)} of the files that {index} lists: "
-            f"{', '.join(missing[:20])}; {REMEDY}",
+            f"{', '.join(missing[:20])}; {remedy}",
             path=path,
         )
     return [os.path.join(path, name) for name in names]
