@@ -48,6 +48,7 @@ from ringstow.foreign import _states
 from ringstow.foreign._states import State, stored, total_bytes
 from ringstow.tensors import _torch
 from ringstow.tree._select import listed
+from ringstow.tree._walk import describe
 
 __all__ = [
     "ConvertReport",
@@ -181,6 +182,8 @@ def convert(
         raise InvalidStateError(f"{here} holds a {type(state).__name__}, not a state dict")
     if source_kind != "ringstow":
         _states.check(here, state)
+        at, _ = max(stored(state), key=lambda one: one[1].nbytes, default=((), None))
+        _states.check_size(here, total_bytes(state), describe(at))
         state = _states.resolved(state)
     if target_kind == "hf" and not prefix:
         prefix = _targets.prefix_of(state, here, source_kind)

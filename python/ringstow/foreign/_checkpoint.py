@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ringstow._errors import InvalidStateError, UnsupportedError
-from ringstow.foreign._states import Parts, bytes_at, check
+from ringstow.foreign._states import Parts, bytes_at, check, check_size
 from ringstow.tensors import _numpy, _torch
 from ringstow.tensors._memory import Address, LazyTensor, place_at
 from ringstow.tree import _program
@@ -251,6 +251,7 @@ class Foreign:
         """Return the bytes of tensors, in memory of their own, and a LoadReport."""
         started, blocks = time.monotonic(), []
         total = sum(self._rows[name][3] for name in names)
+        check_size(self.path, total, max(names, key=lambda name: self._rows[name][3], default=""))
         done = 0
         for name in names:
             block = bytearray(self._rows[name][3])

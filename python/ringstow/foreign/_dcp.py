@@ -77,8 +77,9 @@ class _MetadataUnpickler(pickle.Unpickler):
                 )
 
     def find_class(self, module: str, name: str) -> Any:
-        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
-            return getattr(torch, name)
+        # Not getattr, by which torch imports modules of its own.
+        if module == "torch" and isinstance(dtype := vars(torch).get(name), torch.dtype):
+            return dtype
         if f"{module}.{name}" in _KNOWN:
             found = super().find_class(module, name)
             if isinstance(found, type):

@@ -11,6 +11,7 @@ from ringstow._errors import CorruptCheckpointError, MissingFilesError, Unsuppor
 from ringstow.foreign._pickles import REMEDY, reading
 from ringstow.foreign._states import State
 from ringstow.tensors import _torch
+from ringstow.tensors._memory import overlapping
 
 _LENGTH = 8
 _HEADER_BYTES_MAX = 100_000_000
@@ -34,6 +35,9 @@ def read(path: str) -> State:
             header = json.loads(file.read(length))
         header.pop("__metadata__", None)
         base = _LENGTH + length
+        spans = ((*one["data_offsets"], name) for name, one in header.items())
+        if (twice := overlapping(spans)) is not None:
+            raise _damaged(path, f"has bytes of {twice} in another tensor, too")
         mapped = torch.UntypedStorage.from_file(path, False, size)
         return {name: _tensor(path, name, one, mapped, base) for name, one in header.items()}
 

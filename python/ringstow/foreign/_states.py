@@ -52,6 +52,32 @@ def check(path: str, state: object, at: Path = ()) -> None:
         )
 
 
+def check_size(path: str, nbytes: int, largest: str) -> None:
+    """Refuse tensors that would take far more memory, or room in a file, than where they are.
+
+    A tensor may have strides of 0, and many tensors may be views of the same elements.
+
+    Args:
+        path: the checkpoint.
+        nbytes: the bytes of the tensors to make of it.
+        largest: the name of the largest.
+
+    Raises:
+        FormatError: they do.
+    """
+    if nbytes > _ROOM_BYTES and nbytes > _ROOM_BYTES + _COPIES_MAX * (there := bytes_at(path)):
+        raise FormatError(
+            f"{path} has {there} bytes, and its tensors would take {nbytes}: they are views of the "
+            f"same elements, {largest} for one. Load it with torch.load, which keeps views, and "
+            "save what you need of it; or name a part of it by prefix= or keys=",
+            path=path,
+        )
+
+
+_ROOM_BYTES = 64 << 20
+_COPIES_MAX = 4
+
+
 def bytes_at(path: str) -> int:
     """Return the bytes of a file, or of all files in a directory."""
     if not os.path.isdir(path):
