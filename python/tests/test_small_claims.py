@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import struct
 
+import numpy as np
 import pytest
 import torch
-from support import manifest_of, reseal
+from support import assert_same, manifest_of, reseal
 
 import ringstow
 from ringstow.convert import convert
@@ -92,6 +93,38 @@ def test_bytes_of_two_tensors_in_an_object_of_dcp_are_damage():
 )
 def test_overlapping_names_the_tensor_that_begins_in_another(spans, found):
     assert overlapping(spans) == found
+
+
+class Forged:
+    """Pickles as an array or scalar of numpy over bytes that others have, too."""
+
+    def __init__(self, kind, data):
+        self.kind, self.data = kind, data
+
+    def __reduce__(self):
+        if self.kind == "scalar":
+            return np._core.multiarray.scalar, (np.dtype(f"S{len(self.data)}"), self.data)
+        shape = (len(self.data),)
+        state = (1, shape, np.dtype("u1"), False, self.data)
+        return np._core.multiarray._reconstruct, (np.ndarray, (0,), b"b"), state
+
+
+@pytest.mark.parametrize("kind", ["array", "scalar"])
+def test_arrays_over_the_same_bytes_are_damage(at, kind):
+    data = bytes(1 << 20)
+    torch.save({"v": [Forged(kind, data) for _ in range(5000)]}, at / "x.pt")
+    with pytest.raises(
+        ringstow.CorruptCheckpointError, match="arrays of numpy have the same 10485"
+    ):
+        ringstow.load(at / "x.pt")
+
+
+def test_an_array_that_is_referred_to_twice_is_one(at):
+    array = np.arange(5000)
+    state = {"a": array, "b": [array], np.int64(3): {np.int64(4), "x"}, "e": np.zeros(0)}
+    torch.save(state, at / "x.pt")
+    found = ringstow.load(at / "x.pt")
+    assert_same(found, state)
 
 
 # Values of a manifest
