@@ -162,7 +162,8 @@ impl<'py> Encoder<'_, 'py> {
     fn contains_itself(&self, container: &Value<'py>) -> PyResult<bool> {
         if self.open.iter().any(|open| open.is(container)) {
             self.refuse(format!(
-                "{} contains itself: leave the reference back out, or replace it by a name or a number",
+                "{} contains itself: leave the reference back out, or replace it by a name or a \
+                 number",
                 self.describe(&self.path)?
             ))?;
             return Ok(true);

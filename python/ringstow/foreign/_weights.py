@@ -62,7 +62,7 @@ def _variant_of(name: str) -> tuple[str, str] | None:
     if _SHARD.search(name):
         return None
     parts = name.split(".")
-    for number in range(1, len(parts)):
+    for number in range(1, len(parts) - 1):
         plain = ".".join(parts[:number] + parts[number + 1 :])
         if plain in _ALL:
             return plain, parts[number]
