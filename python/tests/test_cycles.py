@@ -170,8 +170,9 @@ def test_a_key_that_refers_to_itself_is_named(tmp_path):
         lambda state: list(_copies.tensors(state)),
         _private.flattened,
         lambda state: ringstow.dcp.SavePlanner().set_up_planner(state),
+        lambda state: ringstow.dcp.LoadPlanner().set_up_planner(state),
     ],
-    ids=["rebuild", "tensors", "flattened", "planner"],
+    ids=["rebuild", "tensors", "flattened", "save planner", "load planner"],
 )
 def test_dcp_names_the_key_of_a_value_in_itself(walk, name):
     with pytest.raises(ringstow.InvalidStateError, match=r"^a\['v'\]\S+ contains itself: leave"):

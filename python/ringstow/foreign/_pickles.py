@@ -185,7 +185,7 @@ def _report(path: str, what: str, error: Exception) -> None:
             "flat",
             path=path,
         ) from None
-    if isinstance(error, UnicodeEncodeError):
+    if isinstance(error, UnicodeEncodeError) and not path.isprintable():
         raise InvalidStateError(
             f"torch cannot open {path!r}, whose name is not valid Unicode: rename it, or link to it"
         ) from error
