@@ -134,6 +134,19 @@ def test_a_stale_index_is_named_with_the_files_that_it_does_not_list(model):
     assert taken(model) == 2
 
 
+def test_an_index_that_lists_tensors_in_other_files_is_read_as_from_pretrained_does(model):
+    put_shards(model, 1)
+    listed = json.loads((model / INDEX).read_text())
+    first, second = listed["weight_map"].values()
+    listed["weight_map"] = {"w": second, "b": first}
+    (model / INDEX).write_text(json.dumps(listed))
+    assert taken(model) == 1
+    listed["weight_map"] |= {"gone": first}
+    (model / INDEX).write_text(json.dumps(listed))
+    with pytest.raises(ringstow.MissingFilesError, match="gone"):
+        ringstow.load(model)
+
+
 def test_a_trainers_folder_has_the_weights_that_its_program_takes(model):
     (model / "trainer_state.json").write_text("{}")
     put(model, "model.safetensors", 1)

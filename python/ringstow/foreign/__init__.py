@@ -158,6 +158,5 @@ def is_for_native(path: str) -> bool:
     for name in names:
         if name.endswith(".safetensors"):
             refuse_pointer(os.path.join(path, name))
-    if _weights.MODEL_INDEX in names:
-        _safetensors.listed(path, _weights.MODEL_INDEX)
-    return True
+    has_index = _weights.MODEL_INDEX in names
+    return not has_index or _safetensors.is_as_listed(path, _weights.MODEL_INDEX)

@@ -14,6 +14,9 @@ from ringstow.tensors import _torch
 from ringstow.tensors._memory import overlapping
 
 _LENGTH = 8
+_METADATA = "__metadata__"
+# What torch's writer of Hugging Face's format notes in each file of a sharded checkpoint.
+_SHARDING = "DCP_SHARDING_INFO"
 _HEADER_BYTES_MAX = 100_000_000
 
 
@@ -26,20 +29,53 @@ def read(path: str) -> State:
     """
     import torch
 
-    size = os.path.getsize(path)
     with reading(path, "its header"):
-        with open(path, "rb") as file:
-            length = int.from_bytes(file.read(_LENGTH), "little")
-            if not 2 <= length <= min(_HEADER_BYTES_MAX, size - _LENGTH):
-                raise _damaged(path, f"has {size} bytes, which is no safetensors file")
-            header = json.loads(file.read(length))
-        header.pop("__metadata__", None)
-        base = _LENGTH + length
+        header, base = _header(path)
+        header.pop(_METADATA, None)
         spans = ((*one["data_offsets"], name) for name, one in header.items())
         if (twice := overlapping(spans)) is not None:
             raise _damaged(path, f"has bytes of {twice} in another tensor, too")
-        mapped = torch.UntypedStorage.from_file(path, False, size)
+        mapped = torch.UntypedStorage.from_file(path, False, os.path.getsize(path))
         return {name: _tensor(path, name, one, mapped, base) for name, one in header.items()}
+
+
+def _header(path: str) -> tuple[dict[str, Any], int]:
+    """Return the header of a file, and where its data begins."""
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(_LENGTH), "little")
+        if not 2 <= length <= min(_HEADER_BYTES_MAX, size - _LENGTH):
+            raise _damaged(path, f"has {size} bytes, which is no safetensors file")
+        return json.loads(file.read(length)), _LENGTH + length
+
+
+def is_as_listed(path: str, index: str) -> bool:
+    """Return whether each tensor is in the file that an index lists for it, or is nowhere.
+
+    Programs that read all listed files do not notice an index of an earlier save.
+
+    Raises:
+        MissingFilesError, CorruptCheckpointError: as `listed`, or a file is damaged.
+    """
+    held: set[tuple[str, str]] = set()
+    for file in listed(path, index):
+        with reading(file, "its header"):
+            header, _ = _header(file)
+            if _SHARDING in header.pop(_METADATA, {}):
+                return True  # its tensors are in several files
+            held.update((name, os.path.basename(file)) for name in header)
+    where = _weight_map(path, index)
+    return where.items() <= held or not where.keys() <= {name for name, _ in held}
+
+
+def _weight_map(path: str, index: str) -> dict[str, str]:
+    at = os.path.join(path, index)
+    with reading(at, "the index"), open(at, encoding="utf-8") as stream:
+        found: dict[str, str] = json.load(stream)["weight_map"]
+        for name in dict.fromkeys(found.values()):
+            if os.path.basename(name) != name or name in ("", ".", ".."):
+                raise _damaged(at, f"refers to {name!r}, which is not a file in its directory")
+    return found
 
 
 def listed(path: str, index: str) -> list[str]:
@@ -49,12 +85,7 @@ def listed(path: str, index: str) -> list[str]:
         MissingFilesError: some are missing; names them.
         CorruptCheckpointError: it is no index, or leads out of its directory.
     """
-    at = os.path.join(path, index)
-    with reading(at, "the index"), open(at, encoding="utf-8") as stream:
-        names = list(dict.fromkeys(json.load(stream)["weight_map"].values()))
-        for name in names:
-            if os.path.basename(name) != name or name in ("", ".", ".."):
-                raise _damaged(at, f"refers to {name!r}, which is not a file in its directory")
+    names = list(dict.fromkeys(_weight_map(path, index).values()))
     missing = [name for name in names if not os.path.isfile(os.path.join(path, name))]
     if missing:
         ending = os.path.splitext(missing[0])[1]
