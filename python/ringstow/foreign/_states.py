@@ -41,8 +41,9 @@ def check(path: str, state: object, at: Path = ()) -> None:
     try:
         is_endless = _cycles.count(state, at) > _VALUES_MAX + bytes_at(path)
     except _cycles.NestingError as error:
-        remedy = "load it with torch.load, leave that reference out, and save it again"
-        raise FormatError(f"{path}: {error}: {remedy}", path=path) from None
+        raise FormatError(
+            f"{path}: {error}: load it with torch.load, and save it again {error.remedy}", path=path
+        ) from None
     if is_endless:
         raise FormatError(
             f"{path}: {describe(at)} refers to its own lists and dicts so often that a copy would "

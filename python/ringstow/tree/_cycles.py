@@ -17,14 +17,19 @@ from ringstow.tensors._memory import LazyTensor
 from ringstow.tree import _program
 from ringstow.tree._walk import METADATA, Path, describe, metadata_of
 
-REMEDY = "leave the reference back out, or replace it by a name or a number"
-
 _ATOMS = (type(None), bool, int, float, str, bytes)
 _DEPTH_MAX = _native.DEPTH_MAX
 
 
 class NestingError(ValueError):
-    """A container holds itself, or is nested too deep; the message says which."""
+    """A container holds itself, or is nested too deep; the message says which.
+
+    ``remedy`` completes "save it".
+    """
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(problem)
+        self.remedy = remedy
 
 
 def reached(node: object, inside: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
@@ -62,12 +67,14 @@ def count(node: object, path: Path = ()) -> int:
         level = stack[-1]
         for step, child in level.pairs:
             if id(child) in inside:
-                raise NestingError(f"{describe((*level.path, step))} contains itself")
+                problem = f"{describe((*level.path, step))} contains itself"
+                raise NestingError(problem, "without that reference")
             known = 1 if type(child) in _ATOMS else counts.get(id(child))
             if known is None:
                 if len(stack) > _DEPTH_MAX:
                     begin = describe(level.path[:4])
-                    raise NestingError(f"{begin}... is nested more than {_DEPTH_MAX} levels deep")
+                    problem = f"{begin}... is nested more than {_DEPTH_MAX} levels deep"
+                    raise NestingError(problem, "flat")
                 inside.add(id(child))
                 stack.append(_Level(child, (*level.path, step)))
                 break
@@ -116,5 +123,5 @@ def naming_cycles(state: object) -> Iterator[None]:
         try:
             count(state)
         except NestingError as error:
-            raise InvalidStateError(f"{error}: {REMEDY}") from None
+            raise InvalidStateError(f"{error}: save it {error.remedy}") from None
         raise
