@@ -8,12 +8,15 @@ import struct
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from support import assert_same, manifest_of, reseal
 
 import ringstow
 from ringstow.convert import convert
 from ringstow.tensors._memory import overlapping
 from ringstow.tree import _packed
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 PRIME = (1 << 61) - 1  # integers that differ by multiples of it have one hash
 
@@ -161,6 +164,20 @@ def test_keys_that_were_chosen_to_collide_are_refused_at_once(at, name, kind):
             read(path)
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("how", ["file", "object of dcp"])
+def test_a_pickle_with_keys_that_collide_is_refused_at_once(at, how):
+    keys = [n * PRIME for n in range(2, 400)]  # more would keep the test itself busy
+    state = {"v": [dict.fromkeys(keys, 1)], "w": torch.ones(1)}
+    torch.save(state, at / "x.pt")
+    if how == "object of dcp":
+        dcp.save({"v": (state["v"],)}, checkpoint_id=at / "x.pt.dcp", no_dist=True)
+        (at / "x.pt").unlink()
+        (at / "x.pt.dcp").rename(at / "x.pt")
+    with pytest.raises(ringstow.CorruptCheckpointError, match="100 of its keys have the same hash"):
+        ringstow.load(at / "x.pt")
+
+
 def test_integers_of_any_size_are_keys(at):
     state = {
         "v": dict.fromkeys((*range(-300, 300), 1 << 61, 1 << 200, -(1 << 64)), 1),
@@ -168,6 +185,8 @@ def test_integers_of_any_size_are_keys(at):
     }
     ringstow.save(state, at / "ckpt")
     assert ringstow.load(at / "ckpt") == state
+    torch.save(state, at / "x.pt")
+    assert ringstow.load(at / "x.pt") == state
 
 
 # Names of torch's

@@ -171,6 +171,7 @@ def metadata_at(path: str, *, allow_pickle: bool) -> Any:
         except UnsupportedError as error:
             raise UnsupportedError(f"{file}: {error}") from None
         except Exception as error:  # a damaged pickle raises anything
+            refuse_pointer(file)
             raise unreadable(file, "the metadata", error) from error
     if not isinstance(found, metadata.Metadata) or not isinstance(found.storage_data, dict):
         raise FormatError(f"{file} is not metadata of torch.distributed.checkpoint", path=file)

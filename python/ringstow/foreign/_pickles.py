@@ -8,8 +8,10 @@ import errno
 import io
 import os
 import pickle
+import re
 import threading
 import types
+import zipfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +24,7 @@ from ringstow._errors import (
     UnsupportedError,
 )
 from ringstow.foreign import _arrays
+from ringstow.tree._walk import check_hashes
 
 REMEDY = "take another copy of it, or an earlier checkpoint"
 
@@ -69,9 +72,31 @@ def unpickled(source: Any, *, allow_pickle: bool = False, mmap: bool = False) ->
 
     if allow_pickle:
         return torch.load(source, map_location="cpu", mmap=mmap, weights_only=False)
+    if isinstance(source, io.BytesIO):
+        with source.getbuffer() as view:
+            _refuse_collisions(view)
+    elif mmap:
+        with zipfile.ZipFile(source) as archive:
+            for name in archive.namelist():
+                if name.endswith("/data.pkl"):
+                    _refuse_collisions(archive.read(name))
     with _only_known({**_OBJECTS, **_arrays.replacements()}):
         value = torch.load(source, map_location="cpu", mmap=mmap, weights_only=True)
     return _arrays.with_arrays(value)
+
+
+# The code for an integer of more than 32 bits, and its length if keys like it may have one hash.
+_LONG = re.compile(rb"\x8a(?=([\x08-\xff]))")
+
+
+def _refuse_collisions(data: bytes | memoryview) -> None:
+    """Refuse a pickle with many integers of one hash, whether they are keys or not.
+
+    Raises:
+        ValueError: it has.
+    """
+    places = ((match.end() + 1, match[1][0]) for match in _LONG.finditer(data))
+    check_hashes({int.from_bytes(data[at : at + n], "little", signed=True) for at, n in places})
 
 
 # torch has one list for the process.
