@@ -6,6 +6,7 @@ torch reads them.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from ringstow import _native
 
 def main() -> None:
     """Run the program on ``sys.argv`` and exit with its code."""
+    _use_utf8()
     # Die of Ctrl-C and of a closed pipe as any other program does, not with a traceback.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
@@ -43,3 +45,15 @@ def main() -> None:
         sys.stderr.flush()
         os.kill(os.getpid(), signal.SIGINT)
     sys.exit(code)
+
+
+def _use_utf8() -> None:
+    """Start again in Python's UTF-8 mode if the locale has another encoding.
+
+    The native side and torch know names of files as UTF-8, and print them so.
+    """
+    if sys.getfilesystemencoding() != "utf-8" and sys.executable:
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        is_utf8 = sys.stdout.encoding.lower() == "utf-8"
+        sys.stdout.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")

@@ -33,7 +33,7 @@ from ringstow.tensors._memory import (
     moved,
     place_at,
 )
-from ringstow.tree import _program, _skeleton
+from ringstow.tree import _cycles, _program, _skeleton
 from ringstow.tree._alike import Gap
 from ringstow.tree._build import Builder, Contents, Survey
 from ringstow.tree._damaged import DamagedTensor
@@ -714,19 +714,19 @@ def _holds_tensors(value: Any) -> bool:
 
 def _holds(value: Any, wanted: Callable[[Any], bool]) -> bool:
     """Return whether a value, or one at any depth in it, is wanted."""
-    if isinstance(value, Leaf) or is_stateful(value):
-        return wanted(value)
-    try:
-        items = _program.parts(value)
-    except Refused:  # it has more to it than its fields: see `_has_a_place`
-        return False
-    return wanted(value) if items is None else any(_holds(item, wanted) for _, item in items)
+    return any(map(wanted, _cycles.reached(value, _inside)))
 
 
 def _is_filled(value: Any) -> bool:
     if isinstance(value, Leaf):
         return value.tag in ("$tensor", "$ndarray")
     return type(value) is PerRank or is_stateful(value) or _is_array(value)
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    if not (isinstance(value, Leaf) or is_stateful(value)):
+        with contextlib.suppress(Refused):  # it has more to it than its fields: `_has_a_place`
+            yield from (item for _, item in _program.parts(value) or ())
 
 
 # Dtypes that `cast` converts between. Not integers: they could overflow or lose a fraction.
@@ -742,20 +742,29 @@ def _can_cast(stored: Stored, dtype: str, shape: tuple[int, ...]) -> bool:
     return stored.dtype != dtype and stored.shape == shape and is_family
 
 
-def _leaves(value: Any, path: Path, parts: Parts | None = None) -> Iterator[Gap]:
-    """Yield the paths and values in a value and its objects; a list without tensors is one."""
+def _leaves(
+    value: Any, path: Path, parts: Parts | None = None, above: tuple[int, ...] = ()
+) -> Iterator[Gap]:
+    """Yield the paths and values in a value and its objects; a list without tensors is one.
+
+    So is a container that is in itself: ``above`` has the ids of those that it is in.
+    """
     part = None if parts is None else parts.of(value)
     if part is not None:
         value = part.state
-    if isinstance(value, dict):
-        pairs: Any = value.items()
+    if id(value) in above:
+        pairs: Any = None
+    elif isinstance(value, dict):
+        pairs = value.items()
     elif type(value) in _SEQUENCES and _holds_tensors(value):
         pairs = enumerate(value)
     else:
+        pairs = None
+    if pairs is None:
         yield path, value
         return
     for key, item in pairs:
-        yield from _leaves(item, (*path, key), parts)
+        yield from _leaves(item, (*path, key), parts, (*above, id(value)))
 
 
 def _is_array(value: Any) -> bool:

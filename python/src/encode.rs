@@ -161,7 +161,11 @@ impl<'py> Encoder<'_, 'py> {
     #[inline(never)]
     fn contains_itself(&self, container: &Value<'py>) -> PyResult<bool> {
         if self.open.iter().any(|open| open.is(container)) {
-            self.refuse(format!("{} contains itself", self.describe(&self.path)?))?;
+            self.refuse(format!(
+                "{} contains itself: leave the reference back out, or replace it by a name or a \
+                 number",
+                self.describe(&self.path)?
+            ))?;
             return Ok(true);
         }
         if self.open.len() >= DEPTH_MAX {

@@ -327,6 +327,71 @@ def test_convert_reads_a_trainers_folder(at):
     assert convert(path, at / "weights", source="hf").tensors == 7
 
 
+# A trainer's directory to a model
+
+
+def model_of(path, at, **options):
+    report = convert(path, at / "hf", target="hf", overwrite=True, **options)
+    found = ringstow.load(at / "hf")
+    return found | {name: found[kept] for name, kept in report.tied}
+
+
+def same_tensors(found, expected):
+    assert found.keys() == expected.keys()
+    return all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_trainers_folder_becomes_a_model_without_its_optimizer(at):
+    path, state = trainers_folder(at)
+    assert same_tensors(model_of(path, at), state["model"])
+    (path / "model.safetensors").unlink()
+    with pytest.raises(ringstow.KeyMismatchError, match=r"no weights of a model.*optimizer, rng"):
+        model_of(path, at)
+    found = model_of(path, at, prefix="optimizer.state.0.")
+    assert found.keys() == {"step", "exp_avg", "exp_avg_sq"}
+
+
+def test_an_accelerators_directory_becomes_a_model_if_it_holds_one(at):
+    weights = {"w": torch.ones(2)}
+    (at / "acc").mkdir()
+    save_file(weights, at / "acc" / "model.safetensors")
+    torch.save({"state": {0: {"exp_avg": torch.ones(2)}}}, at / "acc" / "optimizer.bin")
+    torch.save({"step": 3}, at / "acc" / "random_states_0.pkl")
+    assert same_tensors(model_of(at / "acc", at), weights)
+    save_file(weights, at / "acc" / "model_1.safetensors")
+    with pytest.raises(ringstow.KeyMismatchError, match=r"several models: give --prefix.* model\."):
+        model_of(at / "acc", at)
+    assert same_tensors(model_of(at / "acc", at, prefix="model_1."), weights)
+
+
+@pytest.mark.parametrize("name", ["deepspeed-0", "deepspeed-2"])
+def test_deepspeeds_directory_becomes_a_model_without_its_slices(at, name):
+    found = ringstow.load(LEFT / name)
+    weights = found.get("fp32") or found["mp_rank_00_model_states"]["module"]
+    assert same_tensors(model_of(LEFT / name, at), weights)
+
+
+def test_a_sharded_checkpoint_of_lightning_becomes_a_model(at):
+    optimizer = {"state": {"w": {"exp_avg": torch.ones(2)}}}
+    path = by_dcp({"model": {"w": torch.ones(2)}, "optimizer_0": optimizer}, at)
+    torch.save({"epoch": 1}, path / "meta.pt")
+    assert same_tensors(model_of(path, at), {"w": torch.ones(2)})
+
+
+def test_any_other_state_becomes_a_model_without_its_optimizer(at, caplog):
+    state = trained()
+    path = by_torch({**state, "optimizer_head": {"w": torch.ones(1)}}, at)
+    found = model_of(path, at)
+    expected = {f"model.{name}" for name in state["model"]} | {"rng", "optimizer_head.w"}
+    assert found.keys() == expected
+    assert "a model has no optimizer: optimizer is left out; --prefix" in caplog.text
+    path = by_torch({"optimizer": state["optimizer"]}, at)
+    with pytest.raises(
+        ringstow.KeyMismatchError, match="that is not an optimizer's; there are opt"
+    ):
+        model_of(path, at)
+
+
 SHOW = "import sys; from ringstow import _cli; sys.argv[0] = 'ringstow'; _cli.main()"
 
 

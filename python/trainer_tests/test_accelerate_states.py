@@ -1,5 +1,6 @@
 """What an Accelerator's checkpoints hold, and what is refused, in one process."""
 
+import enum
 import inspect
 import os
 import pathlib
@@ -144,6 +145,32 @@ def test_values_that_need_a_pickle_are_refused_by_name(tmp_path):
     path = one.save_state(tmp_path / "state")
     one.load_state(path)
     assert odd.odd is runs.Odd
+
+
+class Loss(enum.Enum):
+    MSE = "mse"
+
+
+class Mode:
+    """Keeps an Enum, whose members refer back to their class."""
+
+    def __init__(self, mode=None):
+        self.mode = mode
+
+    def state_dict(self):
+        return {"mode": self.mode}
+
+    def load_state_dict(self, state):
+        self.mode = state["mode"]
+
+
+def test_a_registered_object_with_an_enum_comes_back(tmp_path):
+    one, mode = alone(tmp_path).accelerator, Mode(Loss.MSE)
+    one.register_for_checkpointing(mode)
+    path = one.save_state(tmp_path / "state")
+    mode.mode = None
+    one.load_state(path)
+    assert mode.mode is Loss.MSE
 
 
 def test_a_checkpoint_that_lacks_something_changes_nothing(finished, tmp_path):

@@ -182,3 +182,12 @@ def save_two(rank, ranks, folder):
     critic.destroy()
     names = [f"{who}{number}" for who in ("actor", "critic") for number in range(3)]
     assert sorted(p.name for p in pathlib.Path(folder).iterdir() if p.is_dir()) == names
+
+
+def test_a_dict_in_itself_is_left_to_the_save_which_names_it(tmp_path):
+    from ringstow.integrations._deepspeed import _states
+
+    one = {}
+    one["me"] = one
+    with pytest.raises(ringstow.InvalidStateError, match="contains itself"):
+        ringstow.save(_states.packed({"client": one}), tmp_path / "one")

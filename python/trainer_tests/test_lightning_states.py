@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import os
 import threading
 
@@ -49,10 +51,36 @@ def test_an_hparam_that_cannot_be_saved_is_named_before_anything_is_written(tmp_
         RingstowCheckpointIO().load_checkpoint(tmp_path / "a.ckpt", weights_only=False)
 
 
+class Loss(enum.Enum):
+    MSE = "mse"
+
+
+@dataclasses.dataclass
+class Settings:
+    loss: Loss = Loss.MSE
+    owner: object = None
+
+
 @pytest.fixture
 def at(tmp_path):
     saved(tmp_path / "old-0.ckpt")  # so that saves run in the background
     return tmp_path
+
+
+@pytest.mark.parametrize("hparam", [Loss.MSE, Settings(), [{"loss": Loss.MSE}]])
+def test_hparams_that_refer_back_to_their_class_come_back(hparam, at):
+    io = RingstowCheckpointIO()
+    state = {"hyper_parameters": {"one": hparam}, "state_dict": {"w": torch.ones(1)}}
+    for number in (1, 2):
+        io.save_checkpoint(state, at / f"new-{number}.ckpt")
+    assert io.load_checkpoint(at / "new-2.ckpt") == state
+
+
+def test_an_hparam_that_refers_back_to_its_owner_is_named(at):
+    settings = Settings()
+    settings.owner = [settings]
+    with pytest.raises(ringstow.InvalidStateError, match=r"hyper_parameters.*contains itself"):
+        RingstowCheckpointIO().save_checkpoint({"hyper_parameters": {"one": settings}}, at / "new")
 
 
 class Data(lightning.LightningDataModule):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import inspect
 import pathlib
 import types
@@ -139,3 +140,22 @@ def test_rays_seam_is_as_this_module_knows_it():
     assert source.index("self._upload_checkpoint") < source.index("self._wait_then_report")
     assert {"experiment_fs_path"} <= set(dir(StorageContext))
     assert "except Exception as e" in source  # so a failure must be an Exception
+
+
+class Loss(enum.Enum):
+    MSE = "mse"
+
+
+def test_values_that_refer_back_to_their_class_need_no_second_worker():
+    from ringstow.integrations import ray
+
+    assert ray._plan({"loss": Loss.MSE, "w": torch.ones(1)}).leaves == {"loss", "w"}
+
+
+def test_a_list_in_itself_is_named_before_anything_is_reported():
+    from ringstow.integrations import ray
+
+    one = []
+    one.append(one)
+    with pytest.raises(ringstow.InvalidStateError, match=r"^v\[0\] contains itself"):
+        ray._plan({"v": one})

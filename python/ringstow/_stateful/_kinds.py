@@ -48,26 +48,22 @@ def is_optimizer(value: object) -> bool:
 
 
 def found_in(value: object, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield the path and value of each object in a state, those in its containers included."""
-    yield from _found(value, path, [])
+    """Yield the path and value of each object in a state, once, wherever it is."""
+    yield from _found(value, path, set())
 
 
-def _found(value: Any, path: Path, within: list[int]) -> Iterator[tuple[Path, Any]]:
+def _found(value: Any, path: Path, seen: set[int]) -> Iterator[tuple[Path, Any]]:
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in _PLAIN or id(value) in seen:
         return
+    seen.add(id(value))
     if is_stateful(value):
         yield path, value
     elif kind is PerRank:
-        yield from _found(value.value, path, within)
-    elif id(value) not in within:  # a save refuses what contains itself
-        pairs = _items(value, kind)
-        if pairs is None:
-            return
-        within.append(id(value))
-        for step, item in pairs:
-            yield from _found(item, (*path, step), within)
-        within.pop()
+        yield from _found(value.value, path, seen)
+    else:
+        for step, item in _items(value, kind) or ():
+            yield from _found(item, (*path, step), seen)
 
 
 def _items(value: Any, kind: type) -> Iterable[tuple[Any, Any]] | None:

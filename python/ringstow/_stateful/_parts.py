@@ -47,12 +47,11 @@ class Parts:
         self._kept = [value for _, value in found]  # an id is free once its object is gone
         modules = Modules((path, value) for path, value in found if is_module(value))
         for path, value in found:
-            if id(value) not in self._parts:
-                try:
-                    self._parts[id(value)] = _taken(value, modules)
-                except Exception as error:
-                    error.add_note(f"raised by state_dict() of {describe(path)}")
-                    raise
+            try:
+                self._parts[id(value)] = _taken(value, modules)
+            except Exception as error:
+                error.add_note(f"raised by state_dict() of {describe(path)}")
+                raise
 
     def __bool__(self) -> bool:
         return bool(self._parts)

@@ -44,9 +44,11 @@ from ringstow._report import SaveReport
 from ringstow.convert import _targets
 from ringstow.convert._check import Comparison
 from ringstow.convert._sources import Options, open_source
+from ringstow.foreign import _states
 from ringstow.foreign._states import State, stored, total_bytes
 from ringstow.tensors import _torch
 from ringstow.tree._select import listed
+from ringstow.tree._walk import describe
 
 __all__ = [
     "ConvertReport",
@@ -133,7 +135,8 @@ def convert(
             run any code.
         config: the configuration of reading and writing; None means the defaults.
         prefix: for ``hf``: write only tensors whose dotted name starts with this, such as
-            ``"model."``, and strip it.
+            ``"model."``, and strip it. Without it, a trainer's directory gives its model's weights,
+            and any other source all tensors but an optimizer's.
         dtype: for ``hf``: cast floating tensors of 16 bits and more to this dtype.
         max_shard_size: for ``hf``: bytes of the largest file, or ``"5GB"``, ``"512MiB"``.
 
@@ -177,6 +180,14 @@ def convert(
     state = open_source(here, source_kind, options)
     if not isinstance(state, dict):
         raise InvalidStateError(f"{here} holds a {type(state).__name__}, not a state dict")
+    if source_kind != "ringstow":
+        _states.check(here, state)
+        at, _ = max(stored(state), key=lambda one: one[1].nbytes, default=((), None))
+        _states.check_size(here, total_bytes(state), describe(at))
+        state = _states.resolved(state)
+    if target_kind == "hf" and not prefix:
+        prefix = _targets.prefix_of(state, here, source_kind)
+        options = dataclasses.replace(options, prefix=prefix)
     with _replace.Outcome(there, target_kind) as outcome:
         with _replace.place(there, target_kind, check, overwrite=overwrite) as to:
             written = _targets.WRITERS[target_kind](state, to, advance, options)

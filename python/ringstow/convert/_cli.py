@@ -188,7 +188,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--prefix",
         default="",
-        help="hf: only tensors whose names start with this, which is stripped",
+        help="hf: only tensors whose names start with this, which is stripped (default: the "
+        "weights of a trainer's directory, and of any other source all but an optimizer's)",
     )
     parser.add_argument(
         "--dtype", choices=["float32", "bfloat16", "float16"], help="hf: cast floating tensors"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
 import threading
 from typing import Any
 
@@ -72,7 +71,7 @@ def _ringstow(path: str, options: Options) -> State:
 
 
 def _hf(path: str, options: Options) -> State:
-    if not any(name.endswith(".safetensors") for name in os.listdir(path)):
+    if not foreign.is_for_native(path):
         return foreign.state_of(path, "hf", allow_pickle=options.allow_pickle, verify=True)
     knobs = options.reading.to_json()
     checkpoint = _native.Checkpoint(path, knobs, foreign=True, verify=options.verify)

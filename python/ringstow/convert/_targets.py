@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import mmap
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +23,8 @@ from ringstow.tensors import _torch
 from ringstow.tensors._memory import LazyTensor
 from ringstow.tree import _encode
 from ringstow.tree._walk import describe, flat_name, leaves
+
+_log = logging.getLogger("ringstow")
 
 Advance = Callable[[str, int, int], None]
 """Called with the phase, its bytes done, and its bytes in all."""
@@ -69,7 +73,7 @@ def to_dcp(state: State, path: str, advance: Advance, options: Options) -> Writt
     from ringstow.convert import _dcp
 
     expected = _dcp.as_stored(state)
-    empty = {flat_name(at) for at, value in leaves(state) if value == {} and not is_stored(value)}
+    empty = {flat_name(at) for at, value in leaves(state) if isinstance(value, dict) and not value}
     with counted(advance, "writing", sum(v.nbytes for _, v in stored(expected))) as wrote:
         _dcp.write(state, path, wrote)
     return Written(expected=expected, left_out=tuple(sorted(empty)))
@@ -138,8 +142,47 @@ def to_hf(state: State, path: str, advance: Advance, options: Options) -> Writte
     )
 
 
+# What programs call their weights, among the other parts of a training: a part, or a part of one.
+_WEIGHTS = {
+    "accelerate": (r"model(_\d+)?",),
+    "deepspeed": (r"fp32", r"mp_rank_\d+_model_states"),
+    "lightning": (r"state_dict|model",),
+    "trainer": (r"model",),
+}
+_INSIDE = {"mp_rank_00_model_states": "module."}
+_OPTIMIZER = re.compile(r"optim|optimizers?(_states?)?(_\d+)?")
+
+
+def prefix_of(state: State, path: str, kind: str) -> str:
+    """Return the prefix of a model's weights in what a trainer has saved; empty for other kinds.
+
+    Args:
+        state: the trainer's parts.
+        path: the checkpoint, for messages.
+        kind: as in `foreign.KINDS`.
+
+    Raises:
+        KeyMismatchError: it has no such part, or several; lists its parts.
+    """
+    if kind not in _WEIGHTS:
+        return ""
+    found: list[str] = []
+    for pattern in _WEIGHTS[kind]:
+        found = found or [part for part in map(str, state) if re.fullmatch(pattern, part)]
+    if len(found) == 1:
+        return f"{found[0]}.{_INSIDE.get(found[0], '')}"
+    raise KeyMismatchError(
+        f"{path} holds {'several models' if found else 'no weights of a model'}: give --prefix "
+        f"(prefix=) the part to write, such as {[*found, *state, ''][0]}.; there are "
+        f"{', '.join(map(str, state))}"
+    )
+
+
 class _Model:
-    """The tensors of a state whose names have a prefix, each once."""
+    """The tensors of a state whose names have a prefix, each once.
+
+    Without a prefix, those of an optimizer are left out: they belong to no model.
+    """
 
     def __init__(self, state: State, prefix: str, dtype: str | None) -> None:
         self.tensors: State = {}
@@ -151,19 +194,34 @@ class _Model:
         outside: set[str] = set()
         for at, value in _leaves(state):
             name = flat_name(at)
-            if name.startswith(prefix) and len(name) > len(prefix):
+            top, _, below = name.partition(".")
+            is_optimizers = not prefix and below and _OPTIMIZER.fullmatch(top)
+            if name.startswith(prefix) and len(name) > len(prefix) and not is_optimizers:
                 self._add(name.removeprefix(prefix), value, describe(at))
             else:
-                outside.add(name.partition(".")[0])
+                outside.add(top)
+        if outside and not prefix:
+            _log.warning(
+                "a model has no optimizer: %s is left out; --prefix (prefix=) names what to write",
+                ", ".join(sorted(outside)),
+            )
         if not self.tensors:
             others = ", ".join(sorted(outside)[:20])
-            what = f"that starts with {prefix!r}; there are {others}" if prefix else "in it"
+            what = f"that starts with {prefix!r}" if prefix else "in it that is not an optimizer's"
+            what += f"; there are {others}" if others else ""
             raise KeyMismatchError(f"no tensor has a name {what}", missing=[prefix])
 
     def _add(self, name: str, value: Any, key: str) -> None:
         if not is_tensor(value):
             self.left_out.append(name)
             return
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise InvalidStateError(
+                f"{key}: the name {name!r:.80} is not valid Unicode (a lone surrogate), which "
+                "safetensors needs: rename the key in the source"
+            ) from None
         if name in self.tensors or any(name == other for other, _ in self.tied):
             raise InvalidStateError(f"{key}: another tensor is named {name!r} already")
         memory = _memory(value, key)

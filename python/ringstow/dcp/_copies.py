@@ -17,6 +17,7 @@ from ringstow._errors import InvalidStateError, UnsupportedError
 from ringstow.dcp import _private
 from ringstow.dcp._private import ShardedTensor
 from ringstow.tensors import _cuda, _torch
+from ringstow.tree import _cycles
 from ringstow.tree._remedies import type_name
 from ringstow.tree._walk import Path, describe
 
@@ -36,21 +37,26 @@ def rebuild(value: Any, replace: Replace, path: Path = ()) -> Any:
     value: the dicts in it keep their types.
 
     Raises:
-        InvalidStateError: a value can't be copied; names its key.
+        InvalidStateError: a value can't be copied, or contains itself; names its key.
     """
+    with _cycles.naming_cycles(value):
+        return _rebuild(value, replace, path)
+
+
+def _rebuild(value: Any, replace: Replace, path: Path) -> Any:
     kind = type(value)
     if isinstance(value, torch.Tensor):
         return replace(value, path)
     if kind in _IMMUTABLE:
         return value
     if isinstance(value, Mapping):
-        items = {key: rebuild(item, replace, (*path, key)) for key, item in value.items()}
+        items = {key: _rebuild(item, replace, (*path, key)) for key, item in value.items()}
         return collections.OrderedDict(items) if kind is collections.OrderedDict else items
     if kind is list:
-        return [rebuild(item, replace, (*path, n)) for n, item in enumerate(value)]
+        return [_rebuild(item, replace, (*path, n)) for n, item in enumerate(value)]
     known = {}
     if kind is tuple:
-        known = {id(tensor): replace(tensor, where) for where, tensor in tensors(value, path)}
+        known = {id(tensor): replace(tensor, where) for where, tensor in _tensors(value, path)}
     try:
         return copy.deepcopy(value, known)
     except Exception as error:
@@ -61,15 +67,24 @@ def rebuild(value: Any, replace: Replace, path: Path = ()) -> Any:
 
 
 def tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
-    """Yield every tensor that `rebuild` replaces."""
+    """Yield every tensor that `rebuild` replaces.
+
+    Raises:
+        InvalidStateError: a value contains itself; names its key.
+    """
+    with _cycles.naming_cycles(value):
+        yield from _tensors(value, path)
+
+
+def _tensors(value: Any, path: Path) -> Iterator[tuple[Path, torch.Tensor]]:
     if isinstance(value, torch.Tensor):
         yield path, value
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from tensors(item, (*path, key))
+            yield from _tensors(item, (*path, key))
     elif type(value) in (list, tuple):
         for n, item in enumerate(value):
-            yield from tensors(item, (*path, n))
+            yield from _tensors(item, (*path, n))
 
 
 def parts(tensor: torch.Tensor) -> list[torch.Tensor] | None:

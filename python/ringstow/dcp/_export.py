@@ -31,6 +31,7 @@ from ringstow.dcp._share_writer import Layout, ShareWriter
 from ringstow.dcp._together import Team
 from ringstow.dcp._weights import Chunk, Held, Model, held, merged
 from ringstow.tensors import _torch
+from ringstow.tree import _cycles
 from ringstow.tree._select import listed
 
 _log = logging.getLogger("ringstow")
@@ -156,7 +157,8 @@ def _plan(state_dict: Mapping[str, Any]) -> tuple[SavePlan, SavePlanner]:
             f"{type(state_dict).__name__} is not a state dict: pass model.state_dict()"
         )
     planner = DefaultSavePlanner()
-    planner.set_up_planner(dict(state_dict), None, True)
+    with _cycles.naming_cycles(state_dict):
+        planner.set_up_planner(dict(state_dict), None, True)
     state = planner.state_dict
     # Empty containers hold nothing that could be left out.
     empty = [

@@ -23,7 +23,7 @@ from ringstow._errors import Error, UnsupportedError
 from ringstow.dcp import _private
 from ringstow.dcp._metadata import Entry
 from ringstow.dcp._targets import Slice
-from ringstow.tree import _build, _packed
+from ringstow.tree import _build, _cycles, _packed
 from ringstow.tree._remedies import Refusals, Refused, remedy
 
 
@@ -204,10 +204,8 @@ def _object_of(item: WriteItem, planner: SavePlanner) -> Any:
 
 def _is_plain(value: Any) -> bool:
     """Tell whether a value needs no check of its pickle: most are numbers and text."""
-    kind = type(value)
-    if kind is list or kind is tuple:
-        return all(map(_is_plain, value))
-    return kind in _PLAIN
+    found = map(type, _cycles.reached(value, lambda one: one if type(one) in (list, tuple) else ()))
+    return all(kind in (*_PLAIN, list, tuple) for kind in found)
 
 
 def _unpickled(stream: io.BytesIO, key: str, why: str) -> Any:

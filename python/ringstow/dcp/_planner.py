@@ -20,6 +20,7 @@ from ringstow.dcp import _columns, _private, _travel
 from ringstow.dcp._metadata import dropped_from
 from ringstow.dcp._read_items import read_items
 from ringstow.dcp._travel import Content, Items
+from ringstow.tree import _cycles
 from ringstow.tree._mismatch import Call, Mismatch
 
 _STEPS = ("create_local_plan", "create_global_plan", "finish_plan")
@@ -86,8 +87,12 @@ class LoadPlanner(DefaultLoadPlanner):
         metadata: Metadata | None = None,
         is_coordinator: bool = False,
     ) -> None:
-        """Flatten the state dict, as in torch."""
-        with collector_paused():
+        """Flatten the state dict, as in torch.
+
+        Raises:
+            InvalidStateError: a value contains itself; names its key.
+        """
+        with collector_paused(), _cycles.naming_cycles(state_dict):
             super().set_up_planner(state_dict, metadata, is_coordinator)
 
     def create_local_plan(self) -> LoadPlan:

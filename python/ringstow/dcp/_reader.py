@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from ringstow import _late, _lines, _native, _outcomes, _promoter
+from ringstow import _late, _lines, _native, _outcomes, _promoter, foreign
 from ringstow._arguments import StrPath
 from ringstow._collector import collector_paused
 from ringstow._config import Config
@@ -32,6 +32,7 @@ from ringstow._errors import (
     NoCheckpointError,
     NotCommittedError,
     ReplacedCheckpointError,
+    UnsupportedError,
 )
 from ringstow._nearest import copies_of
 from ringstow._report import LoadReport
@@ -450,7 +451,13 @@ class StorageReader(storage.StorageReader):
         checkpoint = _native.Checkpoint(
             path, knobs, copies=copies, foreign=True, verify=self._verify
         )
-        state = checkpoint.state if checkpoint.kind == "ringstow" else None
+        is_ours = checkpoint.kind == "ringstow"
+        if not is_ours and os.path.isdir(path) and not foreign.is_for_native(path):
+            raise UnsupportedError(
+                f"{path} holds a model's weights more than once: load those that from_pretrained "
+                "takes by ringstow.load, or convert it by `ringstow convert`"
+            )
+        state = checkpoint.state if is_ours else None
         contents = Contents.of(path, checkpoint.entries, state)
         self._checkpoint, self._contents = checkpoint, contents
         return contents

@@ -15,6 +15,7 @@ from ringstow.dcp import _columns, _private, _save_memory, _travel
 from ringstow.dcp._save_memory import Memory, Mine, Part, Planned
 from ringstow.dcp._travel import Content, Items, Table
 from ringstow.dcp._write_items import outline
+from ringstow.tree import _cycles
 
 _STEPS = ("create_local_plan", "create_global_plan", "finish_plan")
 
@@ -82,8 +83,12 @@ class SavePlanner(DefaultSavePlanner):
         storage_meta: StorageMeta | None = None,
         is_coordinator: bool = False,
     ) -> None:
-        """Flatten the state dict, as in torch."""
-        with collector_paused():
+        """Flatten the state dict, as in torch.
+
+        Raises:
+            InvalidStateError: a value contains itself; names its key.
+        """
+        with collector_paused(), _cycles.naming_cycles(state_dict):
             super().set_up_planner(state_dict, storage_meta, is_coordinator)
 
     def create_local_plan(self) -> SavePlan:

@@ -14,11 +14,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ringstow._errors import FormatError, MissingFilesError
+from ringstow.foreign import _weights
 from ringstow.foreign._checkpoint import Foreign
 from ringstow.foreign._kinds import KINDS, kind_of
 from ringstow.tensors._optional import require
 
-__all__ = ["KINDS", "Foreign", "kind_of", "opened", "state_of"]
+__all__ = ["KINDS", "Foreign", "is_for_native", "kind_of", "opened", "state_of"]
 
 _MANIFEST = "manifest.json"
 # The name of a ShardedObject.
@@ -50,7 +51,7 @@ def opened(
     if os.path.isfile(os.path.join(path, _MANIFEST)):
         return None
     kind = kind_of(path)
-    if kind is None or (kind == "hf" and not _has_bins_alone(path)):
+    if kind is None or (kind == "hf" and is_for_native(path)):
         return None
     remedy = "pip install torch, or `ringstow convert` it where PyTorch is"
     require("torch", f"{path} is {KINDS[kind]}: it", remedy)
@@ -141,5 +142,21 @@ def _of_dcp(path: str, kind: str, files: Any, numbered: bool) -> dict[str, Any]:
     return state
 
 
-def _has_bins_alone(path: str) -> bool:
-    return not any(name.endswith(".safetensors") for name in os.listdir(path))
+def is_for_native(path: str) -> bool:
+    """Return whether the native reader reads the weights of a model's directory.
+
+    Raises:
+        InvalidStateError: nothing says which of several files are the weights.
+        MissingFilesError: files of the weights are missing, or in Git LFS; names them.
+    """
+    names = os.listdir(path)
+    if not _weights.is_for_native(path, names):
+        return False
+    from ringstow.foreign import _safetensors  # takes a while to import
+    from ringstow.foreign._pickles import refuse_pointer
+
+    for name in names:
+        if name.endswith(".safetensors"):
+            refuse_pointer(os.path.join(path, name))
+    has_index = _weights.MODEL_INDEX in names
+    return not has_index or _safetensors.is_as_listed(path, _weights.MODEL_INDEX)

@@ -6,11 +6,9 @@ then count as pointers. The classes here replace numpy's, and accept only bytes 
 
 from __future__ import annotations
 
-import argparse
 import math
 import pickle
 import re
-import types
 from typing import Any
 
 _PLAIN = re.compile(r"[biufc]\d{1,2}|[SU]\d{1,9}")
@@ -19,7 +17,7 @@ _MODULES = ("numpy.core.multiarray", "numpy._core.multiarray")  # numpy 1, numpy
 
 
 class _Dtype:
-    """Replaces numpy's dtype while a pickle is read."""
+    """Replaces numpy's dtype while a pickle is read. `with_arrays` then returns the real one."""
 
     def __init__(self, code: Any, align: Any = False, copy: Any = False) -> None:
         if type(code) is not str or _PLAIN.fullmatch(code) is None:
@@ -43,40 +41,51 @@ class _Dtype:
         return dtype.newbyteorder(self._order)
 
 
+class _Elements:
+    """The elements of an array or scalar: checked, and not copied yet."""
+
+    def __init__(self, dtype: Any, shape: tuple[int, ...], data: Any, order: Any) -> None:
+        if type(dtype) is not _Dtype or type(data) is not bytes:
+            raise pickle.UnpicklingError(
+                "it has an array or scalar of numpy that is not plain bytes"
+            )
+        self._dtype, self._shape, self.data, self._order = dtype.real(), shape, data, order
+        if len(data) != math.prod(shape) * self._dtype.itemsize:
+            raise ValueError(f"{len(data)} bytes are not {shape} elements of {self._dtype}")
+
+    def copied(self) -> Any:
+        """Return them as an array."""
+        import numpy
+
+        array: Any = numpy.ndarray(self._shape, self._dtype, self.data, order=self._order)
+        return array.astype(self._dtype.newbyteorder("="))  # as numpy does; a copy
+
+
 class _Array:
     """Replaces numpy's array while a pickle is read. `with_arrays` then returns the real one."""
 
     __hash__ = None  # type: ignore[assignment]  # so that no key of a dict hides one
-    made: Any = None
+    elements: _Elements | None = None
 
     def __setstate__(self, state: Any) -> None:
         shape, dtype, is_fortran, data = state[-4:]
-        self.made = _made(dtype, tuple(shape), data, "F" if is_fortran else "C")
+        self.elements = _Elements(dtype, tuple(shape), data, "F" if is_fortran else "C")
+
+
+class _Scalar:
+    """Replaces a scalar of numpy likewise."""
+
+    def __init__(self, dtype: Any, data: Any = None) -> None:
+        self.elements = _Elements(dtype, (), data, "C")
 
 
 def _reconstruct(*_: Any) -> _Array:
     return _Array()
 
 
-def _scalar(dtype: Any, data: Any = None) -> Any:
-    return _made(dtype, (), data, "C")[()]
-
-
 def _no_bytes() -> bytes:
     """Return what protocol 2 pickles as a call of ``bytes``: the elements of an empty array."""
     return b""
-
-
-def _made(dtype: Any, shape: tuple[int, ...], data: Any, order: Any) -> Any:
-    import numpy
-
-    if type(dtype) is not _Dtype or type(data) is not bytes:
-        raise pickle.UnpicklingError("it has an array or scalar of numpy that is not plain bytes")
-    real = dtype.real()
-    if len(data) != math.prod(shape) * real.itemsize:
-        raise ValueError(f"{len(data)} bytes are not {shape} elements of {real}")
-    array: Any = numpy.ndarray(shape, real, data, order=order)
-    return array.astype(real.newbyteorder("="))  # as numpy does; a copy
 
 
 def replacements() -> dict[str, Any]:
@@ -86,41 +95,69 @@ def replacements() -> dict[str, Any]:
     except ImportError:
         return {}
     named: dict[str, Any] = {f"{module}._reconstruct": _reconstruct for module in _MODULES}
-    named |= {f"{module}.scalar": _scalar for module in _MODULES}
+    named |= {f"{module}.scalar": _Scalar for module in _MODULES}
     named["builtins.bytes"] = _no_bytes
     return {**named, "numpy.dtype": _Dtype, "numpy.ndarray": _Array}
 
 
 def with_arrays(value: Any) -> Any:
-    """Return a value that was unpickled with `replacements`, with its arrays.
+    """Return a value that was unpickled with `replacements`, with its arrays and dtypes.
 
-    Dicts, lists and namespaces are changed in place; a value may hold itself.
+    Containers and attributes of objects are changed in place; a value may hold itself.
     """
     return _replaced(value, {})
 
 
 def _replaced(value: Any, seen: dict[int, Any]) -> Any:
-    if type(value) is _Array:
-        if value.made is None:
-            raise ValueError("an array of numpy has no elements")
-        return value.made
     if id(value) in seen:
         return seen[id(value)]
-    if isinstance(value, dict):
-        seen[id(value)] = value
-        for key, one in value.items():
-            value[key] = _replaced(one, seen)
-        if hasattr(value, "__dict__"):
-            _replaced(vars(value), seen)
-    elif isinstance(value, list):
-        seen[id(value)] = value
-        value[:] = [_replaced(one, seen) for one in value]
-    elif isinstance(value, types.SimpleNamespace | argparse.Namespace):
-        seen[id(value)] = value
-        _replaced(vars(value), seen)
-    elif type(value) is tuple:
-        made = tuple([_replaced(one, seen) for one in value])
-        is_same = all(new is old for new, old in zip(made, value, strict=True))
-        seen[id(value)] = made = value if is_same else made
+    if type(value) in (_Array, _Scalar):
+        seen[id(value)] = made = _copied(value, seen)
         return made
+    if type(value) is _Dtype:
+        return value.real()
+    if type(value) in (tuple, frozenset):
+        made = [_replaced(one, seen) for one in value]
+        is_same = all(new is old for new, old in zip(made, value, strict=True))
+        seen[id(value)] = whole = value if is_same else type(value)(made)
+        return whole
+    seen[id(value)] = value
+    if isinstance(value, dict):
+        _replace_items(value, seen)
+    elif isinstance(value, list):
+        value[:] = [_replaced(one, seen) for one in value]
+    elif isinstance(value, set) and any(type(one) in _IN_SETS for one in value):
+        items = [_replaced(one, seen) for one in value]
+        value.clear()
+        value.update(items)
+    attributes = getattr(value, "__dict__", None)
+    if type(attributes) is dict:  # a class has another kind of dict
+        _replaced(attributes, seen)
     return value
+
+
+_IN_SETS = (_Dtype, _Scalar, tuple, frozenset)
+# The same bytes in two arrays: numpy never pickles that, and each takes memory for them.
+_SHARED_BYTES_MAX = 1024
+
+
+def _copied(value: _Array | _Scalar, seen: dict[int, Any]) -> Any:
+    elements = value.elements
+    if elements is None:
+        raise ValueError("an array of numpy has no elements")
+    if len(elements.data) > _SHARED_BYTES_MAX:
+        if id(elements.data) in seen:
+            raise ValueError(f"several arrays of numpy have the same {len(elements.data)} bytes")
+        seen[id(elements.data)] = elements.data
+    array = elements.copied()
+    return array if type(value) is _Array else array[()]
+
+
+def _replace_items(value: dict[Any, Any], seen: dict[int, Any]) -> None:
+    keys = {key: _replaced(key, seen) for key in value}
+    if any(made is not key for key, made in keys.items()):  # keep the order
+        items = [(keys[key], one) for key, one in value.items()]
+        value.clear()
+        value.update(items)
+    for key, one in value.items():
+        value[key] = _replaced(one, seen)

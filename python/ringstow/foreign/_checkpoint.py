@@ -9,13 +9,12 @@ from __future__ import annotations
 import collections
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from ringstow._errors import FormatError, InvalidStateError, UnsupportedError
-from ringstow.foreign._states import Parts
+from ringstow._errors import InvalidStateError, UnsupportedError
+from ringstow.foreign._states import Parts, bytes_at, check, check_size
 from ringstow.tensors import _numpy, _torch
 from ringstow.tensors._memory import Address, LazyTensor, place_at
 from ringstow.tree import _program
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
 _Row = tuple[str, str, tuple[int, ...], int]
 _Region = tuple[tuple[int, ...], tuple[int, ...]]
 _Slice = tuple[str, int, tuple[int, ...], tuple[int, ...], Address, tuple[int, ...]]
-
-# Values of a state: a pickle can refer to one list so often that a walk over it never ends.
-_VALUES_MAX = 50_000_000
 
 
 class Foreign:
@@ -77,7 +73,6 @@ class Foreign:
         self._held: dict[str, Any] = {}
         self._names: dict[Any, str] = {}
         self._rows: dict[str, _Row] = {}
-        self._count = 0
 
     # What a checkpoint holds.
 
@@ -108,27 +103,21 @@ class Foreign:
 
     def _open(self, part: str) -> None:
         value = self._parts[part]()
-        try:
-            if part:
-                self._tree[part] = self._leafed(value, (part,))
-            elif isinstance(value, dict):
-                self._tree = self._leafed(value, ())
-            else:
-                raise InvalidStateError(
-                    f"{self.path} holds a {type_name(value)}, not a state dict: read it with "
-                    "torch.load(weights_only=True)"
-                )
-        except RecursionError:
-            raise FormatError(
-                f"{self.path}: its values are nested too deep, or hold themselves", path=self.path
-            ) from None
+        if not part and not isinstance(value, dict):
+            raise InvalidStateError(
+                f"{self.path} holds a {type_name(value)}, not a state dict: read it with "
+                "torch.load(weights_only=True)"
+            )
+        at = (part,) if part else ()
+        check(self.path, value, at)
+        if part:
+            self._tree[part] = self._leafed(value, at)
+        else:
+            self._tree = self._leafed(value, at)
         self._opened.add(part)
 
     def _leafed(self, value: Any, path: Path) -> Any:
         """Return a value with a leaf in place of each tensor, array and small value of torch's."""
-        self._count += 1
-        if self._count > _VALUES_MAX:
-            raise FormatError(f"{self.path}: it holds more values than memory", path=self.path)
         if type(value) is LazyTensor or _torch.is_tensor(value) or _numpy.is_array(value):
             return self._leaf(value, path)
         kind = type(value)
@@ -184,7 +173,8 @@ class Foreign:
         code, shape = _torch.code_of(value, where), _torch.shape_of(value, where)
         nbytes = value.numel() * value.element_size()
         place = value.data_ptr() if nbytes else id(value)
-        return (place, code, shape, value.stride(), value.is_conj()), (code, shape, nbytes), ""
+        view = (value.stride(), value.is_conj(), value.is_neg())
+        return (place, code, shape, view), (code, shape, nbytes), ""
 
     @property
     def tensors(self) -> list[_Row]:
@@ -211,7 +201,7 @@ class Foreign:
                 "block_bytes": 0,
                 "tensors": len(rows),
                 "tensor_bytes": sum(nbytes for *_, nbytes in rows),
-                "file_bytes": _bytes_at(self.path),
+                "file_bytes": bytes_at(self.path),
                 "files": [],
                 "stripes": [],
                 "part_of": None,
@@ -261,6 +251,7 @@ class Foreign:
         """Return the bytes of tensors, in memory of their own, and a LoadReport."""
         started, blocks = time.monotonic(), []
         total = sum(self._rows[name][3] for name in names)
+        check_size(self.path, total, max(names, key=lambda name: self._rows[name][3], default=""))
         done = 0
         for name in names:
             block = bytearray(self._rows[name][3])
@@ -397,14 +388,3 @@ def _moved(address: Address, nbytes: int) -> Address:
     if isinstance(address, tuple):
         return (address[0] + nbytes, *address[1:])
     return address + nbytes
-
-
-def _bytes_at(path: str) -> int:
-    if not os.path.isdir(path):
-        return os.path.getsize(path)
-    return sum(
-        os.path.getsize(os.path.join(folder, name))
-        for folder, _, names in os.walk(path)
-        for name in names
-        if os.path.isfile(os.path.join(folder, name))
-    )

@@ -20,9 +20,10 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadIte
 from ringstow._errors import FormatError, MissingFilesError, UnsupportedError
 from ringstow.foreign import _private
 from ringstow.foreign._kept import Kept
-from ringstow.foreign._pickles import REMEDY, reading, unpickled, unreadable
+from ringstow.foreign._pickles import REMEDY, reading, refuse_pointer, unpickled, unreadable
 from ringstow.foreign._states import State, spec_of
 from ringstow.tensors._memory import LazyTensor
+from ringstow.tree import _cycles
 from ringstow.tree._skeleton import DEPTH_MAX
 
 _METADATA = ".metadata"
@@ -76,8 +77,9 @@ class _MetadataUnpickler(pickle.Unpickler):
                 )
 
     def find_class(self, module: str, name: str) -> Any:
-        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
-            return getattr(torch, name)
+        # Not getattr, by which torch imports modules of its own.
+        if module == "torch" and isinstance(dtype := vars(torch).get(name), torch.dtype):
+            return dtype
         if f"{module}.{name}" in _KNOWN:
             found = super().find_class(module, name)
             if isinstance(found, type):
@@ -110,22 +112,22 @@ def read(path: str, *, allow_pickle: bool) -> State:
     return state
 
 
-def number(state: Any) -> None:
+def number(state: State) -> None:
     """Give the parameters in optimizers' states their numbers back, which DCP stores as text.
 
     ``Optimizer.load_state_dict`` would ignore state under the text, and begin anew.
     """
-    if not isinstance(state, dict):
-        return
-    groups, held = state.get("param_groups"), state.get("state")
-    if isinstance(groups, list) and isinstance(held, dict):
-        lists = [one.get("params") for one in groups if isinstance(one, dict)]
-        numbers = {n for one in lists if isinstance(one, list) for n in one if type(n) is int}
-        if numbers and all(str(key).isdecimal() and int(key) in numbers for key in held):
-            state["state"] = {int(key): one for key, one in held.items()}
-            return
-    for one in state.values():
-        number(one)
+    for part in _cycles.reached(state, _dicts_in):
+        groups, held = part.get("param_groups"), part.get("state")
+        if isinstance(groups, list) and isinstance(held, dict):
+            lists = [one.get("params") for one in groups if isinstance(one, dict)]
+            numbers = {n for one in lists if isinstance(one, list) for n in one if type(n) is int}
+            if numbers and all(str(key).isdecimal() and int(key) in numbers for key in held):
+                part["state"] = {int(key): one for key, one in held.items()}
+
+
+def _dicts_in(part: State) -> list[State]:
+    return [one for one in part.values() if isinstance(one, dict)]
 
 
 def _check_lists(path: str, mappings: Mapping[str, tuple[str | int, ...]]) -> None:
@@ -169,6 +171,7 @@ def metadata_at(path: str, *, allow_pickle: bool) -> Any:
         except UnsupportedError as error:
             raise UnsupportedError(f"{file}: {error}") from None
         except Exception as error:  # a damaged pickle raises anything
+            refuse_pointer(file)
             raise unreadable(file, "the metadata", error) from error
     if not isinstance(found, metadata.Metadata) or not isinstance(found.storage_data, dict):
         raise FormatError(f"{file} is not metadata of torch.distributed.checkpoint", path=file)
@@ -186,7 +189,8 @@ def _check_files(path: str, names: set[str]) -> None:
     """Refuse a checkpoint that lacks files, or has something else in their place.
 
     Raises:
-        MissingFilesError, FormatError: either of these.
+        MissingFilesError: it lacks files, or has a pointer of Git LFS in their place.
+        FormatError: there is something else than a file.
     """
     files = {name: os.path.join(path, name) for name in sorted(names)}
     missing = [name for name, file in files.items() if not os.path.exists(file)]
@@ -199,6 +203,7 @@ def _check_files(path: str, names: set[str]) -> None:
     for file in files.values():
         if not os.path.isfile(file):
             raise FormatError(f"{file} is not a regular file", path=file)
+        refuse_pointer(file)
 
 
 class _Reader:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import os
 import re
 from collections.abc import Callable
@@ -19,12 +20,13 @@ from ringstow.foreign._kinds import deepspeed_tag
 from ringstow.foreign._pickles import reading
 from ringstow.foreign._states import Parts
 from ringstow.foreign._torch_file import Files
+from ringstow.foreign._weights import INDEX, NUMBERED, chosen, superseded
+
+_log = logging.getLogger("ringstow")
 
 # Files that hold an object of the program and no state: only pickle makes them.
 OBJECTS = re.compile(r"training_args\.bin|sampler(_\d+)?\.bin")
 _TORCH = re.compile(r".*\.(pt|pth|bin|pkl)")
-_NUMBERED = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.(safetensors|bin)")
-_INDEX = ".index.json"
 # What the directory of a model's or an optimizer's shards is called, and the key of its state.
 _SHARDED = (
     (re.compile(r"pytorch_model_fsdp(_\d+)"), "model"),
@@ -42,13 +44,15 @@ def of_folder(path: str, files: Files) -> tuple[Parts, list[str]]:
     """
     parts: Parts = {}
     left_out: list[str] = []
-    names = sorted(os.listdir(path))
+    present = sorted(os.listdir(path))
+    others = superseded(present)
+    names = [name for name in present if name not in others]
     _check_sets(path, names)
     for name in names:
         if OBJECTS.fullmatch(name) and not files.allow_pickle:
             left_out.append(name)
             continue
-        found = _part(path, name, names, files)
+        found = _part(path, name, files)
         if found is None:
             continue
         key, opens = found
@@ -60,24 +64,15 @@ def of_folder(path: str, files: Files) -> tuple[Parts, list[str]]:
     return parts, left_out
 
 
-def _part(
-    path: str, name: str, names: list[str], files: Files
-) -> tuple[str, Callable[[], Any]] | None:
+def _part(path: str, name: str, files: Files) -> tuple[str, Callable[[], Any]] | None:
     at = os.path.join(path, name)
     if os.path.isdir(at):
         return _sharded(at, name, files)
-    if _NUMBERED.fullmatch(name):  # its index is the part
+    if NUMBERED.fullmatch(name):  # its index is the part
         return None
-    stem, ending = os.path.splitext(name)
-    if name.endswith(_INDEX):
-        stem, ending = os.path.splitext(name.removesuffix(_INDEX))
-        if ending == ".safetensors":
-            return _key_of(stem), functools.partial(_safetensors.read_listed, path, name)
-        return _key_of(stem), functools.partial(read_bins, path, name, files)
-    if ending == ".safetensors":
-        return _key_of(stem), functools.partial(_safetensors.read, at)
-    if _TORCH.fullmatch(name):
-        return _key_of(stem), functools.partial(files.read, at)
+    stem = os.path.splitext(name.removesuffix(INDEX))[0]
+    if name.endswith(INDEX) or name.endswith(".safetensors") or _TORCH.fullmatch(name):
+        return _key_of(stem), functools.partial(_tensors, path, name, files)
     if name == "trainer_state.json":
         return stem, functools.partial(_json, at)
     return None
@@ -105,32 +100,48 @@ def _dcp(at: str, key: str, files: Files) -> Any:
     return state[key] if list(state) == [key] else state
 
 
-def read_bins(path: str, index: str, files: Files) -> dict[str, Any]:
-    """Return the tensors of the ``pytorch_model-*.bin`` files that an index lists."""
+def _tensors(path: str, name: str, files: Files) -> Any:
+    """Return what a file holds, or all files that an index lists."""
+    if not name.endswith(".json"):
+        return _file(os.path.join(path, name), files)
     state: dict[str, Any] = {}
-    for file in _safetensors.listed(path, index):
-        state.update(files.read(file))
+    for file in _safetensors.listed(path, name):
+        state.update(_file(file, files))
     return state
 
 
+def _file(path: str, files: Files) -> Any:
+    return _safetensors.read(path) if path.endswith(".safetensors") else files.read(path)
+
+
 def weights(path: str, files: Files) -> Any:
-    """Return the tensors of a model's directory that has ``pytorch_model.bin`` files alone."""
+    """Return the tensors of a model's directory, of the files that `from_pretrained` takes."""
     names = sorted(os.listdir(path))
-    _check_sets(path, names)
-    index = f"pytorch_model.bin{_INDEX}"
-    if index in names:
-        return read_bins(path, index, files)
-    return files.read(os.path.join(path, "pytorch_model.bin"))
+    name = chosen(path, names)
+    if name is None:
+        _check_sets(path, names)
+        name = "pytorch_model.bin"
+    shards = filter(NUMBERED.fullmatch, names) if name.endswith(".json") else ()
+    others = {*names} - {name, *shards}
+    if left_out := sorted(one for one in others if one.endswith(".safetensors")):
+        _log.warning(
+            "%s: reading %s, as from_pretrained does, and not %s; give the file itself to read one "
+            "of these",
+            path,
+            name,
+            ", ".join(left_out),
+        )
+    return _tensors(path, name, files)
 
 
 def _check_sets(path: str, names: list[str]) -> None:
     """Refuse numbered files without their index, or of which some are missing."""
     for name in names:
-        match = _NUMBERED.fullmatch(name)
+        match = NUMBERED.fullmatch(name)
         if match is None:
             continue
         stem, _, count, ending = match.groups()
-        index = f"{stem}.{ending}{_INDEX}"
+        index = f"{stem}.{ending}{INDEX}"
         wanted = {f"{stem}-{n:05}-of-{count}.{ending}" for n in range(1, int(count) + 1)} | {index}
         if missing := sorted(wanted - {*names}):
             raise MissingFilesError(

@@ -29,7 +29,7 @@ _TRAINER = re.compile(r"optimizer\.(pt|bin)|scheduler\.pt|rng_state(_\d+)?\.pth"
 _ACCELERATE = re.compile(r"(optimizer|scheduler|sampler|dl_state_dict)(_\d+)?\.bin")
 _RANDOM = re.compile(r"random_states_\d+\.pkl")
 _MODEL_STATES = "_model_states.pt"
-_BIN = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin(\.index\.json)?")
+_BIN = re.compile(r"(diffusion_)?pytorch_model(\.\w+)?(-\d+-of-\d+)?(\.\w+)?\.bin(\.index\.json)?")
 
 
 def kind_of(path: str) -> str | None:

@@ -6,14 +6,25 @@ import argparse
 import contextlib
 import errno
 import io
+import os
 import pickle
+import re
 import threading
 import types
+import zipfile
 from collections.abc import Iterator
 from typing import Any
 
-from ringstow._errors import CorruptCheckpointError, Error, UnsupportedError
+from ringstow._errors import (
+    CorruptCheckpointError,
+    Error,
+    FormatError,
+    InvalidStateError,
+    MissingFilesError,
+    UnsupportedError,
+)
 from ringstow.foreign import _arrays
+from ringstow.tree._walk import check_hashes
 
 REMEDY = "take another copy of it, or an earlier checkpoint"
 
@@ -61,9 +72,31 @@ def unpickled(source: Any, *, allow_pickle: bool = False, mmap: bool = False) ->
 
     if allow_pickle:
         return torch.load(source, map_location="cpu", mmap=mmap, weights_only=False)
+    if isinstance(source, io.BytesIO):
+        with source.getbuffer() as view:
+            _refuse_collisions(view)
+    elif mmap:
+        with zipfile.ZipFile(source) as archive:
+            for name in archive.namelist():
+                if name.endswith("/data.pkl"):
+                    _refuse_collisions(archive.read(name))
     with _only_known({**_OBJECTS, **_arrays.replacements()}):
         value = torch.load(source, map_location="cpu", mmap=mmap, weights_only=True)
     return _arrays.with_arrays(value)
+
+
+# The code for an integer of more than 32 bits, and its length if keys like it may have one hash.
+_LONG = re.compile(rb"\x8a(?=([\x08-\xff]))")
+
+
+def _refuse_collisions(data: bytes | memoryview) -> None:
+    """Refuse a pickle with many integers of one hash, whether they are keys or not.
+
+    Raises:
+        ValueError: it has.
+    """
+    places = ((match.end() + 1, match[1][0]) for match in _LONG.finditer(data))
+    check_hashes({int.from_bytes(data[at : at + n], "little", signed=True) for at, n in places})
 
 
 # torch has one list for the process.
@@ -116,31 +149,74 @@ def unreadable(path: str, what: str, error: Exception) -> CorruptCheckpointError
     )
 
 
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_POINTER_BYTES_MAX = 1024
+
+
+def refuse_pointer(path: str) -> None:
+    """Refuse a file that only says where Git LFS keeps the real one.
+
+    Raises:
+        MissingFilesError: it is one.
+    """
+    if not os.path.isfile(path) or os.path.getsize(path) > _POINTER_BYTES_MAX:
+        return
+    with open(path, "rb") as file:
+        head = file.read(len(_POINTER))
+    if head == _POINTER:
+        raise MissingFilesError(
+            f"{path} is a Git LFS pointer, not the file itself: run `git lfs pull` in its "
+            "repository, or download the file",
+            path=path,
+        )
+
+
 @contextlib.contextmanager
 def reading(path: str, what: str) -> Iterator[None]:
     """Report any failure of torch or pickle as damage: a damaged pickle can raise anything.
 
     Raises:
         UnsupportedError: a pickle could run any code, or needs classes that are not installed.
+        FormatError: it is nested too deep.
+        MissingFilesError: the file is in Git LFS.
         CorruptCheckpointError: any other failure but the system's.
         OSError: the system refused; names the file.
     """
     try:
         with naming(path):
             yield
-    except (Error, MemoryError):
+    except MemoryError:
         raise
-    except pickle.UnpicklingError as error:
+    except Exception as error:
+        refuse_pointer(path)
+        _report(path, what, error)
+        raise
+
+
+def _report(path: str, what: str, error: Exception) -> None:
+    """Raise what to report in place of an error; return if that is the error itself."""
+    if isinstance(error, Error):
+        return
+    if isinstance(error, pickle.UnpicklingError):
         raise refused(path if what == "it" else f"{path}: {what}", error) from error
-    except OSError as error:
+    if isinstance(error, OSError):
         # An offset from a damaged file, such as one before its beginning.
         if error.errno == errno.EINVAL:
             raise unreadable(path, what, error) from error
-        raise
-    except Exception as error:
-        if isinstance(error, ImportError) or str(error).startswith("Can't get attribute"):
-            raise UnsupportedError(
-                f"{path}: {what} has values of classes that cannot be imported ({error}); install "
-                "the packages it was saved with, or put them on PYTHONPATH"
-            ) from error
-        raise unreadable(path, what, error) from error
+        return
+    if isinstance(error, RecursionError):
+        raise FormatError(
+            f"{path}: {what} is nested too deep to be read: load it with torch.load, and save it "
+            "flat",
+            path=path,
+        ) from None
+    if isinstance(error, UnicodeEncodeError) and not path.isprintable():
+        raise InvalidStateError(
+            f"torch cannot open {path!r}, whose name is not valid Unicode: rename it, or link to it"
+        ) from error
+    if isinstance(error, ImportError) or str(error).startswith("Can't get attribute"):
+        raise UnsupportedError(
+            f"{path}: {what} has values of classes that cannot be imported ({error}); install "
+            "the packages it was saved with, or put them on PYTHONPATH"
+        ) from error
+    raise unreadable(path, what, error) from error

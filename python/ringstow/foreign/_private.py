@@ -10,6 +10,8 @@ from typing import Any
 
 from torch.distributed.checkpoint import filesystem
 
+from ringstow.tree import _cycles
+
 # What torch.load(weights_only=True) says of a pickle stands after this, in a page of advice.
 _UNPICKLER = "WeightsUnpickler error: "
 
@@ -30,10 +32,15 @@ def storage_info(name: str, offset: int, length: int) -> Any:
 
 
 def flattened(state: dict[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a state's values by flat name, and the path of each, as DCP's planner has them."""
+    """Return a state's values by flat name, and the path of each, as DCP's planner has them.
+
+    Raises:
+        InvalidStateError: a value contains itself; names its key.
+    """
     from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 
-    return flatten_state_dict(state)
+    with _cycles.naming_cycles(state):
+        return flatten_state_dict(state)
 
 
 def set_element(state: dict[Any, Any], path: tuple[Any, ...], value: Any) -> None:

@@ -11,8 +11,12 @@ from ringstow._errors import CorruptCheckpointError, MissingFilesError, Unsuppor
 from ringstow.foreign._pickles import REMEDY, reading
 from ringstow.foreign._states import State
 from ringstow.tensors import _torch
+from ringstow.tensors._memory import overlapping
 
 _LENGTH = 8
+_METADATA = "__metadata__"
+# What torch's writer of Hugging Face's format notes in each file of a sharded checkpoint.
+_SHARDING = "DCP_SHARDING_INFO"
 _HEADER_BYTES_MAX = 100_000_000
 
 
@@ -25,28 +29,53 @@ def read(path: str) -> State:
     """
     import torch
 
-    size = os.path.getsize(path)
     with reading(path, "its header"):
-        with open(path, "rb") as file:
-            length = int.from_bytes(file.read(_LENGTH), "little")
-            if not 2 <= length <= min(_HEADER_BYTES_MAX, size - _LENGTH):
-                raise _damaged(path, f"has {size} bytes, which is no safetensors file")
-            header = json.loads(file.read(length))
-        header.pop("__metadata__", None)
-        base = _LENGTH + length
-        mapped = torch.UntypedStorage.from_file(path, False, size)
+        header, base = _header(path)
+        header.pop(_METADATA, None)
+        spans = ((*one["data_offsets"], name) for name, one in header.items())
+        if (twice := overlapping(spans)) is not None:
+            raise _damaged(path, f"has bytes of {twice} in another tensor, too")
+        mapped = torch.UntypedStorage.from_file(path, False, os.path.getsize(path))
         return {name: _tensor(path, name, one, mapped, base) for name, one in header.items()}
 
 
-def read_listed(path: str, index: str) -> State:
-    """Return the tensors of all files that an index lists.
+def _header(path: str) -> tuple[dict[str, Any], int]:
+    """Return the header of a file, and where its data begins."""
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(_LENGTH), "little")
+        if not 2 <= length <= min(_HEADER_BYTES_MAX, size - _LENGTH):
+            raise _damaged(path, f"has {size} bytes, which is no safetensors file")
+        return json.loads(file.read(length)), _LENGTH + length
+
+
+def is_as_listed(path: str, index: str) -> bool:
+    """Return whether each tensor is in the file that an index lists for it, or is nowhere.
+
+    Programs that read all listed files do not notice an index of an earlier save.
 
     Raises:
-        MissingFilesError: files that it lists are missing; names them.
-        CorruptCheckpointError: the index or a file is damaged.
+        MissingFilesError, CorruptCheckpointError: as `listed`, or a file is damaged.
     """
-    files = listed(path, index)
-    return {name: one for file in files for name, one in read(file).items()}
+    held: set[tuple[str, str]] = set()
+    for file in listed(path, index):
+        with reading(file, "its header"):
+            header, _ = _header(file)
+            if _SHARDING in header.pop(_METADATA, {}):
+                return True  # its tensors are in several files
+            held.update((name, os.path.basename(file)) for name in header)
+    where = _weight_map(path, index)
+    return where.items() <= held or not where.keys() <= {name for name, _ in held}
+
+
+def _weight_map(path: str, index: str) -> dict[str, str]:
+    at = os.path.join(path, index)
+    with reading(at, "the index"), open(at, encoding="utf-8") as stream:
+        found: dict[str, str] = json.load(stream)["weight_map"]
+        for name in dict.fromkeys(found.values()):
+            if os.path.basename(name) != name or name in ("", ".", ".."):
+                raise _damaged(at, f"refers to {name!r}, which is not a file in its directory")
+    return found
 
 
 def listed(path: str, index: str) -> list[str]:
@@ -56,17 +85,20 @@ def listed(path: str, index: str) -> list[str]:
         MissingFilesError: some are missing; names them.
         CorruptCheckpointError: it is no index, or leads out of its directory.
     """
-    at = os.path.join(path, index)
-    with reading(at, "the index"), open(at, encoding="utf-8") as stream:
-        names = list(dict.fromkeys(json.load(stream)["weight_map"].values()))
-        for name in names:
-            if os.path.basename(name) != name or name in ("", ".", ".."):
-                raise _damaged(at, f"refers to {name!r}, which is not a file in its directory")
+    names = list(dict.fromkeys(_weight_map(path, index).values()))
     missing = [name for name in names if not os.path.isfile(os.path.join(path, name))]
     if missing:
+        ending = os.path.splitext(missing[0])[1]
+        others = sorted(n for n in {*os.listdir(path)} - {*names} if n.endswith(ending))
+        remedy = REMEDY
+        if others:
+            remedy += (
+                f". If {', '.join(others[:5])} are the newer weights, the index is of an earlier "
+                "save: move it away"
+            )
         raise MissingFilesError(
             f"{path} lacks {len(missing)} of the files that {index} lists: "
-            f"{', '.join(missing[:20])}; {REMEDY}",
+            f"{', '.join(missing[:20])}; {remedy}",
             path=path,
         )
     return [os.path.join(path, name) for name in names]

@@ -5,16 +5,18 @@ torch's own unpickler for weights reads them, which runs no code.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
+import tarfile
 import warnings
 import zipfile
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from ringstow._errors import CorruptCheckpointError, InvalidStateError
-from ringstow.foreign._pickles import REMEDY, reading, unpickled
+from ringstow._errors import CorruptCheckpointError, InvalidStateError, UnsupportedError
+from ringstow.foreign._pickles import REMEDY, reading, refuse_pointer, unpickled
 from ringstow.tensors import _torch
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 _ZIP = b"PK\x03\x04"
 _OLD = (b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", b"L119547037146038801333356L\n.")
 _HEAD_BYTES = 512
+# Members of a tar archive that are looked at.
+_MEMBERS_MAX = 16
 # Bytes whose checksum is computed at once.
 _PIECE = 16 << 20
 
@@ -49,6 +53,11 @@ class Files:
             OSError: the system refused.
         """
         mapped = is_zip(path)
+        if not (mapped or self.allow_pickle) and tarfile.is_tarfile(path):
+            raise UnsupportedError(
+                f"{path} is a tar archive by torch before 0.1.10, which only pickle reads: if you "
+                "trust who wrote it, pass allow_pickle=True (--allow-pickle)"
+            )
         if not mapped:
             self.has_checksums = False
             warnings.warn(
@@ -124,14 +133,32 @@ def is_zip(path: str) -> bool:
         raise _damaged(path, f"{what}, without the list of what is in it")
     if any(begin.startswith(head) for begin in (_ZIP, b"\x80\x02" + _OLD[0])):
         raise _damaged(path, f"is cut short, to {size} bytes")
+    if head[257:262] == b"ustar":
+        _check_tar(path)
+        return False
     # The number comes after the pickle's protocol and frame.
-    if not (any(begin in head[:32] for begin in _OLD) or head[257:262] == b"ustar"):
+    if not any(begin in head[:32] for begin in _OLD):
+        refuse_pointer(path)
         raise InvalidStateError(
             f"{path} was not written by torch.save, or its beginning is overwritten: it begins "
             f"with {head[:8]!r}, and neither as a zip archive does nor as torch's older format. "
             "Give a file by torch.save, or the directory of a checkpoint of another kind"
         )
     return False
+
+
+def _check_tar(path: str) -> None:
+    """Refuse a tar archive that torch has not written: it did until its version 0.1.10."""
+    names: list[str] = []
+    with contextlib.suppress(tarfile.TarError), tarfile.open(path, "r:") as archive:
+        while len(names) < _MEMBERS_MAX and (member := archive.next()) is not None:
+            names.append(member.name)
+    if not {"storages", "tensors", "pickle"} <= {*names}:
+        held = ", ".join(names[:5]) or "nothing"
+        raise InvalidStateError(
+            f"{path} is a tar archive, and not by torch.save: it holds {held}. Unpack it by "
+            "tar -xf, and give what is in it"
+        )
 
 
 def _damaged(path: str, what: str) -> CorruptCheckpointError:

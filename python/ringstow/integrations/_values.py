@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import io
 from collections import deque
 from collections.abc import Iterator, Mapping
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 
 from ringstow._errors import InvalidStateError
 from ringstow._guard import SMALL
-from ringstow.tree import _packed
+from ringstow.tree import _cycles, _packed, _program
 from ringstow.tree._remedies import Refusals
 
 
 def tensors_of(node: object) -> Iterator[torch.Tensor]:
-    """Yield the tensors in dicts, lists, tuples, deques, dataclasses and namespaces."""
-    if isinstance(node, torch.Tensor):
-        yield node
+    """Yield the tensors that a value holds in containers and in attributes of objects, each once.
+
+    Enum members, configurations and the like refer back to what holds them. Classes, functions
+    and modules hold the program, not its state: they are not entered.
+    """
+    return (one for one in _cycles.reached(node, _inside) if isinstance(one, torch.Tensor))
+
+
+def _inside(node: Any) -> Iterator[Any]:
+    if isinstance(node, torch.Tensor | type | FunctionType | MethodType | ModuleType):
         return
-    inner: Any = ()
-    if isinstance(node, Mapping):
-        inner = node.values()
-    elif isinstance(node, list | tuple | deque):
-        inner = node
-    elif dataclasses.is_dataclass(node) or hasattr(node, "__dict__"):
-        inner = vars(node).values() if hasattr(node, "__dict__") else ()
-    for value in inner:
-        yield from tensors_of(value)
+    if isinstance(node, dict):
+        yield from dict.values(node)  # not its own method, which may compute or refuse values
+    elif isinstance(node, list | tuple | set | frozenset | deque):
+        yield from node
+    elif isinstance(node, Mapping):
+        with contextlib.suppress(Exception):  # such as a value that OmegaConf says is missing
+            yield from node.values()
+    with contextlib.suppress(Exception):  # of a property in place of an attribute
+        yield from _program.held(node).values()
 
 
 def has_large(node: object) -> bool:

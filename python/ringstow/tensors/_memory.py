@@ -73,6 +73,20 @@ class Memory(NamedTuple):
         return (*place_at(self.address), *self[:3])
 
 
+def overlapping(spans: Iterable[tuple[int, int, str]]) -> str | None:
+    """Return the name of a tensor with bytes of another in a file; None if there is none.
+
+    Args:
+        spans: where each tensor begins and ends, and its name.
+    """
+    ends = 0
+    for begin, end, name in sorted(spans):
+        if begin < min(end, ends):
+            return name
+        ends = max(ends, end)
+    return None
+
+
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class LazyTensor:
     """A tensor or array of a state dict that the save loads when it writes it.

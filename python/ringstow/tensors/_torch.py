@@ -71,7 +71,7 @@ def dtype_named(name: str, key: str) -> torch.dtype:
         UnsupportedError: this torch has no such dtype.
     """
     torch = require("torch", key)
-    dtype: object = getattr(torch, name, None)
+    dtype = vars(torch).get(name)  # not getattr, by which torch imports modules of its own
     if not isinstance(dtype, torch.dtype):
         raise UnsupportedError(f"{key}: torch {torch.__version__} has no dtype {name!r}")
     return dtype  # type: ignore[no-any-return]

@@ -27,6 +27,7 @@ from ringstow.tree._walk import (
     Make,
     NoKeyError,
     Path,
+    check_hashes,
     describe,
     nodes,
     rebuild,
@@ -355,8 +356,9 @@ class Builder:
         if isinstance(box.items, dict):
             return _program.with_fields(box, describe(path))
         try:
+            check_hashes(box.items)
             return (set if box.tag == "$set" else frozenset)(box.items)
-        except TypeError as error:  # of a list in it, say
+        except (TypeError, ValueError) as error:  # of a list in it, say
             raise self._contents.wrong(path, f"is no set: {error}") from error
 
     def _fixed(self, leaf: Leaf, path: Path) -> Any:

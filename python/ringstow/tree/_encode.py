@@ -24,7 +24,7 @@ from ringstow._errors import InvalidStateError, UnsupportedError
 from ringstow.tensors import _cuda, _device_array, _numpy, _torch
 from ringstow.tensors._memory import LazyMemory, LazyTensor, Memory, Placed
 from ringstow.tensors._optional import imported
-from ringstow.tree import _fixed, _program
+from ringstow.tree import _cycles, _fixed, _program
 from ringstow.tree._damaged import DamagedTensor, Salvaged
 from ringstow.tree._remedies import Refusals, Refused, remedy, type_name
 from ringstow.tree._walk import METADATA, Path, describe, flat_name
@@ -303,9 +303,11 @@ def _ordered(items: Iterable[Any]) -> list[Any]:
 
 
 def _holds_tensor(key: object) -> bool:
-    if isinstance(key, (tuple, frozenset)):
-        return any(map(_holds_tensor, key))
-    return any(map(_holds_tensor, _program.items_of(key))) or _torch.is_tensor(key)
+    return any(map(_torch.is_tensor, _cycles.reached(key, _inside_key)))
+
+
+def _inside_key(key: Any) -> Iterable[Any]:
+    return key if isinstance(key, (tuple, frozenset)) else _program.items_of(key)
 
 
 def lazy_memory(lazy: LazyTensor, key: str) -> LazyMemory:

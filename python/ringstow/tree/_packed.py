@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ringstow._errors import UnsupportedError
 from ringstow.tensors import _numpy, _torch
+from ringstow.tensors._memory import overlapping
 from ringstow.tree import _encode
 from ringstow.tree._remedies import Refusals
 
@@ -74,8 +75,12 @@ def split(data: bytes | memoryview) -> Packed:
         raise ValueError("the header has no state")
     tensors: list[tuple[str, str, tuple[int, ...], int]] = []
     blocks: dict[str, bytearray] = {}
-    for name, entry in header.items():
-        dtype, shape, begin, end = _entry(entry)
+    entries = {name: _entry(entry) for name, entry in header.items()}
+    if (
+        twice := overlapping((begin, end, n) for n, (*_, begin, end) in entries.items())
+    ) is not None:
+        raise ValueError(f"the tensor {twice!r} has bytes of another")
+    for name, (dtype, shape, begin, end) in entries.items():
         if not begin <= end <= len(data) - start or (end - begin) * 8 != _bits_of(dtype, shape):
             raise ValueError(f"the tensor {name!r} is not where the header says")
         tensors.append((name, dtype, shape, end - begin))

@@ -150,10 +150,13 @@ def _tag_of(value: object) -> str | None:
 
 
 def parts(node: object) -> Iterator[tuple[Any, Any]] | None:
-    """Return what `children` does; and the fields of a dataclass, named tuple or namespace."""
+    """Return what `children` does; and the fields of a dataclass, named tuple or namespace.
+
+    A value that has more to it than its fields has no parts.
+    """
     pairs = children(node)
     if pairs is None:
-        box = fields_of(node)
+        box = _taken_apart(node)
         return None if box is None else iter(box.steps())
     return pairs
 
@@ -166,11 +169,15 @@ def is_frozen(value: object) -> bool:
 
 def items_of(value: object) -> list[Any]:
     """Return what the fields of a value hold; nothing for a value without."""
-    try:
-        box = fields_of(value)
-    except Refused:
-        box = None
+    box = _taken_apart(value)
     return [] if box is None else [item for _, item in box.steps()]
+
+
+def _taken_apart(value: object) -> Box | None:
+    try:
+        return fields_of(value)
+    except Refused:
+        return None
 
 
 def with_fields(box: Box, key: str) -> Any:
@@ -225,9 +232,9 @@ def set_field(value: Any, name: str, item: object) -> None:
 
 def _dataclass_fields(value: Any, kind: Any) -> dict[str, Any]:
     names = [field.name for field in dataclasses.fields(kind)]
-    held = _held(value)
-    cached = {name for name in held if _is_cached(kind, name)}
-    extra = sorted(held.keys() - set(names) - cached)
+    there = held(value)
+    cached = {name for name in there if _is_cached(kind, name)}
+    extra = sorted(there.keys() - set(names) - cached)
     remedy = "dataclasses.asdict(x)"
     if extra:
         raise Refused(remedy, f"which has an attribute beside its fields, {extra[0]!r}")
@@ -235,20 +242,20 @@ def _dataclass_fields(value: Any, kind: Any) -> dict[str, Any]:
         _new(kind)
     except TypeError:  # it derives from dict, or from an exception
         raise Refused(remedy, "which is more than a dataclass") from None
-    return _plain_names({name: held[name] for name in names if name in held})
+    return _plain_names({name: there[name] for name in names if name in there})
 
 
-def _held(value: Any) -> dict[str, Any]:
+def held(value: Any) -> dict[str, Any]:
     """Return all that an instance holds, in its dict and in slots."""
-    held = dict(getattr(value, "__dict__", {}))
+    found = dict(getattr(value, "__dict__", {}))
     for base in type(value).__mro__:
         for name, slot in vars(base).items():
-            if isinstance(slot, types.MemberDescriptorType) and name not in held:
+            if isinstance(slot, types.MemberDescriptorType) and name not in found:
                 try:
-                    held[name] = slot.__get__(value)
+                    found[name] = slot.__get__(value)
                 except AttributeError:  # never set
                     continue
-    return held
+    return found
 
 
 def _is_cached(kind: type, name: str) -> bool:
@@ -342,7 +349,7 @@ def text_of(value: str) -> dict[str, Any]:
     Raises:
         Refused: it has attributes of its own, or the type can't be found by its name.
     """
-    if _held(value):
+    if held(value):
         raise Refused("str(x)", "which has attributes beside its text")
     try:
         name = reference(type(value))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import collections
+import contextlib
 import json
 import re
 import sys
@@ -19,10 +20,11 @@ from ringstow import _native
 from ringstow._errors import FormatError
 from ringstow.tensors import _numpy
 from ringstow.tree import _fixed, _program
-from ringstow.tree._walk import METADATA, STORED, Box, Leaf, children, metadata_of
+from ringstow.tree._walk import METADATA, STORED, Box, Leaf, check_hashes, children, metadata_of
 
 DEPTH_MAX = _native.DEPTH_MAX
 _INT = re.compile(r"-?(0|[1-9][0-9]*|0x[0-9a-f]+)")
+_INT64 = 1 << 63
 _FLOATS = {"nan", "inf", "-inf"}
 
 
@@ -149,10 +151,12 @@ def _items(body: dict[Any, Any] | list[Any]) -> dict[Any, Any] | list[tuple[Any,
 
 
 def _pairs(body: list[Any]) -> list[tuple[Any, Any]]:
+    if any(type(pair) is not list or len(pair) != 2 for pair in body):
+        raise ValueError("a dict is not a list of [key, value]")
+    with contextlib.suppress(TypeError):  # which key has no hash is found below
+        check_hashes(pair[0] for pair in body)
     keys = set()
     for pair in body:
-        if type(pair) is not list or len(pair) != 2:
-            raise ValueError("a dict is not a list of [key, value]")
         try:
             keys.add(pair[0])
             can_be_one = _can_be_key(pair[0])
@@ -183,8 +187,8 @@ def _counter(body: list[Any]) -> Leaf:
 
 
 def _size(sizes: list[Any]) -> Leaf:
-    if any(type(n) is not int for n in sizes):
-        raise ValueError("'$size' does not hold integers")
+    if any(type(n) is not int or not -_INT64 <= n < _INT64 for n in sizes):
+        raise ValueError("'$size' does not hold integers of 64 bits")
     return Leaf("$size", sizes)
 
 

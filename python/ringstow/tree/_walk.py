@@ -35,7 +35,7 @@ def describe(path: Path) -> str:
     if not path:
         return "the state dict"
     root, *rest = path
-    text = root if isinstance(root, str) else f"[{root!r}]"
+    text = root if isinstance(root, str) and root.isprintable() else f"[{root!r}]"
     for step in rest:
         text += f".{step}" if isinstance(step, Attribute) else f"[{step!r}]"
     return text
@@ -138,6 +138,20 @@ class NoKeyError(ValueError):
         self.path = path
 
 
+_SAME_HASH_MAX = 100
+
+
+def check_hashes(keys: Iterable[Any]) -> None:
+    """Refuse keys that a file has chosen to have one hash: a dict of them takes quadratic time.
+
+    Raises:
+        ValueError: far more have one hash than a program's keys do.
+        TypeError: one has none.
+    """
+    if max(collections.Counter(map(hash, keys)).values(), default=0) > _SAME_HASH_MAX:
+        raise ValueError(f"more than {_SAME_HASH_MAX} of its keys have the same hash")
+
+
 def rebuild_key(key: Any, path: Path, make: Make, others: Container[Any]) -> Any:
     """Return the key of the state's dict that a skeleton's key becomes.
 
@@ -158,9 +172,14 @@ def _rebuild_dict(
     node: dict[Any, Any], path: Path, make: Make, is_leaf: Callable[[Any], bool] | None
 ) -> Any:
     result: dict[Any, Any] = like(node, ())
+    hashes: collections.Counter[int] = collections.Counter()
     for key, child in node.items():
         at = (*path, key)
         made = key if type(key) is str else rebuild_key(key, path, make, result)
+        if type(key) in (Leaf, Box):
+            hashes[hash(made)] += 1
+            if hashes[hash(made)] > _SAME_HASH_MAX:
+                raise NoKeyError(path, "has the hash of too many others")
         result[made] = make(child, at) if type(child) is Leaf else rebuild(child, at, make, is_leaf)
     metadata = metadata_of(node)
     if metadata is not None:

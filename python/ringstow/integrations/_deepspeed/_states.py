@@ -56,11 +56,20 @@ def to_stock(
         raise
 
 
-def packed(node: Any) -> Any:
-    """Return a state with the loss scalers in dicts as dicts."""
+def packed(node: Any, known: dict[int, dict[Any, Any]] | None = None) -> Any:
+    """Return a state with the loss scalers in dicts as dicts.
+
+    A dict that holds itself still does: the save refuses it by name.
+    """
+    known = {} if known is None else known
     if isinstance(node, loss_scaler.LossScalerBase):
         return {_SCALER: type(node).__name__, **vars(node)}
-    return {key: packed(one) for key, one in node.items()} if type(node) is dict else node
+    if type(node) is not dict:
+        return node
+    if id(node) not in known:
+        made = known[id(node)] = {}
+        made.update((key, packed(one, known)) for key, one in node.items())
+    return known[id(node)]
 
 
 def unpacked(node: Any) -> Any:
