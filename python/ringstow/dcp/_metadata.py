@@ -6,9 +6,11 @@ The manifest has a tree of values instead.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,17 +26,16 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import ReadItem
 
-from ringstow._errors import FormatError, UnsupportedError
+from ringstow._errors import Error, FormatError, UnsupportedError
+from ringstow.dcp._containers import Container, Containers, Path, Step
 from ringstow.tensors import _torch
 from ringstow.tensors._memory import in_elements
-from ringstow.tree import _skeleton
+from ringstow.tree import _build, _skeleton
 from ringstow.tree._encode import Json
 from ringstow.tree._skeleton import DEPTH_MAX
-from ringstow.tree._walk import STORED, Leaf, leaves
+from ringstow.tree._walk import STORED, Box, Leaf, NoKeyError, leaves, rebuild_key
 
 Shape = tuple[int, ...]
-Step = str | int
-Path = tuple[Step, ...]
 
 _log = logging.getLogger("ringstow")
 
@@ -44,16 +45,32 @@ _GAPS_MAX = 4096
 # An attribute of DCP's Metadata that only ringstow knows.
 _DROPPED = "ringstow_dropped"
 
+_NOTHING = _build.Contents("", lambda _: None)
+
 
 class _Branch(dict[Step, Any]):
     """A container of the state: a dict if its keys are str, a list if they are int."""
 
+    note: Container | None = None
+    """What the flat names lose of it."""
+    late: dict[Step, int] | None = None
+    """The items that no flat name leads to, with their positions."""
 
-def tree_of(metadata: Metadata) -> str:
+    def settle(self) -> None:
+        """Put each item where it was among the others."""
+        if self.late:
+            items = [(step, item) for step, item in self.items() if step not in self.late]
+            for step, position in sorted(self.late.items(), key=operator.itemgetter(1)):
+                items.insert(position, (step, self[step]))
+            self.clear()
+            self.update(items)
+
+
+def tree_of(metadata: Metadata, notes: Containers | None = None) -> str:
     """Return the JSON tree of a checkpoint's values.
 
     It is nested by the default planner's ``planner_data``, or flat if that is something else, lacks
-    a name, or contradicts itself.
+    a name, or contradicts itself. A nested one has the containers that the ranks have noted.
     """
     leaves: dict[str, Json] = {
         name: {"$object" if isinstance(stored, BytesStorageMetadata) else "$tensor": name}
@@ -62,6 +79,8 @@ def tree_of(metadata: Metadata) -> str:
     root = _nested(leaves, metadata.planner_data)
     if root is None:
         root = _Branch(leaves)
+    else:
+        _mark(root, notes or {})
     return json.dumps(_json(root), ensure_ascii=False, separators=(",", ":"))
 
 
@@ -71,15 +90,35 @@ def _nested(leaves: Mapping[str, Json], paths: object) -> _Branch | None:
         path: Any = paths.get(name) if isinstance(paths, Mapping) else None
         if not _is_path(path):
             return None
-        at = root
-        for step in path[:-1]:
-            at = at.setdefault(step, _Branch())
-            if not isinstance(at, _Branch):
-                return None  # another rank has a value where this one has a container
-        if path[-1] in at:
+        at = _branch(root, path[:-1])
+        if at is None or path[-1] in at:
             return None
         at[path[-1]] = leaf
     return root
+
+
+def _branch(root: _Branch, path: Path) -> _Branch | None:
+    """Return the container at a path; None if another rank has a value on the way."""
+    at = root
+    for step in path:
+        at = at.setdefault(step, _Branch())
+        if not isinstance(at, _Branch):
+            return None
+    return at
+
+
+def _mark(root: _Branch, notes: Containers) -> None:
+    """Put notes at their containers, and add the containers that no flat name leads to."""
+    for path in sorted(notes, key=len):
+        note, above = notes[path], _branch(root, path[:-1])
+        if above is None:
+            continue
+        if path and note.position is not None and path[-1] not in above:
+            above.late = above.late or {}
+            above.late[path[-1]] = note.position
+        at = _branch(root, path)
+        if at is not None and note.tag != "list":
+            at.note = note
 
 
 def _is_path(path: Any) -> bool:
@@ -94,7 +133,10 @@ def _is_path(path: Any) -> bool:
 def _json(node: Any) -> Json:
     if not isinstance(node, _Branch):
         return node  # type: ignore[no-any-return]
+    node.settle()
     steps = [step for step in node if type(step) is int]
+    if node.note is not None and not steps:
+        return node.note.tree({str(step): _json(child) for step, child in node.items()})
     if steps and len(steps) == len(node) and min(steps) >= 0:
         length = max(steps) + 1
         if length - len(node) <= _GAPS_MAX:
@@ -181,7 +223,8 @@ class Contents:
             placed.update(names)
             contents._add(place, node, entries)
         for name, entry in entries.items():
-            if name not in placed:
+            # A Counter's counts are in the tree, too.
+            if name not in placed and name not in contents.paths:
                 contents.entries[name], contents.paths[name] = entry, (name,)
         return contents
 
@@ -253,15 +296,26 @@ def _chunk(offsets: Sequence[int], sizes: Sequence[int], dtype: str) -> ChunkSto
 
 def _walk(node: Any, path: Path) -> Iterator[tuple[Path, Any]]:
     """Yield the path and the skeleton of each value that DCP does not take apart."""
+    if isinstance(node, Leaf) and node.tag == "$counter":
+        node = node.body
     if isinstance(node, dict):
         for key, child in node.items():  # DCP knows only str keys in a dict
-            yield from _walk(child, (*path, str(key)))
+            yield from _walk(child, (*path, _text_of(key)))
     elif isinstance(node, list) and _is_walked(node):
         for index, child in enumerate(node):
             if child is not None:  # a gap: see `_json`
                 yield from _walk(child, (*path, index))
     else:
         yield path, node
+
+
+def _text_of(key: Any) -> str:
+    """Return what DCP makes of a key."""
+    if type(key) in (Leaf, Box, tuple):
+        # Of a type that the program lacks no key of its state can be.
+        with contextlib.suppress(Error, NoKeyError):
+            return str(rebuild_key(key, (), _build.Builder(_NOTHING, {}).make, ()))
+    return str(key)
 
 
 def _is_walked(items: list[Any]) -> bool:

@@ -35,7 +35,7 @@ from ringstow._errors import (
 )
 from ringstow._nearest import copies_of
 from ringstow._report import LoadReport
-from ringstow.dcp import _broadcast, _objects, _paths, _private, _targets, _travel
+from ringstow.dcp import _broadcast, _objects, _paths, _private, _targets, _travel, _true_paths
 from ringstow.dcp._absence import Absence
 from ringstow.dcp._broadcast import Broadcast, Exchange, Share
 from ringstow.dcp._errors import picklable
@@ -364,10 +364,11 @@ class StorageReader(storage.StorageReader):
         for target in targets:
             if isinstance(target, Fill):
                 planner.commit_tensor(target.item, target.target)
-        for target in targets:
-            if isinstance(target, Blob):
-                target.stream.seek(0)
-                planner.load_bytes(target.item, target.stream)
+        blobs = [target for target in targets if isinstance(target, Blob)]
+        _true_paths.set_paths(planner, (blob.item.dest_index.fqn for blob in blobs))
+        for blob in blobs:
+            blob.stream.seek(0)
+            planner.load_bytes(blob.item, blob.stream)
 
     def _shareable(self, item: ReadItem) -> int:
         """Return the bytes of an item that ranks can share; 0 if they can't."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import io
 import os
@@ -107,25 +108,60 @@ def read(path: str, *, allow_pickle: bool) -> State:
         _check_lists(path, mappings)
         for name, entry in reader.metadata.state_dict_metadata.items():
             _private.set_element(state, mappings.get(name, (name,)), reader.value(name, entry))
+        _fill_gaps(state, mappings)
     return state
 
 
-def number(state: Any) -> None:
-    """Give the parameters in optimizers' states their numbers back, which DCP stores as text.
+def _fill_gaps(state: State, mappings: Mapping[str, tuple[str | int, ...]]) -> None:
+    """Put a dict in each gap of a list: DCP saves every other item of a list with a dict in it."""
+    held: dict[tuple[str | int, ...], set[int]] = {}
+    for steps in mappings.values():
+        for at, step in enumerate(steps):
+            if type(step) is int:
+                held.setdefault(steps[:at], set()).add(step)
+    for steps, numbers in held.items():
+        if len(numbers) <= max(numbers):
+            found: Any = state
+            for step in steps:
+                found = found[step]
+            for gap in {*range(max(numbers))} - numbers:
+                found[gap] = {}
 
-    ``Optimizer.load_state_dict`` would ignore state under the text, and begin anew.
+
+def number(state: Any) -> None:
+    """Give back what DCP loses of the states of torch's optimizers and schedulers.
+
+    It stores the numbers of an optimizer's parameters and a MultiStepLR's milestones as text:
+    ``load_state_dict`` would ignore the state, and lower the rate no more. It drops an empty
+    ``state``, without which ``load_state_dict`` fails.
     """
+    if isinstance(state, list):
+        for one in state:
+            number(one)
     if not isinstance(state, dict):
         return
-    groups, held = state.get("param_groups"), state.get("state")
-    if isinstance(groups, list) and isinstance(held, dict):
-        lists = [one.get("params") for one in groups if isinstance(one, dict)]
-        numbers = {n for one in lists if isinstance(one, list) for n in one if type(n) is int}
-        if numbers and all(str(key).isdecimal() and int(key) in numbers for key in held):
-            state["state"] = {int(key): one for key, one in held.items()}
-            return
+    _number_optimizer(state)
+    milestones = state.get("milestones")
+    if isinstance(milestones, dict) and {"gamma", "last_epoch"} <= state.keys():
+        if all(str(key).isdecimal() and type(n) is int for key, n in milestones.items()):
+            counted = {int(key): n for key, n in milestones.items()}
+            state["milestones"] = collections.Counter(counted)
     for one in state.values():
         number(one)
+
+
+def _number_optimizer(state: State) -> None:
+    groups, held = state.get("param_groups"), state.get("state", {})
+    if not isinstance(groups, list) or not isinstance(held, dict):
+        return
+    lists = [one.get("params") for one in groups if isinstance(one, dict)]
+    if "state" not in state and lists and all(isinstance(one, list) for one in lists):
+        rest = dict(state)
+        state.clear()
+        state.update(state={}, **rest)
+    numbers = {n for one in lists if isinstance(one, list) for n in one if type(n) is int}
+    if numbers and all(str(key).isdecimal() and int(key) in numbers for key in held):
+        state["state"] = {int(key): one for key, one in held.items()}
 
 
 def _check_lists(path: str, mappings: Mapping[str, tuple[str | int, ...]]) -> None:
