@@ -114,8 +114,10 @@ class Merge:
             self._fill(target, node, path, self._tensor, ("$tensor",), "a tensor")
         elif _numpy.is_array(target) and _numpy.code_of_array(target):
             if isinstance(node, Leaf) and node.tag == "$object":
-                return self._fill_by_object(target, node, path)
-            self._fill(target, node, path, self._array, ("$ndarray", "$tensor"), "a numpy array")
+                self._fill_by_object(target, node, path)
+            else:
+                tags = ("$ndarray", "$tensor")
+                self._fill(target, node, path, self._array, tags, "a numpy array")
         elif (interface := _device_array.interface_of(target)) is not None:
             target_of = functools.partial(self._device_array, interface)
             self._fill(target, node, path, target_of, ("$ndarray",), "an array on a GPU")

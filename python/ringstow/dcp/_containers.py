@@ -10,13 +10,12 @@ import collections
 import functools
 import json
 import logging
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from ringstow._errors import InvalidStateError
 from ringstow.tree import _encode, _program
 from ringstow.tree._encode import Json
+from ringstow.tree._fit import number_of
 from ringstow.tree._remedies import Refusals, Refused, type_name
 from ringstow.tree._walk import METADATA, metadata_of
 
@@ -30,7 +29,6 @@ _TAGS: dict[type, Tag] = {
     collections.defaultdict: "$defaultdict",
     collections.Counter: "$counter",
 }
-_NUMBER = re.compile(r"0|-?[1-9][0-9]*")
 # JSON has these as they are.
 _INT_MAX = 1 << 53
 
@@ -53,9 +51,9 @@ class Container(NamedTuple):
         """Return the tree of the mapping, whose items have their keys as text."""
         if self.tag == "$counter":
             return {"$counter": self.rest}
-        pairs = [[self._key(text), item] for text, item in items.items()]
+        pairs: list[Any] = [[self._key(text), item] for text, item in items.items()]
         is_plain = all(type(key) is str and not key.startswith("$") for key, _ in pairs)
-        body: Json = dict(pairs) if is_plain else pairs
+        body: Any = dict(pairs) if is_plain else pairs
         if self.tag == "$odict":
             attributes = {} if self.rest is None else {"attrs": {str(METADATA): self.rest}}
             return {"$odict": body, **attributes}
@@ -64,8 +62,9 @@ class Container(NamedTuple):
         return body if is_plain else {"$dict": body}
 
     def _key(self, text: str) -> Json:
-        if self.keys == "ints":  # another rank may have others
-            return int(text) if _NUMBER.fullmatch(text) else text
+        if self.keys == "ints":
+            number = number_of(text)
+            return text if number is None else number  # another rank's
         return self.keys.get(text, text) if isinstance(self.keys, dict) else text
 
 
@@ -108,10 +107,17 @@ def _both(note: Container, other: Container) -> Container:
     return note
 
 
-@functools.lru_cache(maxsize=1024)
-def _is_container(kind: type) -> bool:
-    """Tell whether DCP may take a value of this type apart."""
-    return issubclass(kind, Mapping | list)
+# Tells whether DCP may take a value of a type apart.
+_is_container: Callable[[Any], bool] = functools.lru_cache(maxsize=1024)(
+    lambda kind: issubclass(kind, Mapping | list)
+)
+
+
+def _is_usual(item: Any) -> bool:
+    """Tell, quickly, whether an item is a dict with text for keys and no container in it."""
+    if type(item) is not dict or not item or {*map(type, item)} != {str}:
+        return False
+    return not any(map(_is_container, {*map(type, item.values())}))
 
 
 class _Look:
@@ -136,7 +142,9 @@ class _Look:
         is_named = len(containers) < len(kinds)
         if containers:
             for number, (key, item) in enumerate(node.items()):
-                if _is_container(type(item)):
+                if _is_usual(item):
+                    is_named = True
+                elif _is_container(type(item)):
                     is_named |= self._item(item, (*path, str(key)), number)
         note = self._note(node, path, None if is_named else position)
         if note is not None:
@@ -166,7 +174,7 @@ class _Look:
             rest, tag = (None, None) if rest is None else (rest["$counter"], tag)
         elif tag == "$defaultdict":
             try:
-                rest = _program.factory_of(node)
+                rest = _program.factory_of(node)  # type: ignore[arg-type]
             except Refused:
                 tag = None
         elif tag == "$odict" and self._with_metadata:
@@ -182,7 +190,7 @@ class _Look:
         kinds = {*map(type, node)}
         if kinds <= {str}:
             return "text"
-        if kinds == {int} and -_INT_MAX < min(node) and max(node) < _INT_MAX:
+        if kinds == {int} and min(node) > -_INT_MAX and max(node) < _INT_MAX:
             return "ints"
         trees = _tree([*node])
         if not isinstance(trees, list):
@@ -207,7 +215,7 @@ def _warn(others: list[tuple[Path, Any]]) -> None:
     if new:
         listed = ", ".join(f"{'.'.join(map(str, path))} ({name})" for name, path in new.items())
         _log.warning(
-            "DCP takes mappings apart, and ringstow.load returns these as dicts, with text for keys "
-            "of other types: %s. dcp.load keeps what the state has; or save dict(x)",
+            "DCP takes mappings apart, and ringstow.load returns these as dicts, with text for "
+            "other keys: %s. Save dict(x), or load by dcp.load, which keeps what the state has",
             listed,
         )

@@ -39,7 +39,7 @@ Shape = tuple[int, ...]
 
 _log = logging.getLogger("ringstow")
 
-# A list with up to this many gaps has None in them; with more it becomes a dict.
+# A list with up to this many gaps has empty dicts in them; with more it becomes a dict.
 _GAPS_MAX = 4096
 
 # An attribute of DCP's Metadata that only ringstow knows.
@@ -85,15 +85,16 @@ def tree_of(metadata: Metadata, notes: Containers | None = None) -> str:
 
 
 def _nested(leaves: Mapping[str, Json], paths: object) -> _Branch | None:
+    if not isinstance(paths, Mapping) or not leaves.keys() <= paths.keys():
+        return None
     root = _Branch()
-    for name, leaf in leaves.items():
-        path: Any = paths.get(name) if isinstance(paths, Mapping) else None
-        if not _is_path(path):
-            return None
-        at = _branch(root, path[:-1])
+    for name, path in paths.items():  # they have the order of the state; ranks write parts of it
+        if name not in leaves:
+            continue
+        at = _branch(root, path[:-1]) if _is_path(path) else None
         if at is None or path[-1] in at:
             return None
-        at[path[-1]] = leaf
+        at[path[-1]] = leaves[name]
     return root
 
 
@@ -140,8 +141,8 @@ def _json(node: Any) -> Json:
     if steps and len(steps) == len(node) and min(steps) >= 0:
         length = max(steps) + 1
         if length - len(node) <= _GAPS_MAX:
-            # Empty containers have no leaves, so a list may have gaps; DCP fills them with None.
-            return [_json(node.get(index)) for index in range(length)]
+            # Empty dicts have no leaves, so a list may have gaps.
+            return [_json(node[index]) if index in node else {} for index in range(length)]
     if not steps and not any(str(step).startswith("$") for step in node):
         return {str(step): _json(child) for step, child in node.items()}
     return {"$dict": [[step, _json(child)] for step, child in node.items()]}
@@ -200,6 +201,8 @@ class Contents:
     paths: dict[str, Path]
     values: dict[str, Any]
     """Skeletons of values that are objects for DCP and that ``ringstow.save`` kept in the tree."""
+    twice: set[str]
+    """The flat names of several values, such as ``{5: 1, "5": 2}``."""
 
     @classmethod
     def of(cls, path: str, rows: list[Any], state: str | None) -> Contents:
@@ -209,7 +212,7 @@ class Contents:
             FormatError: the tree is damaged, or does not fit the entries.
         """
         entries = {row[0]: Entry(*row) for row in rows}
-        contents = cls(path, {}, {}, {})
+        contents = cls(path, {}, {}, {}, set())
         placed: set[str] = set()
         tree = {} if state is None else _skeleton.parse(state, path)
         for place, node in _walk(tree, ()):
@@ -232,6 +235,7 @@ class Contents:
         flat = ".".join(map(str, place))
         is_entry = _is_item(node)
         if flat in self.paths:  # two paths with one flat name: {"a.b"}, {"a": {"b"}}
+            self.twice.add(flat)
             if not is_entry:
                 return
             flat, place = node.body, (node.body,)
@@ -303,8 +307,7 @@ def _walk(node: Any, path: Path) -> Iterator[tuple[Path, Any]]:
             yield from _walk(child, (*path, _text_of(key)))
     elif isinstance(node, list) and _is_walked(node):
         for index, child in enumerate(node):
-            if child is not None:  # a gap: see `_json`
-                yield from _walk(child, (*path, index))
+            yield from _walk(child, (*path, index))
     else:
         yield path, node
 

@@ -163,7 +163,9 @@ def save_meeting() -> Meeting | None:
 
 def holds_sharded(state: dict[str, Any]) -> bool:
     """Tell whether a nested state holds a ShardedTensor."""
-    return any(issubclass(kind, ShardedTensor) for kind in {*map(type, flattened(state)[0].values())})
+    return any(
+        issubclass(kind, ShardedTensor) for kind in {*map(type, flattened(state)[0].values())}
+    )
 
 
 def keys_before_2_4(state: dict[str, Any]) -> set[str] | None:

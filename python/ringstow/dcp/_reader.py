@@ -43,7 +43,7 @@ from ringstow.dcp._metadata import Contents, Entry, note_dropped
 from ringstow.dcp._objects import Blob
 from ringstow.dcp._targets import Fill
 from ringstow.tensors import _torch
-from ringstow.tree import _build
+from ringstow.tree import _build, _select
 
 Target = Fill | Blob
 
@@ -306,6 +306,7 @@ class StorageReader(storage.StorageReader):
         values = self._values(plan)
         targets: list[Target] = []
         wrong: list[str] = []
+        self._check_once(plan)
         for item in plan.items:
             entry = self._entry(item)
             if item.storage_index.fqn in values:
@@ -329,6 +330,21 @@ class StorageReader(storage.StorageReader):
             )
             raise KeyMismatchError(message, path=path, mismatched=wrong)
         return targets
+
+    def _check_once(self, plan: LoadPlan) -> None:
+        """Refuse names that the checkpoint has for several values: DCP means any of them."""
+        if self._contents is None or not self._contents.twice:
+            return
+        wrong = sorted({item.storage_index.fqn for item in plan.items} & self._contents.twice)
+        if wrong:
+            path = self._require_path()
+            listed = _select.listed("names that several keys have as text", wrong)
+            raise KeyMismatchError(
+                f"{path} has {listed}, and DCP can't tell them apart: load it by "
+                "ringstow.load_into, or ringstow.distributed.load_into",
+                path=path,
+                mismatched=wrong,
+            )
 
     def _read_own(self, targets: list[Target]) -> LoadReport:
         """Read everything that these targets need."""

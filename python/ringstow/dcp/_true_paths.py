@@ -27,7 +27,7 @@ def set_paths(planner: object, names: Iterable[str]) -> None:
 
 
 def _path_in(root: Any, path: tuple[Any, ...], known: dict[int, dict[str, Any]]) -> Any:
-    """Return a path with the keys of the state dict; ``known`` has those of its mappings by text."""
+    """Return a path with the state dict's keys; ``known`` has those of its mappings by text."""
     at, steps = root, []
     for step in path:
         if not isinstance(at, Mapping):

@@ -24,6 +24,7 @@ from ringstow.foreign._kept import Kept
 from ringstow.foreign._pickles import REMEDY, reading, unpickled, unreadable
 from ringstow.foreign._states import State, spec_of
 from ringstow.tensors._memory import LazyTensor
+from ringstow.tree._fit import number_of
 from ringstow.tree._skeleton import DEPTH_MAX
 
 _METADATA = ".metadata"
@@ -143,8 +144,8 @@ def number(state: Any) -> None:
     _number_optimizer(state)
     milestones = state.get("milestones")
     if isinstance(milestones, dict) and {"gamma", "last_epoch"} <= state.keys():
-        if all(str(key).isdecimal() and type(n) is int for key, n in milestones.items()):
-            counted = {int(key): n for key, n in milestones.items()}
+        counted = {number_of(key): n for key, n in milestones.items()}
+        if None not in counted and all(type(n) is int for n in counted.values()):
             state["milestones"] = collections.Counter(counted)
     for one in state.values():
         number(one)
@@ -160,8 +161,9 @@ def _number_optimizer(state: State) -> None:
         state.clear()
         state.update(state={}, **rest)
     numbers = {n for one in lists if isinstance(one, list) for n in one if type(n) is int}
-    if numbers and all(str(key).isdecimal() and int(key) in numbers for key in held):
-        state["state"] = {int(key): one for key, one in held.items()}
+    numbered = {number_of(key): one for key, one in held.items()}
+    if numbers and numbered.keys() <= numbers:
+        state["state"] = numbered
 
 
 def _check_lists(path: str, mappings: Mapping[str, tuple[str | int, ...]]) -> None:

@@ -1,7 +1,6 @@
 """Gives what PyTorch's DCP left the keys and empty containers of the state that it is loaded into.
 
-DCP takes mappings apart, writes their keys as text, and drops the empty ones: the state knows better.
-Pure.
+DCP takes mappings apart, writes their keys as text, and drops the empty ones. Pure.
 """
 
 from __future__ import annotations
@@ -19,6 +18,11 @@ _MAPPINGS = (*DICTS, collections.Counter)
 _PLAIN = {int, float, str}
 
 
+def number_of(text: object) -> int | None:
+    """Return the int of which this is the text; None if it is not one's."""
+    return int(text) if isinstance(text, str) and _NUMBER.fullmatch(text) else None
+
+
 def fitted(node: Any, target: Any) -> Any:
     """Return a part of a skeleton with the keys and containers that the target has in its place.
 
@@ -34,14 +38,14 @@ def fitted(node: Any, target: Any) -> Any:
 
 def _mapping(node: dict[Any, Any], target: dict[Any, Any]) -> Any:
     texts = {str(key): key for key in target if type(key) is not str}
-    kinds = {*map(type, target)}
+    are_ints = {*map(type, target)} == {int}
     items: dict[Any, Any] = {}
-    for key, child in node.items():
-        here = key if key in target or type(key) is not str else texts.get(key)
-        if here is None and kinds == {int} and _NUMBER.fullmatch(key):
-            here = int(key)  # a new one, beside numbers
-        here = key if here is None else here
-        items[here] = fitted(child, target[here]) if here in target else child
+    for text, child in node.items():
+        key = text
+        if text not in target and type(text) is str:
+            number = number_of(text) if are_ints else None
+            key = texts.get(text, text if number is None else number)
+        items[key] = fitted(child, target[key]) if key in target else child
     for key, value in target.items():
         if key not in items and is_dropped(value):
             items[key] = value
@@ -52,15 +56,17 @@ def _mapping(node: dict[Any, Any], target: dict[Any, Any]) -> Any:
 
 
 def _list(node: list[Any], target: list[Any]) -> list[Any]:
-    items = [*node, *[None] * (len(target) - len(node))]
+    """Return the items, and what DCP would have dropped of the target's, at the end too."""
+    items: list[Any] = []
     for number, value in enumerate(target):
-        if items[number] is None and is_dropped(value):
-            items[number] = value
-        elif number < len(node):
-            items[number] = fitted(node[number], value)
+        is_there = number < len(node)
+        if is_dropped(value) and (not is_there or node[number] == {}):
+            items.append(value)
+        elif is_there:
+            items.append(fitted(node[number], value))
         else:
-            return items[:number]
-    return items
+            break
+    return [*items, *node[len(target) :]]
 
 
 def is_dropped(value: Any) -> bool:
@@ -76,7 +82,7 @@ def numbers_as_text(node: Any, path: Path = ()) -> Iterator[str]:
         for number, child in enumerate(node):
             yield from numbers_as_text(child, (*path, number))
     elif type(node) in DICTS and node:
-        if all(type(key) is str and _NUMBER.fullmatch(key) for key in node):
+        if all(number_of(key) is not None for key in node):
             yield flat_name(path)
         for key, child in node.items():
             if type(child) is not Leaf:

@@ -43,7 +43,7 @@ def test_tree_nests_as_the_default_planner_flattened():
     paths["d.$x"] = ("d", "$x")
     assert tree(state, paths) == {
         "a": {"b": {"$tensor": "a.b"}, "0": {"$object": "a.0"}},
-        "l": [{"$tensor": "l.0"}, None, {"$object": "l.2"}],
+        "l": [{"$tensor": "l.0"}, {}, {"$object": "l.2"}],
         "d": {"$dict": [["$x", {"$tensor": "d.$x"}]]},
     }
 

@@ -202,7 +202,9 @@ def _scaler(steps):
 
 
 def _values():
-    values = {name: (lambda v=v: copy.deepcopy(v), lambda v=v: blank(v)) for name, v in PLAIN.items()}
+    values = {
+        name: (lambda v=v: copy.deepcopy(v), lambda v=v: blank(v)) for name, v in PLAIN.items()
+    }
     for name, make in OPTIMIZERS.items():
         fresh = lambda make=make: _trained(make, 0).state_dict()  # noqa: E731
         done = lambda make=make: _trained(make, 2).state_dict()  # noqa: E731
@@ -214,7 +216,9 @@ def _values():
             lambda make=make: _scheduler(make, 0),
         )
     values["GradScaler"] = lambda: _scaler(3), lambda: _scaler(0)
-    values["disabled GradScaler"] = (lambda: torch.amp.GradScaler("cpu", enabled=False).state_dict(),) * 2
+    values["disabled GradScaler"] = (
+        lambda: torch.amp.GradScaler("cpu", enabled=False).state_dict(),
+    ) * 2
     return values
 
 
@@ -224,11 +228,6 @@ VALUES = _values()
 
 def _dcp_save(state, path, **options):
     dcp.save(state, checkpoint_id=path, **options)
-
-
-def _torch_save(state, path):
-    path.mkdir()
-    torch.save(state, path / "state.pt")
 
 
 SAVERS = {
@@ -244,7 +243,7 @@ SAVERS = {
         planner=ringstow.dcp.SavePlanner(),
     ),
     "stock dcp.save": _dcp_save,
-    "torch.save": lambda state, path: torch.save(state, path),
+    "torch.save": lambda state, path: torch.save(state, path.with_suffix(".pt")),
 }
 
 
@@ -257,9 +256,7 @@ def _into(load):
 
 
 def _dcp_load(path, target, **options):
-    dcp.load(
-        target, checkpoint_id=path, storage_reader=ringstow.dcp.StorageReader(), **options
-    )
+    dcp.load(target, checkpoint_id=path, storage_reader=ringstow.dcp.StorageReader(), **options)
     return target
 
 
