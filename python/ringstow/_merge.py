@@ -184,9 +184,11 @@ class Merge:
         def make(builder: Builder) -> Any:
             value, target = builder.value(node, path), self._array(array, path)
             code = _numpy.code_of_array(value) if _numpy.is_array(value) else None
-            if code is None or target.problem:
-                here = f"{target.problem or 'a numpy array'}, which can't be filled,"
-                self._differ(path, here, f"a {type_name(value)}")
+            if target.problem:
+                here = f"{target.problem}, which can't be filled,"
+                self._differ(path, here, "a numpy array")
+            elif code is None:
+                self._differ(path, "a numpy array", f"a {type_name(value)}")
             else:
                 stored = Stored(code, value.shape, value.nbytes)
                 cast = _can_cast(stored, target.dtype, target.shape)

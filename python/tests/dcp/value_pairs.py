@@ -109,7 +109,9 @@ def blank(value):
     return value
 
 
-def _trained(make, steps):
+def optimizer_of(name, steps):
+    """Return an optimizer after some steps."""
+    make = OPTIMIZERS[name]
     torch.manual_seed(1)
     weight = torch.nn.Parameter(torch.ones(3, 2))
     optimizer = make(weight)
@@ -183,16 +185,18 @@ class Warm:
         return min(1.0, n / 3)
 
 
-def _scheduler(make, steps):
-    optimizer = _trained(_named("SGD", momentum=0.9), 1)
+def scheduler_of(name, steps=0):
+    """Return a scheduler after some steps, over a new optimizer."""
+    optimizer = optimizer_of("SGD with momentum", 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        scheduler = make(optimizer)
+        scheduler = SCHEDULERS[name](optimizer)
+        scheduler.optimizer = optimizer
         for _ in range(steps):
             optimizer.step()
             with_loss = isinstance(scheduler, _lr.ReduceLROnPlateau)
             scheduler.step(1.0) if with_loss else scheduler.step()
-    return scheduler.state_dict()
+    return scheduler
 
 
 def _scaler(steps):
@@ -205,15 +209,15 @@ def _values():
     values = {
         name: (lambda v=v: copy.deepcopy(v), lambda v=v: blank(v)) for name, v in PLAIN.items()
     }
-    for name, make in OPTIMIZERS.items():
-        fresh = lambda make=make: _trained(make, 0).state_dict()  # noqa: E731
-        done = lambda make=make: _trained(make, 2).state_dict()  # noqa: E731
+    for name in OPTIMIZERS:
+        fresh = lambda name=name: optimizer_of(name, 0).state_dict()  # noqa: E731
+        done = lambda name=name: optimizer_of(name, 2).state_dict()  # noqa: E731
         values[f"{name} before a step"] = fresh, fresh
         values[f"{name} after a step"] = done, lambda done=done: blank(done())
-    for name, make in SCHEDULERS.items():
+    for name in SCHEDULERS:
         values[name] = (
-            lambda make=make: _scheduler(make, 4),
-            lambda make=make: _scheduler(make, 0),
+            lambda name=name: scheduler_of(name, 4).state_dict(),
+            lambda name=name: scheduler_of(name).state_dict(),
         )
     values["GradScaler"] = lambda: _scaler(3), lambda: _scaler(0)
     values["disabled GradScaler"] = (
@@ -228,23 +232,39 @@ VALUES = _values()
 
 def _dcp_save(state, path, **options):
     dcp.save(state, checkpoint_id=path, **options)
+    return path
+
+
+def _save(state, path):
+    ringstow.save(state, path)
+    return path
+
+
+def _distributed_save(state, path):
+    ringstow.distributed.save(state, path)
+    return path
+
+
+def _torch_save(state, path):
+    torch.save(state, path.with_suffix(".pt"))
+    return path.with_suffix(".pt")
+
+
+def _ringstow_dcp_save(state, path, **options):
+    return _dcp_save(state, path, storage_writer=ringstow.dcp.StorageWriter(), **options)
 
 
 SAVERS = {
-    "save": lambda state, path: ringstow.save(state, path),
-    "distributed.save": lambda state, path: ringstow.distributed.save(state, path),
-    "dcp.save": lambda state, path: _dcp_save(
-        state, path, storage_writer=ringstow.dcp.StorageWriter()
-    ),
-    "dcp.save, SavePlanner": lambda state, path: _dcp_save(
-        state,
-        path,
-        storage_writer=ringstow.dcp.StorageWriter(),
-        planner=ringstow.dcp.SavePlanner(),
+    "save": _save,
+    "distributed.save": _distributed_save,
+    "dcp.save": _ringstow_dcp_save,
+    "dcp.save, SavePlanner": lambda state, path: _ringstow_dcp_save(
+        state, path, planner=ringstow.dcp.SavePlanner()
     ),
     "stock dcp.save": _dcp_save,
-    "torch.save": lambda state, path: torch.save(state, path.with_suffix(".pt")),
+    "torch.save": _torch_save,
 }
+"""What saves a state at a path, and returns the path."""
 
 
 def _into(load):
