@@ -304,7 +304,8 @@ def _walk(node: Any, path: Path) -> Iterator[tuple[Path, Any]]:
         node = node.body
     if isinstance(node, dict):
         for key, child in node.items():  # DCP knows only str keys in a dict
-            yield from _walk(child, (*path, _text_of(key)))
+            text = key if type(key) is str else _text_of(key)
+            yield from _walk(child, (*path, text))
     elif isinstance(node, list) and _is_walked(node):
         for index, child in enumerate(node):
             yield from _walk(child, (*path, index))

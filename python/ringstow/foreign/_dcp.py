@@ -101,15 +101,22 @@ def read(path: str, *, allow_pickle: bool) -> State:
         CorruptCheckpointError: a file is damaged.
         FormatError: the metadata is not what DCP writes.
     """
-    state: State = {}
     # Its objects may lack any attribute, and have values of any type: nothing checks a pickle.
     with reading(os.path.join(path, ".metadata"), "the metadata"):
         reader = _Reader(path, allow_pickle)
         mappings = reader.metadata.planner_data or {}
         _check_lists(path, mappings)
-        for name, entry in reader.metadata.state_dict_metadata.items():
-            _private.set_element(state, mappings.get(name, (name,)), reader.value(name, entry))
-        _fill_gaps(state, mappings)
+        entries = reader.metadata.state_dict_metadata.items()
+        return nested({name: reader.value(name, entry) for name, entry in entries}, mappings)
+
+
+def nested(flat: Mapping[str, Any], mappings: Mapping[str, tuple[str | int, ...]]) -> State:
+    """Return the state that DCP has flattened, with what it loses of torch's own states."""
+    state: State = {}
+    for name, value in flat.items():
+        _private.set_element(state, mappings.get(name, (name,)), value)
+    _fill_gaps(state, mappings)
+    _restore_known(state)
     return state
 
 
@@ -129,7 +136,7 @@ def _fill_gaps(state: State, mappings: Mapping[str, tuple[str | int, ...]]) -> N
                 found[gap] = {}
 
 
-def number(state: Any) -> None:
+def _restore_known(state: Any) -> None:
     """Give back what DCP loses of the states of torch's optimizers and schedulers.
 
     It stores the numbers of an optimizer's parameters and a MultiStepLR's milestones as text:
@@ -138,7 +145,7 @@ def number(state: Any) -> None:
     """
     if isinstance(state, list):
         for one in state:
-            number(one)
+            _restore_known(one)
     if not isinstance(state, dict):
         return
     _number_optimizer(state)
@@ -148,7 +155,7 @@ def number(state: Any) -> None:
         if None not in counted and all(type(n) is int for n in counted.values()):
             state["milestones"] = collections.Counter(counted)
     for one in state.values():
-        number(one)
+        _restore_known(one)
 
 
 def _number_optimizer(state: State) -> None:
