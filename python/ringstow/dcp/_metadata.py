@@ -235,7 +235,8 @@ class Contents:
         flat = ".".join(map(str, place))
         is_entry = _is_item(node)
         if flat in self.paths:  # two paths with one flat name: {"a.b"}, {"a": {"b"}}
-            self.twice.add(flat)
+            if not is_entry or self.entries.get(flat) is not entries[node.body]:
+                self.twice.add(flat)
             if not is_entry:
                 return
             flat, place = node.body, (node.body,)

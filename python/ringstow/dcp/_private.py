@@ -131,9 +131,13 @@ class Meeting(NamedTuple):
 def _in_save(name: str) -> Any:
     """Return a local variable of the ``dcp.save`` that calls this; None if unknown."""
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_name != "_save_state_dict":
+    while frame is not None:
+        # Trainers have methods of that name, too.
+        is_dcps = frame.f_globals.get("__name__", "").startswith("torch.distributed.checkpoint.")
+        if is_dcps and frame.f_code.co_name == "_save_state_dict":
+            return frame.f_locals.get(name)
         frame = frame.f_back
-    return None if frame is None else frame.f_locals.get(name)
+    return None
 
 
 def saved_state() -> Mapping[str, Any]:

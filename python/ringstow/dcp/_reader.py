@@ -381,7 +381,7 @@ class StorageReader(storage.StorageReader):
             if isinstance(target, Fill):
                 planner.commit_tensor(target.item, target.target)
         blobs = [target for target in targets if isinstance(target, Blob)]
-        _true_paths.set_paths(planner, (blob.item.dest_index.fqn for blob in blobs))
+        _true_paths.set_paths(planner, (blob.item for blob in blobs))
         for blob in blobs:
             blob.stream.seek(0)
             planner.load_bytes(blob.item, blob.stream)

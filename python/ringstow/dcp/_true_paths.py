@@ -9,19 +9,21 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
 
 class _Number(int):
     """An int as a key of a dict: torch takes exact ints for indices of lists."""
 
 
-def set_paths(planner: object, names: Iterable[str]) -> None:
-    """Correct the paths of objects, by which the planner replaces them."""
+def set_paths(planner: object, items: Iterable[ReadItem]) -> None:
+    """Correct the paths of the objects among these items, by which the planner replaces them."""
     if not isinstance(planner, DefaultLoadPlanner) or not planner.flatten_state_dict:
         return
     known: dict[int, dict[str, Any]] = {}
-    for name in names:
-        path = planner.mappings.get(name)
+    for item in items:
+        name = item.dest_index.fqn
+        path = planner.mappings.get(name) if item.type == LoadItemType.BYTE_IO else None
         if path is not None:
             planner.mappings[name] = _path_in(planner.original_state_dict, path, known)
 

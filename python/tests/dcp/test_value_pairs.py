@@ -323,3 +323,24 @@ def _ranks_save(rank, path):
 
 def test_ranks_note_the_containers_that_each_has(ranks, tmp_path):
     ranks(2).run(_ranks_save, tmp_path)
+
+
+def _ranks_restore_stock(rank, root):
+    state = _own_and_common(0)
+    dcp.save(state, checkpoint_id=root / "step-3")
+    with ringstow.CheckpointManager(root) as manager:
+        restored = manager.restore(into=blank(state))
+    assert_same(restored.state, state)
+
+
+def test_ranks_restore_the_number_keys_of_a_stock_checkpoint(ranks, tmp_path):
+    ranks(2).run(_ranks_restore_stock, tmp_path)
+
+
+def test_a_stock_checkpoint_is_loaded_under_the_number_keys_by_default_storage(tmp_path):
+    state = {"v": {5: 1, "a": [{True: 2}]}, "m": collections.Counter({5: 1})}
+    path = SAVERS["stock dcp.save"](copy.deepcopy(state), tmp_path / "step-3")
+    target = blank(state)
+    with ringstow.dcp.use_by_default():
+        dcp.load(target, checkpoint_id=path)
+    assert_same(target, state)
