@@ -12,10 +12,10 @@ from typing import Any
 
 from ringstow.tree._walk import DICTS, Leaf, Path, flat_name, like
 
-_NUMBER = re.compile(r"0|-?[1-9][0-9]*")
+_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 _MAPPINGS = (*DICTS, collections.Counter)
-# What a Counter may count, and by what.
-_PLAIN = {int, float, str}
+# Of a Counter's counts; others are made later.
+_PLAIN = {int, float, str, bool, type(None)}
 
 
 def number_of(text: object) -> int | None:
@@ -51,8 +51,8 @@ def _mapping(node: dict[Any, Any], target: dict[Any, Any]) -> Any:
             items[key] = value
     if type(target) is not collections.Counter:
         return like(target, items)
-    kinds = {*map(type, items), *map(type, items.values())}
-    return Leaf("$counter", items) if kinds <= _PLAIN else items
+    is_plain = {*map(type, items.values())} <= _PLAIN
+    return Leaf("$counter", items) if is_plain else items
 
 
 def _list(node: list[Any], target: list[Any]) -> list[Any]:

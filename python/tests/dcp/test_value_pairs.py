@@ -199,6 +199,14 @@ def test_milestones_of_the_checkpoint_replace_those_of_the_target(face, tmp_path
     assert_same(target, saved)
 
 
+def test_counters_of_other_keys_in_a_list_keep_the_type_of_the_target(tmp_path):
+    saved = [collections.Counter({True: 1, (1, 2): 2})]
+    path = SAVERS["stock dcp.save"]({"l": saved}, tmp_path / "step-3")
+    target = {"l": [collections.Counter({True: 2, (1, 2): 3})]}
+    ringstow.load_into(target, path)
+    assert_same(target, {"l": saved})
+
+
 # Keys.
 
 
