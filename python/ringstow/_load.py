@@ -28,7 +28,7 @@ from ringstow._errors import ReplacedCheckpointError
 from ringstow._progress import Progress
 from ringstow.tensors import _cuda, _torch
 from ringstow.tensors._memory import Stored
-from ringstow.tree import _build, _mismatch
+from ringstow.tree import _build, _fit, _mismatch, _select
 from ringstow.tree._damaged import Salvaged
 
 if TYPE_CHECKING:
@@ -239,6 +239,8 @@ def _load(
         skeleton = _merge.part_of(checkpoint, where, prefix, names)
     else:
         skeleton = _merge.skeleton_of(checkpoint, where)
+    if isinstance(checkpoint, foreign.Foreign) and checkpoint.has_text_keys:
+        _tell_numbers(where, skeleton)
     damaged = _salvage.find(checkpoint, skeleton) if skips else {}
     skeleton = _salvage.without(skeleton, damaged)
     contents = _build.Contents(where, checkpoint.tensor, allow_pickle=allow_pickle)
@@ -260,6 +262,18 @@ def _load(
         builder.add(_build.read(checkpoint, survey.rest, reports), flat)
         value = builder.value(skeleton)
     return value, _summed(checkpoint, reports, tuple(damaged.values()))
+
+
+def _tell_numbers(where: str, skeleton: dict[Any, Any]) -> None:
+    """Warn of keys that DCP may have made text of: only a state to load into knows."""
+    names = list(_fit.numbers_as_text(skeleton))
+    if names:
+        _log.warning(
+            "%s: %s; DCP stores the keys of dicts as text, so they stay text. load_into gives them "
+            "the types that they have in your state",
+            where,
+            _select.listed("dicts with numbers as keys", names),
+        )
 
 
 def _summed(

@@ -38,6 +38,7 @@ from ringstow.tree._alike import Gap
 from ringstow.tree._build import Builder, Contents, Survey
 from ringstow.tree._damaged import DamagedTensor
 from ringstow.tree._encode import encode
+from ringstow.tree._fit import fitted
 from ringstow.tree._mismatch import LOAD_INTO, Call, Filled, Mismatch
 from ringstow.tree._remedies import Refusals, Refused, kind_of, remedy, type_name
 from ringstow.tree._rename import Fitting, Rename, below
@@ -183,10 +184,17 @@ class Merge:
         elif type(target) in self._usual.kinds or _torch.is_tensor(target):
             self._fill(target, node, path, self._tensor, ("$tensor",), "a tensor")
         elif _numpy.is_array(target) and _numpy.code_of_array(target):
-            self._fill(target, node, path, self._array, ("$ndarray", "$tensor"), "a numpy array")
+            if isinstance(node, Leaf) and node.tag == "$object":
+                self._fill_by_object(target, node, path)
+            else:
+                tags = ("$ndarray", "$tensor")
+                self._fill(target, node, path, self._array, tags, "a numpy array")
         elif (interface := _device_array.interface_of(target)) is not None:
             target_of = functools.partial(self._device_array, interface)
             self._fill(target, node, path, target_of, ("$ndarray",), "an array on a GPU")
+        elif type(target) is collections.Counter and isinstance(node, dict):
+            self.survey.add(node, path)
+            return lambda builder: collections.Counter(builder.value(node, path))
         elif isinstance(target, dict) and not is_opaque and type(target) is not collections.Counter:
             self._dict(target, node, path)
         elif type(target) in _SEQUENCES and not is_opaque and _holds_tensors(target):
@@ -306,6 +314,28 @@ class Merge:
         if stored.nbytes and node.body not in self.damaged:
             self.fills.append(Fill(target, node, stored, cast, path))
         return None
+
+    def _fill_by_object(self, array: Any, node: Leaf, path: Path) -> None:
+        """Plan to fill an array from an object, whose bytes alone say whether it fits."""
+        if self.is_damaged(node):
+            return
+        self.survey.add(node, path)
+
+        def make(builder: Builder) -> Any:
+            value, target = builder.value(node, path), self._array(array, path)
+            code = _numpy.code_of_array(value) if _numpy.is_array(value) else None
+            if target.problem:
+                here = f"{target.problem}, which can't be filled,"
+                self._differ(path, here, "a numpy array")
+            elif code is None:
+                self._differ(path, "a numpy array", f"a {type_name(value)}")
+            else:
+                stored = Stored(code, value.shape, value.nbytes)
+                cast = _can_cast(stored, target.dtype, target.shape)
+                self._fits(stored, (target.dtype, target.shape), path, cast=cast)
+            return value
+
+        self.assigns.append((functools.partial(_numpy.copy_into, array), make))
 
     def _fits(
         self, stored: Stored, here: tuple[str, tuple[int, ...]], path: Path, *, cast: bool
@@ -584,9 +614,11 @@ def load_into(
     from ringstow._report import LoadReport
 
     skeleton = names.skeleton(checkpoint, path)
+    parts = Parts(state) if parts is None else parts
+    if isinstance(checkpoint, Foreign) and checkpoint.has_text_keys:
+        skeleton = fitted(skeleton, state, parts.state_of)
     contents = Contents(path, checkpoint.tensor, allow_pickle=allow_pickle)
     damaged = find(checkpoint, skeleton) if skips else {}
-    parts = Parts(state) if parts is None else parts
     merge = kind(contents, checkpoint, cast=cast, damaged=damaged, state=state, parts=parts)
     if names.rename is not None:
         skeleton = merge.renamed(state, skeleton, Rename(names.rename))
@@ -618,6 +650,9 @@ def load_into(
         for fill in ways.copied
     ]
 
+    if merge.mismatched:  # what objects turned out to be
+        different = merge.mismatched
+        raise dataclasses.replace(found, missing=(), unexpected=(), different=different).error()
     ready()
     # From here on the state dict changes.
     matches = merge.matches

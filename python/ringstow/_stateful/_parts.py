@@ -60,6 +60,11 @@ class Parts:
         """Return the part of an object; None for any other value."""
         return self._parts.get(id(value)) if self._parts else None
 
+    def state_of(self, value: Any) -> Any:
+        """Return the state of an object, and any other value itself."""
+        part = self.of(value)
+        return value if part is None else part.state
+
     def stand_in(self, value: Any, path: Path) -> Any:
         """Return what one process saves for a value: an object's state, its part of ranks' values.
 

@@ -21,6 +21,7 @@ from ringstow._errors import InvalidStateError
 from ringstow._kinds import DCP_DATA, taken
 from ringstow.convert import _files
 from ringstow.foreign import _pickles, _private
+from ringstow.foreign._dcp import nested
 from ringstow.foreign._states import State, is_tensor, loaded, replaced
 from ringstow.tensors import _torch
 from ringstow.tensors._memory import LazyTensor
@@ -29,7 +30,7 @@ _METADATA = ".metadata"
 
 
 def as_stored(state: State) -> State:
-    """Return a state as DCP loads it: keys are text, an OrderedDict is a dict, no dict is empty.
+    """Return a state as it is read from DCP: keys are text, an OrderedDict is a dict.
 
     Raises:
         InvalidStateError: two leaves have the same dotted name.
@@ -40,10 +41,7 @@ def as_stored(state: State) -> State:
         raise InvalidStateError(
             f"torch.distributed.checkpoint joins keys by dots, and then two are the same: {error}"
         ) from None
-    nested: State = {}
-    for name, value in flat.items():
-        _private.set_element(nested, mappings[name], replaced(value, _of_shadow))
-    return nested
+    return nested({name: replaced(value, _of_shadow) for name, value in flat.items()}, mappings)
 
 
 def write(state: State, path: str, wrote: Callable[[int], None]) -> None:

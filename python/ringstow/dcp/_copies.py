@@ -19,7 +19,7 @@ from ringstow.dcp._private import ShardedTensor
 from ringstow.tensors import _cuda, _torch
 from ringstow.tree import _cycles
 from ringstow.tree._remedies import type_name
-from ringstow.tree._walk import Path, describe
+from ringstow.tree._walk import DICTS, Path, describe, like, metadata_of
 
 _IMMUTABLE = (
     *(type(None), bool, int, float, complex, str, bytes),
@@ -51,7 +51,7 @@ def _rebuild(value: Any, replace: Replace, path: Path) -> Any:
         return value
     if isinstance(value, Mapping):
         items = {key: _rebuild(item, replace, (*path, key)) for key, item in value.items()}
-        return collections.OrderedDict(items) if kind is collections.OrderedDict else items
+        return _like(value, items)
     if kind is list:
         return [_rebuild(item, replace, (*path, n)) for n, item in enumerate(value)]
     known = {}
@@ -64,6 +64,17 @@ def _rebuild(value: Any, replace: Replace, path: Path) -> Any:
             f"{describe(path)} is a {type_name(value)}, which can't be copied to be saved in the "
             f"background: {error}"
         ) from error
+
+
+def _like(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """Return the items in a mapping of the same type; a dict for all but Python's own types."""
+    if type(value) not in (*DICTS, collections.Counter):
+        return items
+    made = like(value, items)
+    metadata = metadata_of(value)
+    if metadata is not None:
+        made._metadata = copy.copy(metadata)
+    return made
 
 
 def tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:

@@ -6,9 +6,11 @@ The manifest has a tree of values instead.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,36 +26,51 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import ReadItem
 
-from ringstow._errors import FormatError, UnsupportedError
+from ringstow._errors import Error, FormatError, UnsupportedError
+from ringstow.dcp._containers import Container, Containers, Path, Step
 from ringstow.tensors import _torch
 from ringstow.tensors._memory import in_elements
-from ringstow.tree import _skeleton
+from ringstow.tree import _build, _skeleton
 from ringstow.tree._encode import Json
 from ringstow.tree._skeleton import DEPTH_MAX
-from ringstow.tree._walk import STORED, Leaf, leaves
+from ringstow.tree._walk import STORED, Box, Leaf, NoKeyError, leaves, rebuild_key
 
 Shape = tuple[int, ...]
-Step = str | int
-Path = tuple[Step, ...]
 
 _log = logging.getLogger("ringstow")
 
-# A list with up to this many gaps has None in them; with more it becomes a dict.
+# A list with up to this many gaps has empty dicts in them; with more it becomes a dict.
 _GAPS_MAX = 4096
 
 # An attribute of DCP's Metadata that only ringstow knows.
 _DROPPED = "ringstow_dropped"
 
+_NOTHING = _build.Contents("", lambda _: None)
+
 
 class _Branch(dict[Step, Any]):
     """A container of the state: a dict if its keys are str, a list if they are int."""
 
+    note: Container | None = None
+    """What the flat names lose of it."""
+    late: dict[Step, int] | None = None
+    """The items that no flat name leads to, with their positions."""
 
-def tree_of(metadata: Metadata) -> str:
+    def settle(self) -> None:
+        """Put each item where it was among the others."""
+        if self.late:
+            items = [(step, item) for step, item in self.items() if step not in self.late]
+            for step, position in sorted(self.late.items(), key=operator.itemgetter(1)):
+                items.insert(position, (step, self[step]))
+            self.clear()
+            self.update(items)
+
+
+def tree_of(metadata: Metadata, notes: Containers | None = None) -> str:
     """Return the JSON tree of a checkpoint's values.
 
     It is nested by the default planner's ``planner_data``, or flat if that is something else, lacks
-    a name, or contradicts itself.
+    a name, or contradicts itself. A nested one has the containers that the ranks have noted.
     """
     leaves: dict[str, Json] = {
         name: {"$object" if isinstance(stored, BytesStorageMetadata) else "$tensor": name}
@@ -62,24 +79,47 @@ def tree_of(metadata: Metadata) -> str:
     root = _nested(leaves, metadata.planner_data)
     if root is None:
         root = _Branch(leaves)
+    else:
+        _mark(root, notes or {})
     return json.dumps(_json(root), ensure_ascii=False, separators=(",", ":"))
 
 
 def _nested(leaves: Mapping[str, Json], paths: object) -> _Branch | None:
+    if not isinstance(paths, Mapping) or not leaves.keys() <= paths.keys():
+        return None
     root = _Branch()
-    for name, leaf in leaves.items():
-        path: Any = paths.get(name) if isinstance(paths, Mapping) else None
-        if not _is_path(path):
+    for name, path in paths.items():  # they have the order of the state; ranks write parts of it
+        if name not in leaves:
+            continue
+        at = _branch(root, path[:-1]) if _is_path(path) else None
+        if at is None or path[-1] in at:
             return None
-        at = root
-        for step in path[:-1]:
-            at = at.setdefault(step, _Branch())
-            if not isinstance(at, _Branch):
-                return None  # another rank has a value where this one has a container
-        if path[-1] in at:
-            return None
-        at[path[-1]] = leaf
+        at[path[-1]] = leaves[name]
     return root
+
+
+def _branch(root: _Branch, path: Path) -> _Branch | None:
+    """Return the container at a path; None if another rank has a value on the way."""
+    at = root
+    for step in path:
+        at = at.setdefault(step, _Branch())
+        if not isinstance(at, _Branch):
+            return None
+    return at
+
+
+def _mark(root: _Branch, notes: Containers) -> None:
+    """Put notes at their containers, and add the containers that no flat name leads to."""
+    for path in sorted(notes, key=len):
+        note, above = notes[path], _branch(root, path[:-1])
+        if above is None:
+            continue
+        if path and note.position is not None and path[-1] not in above:
+            above.late = above.late or {}
+            above.late[path[-1]] = note.position
+        at = _branch(root, path)
+        if at is not None and note.tag != "list":
+            at.note = note
 
 
 def _is_path(path: Any) -> bool:
@@ -94,12 +134,15 @@ def _is_path(path: Any) -> bool:
 def _json(node: Any) -> Json:
     if not isinstance(node, _Branch):
         return node  # type: ignore[no-any-return]
+    node.settle()
     steps = [step for step in node if type(step) is int]
+    if node.note is not None and not steps:
+        return node.note.tree({str(step): _json(child) for step, child in node.items()})
     if steps and len(steps) == len(node) and min(steps) >= 0:
         length = max(steps) + 1
         if length - len(node) <= _GAPS_MAX:
-            # Empty containers have no leaves, so a list may have gaps; DCP fills them with None.
-            return [_json(node.get(index)) for index in range(length)]
+            # Empty dicts have no leaves, so a list may have gaps.
+            return [_json(node[index]) if index in node else {} for index in range(length)]
     if not steps and not any(str(step).startswith("$") for step in node):
         return {str(step): _json(child) for step, child in node.items()}
     return {"$dict": [[step, _json(child)] for step, child in node.items()]}
@@ -158,6 +201,8 @@ class Contents:
     paths: dict[str, Path]
     values: dict[str, Any]
     """Skeletons of values that are objects for DCP and that ``ringstow.save`` kept in the tree."""
+    twice: set[str]
+    """The flat names of several values, such as ``{5: 1, "5": 2}``."""
 
     @classmethod
     def of(cls, path: str, rows: list[Any], state: str | None) -> Contents:
@@ -167,7 +212,7 @@ class Contents:
             FormatError: the tree is damaged, or does not fit the entries.
         """
         entries = {row[0]: Entry(*row) for row in rows}
-        contents = cls(path, {}, {}, {})
+        contents = cls(path, {}, {}, {}, set())
         placed: set[str] = set()
         tree = {} if state is None else _skeleton.parse(state, path)
         for place, node in _walk(tree, ()):
@@ -181,7 +226,8 @@ class Contents:
             placed.update(names)
             contents._add(place, node, entries)
         for name, entry in entries.items():
-            if name not in placed:
+            # A Counter's counts are in the tree, too.
+            if name not in placed and name not in contents.paths:
                 contents.entries[name], contents.paths[name] = entry, (name,)
         return contents
 
@@ -189,6 +235,8 @@ class Contents:
         flat = ".".join(map(str, place))
         is_entry = _is_item(node)
         if flat in self.paths:  # two paths with one flat name: {"a.b"}, {"a": {"b"}}
+            if not is_entry or self.entries.get(flat) is not entries[node.body]:
+                self.twice.add(flat)
             if not is_entry:
                 return
             flat, place = node.body, (node.body,)
@@ -253,15 +301,26 @@ def _chunk(offsets: Sequence[int], sizes: Sequence[int], dtype: str) -> ChunkSto
 
 def _walk(node: Any, path: Path) -> Iterator[tuple[Path, Any]]:
     """Yield the path and the skeleton of each value that DCP does not take apart."""
+    if isinstance(node, Leaf) and node.tag == "$counter":
+        node = node.body
     if isinstance(node, dict):
         for key, child in node.items():  # DCP knows only str keys in a dict
-            yield from _walk(child, (*path, str(key)))
+            text = key if type(key) is str else _text_of(key)
+            yield from _walk(child, (*path, text))
     elif isinstance(node, list) and _is_walked(node):
         for index, child in enumerate(node):
-            if child is not None:  # a gap: see `_json`
-                yield from _walk(child, (*path, index))
+            yield from _walk(child, (*path, index))
     else:
         yield path, node
+
+
+def _text_of(key: Any) -> str:
+    """Return what DCP makes of a key."""
+    if type(key) in (Leaf, Box, tuple):
+        # Of a type that the program lacks no key of its state can be.
+        with contextlib.suppress(Error, NoKeyError):
+            return str(rebuild_key(key, (), _build.Builder(_NOTHING, {}).make, ()))
+    return str(key)
 
 
 def _is_walked(items: list[Any]) -> bool:

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
 from ringstow.dcp._stock import StockReader
+from ringstow.dcp._true_paths import set_paths
 from ringstow.foreign import _dcp
 from ringstow.foreign._pickles import reading, unpickled
 
@@ -38,6 +39,7 @@ class OthersReader(StockReader):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read all that the plan asks for; refuse objects that only pickle can make."""
+        set_paths(planner, plan.items)
         with reading(self._where, "its data"):
             if not self._allow_pickle:
                 _refuse_objects(planner, self._where)

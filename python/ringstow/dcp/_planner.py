@@ -79,6 +79,7 @@ class LoadPlanner(DefaultLoadPlanner):
             allow_partial_load=not strict,
         )
         self._strict = strict
+        self._flattens = flatten_sharded_tensors
         self._planned: Content | None = None
 
     def set_up_planner(
@@ -93,6 +94,8 @@ class LoadPlanner(DefaultLoadPlanner):
             InvalidStateError: a value contains itself; names its key.
         """
         with collector_paused(), _cycles.naming_cycles(state_dict):
+            # Torch would flatten it twice, and take a gap for an empty dict in a list.
+            self.flatten_sharded_tensors = self._flattens and _private.holds_sharded(state_dict)
             super().set_up_planner(state_dict, metadata, is_coordinator)
 
     def create_local_plan(self) -> LoadPlan:

@@ -12,7 +12,7 @@ import sys
 import threading
 import uuid
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import FrameType
 from typing import Any, NamedTuple, cast
 
@@ -128,15 +128,33 @@ class Meeting(NamedTuple):
     coordinator_rank: int
 
 
+def _in_save(name: str) -> Any:
+    """Return a local variable of the ``dcp.save`` that calls this; None if unknown."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        # Trainers have methods of that name, too.
+        is_dcps = frame.f_globals.get("__name__", "").startswith("torch.distributed.checkpoint.")
+        if is_dcps and frame.f_code.co_name == "_save_state_dict":
+            return frame.f_locals.get(name)
+        frame = frame.f_back
+    return None
+
+
+def saved_state() -> Mapping[str, Any]:
+    """Return the state that the ``dcp.save`` which calls this saves; an empty one if unknown.
+
+    DCP passes a writer only what a planner has made of it.
+    """
+    state = _in_save("state_dict")
+    return state if isinstance(state, Mapping) else {}
+
+
 def save_meeting() -> Meeting | None:
     """Return the ranks of the ``dcp.save`` that calls this; None if unknown.
 
     DCP passes neither planner nor writer its process group or ``no_dist``: they are in its frame.
     """
-    frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code.co_name != "_save_state_dict":
-        frame = frame.f_back
-    save: Any = None if frame is None else frame.f_locals.get("distW")
+    save = _in_save("distW")
     try:
         use_dist = bool(save.use_dist)
         group = save.group
@@ -145,6 +163,13 @@ def save_meeting() -> Meeting | None:
         return Meeting(group if use_dist else None, use_dist, save.coordinator_rank)
     except AttributeError:  # another torch's, or a call by other means
         return None
+
+
+def holds_sharded(state: dict[str, Any]) -> bool:
+    """Tell whether a nested state holds a ShardedTensor."""
+    return any(
+        issubclass(kind, ShardedTensor) for kind in {*map(type, flattened(state)[0].values())}
+    )
 
 
 def keys_before_2_4(state: dict[str, Any]) -> set[str] | None:

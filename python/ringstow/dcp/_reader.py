@@ -36,7 +36,7 @@ from ringstow._errors import (
 )
 from ringstow._nearest import copies_of
 from ringstow._report import LoadReport
-from ringstow.dcp import _broadcast, _objects, _paths, _private, _targets, _travel
+from ringstow.dcp import _broadcast, _objects, _paths, _private, _targets, _travel, _true_paths
 from ringstow.dcp._absence import Absence
 from ringstow.dcp._broadcast import Broadcast, Exchange, Share
 from ringstow.dcp._errors import picklable
@@ -44,7 +44,7 @@ from ringstow.dcp._metadata import Contents, Entry, note_dropped
 from ringstow.dcp._objects import Blob
 from ringstow.dcp._targets import Fill
 from ringstow.tensors import _torch
-from ringstow.tree import _build
+from ringstow.tree import _build, _select
 
 Target = Fill | Blob
 
@@ -307,6 +307,7 @@ class StorageReader(storage.StorageReader):
         values = self._values(plan)
         targets: list[Target] = []
         wrong: list[str] = []
+        self._check_once(plan)
         for item in plan.items:
             entry = self._entry(item)
             if item.storage_index.fqn in values:
@@ -330,6 +331,21 @@ class StorageReader(storage.StorageReader):
             )
             raise KeyMismatchError(message, path=path, mismatched=wrong)
         return targets
+
+    def _check_once(self, plan: LoadPlan) -> None:
+        """Refuse names that the checkpoint has for several values: DCP means any of them."""
+        if self._contents is None or not self._contents.twice:
+            return
+        wrong = sorted({item.storage_index.fqn for item in plan.items} & self._contents.twice)
+        if wrong:
+            path = self._require_path()
+            listed = _select.listed("names that several keys have as text", wrong)
+            raise KeyMismatchError(
+                f"{path} has {listed}, and DCP can't tell them apart: load it by "
+                "ringstow.load_into, or ringstow.distributed.load_into",
+                path=path,
+                mismatched=wrong,
+            )
 
     def _read_own(self, targets: list[Target]) -> LoadReport:
         """Read everything that these targets need."""
@@ -365,10 +381,11 @@ class StorageReader(storage.StorageReader):
         for target in targets:
             if isinstance(target, Fill):
                 planner.commit_tensor(target.item, target.target)
-        for target in targets:
-            if isinstance(target, Blob):
-                target.stream.seek(0)
-                planner.load_bytes(target.item, target.stream)
+        blobs = [target for target in targets if isinstance(target, Blob)]
+        _true_paths.set_paths(planner, (blob.item for blob in blobs))
+        for blob in blobs:
+            blob.stream.seek(0)
+            planner.load_bytes(blob.item, blob.stream)
 
     def _shareable(self, item: ReadItem) -> int:
         """Return the bytes of an item that ranks can share; 0 if they can't."""

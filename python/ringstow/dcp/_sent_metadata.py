@@ -16,6 +16,7 @@ from ringstow.dcp import _private, _travel
 from ringstow.dcp._travel import Content, Table
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 class _Made(NamedTuple):
@@ -69,18 +70,20 @@ def announce(metadata: Metadata) -> None:
         metadata.planner_data = Table.once(made.paths, is_known=made.is_known)
 
 
-def computed(metadata: Metadata, compute: Callable[[Metadata], T]) -> T:
+def computed(metadata: Metadata, compute: Callable[[Metadata, U], T], more: U) -> T:
     """Return what a function computes from the keys, kinds and paths of metadata, kept for later.
 
     Args:
         metadata: it.
         compute: a function of a module, so that it is the same at each call.
+        more: what it gets besides; another one than at the last call makes it compute anew.
     """
     made = _made_of(metadata)
     if made is None:
-        return compute(metadata)
+        return compute(metadata, more)
     key = (compute, None if made.paths is None else made.paths.token)
-    if key not in made.stored.memo:
-        made.stored.memo[key] = compute(metadata)
-    result: T = made.stored.memo[key]
+    known = made.stored.memo.get(key)
+    if known is None or known[0] != more:
+        known = made.stored.memo[key] = more, compute(metadata, more)
+    result: T = known[1]
     return result

@@ -23,6 +23,7 @@ from ringstow._errors import InvalidStateError, UnsupportedError
 from ringstow.dcp import _mark, _paths
 from ringstow.dcp._reader import StorageReader
 from ringstow.dcp._saves import Save
+from ringstow.dcp._true_paths import set_paths
 from ringstow.dcp._writer import StorageWriter
 
 _log = logging.getLogger("ringstow")
@@ -178,6 +179,7 @@ class FileSystemReader(StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read all that the plan asks for."""
         if self._is_stock:
+            set_paths(planner, plan.items)
             return self._stock.read_data(plan, planner)
         return super().read_data(plan, planner)
 

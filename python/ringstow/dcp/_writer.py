@@ -31,7 +31,16 @@ from ringstow._config import Config
 from ringstow._errors import InvalidStateError, UnsupportedError
 from ringstow._report import SaveReport
 from ringstow._waited import Waited
-from ringstow.dcp import _items, _mark, _metadata, _paths, _private, _rank_parts, _sent_metadata
+from ringstow.dcp import (
+    _containers,
+    _items,
+    _mark,
+    _metadata,
+    _paths,
+    _private,
+    _rank_parts,
+    _sent_metadata,
+)
 from ringstow.dcp._destination import Destination
 from ringstow.dcp._errors import picklable
 from ringstow.dcp._note import Notes
@@ -362,13 +371,15 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                     items = _items.resolve(
                         plan, planner, alone=save.is_alone, allow_pickle=self._allow_pickle
                     )
+                    state = _private.saved_state()
+                    found = _containers.containers_of(state, with_metadata=save.commits)
                 receipt, nbytes = self._write(save, items, stream)
         except BaseException as error:
             if stream is not None:
                 stream.fail(error)
             raise
         done: Future[list[WriteResult]] = Future()
-        done.set_result([WriteResult(MetadataIndex(RECEIPT), nbytes, receipt)])
+        done.set_result([WriteResult(MetadataIndex(RECEIPT), nbytes, (receipt, found))])
         return done
 
     @picklable
@@ -380,12 +391,14 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             NotDurableError: it is committed, but may not survive a crash.
             OSError: the system refused.
         """
-        receipts = [r.storage_data for rank in results for r in rank if r.index.fqn == RECEIPT]
+        said = [r.storage_data for rank in results for r in rank if r.index.fqn == RECEIPT]
+        receipts = [receipt for receipt, _ in said]
         names = list(metadata.state_dict_metadata)
         save = self._current()
         with _outcomes.failing("save", save.path), save.hook(is_last=True):
             with collector_paused():
-                tree = _sent_metadata.computed(metadata, _metadata.tree_of)
+                containers = _containers.joined(found for _, found in said)
+                tree = _sent_metadata.computed(metadata, _metadata.tree_of, containers)
             done = save.commit(receipts, tree, names)
             _log.debug("committed %s: %s", save.path, done)
             self.save_id = _paths.committed_id(save.path) or self.save_id

@@ -58,7 +58,7 @@ def opened(
     from ringstow.foreign._torch_file import Files
 
     files = Files(allow_pickle=allow_pickle, verify=verify)
-    parts, left_out = _parts(path, kind, files, numbered=True)
+    parts, left_out = _parts(path, kind, files)
     found = Foreign(
         path,
         kind,
@@ -94,9 +94,7 @@ def state_of(path: str, kind: str, *, allow_pickle: bool, verify: bool) -> dict[
     return {key: opens() for key, opens in parts.items()}
 
 
-def _parts(
-    path: str, kind: str, files: Any, *, numbered: bool = False
-) -> tuple[dict[str, Callable[[], Any]], list[str]]:
+def _parts(path: str, kind: str, files: Any) -> tuple[dict[str, Callable[[], Any]], list[str]]:
     from ringstow.foreign import _deepspeed, _folders, _safetensors
 
     if kind in _FOLDERS:
@@ -109,16 +107,14 @@ def _parts(
         return {"": functools.partial(_safetensors.read, path)}, []
     if kind == "hf":
         return {"": functools.partial(_folders.weights, path, files)}, []
-    return {"": functools.partial(_of_dcp, path, kind, files, numbered)}, []
+    return {"": functools.partial(_of_dcp, path, kind, files)}, []
 
 
-def _of_dcp(path: str, kind: str, files: Any, numbered: bool) -> dict[str, Any]:
+def _of_dcp(path: str, kind: str, files: Any) -> dict[str, Any]:
     """Return the state of a directory of DCP's, and of the file that a trainer has put in it."""
     from ringstow.foreign import _dcp
 
     state = _dcp.read(path, allow_pickle=files.allow_pickle)
-    if numbered:
-        _dcp.number(state)
     beside = {"lightning": ("meta.pt", "lightning"), "megatron": ("common.pt", "common")}
     if kind not in beside:
         return state

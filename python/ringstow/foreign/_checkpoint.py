@@ -77,6 +77,11 @@ class Foreign:
     # What a checkpoint holds.
 
     @property
+    def has_text_keys(self) -> bool:
+        """Whether DCP saved it, which writes the keys of dicts as text and drops empty ones."""
+        return self.kind in ("dcp", "lightning", "megatron")
+
+    @property
     def tree(self) -> dict[Any, Any]:
         """The skeleton of the whole state; opens every part."""
         return self.tree_of(None, None)

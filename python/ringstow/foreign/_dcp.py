@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import io
 import os
@@ -24,6 +25,7 @@ from ringstow.foreign._pickles import REMEDY, reading, refuse_pointer, unpickled
 from ringstow.foreign._states import State, spec_of
 from ringstow.tensors._memory import LazyTensor
 from ringstow.tree import _cycles
+from ringstow.tree._fit import number_of
 from ringstow.tree._skeleton import DEPTH_MAX
 
 _METADATA = ".metadata"
@@ -101,33 +103,77 @@ def read(path: str, *, allow_pickle: bool) -> State:
         CorruptCheckpointError: a file is damaged.
         FormatError: the metadata is not what DCP writes.
     """
-    state: State = {}
     # Its objects may lack any attribute, and have values of any type: nothing checks a pickle.
     with reading(os.path.join(path, ".metadata"), "the metadata"):
         reader = _Reader(path, allow_pickle)
         mappings = reader.metadata.planner_data or {}
         _check_lists(path, mappings)
-        for name, entry in reader.metadata.state_dict_metadata.items():
-            _private.set_element(state, mappings.get(name, (name,)), reader.value(name, entry))
+        entries = reader.metadata.state_dict_metadata.items()
+        return nested({name: reader.value(name, entry) for name, entry in entries}, mappings)
+
+
+def nested(flat: Mapping[str, Any], mappings: Mapping[str, tuple[str | int, ...]]) -> State:
+    """Return the state that DCP has flattened, with what it loses of torch's own states."""
+    state: State = {}
+    for name, value in flat.items():
+        _private.set_element(state, mappings.get(name, (name,)), value)
+    _fill_gaps(state, mappings)
+    _restore_known(state)
     return state
 
 
-def number(state: State) -> None:
-    """Give the parameters in optimizers' states their numbers back, which DCP stores as text.
+def _fill_gaps(state: State, mappings: Mapping[str, tuple[str | int, ...]]) -> None:
+    """Put a dict in each gap of a list: DCP saves every other item of a list with a dict in it."""
+    held: dict[tuple[str | int, ...], set[int]] = {}
+    for steps in mappings.values():
+        for at, step in enumerate(steps):
+            if type(step) is int:
+                held.setdefault(steps[:at], set()).add(step)
+    for steps, numbers in held.items():
+        if len(numbers) <= max(numbers):
+            found: Any = state
+            for step in steps:
+                found = found[step]
+            for gap in {*range(max(numbers))} - numbers:
+                found[gap] = {}
 
-    ``Optimizer.load_state_dict`` would ignore state under the text, and begin anew.
+
+def _restore_known(state: Any) -> None:
+    """Give back what DCP loses of the states of torch's optimizers and schedulers.
+
+    It stores the numbers of an optimizer's parameters and a MultiStepLR's milestones as text:
+    ``load_state_dict`` would ignore the state, and lower the rate no more. It drops an empty
+    ``state``, without which ``load_state_dict`` fails.
     """
-    for part in _cycles.reached(state, _dicts_in):
-        groups, held = part.get("param_groups"), part.get("state")
-        if isinstance(groups, list) and isinstance(held, dict):
-            lists = [one.get("params") for one in groups if isinstance(one, dict)]
-            numbers = {n for one in lists if isinstance(one, list) for n in one if type(n) is int}
-            if numbers and all(str(key).isdecimal() and int(key) in numbers for key in held):
-                part["state"] = {int(key): one for key, one in held.items()}
+    for part in _cycles.reached(state, _inside):
+        if not isinstance(part, dict):
+            continue
+        _number_optimizer(part)
+        milestones = part.get("milestones")
+        if isinstance(milestones, dict) and {"gamma", "last_epoch"} <= part.keys():
+            counted = {number_of(key): n for key, n in milestones.items()}
+            if None not in counted and all(type(n) is int for n in counted.values()):
+                part["milestones"] = collections.Counter(counted)
 
 
-def _dicts_in(part: State) -> list[State]:
-    return [one for one in part.values() if isinstance(one, dict)]
+def _inside(part: Any) -> list[Any]:
+    inside = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    return [one for one in inside if isinstance(one, dict | list)]
+
+
+def _number_optimizer(state: State) -> None:
+    groups, held = state.get("param_groups"), state.get("state", {})
+    if not isinstance(groups, list) or not isinstance(held, dict):
+        return
+    lists = [one.get("params") for one in groups if isinstance(one, dict)]
+    if "state" not in state and lists and all(isinstance(one, list) for one in lists):
+        rest = dict(state)
+        state.clear()
+        state.update(state={}, **rest)
+    numbers = {n for one in lists if isinstance(one, list) for n in one if type(n) is int}
+    numbered = {number_of(key): one for key, one in held.items()}
+    if numbers and numbered.keys() <= numbers:
+        state["state"] = numbered
 
 
 def _check_lists(path: str, mappings: Mapping[str, tuple[str | int, ...]]) -> None:

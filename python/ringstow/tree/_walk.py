@@ -14,7 +14,7 @@ from ringstow._native import Leaf as Leaf
 
 # The tags whose body is the name of an entry of the manifest.
 STORED = ("$tensor", "$ndarray", "$object")
-_DICTS = (dict, collections.OrderedDict, collections.defaultdict)
+DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 _LISTS = (list, tuple, collections.deque)
 
 Path = tuple[object, ...]
@@ -101,7 +101,7 @@ def rebuild(node: Any, path: Path, make: Make, is_leaf: Callable[[Any], bool] | 
     kind = type(node)
     if kind is Leaf or (is_leaf is not None and kind is not Box and is_leaf(node)):
         return make(node, path)
-    if kind in _DICTS:
+    if kind in DICTS:
         return _rebuild_dict(node, path, make, is_leaf)
     if kind in _LISTS or kind is Box:
         # A loop, not a comprehension, which would be one more frame on the way down.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import collections
 import json
+from collections import Counter, OrderedDict, defaultdict
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import assert_same
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -21,8 +23,12 @@ from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
 import ringstow
 from ringstow.dcp import _copies, _targets
+from ringstow.dcp._containers import containers_of, joined
 from ringstow.dcp._errors import picklable, survives
 from ringstow.dcp._metadata import Contents, Entry, tree_of
+from ringstow.tree import _build
+from ringstow.tree._skeleton import parse
+from ringstow.tree._walk import rebuild
 
 T = TensorStorageMetadata(TensorProperties(), torch.Size([1]), [])
 OBJECT = BytesStorageMetadata()
@@ -43,7 +49,7 @@ def test_tree_nests_as_the_default_planner_flattened():
     paths["d.$x"] = ("d", "$x")
     assert tree(state, paths) == {
         "a": {"b": {"$tensor": "a.b"}, "0": {"$object": "a.0"}},
-        "l": [{"$tensor": "l.0"}, None, {"$object": "l.2"}],
+        "l": [{"$tensor": "l.0"}, {}, {"$object": "l.2"}],
         "d": {"$dict": [["$x", {"$tensor": "d.$x"}]]},
     }
 
@@ -91,6 +97,45 @@ def test_planner_data_survives_the_tree(state):
     text = tree_of(Metadata(dict.fromkeys(flat, OBJECT), planner_data=paths))
     found = contents(flat, text)
     assert found.metadata().planner_data == paths
+
+
+ITEM_KEYS = KEYS | st.integers(-3, 3) | st.booleans() | st.none() | st.tuples(st.integers(0, 2))
+CONTAINERS = st.dictionaries(
+    KEYS,
+    st.recursive(
+        st.integers(),
+        lambda inner: (
+            st.builds(
+                lambda make, items: make(items),
+                st.sampled_from([dict, OrderedDict, lambda items: defaultdict(list, items)]),
+                st.dictionaries(ITEM_KEYS, inner, max_size=3),
+            )
+            | st.builds(
+                Counter, st.dictionaries(st.integers(-3, 3) | KEYS, st.integers(), max_size=3)
+            )
+            | st.lists(inner, max_size=3)
+        ),
+        max_leaves=12,
+    ),
+    max_size=4,
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(CONTAINERS)
+def test_the_tree_has_every_container_that_dcp_has_flattened(state):
+    try:
+        flat, paths = flatten_state_dict(state)
+    except ValueError:
+        return  # torch refuses two keys with the same text
+    notes = containers_of(state, with_metadata=True)
+    text = tree_of(Metadata(dict.fromkeys(flat, OBJECT), planner_data=paths), joined([notes, {}]))
+    builder = _build.Builder(_build.Contents("/c", {}.get), {})
+
+    def made(leaf, path):
+        return flat[leaf.body] if leaf.tag == "$object" else builder.make(leaf, path)
+
+    assert_same(rebuild(parse(text, "/c"), (), made), state)
 
 
 def test_tied_tensors_are_one_entry_under_two_names():
