@@ -240,7 +240,7 @@ class Settings(dict):
         collections.defaultdict(lambda: 1, {"a": 1}),
         collections.Counter({(1, 2): 1}),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_other_mappings_are_named_when_saved_and_come_back_as_dicts(value, tmp_path, caplog):
     ringstow.dcp._containers._warned.clear()
