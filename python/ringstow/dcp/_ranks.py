@@ -205,7 +205,7 @@ class Ranks:
         if not isinstance(into, dict):
             error = InvalidStateError(
                 "several ranks restore into a state dict, which says which shards each of them "
-                "has: restore(into={'model': ...}) with the state dict of a new model and optimizer"
+                "has: restore(into={'model': model, 'optimizer': optimizer})"
             )
         agree(error, self._group)
 
@@ -254,7 +254,7 @@ class Ranks:
 
     def _reader(self, path: str, tiers: Sequence[str]) -> StorageReader | OthersReader:
         """Return what reads a checkpoint: of ringstow's, or a directory of torch's own."""
-        kind = self.first(lambda: None if _is_ours(path) else foreign.kind_of(path))
+        kind = self.first(lambda: None if is_ours(path) else foreign.kind_of(path))
         if kind is None:
             config = with_tiers(self._config, tiers)
             return StorageReader(config=config, allow_pickle=self._allow_pickle)
@@ -291,7 +291,8 @@ def _is_damage(error: BaseException) -> bool:
     return any(is_damage(one) for one in (error, error.__cause__) if one is not None)
 
 
-def _is_ours(path: str) -> bool:
+def is_ours(path: str) -> bool:
+    """Return whether a directory is a checkpoint of ringstow's."""
     return any(
         os.path.exists(os.path.join(one, _paths.MANIFEST))
         for one in (path, _paths.of_rank(path, 0))

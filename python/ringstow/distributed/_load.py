@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ringstow import _arguments, _late, _load, _merge, _native, _nearest, _outcomes
+from ringstow import _arguments, _late, _load, _merge, _native, _nearest, _outcomes, foreign
 from ringstow._arguments import StrPath, directory_to_read, object_url, to_read
 from ringstow._config import Config, given, native_json, with_tiers, without_tiers
 from ringstow._errors import ReplacedCheckpointError
@@ -386,13 +386,7 @@ class _Load:
         error: BaseException | None = None
         settings = settings if self._needs is None else self._needs.room.config
         try:
-            checkpoint = _late.opened(
-                self._path,
-                lambda: _native.Checkpoint(
-                    self._path, settings, copies=self._copies, verify=verify
-                ),
-            )
-            self._stamp = checkpoint.stamp
+            checkpoint = self._opened(settings, verify=verify, allow_pickle=allow_pickle)
             report = _merge.load_into(
                 state,
                 self._path,
@@ -416,10 +410,24 @@ class _Load:
         assert report is not None
         return report
 
-    def _fetching(self, checkpoint: _native.Checkpoint) -> _merge.Fetch | None:
+    def _opened(
+        self, settings: str, *, verify: bool, allow_pickle: bool
+    ) -> _native.Checkpoint | foreign.Foreign:
+        """Open the checkpoint; DCP's own writer may have left it."""
+        others = foreign.opened(self._path, verify=verify, allow_pickle=allow_pickle)
+        if others is not None:
+            return others
+        checkpoint = _late.opened(
+            self._path,
+            lambda: _native.Checkpoint(self._path, settings, copies=self._copies, verify=verify),
+        )
+        self._stamp = checkpoint.stamp
+        return checkpoint
+
+    def _fetching(self, checkpoint: _native.Checkpoint | foreign.Foreign) -> _merge.Fetch | None:
         """Return what fetches tensors and boxes from other nodes, if these share no directory."""
         needs = self._needs
-        if needs is None:
+        if needs is None or isinstance(checkpoint, foreign.Foreign):
             return None
 
         def fetch(names: list[str], boxes: list[_merge.NamedBox]) -> None:

@@ -1,7 +1,6 @@
 """How several ranks save and load for a `CheckpointManager`: without a planner.
 
-What PyTorch's own writer has left, and what ranks have saved each by itself, loads by
-torch.distributed.checkpoint.
+What ranks have saved each by itself loads by torch.distributed.checkpoint.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ringstow import foreign
 from ringstow._alone import Attempt
 from ringstow._arguments import object_url
 from ringstow._config import with_tiers
@@ -120,6 +120,10 @@ class Ranks(_ranks.Ranks):
         return self._attempt(found.path, into, error)
 
     def _is_ours(self, path: str) -> bool:
-        """Whether the ranks load it without DCP's planner."""
-        manifest = os.path.join(path, _paths.MANIFEST)
-        return object_url(path) is not None or self.first(lambda: os.path.exists(manifest))
+        """Whether the ranks load it without DCP's planner: also what DCP's own writer left."""
+
+        def look() -> bool:
+            is_here = os.path.exists(os.path.join(path, _paths.MANIFEST))
+            return is_here or (not _ranks.is_ours(path) and foreign.kind_of(path) == "dcp")
+
+        return object_url(path) is not None or self.first(look)

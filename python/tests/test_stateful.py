@@ -1,0 +1,383 @@
+"""Objects in a state: modules, optimizers, schedulers and others go in and out by themselves."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+import random
+import types
+
+import numpy as np
+import pytest
+import torch
+
+import ringstow
+
+WAYS = ["save", "save_async", "manager"]
+
+
+def training(seed=0, optimizer=torch.optim.AdamW, **options):
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 2))
+    made = optimizer(model.parameters(), **{"lr": 0.1, **options})
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(made, [2, 5], gamma=0.5)
+    return {"model": model, "optimizer": made, "scheduler": scheduler}
+
+
+def steps(state, first, last):
+    for number in range(first, last):
+        batch = torch.randn(6, 4, generator=torch.Generator().manual_seed(number))
+        state["optimizer"].zero_grad()
+        state["model"](batch).square().mean().backward()
+        state["optimizer"].step()
+        state["scheduler"].step()
+
+
+def learned(state):
+    model, optimizer, scheduler = state["model"], state["optimizer"], state["scheduler"]
+    found = [*model.state_dict().values()]
+    for parameter in model.parameters():
+        held = optimizer.state.get(parameter, {})
+        found += [held[name] for name in sorted(held) if torch.is_tensor(held[name])]
+    found += [torch.as_tensor(group["lr"]) for group in optimizer.param_groups]
+    return [*found, torch.tensor([scheduler.last_epoch, *scheduler.get_last_lr()])]
+
+
+def assert_alike(one, other):
+    for here, there in zip(learned(one), learned(other), strict=True):
+        assert torch.equal(here, there)
+
+
+def store(way, state, path):
+    if way == "save":
+        ringstow.save(state, path)
+    elif way == "save_async":
+        ringstow.save_async(state, path).result()
+    else:
+        with ringstow.CheckpointManager(path.parent) as manager:
+            manager.save(3, state)
+
+
+def fill(way, state, path):
+    if way == "manager":
+        with ringstow.CheckpointManager(path.parent) as manager:
+            return manager.restore(into=state)
+    return ringstow.load_into(state, path)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_objects_are_saved_and_filled_where_they_are(tmp_path, way):
+    path = tmp_path / "run" / "step-3"
+    whole = training()
+    steps(whole, 0, 3)
+    store(way, whole, path)
+    steps(whole, 3, 6)
+    again = training(seed=1)
+    objects = dict(again)
+    fill(way, again, path)
+    assert all(again[key] is objects[key] for key in objects)
+    steps(again, 3, 6)
+    assert_alike(whole, again)
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "SGD", "Adagrad", "NAdam", "LBFGS", "Adafactor"])
+def test_an_optimizer_that_has_not_stepped_is_filled(tmp_path, optimizer):
+    kind = getattr(torch.optim, optimizer)
+    whole = training(optimizer=kind)
+    closure = {"LBFGS": lambda: whole["model"](torch.ones(3, 4)).square().mean()}
+
+    def step(state):
+        state["optimizer"].zero_grad()
+        state["model"](torch.ones(3, 4)).square().mean().backward()
+        state["optimizer"].step(*filter(None, [closure.get(optimizer)]))
+
+    step(whole)
+    ringstow.save(whole, tmp_path / "a")
+    again = training(seed=1, optimizer=kind)
+    ringstow.load_into(again, tmp_path / "a")
+    assert_alike(whole, again)
+
+
+def test_a_new_optimizers_state_dict_is_filled_in(tmp_path):
+    whole = training()
+    steps(whole, 0, 3)
+    ringstow.save({key: one.state_dict() for key, one in whole.items()}, tmp_path / "a")
+    again = training(seed=1)
+    state = {key: one.state_dict() for key, one in again.items()}
+    ringstow.load_into(state, tmp_path / "a")
+    for key, one in again.items():
+        one.load_state_dict(state[key])
+    assert_alike(whole, again)
+
+
+@pytest.mark.parametrize("saved", ["objects", "dicts"])
+def test_what_one_form_saves_the_other_loads(tmp_path, saved):
+    whole = training()
+    steps(whole, 0, 3)
+    dicts = {key: one.state_dict() for key, one in whole.items()}
+    ringstow.save(whole if saved == "objects" else dicts, tmp_path / "a")
+    again = training(seed=1)
+    if saved == "dicts":
+        ringstow.load_into(again, tmp_path / "a")
+    else:
+        state = {key: one.state_dict() for key, one in again.items()}
+        ringstow.load_into(state, tmp_path / "a")
+        assert state["optimizer"]["param_groups"][0]["params"] == [*range(6)]
+        for key, one in again.items():
+            one.load_state_dict(state[key])
+    assert_alike(whole, again)
+
+
+def test_what_load_returns_of_objects_is_what_their_load_state_dict_takes(tmp_path):
+    whole, again = training(), training(seed=1)
+    steps(whole, 0, 3)
+    ringstow.save(whole, tmp_path / "a")
+    loaded = ringstow.load(tmp_path / "a")
+    assert loaded["optimizer"]["param_groups"][0]["params"][0] == "0.weight"
+    for key, one in again.items():
+        one.load_state_dict(loaded[key])
+    assert_alike(whole, again)
+
+
+def test_an_optimizer_goes_by_the_names_of_its_parameters(tmp_path):
+    whole = training()
+    steps(whole, 0, 2)
+    ringstow.save(whole, tmp_path / "a")
+    again = training(seed=1)
+    parameters = [*again["model"].parameters()]
+    again["optimizer"] = torch.optim.AdamW(parameters[::-1], lr=0.3)
+    again["scheduler"] = torch.optim.lr_scheduler.MultiStepLR(again["optimizer"], [2, 5])
+    ringstow.load_into(again, tmp_path / "a")
+    assert_alike(whole, again)
+
+
+def test_an_optimizer_without_its_model_goes_by_numbers(tmp_path):
+    whole, again = training(), training(seed=1)
+    steps(whole, 0, 2)
+    ringstow.save({"optimizer": whole["optimizer"]}, tmp_path / "a")
+    assert [*ringstow.load(tmp_path / "a")["optimizer"]["state"]] == [*range(6)]
+    ringstow.load_into({"optimizer": again["optimizer"]}, tmp_path / "a")
+    state = again["optimizer"].state_dict()["state"]
+    assert torch.equal(state[0]["exp_avg"], whole["optimizer"].state_dict()["state"][0]["exp_avg"])
+
+
+def test_two_models_of_one_optimizer_give_their_names_in_the_state(tmp_path):
+    left, right = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([*left.parameters(), *right.parameters()], lr=0.1, momentum=0.9)
+    (left(torch.ones(1, 2)) + right(torch.ones(1, 2))).sum().backward()
+    optimizer.step()
+    ringstow.save({"left": left, "right": right, "optimizer": optimizer}, tmp_path / "a")
+    names = ringstow.load(tmp_path / "a")["optimizer"]["param_groups"][0]["params"]
+    assert names == ["left.weight", "left.bias", "right.weight", "right.bias"]
+
+
+@pytest.mark.parametrize("wrap", ["compiled", "data parallel", "checkpointed", "none"])
+def test_a_model_has_the_same_names_in_each_wrapper(tmp_path, wrap):
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    plain = training()
+    steps(plain, 0, 2)
+    again = training(seed=1)
+    inner = again["model"]
+    wraps = {
+        "compiled": lambda: torch.compile(inner, backend="eager"),
+        "data parallel": lambda: torch.nn.DataParallel(inner),
+        "checkpointed": lambda: checkpoint_wrapper(inner),
+        "none": lambda: inner,
+    }
+    again["model"] = wraps[wrap]()
+    ringstow.save(plain, tmp_path / "plain")
+    ringstow.load_into(again, tmp_path / "plain")
+    assert_alike(plain, {**again, "model": inner})
+    steps(again, 2, 3)
+    ringstow.save(again, tmp_path / "wrapped")
+    ringstow.load_into(plain, tmp_path / "wrapped")
+    assert_alike(plain, {**again, "model": inner})
+
+
+def test_a_model_takes_the_names_that_an_earlier_version_kept(tmp_path):
+    whole = training()
+    steps(whole, 0, 1)
+    wrapped = torch.nn.DataParallel(whole["model"]).state_dict()
+    assert all(name.startswith("module.") for name in wrapped)
+    ringstow.save({"model": wrapped}, tmp_path / "a")
+    again = training(seed=1)["model"]
+    ringstow.load_into({"model": again}, tmp_path / "a")
+    assert torch.equal(again[0].weight, whole["model"][0].weight)
+
+
+class Average:
+    """An object of a program's own, with tensors and values."""
+
+    def __init__(self, value):
+        self.kept = {"mean": torch.full((3,), float(value)), "count": value}
+
+    def state_dict(self):
+        return self.kept
+
+    def load_state_dict(self, state):
+        self.kept = state
+
+
+@dataclasses.dataclass
+class Bundle:
+    average: Average
+    number: int
+
+
+def test_objects_are_found_in_lists_tuples_and_fields(tmp_path):
+    def state(value):
+        return {
+            "list": [Average(value), {"deep": Average(value + 1)}],
+            "tuple": (Average(value + 2),),
+            "fields": Bundle(Average(value + 3), value),
+            3: collections.OrderedDict(x=Average(value + 4)),
+        }
+
+    ringstow.save(state(1), tmp_path / "a")
+    into = state(10)
+    objects = [into["list"][0], into["list"][1]["deep"], into["tuple"][0], into["fields"].average]
+    objects.append(into[3]["x"])
+    ringstow.load_into(into, tmp_path / "a")
+    assert [one.kept["count"] for one in objects] == [1, 2, 3, 4, 5]
+    assert [one.kept["mean"][0].item() for one in objects] == [1, 2, 3, 4, 5]
+    assert into["list"][0] is objects[0]
+    assert into["fields"].number == 1
+
+
+def test_an_object_that_is_twice_in_a_state_is_saved_once_and_filled(tmp_path):
+    model = torch.nn.Linear(3, 3)
+    ringstow.save({"model": model, "again": model}, tmp_path / "a")
+    other = torch.nn.Linear(3, 3)
+    ringstow.load_into({"model": other, "again": other}, tmp_path / "a")
+    assert torch.equal(model.weight, other.weight)
+
+
+def test_an_objects_failure_names_its_key(tmp_path):
+    class Broken(Average):
+        def load_state_dict(self, state):
+            raise RuntimeError("no")
+
+    ringstow.save({"a": {"b": Average(1)}}, tmp_path / "a")
+    with pytest.raises(RuntimeError, match="no") as caught:
+        ringstow.load_into({"a": {"b": Broken(1)}}, tmp_path / "a")
+    assert caught.value.__notes__ == ["raised by load_state_dict() of a['b']"]
+
+    class Silent(Average):
+        def state_dict(self):
+            raise RuntimeError("never")
+
+    with pytest.raises(RuntimeError) as caught:
+        ringstow.save({"a": [Silent(1)]}, tmp_path / "b")
+    assert caught.value.__notes__ == ["raised by state_dict() of a[0]"]
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_class_is_no_object_with_a_state(tmp_path):
+    with pytest.raises(ringstow.InvalidStateError, match=r"model is a type"):
+        ringstow.save({"model": torch.nn.Linear}, tmp_path / "a")
+
+
+def test_another_model_changes_nothing_and_names_each_difference(tmp_path):
+    ringstow.save(training(), tmp_path / "a")
+    other = training()
+    other["model"] = torch.nn.Sequential(torch.nn.Linear(4, 7), torch.nn.Linear(7, 2))
+    other["optimizer"] = torch.optim.AdamW(other["model"].parameters(), lr=0.1)
+    before = [one.clone() for one in other["model"].state_dict().values()]
+    with pytest.raises(ringstow.KeyMismatchError) as caught:
+        ringstow.load_into(other, tmp_path / "a")
+    assert "model.0.weight is F32 [7, 4] here and F32 [5, 4] in the checkpoint" in str(caught.value)
+    for one, was in zip(other["model"].state_dict().values(), before, strict=True):
+        assert torch.equal(one, was)
+
+
+def test_a_model_with_a_new_layer_keeps_what_it_has_there_without_strict(tmp_path):
+    whole = training()
+    steps(whole, 0, 2)
+    ringstow.save(whole, tmp_path / "a")
+    model = torch.nn.Sequential(*training(seed=1)["model"], torch.nn.Linear(2, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    state = {"model": model, "optimizer": optimizer}
+    with pytest.raises(ringstow.KeyMismatchError, match=r"model.3.weight"):
+        ringstow.load_into(dict(state), tmp_path / "a")
+    report = ringstow.load_into(state, tmp_path / "a", strict=False)
+    assert {"model.3.weight", "model.3.bias"} <= set(report.missing)
+    assert torch.equal(model[0].weight, whole["model"][0].weight)
+    assert len(optimizer.state) == 6
+    assert not optimizer.state.get(model[3].weight)
+
+
+def test_an_optimizer_that_has_stepped_goes_back_to_one_that_had_not(tmp_path):
+    ringstow.save(training(), tmp_path / "a")
+    state = training()
+    steps(state, 0, 2)
+    ringstow.load_into(state, tmp_path / "a")
+    assert_alike(state, training())
+
+
+def test_frozen_parameters_have_no_state_of_an_optimizer(tmp_path):
+    whole = training()
+    whole["model"][0].requires_grad_(False)
+    steps(whole, 0, 2)
+    ringstow.save(whole, tmp_path / "a")
+    again = training(seed=1)
+    ringstow.load_into(again, tmp_path / "a")
+    assert_alike(whole, again)
+
+
+def test_slim_drops_the_state_of_an_optimizer_that_was_saved_as_an_object(tmp_path):
+    state = training()
+    steps(state, 0, 1)
+    ringstow.save(state, tmp_path / "a", apart=["optimizer"])
+    ringstow.slim(tmp_path / "a", drop=["optimizer"])
+    assert [*ringstow.load(tmp_path / "a")] == ["model", "scheduler"]
+    with pytest.raises(ringstow.InvalidStateError, match=r"nothing named 'optimiser'"):
+        ringstow.save(state, tmp_path / "b", apart=["optimiser"])
+
+
+def test_random_numbers_go_on_where_they_were(tmp_path):
+    rng = ringstow.RngState()
+
+    def draw():
+        return random.random(), np.random.rand(), torch.rand(3).tolist()
+
+    draw()
+    ringstow.save({"rng": rng}, tmp_path / "a")
+    wanted = draw()
+    draw()
+    ringstow.load_into({"rng": ringstow.RngState()}, tmp_path / "a")
+    assert draw() == wanted
+
+
+def test_a_per_rank_value_is_rank_0s_in_one_process(tmp_path):
+    ringstow.save({"position": ringstow.PerRank({"at": 7})}, tmp_path / "a")
+    assert ringstow.load(tmp_path / "a") == {"position": {"0": {"at": 7}}}
+    state = {"position": ringstow.PerRank({"at": 0})}
+    ringstow.load_into(state, tmp_path / "a")
+    assert state["position"].value == {"at": 7}
+
+
+def test_one_process_that_is_none_of_the_ranks_with_a_state_keeps_its_own(tmp_path, caplog):
+    ringstow.save({"loader": {"rank 1": {"at": 1}, "rank 2": {"at": 2}}}, tmp_path / "a")
+    loader = Average(5)
+    with caplog.at_level(logging.WARNING, logger="ringstow"):
+        ringstow.load_into({"loader": loader}, tmp_path / "a")
+    assert loader.kept["count"] == 5
+    assert "so rank 0 keeps its own: loader (saved by 2 ranks)" in caplog.text
+
+
+def test_a_state_that_was_never_committed_starts_the_same_training(tmp_path):
+    state = training()
+    before = [one.clone() for one in learned(state)]
+    with ringstow.CheckpointManager(tmp_path / "run") as manager:
+        assert manager.restore(into=state) is None
+    for one, was in zip(learned(state), before, strict=True):
+        assert torch.equal(one, was)
+    assert not state["optimizer"].state
+
+
+def test_a_namespace_of_functions_is_no_object_with_a_state(tmp_path):
+    state = {"x": types.SimpleNamespace(state_dict=1, load_state_dict=2)}
+    ringstow.save(state, tmp_path / "a")
+    assert ringstow.load(tmp_path / "a") == state
