@@ -1,7 +1,7 @@
 """Run the Python snippets of one page in a temporary directory: ``python snippets.py PAGE``.
 
 The snippets of a page run in order and share their names. A page starts with a trainer's names:
-``model``, ``optimizer``, ``state``, ``step``, ``path``.
+``model``, ``optimizer``, ``scheduler``, ``state``, ``step``, ``steps``, ``path``.
 """
 
 from __future__ import annotations
@@ -59,8 +59,10 @@ def trainer(root: Path) -> dict[str, object]:
         "path": str(root / "elsewhere" / "step-1"),
         "process_group": dist.group.WORLD,
         "ringstow": ringstow,
+        "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 10),
         "state": state,
         "step": 1000,
+        "steps": 4,
         "torch": torch,
     }
 

@@ -50,10 +50,12 @@ import torch
 import ringstow
 model: torch.nn.Module
 optimizer: torch.optim.Optimizer
+scheduler: torch.optim.lr_scheduler.LRScheduler
 batch: torch.Tensor
 batches: list[torch.Tensor]
 state: dict[str, Any]
 step: int
+steps: int
 path: str
 """
 

@@ -19,7 +19,9 @@ WAYS = ["save", "save_async", "manager"]
 
 def training(seed=0, optimizer=torch.optim.AdamW, **options):
     torch.manual_seed(seed)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 2))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 2)
+    )
     made = optimizer(model.parameters(), **{"lr": 0.1, **options})
     scheduler = torch.optim.lr_scheduler.MultiStepLR(made, [2, 5], gamma=0.5)
     return {"model": model, "optimizer": made, "scheduler": scheduler}

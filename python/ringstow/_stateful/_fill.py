@@ -228,10 +228,13 @@ class Layouts:
 
     @functools.cached_property
     def _optimizers(self) -> list[list[list[Any]]]:
-        """The groups of parameters of all optimizers of this process."""
+        """The groups of parameters of this process's optimizers; those of the state, if any are."""
         kind = imported("torch").optim.Optimizer
         found = [one for one in gc.get_objects() if issubclass(type(one), kind)]
-        return [[list(group[PARAMS]) for group in one.param_groups] for one in found]
+        groups = [[list(group[PARAMS]) for group in one.param_groups] for one in found]
+        here = {_address(one) for one in self._named.values()} | {None}
+        ours = [one for one in groups if all(_address(p) in here for group in one for p in group)]
+        return ours or groups
 
     def of(self, state: dict[str, Any]) -> Like:
         """Return what makes new tensors for the parameters of an optimizer's state dict."""
@@ -262,8 +265,16 @@ class Layouts:
         return _new_like(alike[0], stored, where)
 
 
+def _address(tensor: Any) -> int | None:
+    """Return where this rank's elements of a DTensor are; None if it has none, or is no DTensor."""
+    if not hasattr(tensor, "to_local"):
+        return None
+    local = tensor.to_local()
+    return local.data_ptr() if local.numel() else None
+
+
 def _layout(tensor: Any) -> object:
-    if _shards.is_sharded(tensor) or hasattr(tensor, "placements"):
+    if hasattr(tensor, "placements"):
         return (tensor.device_mesh, tensor.placements)
     return None
 

@@ -1,0 +1,132 @@
+"""Objects in the state of several ranks: what each rank has of its own, and what all have."""
+
+from __future__ import annotations
+
+import logging
+import random
+
+import torch
+
+import ringstow
+import ringstow.distributed
+
+
+class Loader:
+    """A loader of data, which is somewhere else on each rank."""
+
+    def __init__(self, at, extra=None):
+        self.state = {"at": at, "extra": extra}
+
+    def state_dict(self):
+        return dict(self.state)
+
+    def load_state_dict(self, state):
+        self.state = state
+
+
+def save_loaders(rank, path):
+    state = {
+        "loader": Loader(rank * 10),
+        "alike": Loader(5, torch.ones(3)),
+        "rng": ringstow.RngState(),
+    }
+    random.seed(rank)
+    torch.manual_seed(rank)
+    ringstow.distributed.save(state, path)
+    return random.random(), torch.rand(2).tolist()
+
+
+def load_loaders(rank, path):
+    said = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("ringstow").addHandler(handler)
+    state = {"loader": Loader(-1), "alike": Loader(-1), "rng": ringstow.RngState()}
+    random.seed(77)
+    torch.manual_seed(77)
+    try:
+        ringstow.distributed.load_into(state, path)
+    finally:
+        logging.getLogger("ringstow").removeHandler(handler)
+    alike = state["alike"].state
+    drawn = (random.random(), torch.rand(2).tolist())
+    return state["loader"].state["at"], alike["at"], alike["extra"].tolist(), drawn, said
+
+
+def test_each_rank_gets_its_own_state_of_a_loader_and_of_the_random_numbers(ranks, tmp_path):
+    drawn = ranks(2).run(save_loaders, tmp_path / "a")
+    assert drawn[0] != drawn[1]
+    loaded = ranks(2).run(load_loaders, tmp_path / "a")
+    assert [one[0] for one in loaded] == [0, 10]
+    assert [one[3] for one in loaded] == drawn
+    assert all(one[4] == [] for one in loaded)
+
+
+def test_more_ranks_keep_what_differs_and_say_so_and_get_what_is_alike(ranks, tmp_path):
+    ranks(2).run(save_loaders, tmp_path / "a")
+    loaded = ranks(3).run(load_loaders, tmp_path / "a")
+    assert [one[0] for one in loaded] == [0, 10, -1]
+    assert [one[1:3] for one in loaded] == [(5, [1, 1, 1])] * 3
+    (said,) = loaded[2][4]
+    assert "so rank 2 keeps its own: loader (saved by 2 ranks), rng (saved by 2 ranks)" in said
+
+
+def test_one_process_gets_rank_0s_without_a_group_and_saves_it(ranks, tmp_path):
+    ranks(2).run(save_loaders, tmp_path / "a")
+    state = {"loader": Loader(-1), "alike": Loader(-1), "rng": ringstow.RngState()}
+    ringstow.load_into(state, tmp_path / "a")
+    assert state["loader"].state["at"] == 0
+    assert state["alike"].state["at"] == 5
+    ringstow.save(state, tmp_path / "b")
+    assert ringstow.load(tmp_path / "b")["loader"] == {"at": 0, "extra": None}
+
+
+def fail_on_one(rank, path):
+    class Broken(Loader):
+        def state_dict(self):
+            raise RuntimeError("no state")
+
+    said = []
+    for act in (ringstow.distributed.save, ringstow.distributed.load_into):
+        try:
+            act({"x": Broken(1) if rank else Loader(1)}, path)
+        except Exception as error:
+            said.append(str(error))
+    return said
+
+
+def test_a_rank_whose_object_has_no_state_fails_all(ranks, tmp_path):
+    ringstow.save({"x": Loader(1)}, tmp_path / "a")
+    for rank, said in enumerate(ranks(2).run(fail_on_one, tmp_path / "a")):
+        assert len(said) == 2
+        assert all("no state" in text for text in said), (rank, said)
+    assert ringstow.load(tmp_path / "a") == {"x": {"at": 1, "extra": None}}
+
+
+def sharded_on_one(rank, path):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = torch.nn.Linear(4, 2)
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    state = {"model": model.state_dict(), "optimizer": optimizer}
+    with ringstow.CheckpointManager(path) as manager:
+        manager.save(1, state)
+    ringstow.save({"model": model}, path.parent / "plain")
+    weight = model.weight.to_local().detach().clone()
+    with torch.no_grad():
+        model.weight.to_local().zero_()
+    with ringstow.CheckpointManager(path) as manager:
+        manager.restore(into={"model": model, "optimizer": optimizer})
+    return torch.equal(model.weight.to_local(), weight)
+
+
+def test_one_rank_saves_and_restores_a_sharded_model_as_one_process_does(ranks, tmp_path):
+    assert ranks(1).run(sharded_on_one, tmp_path / "run") == [True]
+    loaded = ringstow.load(tmp_path / "plain")["model"]["weight"]
+    assert type(loaded) is torch.Tensor
+    saved = ringstow.load(tmp_path / "run" / "step-00000001")["model"]["weight"]
+    assert torch.equal(loaded, saved)
