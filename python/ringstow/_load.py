@@ -13,7 +13,6 @@ from ringstow import (
     _arguments,
     _late,
     _lines,
-    _merge,
     _native,
     _nearest,
     _outcomes,
@@ -25,6 +24,8 @@ from ringstow._arguments import StrPath
 from ringstow._collector import collector_paused
 from ringstow._config import Config, native_json
 from ringstow._errors import ReplacedCheckpointError
+from ringstow._loading import _into
+from ringstow._loading._names import Names, part_of, skeleton_of
 from ringstow._progress import Progress
 from ringstow.tensors import _cuda, _torch
 from ringstow.tensors._memory import Stored
@@ -236,9 +237,9 @@ def _load(
 ) -> tuple[dict[Any, Any], LoadReport]:
     """Load the selected leaves of a checkpoint; the report says what is damaged."""
     if prefix or names is not None:
-        skeleton = _merge.part_of(checkpoint, where, prefix, names)
+        skeleton = part_of(checkpoint, where, prefix, names)
     else:
-        skeleton = _merge.skeleton_of(checkpoint, where)
+        skeleton = skeleton_of(checkpoint, where)
     if isinstance(checkpoint, foreign.Foreign) and checkpoint.has_text_keys:
         _tell_numbers(where, skeleton)
     damaged = _salvage.find(checkpoint, skeleton) if skips else {}
@@ -382,7 +383,7 @@ def load_into(
         state_dict,
         path,
         _mismatch.LOAD_INTO,
-        _merge.Names(prefix, rename),
+        Names(prefix, rename),
         strict=strict,
         cast=cast,
         verify=verify,
@@ -396,7 +397,7 @@ def fill(
     state_dict: dict[Any, Any],
     path: StrPath | Sequence[StrPath],
     call: _mismatch.Call,
-    names: _merge.Names | None = None,
+    names: Names | None = None,
     *,
     strict: bool = True,
     cast: bool = False,
@@ -407,14 +408,14 @@ def fill(
 ) -> LoadReport:
     """Do what `load_into` does, for a call that takes what ``call`` says."""
     skips = _salvage.check_choice(on_corrupt, verify=verify)
-    names = names or _merge.Names()
+    names = names or Names()
     names.check()
     found = _find(path, config)
     where = found.path
     progress = Progress(f"loading {os.path.basename(where)}")
     with _outcomes.failing("load", where), _nearest.telling(found), progress:
         report = _while_replaced(
-            lambda: _merge.load_into(
+            lambda: _into.load_into(
                 state_dict,
                 where,
                 _opened(

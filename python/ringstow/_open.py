@@ -13,7 +13,7 @@ from ringstow._arguments import StrPath
 from ringstow._config import Config, native_json
 from ringstow._errors import KeyMismatchError, UnsupportedError
 from ringstow._load import check_framework
-from ringstow._merge import skeleton_of
+from ringstow._loading._names import skeleton_of
 from ringstow.tensors import _numpy, _torch
 from ringstow.tree import _build, _walk
 from ringstow.tree._select import missing_names

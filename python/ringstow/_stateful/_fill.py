@@ -33,7 +33,7 @@ Like = Callable[[Any, "Stored", str], Any]
 
 
 class Merge(Protocol):
-    """What plans the changes of a state; see `ringstow._merge.Merge`."""
+    """What plans the changes of a state; see `ringstow._loading._merge.Merge`."""
 
     contents: Contents
     missing: list[tuple[Path, Any]]

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan
 
 from ringstow._collector import collector_paused
-from ringstow._merge import judge
+from ringstow._loading._merge import judge
 from ringstow.dcp import _columns, _private, _travel
 from ringstow.dcp._metadata import dropped_from
 from ringstow.dcp._read_items import read_items

@@ -9,10 +9,12 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ringstow import _arguments, _late, _load, _merge, _native, _nearest, _outcomes, foreign
+from ringstow import _arguments, _late, _load, _native, _nearest, _outcomes, foreign
 from ringstow._arguments import StrPath, directory_to_read, object_url, to_read
 from ringstow._config import Config, given, native_json, with_tiers, without_tiers
 from ringstow._errors import ReplacedCheckpointError
+from ringstow._loading import _into, _merge
+from ringstow._loading._names import Names
 from ringstow._nearest import copies_of
 from ringstow._stateful._parts import Parts
 from ringstow.dcp._together import raise_first, sendable
@@ -87,7 +89,7 @@ def load_into(
             elements of the tensors are undefined on all.
         Exception: as from `ringstow.load_into`.
     """
-    names = _merge.Names(prefix, rename)
+    names = Names(prefix, rename)
     return fill(
         state_dict,
         path,
@@ -106,7 +108,7 @@ def fill(
     state_dict: dict[Any, Any],
     path: StrPath | Sequence[StrPath],
     call: Call,
-    names: _merge.Names | None = None,
+    names: Names | None = None,
     *,
     group: dist.ProcessGroup | None = None,
     strict: bool = True,
@@ -117,7 +119,7 @@ def fill(
 ) -> LoadReport:
     """Do what `load_into` does, for a call that takes what ``call`` says."""
     ranks = group_of(group)
-    names = names or _merge.Names()
+    names = names or Names()
     with ranks.turn, _outcomes.failing("load", _nearest.shown(path)):
         path, config = _named(ranks, "load_into", path, config)
         where, settings, found = _meet(ranks, "load_into", path, config, strict, names=names)
@@ -250,7 +252,7 @@ def _meet(
     path: StrPath,
     config: Config | None,
     *options: object,
-    names: _merge.Names | None = None,
+    names: Names | None = None,
 ) -> tuple[str, str, _Found | None]:
     """Return the path and the configuration, once all ranks make the same call and see the path.
 
@@ -264,7 +266,7 @@ def _meet(
     where, settings = str(path), ""
     error: BaseException | None = None
     own = _whole.Look()
-    names = names or _merge.Names()
+    names = names or Names()
     options = (*options, *names.shown())
     try:
         names.check()
@@ -346,7 +348,7 @@ class _Load:
         needs: Needs | None,
         *,
         strict: bool,
-        names: _merge.Names,
+        names: Names,
         call: Call,
     ) -> None:
         self._ranks = ranks
@@ -387,7 +389,7 @@ class _Load:
         settings = settings if self._needs is None else self._needs.room.config
         try:
             checkpoint = self._opened(settings, verify=verify, allow_pickle=allow_pickle)
-            report = _merge.load_into(
+            report = _into.load_into(
                 state,
                 self._path,
                 checkpoint,
@@ -424,13 +426,13 @@ class _Load:
         self._stamp = checkpoint.stamp
         return checkpoint
 
-    def _fetching(self, checkpoint: _native.Checkpoint | foreign.Foreign) -> _merge.Fetch | None:
+    def _fetching(self, checkpoint: _native.Checkpoint | foreign.Foreign) -> _into.Fetch | None:
         """Return what fetches tensors and boxes from other nodes, if these share no directory."""
         needs = self._needs
         if needs is None or isinstance(checkpoint, foreign.Foreign):
             return None
 
-        def fetch(names: list[str], boxes: list[_merge.NamedBox]) -> None:
+        def fetch(names: list[str], boxes: list[_into.NamedBox]) -> None:
             ranges = _native.needed(checkpoint, names, boxes)
             with _together():
                 self._say(None)  # a rank that has failed takes no part in what follows

@@ -1,48 +1,46 @@
-"""Load into an existing state dict: compare everything, then read everything, then change it."""
+"""Compares a state dict with a checkpoint, and plans what a load changes. It changes nothing."""
 
 from __future__ import annotations
 
 import collections
-import contextlib
-import dataclasses
 import functools
 import logging
-import math
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Container, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from ringstow import _boxes, _native, _ties
-from ringstow._boxes import Boxed
-from ringstow._collector import collector_paused
-from ringstow._errors import Error, InvalidStateError, KeyMismatchError
-from ringstow._salvage import find, holds_damage, marked
+from ringstow import _native
+from ringstow._loading._boxes import Boxed
+from ringstow._loading._targets import (
+    DICTS,
+    SEQUENCES,
+    can_cast,
+    has_a_place,
+    holds,
+    holds_tensors,
+    kind_there,
+    leaves,
+)
+from ringstow._loading._ties import Fill
+from ringstow._salvage import holds_damage, marked
 from ringstow._stateful import _fill
-from ringstow._stateful._kinds import is_stateful
 from ringstow._stateful._modules import ModuleState
 from ringstow._stateful._optimizers import OptimizerState, is_optimizer_state
 from ringstow._stateful._parts import OtherState, Part, Parts, are_alike, of_rank, rank_key
 from ringstow._stateful._per_rank import PerRank
-from ringstow._ties import Fill
 from ringstow.foreign import Foreign
 from ringstow.tensors import _cuda, _device_array, _numpy, _shards, _torch
 from ringstow.tensors._memory import (
     Stored,
     Target,
-    dense_strides,
     in_elements,
-    moved,
-    place_at,
 )
-from ringstow.tree import _cycles, _program, _skeleton
+from ringstow.tree import _program
 from ringstow.tree._alike import Gap
 from ringstow.tree._build import Builder, Contents, Survey
 from ringstow.tree._damaged import DamagedTensor
-from ringstow.tree._encode import encode
-from ringstow.tree._fit import fitted
-from ringstow.tree._mismatch import LOAD_INTO, Call, Filled, Mismatch
-from ringstow.tree._remedies import Refusals, Refused, kind_of, remedy, type_name
-from ringstow.tree._rename import Fitting, Rename, below
-from ringstow.tree._select import by_keys, by_prefix
+from ringstow.tree._mismatch import Call, Mismatch
+from ringstow.tree._remedies import Refused, kind_of, remedy, type_name
+from ringstow.tree._rename import Fitting, Rename
 from ringstow.tree._walk import (
     METADATA,
     Box,
@@ -57,12 +55,8 @@ from ringstow.tree._walk import (
 if TYPE_CHECKING:
     import torch
 
-    from ringstow._report import LoadReport
 
 _log = logging.getLogger("ringstow")
-_SEQUENCES = (list, tuple, collections.deque)
-_DICTS = (dict, collections.OrderedDict, collections.defaultdict)
-_PLAIN = {type(None), bool, int, float, str, *_DICTS, *_SEQUENCES, collections.Counter}
 # Builds a value from the bytes that were read.
 Make = Callable[[Builder], Any]
 NamedBox = tuple[str, tuple[int, ...], tuple[int, ...]]
@@ -138,7 +132,7 @@ class Merge:
             self.mismatched,
             self.differs,
             call,
-            lambda: _leaves(state, (), self._parts),
+            lambda: leaves(state, (), self._parts),
             self.kind_of,
             dropped,
             below,
@@ -149,7 +143,7 @@ class Merge:
         fitting = Fitting(rename, self._key, self.contents.path)
         with self.contents.keys():
             fitted = fitting.fit(state, skeleton)
-        self.unexpected += (gap for at, node in fitting.left for gap in _leaves(node, at))
+        self.unexpected += (gap for at, node in fitting.left for gap in leaves(node, at))
         return fitted
 
     def kind_of(self, value: Any) -> object:
@@ -197,16 +191,16 @@ class Merge:
             return lambda builder: collections.Counter(builder.value(node, path))
         elif isinstance(target, dict) and not is_opaque and type(target) is not collections.Counter:
             self._dict(target, node, path)
-        elif type(target) in _SEQUENCES and not is_opaque and _holds_tensors(target):
+        elif type(target) in SEQUENCES and not is_opaque and holds_tensors(target):
             return self._sequence(target, node, path)
-        elif _program.has_fields(target) and not is_opaque and _holds_tensors(target):
+        elif _program.has_fields(target) and not is_opaque and holds_tensors(target):
             return self._fields(target, node, path)
         elif is_array and not isinstance(target, DamagedTensor | None):
-            if _has_a_place(target):
-                self._differ(path, f"a value ({type_name(target)})", _kind(node))
+            if has_a_place(target):
+                self._differ(path, f"a value ({type_name(target)})", kind_there(node))
             else:
                 self._refuse(target, node, path)
-        elif not is_opaque and not _has_a_place(target):
+        elif not is_opaque and not has_a_place(target):
             self._refuse(target, node, path)
         elif not self.is_damaged(node):
             self.survey.add(node, path)
@@ -240,7 +234,7 @@ class Merge:
         """Plan what the state of an object becomes that is neither a module nor an optimizer."""
         is_apart, own = of_rank(node, self.rank)
         load = (2, path, part.load)
-        if _holds(part.state, _shards.is_sharded):
+        if holds(part.state, _shards.is_sharded):
             self.merge(part.state, own, path)
             self.loads.append(load)
             return
@@ -303,12 +297,12 @@ class Merge:
         kind: str,
     ) -> None:
         if not (isinstance(node, Leaf) and node.tag in tags):
-            return self._differ(path, kind, _kind(node))
+            return self._differ(path, kind, kind_there(node))
         target = target_of(value, path)
         if target.problem:
-            return self._differ(path, f"{target.problem}, which can't be filled,", _kind(node))
+            return self._differ(path, f"{target.problem}, which can't be filled,", kind_there(node))
         stored = self.contents.stored(node, path)
-        cast = target.value is not None and _can_cast(stored, target.dtype, target.shape)
+        cast = target.value is not None and can_cast(stored, target.dtype, target.shape)
         if not self._fits(stored, (target.dtype, target.shape), path, cast=cast):
             return None
         if stored.nbytes and node.body not in self.damaged:
@@ -331,7 +325,7 @@ class Merge:
                 self._differ(path, "a numpy array", f"a {type_name(value)}")
             else:
                 stored = Stored(code, value.shape, value.nbytes)
-                cast = _can_cast(stored, target.dtype, target.shape)
+                cast = can_cast(stored, target.dtype, target.shape)
                 self._fits(stored, (target.dtype, target.shape), path, cast=cast)
             return value
 
@@ -349,12 +343,12 @@ class Merge:
 
     def _sharded(self, tensor: Any, node: Any, path: Path) -> None:
         if not (isinstance(node, Leaf) and node.tag == "$tensor"):
-            return self._differ(path, "a sharded tensor", _kind(node))
+            return self._differ(path, "a sharded tensor", kind_there(node))
         stored = self.contents.stored(node, path)
         shape, pieces, _ = _shards.sharded(tensor, functools.partial(describe, path))
         code = _torch.code_of(tensor, describe(path))
         here = (code, in_elements(shape, code))
-        if not self._fits(stored, here, path, cast=_can_cast(stored, *here)):
+        if not self._fits(stored, here, path, cast=can_cast(stored, *here)):
             return None
         for local, offsets, _ in pieces:
             at = in_elements(offsets, code)
@@ -364,7 +358,7 @@ class Merge:
 
     def _dict(self, target: dict[Any, Any], node: Any, path: Path) -> None:
         if not isinstance(node, dict):
-            return self._differ(path, f"a {type_name(target)}", _kind(node))
+            return self._differ(path, f"a {type_name(target)}", kind_there(node))
         if _fill.differs(target, node):
             _fill.optimizer(self, target, node, path, self._layouts.of(target), new=False)
             return None
@@ -383,7 +377,7 @@ class Merge:
 
     def _sequence(self, target: Any, node: Any, path: Path) -> Make | None:
         if type(node) is not type(target):
-            self._differ(path, f"a {type_name(target)}", _kind(node))
+            self._differ(path, f"a {type_name(target)}", kind_there(node))
             return None
         makes = self._items(dict(enumerate(target)), dict(enumerate(node)), path)
         if not isinstance(target, tuple):
@@ -400,7 +394,7 @@ class Merge:
             return None
         assert here is not None
         if not isinstance(node, Box) or (node.tag, node.name) != (here.tag, here.name):
-            self._differ(path, f"a {type_name(target)}", _kind(node))
+            self._differ(path, f"a {type_name(target)}", kind_there(node))
             return None
         held = dict(here.steps())
         makes = self._items(held, dict(node.steps()), path)
@@ -417,19 +411,19 @@ class Merge:
         """Plan the changes of a container's items; return what builds those that are replaced."""
         makes: dict[Any, Make] = {}
         steps: Iterable[Any] = saved
-        if self.matches is not None and type(here) in _DICTS:
+        if self.matches is not None and type(here) in DICTS:
             steps, displaced = self.matches.take(here, saved, path)
             self._fill_displaced(displaced)
         for step in steps:
             node = saved[step]
             if step not in here:
-                self.unexpected += _leaves(node, (*path, step))
+                self.unexpected += leaves(node, (*path, step))
             elif (make := self.merge(here[step], node, (*path, step))) is not None:
                 makes[step] = make
         if not here.keys() <= saved.keys():
             for step, value in here.items():
                 if step not in saved:
-                    self.missing += _leaves(value, (*path, step), self._parts)
+                    self.missing += leaves(value, (*path, step), self._parts)
         return makes
 
     def displace(self) -> None:
@@ -478,8 +472,8 @@ class Merge:
         self.differs.add("object")
         self.mismatched.append(
             f"{flat_name(path)} is {kind_of(target)} here, {reason or 'which a load cannot fill'}, "
-            f"and {_kind(node)} in the checkpoint: put {remedy(target)} in its place, where x is "
-            "the object, and set x from it after the load"
+            f"and {kind_there(node)} in the checkpoint: put {remedy(target)} in its place, where x "
+            "is the object, and set x from it after the load"
         )
 
 
@@ -494,340 +488,3 @@ def judge(found: Mismatch, filled: list[Filled], rank: int) -> None:
     little = [number for number, one in enumerate(filled) if one.is_little()]
     if little[:1] == [rank]:
         _log.warning("%s", found.warning(filled[rank]))
-
-
-def skeleton_of(checkpoint: _native.Checkpoint | Foreign, path: str) -> dict[Any, Any]:
-    """Return the skeleton of a checkpoint: of another program's, too.
-
-    Raises:
-        Exception: as `_skeleton.parse` and `Foreign.tree_of`.
-    """
-    if isinstance(checkpoint, Foreign):
-        return checkpoint.tree
-    if checkpoint.kind == "ringstow":
-        return _skeleton.parse(checkpoint.state, path)
-    return {name: Leaf("$tensor", name) for name, *_ in checkpoint.tensors}
-
-
-def part_of(
-    checkpoint: _native.Checkpoint | Foreign,
-    path: str,
-    prefix: str | None,
-    names: list[str] | None = None,
-) -> dict[Any, Any]:
-    """Return the skeleton of the leaves below a prefix, or of those with these names.
-
-    Parses only names near the selected ones. If one is missing, it parses all names, so that the
-    error can suggest similar ones.
-
-    Raises:
-        KeyMismatchError: nothing is there.
-    """
-
-    def select(skeleton: dict[Any, Any]) -> dict[Any, Any]:
-        if names is None:
-            return by_prefix(skeleton, prefix or "", path, checkpoint.dropped)
-        return by_keys(skeleton, names, path, checkpoint.dropped)
-
-    if isinstance(checkpoint, Foreign):
-        return select(checkpoint.tree_of(prefix, names))
-    if checkpoint.kind != "ringstow":
-        return select(skeleton_of(checkpoint, path))
-    part = _skeleton.parse(checkpoint.part_of_state(prefix, names), path)
-    if part:
-        with contextlib.suppress(KeyMismatchError):
-            return select(part)
-    return select(_skeleton.parse(checkpoint.state, path))
-
-
-class Names(NamedTuple):
-    """Which part of a checkpoint is loaded, and how its names become those of the state dict."""
-
-    prefix: str | None = None
-    rename: Mapping[str, str] | None = None
-
-    def check(self) -> None:
-        """Raise TypeError or ValueError if these are not such arguments of a load."""
-        if not isinstance(self.prefix, str | None):
-            raise TypeError(f"prefix is one name, not {self.prefix!r}")
-        if self.rename is not None:
-            Rename(self.rename)
-
-    def shown(self) -> list[str]:
-        """Return those that are given, as the call has them."""
-        return [f"{name}={one!r}" for name, one in self._asdict().items() if one is not None]
-
-    def skeleton(self, checkpoint: _native.Checkpoint | Foreign, path: str) -> dict[Any, Any]:
-        """Return the skeleton of the part.
-
-        Raises:
-            KeyMismatchError: there is no such part, or it is one value.
-        """
-        if not self.prefix:
-            return skeleton_of(checkpoint, path)
-        part: dict[Any, Any] | None = below(part_of(checkpoint, path, self.prefix), self.prefix)
-        if part is None:
-            raise KeyMismatchError(
-                f"{path} has one value at {self.prefix!r}, and prefix= names a part: "
-                f"ringstow.load(path, keys=[{self.prefix!r}]) loads it",
-                path=path,
-                missing=[self.prefix],
-            )
-        return part
-
-
-_ALL = Names()
-
-
-@collector_paused()
-def load_into(
-    state: object,
-    path: str,
-    checkpoint: _native.Checkpoint | Foreign,
-    *,
-    strict: bool,
-    skips: bool,
-    allow_pickle: bool,
-    cast: bool,
-    ready: Callable[[], None] = lambda: None,
-    fetch: Fetch | None = None,
-    kind: type[Merge] = Merge,
-    parts: Parts | None = None,
-    names: Names = _ALL,
-    call: Call = LOAD_INTO,
-) -> LoadReport:
-    """Fill a state dict from the checkpoint at a path, if everything fits.
-
-    Calls ``fetch``, before the first byte is read, with the names of the tensors that are read
-    whole, and with the boxes of others.
-    Calls ``ready`` once it does, before anything changes; what that raises ends the load.
-    ``parts`` are the objects of the state, if the caller has taken their states.
-
-    Raises:
-        KeyMismatchError: lists all mismatches.
-        IncompleteCheckpointError: it is a rank checkpoint, and holds only some of a tensor.
-        InvalidStateError: the state dict is not a dict.
-        FormatError: ringstow did not write the checkpoint's tree.
-    """
-    if not isinstance(state, dict):
-        raise InvalidStateError(f"a state dict must be a dict, not {type_name(state)}")
-    from ringstow._report import LoadReport
-
-    skeleton = names.skeleton(checkpoint, path)
-    parts = Parts(state) if parts is None else parts
-    if isinstance(checkpoint, Foreign) and checkpoint.has_text_keys:
-        skeleton = fitted(skeleton, state, parts.state_of)
-    contents = Contents(path, checkpoint.tensor, allow_pickle=allow_pickle)
-    damaged = find(checkpoint, skeleton) if skips else {}
-    merge = kind(contents, checkpoint, cast=cast, damaged=damaged, state=state, parts=parts)
-    if names.rename is not None:
-        skeleton = merge.renamed(state, skeleton, Rename(names.rename))
-    with _torch.without_autograd():
-        merge.merge(state, skeleton, ())
-        merge.displace()
-    if fetch is not None:  # before anything is read, and whether it all fits or not
-        whole = [*merge.survey.names, *(fill.leaf.body for fill in merge.fills)]
-        whole += [] if merge.matches is None else merge.matches.names()
-        fetch(whole, [(box.leaf.body, box.offsets, box.shape) for box in merge.boxes])
-    merge.mismatched += _ties.differing(checkpoint, merge.fills)
-    found = merge.found(path, state, call, checkpoint.dropped, names.prefix or "")
-    merge.check(found, strict=strict)
-    ways = _split(merge.fills)
-    for fill in ways.copied:
-        merge.survey.add(fill.leaf)
-    targets = [(fill.leaf.body, fill.target.address, fill.stored.nbytes) for fill in ways.direct]
-
-    # These are read after the first change, so check their tensors now.
-    late = [fill.leaf.body for fill in ways.strided()] + [box.leaf.body for box in merge.boxes]
-    checkpoint.check_whole(late)
-    blocks, read = checkpoint.load(merge.survey.names)
-    named = dict(zip(merge.survey.names, blocks, strict=True))
-    builder = Builder(contents, named)
-    values = [(assign, make(builder)) for assign, make in merge.assigns]
-    arrays = Builder(contents, named, as_numpy=True)
-    sources = [
-        (arrays if _numpy.is_array(fill.target.value) else builder).value(fill.leaf)
-        for fill in ways.copied
-    ]
-
-    if merge.mismatched:  # what objects turned out to be
-        different = merge.mismatched
-        raise dataclasses.replace(found, missing=(), unexpected=(), different=different).error()
-    ready()
-    # From here on the state dict changes.
-    matches = merge.matches
-    report = LoadReport.from_json((matches or checkpoint).load_into(targets))
-    boxed = _boxes.fill(checkpoint, merge.boxes)
-    if boxed is not None:
-        report = report.followed_by(boxed)
-    for fills in filter(None, ways.regions):
-        regions = checkpoint.read(_slices(fills, checkpoint))
-        report = report.followed_by(LoadReport.from_json(regions))
-    filled = [fill.target.value for fill in ways.direct + ways.strided()]
-    filled += [] if matches is None else matches.tensors()
-    _torch.mark_changed(filter(_torch.is_tensor, filled))
-    for fill, source in zip(ways.copied, sources, strict=True):
-        module: Any = _torch if _torch.is_tensor(fill.target.value) else _numpy
-        module.copy_into(fill.target.value, source)
-    for assign, value in values:
-        assign(value)
-    merge.hand_over(path)
-    report = report.followed_by(LoadReport.from_json(read))
-    missing, unexpected = (
-        tuple(flat_name(at) for at, _ in gaps) for gaps in (merge.missing, merge.unexpected)
-    )
-    left = tuple(damaged.values())
-    return dataclasses.replace(report, missing=missing, unexpected=unexpected, damaged=left)
-
-
-class _Ways(NamedTuple):
-    """How each target is filled."""
-
-    direct: list[Fill]
-    """Dense memory: read straight into it."""
-    regions: list[list[Fill]]
-    """Strided memory on GPUs: read region by region, one list after the other."""
-    copied: list[Fill]
-    """Everything else: read into other memory, then copied."""
-
-    def strided(self) -> list[Fill]:
-        """Return all of `regions`."""
-        return [fill for fills in self.regions for fill in fills]
-
-
-def _split(fills: list[Fill]) -> _Ways:
-    """Choose a way for each fill.
-
-    Targets that share one memory, such as tied weights, are filled once. Each stored tensor is read
-    into one address, and each address is read into once; everything else is copied. Another
-    library's array on a GPU can't be copied to: it is always read into.
-    """
-    ways = _Ways([], [[]], [])
-    seen: set[tuple[object, ...]] = set()
-    names: set[str] = set()
-    places: set[tuple[int, int | None]] = set()
-    for fill in fills:
-        name, target = fill.leaf.body, fill.target
-        place = place_at(target.address)
-        is_free = name not in names and place not in places and not fill.cast
-        if (name, place, target.strides) in seen:
-            continue
-        seen.add((name, place, target.strides))
-        if is_free and target.strides is None:
-            ways.direct.append(fill)
-        elif is_free and target.takes_regions:
-            ways.regions[0].append(fill)
-        elif target.value is None:
-            ways.regions.append([fill])
-        else:
-            ways.copied.append(fill)
-            continue
-        names.add(name)
-        places.add(place)
-    return ways
-
-
-def _slices(fills: list[Fill], checkpoint: _native.Checkpoint | Foreign) -> list[Any]:
-    """Return the stored chunks to read, each with the strided region of its target."""
-    slices = []
-    for fill in fills:
-        name, target = fill.leaf.body, fill.target
-        strides = target.strides
-        if strides is None:
-            strides = dense_strides(target.shape, fill.stored.nbytes // math.prod(target.shape))
-        for number, (offsets, sizes) in enumerate(checkpoint.chunks(name)):
-            ahead = sum(n * step for n, step in zip(offsets, strides, strict=True))
-            address = moved(target.address, ahead)
-            slices.append((name, number, (0,) * len(sizes), sizes, address, strides))
-    return slices
-
-
-def _holds_tensors(value: Any) -> bool:
-    """Return whether a value, or a part of a skeleton, holds what is filled in place."""
-    return _holds(value, _is_filled)
-
-
-def _holds(value: Any, wanted: Callable[[Any], bool]) -> bool:
-    """Return whether a value, or one at any depth in it, is wanted."""
-    return any(map(wanted, _cycles.reached(value, _inside)))
-
-
-def _is_filled(value: Any) -> bool:
-    if isinstance(value, Leaf):
-        return value.tag in ("$tensor", "$ndarray")
-    return type(value) is PerRank or is_stateful(value) or _is_array(value)
-
-
-def _inside(value: Any) -> Iterator[Any]:
-    if not (isinstance(value, Leaf) or is_stateful(value)):
-        with contextlib.suppress(Refused):  # it has more to it than its fields: `_has_a_place`
-            yield from (item for _, item in _program.parts(value) or ())
-
-
-# Dtypes that `cast` converts between. Not integers: they could overflow or lose a fraction.
-_FAMILIES = (
-    {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"},
-    {"C128", "C64", "C32"},
-)
-
-
-def _can_cast(stored: Stored, dtype: str, shape: tuple[int, ...]) -> bool:
-    """Return whether ``cast=True`` makes a stored tensor one of that dtype and shape."""
-    is_family = any({stored.dtype, dtype} <= family for family in _FAMILIES)
-    return stored.dtype != dtype and stored.shape == shape and is_family
-
-
-def _leaves(
-    value: Any, path: Path, parts: Parts | None = None, above: tuple[int, ...] = ()
-) -> Iterator[Gap]:
-    """Yield the paths and values in a value and its objects; a list without tensors is one.
-
-    So is a container that is in itself: ``above`` has the ids of those that it is in.
-    """
-    part = None if parts is None else parts.of(value)
-    if part is not None:
-        value = part.state
-    if id(value) in above:
-        pairs: Any = None
-    elif isinstance(value, dict):
-        pairs = value.items()
-    elif type(value) in _SEQUENCES and _holds_tensors(value):
-        pairs = enumerate(value)
-    else:
-        pairs = None
-    if pairs is None:
-        yield path, value
-        return
-    for key, item in pairs:
-        yield from _leaves(item, (*path, key), parts, (*above, id(value)))
-
-
-def _is_array(value: Any) -> bool:
-    return (
-        _torch.is_tensor(value)
-        or _numpy.is_array(value)
-        or _device_array.interface_of(value) is not None
-    )
-
-
-def _has_a_place(value: Any) -> bool:
-    """Return whether a save takes a value, so that a load may put another in its place.
-
-    Anything else is an object of the program's: whoever holds it would not see the change.
-    """
-    if type(value) in _PLAIN or isinstance(value, DamagedTensor):
-        return True
-    refusals = Refusals()
-    with contextlib.suppress(Error):
-        encode({"x": value}, refusals=refusals)
-    return not refusals
-
-
-def _kind(node: Any) -> str:
-    if isinstance(node, Box):
-        return f"a {node.name.replace(':', '.') or node.tag[1:]}"
-    if not isinstance(node, Leaf):
-        return f"a {type_name(node)}"
-    kinds = {"$tensor": "a tensor", "$ndarray": "a numpy array", "$pickle": "a pickled value"}
-    kinds["$object"] = "an object"
-    return kinds.get(node.tag, f"a {node.tag[1:]}")

@@ -1,0 +1,1 @@
+"""Loads into an existing state dict: names, comparison, reads, changes, in this order."""
