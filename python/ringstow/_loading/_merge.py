@@ -38,7 +38,7 @@ from ringstow.tree import _program
 from ringstow.tree._alike import Gap
 from ringstow.tree._build import Builder, Contents, Survey
 from ringstow.tree._damaged import DamagedTensor
-from ringstow.tree._mismatch import Call, Mismatch
+from ringstow.tree._mismatch import Call, Filled, Mismatch
 from ringstow.tree._remedies import Refused, kind_of, remedy, type_name
 from ringstow.tree._rename import Fitting, Rename
 from ringstow.tree._walk import (
