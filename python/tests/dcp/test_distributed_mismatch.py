@@ -164,7 +164,7 @@ def test_restore_of_stock_checkpoints_takes_strict_too(ranks, tmp_path):
     outcomes = ranks(2).run(of_stock, tmp_path)
     for wrong, nothing, _ in outcomes:
         assert "'module.'" in wrong[1]
-        assert "rename=" not in wrong[1]
+        assert 'rename={"module": ""}' in wrong[1]
         assert "would fill nothing" in nothing[1]
     assert [len(said) for *_, said in outcomes] == [1, 0]
     assert ringstow.latest(tmp_path) == str(tmp_path / "step-1")
