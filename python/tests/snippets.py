@@ -23,15 +23,18 @@ def snippets(page: Path) -> Iterator[tuple[int, str]]:
 
 def run(page: Path, root: Path) -> None:
     """Run all snippets of a page. ``/mnt`` in a snippet becomes a directory of this run."""
-    names = trainer(root)
+    names = trainer(root, starts=page.name == "README.md")
     for line, code in snippets(page):
         code = code.replace('"/mnt/', f'"{root}/mnt/')
         # Empty lines in front, so that a traceback names the page's line.
         exec(compile("\n" * (line - 1) + code, str(page), "exec"), names)
 
 
-def trainer(root: Path) -> dict[str, object]:
-    """Return the names that every snippet may use, and create the files that some read."""
+def trainer(root: Path, *, starts: bool) -> dict[str, object]:
+    """Return the names that every snippet may use, and create the files that some read.
+
+    README ``starts`` a run of its own.
+    """
     import torch
     import torch.distributed as dist
 
@@ -39,6 +42,7 @@ def trainer(root: Path) -> dict[str, object]:
 
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.BatchNorm1d(8))
     optimizer = torch.optim.AdamW(model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
     batch = torch.randn(4, 8)
     model(batch).sum().backward()
     optimizer.step()
@@ -47,7 +51,7 @@ def trainer(root: Path) -> dict[str, object]:
     for disk in "abc":
         (root / "mnt" / disk / "ckpt").mkdir(parents=True)
         (root / "mnt" / disk / "run").mkdir()
-    for step in (900, 1000):
+    for step in () if starts else (900, 1000):
         ringstow.save(state, root / "run" / f"step-{step:08}")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     return {
@@ -59,7 +63,7 @@ def trainer(root: Path) -> dict[str, object]:
         "path": str(root / "elsewhere" / "step-1"),
         "process_group": dist.group.WORLD,
         "ringstow": ringstow,
-        "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 10),
+        "scheduler": scheduler,
         "state": state,
         "step": 1000,
         "steps": 4,
