@@ -383,3 +383,135 @@ def test_a_namespace_of_functions_is_no_object_with_a_state(tmp_path):
     state = {"x": types.SimpleNamespace(state_dict=1, load_state_dict=2)}
     ringstow.save(state, tmp_path / "a")
     assert ringstow.load(tmp_path / "a") == state
+
+
+class Scaled(torch.optim.AdamW):
+    """An optimizer with entries of its own."""
+
+    scale = 1.0
+
+    def state_dict(self):
+        return {**super().state_dict(), "scale": self.scale}
+
+    def load_state_dict(self, state):
+        self.scale = state.pop("scale")
+        super().load_state_dict(state)
+
+
+@pytest.mark.parametrize("has_stepped", [False, True])
+def test_what_an_optimizer_has_of_its_own_is_filled(tmp_path, has_stepped):
+    whole = training(optimizer=Scaled)
+    steps(whole, 0, 2)
+    whole["optimizer"].scale = 65536.0
+    whole["optimizer"].state["global"] = {"k": 3}
+    ringstow.save(whole, tmp_path / "a")
+    again = training(seed=1, optimizer=Scaled)
+    if has_stepped:
+        steps(again, 0, 1)
+    ringstow.load_into(again, tmp_path / "a")
+    assert again["optimizer"].scale == 65536.0
+    assert again["optimizer"].state["global"] == {"k": 3}
+    assert_alike(whole, again)
+
+
+def test_parameters_that_the_checkpoint_does_not_know_keep_their_moments(tmp_path):
+    whole = training()
+    steps(whole, 0, 2)
+    ringstow.save(whole, tmp_path / "a")
+    model = torch.nn.Sequential(*training(seed=1)["model"], torch.nn.Linear(2, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.randn(6, 4)).sum().backward()
+    optimizer.step()
+    kept = optimizer.state[model[3].weight]["exp_avg"].clone()
+    ringstow.load_into({"model": model, "optimizer": optimizer}, tmp_path / "a", strict=False)
+    assert torch.equal(optimizer.state[model[3].weight]["exp_avg"], kept)
+    saved = whole["optimizer"].state[whole["model"][0].weight]["exp_avg"]
+    assert torch.equal(optimizer.state[model[0].weight]["exp_avg"], saved)
+
+
+def test_another_type_of_optimizer_is_refused(tmp_path):
+    whole = training()
+    steps(whole, 0, 1)
+    ringstow.save({"optimizer": whole["optimizer"]}, tmp_path / "a")
+    other = torch.optim.SGD(training()["model"].parameters(), lr=0.1, momentum=0.9)
+    wrong = "momentum, nesterov here, and one with betas"
+    with pytest.raises(ringstow.KeyMismatchError, match=wrong):
+        ringstow.load_into({"optimizer": other}, tmp_path / "a")
+
+
+def test_moments_of_other_parameters_are_refused_where_no_names_tell(tmp_path):
+    first = torch.nn.Linear(3, 3)
+    optimizer = torch.optim.AdamW(first.parameters())
+    first(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    ringstow.save({"optimizer": optimizer}, tmp_path / "a")
+    other = torch.optim.AdamW(torch.nn.Linear(5, 7).parameters())
+    with pytest.raises(ringstow.KeyMismatchError, match=r"F32 \[7, 5\] here and F32 \[3, 3\]"):
+        ringstow.load_into({"optimizer": other}, tmp_path / "a")
+    groups = [{"params": [one]} for one in torch.nn.Linear(3, 3).parameters()]
+    with pytest.raises(ringstow.KeyMismatchError, match=r"groups of \[1, 1\] parameters here"):
+        ringstow.load_into({"optimizer": torch.optim.AdamW(groups)}, tmp_path / "a")
+
+
+class Versioned(torch.nn.Linear):
+    """A layer whose weights of an earlier version were half of what they are."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state, prefix, metadata, *rest):
+        if metadata.get("version", 1) < 2:
+            state[f"{prefix}weight"] = state[f"{prefix}weight"] * 2
+        super()._load_from_state_dict(state, prefix, metadata, *rest)
+
+
+def test_a_wrapped_module_keeps_the_versions_of_its_layers(tmp_path):
+    inner = Versioned(2, 2)
+    ringstow.save({"model": inner}, tmp_path / "a")
+    wrapped = torch.compile(Versioned(2, 2), backend="eager")
+    ringstow.load_into({"model": wrapped}, tmp_path / "a")
+    assert torch.equal(wrapped._orig_mod.weight, inner.weight)
+
+
+class Extra(torch.nn.Linear):
+    """A layer with a state beside its tensors, of any size."""
+
+    extra = torch.zeros(0)
+
+    def get_extra_state(self):
+        return self.extra
+
+    def set_extra_state(self, state):
+        self.extra = state
+
+
+def test_the_extra_state_of_a_module_may_have_another_size(tmp_path):
+    model = torch.nn.Sequential(Extra(2, 2))
+    model[0].extra = torch.arange(5.0)
+    ringstow.save({"model": model}, tmp_path / "a")
+    again = torch.nn.Sequential(Extra(2, 2))
+    ringstow.load_into({"model": again}, tmp_path / "a")
+    assert again[0].extra.tolist() == [0, 1, 2, 3, 4]
+    assert torch.equal(again[0].weight, model[0].weight)
+
+
+def test_a_state_that_only_another_rank_has_is_taken_if_there_is_one(tmp_path):
+    ringstow.save({"scheduler": {"rank 1": {"at": 4}}, "w": torch.ones(2)}, tmp_path / "a")
+    state = {"scheduler": Average(0), "w": torch.zeros(2)}
+    ringstow.load_into(state, tmp_path / "a")
+    assert state["scheduler"].kept == {"at": 4}
+
+
+def test_a_state_that_is_nested_too_deep_is_refused(tmp_path):
+    deep = [Average(1)]
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(ringstow.InvalidStateError, match="200 levels"):
+        ringstow.save({"deep": deep}, tmp_path / "a")
+
+
+def test_a_load_that_fills_one_layer_of_three_fills_something(tmp_path):
+    ringstow.save({"model": torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False))}, tmp_path / "a")
+    model = torch.nn.Sequential(*(torch.nn.Linear(2, 2, bias=False) for _ in range(3)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ringstow.load_into({"model": model, "optimizer": optimizer}, tmp_path / "a", strict=False)
+    assert torch.equal(model[0].weight, ringstow.load(tmp_path / "a")["model"]["0.weight"])

@@ -48,6 +48,7 @@ def load_into(
     allow_pickle: bool,
     cast: bool,
     ready: Callable[[], None] = lambda: None,
+    read: Callable[[], None] = lambda: None,
     fetch: Fetch | None = None,
     kind: type[Merge] = Merge,
     parts: Parts | None = None,
@@ -59,6 +60,7 @@ def load_into(
     Calls ``fetch``, before the first byte is read, with the names of the tensors that are read
     whole, and with the boxes of others.
     Calls ``ready`` once it does, before anything changes; what that raises ends the load.
+    Calls ``read`` once all is read, before objects get their states, which may communicate.
     ``parts`` are the objects of the state, if the caller has taken their states.
 
     Raises:
@@ -98,7 +100,7 @@ def load_into(
     # These are read after the first change, so check their tensors now.
     late = [fill.leaf.body for fill in ways.strided()] + [box.leaf.body for box in merge.boxes]
     checkpoint.check_whole(late)
-    blocks, read = checkpoint.load(merge.survey.names)
+    blocks, of_values = checkpoint.load(merge.survey.names)
     named = dict(zip(merge.survey.names, blocks, strict=True))
     builder = Builder(contents, named)
     values = [(assign, make(builder)) for assign, make in merge.assigns]
@@ -129,8 +131,9 @@ def load_into(
         module.copy_into(fill.target.value, source)
     for assign, value in values:
         assign(value)
+    read()
     merge.hand_over(path)
-    report = report.followed_by(LoadReport.from_json(read))
+    report = report.followed_by(LoadReport.from_json(of_values))
     missing, unexpected = (
         tuple(flat_name(at) for at, _ in gaps) for gaps in (merge.missing, merge.unexpected)
     )

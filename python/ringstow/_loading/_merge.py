@@ -25,7 +25,7 @@ from ringstow._salvage import holds_damage, marked
 from ringstow._stateful import _fill
 from ringstow._stateful._modules import ModuleState
 from ringstow._stateful._optimizers import OptimizerState, is_optimizer_state
-from ringstow._stateful._parts import OtherState, Part, Parts, are_alike, of_rank, rank_key
+from ringstow._stateful._parts import OtherState, Part, Parts, are_alike, of_rank
 from ringstow._stateful._per_rank import PerRank
 from ringstow.foreign import Foreign
 from ringstow.tensors import _cuda, _device_array, _numpy, _shards, _torch
@@ -87,6 +87,7 @@ class Merge:
         """What hands the objects of the state what was read, in the order of the numbers."""
         self.kept: list[str] = []
         """Objects of which the checkpoint has states of ranks, and none of this one."""
+        self._is_per_rank = False
         self.damaged = damaged
         """What is compared like everything else, and stays as it is."""
         self.cast = cast
@@ -217,7 +218,7 @@ class Merge:
     def _object(self, part: Part, node: Any, path: Path) -> None:
         """Plan what an object's state becomes, and hand it to the object afterwards."""
         if isinstance(part, ModuleState):
-            self.merge(part.state, part.fitting(node), path)
+            self._module(part, part.fitting(node), path)
             self.loads.append((0, path, part.load))
         elif isinstance(part, OptimizerState):
             state = part.state
@@ -230,9 +231,25 @@ class Merge:
         else:
             self._other(part, node, path)
 
+    def _module(self, part: ModuleState, node: Any, path: Path) -> None:
+        """Plan a module's state; what a module keeps as ``_extra_state`` may have any size."""
+        extra = [name for name in part.state if name.rpartition(".")[2] == "_extra_state"]
+        if not extra or not isinstance(node, dict):
+            self.merge(part.state, node, path)
+            return
+        kept = {name: part.state.pop(name) for name in extra}
+        self.merge(part.state, {key: one for key, one in node.items() if key not in kept}, path)
+        part.state.update(kept)
+        for name, value in kept.items():
+            if name in node:
+                self.replace(part.state, name, node[name], path)
+            else:
+                self.missing.append(((*path, name), value))
+
     def _other(self, part: OtherState, node: Any, path: Path) -> None:
         """Plan what the state of an object becomes that is neither a module nor an optimizer."""
-        is_apart, own = of_rank(node, self.rank)
+        # Within a `PerRank` each process is the only one.
+        is_apart, own = of_rank(node, 0 if self._is_per_rank else self.rank)
         load = (2, path, part.load)
         if holds(part.state, _shards.is_sharded):
             self.merge(part.state, own, path)
@@ -249,7 +266,7 @@ class Merge:
                 self.kept.append(f"{flat_name(path)} (saved by {len(value)} ranks)")
                 return
             else:
-                part.state = value[rank_key(0)]
+                part.state = next(iter(value.values()))
             self.loads.append(load)
 
         self.survey.add(wanted, path)
@@ -266,7 +283,9 @@ class Merge:
                 f"{key}: it has those of {ranks} ranks"
             )
             return
+        self._is_per_rank = True
         make = self.merge(target.value, node[key], (*path, key))
+        self._is_per_rank = False
         if make is not None:
             self.assigns.append((functools.partial(setattr, target, "value"), make))
 

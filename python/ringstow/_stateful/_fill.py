@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from ringstow.tensors._memory import Stored
     from ringstow.tree._build import Contents
 
-Like = Callable[[Any, "Stored", str], Any]
-"""Returns a new tensor for a parameter of this key; None where any memory serves."""
+Like = Callable[[Any, str, "Stored", Path], Any]
+"""Returns a new tensor for a state, by its name, of a parameter; None where any memory serves."""
 
 
 class Merge(Protocol):
@@ -50,6 +50,18 @@ class Merge(Protocol):
 
     def is_damaged(self, node: Any) -> bool:
         """Return whether a part of a skeleton holds a damaged tensor."""
+
+
+# Options of a group that say nothing of the type of optimizer, or that torch has added.
+_ANY_OPTIMIZER = {
+    *(PARAMS, "param_names", "lr", "initial_lr", "weight_decay", "amsgrad", "maximize"),
+    *("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay"),
+}
+# States that have the shape of their parameter.
+_LIKE_PARAMETER = {
+    *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "acc_delta"),
+    *("grad_avg", "exp_inf", "step_size", "prev", "sum", "ax"),
+}
 
 
 def differs(here: dict[Any, Any], node: Any) -> bool:
@@ -81,7 +93,21 @@ def optimizer(
         _state(merge, (here[STATE], made[STATE]), key, _of(node[STATE], there), path, like)
     for number, (group, saved) in enumerate(zip(made[GROUPS], groups, strict=True)):
         _group(merge, group, saved, (*path, GROUPS, number))
+    if new:  # what the checkpoint does not know stays
+        unpaired = here[STATE].keys() - pairs.keys()
+        made[STATE].update((key, one) for key, one in here[STATE].items() if key in unpaired)
+    _own_values(merge, made, node, path)
     return made
+
+
+def _own_values(merge: Merge, made: dict[str, Any], node: dict[str, Any], path: Path) -> None:
+    """Plan what a type of optimizer has of its own: beside the usual entries, and in the state."""
+    for key in node.keys() - {STATE, GROUPS}:
+        merge.replace(made, key, node[key], path)
+    known = {str(key) for group in node[GROUPS] for key in group[PARAMS]}
+    for key, child in node[STATE].items():
+        if str(key) not in known:
+            merge.replace(made[STATE], key, child, (*path, STATE))
 
 
 def _paired(
@@ -104,16 +130,16 @@ def _paired(
         if node[STATE]:
             lacking = [key for key in keys if key not in pairs]
             merge.missing += [((*path, STATE, key), here[STATE].get(key)) for key in lacking]
-    elif len(keys) == len(saved):
+    elif _sizes(here) == _sizes(node):
         pairs = dict(zip(keys, saved, strict=True))
     else:
         pairs = {}
-        name = flat_name(path)
         merge.differs.add("kind")
         merge.mismatched.append(
-            f"{name} is for {len(keys)} parameters here and for {len(saved)} in the checkpoint, "
-            "which does not know their names"
+            f"{flat_name(path)} has groups of {_sizes(here)} parameters here and of "
+            f"{_sizes(node)} in the checkpoint, and one of them does not know their names"
         )
+    _refuse_another(merge, here, node, path)
     groups = []
     for number, group in enumerate(here[GROUPS]):
         found = next((saved[pairs[key]] for key in group[PARAMS] if key in pairs), None)
@@ -121,6 +147,23 @@ def _paired(
             found = node[GROUPS][number] if number < len(node[GROUPS]) else {}
         groups.append(found)
     return pairs, groups
+
+
+def _sizes(state: dict[str, Any]) -> list[int]:
+    return [len(group[PARAMS]) for group in state[GROUPS]]
+
+
+def _refuse_another(merge: Merge, here: dict[str, Any], node: dict[str, Any], path: Path) -> None:
+    """Note a mismatch if another type of optimizer was saved: each has options of its own."""
+    ours, theirs = (
+        {name for group in one[GROUPS] for name in group} - _ANY_OPTIMIZER for one in (here, node)
+    )
+    if ours - theirs and theirs - ours:
+        merge.differs.add("kind")
+        merge.mismatched.append(
+            f"{flat_name(path)} is an optimizer with {', '.join(sorted(ours - theirs))} here, and "
+            f"one with {', '.join(sorted(theirs - ours))} in the checkpoint"
+        )
 
 
 def _of(states: dict[Any, Any], key: Any) -> dict[str, Any] | None:
@@ -144,7 +187,11 @@ def _state(
     if here is made and own is not None:
         merge.merge(own, {} if node is None else node, at)
         return
-    if node is None or merge.is_damaged(node):
+    if node is None:
+        return
+    if merge.is_damaged(node):
+        if own is not None:
+            made[key] = own
         return
     new: dict[str, Any] = dict.fromkeys(node)  # in the order of the checkpoint
     for name, child in node.items():
@@ -152,10 +199,10 @@ def _state(
         if isinstance(child, Leaf) and child.tag == "$tensor":
             stored = merge.contents.stored(child, (*at, name))
         tensor = None
-        if own is not None and _torch.is_tensor(own.get(name)):
+        if stored is not None and own is not None and _torch.is_tensor(own.get(name)):
             tensor = own[name]
-        elif stored is not None:
-            tensor = like(key, stored, describe((*at, name)))
+        elif stored is not None and name != "step":  # which torch keeps where it wants it
+            tensor = like(key, name, stored, at)
         if tensor is None:
             merge.replace(new, name, child, at)
         else:
@@ -181,11 +228,10 @@ def _group(merge: Merge, group: dict[str, Any], saved: dict[str, Any], path: Pat
 
 def like_of(part: OptimizerState) -> Like:
     """Return what makes new tensors for the parameters of an optimizer that is in the state."""
-    shards = part.shards()
-    return lambda key, stored, where: _new_like(shards.get(key), stored, where)
+    return lambda key, name, stored, path: _new_like(part.shards.get(key), name, stored, path)
 
 
-def _new_like(tensor: Any, stored: Stored, key: str) -> Any:
+def _new_like(tensor: Any, name: str, stored: Stored, path: Path) -> Any:
     """Return a new tensor of a stored dtype and shape, where and how a parameter is.
 
     Returns:
@@ -194,9 +240,10 @@ def _new_like(tensor: Any, stored: Stored, key: str) -> Any:
     if tensor is None:
         return None
     torch = imported("torch")
-    dtype = _torch.dtype_of(stored.dtype, key)
+    dtype = _torch.dtype_of(stored.dtype, describe((*path, name)))
     with torch.no_grad():
-        if tuple(tensor.shape) == stored.shape:
+        # A state of another shape than its parameter's is another parameter's: it is refused later.
+        if tuple(tensor.shape) == stored.shape or name in _LIKE_PARAMETER:
             return torch.empty_like(tensor, dtype=dtype)
         if not stored.shape or type(tensor).__name__ != "DTensor":
             return None
@@ -240,7 +287,9 @@ class Layouts:
         """Return what makes new tensors for the parameters of an optimizer's state dict."""
         return functools.partial(self._like, [group[PARAMS] for group in state[GROUPS]])
 
-    def _like(self, groups: list[list[Any]], key: Any, stored: Stored, where: str) -> Any:
+    def _like(
+        self, groups: list[list[Any]], key: Any, name: str, stored: Stored, path: Path
+    ) -> Any:
         """Return a new tensor for the parameter of a key, which is in one of the groups.
 
         Raises:
@@ -249,7 +298,7 @@ class Layouts:
         if not self._named or not stored.shape:
             return None
         if key in self._named:
-            return _new_like(self._named[key], stored, where)
+            return _new_like(self._named[key], name, stored, path)
         at = [one for group in groups for one in group].index(key)
         sizes = [len(group) for group in groups]
         alike = [
@@ -259,10 +308,10 @@ class Layouts:
         ]
         if len({_layout(one) for one in alike}) != 1:
             raise InvalidStateError(
-                f"{where}: it is not clear which shards of it this rank needs, since no optimizer "
+                f"{describe((*path, name))}: it is not clear which shards of it this rank needs, since no optimizer "
                 "or several may have made this state dict: put the optimizer itself into the state"
             )
-        return _new_like(alike[0], stored, where)
+        return _new_like(alike[0], name, stored, path)
 
 
 def _address(tensor: Any) -> int | None:

@@ -57,10 +57,12 @@ class ModuleState:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._module = module
-        self._is_fsdp = _fsdp.has_fsdp(module)
-        raw = _fsdp.model_state(module) if self._is_fsdp else module.state_dict()
-        names = Names(module)
+        self.is_fsdp = _fsdp.has_fsdp(module)
+        """Whether the ranks communicate to make and to load the state."""
+        raw = _fsdp.model_state(module) if self.is_fsdp else module.state_dict()
+        self._names = names = Names(module)
         self._raw = {names.of(name): name for name in raw}
+        self._metadata = getattr(raw, _METADATA, None)
         self.state: Any = raw
         """The state dict, whose tensors are the module's own."""
         if len(self._raw) < len(raw):  # two entries would have one name
@@ -89,12 +91,19 @@ class ModuleState:
         """Hand the module its state, which has been filled."""
         state = self.state
         if any(name != raw for name, raw in self._raw.items()):
-            pairs = [(raw, state[name]) for name, raw in self._raw.items()]
-            state = _renamed(state, pairs, None)
-        if self._is_fsdp:
+            state = collections.OrderedDict((raw, state[name]) for name, raw in self._raw.items())
+            state._metadata = self._versions()  # type: ignore[attr-defined]
+        if self.is_fsdp:
             _fsdp.load_model(self._module, state)
         else:
             self._module.load_state_dict(state)
+
+    def _versions(self) -> Any:
+        """Return the ``_metadata`` that was loaded, by the module's own names."""
+        if not isinstance(self._metadata, dict):
+            return self._metadata
+        loaded = getattr(self.state, _METADATA, None) or {}
+        return {raw: loaded.get(self._names.of(raw), one) for raw, one in self._metadata.items()}
 
 
 def _count(names: Iterable[str], node: Collection[Any]) -> int:
@@ -114,16 +123,10 @@ def _renames(node: Iterable[str]) -> list[Callable[[str], str]]:
     return [unwrapped, without_ddp] if every else [unwrapped]
 
 
-def _renamed(
-    state: Any, pairs: Iterable[tuple[str, Any]], rename: Callable[[str], str] | None
-) -> Any:
-    """Return a state dict of the same kind with other names, also in its ``_metadata``.
-
-    Without ``rename`` the metadata goes: `torch.nn.Module.load_state_dict` takes the current
-    versions then.
-    """
+def _renamed(state: Any, pairs: Iterable[tuple[str, Any]], rename: Callable[[str], str]) -> Any:
+    """Return a state dict of the same kind with other names, also in its ``_metadata``."""
     renamed = collections.OrderedDict(pairs)
     metadata = getattr(state, _METADATA, None)
-    if isinstance(metadata, dict) and rename is not None:
+    if isinstance(metadata, dict):
         renamed._metadata = {rename(name): one for name, one in metadata.items()}  # type: ignore[attr-defined]
     return renamed if type(state) is not dict else dict(renamed)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ringstow._stateful import _fsdp
-from ringstow._stateful._modules import named_parameters
+from ringstow._stateful._modules import ModuleState, named_parameters
 from ringstow.tree._walk import Path, flat_name
 
 if TYPE_CHECKING:
@@ -23,9 +23,14 @@ STATE, GROUPS, PARAMS = "state", "param_groups", "params"
 class Modules:
     """The modules of a state, and the names of their parameters."""
 
-    def __init__(self, modules: Iterable[tuple[Path, torch.nn.Module]]) -> None:
+    def __init__(self, modules: Iterable[tuple[Path, torch.nn.Module, ModuleState]]) -> None:
         self._modules = list(modules)
         self._named: list[dict[int, str]] | None = None
+        self._sharded = [
+            (module, state, {id(one) for one in module.parameters()})
+            for _, module, state in self._modules
+            if state.is_fsdp
+        ]
 
     def names_of(self, parameters: Iterable[torch.Tensor]) -> dict[int, str] | None:
         """Return the names of parameters by their ``id``; None if no module has one of them.
@@ -35,22 +40,24 @@ class Modules:
         """
         wanted = {id(one) for one in parameters}
         if self._named is None:
-            self._named = [named_parameters(module) for _, module in self._modules]
+            self._named = [named_parameters(module) for _, module, _ in self._modules]
         for named in self._named:
             if named.keys() >= wanted:
                 return named
         together: dict[int, str] = {}
-        for (path, _), named in zip(self._modules, self._named, strict=True):
+        for (path, *_), named in zip(self._modules, self._named, strict=True):
             for key, name in named.items():
                 together.setdefault(key, f"{flat_name(path)}.{name}")
         return together if together.keys() >= wanted else None
 
-    def fsdp_of(self, parameters: Iterable[torch.Tensor]) -> torch.nn.Module | None:
+    def fsdp_of(
+        self, parameters: Iterable[torch.Tensor]
+    ) -> tuple[torch.nn.Module, ModuleState] | None:
         """Return the module that FSDP1 shards and that has all these parameters, if any."""
-        wanted = {id(one) for one in parameters}
-        for _, module in self._modules:
-            if _fsdp.has_fsdp(module) and wanted <= {id(one) for one in module.parameters()}:
-                return module
+        wanted = {id(one) for one in parameters} if self._sharded else set()
+        for module, state, held in self._sharded:
+            if wanted <= held:
+                return module, state
         return None
 
 
@@ -61,12 +68,15 @@ class OptimizerState:
         self._optimizer = optimizer
         groups = [list(group[PARAMS]) for group in optimizer.param_groups]
         every = [one for group in groups for one in group]
-        self._fsdp = modules.fsdp_of(every)
+        found = modules.fsdp_of(every)
+        self._fsdp = None if found is None else found[0]
         self._raw: Any = None
-        self.parameters: dict[Any, torch.Tensor] = {}
-        """The parameters by their keys in the state; those of FSDP1 are shards of the module's."""
-        if self._fsdp is not None:
-            self.state: Any = _fsdp.optimizer_state(self._fsdp, optimizer)
+        self.shards: dict[Any, torch.Tensor] = {}
+        """What this rank has of each parameter, by its key in the state."""
+        if found is not None:
+            module, state = found
+            self.state: Any = _fsdp.optimizer_state(module, optimizer)
+            self.shards = dict(state.state)
             return
         self._raw = self.state = optimizer.state_dict()
         if not is_optimizer_state(self._raw) or _keys(self._raw) != list(range(len(every))):
@@ -75,28 +85,19 @@ class OptimizerState:
         names = modules.names_of(every)
         if names is not None and len({names[id(one)] for one in every}) == len(every):
             self.state = _renamed(self._raw, [names[id(one)] for one in every])
-        self.parameters = dict(zip(_keys(self.state), every, strict=True))
+        self.shards = dict(zip(_keys(self.state), every, strict=True))
 
     @property
     def is_known(self) -> bool:
         """Whether the state is in the form of torch's optimizers."""
         return self._raw is not None or self._fsdp is not None
 
-    def shards(self) -> dict[Any, torch.Tensor]:
-        """Return what this rank has of each parameter, by its key in the state.
-
-        FSDP1's ranks communicate.
-        """
-        if self._fsdp is None:
-            return self.parameters
-        return dict(_fsdp.model_state(self._fsdp))
-
     def load(self, state: dict[str, Any]) -> None:
         """Hand the optimizer a state, whose keys are those of ``self.state``."""
         if self._fsdp is not None:
             _fsdp.load_optimizer(self._fsdp, self._optimizer, state)
         elif self._raw is not None:
-            self._optimizer.load_state_dict(_renamed(state, range(len(self.parameters))))
+            self._optimizer.load_state_dict(_renamed(state, range(len(self.shards))))
         else:
             self._optimizer.load_state_dict(state)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from ringstow._stateful._kinds import found_in, is_module, is_optimizer
 from ringstow._stateful._modules import ModuleState
 from ringstow._stateful._optimizers import Modules, OptimizerState
 from ringstow._stateful._per_rank import PerRank
 from ringstow.tensors import _numpy, _shards, _torch
+from ringstow.tree import _cycles
 from ringstow.tree._walk import Path, describe
 
 
@@ -30,6 +32,7 @@ class OtherState:
         self._value.load_state_dict(self.state)
 
 
+_T = TypeVar("_T")
 Part = ModuleState | OptimizerState | OtherState
 
 
@@ -42,16 +45,23 @@ class Parts:
         Raises:
             Exception: what an object's ``state_dict`` raises, with the object's key as a note.
         """
-        found = list(found_in(state))
+        with _cycles.naming_cycles(state):
+            found = list(found_in(state))
         self._parts: dict[int, Part] = {}
         self._kept = [value for _, value in found]  # an id is free once its object is gone
-        modules = Modules((path, value) for path, value in found if is_module(value))
-        for path, value in found:
-            try:
-                self._parts[id(value)] = _taken(value, modules)
-            except Exception as error:
-                error.add_note(f"raised by state_dict() of {describe(path)}")
-                raise
+        models = [
+            (path, one, _taken(path, one, ModuleState)) for path, one in found if is_module(one)
+        ]
+        self.communicate = any(made.is_fsdp for *_, made in models)
+        """Whether the ranks communicate to take these states and to load them: FSDP1's do."""
+        self._parts.update((id(one), made) for _, one, made in models)
+        modules = Modules(models)
+        for path, one in found:
+            if is_optimizer(one):
+                take = functools.partial(OptimizerState, modules=modules)
+                self._parts[id(one)] = _taken(path, one, take)
+            elif not is_module(one):
+                self._parts[id(one)] = _taken(path, one, OtherState)
 
     def __bool__(self) -> bool:
         return bool(self._parts)
@@ -84,12 +94,12 @@ class Parts:
         return value
 
 
-def _taken(value: Any, modules: Modules) -> Part:
-    if is_module(value):
-        return ModuleState(value)
-    if is_optimizer(value):
-        return OptimizerState(value, modules)
-    return OtherState(value)
+def _taken(path: Path, value: Any, take: Callable[[Any], _T]) -> _T:
+    try:
+        return take(value)
+    except Exception as error:
+        error.add_note(f"raised by state_dict() of {describe(path)}")
+        raise
 
 
 def rank_key(rank: int) -> str:
@@ -127,5 +137,5 @@ def _is_like(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(_is_like, one, other))
     if _torch.is_tensor(one) or _numpy.is_array(one):
         same = one.dtype == other.dtype and one.shape == other.shape
-        return bool(same and (one == other).all())
-    return bool(one == other)
+        return bool(same and ((one == other) | ((one != one) & (other != other))).all())
+    return bool(one == other) or (one != one and other != other)

@@ -398,6 +398,7 @@ class _Load:
                 allow_pickle=allow_pickle,
                 cast=cast,
                 ready=self._ready,
+                read=self._all_have_read if parts.communicate else lambda: None,
                 fetch=self._fetching(checkpoint),
                 kind=Merge,
                 parts=parts,
@@ -439,6 +440,11 @@ class _Load:
                 needs.fetch(checkpoint, ranges)
 
         return fetch
+
+    def _all_have_read(self) -> None:
+        """Go on if all ranks have read their parts."""
+        with _together():
+            self._say(None)
 
     def _fits(self) -> bool:
         """Whether all that this rank has is in the checkpoint, and alike."""

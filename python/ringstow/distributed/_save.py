@@ -22,6 +22,7 @@ from ringstow._errors import InvalidStateError
 from ringstow._guard import Staging
 from ringstow._metrics import metrics_of
 from ringstow._report import SaveReport
+from ringstow._stateful._parts import Parts
 from ringstow.dcp._handle import RanksHandle
 from ringstow.dcp._together import sendable
 from ringstow.distributed import _deal, _nodes
@@ -207,6 +208,7 @@ def _begun(
     state_dict, path, step, metrics, apart, base, node_local, config = arguments
     asked = _Asked(str(path), None, {}, [], None, node_local, "")
     try:
+        parts = Parts(state_dict)  # first: FSDP1's ranks communicate, whatever the arguments are
         config = given(config)
         asked = _Asked(
             absolute(path),
@@ -225,7 +227,7 @@ def _begun(
         if staging is not None:
             _check_staging(staging)
             hold.let_steps_end()
-        state = encode(state_dict, ranks.rank, allow_pickle=allow_pickle)
+        state = encode(state_dict, parts, ranks.rank, allow_pickle=allow_pickle)
         room = json.loads(asked.config)["pool_bytes"]
         is_copied = _guard.stage(state.tensors, staging or "wait", asked.path, hold, room)
         return _Begun(asked, state, None, is_copied, promoter)

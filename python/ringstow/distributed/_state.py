@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import json
 from collections.abc import Callable
@@ -14,14 +13,14 @@ from ringstow._stateful._parts import OtherState, Parts, rank_key
 from ringstow._stateful._per_rank import PerRank
 from ringstow.tensors import _cuda, _numpy, _shards, _torch
 from ringstow.tensors._memory import Memory, in_elements
-from ringstow.tree import _encode
-from ringstow.tree._walk import Path, describe, flat_name
+from ringstow.tree import _cycles, _encode
+from ringstow.tree._walk import Path, children, describe, flat_name
 
 if TYPE_CHECKING:
     import torch
 
 # The largest state of an object of which each rank saves its own if they differ.
-OWN_BYTES = 64 << 10
+OWN_BYTES = 1 << 20
 
 
 class State(NamedTuple):
@@ -39,8 +38,10 @@ class State(NamedTuple):
     """The ranks that have each sharded tensor, if they are not all of the default group."""
 
 
-def encode(state: object, rank: int, *, allow_pickle: bool) -> State:
+def encode(state: object, parts: Parts, rank: int, *, allow_pickle: bool) -> State:
     """Encode what a rank has of a state; every value but the tensors' elements is copied now.
+
+    ``parts`` are the objects of the state.
 
     Raises:
         InvalidStateError: values that can't be saved; names them all.
@@ -60,8 +61,6 @@ def encode(state: object, rank: int, *, allow_pickle: bool) -> State:
         nbytes = local.numel() * local.element_size()
         return Memory(found[0], found[1], None, found[2], nbytes, local)
 
-    parts = Parts(state)
-
     def special(value: Any, path: Path, tensors: _native.Tensors) -> str | None:
         if _shards.is_sharded(value):
             name, ranks = _add_sharded(value, path, tensors, memory_of)
@@ -74,7 +73,8 @@ def encode(state: object, rank: int, *, allow_pickle: bool) -> State:
             part = parts.of(value)
             if not isinstance(part, OtherState):
                 return None
-            if not (part.is_per_rank or (world > 1 and _is_small(part.state))):
+            is_own = part.is_per_rank or (world > 1 and _is_small(part.state))
+            if not is_own or not _can_be_own(path):
                 return None
             found, key, tag = part.state, rank_key(rank), "$each"
         encoded = functools.partial(
@@ -93,19 +93,19 @@ def _tagged(tag: str, name: str) -> str:
     return f'{{"{tag}":{json.dumps(name, ensure_ascii=False)}}}'
 
 
+def _can_be_own(path: Path) -> bool:
+    """Return whether ranks may have values of their own below these keys."""
+    return all(type(step) in (str, int) and not str(step).startswith("$") for step in path)
+
+
 def _is_small(state: Any) -> bool:
     """Return whether each rank may save a state of its own: no large tensor, and no sharded one."""
-    total, open_ = 0, [state]
-    while open_:
-        value = open_.pop()
+    total = 0
+    for value in _cycles.reached(state, lambda one: [item for _, item in children(one) or ()]):
         if _shards.is_sharded(value):
             return False
         if _torch.is_tensor(value) or _numpy.is_array(value):
             total += value.nbytes
-        elif type(value) in (dict, collections.OrderedDict):
-            open_ += value.values()
-        elif type(value) in (list, tuple):
-            open_ += value
     return total <= OWN_BYTES
 
 
@@ -135,7 +135,7 @@ def _add_own(
     """Add a value of this rank's alone, at a path that ends with the rank; return its name."""
     *above, _ = path
     key = describe(tuple(above))
-    if any(type(step) not in (str, int) or str(step).startswith("$") for step in above):
+    if not _can_be_own(tuple(above)):
         raise InvalidStateError(
             f"{key}: what each rank has of its own must be below keys of text without a $"
         )

@@ -118,11 +118,13 @@ class Mismatch:
     def filled(self) -> Filled:
         """Return how much of the state dict a load without ``strict`` fills."""
         names = list(self.leaves())
-        tensors, lost = (
+        missing = {path for path, _ in self.missing}
+        lost = [gap for gap in names if any(gap[0][:n] in missing for n in range(len(gap[0]) + 1))]
+        tensors, lost_tensors = (
             sum(isinstance(self.kind_of(value), tuple) for _, value in gaps)
-            for gaps in (names, self.missing)
+            for gaps in (names, lost)
         )
-        return Filled(len(names) - len(self.missing), len(names), tensors - lost, tensors)
+        return Filled(len(names) - len(lost), len(names), tensors - lost_tensors, tensors)
 
     def _text(self, what: str) -> str:
         """Return a message with the lists, and the advice: one sentence, or one a line."""
