@@ -515,3 +515,22 @@ def test_a_load_that_fills_one_layer_of_three_fills_something(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ringstow.load_into({"model": model, "optimizer": optimizer}, tmp_path / "a", strict=False)
     assert torch.equal(model[0].weight, ringstow.load(tmp_path / "a")["model"]["0.weight"])
+
+
+def test_rename_maps_the_names_of_a_module_and_of_its_optimizer(tmp_path):
+    def named(name):
+        model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2), "head": torch.nn.Linear(2, 1)})
+        return model, torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    model, optimizer = named("encoder")
+    model["head"](model["encoder"](torch.ones(1, 2))).sum().backward()
+    optimizer.step()
+    ringstow.save({"model": model, "optimizer": optimizer}, tmp_path / "a")
+    other, fresh = named("backbone")
+    state = {"model": other, "optimizer": fresh}
+    with pytest.raises(ringstow.KeyMismatchError, match=r'rename=\{"encoder": "backbone"\}'):
+        ringstow.load_into(state, tmp_path / "a")
+    ringstow.load_into(state, tmp_path / "a", rename={"encoder": "backbone"})
+    assert torch.equal(other["backbone"].weight, model["encoder"].weight)
+    moments = (optimizer.state[model["encoder"].weight], fresh.state[other["backbone"].weight])
+    assert torch.equal(moments[0]["exp_avg"], moments[1]["exp_avg"])

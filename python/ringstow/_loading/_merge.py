@@ -142,8 +142,18 @@ class Merge:
     def renamed(self, state: dict[Any, Any], skeleton: dict[Any, Any], rename: Rename) -> Any:
         """Return a skeleton with the names of the state dict; note what has no place in it."""
         fitting = Fitting(rename, self._key, self.contents.path)
+        optimizers = {
+            key: _fill.renamed(skeleton[key], rename)
+            for key, value in state.items()
+            if isinstance(self._parts.of(value), OptimizerState)
+            and is_optimizer_state(skeleton.get(key))
+        }
+        here, there = (
+            {key: one for key, one in whole.items() if key not in optimizers}
+            for whole in (state, skeleton)
+        )
         with self.contents.keys():
-            fitted = fitting.fit(state, skeleton)
+            fitted = fitting.fit(self._parts.opened(here), there) | optimizers
         self.unexpected += (gap for at, node in fitting.left for gap in leaves(node, at))
         return fitted
 

@@ -27,6 +27,7 @@ from ringstow.tree._walk import Leaf, Path, describe, flat_name
 if TYPE_CHECKING:
     from ringstow.tensors._memory import Stored
     from ringstow.tree._build import Contents
+    from ringstow.tree._rename import Rename
 
 Like = Callable[[Any, str, "Stored", Path], Any]
 """Returns a new tensor for a state, by its name, of a parameter; None where any memory serves."""
@@ -108,6 +109,18 @@ def _own_values(merge: Merge, made: dict[str, Any], node: dict[str, Any], path: 
     for key, child in node[STATE].items():
         if str(key) not in known:
             merge.replace(made[STATE], key, child, (*path, STATE))
+
+
+def renamed(node: dict[str, Any], rename: Rename) -> dict[str, Any]:
+    """Return the skeleton of an optimizer's state dict with other names of its parameters."""
+
+    def name(key: Any) -> Any:
+        if type(key) is not str:
+            return key
+        return ".".join(map(str, rename.there(tuple(key.split(".")))))
+
+    groups = [{**one, PARAMS: [name(key) for key in one[PARAMS]]} for one in node[GROUPS]]
+    return {**node, STATE: {name(key): one for key, one in node[STATE].items()}, GROUPS: groups}
 
 
 def _paired(
@@ -308,8 +321,9 @@ class Layouts:
         ]
         if len({_layout(one) for one in alike}) != 1:
             raise InvalidStateError(
-                f"{describe((*path, name))}: it is not clear which shards of it this rank needs, since no optimizer "
-                "or several may have made this state dict: put the optimizer itself into the state"
+                f"{describe((*path, name))}: it is not clear which shards of it this rank needs, "
+                "since no optimizer or several may have made this state dict: put the optimizer "
+                "itself into the state"
             )
         return _new_like(alike[0], name, stored, path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -74,6 +75,15 @@ class Parts:
         """Return the state of an object, and any other value itself."""
         part = self.of(value)
         return value if part is None else part.state
+
+    def opened(self, value: Any) -> Any:
+        """Return a state with the states of its modules in place of these."""
+        part = self.of(value)
+        if isinstance(part, ModuleState):
+            return part.state
+        if type(value) in (dict, collections.OrderedDict):
+            return {key: self.opened(item) for key, item in value.items()}
+        return value
 
     def stand_in(self, value: Any, path: Path) -> Any:
         """Return what one process saves for a value: an object's state, its part of ranks' values.

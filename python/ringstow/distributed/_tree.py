@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ringstow._errors import InvalidStateError
-from ringstow._stateful._optimizers import PARAMS
+from ringstow._stateful._optimizers import GROUPS, PARAMS
 from ringstow._stateful._parts import rank_key
 
 Json = Any
@@ -49,8 +49,8 @@ def merged(trees: Sequence[str], own: Sequence[Mapping[str, str]]) -> str:
 def _both(node: Json, other: Json, name: str) -> Json:
     """Return a node with what only another rank's node has."""
     if isinstance(node, list) and isinstance(other, list):
-        if name.endswith(f".{PARAMS}") and all(isinstance(key, str) for key in (*node, *other)):
-            return [*dict.fromkeys((*node, *other))]  # each stage of a pipeline has its own
+        if name.rpartition(".")[2] == GROUPS and all(map(_has_names, (*node, *other))):
+            return _joined_groups(node, other)
         if any(map(_has_tensors, other[len(node) :])):
             raise _clash(name)
         pairs = enumerate(zip(node, other, strict=False))
@@ -67,6 +67,26 @@ def _both(node: Json, other: Json, name: str) -> Json:
     if others or tags & {_RANK, _EACH} or _has_tensors(other):
         raise _clash(name)
     return node
+
+
+def _has_names(group: Json) -> bool:
+    """Return whether a group of an optimizer has the names of its parameters."""
+    names = group.get(PARAMS) if isinstance(group, dict) else None
+    return isinstance(names, list) and all(isinstance(name, str) for name in names)
+
+
+def _joined_groups(groups: list[Json], others: list[Json]) -> list[Json]:
+    """Return the groups of an optimizer of which each stage of a pipeline has other parameters."""
+    joined = [{**group} for group in groups]
+    known = {name for group in groups for name in group[PARAMS]}
+    for other in others:
+        names = [name for name in other[PARAMS] if name not in known]
+        alike = [one for one in joined if {**one, PARAMS: []} == {**other, PARAMS: []}]
+        if alike:
+            alike[0][PARAMS] = [*alike[0][PARAMS], *names]
+        elif names:
+            joined.append({**other, PARAMS: names})
+    return joined
 
 
 def _inner(tag: str, node: Json, other: Json, name: str) -> Json:

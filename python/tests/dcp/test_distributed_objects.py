@@ -130,3 +130,76 @@ def test_one_rank_saves_and_restores_a_sharded_model_as_one_process_does(ranks, 
     assert type(loaded) is torch.Tensor
     saved = ringstow.load(tmp_path / "run" / "step-00000001")["model"]["weight"]
     assert torch.equal(loaded, saved)
+
+
+def save_stages(rank, path):
+    """Two stages, the second with more groups, and other rates."""
+    torch.manual_seed(rank)
+    model = torch.nn.ModuleDict({f"l{rank}{part}": torch.nn.Linear(2, 2) for part in "ab"})
+    groups = [{"params": [*one.parameters()]} for one in model.values()]
+    if rank == 0:
+        groups = [{"params": [*model.parameters()], "lr": 0.125}]
+    else:
+        groups[0]["lr"], groups[1]["lr"] = 0.125, 0.5
+    optimizer = torch.optim.AdamW(groups)
+    state = {"model": model, "optimizer": optimizer}
+    if path is not None:
+        for one in model.values():
+            one(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        ringstow.distributed.save(state, path)
+    return state
+
+
+def load_stages(rank, path):
+    state = save_stages(rank, None)
+    for group in state["optimizer"].param_groups:
+        group["lr"] = 0.0
+    ringstow.distributed.load_into(state, path)
+    optimizer = state["optimizer"]
+    return [group["lr"] for group in optimizer.param_groups], len(optimizer.state)
+
+
+def run_save_stages(rank, path):
+    save_stages(rank, path)
+
+
+def test_stages_of_a_pipeline_have_groups_of_their_own(ranks, tmp_path):
+    ranks(2).run(run_save_stages, tmp_path / "a")
+    assert ranks(2).run(load_stages, tmp_path / "a") == [([0.125], 4), ([0.125, 0.5], 4)]
+    groups = ringstow.load(tmp_path / "a")["optimizer"]["param_groups"]
+    assert [len(group["params"]) for group in groups] == [6, 2]
+
+
+def per_rank_rng(rank, path, saves):
+    state = {"rng": ringstow.PerRank(ringstow.RngState())}
+    torch.manual_seed(rank if saves else 50)
+    (ringstow.distributed.save if saves else ringstow.distributed.load_into)(state, path)
+    return torch.rand(1).item()
+
+
+def test_an_object_in_a_per_rank_value_is_each_ranks_own(ranks, tmp_path):
+    drawn = ranks(2).run(per_rank_rng, tmp_path / "a", True)
+    assert ranks(2).run(per_rank_rng, tmp_path / "a", False) == drawn
+
+
+def fsdp1_with_a_bad_call(rank, path):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(torch.nn.Linear(4, 2), device_id=torch.device("cpu"))
+    state = {"model": model}
+    said = []
+    for act in (
+        lambda: ringstow.distributed.save(state, path, metrics={"loss": "no" if rank else 1.0}),
+        lambda: ringstow.distributed.load_into(state, path if rank else f"{path}-not-there"),
+    ):
+        try:
+            act()
+        except Exception as error:
+            said.append(type(error).__name__)
+    return said
+
+
+def test_a_rank_of_fsdp1_that_fails_early_does_not_hold_up_the_others(ranks, tmp_path):
+    for said in ranks(2).run(fsdp1_with_a_bad_call, str(tmp_path / "a"), timeout=120):
+        assert len(said) == 2
