@@ -18,7 +18,7 @@ from ringstow import _guard, _jobs, _late, _lines, _native, _outcomes, _promoter
 from ringstow._arguments import StrPath, absolute, names_of_parts, step_number
 from ringstow._base import Base, Native, native
 from ringstow._config import Config, given
-from ringstow._errors import InvalidStateError
+from ringstow._errors import InvalidStateError, torn
 from ringstow._guard import Staging
 from ringstow._metrics import metrics_of
 from ringstow._report import SaveReport
@@ -228,6 +228,8 @@ def _begun(
             _check_staging(staging)
             hold.let_steps_end()
         state = encode(state_dict, parts, ranks.rank, allow_pickle=allow_pickle)
+        if staging == "snapshot":  # copies of them are saved
+            state.watched.clear()
         room = json.loads(asked.config)["pool_bytes"]
         is_copied = _guard.stage(state.tensors, staging or "wait", asked.path, hold, room)
         return _Begun(asked, state, None, is_copied, promoter)
@@ -303,6 +305,8 @@ class _Save:
             except BaseException as error:
                 done.set_exception(error)
 
+        # The call is over before the ranks meet, and from now on a step of its thread waits, too.
+        self._hold.follow(self.staged.done)
         handle = RanksHandle(self._asked.path, done, self.staged, done.result)
         handle._copies = copies
         threading.Thread(target=run, name="ringstow-ranks", daemon=False).start()
@@ -390,6 +394,8 @@ class _Save:
         try:
             job.wait_staged()
             if job.staged():
+                if changed := state.changed():
+                    raise torn(path, changed)
                 self._let_go(None)
             job.wait()
         except BaseException:  # Ctrl-C

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringstow import _native
 from ringstow._errors import InvalidStateError
+from ringstow._guard import SMALL
 from ringstow._stateful._parts import OtherState, Parts, rank_key
 from ringstow._stateful._per_rank import PerRank
 from ringstow.tensors import _cuda, _numpy, _shards, _torch
@@ -36,6 +37,13 @@ class State(NamedTuple):
     """The JSON of this rank's own values."""
     meshes: dict[str, tuple[int, ...]]
     """The ranks that have each sharded tensor, if they are not all of the default group."""
+    watched: list[tuple[str, Any, int]]
+    """The large DTensors by name, with the version of each at the call: a step of an optimizer
+    raises that of the DTensor, and not that of the local tensor, which the native side watches."""
+
+    def changed(self) -> list[str]:
+        """Return the names of the large DTensors that have been written to since the call."""
+        return [name for name, tensor, version in self.watched if tensor._version != version]
 
 
 def encode(state: object, parts: Parts, rank: int, *, allow_pickle: bool) -> State:
@@ -51,6 +59,7 @@ def encode(state: object, parts: Parts, rank: int, *, allow_pickle: bool) -> Sta
 
     own: dict[str, str] = {}
     meshes: dict[str, tuple[int, ...]] = {}
+    watched: list[tuple[str, Any, int]] = []
     world = torch.distributed.get_world_size()
     exchange, address_of = _torch.usual().exchange, _cuda.finder()
 
@@ -63,7 +72,9 @@ def encode(state: object, parts: Parts, rank: int, *, allow_pickle: bool) -> Sta
 
     def special(value: Any, path: Path, tensors: _native.Tensors) -> str | None:
         if _shards.is_sharded(value):
-            name, ranks = _add_sharded(value, path, tensors, memory_of)
+            name, ranks, nbytes = _add_sharded(value, path, tensors, memory_of)
+            if nbytes > SMALL and type(value).__name__ == "DTensor" and not value.is_inference():
+                watched.append((name, value, value._version))
             if ranks is not None and len(ranks) < world:
                 meshes[name] = ranks
             return _tagged("$tensor", name)
@@ -86,7 +97,7 @@ def encode(state: object, parts: Parts, rank: int, *, allow_pickle: bool) -> Sta
         encoded = _encode.encode(
             state, allow_pickle=allow_pickle, special=special, stand_in=parts.stand_in
         )
-    return State(encoded.tensors, encoded.tree, own, meshes)
+    return State(encoded.tensors, encoded.tree, own, meshes, watched)
 
 
 def _tagged(tag: str, name: str) -> str:
@@ -114,15 +125,21 @@ def _add_sharded(
     path: Path,
     tensors: _native.Tensors,
     memory_of: Callable[[torch.Tensor, Path], Memory],
-) -> tuple[str, tuple[int, ...] | None]:
-    """Add what this rank has of a sharded tensor; return its name and the ranks that have it."""
+) -> tuple[str, tuple[int, ...] | None, int]:
+    """Add what this rank has of a sharded tensor.
+
+    Returns:
+        Its name, the ranks that have it, and the bytes that this one has.
+    """
+    nbytes = 0
     shape, pieces, ranks = _shards.sharded(value, functools.partial(describe, path))
     name = tensors.reserve(flat_name(path))
     for local, offsets, replica in pieces:
         memory = memory_of(local, path)
         region = (in_elements(shape, memory.dtype), in_elements(offsets, memory.dtype))
         tensors.add_region(name, memory, region, replica)
-    return name, ranks
+        nbytes += memory.nbytes
+    return name, ranks, nbytes
 
 
 def _add_own(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 
+import pytest
 import torch
 
 import ringstow
 import ringstow.distributed
+from ringstow._stateful._parts import Parts
 
 
 class Loader:
@@ -203,3 +206,55 @@ def fsdp1_with_a_bad_call(rank, path):
 def test_a_rank_of_fsdp1_that_fails_early_does_not_hold_up_the_others(ranks, tmp_path):
     for said in ranks(2).run(fsdp1_with_a_bad_call, str(tmp_path / "a"), timeout=120):
         assert len(said) == 2
+
+
+def save_and_step(rank, path, sharded):
+    """Rank 0 steps while rank 1 has yet to join the save."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    weight = torch.zeros(256, 256)
+    if sharded:
+        weight = distribute_tensor(weight, init_device_mesh("cpu", (2,)), [Shard(0)])
+    weight = torch.nn.Parameter(weight)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    weight.grad = -torch.ones_like(weight)
+    if rank == 0:
+        handle = ringstow.distributed.save_async({"w": weight}, path)
+        stepping = threading.Thread(target=optimizer.step)
+        stepping.start()
+        stepping.join(0.2)  # enough for a step that does not wait
+        has_stepped = not stepping.is_alive()
+        dist.barrier()
+        stepping.join()
+    else:
+        dist.barrier()
+        handle = ringstow.distributed.save_async({"w": weight}, path)
+        has_stepped = False
+        optimizer.step()
+    handle.result()
+    return has_stepped, ringstow.load(path)["w"].unique().tolist()
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_step_waits_for_ranks_that_have_yet_to_join_the_save(ranks, tmp_path, sharded):
+    for saved in ranks(2).run(save_and_step, tmp_path / "a", sharded):
+        assert saved == (False, [0.0])
+
+
+def change_a_dtensor(rank, path):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2,))
+    weight = distribute_tensor(torch.zeros(512, 512), mesh, [Shard(0)])
+    taken = ringstow.distributed._save.encode(
+        {"w": weight}, Parts({"w": weight}), rank, allow_pickle=False
+    )
+    weight.add_(1)
+    return taken.changed()
+
+
+def test_a_change_of_a_dtensor_is_noticed(ranks, tmp_path):
+    assert ranks(2).run(change_a_dtensor, tmp_path) == [["w"], ["w"]]
