@@ -199,6 +199,10 @@ def test_a_load_replaces_a_value_in_itself_or_names_what_differs(name, tmp_path)
         with pytest.raises(ringstow.KeyMismatchError, match=r"not in the checkpoint \(1\): v\.me"):
             ringstow.load_into(into, tmp_path / "one")
         return
+    if name in ("two objects", "config", "namespace"):  # a save refuses them, and others hold them
+        with pytest.raises(ringstow.KeyMismatchError, match="which a load cannot fill"):
+            ringstow.load_into(into, tmp_path / "one")
+        return
     ringstow.load_into(into, tmp_path / "one")
     assert into == {"w": torch.ones(1), "v": 3}
 
@@ -214,7 +218,7 @@ def test_an_object_of_dcp_in_itself_gets_its_numbers():
     inner = {"param_groups": [{"params": [0]}], "state": {"0": {"step": 1}}}
     inner["again"] = {"inner": inner}
     state = {"optimizer": inner}
-    _dcp.number(state)
+    _dcp._restore_known(state)
     assert inner["state"] == {0: {"step": 1}}
 
 

@@ -21,10 +21,8 @@ import ringstow.dcp
 
 # Faces that read no checkpoint of that kind, and what they say to do.
 NEVER = {
-    ("stock dcp.save", "distributed.load_into"): "load it with ringstow.load",
     ("stock dcp.save", "dcp.load"): "with dcp.load without ringstow's reader",
     ("stock dcp.save", "dcp.load, LoadPlanner"): "with dcp.load without ringstow's reader",
-    ("torch.save", "distributed.load_into"): "load it with ringstow.load",
     ("torch.save", "dcp.load"): "load it with ringstow.load",
     ("torch.save", "dcp.load, LoadPlanner"): "load it with ringstow.load",
 }
