@@ -490,7 +490,7 @@ class Merge:
                 raise
         if self.kept:
             _log.warning(
-                "%s has states of other ranks, and they differ, so rank %d keeps its own: %s",
+                "%s has states of other ranks and none of rank %d, which keeps its own: %s",
                 path,
                 self.rank,
                 ", ".join(self.kept),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from ringstow.tensors._memory import Stored
     from ringstow.tree._build import Contents
     from ringstow.tree._rename import Rename
+
+_log = logging.getLogger("ringstow")
 
 Like = Callable[[Any, str, "Stored", Path], Any]
 """Returns a new tensor for a state, by its name, of a parameter; None where any memory serves."""
@@ -53,11 +56,14 @@ class Merge(Protocol):
         """Return whether a part of a skeleton holds a damaged tensor."""
 
 
-# Options of a group that say nothing of the type of optimizer, or that torch has added.
-_ANY_OPTIMIZER = {
-    *(PARAMS, "param_names", "lr", "initial_lr", "weight_decay", "amsgrad", "maximize"),
-    *("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay"),
+# Options that tell one type of torch's optimizers from another.
+_TYPICAL = {
+    *("betas", "momentum", "dampening", "nesterov", "alpha", "centered", "rho", "momentum_decay"),
+    *("lr_decay", "initial_accumulator_value", "etas", "step_sizes", "lambd", "t0", "beta2_decay"),
+    *("max_iter", "history_size", "ns_steps"),
 }
+# What a group keeps of its own: whose parameters it has, and that Adam is not AdamW.
+_OWN = {PARAMS, "param_names", "decoupled_weight_decay"}
 # States that have the shape of their parameter.
 _LIKE_PARAMETER = {
     *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "acc_delta"),
@@ -155,10 +161,18 @@ def _paired(
     _refuse_another(merge, here, node, path)
     groups = []
     for number, group in enumerate(here[GROUPS]):
-        found = next((saved[pairs[key]] for key in group[PARAMS] if key in pairs), None)
-        if found is None:
-            found = node[GROUPS][number] if number < len(node[GROUPS]) else {}
-        groups.append(found)
+        known = [key for key in group[PARAMS] if key in pairs]
+        found = saved[pairs[known[0]]] if known else {}
+        # The options of a group are those of the same parameters: of others, they stay.
+        theirs = [key for key in pairs if saved[pairs[key]] is found]
+        groups.append(found if sorted(map(str, theirs)) == sorted(map(str, known)) else {})
+        if known and not groups[-1]:
+            _log.warning(
+                "%s: group %d has other parameters than any group in the checkpoint, so its "
+                "options, such as lr, stay as they are",
+                flat_name(path),
+                number,
+            )
     return pairs, groups
 
 
@@ -169,14 +183,19 @@ def _sizes(state: dict[str, Any]) -> list[int]:
 def _refuse_another(merge: Merge, here: dict[str, Any], node: dict[str, Any], path: Path) -> None:
     """Note a mismatch if another type of optimizer was saved: each has options of its own."""
     ours, theirs = (
-        {name for group in one[GROUPS] for name in group} - _ANY_OPTIMIZER for one in (here, node)
+        {name for group in one[GROUPS] for name in group} & _TYPICAL for one in (here, node)
     )
-    if ours - theirs and theirs - ours:
+    if ours != theirs:
         merge.differs.add("kind")
         merge.mismatched.append(
-            f"{flat_name(path)} is an optimizer with {', '.join(sorted(ours - theirs))} here, and "
-            f"one with {', '.join(sorted(theirs - ours))} in the checkpoint"
+            f"{flat_name(path)} is an optimizer with {_listed(ours)} here, and one with "
+            f"{_listed(theirs)} in the checkpoint: its state is of no use to this one, so leave "
+            "the optimizer out"
         )
+
+
+def _listed(options: set[str]) -> str:
+    return ", ".join(sorted(options)) or "neither betas nor momentum"
 
 
 def _of(states: dict[Any, Any], key: Any) -> dict[str, Any] | None:
@@ -230,7 +249,7 @@ def _state(
 def _group(merge: Merge, group: dict[str, Any], saved: dict[str, Any], path: Path) -> None:
     """Plan a group's options: the checkpoint's, and those that only this one has."""
     for name, child in saved.items():
-        if name in (PARAMS, "param_names"):
+        if name in _OWN:
             continue
         is_tensor = isinstance(child, Leaf) and child.tag == "$tensor"
         if is_tensor and _torch.is_tensor(group.get(name)):

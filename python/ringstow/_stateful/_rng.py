@@ -38,7 +38,8 @@ class RngState:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the generators."""
+        """Set the generators; also by what `ringstow.load` returns, which is of all ranks."""
+        state = state.get("rank 0", state)
         version, numbers, gauss = state["python"]
         random.setstate((version, tuple(numbers), gauss))
         numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")

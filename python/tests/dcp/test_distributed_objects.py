@@ -71,7 +71,10 @@ def test_more_ranks_keep_what_differs_and_say_so_and_get_what_is_alike(ranks, tm
     assert [one[0] for one in loaded] == [0, 10, -1]
     assert [one[1:3] for one in loaded] == [(5, [1, 1, 1])] * 3
     (said,) = loaded[2][4]
-    assert "so rank 2 keeps its own: loader (saved by 2 ranks), rng (saved by 2 ranks)" in said
+    assert (
+        "none of rank 2, which keeps its own: loader (saved by 2 ranks), rng (saved by 2 ranks)"
+        in said
+    )
 
 
 def test_one_process_gets_rank_0s_without_a_group_and_saves_it(ranks, tmp_path):
