@@ -96,7 +96,7 @@ def is_array(value: Any) -> bool:
 def has_a_place(value: Any) -> bool:
     """Return whether a save takes a value, so that a load may put another in its place.
 
-    Anything else is an object of the program's: whoever holds it would not see the change.
+    Anything else is an object of the program, which may hold it elsewhere, too.
     """
     if type(value) in _PLAIN or isinstance(value, DamagedTensor):
         return True
