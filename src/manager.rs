@@ -5,6 +5,7 @@
 
 mod base;
 mod eviction;
+mod going_back;
 mod queue;
 mod restore;
 mod rules;
@@ -18,7 +19,10 @@ use crate::handle::SaveHandle;
 use crate::pipeline::job::Job;
 use crate::pipeline::report::SaveReport;
 use crate::state::StateDict;
-use crate::store::{Direction, Disposal, Found, Retained, Retention, Slimmed, Status, Wanted};
+use crate::store::{
+    Direction, Disposal, Found, Managed, Retained, Retention, Slimmed, Status, Wanted,
+    check_own_name,
+};
 use crate::sys::dir;
 use crate::sys::path::absolute;
 use base::Previous;
@@ -93,6 +97,8 @@ struct Shared {
     slimming: Mutex<Slimming>,
     previous: Option<Previous>,
     copies: Option<Copies>,
+    /// Says that what is saved after going back to an earlier step is newer.
+    managed: Managed,
     /// Held for reading by a restore, and for writing by a removal: nothing goes that is being restored.
     in_use: RwLock<()>,
 }
@@ -137,8 +143,9 @@ impl CheckpointManager {
         slim.as_ref().map_or(Ok(()), Slim::check)?;
         let (root, in_use) = (absolute(root)?, RwLock::new(()));
         let slimming = Mutex::default();
-        let copies = None;
-        let shared = Shared { store, root, retention, slim, slimming, previous, copies, in_use };
+        let (copies, managed) = (None, Managed::run(&root));
+        let shared =
+            Shared { store, root, retention, slim, slimming, previous, copies, managed, in_use };
         let manager = Self { shared: Arc::new(shared), saving: None };
         match has_tiers {
             true => manager.tiers(Tiers { places, rate, ..Tiers::default() }),
@@ -210,7 +217,7 @@ impl CheckpointManager {
         self.wait()?;
         self.shared.make_room();
         self.shared.note(step, state, metrics)?;
-        let path = self.path(step);
+        let path = self.path(step)?;
         let saved = self.shared.store.save(state, &path);
         let report = saved.map_err(|error| self.shared.failed(&path, error))?;
         Ok(self.shared.clean_up(path, report))
@@ -232,7 +239,7 @@ impl CheckpointManager {
         self.wait()?;
         self.shared.make_room();
         self.shared.note(step, &mut state, metrics)?;
-        let (shared, path) = (self.shared.clone(), self.path(step));
+        let (shared, path) = (self.shared.clone(), self.path(step)?);
         let to = path.clone();
         let saving =
             self.shared.store.save_then(state, &to, move |report| shared.clean_up(path, report))?;
@@ -304,10 +311,17 @@ impl CheckpointManager {
     }
 
     /// Where a save of this step goes: over an earlier checkpoint of it, if that has one of the usual names.
-    fn path(&self, step: u64) -> PathBuf {
+    ///
+    /// # Errors
+    /// As for [`check_own_name`].
+    fn path(&self, step: u64) -> Result<PathBuf> {
         let own = self.shared.root.join(format!("step-{step:08}"));
         let short = self.shared.root.join(format!("step-{step}"));
-        if !dir::has(&own) && dir::has(&short) { short } else { own }
+        let path = match !dir::has(&own) && dir::has(&short) && check_own_name(&short).is_ok() {
+            true => short,
+            false => own,
+        };
+        check_own_name(&path).map(|()| path)
     }
 }
 

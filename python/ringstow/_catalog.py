@@ -216,7 +216,7 @@ def _newest_on(
 ) -> str | None:
     """Return the nearest copy of the newest step that tiers have; None if nothing is committed."""
     refuse_two_runs(tiers)
-    newest: tuple[tuple[int, int], str] | None = None
+    newest: tuple[tuple[int, ...], str] | None = None
     failure: Exception | None = None
     for tier in tiers:
         try:
@@ -227,9 +227,8 @@ def _newest_on(
             continue
         listed = () if path is None else steps(tier, pattern=pattern, config=config)
         for found in listed:
-            key = (found.step or 0, found.created_unix_ms or 0)
-            if found.path == path and (newest is None or key > newest[0]):
-                newest = key, path
+            if found.path == path and (newest is None or found.order > newest[0]):
+                newest = found.order, path
     if newest is None and failure is not None:
         raise failure
     return None if newest is None else newest[1]
@@ -317,25 +316,35 @@ def retain(
         OSError: ``directory`` can't be listed. What fails below it is in `Retained.left`, and the
             rest is done.
     """
+    return retained(
+        directory_to_read(directory),
+        _count(keep, "keep"),
+        step_number(keep_every, "keep_every"),
+        None if keep_best is None else _best(keep_best),
+        recycle=recycle,
+        pattern=pattern,
+        dry_run=dry_run,
+        config=config,
+    )
+
+
+def retained(
+    directory: str,
+    keep: int,
+    keep_every: int | None,
+    keep_best: tuple[str, str, int] | None,
+    *,
+    recycle: bool | None = None,
+    pattern: str | None = None,
+    dry_run: bool = False,
+    pinned: Iterable[str] = (),
+    config: Config | None,
+) -> Retained:
+    """Do what `retain` does; ``pinned`` are names of steps that stay besides."""
     from ringstow._catalog_report import Retained
 
-    kept = _count(keep, "keep")
-    every = step_number(keep_every, "keep_every")
-    best = None if keep_best is None else _best(keep_best)
-    knobs = native_json(config)
-    recycles = _recycles(recycle, config)
-    return Retained.from_json(
-        _native.retain(
-            directory_to_read(directory),
-            kept,
-            every,
-            best,
-            recycles,
-            pattern,
-            dry_run,
-            knobs,
-        )
-    )
+    how = (_recycles(recycle, config), pattern, dry_run, list(pinned), native_json(config))
+    return Retained.from_json(_native.retain(directory, keep, keep_every, keep_best, *how))
 
 
 def prune(

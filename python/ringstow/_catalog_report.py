@@ -186,6 +186,11 @@ class Step(Report):
     created_unix_ms: int | None
     """When it was committed, in milliseconds since 1970-01-01 UTC; None if it never was, or its
     manifest can't be read."""
+    saved_as: str | None = None
+    """The name under which it was saved, if it has another now: it is a copy, or was renamed."""
+    order: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """The greater is the newer: how often the run had gone back to an earlier step, the step, the
+    number of the save in its run, and the time."""
     nbytes: int | None
     """Bytes of its files, headers included."""
     status: Literal["committed", "incomplete", "damaged"]
@@ -295,4 +300,7 @@ class Swept(Report):
 def _utc(unix_ms: int) -> datetime.datetime:
     import datetime
 
-    return datetime.datetime.fromtimestamp(unix_ms / 1000, datetime.UTC)
+    try:
+        return datetime.datetime.fromtimestamp(unix_ms / 1000, datetime.UTC)
+    except (ValueError, OverflowError, OSError):  # a clock that was beyond the year 9999
+        return datetime.datetime.max.replace(tzinfo=datetime.UTC)

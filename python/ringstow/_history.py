@@ -30,7 +30,7 @@ _directories: set[str] = set()
 
 
 class Entry(NamedTuple):
-    """One save, load or promotion that ended."""
+    """One save, load, promotion or removal that ended."""
 
     kind: str
     name: str
@@ -46,6 +46,8 @@ class Entry(NamedTuple):
     blocked_seconds: float | None = None
     """How long training waited for the save."""
     error: str | None = None
+    reason: str | None = None
+    """Why a step was removed; the compiled half notes removals."""
     fallbacks: tuple[Fallback, ...] = ()
     metrics: Mapping[str, float] = {}
     """Those of the save, the first by name."""
@@ -127,7 +129,7 @@ def _parsed(line: bytes) -> Entry | None:
             isinstance(entry.name, str)
             and isinstance(entry.kind, str)
             and isinstance(entry.at_unix_ms, int)
-            and all(isinstance(one, str | None) for one in (entry.to, entry.error))
+            and all(isinstance(one, str | None) for one in (entry.to, entry.error, entry.reason))
             and all(isinstance(one, int | None) for one in (entry.step, entry.bytes))
             and all(
                 one is None or isinstance(one, float) or abs(one) < 1 << 63

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
-from ringstow import _eviction, _previous, _rules, _setup, _tiers
+from ringstow import _eviction, _going_back, _native, _previous, _rules, _setup, _tiers
 from ringstow._arguments import StrPath, absolute, step_number
 from ringstow._config import Config, given, without_tiers
 from ringstow._damage import OnCorrupt
@@ -27,7 +27,7 @@ from ringstow._turn import Turn
 from ringstow._upkeep import Upkeep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     import torch.distributed as dist
 
@@ -188,6 +188,8 @@ class CheckpointManager:
             from ringstow import _history  # needs the reports: `import ringstow` does not
 
             _history.keep(self._root)
+        self._managed = _native.Managed(self._root)
+        self._config = config
         self._turn = Turn(self._root)
         self._saving: _Saving | None = None
         self._has_read_newest = False
@@ -404,10 +406,12 @@ class CheckpointManager:
         into: dict[Any, Any] | None = None,
         on_corrupt: OnCorrupt = "raise",
         strict: bool = True,
+        drop_newer: bool = False,
     ) -> Restored | None:
         """Load a step, the newest if none is named.
 
-        Saves that were killed before their commit do not count.
+        Saves that were killed before their commit do not count. The newest is the one with the
+        highest number, unless the run has gone back: what was saved after that is newer.
 
         Args:
             step: the step's number.
@@ -418,6 +422,9 @@ class CheckpointManager:
                 passes over. If none is intact, the newest one's error is raised. Any other failure
                 is always raised: a missing disk or permission must not cost progress.
             strict: require the same keys in ``into`` and the step, as in `ringstow.load_into`.
+            drop_newer: remove the steps that are newer than the named one, here and on the
+                ``tiers``, but for those that `keep` keeps. Otherwise they stay until the rules
+                remove them, and a warning names them.
 
         Returns:
             The step and its state; None if no step is named and nothing was committed yet. A
@@ -437,18 +444,24 @@ class CheckpointManager:
         if on_corrupt not in get_args(OnCorrupt):
             raise ValueError(f'on_corrupt is "raise" or "previous", not {on_corrupt!r}')
         number = step_number(step)
+        if number is None and drop_newer:
+            raise ValueError("drop_newer removes the steps that are newer than the one you name")
         if number is not None and on_corrupt == "previous":
             raise ValueError(
                 f'on_corrupt="previous" is for the newest step; step {number} was named, and no '
                 "other is loaded in its place: leave out one of the two"
             )
-        with self._call("restore", number, on_corrupt, strict):
+        with self._call("restore", number, on_corrupt, strict, drop_newer):
             self._side.check_into(into)
             if number is None:
                 found = self._side.first(lambda: self._steps.candidates(on_corrupt))
             else:
                 found = self._side.first(lambda: self._steps.named(number))
             restored = first_intact(self._side, found, into, on_corrupt, strict=strict)
+            if found:
+                self._managed.follows(max(one.order for one in found))
+            if number is not None:
+                self._go_back(found[0], drop_newer)
             is_here = restored is not None and self._steps.is_here(restored.path)
             if number is None:
                 self._upkeep.find_out(passed_over(found, restored))
@@ -466,6 +479,53 @@ class CheckpointManager:
             if number is None and restored is None and self._side.is_first:
                 self._steps.tell_empty()
         return restored
+
+    def _go_back(self, step: Step, drop_newer: bool) -> None:
+        """Warn of the steps that are newer than the restored one, or remove them."""
+        every = self._side.first(self._steps.loadable)
+        newer = _going_back.newer(every, step)
+        if not newer:
+            return
+        self._managed.follows(newer[0].order)
+        if not drop_newer:
+            if self._side.is_first:
+                _going_back.tell(self._root, step, newer)
+            return
+        here = [one for one in newer if self._steps.is_here(one.path)]
+        there = [one for one in newer if one not in here]
+
+        def drop() -> None:
+            own = (here if self._side.leads else []) + (there if self._side.is_first else [])
+            _going_back.drop(self._root, step, own, self._config)
+
+        self._side.first(drop)
+
+    def keep(self, step: int) -> None:
+        """Keep a step until `release`: no rule removes it, slims it or lets it leave ``root``.
+
+        Nor do the rules remove its copies on ``tiers``.
+
+        Raises:
+            NoCheckpointError: there is no such step in ``root``.
+            OSError: the system refused.
+        """
+        number = _numbered(step)
+        with self._call("keep", number):
+            self._side.first(lambda: self._pin(number, _native.pin))
+
+    def release(self, step: int) -> bool:
+        """Let a step go that was kept; from now on the rules decide. Return whether it was kept.
+
+        Raises:
+            NoCheckpointError, OSError: as in `keep`.
+        """
+        number = _numbered(step)
+        with self._call("release", number):
+            return self._side.first(lambda: bool(self._pin(number, _native.unpin)))
+
+    def _pin(self, step: int, change: Callable[[str], bool | None]) -> bool | None:
+        path = self._run.named(step)[0].path
+        return change(path) if self._side.leads else None
 
     def _prepare(self, step: int) -> tuple[str, Base | None]:
         """Finish a removal that a kill has cut short; return where to save a step, and its base.

@@ -640,8 +640,31 @@ def retain(
     recycle: bool,
     pattern: str | None,
     dry_run: bool,
+    pinned: list[str],
     config: str,
 ) -> str: ...
+
+# Says, until it goes, that this process manages the run in a directory: a save of a step below the
+# newest means that the run has gone back.
+class Managed:
+    def __init__(self, root: str) -> None: ...
+    # Notes the order of a step of the run in another place: what is saved from now on is newer.
+    def follows(self, order: tuple[int, int, int, int]) -> None: ...
+
+# Raises InvalidStateError if a path that a manager has named is a link, or a copy of another step.
+def check_own_name(path: str) -> None: ...
+
+# Keeps a step, whatever the rules say.
+def pin(step: str) -> None: ...
+
+# Lets it go, and returns whether it was kept.
+def unpin(step: str) -> bool: ...
+
+# Returns the names of the steps of a run that are kept.
+def pinned(run: str) -> list[str]: ...
+
+# Removes a step, logs the reason, and notes it in the run's history. Returns Removed.
+def remove_step(path: str, reason: str, config: str) -> str: ...
 
 # Returns a Slimmed as JSON.
 def slim(path: str, drop: list[str], config: str) -> str: ...

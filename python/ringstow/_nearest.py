@@ -89,7 +89,7 @@ def _newest(tiers: list[str], config: Config | None) -> Found:
         else:
             return found
     if failure is None and damaged:
-        newest = max(damaged, key=lambda step: step.step or 0)
+        newest = max(damaged, key=lambda step: step.order)
         _native.Checkpoint(newest.path, native_json(config))  # raises what is wrong with it
     if failure is not None:
         raise failure
@@ -139,9 +139,9 @@ def warn_if_missing(tier: str) -> None:
         )
 
 
-def newest_first(step: Step) -> tuple[int, int]:
+def newest_first(step: Step) -> tuple[int, ...]:
     """Return what sorts the newest save first, and is the same of all copies of one save."""
-    return -(step.step or 0), -(step.created_unix_ms or 0)
+    return tuple(-number for number in step.order)
 
 
 def opened(found: Found, attempt: Callable[[str, list[str]], _T]) -> _T:

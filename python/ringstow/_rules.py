@@ -179,13 +179,14 @@ class Retention:
                 )
 
 
-def retain(root: str, rules: Rules, config: Config | None) -> Retained:
-    """Remove the steps of a directory, or of a URL, that no rule keeps."""
-    return _catalog.retain(
+def retain(root: str, rules: Rules, config: Config | None, pinned: Iterable[str] = ()) -> Retained:
+    """Remove the steps of a directory, or of a URL, that no rule keeps and that are not pinned."""
+    return _catalog.retained(
         root,
         rules.keep_last or 1,  # retain keeps the newest in any case
-        keep_every=rules.keep_every,
-        keep_best=rules.keep_best,
+        rules.keep_every,
+        rules.keep_best,
+        pinned=pinned,
         config=config,
     )
 

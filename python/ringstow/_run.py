@@ -6,7 +6,7 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from ringstow import _catalog
+from ringstow import _catalog, _native
 from ringstow._damage import OnCorrupt, is_damage
 from ringstow._errors import InvalidStateError, NoCheckpointError
 from ringstow._nearest import warn_of_lost_manifests, was_committed
@@ -118,13 +118,19 @@ class Run:
         return wanted[:1]
 
     def path_of(self, step: int) -> str:
-        """Return where to save a step: in place of the step of that number, if there was one."""
+        """Return where to save a step: in place of the step of that number, if there was one.
+
+        Raises:
+            InvalidStateError: a link is there, or a copy of another step.
+        """
         if self._paths is None:
             try:
                 self._paths = {s.step: s.path for s in self.steps() if s.step is not None}
             except Exception as error:  # it says nothing about the save, which may go well
                 _log.warning("cannot list the steps in %s: %s", self.root, error)
-        return (self._paths or {}).get(step) or os.path.join(self.root, f"step-{step:08}")
+        path = (self._paths or {}).get(step) or os.path.join(self.root, f"step-{step:08}")
+        _native.check_own_name(path)
+        return path
 
     def _committed(self) -> list[Step]:
         steps = self.steps()
@@ -167,6 +173,7 @@ def step_at(path: str, config: Config | None) -> Step:
         metrics=info.metrics,
         dropped=info.dropped,
         created_unix_ms=info.created_unix_ms,
+        order=(0, info.step or 0, 0, info.created_unix_ms),
         nbytes=None,
         status="committed",
         problem=None,
@@ -182,6 +189,7 @@ def _step_of(left: _steps.Left) -> Step:
         metrics={},
         dropped=(),
         created_unix_ms=None,
+        order=(0, left.step or 0, 0, 0),
         nbytes=None,
         status="committed",
         problem=None,

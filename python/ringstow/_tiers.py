@@ -193,7 +193,7 @@ def promoter(root: str, plan: Plan, config: Config | None) -> Promoter:
     """Return what copies a manager's steps. `CheckpointManager.close` waits for it."""
 
     def clear(tier: str) -> None:
-        _rules.retain(tier, plan.rules, config)
+        _rules.retain(tier, plan.rules, config, _native.pinned(root))
 
     removes = None if plan.rules.keeps_all else clear
     return Promoter(

@@ -106,12 +106,13 @@ pub(crate) fn retain(
     recycle: bool,
     pattern: Option<&str>,
     dry_run: bool,
+    pinned: Vec<String>,
     config: &str,
 ) -> PyResult<String> {
     let config = self::config(config)?;
     let keep_best = keep_best.map(best).transpose()?;
     let (disposal, pattern) = (disposal(recycle), self::pattern(pattern)?);
-    let retention = Retention { keep, keep_every, keep_best, disposal, pattern };
+    let retention = Retention { keep, keep_every, keep_best, disposal, pattern, pinned };
     let retain = || match dry_run {
         true => ringstow::internals::store::retain_plan(&directory, &retention, &config),
         false => ringstow::internals::store::retain(&directory, &retention, &config),

@@ -68,6 +68,7 @@ pub fn run(args: &Retain, out: &mut Output) -> Result<Exit> {
         keep_best: args.keep_best.clone(),
         disposal,
         pattern: args.pattern.clone(),
+        pinned: Vec::new(),
     };
     let retained = match args.clearing.dry_run {
         true => retain_plan(&args.dir, &retention, &config),

@@ -4,6 +4,7 @@
 mod check;
 mod chunk;
 mod node;
+mod place;
 mod rank_share;
 mod slim;
 mod tensor;
@@ -19,6 +20,8 @@ use std::path::Path;
 
 pub use chunk::Chunk;
 pub use node::Node;
+pub(crate) use place::numbers;
+pub use place::{Age, Head, Order, Place};
 pub(crate) use rank_share::RANKS_MAX;
 pub use rank_share::RankShare;
 pub use slim::Dropped;
@@ -57,6 +60,12 @@ pub struct Manifest<T = Vec<TensorEntry>, S = Box<RawValue>> {
     pub world_size: u32,
     /// Bytes of a checksum chunk; the last chunk of a file may be shorter.
     pub block_bytes: u64,
+    /// The step of training that it was saved as; absent if the caller gave none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<u64>,
+    /// Where it stands among the saves of its run; absent in what is no step, and in what was saved before there were places.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub place: Option<Place>,
     /// The shards.
     #[serde(deserialize_with = "lists::entries")]
     pub files: Vec<FileEntry>,
@@ -77,9 +86,6 @@ pub struct Manifest<T = Vec<TensorEntry>, S = Box<RawValue>> {
     /// The nodes that wrote it, if no directory has all of its files; empty otherwise.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "lists::entries")]
     pub nodes: Vec<Node>,
-    /// The step of training that it was saved as; absent if the caller gave none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub step: Option<u64>,
     /// The metrics that it was saved with; absent if there are none.
     #[serde(default, skip_serializing_if = "Metrics::is_empty", with = "metrics")]
     pub metrics: Metrics,
@@ -161,8 +167,34 @@ impl<T, S> Manifest<T, S> {
             part_of: None,
             nodes: Vec::new(),
             step: None,
+            place: None,
             metrics: Metrics::new(),
             dropped: Vec::new(),
+            state,
+        }
+    }
+}
+
+impl<T, S> Manifest<T, S> {
+    /// The same with other files, tensors and values.
+    pub fn with<U, V>(&self, files: Vec<FileEntry>, tensors: U, state: V) -> Manifest<U, V> {
+        Manifest {
+            format: self.format.clone(),
+            version: self.version,
+            writer: self.writer.clone(),
+            created_unix_ms: self.created_unix_ms,
+            generation: self.generation,
+            world_size: self.world_size,
+            block_bytes: self.block_bytes,
+            step: self.step,
+            place: self.place.clone(),
+            files,
+            tensors,
+            stripes: self.stripes.clone(),
+            part_of: self.part_of.clone(),
+            nodes: self.nodes.clone(),
+            metrics: self.metrics.clone(),
+            dropped: self.dropped.clone(),
             state,
         }
     }

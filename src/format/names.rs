@@ -249,6 +249,9 @@ pub fn rank_dir(rank: u32) -> String {
     format!("rank{rank:05}")
 }
 
+/// How the name of a directory begins that is to be renamed.
+pub const UNNAMED_PREFIX: &str = ".ringstow-";
+
 /// Whether a directory of this name waits for the rename that gives it a checkpoint's name, or for its removal:
 /// `.ringstow-checkpoint-1000`. Integrations of trainers use such names.
 pub fn is_unnamed(path: &std::path::Path) -> bool {

@@ -56,6 +56,7 @@ impl CheckpointManager {
         let _in_use = self.shared.in_use.read().unwrap_or_else(PoisonError::into_inner);
         let mut passed_over: Vec<(PathBuf, Error)> = Vec::new();
         let candidates = self.shared.candidates(step)?;
+        let all = step.map(|_| self.shared.candidates(None)).transpose()?;
         for (at, (number, Found { path, dropped, created_unix_ms, .. })) in
             candidates.iter().enumerate()
         {
@@ -72,6 +73,8 @@ impl CheckpointManager {
                         tracing::warn!("`slim` has dropped {dropped} from {}", path.display());
                     }
                     self.shared.restored(path);
+                    self.shared.follows(all.as_ref().unwrap_or(&candidates));
+                    all.iter().for_each(|all| self.shared.tell_newer(number, all));
                     let has_all = self.shared.copies.as_ref().is_some_and(|tiers| {
                         let same = &candidates[at + 1..=at + copies.len()];
                         tiers.have_all(same.iter().map(|(_, copy)| copy))
@@ -131,14 +134,14 @@ impl Shared {
         let there =
             copies.committed(self)?.into_iter().filter_map(|found| Some((found.step?, found)));
         let mut there: Vec<_> =
-            there.filter(|(step, _)| from.is_none_or(|from| *step <= from)).collect();
-        let has_it = there.iter().any(|(step, _)| from.is_none_or(|from| *step == from));
+            there.filter(|(step, _)| from.is_none_or(|from| *step == from)).collect();
+        let has_it = !there.is_empty();
         let mut all = match self.committed(from) {
             Err(Error::NoCheckpoint { .. }) if has_it => Vec::new(),
             here => here?,
         };
         all.append(&mut there);
-        all.sort_by_key(|(step, found)| Reverse((*step, found.created_unix_ms)));
+        all.sort_by_key(|(_, found)| Reverse(found.order)); // a stable sort: of copies the nearest
         Ok(all)
     }
 
@@ -155,14 +158,14 @@ impl Shared {
         let mut steps = Vec::new();
         for found in all.into_iter().rev().filter(Found::was_committed) {
             match found.step {
-                Some(step) if from.is_none_or(|from| step <= from) => steps.push((step, found)),
+                Some(step) if from.is_none_or(|from| step == from) => steps.push((step, found)),
                 // Only its manifest says which step it is.
                 None if found.status == Status::Unreadable => drop(self.store.open(&found.path)?),
                 _ => {}
             }
         }
         match from {
-            Some(from) if steps.first().is_none_or(|(step, _)| *step != from) => {
+            Some(from) if steps.is_empty() => {
                 let reason = "no step of this number was committed here; `ringstow ls` lists those that were".into();
                 Err(Error::NoCheckpoint { path: self.root.join(format!("step-{from:08}")), reason })
             }

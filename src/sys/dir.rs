@@ -327,6 +327,16 @@ pub fn exchange(one: &Path, other: &Path) -> Result<()> {
     exchanged.map_err(|e| Error::io("swapping the names of two directories", one, e))
 }
 
+/// Makes a symbolic link that leads to `to`, durably.
+///
+/// # Errors
+/// [`Error::Io`], also if the name is taken.
+pub(crate) fn link_to(path: &Path, to: &Path) -> Result<()> {
+    made(Call::Link, path, || std::os::unix::fs::symlink(to, path))
+        .map_err(|e| inodes::creating(path, e))?;
+    sync(path.parent().unwrap_or(Path::new(".")))
+}
+
 /// Makes the names in a directory durable: files created, renamed and removed.
 ///
 /// # Errors

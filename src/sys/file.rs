@@ -79,6 +79,16 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     write_by(path, |mut file| file.write_all(bytes)).map(drop)
 }
 
+/// Adds to the end of a file, which is created if it is missing. Does not sync it.
+///
+/// # Errors
+/// The system's; [`io::ErrorKind::InvalidInput`] if it is not a file.
+pub(crate) fn append(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND;
+    let mut file = made(Call::Open, path, || open(path, flags, false))?;
+    made(Call::Write, path, || file.write_all(bytes))
+}
+
 /// Has `content` write a small file that is [created](create) anew, and syncs it.
 ///
 /// # Errors

@@ -42,7 +42,7 @@ class NodeRun(Run):
             if name not in found or _is_better(step, found[name]):
                 found[name] = dataclasses.replace(step, path=os.path.join(self.root, name))
         # Those without a number, such as what a killed save has left, come first.
-        return [one for _, one in sorted(found.items(), key=lambda item: _in_order(*item))]
+        return sorted(found.values(), key=lambda one: (one.step is not None, one.order, one.path))
 
     def newest(self) -> Step | None:
         """Return the newest step of which all files are on some node."""
@@ -120,9 +120,5 @@ def _is_better(one: Step, other: Step) -> bool:
     return _worth(one) > _worth(other)
 
 
-def _worth(step: Step) -> tuple[int, bool]:
-    return step.created_unix_ms or 0, step.status == "committed"
-
-
-def _in_order(name: str, step: Step) -> tuple[int, str]:
-    return -1 if step.step is None else step.step, name
+def _worth(step: Step) -> tuple[tuple[int, ...], bool]:
+    return step.order, step.status == "committed"

@@ -23,7 +23,8 @@ class Seen(NamedTuple):
 
     stamp: str
     """Its fingerprint, the same on all nodes."""
-    created_unix_ms: int
+    order: tuple[int, ...]
+    """The greater is the newer; see `Step.order`."""
 
 
 class Look(NamedTuple):
@@ -76,8 +77,8 @@ def look(path: str, config: str) -> Look:
     if not _native.nodes_of(checkpoint):
         return Look()
     assert checkpoint.stamp is not None
-    created = json.loads(checkpoint.info)["created_unix_ms"]
-    return Look(Seen(checkpoint.stamp, created), checkpoint)
+    order = tuple(json.loads(checkpoint.info)["order"])
+    return Look(Seen(checkpoint.stamp, order), checkpoint)
 
 
 def find(group: Group, nodes: Nodes, path: str, own: Look, all_seen: list[Seen | None]) -> Whole:
@@ -97,7 +98,8 @@ def find(group: Group, nodes: Nodes, path: str, own: Look, all_seen: list[Seen |
         MissingFilesError: files of it are on no node: names nodes and files.
         Error: another rank failed.
     """
-    found = sorted({s for s in all_seen if s is not None}, key=lambda s: (-s[1], s[0]))
+    seen_here = {seen for seen in all_seen if seen is not None}
+    found = sorted(seen_here, key=lambda seen: (seen.order, seen.stamp), reverse=True)
     why: MissingFilesError | None = None
     for candidate in found:
         manifest: bytes | None = None

@@ -1,6 +1,7 @@
 //! What a directory was found to hold: a checkpoint, complete or not.
 
 use crate::error::Error;
+use crate::format::manifest::{Order, numbers};
 use crate::format::{Metrics, RankShare, metrics};
 use serde::Serialize;
 use std::path::PathBuf;
@@ -25,8 +26,13 @@ pub struct Found {
     pub metrics: Metrics,
     /// Names below which everything was dropped; see [`slim`](crate::slim()).
     pub dropped: Vec<String>,
+    /// The name under which it was saved, if it has another now: it is a copy, or was renamed.
+    pub saved_as: Option<String>,
     /// When it was committed, in milliseconds since 1970-01-01 UTC.
     pub created_unix_ms: Option<u64>,
+    /// The greater is the newer: how often the run had gone back, the step, the number of the save in its run, and the time.
+    #[serde(serialize_with = "numbers")]
+    pub order: Order,
     /// Number of tensors.
     pub tensors: Option<usize>,
     /// Bytes of its shards.
@@ -58,7 +64,9 @@ impl Found {
             saved_step: None,
             metrics: Metrics::new(),
             dropped: Vec::new(),
+            saved_as: None,
             created_unix_ms: None,
+            order: Order::default(),
             tensors: None,
             file_bytes: None,
             part_of: None,

@@ -54,6 +54,9 @@ impl Links {
 
     /// A link to `checkpoint` or to something in it.
     pub fn to(&self, checkpoint: &Path) -> Option<&Path> {
+        if self.0.is_empty() {
+            return None;
+        }
         let checkpoint = dir::real(checkpoint).ok()?;
         let found = self.0.iter().find(|(_, to)| to.starts_with(&checkpoint))?;
         Some(&found.0)

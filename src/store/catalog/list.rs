@@ -10,8 +10,11 @@ use crate::store::catalog::shares;
 use crate::store::layout::stripe_marker::stripe_owner;
 use crate::store::layout::{manifest, rank_dirs};
 use crate::store::read::checkpoint::Checkpoint;
+use crate::store::read::dcp_mark;
 use crate::store::read::diagnose::explain;
 use crate::store::read::object::read_manifest;
+use crate::store::read::shards::find_shards;
+use crate::store::read::summary::{self, Summary};
 use crate::sys::dir::{entries, file_names, is_link, is_there};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -47,9 +50,11 @@ pub(in crate::store) fn survey(
         if found.path == dir {
             found.step = found.step.or(found.saved_step); // `dir` may be a link
         }
+        found.order.step = found.step;
     }
+    // What is no step comes first.
     all.sort_by(|a, b| {
-        (a.step, a.created_unix_ms, &a.path).cmp(&(b.step, b.created_unix_ms, &b.path))
+        (a.step.is_some(), a.order, &a.path).cmp(&(b.step.is_some(), b.order, &b.path))
     });
     Ok((row, all))
 }
@@ -170,7 +175,9 @@ fn look_at_parts(dir: &Path, parts: Vec<PathBuf>, config: &Config) -> Result<Fou
         saved_step: found.iter().filter_map(|part| part.saved_step).max(),
         metrics,
         dropped: Vec::new(), // such a checkpoint cannot be slimmed
+        saved_as: found.iter().find_map(|part| part.saved_as.clone()),
         created_unix_ms: found.iter().filter_map(|part| part.created_unix_ms).max(),
+        order: found.iter().map(|part| part.order).max().unwrap_or_default(),
         tensors: found.iter().filter_map(|part| part.tensors).reduce(|sum, n| sum + n),
         file_bytes: found.iter().filter_map(|part| part.file_bytes).reduce(|sum, n| sum + n),
         part_of: None,
@@ -185,6 +192,9 @@ fn look_at_one(dir: &Path, config: &Config) -> Result<Option<Found>> {
     if !file_names(dir)?.iter().any(|name| names::is_trace(name)) || stripe_owner(dir)?.is_some() {
         return Ok(None);
     }
+    if let Some(found) = look_again(dir, config) {
+        return Ok(Some(found));
+    }
     let opened = match Checkpoint::open_with(dir, config) {
         // Another process removed or renamed it meanwhile. On NFS the error is ESTALE.
         Err(_) if matches!(is_there(dir), Ok(false)) => return Ok(None),
@@ -196,7 +206,21 @@ fn look_at_one(dir: &Path, config: &Config) -> Result<Option<Found>> {
     };
     // The manifest of a checkpoint that cannot be loaded may still be readable.
     let readable = if opened.is_err() { manifest::read(dir).ok().flatten() } else { None };
+    if let Ok(checkpoint) = &opened {
+        checkpoint.remember();
+    }
     Ok(Some(found(dir, opened, readable)))
+}
+
+/// What [`look_at_one`] finds of a checkpoint that this process has read before, if nothing has changed.
+fn look_again(dir: &Path, config: &Config) -> Option<Found> {
+    let Summary { manifest, tensors } = &*summary::read_before(dir)?;
+    dcp_mark::refuse_newer(dir).ok()?;
+    let shards = find_shards(dir, &config.stripe, manifest).ok()?;
+    shards
+        .faults
+        .is_empty()
+        .then(|| found_with(dir, (Status::Committed, None), Some(manifest), Some(*tensors)))
 }
 
 /// What was found, opened or not; `readable` is the manifest of one that cannot be opened, if it can be read.
@@ -207,7 +231,19 @@ fn found(dir: &Path, opened: Result<Checkpoint>, readable: Option<Manifest>) -> 
         Err(error) if error.is_incomplete() => (Status::Incomplete, Some(error.to_string())),
         Err(error) => (Status::Damaged, Some(error.to_string())),
     };
-    let of = |part: fn(&Manifest) -> u64| manifest.map(part);
+    found_with(dir, (status, problem), manifest, manifest.map(|m| m.tensors.len()))
+}
+
+fn found_with<T, S>(
+    dir: &Path,
+    (status, problem): (Status, Option<String>),
+    manifest: Option<&Manifest<T, S>>,
+    tensors: Option<usize>,
+) -> Found {
+    let of = |part: fn(&Manifest<T, S>) -> u64| manifest.map(part);
+    let place = manifest.and_then(|m| m.place.as_ref());
+    // A rank's share is in the directory that has the name.
+    let named = if names::rank_of_dir(dir).is_some() { dir.parent().unwrap_or(dir) } else { dir };
     Found {
         path: dir.into(),
         status,
@@ -216,8 +252,10 @@ fn found(dir: &Path, opened: Result<Checkpoint>, readable: Option<Manifest>) -> 
         saved_step: manifest.and_then(|m| m.step),
         metrics: manifest.map(|m| m.metrics.clone()).unwrap_or_default(),
         dropped: manifest.map(|m| m.dropped.clone()).unwrap_or_default(),
+        saved_as: place.filter(|place| !place.is_of(named)).map(|place| place.name.clone()),
         created_unix_ms: of(|m| m.created_unix_ms),
-        tensors: manifest.map(|m| m.tensors.len()),
+        order: manifest.map(|m| m.order(None)).unwrap_or_default(),
+        tensors,
         file_bytes: of(|m| m.files.iter().map(|file| file.bytes).sum()),
         part_of: manifest.and_then(|m| m.part_of.clone()),
         parts: Vec::new(),

@@ -7,6 +7,7 @@ pub(crate) mod latest;
 pub(crate) mod links;
 pub(crate) mod list;
 pub(crate) mod own_share;
+pub(crate) mod pins;
 pub(crate) mod row;
 #[cfg(feature = "cli")]
 pub(crate) mod runs;

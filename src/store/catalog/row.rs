@@ -2,6 +2,7 @@
 //! `step-900` and `step-1000`. So all names together decide the row.
 
 use crate::error::some_of;
+use crate::format::manifest::Age;
 use crate::format::{NoStep, Stem, StepName, StepPattern, names};
 use crate::store::catalog::found::{Found, Status};
 use crate::store::catalog::links::Link;
@@ -40,8 +41,8 @@ impl Row {
             return rule(Rule::Pattern(pattern.clone()));
         }
         let own: Vec<&Found> = all.iter().filter(|found| may_lead(found, Link::None)).collect();
-        let newest_saved =
-            own.iter().filter(|found| found.saved_step.is_some()).max_by_key(|found| age(found));
+        let saved = |found: &&&Found| found.saved_step.is_some() && found.saved_as.is_none();
+        let newest_saved = own.iter().filter(saved).max_by_key(|found| age(found));
         if let Some(newest) = newest_saved {
             let named = name_of(&newest.path).ok();
             let same_number = named.filter(|named| Some(named.step) == newest.saved_step);
@@ -97,6 +98,8 @@ impl Row {
         match &self.rule {
             Rule::Nothing => None,
             Rule::Pattern(pattern) => pattern.step_in(file_name(&found.path)),
+            // Somebody has copied a step, or given it another name, to keep it.
+            Rule::Saved(_) if found.saved_step.is_some() && found.saved_as.is_some() => None,
             Rule::Saved(stem) => found
                 .saved_step
                 .filter(|_| link == Link::None)
@@ -109,6 +112,10 @@ impl Row {
     pub fn why_not(&self, found: &Found) -> String {
         let why = match (&self.rule, name_of(&found.path)) {
             (Rule::Pattern(pattern), _) => format!("its name does not fit the pattern {pattern}"),
+            (Rule::Saved(_), _) if found.saved_as.is_some() => format!(
+                "it was saved as {:?}, and has been copied or renamed",
+                found.saved_as.as_deref().unwrap_or_default()
+            ),
             (_, Err(why @ NoStep::NoNumber)) => format!("{why}"),
             (Rule::Saved(_), _) => "it was not saved with step=, as the steps here were".into(),
             (Rule::Named(stem), Ok(_)) => format!("the steps here are {stem}"),
@@ -173,9 +180,9 @@ pub(in crate::store) fn may_be_step(path: &Path, pattern: Option<&StepPattern>) 
     }
 }
 
-/// The key that orders saves by time. In the same millisecond, the higher number is later.
-fn age(found: &Found) -> (Option<u64>, Option<u64>) {
-    (found.created_unix_ms, found.saved_step.or_else(|| Some(name_of(&found.path).ok()?.step)))
+/// The key that orders saves. In the same millisecond, the higher number is later.
+fn age(found: &Found) -> (Age, Option<u64>) {
+    (found.order.age, found.saved_step.or_else(|| Some(name_of(&found.path).ok()?.step)))
 }
 
 /// Whether a directory, being this kind of link, takes part in deciding the row.

@@ -1,7 +1,8 @@
-//! Which steps a retention keeps, and why. Pure: takes numbers, metrics and times, and does no I/O.
+//! Which steps a retention keeps, and why. Pure: takes numbers, metrics and the order of saves, and does no I/O.
 
 use crate::error::{Error, Result};
 use crate::format::Metrics;
+use crate::format::manifest::Age;
 use std::cmp::Ordering;
 use std::str::FromStr;
 
@@ -73,7 +74,7 @@ impl FromStr for Best {
 pub(in crate::store) struct Candidate<'a> {
     pub step: u64,
     pub metrics: &'a Metrics,
-    pub created_unix_ms: Option<u64>,
+    pub age: Age,
 }
 
 /// The rules of a retention. A step stays if one of them keeps it.
@@ -118,12 +119,12 @@ impl Rules<'_> {
         Ok(())
     }
 
-    /// Decides on each step. They are in ascending order; among equals, the newer is later.
+    /// Decides on each step. The newer is later.
     pub fn judge(&self, steps: &[Candidate<'_>]) -> Vec<Verdict> {
         let best = self.best.map_or_else(Vec::new, |best| best.among(steps));
         let cannot_compare = self.missing_metric(steps).is_some();
-        // Among equal times, the highest counts as last.
-        let last = (0..steps.len()).max_by_key(|&at| steps[at].created_unix_ms);
+        // Of several of one age, the newest counts as last.
+        let last = (0..steps.len()).max_by_key(|&at| steps[at].age);
         let verdict = |(at, step): (usize, &Candidate<'_>)| {
             let newest = at + self.newest >= steps.len();
             let every = self.every.filter(|every| step.step.is_multiple_of(*every));
@@ -191,6 +192,10 @@ mod tests {
         Metrics::from([("loss".into(), number)])
     }
 
+    fn aged(sequence: u64) -> Age {
+        Age { sequence, created_unix_ms: Some(100 - sequence) }
+    }
+
     fn best(text: &str) -> Best {
         text.parse().unwrap()
     }
@@ -201,7 +206,7 @@ mod tests {
             numbers.iter().map(|n| n.map(loss).unwrap_or_default()).collect();
         let steps: Vec<Candidate> = (1..)
             .zip(&metrics)
-            .map(|(at, metrics)| Candidate { step: at * 10, metrics, created_unix_ms: Some(at) })
+            .map(|(at, metrics)| Candidate { step: at * 10, metrics, age: aged(at) })
             .collect();
         let verdicts = rules.judge(&steps).into_iter().zip(&steps);
         verdicts
@@ -241,7 +246,7 @@ mod tests {
         let steps = [(10, 1), (11, 9), (20, 2), (30, 3)].map(|(step, at)| Candidate {
             step,
             metrics: &none,
-            created_unix_ms: Some(at),
+            age: aged(at),
         });
         let rules = Rules { newest: 1, every: Some(20), best: None };
         let stays = |why: &str| Verdict::Stays(why.into());
@@ -255,7 +260,7 @@ mod tests {
     #[test]
     fn reason_has_the_number_that_was_compared() {
         let metrics = loss(0.25);
-        let steps = [Candidate { step: 7, metrics: &metrics, created_unix_ms: None }; 3];
+        let steps = [Candidate { step: 7, metrics: &metrics, age: Age::default() }; 3];
         for (text, reason) in [
             ("loss:min:1", "it is the newest; its loss of 0.25 is the lowest"),
             ("loss:max:2", "it is the newest; its loss of 0.25 is among the 2 highest"),
@@ -300,7 +305,7 @@ mod tests {
             let metrics: Vec<Metrics> =
                 numbers.iter().map(|(_, n, _)| n.map(|n| loss(number(n))).unwrap_or_default()).collect();
             let steps: Vec<Candidate> = numbers.iter().zip(&metrics).map(|(&(step, _, at), metrics)| {
-                Candidate { step, metrics, created_unix_ms: Some(at) }
+                Candidate { step, metrics, age: aged(at) }
             }).collect();
             let direction = if lowest { Direction::Min } else { Direction::Max };
             let best = count.map(|count| Best { metric: "loss".into(), direction, count });

@@ -9,11 +9,10 @@ use crate::store::catalog::found::{Found, Status};
 use crate::store::catalog::links::Links;
 use crate::store::catalog::list::survey;
 use crate::store::catalog::row::Row;
+use crate::store::cleanup::history::{self, remove_step};
 use crate::store::cleanup::keep::{Best, Candidate, Rules, Verdict};
 use crate::store::cleanup::prune::{self, Act};
-use crate::store::cleanup::remove::{
-    Disposal, check, check_free, is_being_removed, is_gone, remove_checkpoint,
-};
+use crate::store::cleanup::remove::{Disposal, check, check_free, is_being_removed, is_gone};
 use crate::store::layout::rank_dirs;
 use crate::store::layout::recycled::beside_all;
 use crate::store::write::swept::Left;
@@ -35,13 +34,16 @@ pub struct Retention {
     pub disposal: Disposal,
     /// Which names are steps; see [`Store::steps`](crate::Store::steps).
     pub pattern: Option<StepPattern>,
+    /// Names of steps that stay whatever the rules say. What a link in the directory leads to stays in any case.
+    pub pinned: Vec<String>,
 }
 
 impl Retention {
     /// Keeps the newest `keep` of [`steps`](crate::steps), and removes the others' files.
     pub fn new(keep: usize) -> Self {
         let disposal = Disposal::Remove;
-        Self { keep, keep_every: None, keep_best: None, disposal, pattern: None }
+        let pinned = Vec::new();
+        Self { keep, keep_every: None, keep_best: None, disposal, pattern: None, pinned }
     }
 
     /// Checks that each rule keeps something.
@@ -92,11 +94,14 @@ pub fn retain(root: impl AsRef<Path>, retention: &Retention, config: &Config) ->
 
 fn carry_out(mut plan: Retained, root: &Path, disposal: Disposal, config: &Config) -> Retained {
     for path in std::mem::take(&mut plan.removed) {
-        let done = remove_checkpoint(&path, disposal, config);
+        let done = remove_step(&path, NO_RULE, disposal, config);
         plan.note(path, done.map(|removed| removed.left));
     }
     for path in std::mem::take(&mut plan.cleared) {
         plan.clear(path, config, Act::CarryOut, None);
+    }
+    for path in &plan.cleared {
+        history::note(path, "it is what a killed save left");
     }
     if disposal == Disposal::Remove && !is_url(root) {
         for files in beside_all(root, config) {
@@ -148,9 +153,14 @@ fn plan(root: &Path, retention: &Retention, config: &Config, act: Act) -> Result
         let emptied = dirs.filter(|dir| removal_note::is_left_empty(dir));
         emptied.for_each(|dir| plan.clear(dir, config, Act::Plan, None));
     }
+    let is_pinned =
+        |path: &Path| retention.pinned.iter().any(|name| path.ends_with(Path::new(name)));
     for (found, verdict) in plan.judge(steps, &retention.rules(), root) {
         match (verdict, links.to(&found.path)) {
             (Verdict::Stays(reason), _) => plan.keep(found.path, reason),
+            (_, _) if is_pinned(&found.path) => {
+                plan.keep(found.path, "somebody keeps it, until it is released".into());
+            }
             (_, Some(link)) => plan.left.push(protected(found.path, link)),
             (Verdict::SavedLast, None) => plan.leave_last(found.path),
             (Verdict::Goes, None) => going.push(found),
@@ -197,7 +207,7 @@ impl Retained {
         let candidates = steps.iter().map(|found| Candidate {
             step: found.step.unwrap_or_default(),
             metrics: &found.metrics,
-            created_unix_ms: found.created_unix_ms,
+            age: found.order.age,
         });
         let candidates: Vec<Candidate<'_>> = candidates.collect();
         if let Some(metric) = rules.missing_metric(&candidates) {
@@ -287,6 +297,9 @@ fn may_be_another_call(error: &Error) -> bool {
     error.is_not_found() || error.is_incomplete() || matches!(error, Error::Busy { .. })
 }
 
+/// Why a step goes.
+const NO_RULE: &str = "no rule keeps it";
+
 const BUSY: &str = "a save into it, or its removal, is in progress";
 
 /// What `retain` does with a directory.
@@ -343,6 +356,7 @@ fn none_of_the_row(path: &Path) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::cleanup::remove::remove_checkpoint;
     use crate::{Dtype, Session, StateDict};
 
     fn root() -> tempfile::TempDir {

@@ -81,7 +81,7 @@ pub fn older_steps(root: &Path, after: usize, config: &Config) -> Result<Vec<Fou
     let links = Links::of(root)?;
     found.retain(|step| step.status == Status::Committed && step.step.is_some());
     let mut last_saves: Vec<usize> = (0..found.len()).collect();
-    last_saves.sort_by_key(|&number| found[number].created_unix_ms); // a stable sort
+    last_saves.sort_by_key(|&number| found[number].order.age); // a stable sort
     last_saves.drain(..found.len().saturating_sub(after));
     let newest = found.len().saturating_sub(after);
     let mut numbers = 0..;

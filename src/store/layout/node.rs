@@ -82,7 +82,7 @@ pub(in crate::store) struct OwnRanks(Option<HashSet<u32>>);
 
 impl OwnRanks {
     /// If nothing identifies the directory, any node may have written the files: no rank is its own.
-    pub fn of(dir: &Path, manifest: &Manifest) -> Self {
+    pub fn of<T, S>(dir: &Path, manifest: &Manifest<T, S>) -> Self {
         if manifest.nodes.is_empty() {
             return Self(None);
         }

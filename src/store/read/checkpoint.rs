@@ -16,6 +16,7 @@ use crate::store::read::foreign;
 use crate::store::read::index::NameIndex;
 use crate::store::read::object;
 use crate::store::read::shards::{Shards, find_shards};
+use crate::store::read::summary;
 use crate::store::read::values::Values;
 use crate::sys::dir;
 use std::fmt::Display;
@@ -242,6 +243,13 @@ impl Checkpoint {
     /// As for [`Fingerprint::check`].
     pub(in crate::store) fn check_unchanged(&self, all_open: bool) -> Result<()> {
         self.fingerprint.map_or(Ok(()), |fingerprint| fingerprint.check(&self.path, all_open))
+    }
+
+    /// Remembers its manifest in brief; see [`summary`].
+    pub(in crate::store) fn remember(&self) {
+        if let Some(fingerprint) = self.fingerprint {
+            summary::remember(&self.path, &self.manifest, fingerprint);
+        }
     }
 
     /// A copy of it; `None` if nothing can be read from there, which a warning says.

@@ -34,7 +34,7 @@ impl Fingerprint {
     }
 
     /// The fingerprint of the manifest at `path`, of which only the end is read; `None` if there is no manifest.
-    fn at(path: &Path) -> Result<Option<Self>> {
+    pub fn at(path: &Path) -> Result<Option<Self>> {
         if is_url(path) {
             let end = object::read_end(path)?;
             return Ok(end.map(|(bytes, trailer)| Self { bytes, trailer }));

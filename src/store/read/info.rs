@@ -1,5 +1,6 @@
 //! A checkpoint's manifest in brief.
 
+use crate::format::manifest::{Order, numbers};
 use crate::format::{Metrics, RankShare, TensorEntry, metrics};
 use crate::store::read::checkpoint::{Checkpoint, CheckpointKind};
 use crate::sys::dir;
@@ -21,6 +22,9 @@ pub struct Info {
     pub writer: String,
     /// When it was committed, in milliseconds since 1970-01-01 UTC; 0 for another program's files.
     pub created_unix_ms: u64,
+    /// See [`Found::order`](crate::Found::order).
+    #[serde(serialize_with = "numbers")]
+    pub order: Order,
     /// How many times this directory had been saved into before.
     pub generation: u64,
     /// Ranks that wrote it.
@@ -81,6 +85,7 @@ impl Checkpoint {
             version: manifest.version,
             writer: manifest.writer.clone(),
             created_unix_ms: manifest.created_unix_ms,
+            order: manifest.order(manifest.step),
             generation: manifest.generation,
             world_size: manifest.world_size,
             block_bytes: manifest.block_bytes,

@@ -23,10 +23,10 @@ pub(in crate::store) struct Shards {
 }
 
 /// Finds all shards of a manifest, and notes which are missing or of another length.
-pub(in crate::store) fn find_shards(
+pub(in crate::store) fn find_shards<T, S>(
     dir: &Path,
     stripe: &[PathBuf],
-    manifest: &Manifest,
+    manifest: &Manifest<T, S>,
 ) -> Result<Shards> {
     /// So many may be missing. More than that, and more than there are, do not make a checkpoint: paths and reports of
     /// files that a manifest merely names would take far more memory than the manifest.
@@ -70,14 +70,14 @@ pub(in crate::store) fn find_shards(
 }
 
 /// Whether at least half of the files are there.
-fn is_half_there(stripes: &Stripes, manifest: &Manifest) -> bool {
+fn is_half_there<T, S>(stripes: &Stripes, manifest: &Manifest<T, S>) -> bool {
     let there =
         manifest.files.iter().filter(|file| find_shard(stripes, manifest, file).is_some()).count();
     there >= manifest.files.len() / 2
 }
 
 /// Says which files are missing and what to do.
-fn missing_shards(stripes: &Stripes, manifest: &Manifest, missing: &[&str]) -> String {
+fn missing_shards<T, S>(stripes: &Stripes, manifest: &Manifest<T, S>, missing: &[&str]) -> String {
     let mut ranks: Vec<u32> = missing.iter().filter_map(|name| names::shard_rank(name)).collect();
     ranks.dedup();
     let of = match manifest.world_size {
@@ -95,7 +95,7 @@ fn missing_shards(stripes: &Stripes, manifest: &Manifest, missing: &[&str]) -> S
 }
 
 /// What to do about missing shards.
-fn how_to_find(stripes: &Stripes, manifest: &Manifest) -> String {
+fn how_to_find<T, S>(stripes: &Stripes, manifest: &Manifest<T, S>) -> String {
     let restore = format!("restore them, or {GO_BACK}");
     if manifest.stripes.is_empty() {
         return restore;
@@ -115,9 +115,9 @@ fn how_to_find(stripes: &Stripes, manifest: &Manifest) -> String {
 
 /// Finds a committed shard: under its own name or, if the save has not renamed it yet or was killed before, under the
 /// uncommitted name. Says what is there, too.
-fn find_shard(
+fn find_shard<T, S>(
     stripes: &Stripes,
-    manifest: &Manifest,
+    manifest: &Manifest<T, S>,
     file: &FileEntry,
 ) -> Option<(ShardFile, There)> {
     stripes.dirs().find_map(|dir| find_shard_in(dir, file)).or_else(|| {

@@ -11,6 +11,7 @@ pub(crate) mod model_files;
 pub(crate) mod model_session;
 pub(crate) mod model_share;
 pub(crate) mod node_session;
+pub(crate) mod place;
 pub(crate) mod reuse;
 pub(crate) mod rollback;
 pub(crate) mod save;

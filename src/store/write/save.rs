@@ -20,7 +20,6 @@ use crate::store::layout::stripes::Stripes;
 use crate::store::write::link::Destination;
 use crate::store::write::reuse::Reuse;
 use crate::store::write::transaction::Transaction;
-use crate::sys::chance::now_unix_ms;
 use crate::sys::inodes;
 use std::fs::File;
 use std::io;
@@ -84,7 +83,8 @@ fn save_all(
     paths.extend(reuse.files.iter().map(|(path, _)| path.clone()));
     let block_bytes = runtime.config().checksum_bytes();
     let mut manifest = Manifest::new(generation, 1, block_bytes, files, tensors, tree);
-    (manifest.created_unix_ms, manifest.step) = (now_unix_ms(), state.saved_step());
+    manifest.step = state.saved_step();
+    manifest.take_place(path);
     manifest.metrics.clone_from(state.saved_metrics());
     manifest.stripes = transaction.stripes().noted(paths.iter().map(PathBuf::as_path));
     written.moved.fallbacks.extend(transaction.commit(&manifest)?);

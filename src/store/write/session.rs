@@ -7,7 +7,6 @@ use crate::format::{FileEntry, Manifest, Metrics, Node, RankShare, Receipt, metr
 use crate::store::layout::session_note::{Note, is_of_session};
 use crate::store::layout::unique::unique;
 use crate::store::write::transaction::Transaction;
-use crate::sys::chance::now_unix_ms;
 use crate::sys::{dir, file};
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -255,7 +254,8 @@ impl Session {
             state,
         );
         manifest.part_of.clone_from(&self.part_of);
-        (manifest.created_unix_ms, manifest.step) = (now_unix_ms(), self.step);
+        manifest.step = self.step;
+        manifest.take_place(self.transaction.dir());
         manifest.metrics.clone_from(&self.metrics);
         manifest.nodes = nodes;
         manifest.check().map_err(|reason| {

@@ -1,0 +1,105 @@
+//! What was removed from a run and why: a log line, and a line of JSON in the run's history, where managers note their saves.
+//! Nothing depends on the file: it may be removed.
+
+use crate::config::Config;
+use crate::error::Result;
+use crate::object::is_url;
+use crate::store::cleanup::remove::{Disposal, Removed, remove_checkpoint};
+use crate::store::write::place::is_managed;
+use crate::sys::chance::now_unix_ms;
+use crate::sys::{dir, file};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// The file in a run's directory.
+const FILE: &str = ".ringstow-history.jsonl";
+
+/// Bytes that a look reads at most; whoever writes begins a new file long before.
+const BYTES_MAX: u64 = 4_000_000;
+
+/// A removal that is in the history of a run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Removal {
+    kind: Kind,
+    /// The name of the checkpoint's directory.
+    pub name: String,
+    /// When it was removed, in milliseconds since 1970-01-01 UTC.
+    pub at_unix_ms: u64,
+    /// Why.
+    pub reason: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    Removal,
+}
+
+/// Removes a step of a run, logs why, and notes it in the run's history.
+///
+/// # Errors
+/// As for [`remove`](crate::remove()).
+pub fn remove_step(
+    path: &Path,
+    reason: &str,
+    disposal: Disposal,
+    config: &Config,
+) -> Result<Removed> {
+    let removed = remove_checkpoint(path, disposal, config)?;
+    note(path, reason);
+    Ok(removed)
+}
+
+/// Logs why a step was removed, and notes it in its run's history, if there is one or a manager of this process saves there.
+/// Never fails: the step is gone.
+pub(in crate::store) fn note(path: &Path, reason: &str) {
+    tracing::info!("{} is removed: {reason}", path.display());
+    let (Some(run), Some(name)) = (path.parent(), path.file_name()) else { return };
+    let history = run.join(FILE);
+    if is_url(path) || !(dir::has(&history) || is_managed(run)) {
+        return;
+    }
+    let (name, reason) = (name.to_string_lossy().into_owned(), reason.into());
+    let removal = Removal { kind: Kind::Removal, name, at_unix_ms: now_unix_ms(), reason };
+    let Ok(line) = serde_json::to_string(&removal) else { return };
+    // A kill may have left the line before without its end.
+    if let Err(error) = file::append(&history, format!("\n{line}").as_bytes()) {
+        tracing::debug!(%error, "not noted in {}", history.display());
+    }
+}
+
+/// The removals that are noted in a run, oldest first. Skips what cannot be read.
+pub fn removals(run: &Path) -> Vec<Removal> {
+    let bytes = file::read_start(&run.join(FILE), BYTES_MAX).unwrap_or_default();
+    let lines = bytes.split(|byte| *byte == b'\n');
+    lines.filter_map(|line| serde_json::from_slice(line).ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn removals_are_noted_where_a_history_is_and_read_among_other_lines() {
+        let run = tempfile::tempdir().unwrap();
+        let (step, history) = (run.path().join("step-1"), run.path().join(FILE));
+        note(&step, "no rule keeps it");
+        assert!(!dir::has(&history), "nobody keeps a history here");
+        let save = r#"{"kind":"save","name":"step-1","at_unix_ms":5,"bytes":7}"#;
+        std::fs::write(&history, format!("{save}\n{{\"cut")).unwrap();
+        note(&step, "no rule keeps it");
+        let found = removals(run.path());
+        assert_eq!(found.len(), 1);
+        assert_eq!((&*found[0].name, &*found[0].reason), ("step-1", "no rule keeps it"));
+    }
+
+    #[test]
+    fn link_in_place_of_the_history_is_not_written_through() {
+        let run = tempfile::tempdir().unwrap();
+        let precious = run.path().join("precious");
+        std::fs::write(&precious, "mine").unwrap();
+        std::os::unix::fs::symlink(&precious, run.path().join(FILE)).unwrap();
+        note(&run.path().join("step-1"), "no rule keeps it");
+        assert_eq!(std::fs::read(&precious).unwrap(), b"mine");
+    }
+}

@@ -1,0 +1,189 @@
+//! Gives each save its place among the saves of its run: after all that are there, whatever the clock says.
+//!
+//! Reads the first bytes of the manifests beside it. What cannot be read does not count: a save never fails for that.
+
+use crate::error::{Error, Result};
+use crate::format::manifest::{Age, Head, Manifest, Order, Place};
+use crate::format::{StepName, names};
+use crate::store::layout::rank_dirs;
+use crate::sys::chance::now_unix_ms;
+use crate::sys::{dir, file};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A clock that is further ahead than this is wrong: its time is not followed.
+const AHEAD_MS_MAX: u64 = 24 * 60 * 60 * 1000;
+
+/// The runs that managers of this process save to.
+static RUNS: Mutex<Vec<Run>> = Mutex::new(Vec::new());
+
+#[derive(Debug)]
+struct Run {
+    root: PathBuf,
+    /// Managers that save there.
+    managers: usize,
+    /// The newest step that is known from other places.
+    newest: Order,
+}
+
+/// Says that this process manages a run, until it is dropped: a save of a step below the newest means that the run has
+/// gone back, and what is saved from then on is newer. Saves without a manager may come in any order, as conversions do.
+#[derive(Debug)]
+pub struct Managed(PathBuf);
+
+impl Managed {
+    /// Of the run in this directory, which need not exist yet.
+    pub fn run(root: &Path) -> Self {
+        let mut runs = runs();
+        match runs.iter_mut().find(|run| run.root == root) {
+            Some(run) => run.managers += 1,
+            None => {
+                let newest = Order::default();
+                runs.push(Run { root: root.into(), managers: 1, newest });
+            }
+        }
+        Self(root.into())
+    }
+
+    /// Notes a step of the run that is in another place: what is saved from now on is newer.
+    pub fn follows(&self, order: Order) {
+        if let Some(run) = runs().iter_mut().find(|run| run.root == self.0) {
+            run.newest.age = run.newest.age.max(order.age);
+            run.newest = run.newest.max(Order { age: run.newest.age, ..order });
+        }
+    }
+}
+
+impl Drop for Managed {
+    fn drop(&mut self) {
+        let mut runs = runs();
+        if let Some(at) = runs.iter().position(|run| run.root == self.0) {
+            runs[at].managers -= 1;
+            if runs[at].managers == 0 {
+                runs.swap_remove(at);
+            }
+        }
+    }
+}
+
+/// Whether a manager of this process saves to a run.
+pub(in crate::store) fn is_managed(run: &Path) -> bool {
+    runs().iter().any(|known| is_run(&known.root, run))
+}
+
+/// Checks that a manager may save to a path that it has named by itself.
+///
+/// # Errors
+/// [`Error::Invalid`] for a link, and for the copy of another step: a save would replace what is there.
+pub fn check_own_name(path: &Path) -> Result<()> {
+    if dir::is_link(path) {
+        return Err(Error::invalid(format!(
+            "{} is a link, and its name is that of a step that this manager makes: a save would replace what it leads to. \
+             Remove the link, or give it another name",
+            path.display()
+        )));
+    }
+    match head(path).and_then(|head| head.place).filter(|place| !place.is_of(path)) {
+        None => Ok(()),
+        Some(place) => Err(Error::invalid(format!(
+            "{} is a copy of {:?}, and its name is that of a step that this manager makes: a save would replace it. Give \
+             it another name",
+            path.display(),
+            place.name
+        ))),
+    }
+}
+
+fn runs() -> MutexGuard<'static, Vec<Run>> {
+    RUNS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<T, S> Manifest<T, S> {
+    /// Notes when this save is committed, and its place in its run if it is a step. `dir` is the checkpoint's directory, or
+    /// that of a rank's share.
+    pub(in crate::store) fn take_place(&mut self, dir: &Path) {
+        let now = now_unix_ms();
+        self.created_unix_ms = now;
+        let real = dir::try_real(dir).unwrap_or_else(|_| dir.into());
+        let own = if self.part_of.is_some() { real.parent() } else { Some(&*real) };
+        let (Some(run), Some(name)) = (own.and_then(Path::parent), own.and_then(Path::file_name))
+        else {
+            return;
+        };
+        let number = self.step.or_else(|| Some(StepName::of(name.as_bytes()).ok()?.step));
+        let (Some(step), Some(name)) = (number, name.to_str()) else { return };
+        // An integration of a trainer renames it.
+        let name = name.strip_prefix(names::UNNAMED_PREFIX).unwrap_or(name);
+        let before = Before::of(run, &real);
+        let age = before.age;
+        self.created_unix_ms = match age.created_unix_ms {
+            Some(last) if last < now.saturating_add(AHEAD_MS_MAX) => now.max(last + 1),
+            _ => now,
+        };
+        let goes_back = before.is_managed && Some(step) < before.newest.step;
+        if goes_back {
+            let newest = before.newest.step.unwrap_or_default();
+            tracing::warn!(
+                "step {step} is saved after step {newest} in {}: the run has gone back, and goes on from step {step}. It \
+                 counts as newer than those that were saved before",
+                run.display()
+            );
+        }
+        self.place = Some(Place {
+            name: name.into(),
+            sequence: age.sequence + 1,
+            branch: before.newest.branch + u64::from(goes_back),
+        });
+    }
+}
+
+/// What was saved to a run before.
+struct Before {
+    is_managed: bool,
+    newest: Order,
+    /// Of the last save.
+    age: Age,
+}
+
+impl Before {
+    /// `own` is where the save goes. What is there counts, too, but for the shares of this save by other ranks.
+    fn of(run: &Path, own: &Path) -> Self {
+        let known = runs().iter().find(|known| is_run(&known.root, run)).map(|known| known.newest);
+        let newest = known.unwrap_or_default();
+        let mut before = Self { is_managed: known.is_some(), newest, age: newest.age };
+        for beside in dir::directories(run).unwrap_or_default() {
+            let is_shared = beside != own && own.starts_with(&beside);
+            if !is_shared && !names::is_unnamed(&beside) {
+                before.add(&beside);
+            }
+        }
+        before
+    }
+
+    fn add(&mut self, beside: &Path) {
+        let Some(head) = head(beside) else { return };
+        let named = || Some(StepName::of(beside.file_name()?.as_bytes()).ok()?.step);
+        let is_copy = head.place.as_ref().is_some_and(|place| !place.is_of(beside));
+        let order = Order {
+            branch: head.place.as_ref().map_or(0, |place| place.branch),
+            step: head.step.or_else(named),
+            age: head.age(),
+        };
+        self.age = self.age.max(order.age);
+        if !is_copy {
+            self.newest = self.newest.max(order);
+        }
+    }
+}
+
+fn is_run(root: &Path, run: &Path) -> bool {
+    root == run || dir::is_same(root, run)
+}
+
+/// The first bytes of a checkpoint's manifest, or of that of its first rank.
+fn head(dir: &Path) -> Option<Head> {
+    let of =
+        |dir: &Path| Head::parse(&file::read_start(&dir.join(names::MANIFEST), Head::BYTES).ok()?);
+    of(dir).or_else(|| rank_dirs::dirs(dir).ok()?.iter().find_map(|part| of(part)))
+}
