@@ -52,8 +52,9 @@ pub struct Saved {
     pub slimmed: Vec<(PathBuf, Result<Slimmed>)>,
 }
 
-/// The steps of one training, in one directory: `root/step-00001000`. Steps are found again by the number in their
-/// manifests, whatever their directories are called.
+/// The steps of one training, in one directory: `root/step-00001000`. Only what was saved under its own name is a step: a
+/// copy in the root, and a step that somebody has renamed, is never counted, replaced or removed. The newest step is the one
+/// with the highest number, unless the run has gone back: what is saved after that is newer.
 ///
 /// One process saves to a root at a time. A save in the background, and the removal of old steps after it, go on while
 /// the training does.

@@ -360,6 +360,26 @@ fn stored_checkpoints_load_with_their_values() {
 }
 
 #[test]
+fn steps_that_were_saved_before_there_were_places_count_and_come_first() {
+    let old = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/format/before-places");
+    let root = scratch();
+    for (name, to) in [("step/c", "step-12"), ("ranks/c", "step-3")] {
+        let to = root.path().join(to);
+        fs::create_dir_all(&to).unwrap();
+        for file in fs::read_dir(Path::new(old).join(name)).unwrap().map(Result::unwrap) {
+            fs::copy(file.path(), to.join(file.file_name())).unwrap();
+        }
+    }
+    let mut state = StateDict::new();
+    state.step(7);
+    ringstow::save(&state, root.path().join("step-7")).unwrap();
+    let found = ringstow::steps(root.path()).unwrap();
+    assert_eq!(found.iter().map(|one| one.step).collect::<Vec<_>>(), [Some(3), Some(7), Some(12)]);
+    assert!(found.iter().all(|one| one.saved_as.is_none()));
+    assert_eq!(found.iter().map(|one| one.order.age.sequence).collect::<Vec<_>>(), [0, 1, 0]);
+}
+
+#[test]
 fn stored_metrics_come_back() {
     let read = Checkpoint::open(Path::new(STORED).join("metrics/c")).unwrap().info().metrics;
     let expected = [

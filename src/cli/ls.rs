@@ -4,15 +4,18 @@ use super::config::StripeFlags;
 use super::output::Output;
 use super::place::place_or_url;
 use super::places::{self, copying, problems, status};
-use super::table::table;
+use super::table::{self, table};
 use super::text::or_dash;
 use super::{Exit, output, runs, text};
 use crate::error::Result;
 use crate::format::names;
 use crate::object::is_url;
-use crate::store::{Found, Recycled, list, recycled, unfinished};
+use crate::store::{Found, Recycled, Status, list, recycled, removals, unfinished};
 use clap::Args;
 use std::path::{Path, PathBuf};
+
+/// Maximum removals that are shown.
+const REMOVALS_MAX: usize = 5;
 
 /// Maximum metrics of a checkpoint that a row shows.
 const METRICS_MAX: usize = 3;
@@ -56,6 +59,7 @@ pub fn run(args: &Ls, out: &mut Output) -> Result<Exit> {
         text.extend(runs.map(|runs| format!("\n\n{runs}")));
         text.extend(copying(&unfinished));
         text.extend(waiting(dir, &recycled));
+        text.extend(removed(dir));
         text
     })?;
     Ok(Exit::Success)
@@ -74,6 +78,35 @@ fn waiting(dir: &Path, recycled: &Recycled) -> Option<String> {
     })
 }
 
+/// Reports the last steps that managers and `retain` have removed, and why.
+fn removed(dir: &Path) -> Option<String> {
+    let all = if is_url(dir) { Vec::new() } else { removals(dir) };
+    let last = &all[all.len().saturating_sub(REMOVALS_MAX)..];
+    let lines = last.iter().map(|one| {
+        let at = or_dash(text::utc(one.at_unix_ms));
+        [format!(
+            "removed: {} at {at}: {}",
+            text::printable(&one.name),
+            text::printable(&one.reason)
+        )]
+    });
+    (!last.is_empty()).then(|| format!("\n\n{}", table::list(lines)))
+}
+
+/// Says what does not count as a step although it was saved as one.
+fn copied(dir: &Path, found: &[Found]) -> Option<String> {
+    let is_other = |found: &&Found| found.step.is_none() && found.status == Status::Committed;
+    let copies = found.iter().filter(is_other).filter_map(|found| {
+        let as_name = text::printable(found.saved_as.as_deref()?);
+        Some([format!(
+            "{} was saved as {as_name}, and copied or renamed: it is no step, and no rule removes it",
+            name(dir, &found.path)
+        )])
+    });
+    let lines: Vec<[String; 1]> = copies.collect();
+    (!lines.is_empty()).then(|| format!("\n\n{}", table::list(lines)))
+}
+
 fn render(dir: &Path, found: &[Found]) -> String {
     if found.is_empty() {
         return format!("no checkpoints in {}", text::path(dir));
@@ -90,6 +123,7 @@ fn render(dir: &Path, found: &[Found]) -> String {
         }
     };
     text.extend(problems(found));
+    text.extend(copied(dir, found));
     text
 }
 

@@ -242,7 +242,7 @@ def retention_fails(rank, root):
     def fail(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    real, _catalog.retain = _catalog.retain, fail
+    real, _catalog.retained = _catalog.retained, fail
     try:
         with CheckpointManager(root, keep_last=1) as manager:
             for step in (1, 2):
@@ -251,12 +251,12 @@ def retention_fails(rank, root):
             assert manager.retained is None
             assert (manager.retention_error is not None) == (rank == 0)
             assert [found.step for found in manager.steps()] == [1, 2]
-            _catalog.retain = real
+            _catalog.retained = real
             manager.save_async(3, shard_of(rank, 3))
             manager.wait()
             return len(manager.retained.removed)
     finally:
-        _catalog.retain = real
+        _catalog.retained = real
 
 
 def test_retention_that_fails_is_tried_again(ranks, tmp_path):

@@ -28,7 +28,9 @@ def test_saves_and_loads_of_a_manager_are_noted(tmp_path):
         report = manager.save(1, STATE)
         manager.save_async(2, STATE).result()
         manager.restore()
-    first, second, loaded = noted(root)
+    first, second, removed, loaded = noted(root)
+    assert (removed.kind, removed.name) == ("removal", "step-00000001")
+    assert removed.reason == "no rule keeps it"
     assert (first.kind, first.name, first.step) == ("save", "step-00000001", 1)
     assert (first.bytes, first.seconds) == (report.written_bytes, report.seconds.total)
     assert first.blocked_seconds == report.blocked_seconds > 0
@@ -141,7 +143,7 @@ def test_file_stays_bounded(tmp_path, monkeypatch):
     with ringstow.CheckpointManager(tmp_path / "run", keep_last=1) as manager:
         for step in range(20):
             manager.save(step, STATE)
-    steps = [one.step for one in noted(tmp_path / "run")]
+    steps = [one.step for one in noted(tmp_path / "run") if one.kind == "save"]
     assert steps == list(range(steps[0], 20))
     assert 3 <= len(steps) < 20
     assert (

@@ -146,14 +146,14 @@ def test_the_step_that_exists_is_replaced_where_it_is(root):
     assert names(root) == ["step-00000006", "step-5"]
 
 
-def test_a_lower_step_than_the_newest_stays_and_the_newest_is_the_highest(root):
-    with CheckpointManager(root, keep_last=1) as manager:
+def test_a_lower_step_than_the_newest_is_the_newest_from_then_on(root):
+    with CheckpointManager(root, keep_last=2) as manager:
         save_all(manager, [10, 20, 30])
         manager.save(11, state(11))
         assert numbers(root) == [11, 30]
-        assert manager.latest().step == 30
+        assert manager.latest().step == 11
         manager.save(12, state(12))
-        assert numbers(root) == [12, 30]
+        assert numbers(root) == [11, 12]
 
 
 def test_kept_links_and_other_programs_files_stay(root):
@@ -195,14 +195,14 @@ def test_checkpoints_that_are_no_steps_are_not_begun_beside(root):
 
 
 def test_retention_that_fails_is_logged_and_tried_again(root, monkeypatch, caplog):
-    real, fails = _catalog.retain, [True, True, False]
+    real, fails = _catalog.retained, [True, True, False]
 
     def retain(*args, **options):
         if fails.pop(0):
             raise PermissionError(13, "Permission denied", str(root / "step-00000001"))
         return real(*args, **options)
 
-    monkeypatch.setattr(_catalog, "retain", retain)
+    monkeypatch.setattr(_catalog, "retained", retain)
     with CheckpointManager(root, keep_last=1) as manager:
         manager.save(1, state(1))
         assert isinstance(manager.retention_error, PermissionError)
@@ -222,14 +222,14 @@ def test_retention_that_fails_is_logged_and_tried_again(root, monkeypatch, caplo
 
 def test_what_the_system_refused_to_remove_is_logged(root, monkeypatch, caplog):
     left = ringstow.Left(path=str(root / "x"), reason="busy", failed=True)
-    real = _catalog.retain
+    real = _catalog.retained
 
     def retain(*args, **options):
         import dataclasses
 
         return dataclasses.replace(real(*args, **options), left=(left,))
 
-    monkeypatch.setattr(_catalog, "retain", retain)
+    monkeypatch.setattr(_catalog, "retained", retain)
     with CheckpointManager(root, keep_last=1) as manager:
         manager.save(1, state(1))
         assert manager.retained.left == (left,)
@@ -260,9 +260,9 @@ def test_striped_steps_are_saved_kept_and_restored(root, tmp_path):
             manager.save_async(step, several(step))
         assert manager.restore().state["step"] == 3
         assert [os.listdir(disk) for disk in disks] == [["step-00000003"]] * 2
-        manager.save(4, several(4))
-        manager.save(3, several(33))
     with CheckpointManager(root, config=config) as manager:
+        manager.save(3, several(33))
+        manager.save(4, several(4))
         assert manager.restore(3).state["step"] == 33
         shutil.move(disks[0] / "step-00000004", tmp_path / "unmounted")
         with pytest.raises(ringstow.MissingFilesError):  # an older one would cost progress

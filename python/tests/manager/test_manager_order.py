@@ -1,0 +1,181 @@
+"""What is the newest step, what counts as one, and what a manager never removes or replaces."""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import ringstow
+from ringstow._catalog_report import Step
+
+
+def state(value):
+    return {"w": torch.full((10,), float(value))}
+
+
+def value(path):
+    return float(ringstow.load(path)["w"][0])
+
+
+def save_all(run, *steps, **rules):
+    with ringstow.CheckpointManager(run, **rules) as manager:
+        for step in steps:
+            manager.save(step, state(step))
+
+
+def names(run):
+    return sorted(name for name in os.listdir(run) if not name.startswith("."))
+
+
+def test_a_copy_of_a_step_in_the_run_is_none_and_stays(at):
+    run = at / "run"
+    save_all(run, 1, 2, 3)
+    copies = ["best", "step-3", "step-00000003.bak", "z-backup-of-3", "step-00000099"]
+    for name in copies:
+        shutil.copytree(run / "step-00000003", run / name)
+    with ringstow.CheckpointManager(run, keep_last=2) as manager:
+        assert [step.step for step in manager.steps()] == [1, 2, 3]
+        for step in (4, 5, 6):
+            manager.save(step, state(step))
+        manager.save(3, state(33))
+        assert manager.restore().step == 3, "the run has gone back"
+        with pytest.raises(ringstow.InvalidStateError, match="is a copy of"):
+            manager.save(99, state(99))
+    assert names(run) == sorted([*copies, "step-00000003", "step-00000006"])
+    assert {value(run / name) for name in copies} == {3.0}
+
+
+def test_a_link_at_the_name_of_a_step_is_refused(at):
+    ringstow.save(state(42), at / "precious", step=5)
+    (at / "run").mkdir()
+    (at / "run/step-00000005").symlink_to(at / "precious")
+    with pytest.raises(ringstow.InvalidStateError, match="is a link"):
+        save_all(at / "run", 5)
+    save_all(at / "run", 6, 7, keep_last=1)
+    assert value(at / "precious") == 42
+
+
+def test_what_is_saved_after_going_back_is_newer(at, caplog):
+    run = at / "run"
+    save_all(run, 10, 20, 30, 40)
+    with ringstow.CheckpointManager(run, keep_last=2) as manager, caplog.at_level("WARNING"):
+        assert manager.restore(30).step == 30
+        assert "step 30 is restored, and" in caplog.text
+        assert "has newer ones: 40" in caplog.text
+        manager.save(31, state(31))
+    assert "the run has gone back" in caplog.text
+    with ringstow.CheckpointManager(run, keep_last=2) as manager:
+        assert manager.restore().step == 31
+        assert manager.latest().step == 31
+        manager.save(32, state(32))
+        assert [step.step for step in manager.steps()] == [31, 32]
+    assert ringstow.latest(run).endswith("step-00000032")
+
+
+def test_drop_newer_removes_the_newer_steps_everywhere_but_those_that_are_kept(at):
+    run, tier = at / "run", at / "tier"
+    with ringstow.CheckpointManager(run, tiers=[tier]) as manager:
+        for step in range(1, 6):
+            manager.save(step, state(step))
+            assert manager.wait_promoted()
+        manager.keep(4)
+        with pytest.raises(ValueError, match="you name"):
+            manager.restore(drop_newer=True)
+        assert manager.restore(2, drop_newer=True).step == 2
+        assert [step.step for step in manager.steps()] == [1, 2, 4]
+    assert [step.step for step in ringstow.steps(tier)] == [1, 2, 4]
+
+
+def test_a_kept_step_stays_until_it_is_released(at):
+    run, tier = at / "run", at / "tier"
+    with ringstow.CheckpointManager(run, keep_last=1, tiers=[tier], keep_promoted=1) as manager:
+        manager.save(1, state(1))
+        manager.keep(1)
+        with pytest.raises(ringstow.NoCheckpointError):
+            manager.keep(7)
+        for step in (2, 3):
+            assert manager.wait_promoted()
+            manager.save(step, state(step))
+        assert [step.step for step in manager.steps()] == [1, 3]
+        assert manager.wait_promoted()
+        assert [step.step for step in ringstow.steps(tier)] == [1, 3]
+        assert manager.release(1) is True
+        assert manager.release(1) is False
+        manager.save(4, state(4))
+        assert [step.step for step in manager.steps()] == [4]
+
+
+def test_each_removal_is_logged_with_its_reason_and_listed_by_ls(at, caplog):
+    with caplog.at_level(logging.INFO, logger="ringstow"):
+        save_all(at / "run", 1, 2, keep_last=1)
+    assert "step-00000001 is removed: no rule keeps it" in caplog.text
+    shutil.copytree(at / "run/step-00000002", at / "run/mine")
+    told = subprocess.check_output([sys.executable, "-m", "ringstow", "ls", at / "run"], text=True)
+    assert "removed: step-00000001 at " in told
+    assert "no rule keeps it" in told
+    assert "mine was saved as step-00000002, and copied or renamed" in told
+
+
+CLOCK = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+int clock_gettime(clockid_t id, struct timespec *t) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
+    int done = real(id, t);
+    FILE *file = id == CLOCK_REALTIME ? fopen(getenv("CLOCK_FILE"), "r") : 0;
+    long ahead = 0;
+    if (file) { if (fscanf(file, "%ld", &ahead) != 1) ahead = 0; fclose(file); }
+    t->tv_sec += ahead;
+    return done;
+}
+"""
+
+PROGRAM = """
+import os, sys, torch, ringstow
+run, file = sys.argv[1], os.environ["CLOCK_FILE"]
+for ahead, steps in ((0, (10, 20)), (90000, (30,)), (-3600, (40,)), (10**11, (50,)), (0, (41, 42))):
+    open(file, "w").write(str(ahead))
+    with ringstow.CheckpointManager(run, keep_last=1, keep_every=10) as manager:
+        manager.restore(40 if 41 in steps else None)
+        for step in steps:
+            manager.save(step, {"w": torch.full((4,), float(step))})
+            found = {one.step: one for one in manager.steps()}
+            assert step in found and manager.restore().step == step, (ahead, step, found)
+            assert found[step].created.year >= 2026
+print(sorted(found))
+"""
+
+
+def test_clocks_that_step_back_and_forth_change_no_order(at):
+    (at / "clock.c").write_text(CLOCK)
+    library = at / "clock.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, at / "clock.c", "-ldl"], check=True)
+    env = {**os.environ, "LD_PRELOAD": str(library), "CLOCK_FILE": str(at / "ahead")}
+    (at / "ahead").write_text("0")
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM, at / "run"], env=env, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip() == "[10, 20, 30, 40, 42, 50]"
+
+
+def test_a_time_beyond_the_year_9999_is_shown_as_its_end():
+    step = Step(
+        path="x",
+        step=1,
+        metrics={},
+        dropped=(),
+        created_unix_ms=316_540_000_000_000_000,
+        nbytes=None,
+        status="committed",
+        problem=None,
+    )
+    assert step.created.year == 9999
