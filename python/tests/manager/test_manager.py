@@ -150,7 +150,7 @@ def test_a_lower_step_than_the_newest_is_the_newest_from_then_on(root):
     with CheckpointManager(root, keep_last=2) as manager:
         save_all(manager, [10, 20, 30])
         manager.save(11, state(11))
-        assert numbers(root) == [11, 30]
+        assert numbers(root) == [30, 11]
         assert manager.latest().step == 11
         manager.save(12, state(12))
         assert numbers(root) == [11, 12]
