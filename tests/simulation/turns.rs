@@ -130,7 +130,7 @@ impl Turns {
         let program = thread::Builder::new().name(format!("program {id}"));
         let run = move || {
             let _watch = turns.watch(id);
-            chance::fix(FromTurns { id, random, turns: Arc::clone(&turns) });
+            chance::fix(FromTurns { id, ahead: 0, random, turns: Arc::clone(&turns) });
             turns.wait(id);
             let life = catch_unwind(AssertUnwindSafe(|| life(id)));
             turns.end(id, life.is_err());
@@ -382,9 +382,11 @@ struct Watched {
 
 impl Twist for Watched {}
 
-/// A program's clock and random numbers.
+/// A program's clock and random numbers. Its host's clock may be wrong, and is set right or wrong at any call.
 struct FromTurns {
     id: Id,
+    /// What the clock is wrong by.
+    ahead: i64,
     random: Rng,
     turns: Arc<Turns>,
 }
@@ -392,7 +394,22 @@ struct FromTurns {
 impl Chance for FromTurns {
     fn now_unix_ms(&mut self) -> u64 {
         const START: u64 = 1_700_000_000_000;
-        START + self.turns.now(self.id)
+        /// An hour and a day in both directions, 1970, the years 2100 and 12000.
+        const WRONG: [i64; 7] = [
+            3_600_000,
+            -3_600_000,
+            86_400_000,
+            -86_400_000,
+            i64::MIN,
+            2_400_000_000_000,
+            314_800_000_000_000,
+        ];
+        match self.random.u32(..16) {
+            0 => self.ahead = 0,
+            1 => self.ahead = WRONG[self.random.usize(..WRONG.len())],
+            _ => {}
+        }
+        START.saturating_add_signed(self.ahead) + self.turns.now(self.id)
     }
 
     fn random(&mut self) -> u64 {
