@@ -3,6 +3,7 @@
 python/tests runs without any of them, and lends its helpers.
 """
 
+import os
 import pathlib
 import sys
 
@@ -10,6 +11,8 @@ import pytest
 
 TESTS = pathlib.Path(__file__).parents[1] / "tests"
 sys.path += [str(TESTS), str(TESTS / "guard")]
+# Whether a program shows progress depends on how fast the machine is.
+os.environ["RINGSTOW_PROGRESS"] = "off"
 
 
 @pytest.fixture
