@@ -230,7 +230,7 @@ def test_cpu_time_of_a_running_child_counts():
     before = usage.cpu_seconds()
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while usage.cpu_seconds() < before + 0.3:
             assert time.monotonic() < deadline
             time.sleep(0.05)
