@@ -35,10 +35,10 @@ TRAINER_TESTS ?= python/trainer_tests
 WORKERS ?= 2
 # Says which tests are slow; .ci/run repeats it at its end.
 PYTEST_FLAGS := -q -n $(WORKERS) --dist worksteal --durations=15 --durations-min=5
-# Python tests of `make check`: the fast ones that together import every module but the integrations.
-CORE := dcp/test_dcp_reader.py dcp/test_dcp_writer.py handle/test_handle.py manager/test_manager.py test_config.py test_convert.py \
-	test_errors.py test_foreign.py test_load_into.py test_mismatch.py test_open.py test_promote.py test_report.py test_retain.py \
-	test_round_trip.py test_stateful.py test_steps.py test_stream.py test_values.py
+# Python tests of `make check`: fast ones of every part but the integrations, the commands and the page of a run.
+CORE := dcp/test_dcp_reader.py dcp/test_dcp_writer.py dcp/test_distributed_differences.py dcp/test_distributed_mismatch.py \
+	handle/test_handle.py manager/test_manager.py test_config.py test_convert.py test_errors.py test_foreign.py test_load_into.py test_mismatch.py test_open.py test_monitoring.py test_promote.py \
+	test_report.py test_retain.py test_round_trip.py test_stateful.py test_steps.py test_stream.py test_values.py
 
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 
