@@ -30,14 +30,23 @@ OUT    ?= sweep-out
 # "2.11" has everything done with that PyTorch, in an environment of its own; empty: the newest.
 TORCH  ?=
 TESTS  ?= python/tests
+TRAINER_TESTS ?= python/trainer_tests
 # Processes that run the Python tests, each of which has torch imported.
 WORKERS ?= 2
+# Says which tests are slow; .ci/run repeats it at its end.
+PYTEST_FLAGS := -q -n $(WORKERS) --dist worksteal --durations=15 --durations-min=5
+# Python tests of `make check`: fast ones of every part but the integrations, the commands and the page of a run.
+CORE := dcp/test_dcp_reader.py dcp/test_dcp_writer.py dcp/test_distributed_differences.py dcp/test_distributed_mismatch.py \
+	handle/test_handle.py manager/test_manager.py test_config.py test_convert.py test_errors.py test_foreign.py test_load_into.py test_mismatch.py test_open.py test_monitoring.py test_promote.py \
+	test_report.py test_retain.py test_round_trip.py test_stateful.py test_steps.py test_stream.py test_values.py
 
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 
 VENV   := .venv$(if $(TORCH),-torch$(TORCH))
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# Formatters and linters that need neither PyTorch nor a build.
+LINTERS := $(VENV)/.linters
 # Training frameworks for python/trainer_tests, as extras of python/pyproject.toml; PyTorch is in $(READY).
 TRAINERS       := $(VENV)/.trainers
 TRAINER_EXTRAS := accelerate,deepspeed,lightning,megatron,nvrx,peft,pytorch-lightning,ray,torchtitan,transformers
@@ -53,7 +62,7 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 	\( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name '*.toml' \) \
 	-not -path 'python/tests/*' -not -path 'python/trainer_tests/*' -not -path '*/target/*' 2>/dev/null)
 
-.PHONY: help demo stores test test-rust test-mpi test-python test-trainers test-gpu fuzz \
+.PHONY: help check check-format check-types check-rust demo stores test test-rust test-mpi test-python test-trainers test-gpu fuzz \
 	torture torture-address torture-background torture-calls torture-calls-python torture-cuts torture-flips \
 	torture-fuzz torture-hosts torture-image torture-kills torture-leaks torture-miri torture-promotes torture-simulation torture-soak \
 	torture-threads \
@@ -62,6 +71,7 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 
 help:
 	@echo "make demo     train a small transformer, kill it while it saves, resume it, compare peers"
+	@echo "make check    before each commit, minutes: formatting, types, clippy, unit tests, the core of the Python tests"
 	@echo "make test     every Rust and Python test (test-rust, test-python; TORCH=2.11 for that PyTorch)"
 	@echo "make test-trainers  training frameworks that save by ringstow; installs it in .venv the first time"
 	@echo "make test-mpi ranks in Rust over MPI; needs libopenmpi-dev, openmpi-bin, libclang-dev"
@@ -102,6 +112,29 @@ help:
 demo: $(READY)
 	$(BIN)/python tools/demo.py --gb $(GB)
 
+# Before each commit.
+check: check-format check-types check-rust
+	cargo test -q --lib
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(addprefix python/tests/,$(CORE))
+
+# What needs neither PyTorch nor a build.
+check-format: $(LINTERS)
+	cargo fmt --all --check
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	cd python && PYTHONPATH=. ../$(BIN)/lint-imports --no-cache
+
+check-types: $(READY)
+	$(BIN)/mypy tools examples
+	cd python && ../$(BIN)/mypy --strict ringstow
+	$(BIN)/stubtest --ignore-disjoint-bases --allowlist python/stubtest-allowlist.txt ringstow._native
+
+check-rust: $(READY)
+	tools/preflight.sh $(PYTHON) lint
+	PYO3_PYTHON=$(abspath $(BIN)/python) \
+		cargo clippy --workspace --all-targets --all-features \
+		$(if $(BURN),,--exclude ringstow-burn --exclude ringstow-burn-example) -- -D warnings
+
 # PyTorch first: pip needs the most room while it unpacks.
 test: test-python test-rust
 
@@ -124,10 +157,10 @@ test-gpu: $(READY)
 	fi
 
 test-python: $(READY) stores
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(TESTS)
+	$(BIN)/python -m pytest $(PYTEST_FLAGS) $(TESTS)
 
 test-trainers: $(TRAINERS)
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal python/trainer_tests
+	$(BIN)/python -m pytest $(PYTEST_FLAGS) $(TRAINER_TESTS)
 
 # Ends with 77 where there is no nightly toolchain, or with 1 if every rig is required.
 fuzz:
@@ -220,18 +253,7 @@ torture-soak:
 	RINGSTOW_MINUTES=$(SOAK_MINUTES) \
 		cargo test --test leaks for_an_hour -- --ignored --nocapture
 
-lint: $(READY) doc site
-	tools/preflight.sh $(PYTHON) lint
-	cargo fmt --all --check
-	PYO3_PYTHON=$(abspath $(BIN)/python) \
-		cargo clippy --workspace --all-targets --all-features \
-		$(if $(BURN),,--exclude ringstow-burn --exclude ringstow-burn-example) -- -D warnings
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy tools examples
-	cd python && ../$(BIN)/mypy --strict ringstow
-	cd python && PYTHONPATH=. ../$(BIN)/lint-imports --no-cache
-	$(BIN)/stubtest --ignore-disjoint-bases --allowlist python/stubtest-allowlist.txt ringstow._native
+lint: check-format check-types check-rust doc site
 
 doc:
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --all-features -p ringstow $(if $(BURN),-p ringstow-burn)
@@ -292,6 +314,15 @@ $(READY): $(INPUTS)
 	@echo "building the wheel, installing it with what tests need (the first time: PyTorch too)"
 	@$(BIN)/python -m pip install -q --disable-pip-version-check './python[test,lint,docs]' \
 		$(if $(TORCH),'torch==$(TORCH).*')
+	@touch $@
+
+# Those of the extra "lint", without the package, which would have to be built.
+$(LINTERS): python/pyproject.toml
+	@tools/preflight.sh $(PYTHON) lint
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -c 'import tomllib; p = tomllib.load(open("python/pyproject.toml", "rb"))["project"]; \
+		print(*p["optional-dependencies"]["lint"], sep="\n")' >$(VENV)/lint.txt
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -r $(VENV)/lint.txt
 	@touch $@
 
 # A machine that cannot install it skips the tests that need it; RINGSTOW_REQUIRE_RIGS fails them.

@@ -15,9 +15,14 @@ from ringstow import _native
 _PATIENCE_S = 1.0
 
 
+def is_allowed() -> bool:
+    """Return whether progress may be shown at all: unless ``RINGSTOW_PROGRESS=0``."""
+    return sys.stderr is not None and _native.shows_progress()
+
+
 def is_wanted() -> bool:
     """Return whether a bar may be shown: on a terminal, unless ``RINGSTOW_PROGRESS=0``."""
-    return sys.stderr is not None and sys.stderr.isatty() and _native.shows_progress()
+    return is_allowed() and sys.stderr.isatty()
 
 
 def tqdm() -> Any:

@@ -1,5 +1,6 @@
 """Fixtures of all tests here."""
 
+import os
 import signal
 
 import pytest
@@ -16,6 +17,9 @@ from stores.fixtures import (  # noqa: F401
     proxy,
     s3s,
 )
+
+# Whether a program shows progress depends on how fast the machine is. Tests of progress turn it on.
+os.environ["RINGSTOW_PROGRESS"] = "off"
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts background jobs so, and each program of the tests would ignore Ctrl-C too.
@@ -41,8 +45,6 @@ def one_thread():
 @pytest.fixture
 def two_hosts(tmp_path):
     """Return a function from a seed to a share that two hosts mount."""
-    import os
-
     from support import cargo_build, missing
     from two_hosts import Share
 

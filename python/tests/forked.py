@@ -62,6 +62,26 @@ def python(code, *args, check=False, **options):
     return done
 
 
+def on_ranks(count, code, *args, env=None, **options):
+    """Run Python code on ranks with torchrun's environment variables; return how each ended."""
+    import torch
+
+    store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    same = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "WORLD_SIZE": str(count)}
+    same |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1"}
+    started = []
+    for rank in map(str, range(count)):
+        own = {**(env or os.environ), **same, "RANK": rank, "LOCAL_RANK": rank}
+        started.append(Program(code, *args, env=own, **options))
+    return [program.wait() for program in started]
+
+
+def torchrun(count, *words):
+    """Run torchrun itself, whose ranks are new interpreters; return the completed process."""
+    options = [f"--nproc-per-node={count}", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
+    return python("from torch.distributed.run import main; main()", *options, *words)
+
+
 def script(path, *args, **options):
     """Run a Python file as a program; return the completed process, with text."""
     return python(SCRIPT, *args, name=path, **options)

@@ -373,6 +373,7 @@ def test_other_threads_run_while_a_save_waits(slow_state, tmp_path):
 
     thread = threading.Thread(target=tick)
     thread.start()
+    began = time.monotonic()
     try:
         ringstow.save(slow_state, tmp_path / "c", config=SLOW)
         ringstow.load(tmp_path / "c")
@@ -380,5 +381,7 @@ def test_other_threads_run_while_a_save_waits(slow_state, tmp_path):
     finally:
         stop.set()
         thread.join()
+    took = time.monotonic() - began
     gaps = [after - before for before, after in itertools.pairwise(ticks)]
-    assert max(gaps) < 1.0
+    # On a busy machine a thread may wait for a core for a second, and all of it takes longer.
+    assert max(gaps) < max(1.0, took / 10)

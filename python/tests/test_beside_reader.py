@@ -1,10 +1,9 @@
 """tools/beside_reader.py: a small run has each row's figures."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "beside_reader.py"
@@ -14,8 +13,7 @@ TOOL = Path(__file__).resolve().parents[2] / "tools" / "beside_reader.py"
 def test_small_run_has_every_row(tmp_path):
     rows = ["alone", "ringstow:nice=3,io_priority=idle"]
     small = ["--gb", "0.01", "--rounds", "1", "--seconds", "1", "--dir", tmp_path]
-    command = [sys.executable, TOOL, *small, "--rows", *rows]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = forked.script(TOOL, *small, "--rows", *rows)
     assert done.returncode == 0, done.stdout + done.stderr
     alone, saving = (next(ln for ln in done.stdout.splitlines() if ln.startswith(r)) for r in rows)
     assert alone.endswith("-")

@@ -29,7 +29,10 @@ from ringstow.convert import (
 from ringstow.convert._check import Comparison
 from ringstow.convert._sources import ReadAhead
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+    pytest.mark.torch_seam,
+]
 
 
 # To and from torch.save

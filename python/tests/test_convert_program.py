@@ -269,9 +269,8 @@ _cli.main()
 """
 
 
-def test_ctrl_c_after_the_success_line_does_not_change_the_result(at, monkeypatch):
+def test_ctrl_c_after_the_success_line_does_not_change_the_result(at):
     """Regression: the program said that it had converted, and then ended by SIGINT."""
-    monkeypatch.setenv("RINGSTOW_PROGRESS", "off")  # a slow machine would show some
     ringstow.save({"a": torch.ones(3)}, at / "ckpt")
     ran = python(EXITING, "convert", at / "ckpt", at / "to.pt")
     assert (ran.returncode, ran.stderr) == (0, "")
@@ -420,6 +419,20 @@ def test_bar_shows_one_phase_and_ends_full():
         ("writing", 9, 9, True),
         ("verifying", 7, 7, True),
     ]
+
+
+@pytest.mark.parametrize(("value", "is_shown"), [("off", False), ("0", False), ("on", True)])
+def test_environment_turns_the_lines_of_progress_off(at, monkeypatch, capsys, value, is_shown):
+    """Regression: lines were printed even so, on a slow machine only."""
+    monkeypatch.setenv("RINGSTOW_PROGRESS", value)
+    monkeypatch.setattr(_cli, "_SLICE_S", 0.0)
+    monkeypatch.setattr(_cli.warnings, "showwarning", _cli.warnings.showwarning)
+    ringstow.save({"a": torch.ones(3)}, at / "ckpt")
+    assert _cli.main([str(at / "ckpt"), str(at / "to.pt")]) == 0
+    told = capsys.readouterr()
+    assert "verified bit by bit" in told.out
+    assert ("verifying: 12 B of 12 B\n" in told.err) == is_shown
+    assert bool(told.err) == is_shown
 
 
 def test_import_loads_neither_torch_nor_converters():

@@ -16,7 +16,7 @@ import pytest
 from support import ROOT, cargo_build
 
 HERE = pathlib.Path(__file__).parent
-PASSES = os.environ.get("RINGSTOW_PASSES", "1")
+PASSES = os.environ.get("RINGSTOW_PASSES", "0")
 SEED = os.environ.get("RINGSTOW_SEED", "1")
 MINUTES = os.environ.get("RINGSTOW_MINUTES", "600")
 

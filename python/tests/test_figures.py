@@ -165,7 +165,7 @@ def page_with_markers(*names):
 def run(at):
     command = [sys.executable, str(ROOT / "tools" / "figures.py"), "--data", str(at)]
     command += ["--page", str(at / "page.md")]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 def test_page_has_plots_that_have_data_and_says_how_to_measure_others(at, samples):

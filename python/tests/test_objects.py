@@ -18,7 +18,10 @@ from ringstow.convert import (
     ringstow_to_torch,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+    pytest.mark.torch_seam,
+]
 
 
 def with_objects(path, objects):

@@ -101,12 +101,12 @@ def test_callback_that_hangs_holds_up_no_save(at):
 
     def hangs(outcome):
         was_called.set()
-        assert may_return.wait(60)
+        assert may_return.wait(300)
 
     listener = ringstow.on_done(hangs)
     try:
         ringstow.save(STATE, at / "c")
-        assert was_called.wait(60)
+        assert was_called.wait(300)
         ringstow.save_async(STATE, at / "c").result()
         ringstow.load(at / "c")
         assert not _outcomes.flush(0)
@@ -143,7 +143,7 @@ def test_removed_callback_is_not_called(at):
 
 def test_callback_does_not_hear_of_what_ended_before_it_was_there(at):
     may_return, outcomes = threading.Event(), []
-    with ringstow.on_done(lambda outcome: may_return.wait(60)):
+    with ringstow.on_done(lambda outcome: may_return.wait(300)):
         ringstow.save(STATE, at / "c")
         listener = ringstow.on_done(outcomes.append)
         may_return.set()

@@ -14,7 +14,8 @@ import pytest
 from support import cargo_build, missing
 
 HERE = pathlib.Path(__file__).parent
-CUTS = os.environ.get("RINGSTOW_CUTS", "5")
+# With so few, each file system has other operations: all three together have each of them.
+CUTS = os.environ.get("RINGSTOW_CUTS", "3")
 SEED = os.environ.get("RINGSTOW_SEED", "1")
 
 

@@ -69,7 +69,7 @@ def on_terminal(code, *args, **env):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
     command = [*PYTHON, "-c", CODE + code, *map(str, args)]
-    environment = {**os.environ, **env}
+    environment = {**os.environ, "RINGSTOW_PROGRESS": "on", **env}
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=theirs, text=True, env=environment
     )
@@ -168,7 +168,8 @@ def test_long_read_shows_a_bar_and_clears_it(what, at):
 
 def test_without_a_terminal_there_is_no_bar(at):
     command = [*PYTHON, "-c", CODE + SAVE, "off", str(at / "c")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    environment = {**os.environ, "RINGSTOW_PROGRESS": "on"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
 
 

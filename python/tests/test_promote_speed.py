@@ -1,15 +1,14 @@
 """tools/promote_speed.py in small: both kinds of runs end with their figures."""
 
 import json
-import subprocess
-import sys
 
+import forked
 from support import ROOT
 
 
 def measure(*words):
-    command = [sys.executable, ROOT / "tools" / "promote_speed.py", "--rounds", "1", *words]
-    return subprocess.run([*map(str, command)], capture_output=True, text=True, check=True).stdout
+    tool = ROOT / "tools" / "promote_speed.py"
+    return forked.script(tool, "--rounds", "1", *words, check=True).stdout
 
 
 def test_copies_are_measured_beside_cp(tmp_path):

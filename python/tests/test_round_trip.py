@@ -16,6 +16,8 @@ from test_state import FLOAT4, TORCH_DTYPES, values
 
 import ringstow
 
+pytestmark = pytest.mark.torch_seam
+
 
 def filled(shape, dtype):
     """Return a tensor of any dtype with varying, valid bytes."""

@@ -181,12 +181,12 @@ def test_steps_that_stay_for_good_are_not_passed_over(tmp_path, monkeypatch):
 
     def waiting(path, to):
         begun.set()
-        assert may_go.wait(60)
+        assert may_go.wait(300)
 
     before_copies(monkeypatch, waiting)
     with manager_of(tmp_path, keep_last=1, keep_every=3) as manager:
         manager.save(1, state_of(1))
-        assert begun.wait(60)
+        assert begun.wait(300)
         for step in range(2, 9):
             manager.save(step, state_of(step))
         may_go.set()

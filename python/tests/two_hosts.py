@@ -22,7 +22,7 @@ from forked import CONTEXT
 FOR_EVER = 1 << 40
 
 _CLONE_NEWNS, _MS_BIND = 0x20000, 0x1000
-LIMIT_S = 100
+LIMIT_S = 300
 
 
 class Killed(Exception):

@@ -220,7 +220,9 @@ def _tell(report: ConvertReport) -> None:
         print(f"{fallback.wanted} -> {fallback.got}: {fallback.reason}; {fallback.remedy}")
 
 
-def _progress() -> contextlib.AbstractContextManager[Progress]:
+def _progress() -> contextlib.AbstractContextManager[Progress | None]:
+    if not _progress_bars.is_allowed():
+        return contextlib.nullcontext()
     if _progress_bars.is_wanted():
         tqdm = _progress_bars.tqdm()
         if tqdm is not None:

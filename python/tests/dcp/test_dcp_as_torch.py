@@ -32,6 +32,8 @@ from torch_has import needs_background_process, needs_staging_options
 
 import ringstow.dcp
 
+pytestmark = pytest.mark.torch_seam
+
 STORAGES = ["torch", "ringstow"]
 
 

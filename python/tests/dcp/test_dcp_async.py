@@ -21,6 +21,8 @@ import ringstow
 from ringstow._guard import Hold
 from ringstow.dcp import StorageWriter, _snapshot, _stream
 
+pytestmark = pytest.mark.torch_seam
+
 SECONDS = 240
 
 

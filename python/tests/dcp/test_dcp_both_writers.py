@@ -19,6 +19,7 @@ from ringstow.dcp import StorageReader, StorageWriter, _mark
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
     pytest.mark.filterwarnings("ignore:Detected an existing checkpoint"),
+    pytest.mark.torch_seam,
 ]
 
 

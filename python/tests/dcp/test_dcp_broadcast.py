@@ -15,6 +15,8 @@ from torch_has import takes
 import ringstow
 from ringstow.dcp import StorageReader, StorageWriter
 
+pytestmark = pytest.mark.torch_seam
+
 CONFIG = ringstow.Config(pool_bytes=8 << 20, block_bytes=64 << 10)
 NBYTES = 12 << 20
 

@@ -23,6 +23,8 @@ import ringstow
 import ringstow.dcp
 from ringstow.dcp import _stock
 
+pytestmark = pytest.mark.torch_seam
+
 
 @pytest.fixture
 def swapped():

@@ -19,6 +19,8 @@ import ringstow
 from ringstow import _native
 from ringstow.dcp import StorageReader, StorageWriter
 
+pytestmark = pytest.mark.torch_seam
+
 pytestmark = needs_use_collectives
 
 

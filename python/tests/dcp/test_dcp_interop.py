@@ -15,6 +15,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import ringstow.dcp
 
+pytestmark = pytest.mark.torch_seam
+
 hf = pytest.importorskip("torch.distributed.checkpoint.hf_storage")
 
 DTYPES = ["bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2", "complex64", "bool"]

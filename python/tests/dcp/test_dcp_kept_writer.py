@@ -23,6 +23,8 @@ from torch_has import needs_background_process
 import ringstow
 from ringstow.dcp import StorageWriter, _private, _saves
 
+pytestmark = pytest.mark.torch_seam
+
 SECONDS = 240
 
 

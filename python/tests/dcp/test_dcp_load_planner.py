@@ -20,6 +20,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from ringstow.dcp import LoadPlanner, SavePlanner, StorageReader, StorageWriter, _columns
 
+pytestmark = pytest.mark.torch_seam
+
 
 class Noting:
     """Notes the plan that a reader gets, and how many bytes of it travel."""

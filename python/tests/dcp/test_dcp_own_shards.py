@@ -22,6 +22,8 @@ from ringstow import _native, convert
 from ringstow.dcp import StorageReader
 from ringstow.dcp._metadata import Contents, Entry
 
+pytestmark = pytest.mark.torch_seam
+
 pytestmark = needs_use_collectives
 
 # With 5 rows, four ranks have 2, 2, 1 and 0 rows.

@@ -30,6 +30,8 @@ from ringstow.tree import _build
 from ringstow.tree._skeleton import parse
 from ringstow.tree._walk import rebuild
 
+pytestmark = pytest.mark.torch_seam
+
 T = TensorStorageMetadata(TensorProperties(), torch.Size([1]), [])
 OBJECT = BytesStorageMetadata()
 

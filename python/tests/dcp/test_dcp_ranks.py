@@ -29,6 +29,8 @@ from torch_has import (
 import ringstow
 from ringstow.dcp import StorageReader, StorageWriter
 
+pytestmark = pytest.mark.torch_seam
+
 SECONDS = 240
 
 

@@ -21,6 +21,8 @@ import ringstow.dcp
 from ringstow.dcp import LoadPlanner, StorageReader, StorageWriter
 from ringstow.tree import _packed
 
+pytestmark = pytest.mark.torch_seam
+
 
 @pytest.fixture
 def saved(tmp_path):

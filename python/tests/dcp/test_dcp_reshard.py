@@ -10,6 +10,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 import ringstow.dcp
 
+pytestmark = pytest.mark.torch_seam
+
 WORLDS = [1, 2, 4]
 
 

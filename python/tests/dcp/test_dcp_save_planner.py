@@ -23,6 +23,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import ringstow
 from ringstow.dcp import SavePlanner, StorageReader, StorageWriter
 
+pytestmark = pytest.mark.torch_seam
+
 
 def mixed_state(rank, layout, value=7):
     """Return a trained model, a replicated tensor, values and odd containers."""

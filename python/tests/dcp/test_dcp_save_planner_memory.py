@@ -17,6 +17,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 import ringstow
 from ringstow.dcp import SavePlanner, StorageWriter, _save_memory
 
+pytestmark = pytest.mark.torch_seam
+
 
 def many(mesh, count=300):
     one = torch.zeros(4, 4)

@@ -25,6 +25,8 @@ import ringstow
 import ringstow.dcp
 from ringstow.dcp import StorageReader, StorageWriter, _stock
 
+pytestmark = pytest.mark.torch_seam
+
 SECRET = torch.full((1000,), 3.0)
 
 

@@ -20,7 +20,10 @@ import ringstow
 import ringstow.dcp
 from ringstow.dcp import _private, _stock_hf
 
-pytestmark = pytest.mark.skipif(not _stock_hf.IS_KNOWN, reason="an older torch's writer")
+pytestmark = [
+    pytest.mark.skipif(not _stock_hf.IS_KNOWN, reason="an older torch's writer"),
+    pytest.mark.torch_seam,
+]
 
 FULL = {f"w{n}": torch.arange(60.0).view(6, 10) + n for n in range(4)}
 INDEX = "model.safetensors.index.json"

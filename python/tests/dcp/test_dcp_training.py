@@ -18,6 +18,8 @@ import ringstow
 from ringstow import _guard
 from ringstow.dcp import StorageWriter
 
+pytestmark = pytest.mark.torch_seam
+
 SECONDS = 240
 # Enough rows that each rank's shard is streamed instead of copied at the call.
 HIDDEN = 40_000

@@ -28,6 +28,8 @@ from ringstow.dcp import StorageReader, StorageWriter
 from ringstow.tree import _build, _packed
 from ringstow.tree._remedies import Refusals
 
+pytestmark = pytest.mark.torch_seam
+
 # numpy unpickles it in the byte order of this machine.
 SWAPPED = {"big-endian array"}
 # torch.save fails on it, and DCP uses torch.save.

@@ -27,6 +27,8 @@ import ringstow
 import ringstow.dcp
 from ringstow.dcp import StorageReader, StorageWriter
 
+pytestmark = pytest.mark.torch_seam
+
 
 def cause(caught):
     """Return the rank's error that DCP wraps."""

@@ -16,6 +16,8 @@ from ringstow import distributed
 from ringstow.distributed import PerRank
 from ringstow.tensors import _shards
 
+pytestmark = pytest.mark.torch_seam
+
 
 def raised(call):
     try:

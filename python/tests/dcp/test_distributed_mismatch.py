@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -15,6 +16,8 @@ import ringstow
 import ringstow.dcp
 from ringstow import CheckpointManager, distributed
 from ringstow.distributed import PerRank
+
+pytestmark = pytest.mark.torch_seam
 
 NAMES = [f"layers.{i}.weight" for i in range(4)]
 

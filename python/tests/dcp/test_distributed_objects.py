@@ -13,6 +13,8 @@ import ringstow
 import ringstow.distributed
 from ringstow._stateful._parts import Parts
 
+pytestmark = pytest.mark.torch_seam
+
 
 class Loader:
     """A loader of data, which is somewhere else on each rank."""
@@ -207,7 +209,7 @@ def fsdp1_with_a_bad_call(rank, path):
 
 
 def test_a_rank_of_fsdp1_that_fails_early_does_not_hold_up_the_others(ranks, tmp_path):
-    for said in ranks(2).run(fsdp1_with_a_bad_call, str(tmp_path / "a"), timeout=120):
+    for said in ranks(2).run(fsdp1_with_a_bad_call, str(tmp_path / "a")):
         assert len(said) == 2
 
 

@@ -338,7 +338,7 @@ def make_differently(rank, root, options, match):
     ],
 )
 def test_ranks_that_make_different_managers_are_all_told(ranks, tmp_path, options, match):
-    ranks(2).run(make_differently, tmp_path, options, match, timeout=60)
+    ranks(2).run(make_differently, tmp_path, options, match)
 
 
 def make_with_other_copies(rank, root):
@@ -351,7 +351,7 @@ def make_with_other_copies(rank, root):
 
 
 def test_ranks_with_other_copies_are_all_told(ranks, tmp_path):
-    ranks(2).run(make_with_other_copies, tmp_path, timeout=60)
+    ranks(2).run(make_with_other_copies, tmp_path)
 
 
 def wait_for_a_failed_save(rank, root):

@@ -9,9 +9,8 @@ import os
 import pathlib
 import shutil
 import signal
-import subprocess
-import sys
 
+import forked
 import pytest
 
 HERE = pathlib.Path(__file__).parent
@@ -26,19 +25,13 @@ OPTIMIZERS = "adamw sgd momentum adam-groups" if EVERY else "adamw adam-groups"
 def run(root, what, ranks, saved):
     """Run all ranks in fresh processes; return their exit codes and what they said."""
     environment = os.environ | {"RESTARTS_OPTIMIZERS": OPTIMIZERS}
-    command = [sys.executable, str(HERE / "restarts.py"), str(root), what]
+    program = HERE / "restarts.py"
     started = [
-        subprocess.Popen(
-            [*command, str(rank), str(ranks), str(saved)],
-            env=environment,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
+        forked.Program(forked.SCRIPT, root, what, rank, ranks, saved, name=program, env=environment)
         for rank in range(max(ranks, 1))
     ]
-    said = [one.communicate(timeout=500)[0] for one in started]
-    return [one.returncode for one in started], "\n".join(said)
+    ended = [one.wait(timeout=500) for one in started]
+    return [one.returncode for one in ended], "\n".join(one.stdout + one.stderr for one in ended)
 
 
 @pytest.fixture(scope="module")

@@ -5,11 +5,9 @@ What they end with equals one run without a stop. The snippet is taken from the 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 from snippets import snippets
 
@@ -30,6 +28,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 import ringstow
 
+torch.set_num_threads(1)
 steps, root = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group("gloo")
 torch.manual_seed(3)
@@ -71,19 +70,10 @@ def run(code, steps, root):
     for rate in ("step % 100 == 0", "step % 5 == 0"):
         code = code.replace(f"if {rate}:", "if True:")
     code = code.replace('"/mnt/', f'"{root}/mnt/')
-    program = root / "train.py"
-    program.write_text(f"CODE = {code!r}\n{PROGRAM}")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*command, "--standalone", str(program), str(steps), str(root)],
-        cwd=root,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        text=True,
-        capture_output=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (line,) = [line for line in done.stdout.splitlines() if line.startswith("END")]
+    ended = forked.on_ranks(2, f"CODE = {code!r}\n{PROGRAM}", steps, root, cwd=root)
+    for done in ended:
+        assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = [line for line in ended[0].stdout.splitlines() if line.startswith("END")]
     return line
 
 

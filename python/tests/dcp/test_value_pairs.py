@@ -19,6 +19,8 @@ from value_pairs import LOADERS, OPTIMIZERS, SAVERS, VALUES, blank, optimizer_of
 import ringstow
 import ringstow.dcp
 
+pytestmark = pytest.mark.torch_seam
+
 # Faces that read no checkpoint of that kind, and what they say to do.
 NEVER = {
     ("stock dcp.save", "dcp.load"): "with dcp.load without ringstow's reader",

@@ -17,7 +17,7 @@ U64 = ctypes.c_uint64
 NON_BLOCKING = 1
 RELAXED = 2
 HOST_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-SECONDS = 60
+SECONDS = 300
 # Long enough for unblocked work to finish. Correctly blocked work does not depend on it.
 AWHILE_S = 0.3
 

@@ -13,7 +13,7 @@ from support import assert_same
 
 import ringstow
 
-SECONDS = 60
+SECONDS = 300
 
 
 @pytest.fixture

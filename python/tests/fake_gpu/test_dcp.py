@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:ShardedTensor"),
 ]
 
-SECONDS = 60
+SECONDS = 300
 STAGERS = {
     "the writer": lambda writer: None,
     "streaming": lambda writer: writer.stager(),

@@ -13,7 +13,7 @@ import ringstow
 from ringstow.tensors import _torch
 
 MIB = 1 << 20
-SECONDS = 60
+SECONDS = 300
 DTYPES = [getattr(torch, name) for name in _torch.CODES if hasattr(torch, name)]
 CONFIG = ringstow.Config(pool_bytes=8 * MIB, block_bytes=MIB)
 

@@ -47,7 +47,7 @@ class Answer:
 class Client:
     """Requests to one server; each has a connection of its own."""
 
-    def __init__(self, url: str, timeout_s: float = 60):
+    def __init__(self, url: str, timeout_s: float = 300):
         self.host = urllib.parse.urlsplit(url).netloc
         self._timeout_s = timeout_s
 

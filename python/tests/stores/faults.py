@@ -151,7 +151,7 @@ class Hold(Fault):
         self._answer, self._cut = answer, False
         self._held, self._released = threading.Event(), threading.Event()
 
-    def wait(self, timeout_s: float = 60) -> None:
+    def wait(self, timeout_s: float = 300) -> None:
         """Wait until a request is held."""
         if not self._held.wait(timeout_s):
             raise TimeoutError(f"no request to hold came within {timeout_s} s")

@@ -139,7 +139,7 @@ class Proxy:
             return [exchange for exchange in self._log if _matches(exchange, method, target)]
 
     def wait(
-        self, count: int = 1, method: str = "", target: str = "", timeout_s: float = 60
+        self, count: int = 1, method: str = "", target: str = "", timeout_s: float = 300
     ) -> list[Exchange]:
         """Wait until so many matching requests have begun; return them."""
         with self._changed:
@@ -150,7 +150,7 @@ class Proxy:
             raise TimeoutError(f"fewer than {count} requests {method} {target} in {timeout_s} s")
         return self.requests(method, target)
 
-    def settle(self, timeout_s: float = 60) -> None:
+    def settle(self, timeout_s: float = 300) -> None:
         """Wait until all clients so far have gone, and what they have sent has reached the server.
 
         They must be dead, or close their connections.
