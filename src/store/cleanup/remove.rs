@@ -126,7 +126,7 @@ pub(in crate::store) fn refuse_link(dir: &Path) -> Result<()> {
 
 fn remove_one(dir: &Path, disposal: Disposal, config: &Config) -> Result<Removed> {
     let lock = DirLock::take(dir)?;
-    let begun = found(dir, &config.stripe).and_then(|stripes| {
+    let begun = refuse_link(dir).and_then(|()| found(dir, &config.stripe)).and_then(|stripes| {
         let scope = Scope::of_removal(&lock, &stripes)?;
         uncommit(dir).map(|()| (stripes, scope))
     });
@@ -246,7 +246,7 @@ fn found(dir: &Path, stripe: &[PathBuf]) -> Result<Stripes> {
 /// Checks that all files of a striped checkpoint are found: without its manifest, nothing would identify the files that
 /// stay on other disks. A checkpoint that is not striped has all its files in its directory.
 fn check_found(stripes: &Stripes) -> Result<()> {
-    let Some(listed) = manifest::read_files(stripes.own())? else { return check_remains(stripes) };
+    let Some(listed) = manifest::read_names(stripes.own())? else { return check_remains(stripes) };
     if listed.stripes.is_empty() {
         return Ok(());
     }
@@ -331,7 +331,7 @@ fn recycle(stripes: &Stripes, leftovers: Leftovers) -> Result<Swept> {
 
 /// Renames the manifest and syncs the directory: from then on there is no checkpoint.
 fn uncommit(dir: &Path) -> Result<()> {
-    match manifest::read_files(dir)? {
+    match manifest::read_names(dir)? {
         Some(_) => {}
         // An earlier call may have been killed before its rename was durable.
         None if is_being_removed(dir) => return dir::sync(dir),

@@ -4,6 +4,7 @@
 use crate::error::{Error, Result};
 use crate::format::manifest::{self, Listed};
 use crate::format::{Manifest, names, whole_text};
+use crate::store::layout::summary;
 use crate::sys::dir::{file_names, has, look};
 use crate::sys::file;
 use std::io;
@@ -50,6 +51,17 @@ pub(in crate::store) fn read_files(dir: &Path) -> Result<Option<Listed>> {
     bytes.map(|bytes| Manifest::decode_files(bytes, &dir.join(names::MANIFEST))).transpose()
 }
 
+/// [`read_files`] without their checksums. Reads only a manifest that this process has not read before.
+///
+/// # Errors
+/// Those of [`read_files`].
+pub(in crate::store) fn read_names(dir: &Path) -> Result<Option<Listed>> {
+    match summary::read_before(dir) {
+        Some(known) => Ok(Some(known.manifest.clone())),
+        None => read_files(dir),
+    }
+}
+
 /// Whether `dir` holds a committed checkpoint, or one rank's share of one. Reads the manifest: another program's file, or
 /// anything but a file, may have its name.
 pub(in crate::store) fn is_committed(dir: &Path) -> bool {
@@ -59,6 +71,9 @@ pub(in crate::store) fn is_committed(dir: &Path) -> bool {
 /// Which files the manifest in `dir` listed before a removal renamed it. `None` if there is no such manifest,
 /// `Some(None)` if it cannot be read.
 pub(in crate::store) fn read_half_removed(dir: &Path) -> Option<Option<Listed>> {
+    if let Some(known) = summary::read_as(dir, names::REMOVAL_MARK) {
+        return Some(Some(known.manifest.clone()));
+    }
     let path = dir.join(names::REMOVAL_MARK);
     let read = || Manifest::decode_files(file::read(&path).ok()?, &path).ok();
     has(&path).then(read)

@@ -9,4 +9,5 @@ pub(crate) mod recycled;
 pub(crate) mod session_note;
 pub(crate) mod stripe_marker;
 pub(crate) mod stripes;
+pub(crate) mod summary;
 pub(crate) mod unique;

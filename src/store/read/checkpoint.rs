@@ -7,6 +7,7 @@ use crate::object::{Bucket, is_url};
 use crate::pipeline::load::{FileOwner, ShardFile};
 use crate::store::layout::manifest;
 use crate::store::layout::stripe_marker::stripe_owner;
+use crate::store::layout::summary;
 use crate::store::read::copies::{Copies, OpenCopy};
 use crate::store::read::dcp_mark;
 use crate::store::read::diagnose::{explain, no_manifest, not_ringstows};
@@ -16,7 +17,6 @@ use crate::store::read::foreign;
 use crate::store::read::index::NameIndex;
 use crate::store::read::object;
 use crate::store::read::shards::{Shards, find_shards};
-use crate::store::read::summary;
 use crate::store::read::values::Values;
 use crate::sys::dir;
 use std::fmt::Display;
@@ -247,8 +247,8 @@ impl Checkpoint {
 
     /// Remembers its manifest in brief; see [`summary`].
     pub(in crate::store) fn remember(&self) {
-        if let Some(fingerprint) = self.fingerprint {
-            summary::remember(&self.path, &self.manifest, fingerprint);
+        if let Some((bytes, trailer)) = self.fingerprint.map(|fingerprint| fingerprint.parts()) {
+            summary::remember(&self.path, &self.manifest, bytes, trailer);
         }
     }
 

@@ -28,13 +28,18 @@ impl fmt::Display for Fingerprint {
 }
 
 impl Fingerprint {
+    /// The manifest's length, and its last bytes.
+    pub fn parts(&self) -> (u64, [u8; TRAILER_LEN]) {
+        (self.bytes, self.trailer)
+    }
+
     /// The fingerprint of a manifest's bytes; `None` if they are too few for a manifest.
     pub fn of(manifest: &[u8]) -> Option<Self> {
         Some(Self { bytes: manifest.len() as u64, trailer: *manifest.last_chunk()? })
     }
 
     /// The fingerprint of the manifest at `path`, of which only the end is read; `None` if there is no manifest.
-    pub fn at(path: &Path) -> Result<Option<Self>> {
+    fn at(path: &Path) -> Result<Option<Self>> {
         if is_url(path) {
             let end = object::read_end(path)?;
             return Ok(end.map(|(bytes, trailer)| Self { bytes, trailer }));

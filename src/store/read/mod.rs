@@ -21,6 +21,5 @@ pub(crate) mod part;
 pub(crate) mod salvage;
 pub(crate) mod shards;
 pub(crate) mod slices;
-pub(crate) mod summary;
 pub(crate) mod values;
 pub(crate) mod verify;
