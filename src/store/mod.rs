@@ -18,6 +18,7 @@ pub use catalog::own_share::check_own_share;
 #[cfg(feature = "cli")]
 pub use catalog::runs::runs;
 pub use catalog::steps::{Before, steps};
+pub use cleanup::evict::{Evicted, Setting, Stay, check_covers, evict, is_everywhere};
 pub use cleanup::keep::{Best, Direction};
 pub use cleanup::prune::{Pruning, prune, prune_plan, prune_with};
 pub use cleanup::remove::{Disposal, Removed, remove_checkpoint};
