@@ -30,7 +30,15 @@ from ringstow._progress import Progress
 from ringstow.foreign import _steps
 
 if TYPE_CHECKING:
-    from ringstow._catalog_report import DiffReport, Removed, Retained, Slimmed, Step, Swept
+    from ringstow._catalog_report import (
+        DiffReport,
+        Evicted,
+        Removed,
+        Retained,
+        Slimmed,
+        Step,
+        Swept,
+    )
     from ringstow._report import VerifyReport
 
 _log = logging.getLogger("ringstow")

@@ -138,9 +138,9 @@ class CheckpointManager:
                 ``promotion_rate`` without ``tiers``.
             InvalidStateError: ``root`` is a URL, or one of ``tiers`` is in ``root`` or is a URL
                 that cannot be understood; or with ``keep_here``, ``keep_promoted`` is less than it
-                or ``keep_last``, so that steps would be nowhere; or ``staging`` is unknown, or not for several ranks; or a name in ``slim`` is none; or ``node_local``
-                goes with one process, ``base`` or ``slim_after``; or there are fewer nodes than
-                ``replicas``.
+                or ``keep_last``, so that steps would be nowhere; or ``staging`` is unknown, or not
+                for several ranks; or a name in ``slim`` is none; or ``node_local`` goes with one
+                process, ``base`` or ``slim_after``; or there are fewer nodes than ``replicas``.
         """
         self._rules = _rules.checked(keep_last, keep_every, keep_best, slim_after, slim)
         self._root = absolute(root)

@@ -25,7 +25,7 @@ class How:
     part_bytes: int = 16 << 20
     replace_older: bool = False
     refuse_link: bool = False
-    """Whether a link at the last name of the place is refused: what it leads to is not the run's."""
+    """Whether a link at the place's last name is refused: what it leads to is not the run's."""
     replicas: bool = True
     patience: float = 180
 

@@ -119,7 +119,8 @@ class Promoter(Copier):
 
     def _copy(self, step: Added) -> bool:
         self._warn_of_one_disk()
-        return all([self._copy_to(tier, step) for tier in self._tiers])
+        are_there = [self._copy_to(tier, step) for tier in self._tiers]  # to all of them
+        return all(are_there)
 
     def _copy_to(self, tier: str, step: Added) -> bool:
         """Copy to one tier; return False if that was passed over."""
@@ -193,7 +194,7 @@ class Promoter(Copier):
         return super()._gives_way(step, later) and is_overtaken
 
     def _was_removed(self, step: Added) -> bool:
-        """Whether a step is gone and a newer one is here: a rule removed it, which is no failure."""
+        """Whether a step is gone and a newer one is here: a rule removed it, which is fine."""
         if os.path.lexists(f"{step.path}/manifest.json"):
             return False
         with contextlib.suppress(OSError), os.scandir(self._root) as entries:

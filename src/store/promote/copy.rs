@@ -121,6 +121,14 @@ impl Copy {
         missing(target, &self.files_of(files, &all))
     }
 
+    /// Whether all files are there, and the manifest.
+    pub fn is_there(&self, target: &dyn Target, files: &[FileEntry]) -> Result<bool> {
+        let all: Vec<usize> = (0..files.len()).collect();
+        let mut wanted = self.files_of(files, &all);
+        wanted.push((names::MANIFEST, self.manifest.len() as u64));
+        Ok(missing(target, &wanted)?.is_empty())
+    }
+
     /// The names and the lengths of files of the checkpoint.
     pub fn files_of(&self, files: &[FileEntry], chosen: &[usize]) -> Vec<(&str, u64)> {
         chosen.iter().map(|&file| (self.names[file].as_str(), files[file].bytes)).collect()

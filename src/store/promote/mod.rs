@@ -304,8 +304,8 @@ impl Copy {
                     self.withdraw(target, journal);
                     return Err(error);
                 }
-                // Another host may have been removing an earlier copy of this checkpoint.
-                Commit::Done if self.missing(target, files)?.is_empty() => {
+                // Another host may have been removing an earlier copy, and a store may not compare what it removes.
+                Commit::Done if self.is_there(target, files)? => {
                     if self.clear(target, &journal) {
                         journal.end(target);
                     }
