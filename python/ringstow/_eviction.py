@@ -101,7 +101,7 @@ class Eviction:
             _log.warning("%s was not removed: %s", left.path, left.reason)
         stay = [step for step in done.stay if step.path not in self.damaged]
         for reason, step in {step.reason: step for step in reversed(stay)}.items():
-            again = ". It is copied there first" if step.is_lacking else ""
+            again = ". It leaves once it is copied there" if step.is_lacking else ""
             _log.warning("%s stays: %s%s", step.path, reason, again)
         return [step.path for step in stay if step.is_lacking]
 

@@ -165,9 +165,9 @@ class Upkeep:
 
     def _is_awaited(self, path: str) -> bool:
         """Whether a step is to stay whole here, since a tier lacks it yet."""
-        leaves = self._eviction
-        is_copied = leaves is None or leaves.is_everywhere(path)
-        return self._copier.has(path) or not is_copied
+        if self._copier.has(path):
+            return True
+        return self._eviction is not None and not self._eviction.is_everywhere(path)
 
     def close(self) -> None:
         """Wait for the copies, and remove what they allow."""

@@ -97,7 +97,7 @@ impl Shared {
         let stay = done.stay.into_iter().filter(|step| !eviction.is_damaged(&step.path));
         let told = stay.inspect(|step| {
             if told.insert(step.reason.clone()) {
-                let next = if step.is_lacking { ". It is copied there first" } else { "" };
+                let next = if step.is_lacking { ". It leaves once it is copied there" } else { "" };
                 tracing::warn!("{} stays: {}{next}", step.path.display(), step.reason);
             }
         });

@@ -10,7 +10,6 @@ use crate::store::cleanup::slim::older_steps;
 use crate::store::layout::manifest;
 use crate::store::promote;
 use crate::store::write::swept::Left;
-use crate::sys::dir;
 use crate::sys::fork::{GENERATIONS, PerProcess};
 use crossbeam_channel::bounded;
 use serde::Serialize;
@@ -132,11 +131,8 @@ impl<'a> Looks<'a> {
         };
         for place in self.places {
             let copy = place.join(here.1);
-            if dir::is_same(&copy, step) {
-                return Err(stay(format!("{} is the step itself", copy.display()), false));
-            }
             if !self.failed.contains_key(&**place) {
-                match self.ask(&here.0, &copy, place) {
+                match self.ask(step, &here.0, &copy, place) {
                     Ok(None) => continue,
                     Ok(Some(why)) => return Err(stay(format!("{} {why}", copy.display()), true)),
                     Err(why) => drop(self.failed.insert(place, why)),
@@ -154,6 +150,7 @@ impl<'a> Looks<'a> {
     /// Why it did not say.
     fn ask(
         &self,
+        step: &Path,
         here: &Arc<Listed>,
         copy: &Path,
         place: &Path,
@@ -167,10 +164,11 @@ impl<'a> Looks<'a> {
         }
         let (tell, told) = bounded(1);
         let job: Arc<Job> = Arc::default();
-        let (here, copy, asked) = (here.clone(), copy.to_owned(), place.to_owned());
+        let (step, here) = (step.to_owned(), here.clone());
+        let (copy, asked) = (copy.to_owned(), place.to_owned());
         let stopped = job.clone();
         let look = move || {
-            let _ = tell.send(promote::lacks(&here, &copy, &stopped));
+            let _ = tell.send(promote::lacks((&step, &here), &copy, &stopped));
             if let Some(mut all) = ASKED.lock() {
                 all.remove(&asked);
             }
@@ -182,5 +180,32 @@ impl<'a> Looks<'a> {
             silent()
         })?;
         answer.map_err(|error| error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::StateDict;
+
+    #[test]
+    fn step_stays_while_a_place_hangs_and_costs_no_thread_more() {
+        let root = tempfile::tempdir().unwrap();
+        let (run, place) = (root.path().join("run"), root.path().join("place"));
+        for step in 1..=2 {
+            let mut state = StateDict::new();
+            state.value("step", step).step(step);
+            crate::save(&state, run.join(format!("step-{step}"))).unwrap();
+        }
+        crate::promote(run.join("step-1"), place.join("step-1")).unwrap();
+        let hung = Instant::now().checked_sub(LOOKS_MAX).unwrap();
+        ASKED.lock().unwrap().insert(place.clone(), hung);
+        let places = [place.clone()];
+        let evict = || evict(&run, &places, 1, &[], &Config::default()).unwrap();
+        let done = evict();
+        assert!(done.removed.is_empty() && !done.stay[0].is_lacking, "{done:?}");
+        assert!(done.stay[0].reason.contains("does not answer"), "{done:?}");
+        ASKED.lock().unwrap().remove(&place);
+        assert_eq!(evict().removed, [run.join("step-1")]);
     }
 }

@@ -13,17 +13,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Why a place does not have all that a checkpoint has, as its manifest and the lengths of its files tell; `None` if it does.
-/// `here` is the checkpoint's manifest. Asks once: the caller repeats the look when it needs it again.
+/// Takes the checkpoint and its manifest. Asks once: the caller repeats the look when it needs it again.
 ///
 /// # Errors
 /// What the store or the system says: nobody knows what is there.
 pub(in crate::store) fn lacks(
-    here: &Listed,
+    (checkpoint, here): (&Path, &Listed),
     place: &Path,
     job: &Arc<Job>,
 ) -> Result<Option<String>> {
     if !is_url(place) && dir::is_link(place) {
         return Ok(Some("is a link, which is no copy".into()));
+    }
+    if dir::is_same(checkpoint, place) {
+        return Ok(Some("is the checkpoint itself, and no copy".into()));
     }
     let target = &*target_at(place, Patience::new(place, Duration::ZERO, job), job)?;
     let Some(seen) = target.manifest()? else { return Ok(Some("is not there".into())) };
