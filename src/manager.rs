@@ -162,7 +162,8 @@ impl CheckpointManager {
     ///
     /// # Errors
     /// [`Error::Invalid`] for a place that is in the root or has it in itself, for a rule that keeps nothing, for
-    /// [`Tiers::keep_here`] without a place, and once a step is saved.
+    /// [`Tiers::keep_here`] without a place, for [`Tiers::keep`] that removes what [`Tiers::keep_here`] or the manager's
+    /// rules keep, and once a step is saved.
     pub fn tiers(mut self, tiers: Tiers) -> Result<Self> {
         let Some(shared) = Arc::get_mut(&mut self.shared) else {
             return Err(Error::invalid("tiers are named before the first save"));
@@ -170,8 +171,8 @@ impl CheckpointManager {
         let retention = tiers.keep.clone().retention(Disposal::Remove);
         let own = shared.retention.as_ref();
         let retention = retention.map(|there| besides(there, own));
-        if let (Some(there), Some(own), Some(_)) = (&retention, own, tiers.keep_here) {
-            check_keeps(there, own)?;
+        if let (Some(there), Some(keep_here)) = (&retention, tiers.keep_here) {
+            check_keeps(there, own, keep_here)?;
         }
         let every = shared.retention.as_ref().and_then(|retention| retention.keep_every);
         let stays = Stays { has_rule: shared.retention.is_some(), every };
@@ -349,7 +350,6 @@ impl Shared {
 
     /// Removes the steps that no rule keeps, and parts of older ones, after a commit.
     fn clean_up(self: &Arc<Self>, path: PathBuf, report: SaveReport) -> Saved {
-        Copies::add(self, &path);
         self.previous.iter().for_each(|previous| previous.saved(&path));
         let _alone = self.in_use.write().unwrap_or_else(PoisonError::into_inner);
         let retained =
@@ -359,7 +359,10 @@ impl Shared {
             tracing::warn!(%path, %error, "the step is committed, and old steps could not be removed");
         }
         let slimmed = self.slim();
-        self.evict_after(report.file_bytes);
+        let lacking = self.evict_after(report.file_bytes);
+        // After the look at the places: the copy of this step removes there what their rules no longer keep.
+        Copies::add(self, &path);
+        lacking.iter().for_each(|path| Copies::add_found(self, path));
         Saved { path, report, retained, slimmed }
     }
 }
@@ -370,7 +373,7 @@ impl Drop for CheckpointManager {
         drop(self.saving.take());
         if let Some(copies) = &self.shared.copies {
             copies.close();
-            self.shared.evict_alone();
+            drop(self.shared.evict_alone());
         }
     }
 }

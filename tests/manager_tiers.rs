@@ -428,6 +428,159 @@ fn step_that_a_link_leads_to_or_that_is_damaged_stays() {
 }
 
 #[test]
+fn step_that_the_other_disk_has_lost_or_has_in_part_stays_and_is_copied_again() {
+    let losses: [fn(&Path); 4] = [
+        |step| fs::remove_dir_all(step).unwrap(),
+        |step| fs::remove_dir_all(step.parent().unwrap()).unwrap(), // a new, empty disk
+        |step| fs::remove_file(first_shard(step)).unwrap(),
+        |step| fs::write(first_shard(step), "cut").unwrap(),
+    ];
+    for lose in losses {
+        let disks = Disks::new();
+        let mut manager = disks.manager_of_one(Keep::default());
+        save(&mut manager, 1, 1);
+        manager.wait_promoted().unwrap();
+        lose(&disks.shared().join("step-00000001"));
+        save(&mut manager, 2, 2);
+        manager.wait_promoted().unwrap();
+        assert_eq!(steps_in(&disks.run()), [1, 2]);
+        assert_eq!(steps_in(&disks.shared()), [1, 2]);
+        save(&mut manager, 3, 3);
+        drop(manager);
+        assert_eq!((steps_in(&disks.run()), steps_in(&disks.shared())), (vec![3], vec![1, 2, 3]));
+    }
+}
+
+fn first_shard(step: &Path) -> PathBuf {
+    let files = fs::read_dir(step).unwrap().map(|entry| entry.unwrap().path());
+    files.into_iter().find(|path| path.extension().is_some_and(|e| e == "safetensors")).unwrap()
+}
+
+#[test]
+fn another_save_of_the_step_on_the_other_disk_is_no_copy() {
+    let disks = Disks::new();
+    let mut manager = disks.manager_of_one(Keep::default());
+    save(&mut manager, 1, 1);
+    manager.wait_promoted().unwrap();
+    let copy = disks.shared().join("step-00000001");
+    fs::remove_dir_all(&copy).unwrap();
+    let mut state = StateDict::new();
+    state.value("step", 1).step(1);
+    ringstow::save(&state, &copy).unwrap();
+    save(&mut manager, 2, 2);
+    manager.wait_promoted().unwrap_err(); // it is newer, and stays
+    drop(manager);
+    assert_eq!(steps_in(&disks.run()), [1, 2]);
+}
+
+#[test]
+fn why_a_step_stays_is_told() {
+    let disks = Disks::new();
+    let (said, warnings) = mpsc::channel();
+    tracing::subscriber::with_default(Warnings(said), || {
+        let mut manager = disks.manager_of_one(Keep::default());
+        let mut save = |step: u64| {
+            let mut state = StateDict::new();
+            state.value("step", step);
+            manager.save(step, &mut state, [("loss", 1.0)]).unwrap();
+            manager.wait_promoted().unwrap();
+        };
+        save(1);
+        fs::remove_dir_all(disks.shared().join("step-00000001")).unwrap();
+        save(2);
+    });
+    let warnings: Vec<String> = warnings.try_iter().collect();
+    let stays = |said: &&String| {
+        said.contains("run/step-00000001 stays: ") && said.contains("step-00000001 is not there")
+    };
+    assert!(warnings.iter().any(|said| stays(&said)), "{warnings:?}");
+}
+
+#[test]
+fn link_to_a_file_in_a_step_keeps_the_step_here() {
+    let disks = Disks::new();
+    let mut manager = disks.manager_of_one(Keep::default());
+    save(&mut manager, 1, 1);
+    manager.wait_promoted().unwrap();
+    symlink(first_shard(&disks.run().join("step-00000001")), disks.run().join("best")).unwrap();
+    save(&mut manager, 2, 2);
+    drop(manager);
+    assert_eq!(steps_in(&disks.run()), [1, 2]);
+}
+
+#[test]
+fn step_that_a_rule_removed_before_its_copy_is_no_failure() {
+    let disks = Disks::new();
+    let tiers = Tiers { places: vec![disks.shared()], rate: 30_000, ..Tiers::default() };
+    let keep = Keep { last: Some(1), every: Some(2), ..Keep::default() };
+    let mut manager = CheckpointManager::found(disks.run(), keep).unwrap().tiers(tiers).unwrap();
+    (1..=3).for_each(|step| save(&mut manager, step, 1));
+    manager.wait().unwrap();
+    // 2 waits for its copy, since it stays for good: another manager's rules remove it before that.
+    let last = Keep { last: Some(1), ..Keep::default() };
+    let mut other = CheckpointManager::found(disks.run(), last).unwrap();
+    save(&mut other, 4, 4);
+    other.wait().unwrap();
+    manager.wait_promoted().unwrap();
+    drop(manager);
+    assert!(!steps_in(&disks.run()).contains(&2));
+}
+
+#[test]
+fn copy_neither_replaces_nor_removes_what_a_planted_link_leads_to() {
+    let disks = Disks::new();
+    let precious = disks.0.path().join("precious");
+    let mut state = StateDict::new();
+    state.value("step", 42).step(5);
+    ringstow::save(&state, &precious).unwrap();
+    fs::create_dir_all(disks.shared()).unwrap();
+    for step in [4, 5] {
+        symlink(&precious, disks.shared().join(format!("step-0000000{step}"))).unwrap();
+    }
+    let keep = Keep { last: Some(1), ..Keep::default() };
+    let tiers = Tiers { places: vec![disks.shared()], keep, ..Tiers::default() };
+    let manager = CheckpointManager::found(disks.run(), Keep::default()).unwrap();
+    let mut manager = manager.tiers(tiers).unwrap();
+    save(&mut manager, 5, 5);
+    let refused = manager.wait_promoted().unwrap_err().to_string();
+    assert!(refused.contains("step-00000005 is a symbolic link to"), "{refused}");
+    save(&mut manager, 6, 6);
+    manager.wait_promoted().unwrap();
+    drop(manager);
+    let loaded = ringstow::load(&precious).unwrap();
+    assert_eq!(loaded.value("step").unwrap(), &ringstow::Value::Int(42));
+}
+
+#[test]
+fn tier_that_keeps_less_than_the_run_is_refused() {
+    let disks = Disks::new();
+    let tiers = |there: Option<usize>, keep_here| {
+        let keep = Keep { last: there, ..Keep::default() };
+        Tiers { places: vec![disks.shared()], keep, keep_here, ..Tiers::default() }
+    };
+    let manager = |last| {
+        let keep = Keep { last, ..Keep::default() };
+        CheckpointManager::found(disks.run(), keep).unwrap()
+    };
+    for (last, there, keep_here, names) in [
+        (
+            None,
+            Some(1),
+            3,
+            "Tiers.keep.last=1 keeps fewer steps in the further places than keep_here=3:",
+        ),
+        (Some(10), Some(1), 3, "keep_here=3 and Keep.last=10:"),
+        (Some(10), Some(5), 3, "than Keep.last=10:"),
+    ] {
+        let said = manager(last).tiers(tiers(there, Some(keep_here))).unwrap_err().to_string();
+        assert!(said.contains(names), "{said}");
+    }
+    manager(Some(2)).tiers(tiers(Some(3), Some(3))).unwrap();
+    manager(Some(10)).tiers(tiers(None, Some(3))).unwrap();
+    manager(Some(10)).tiers(tiers(Some(1), None)).unwrap();
+}
+
+#[test]
 fn keep_here_that_means_nothing_is_refused() {
     let disks = Disks::new();
     for (places, keep_here) in [(vec![disks.shared()], 0), (vec![], 1)] {

@@ -30,7 +30,15 @@ from ringstow._progress import Progress
 from ringstow.foreign import _steps
 
 if TYPE_CHECKING:
-    from ringstow._catalog_report import DiffReport, Removed, Retained, Slimmed, Step, Swept
+    from ringstow._catalog_report import (
+        DiffReport,
+        Evicted,
+        Removed,
+        Retained,
+        Slimmed,
+        Step,
+        Swept,
+    )
     from ringstow._report import VerifyReport
 
 _log = logging.getLogger("ringstow")
@@ -146,6 +154,27 @@ def older_steps(directory: str, after: int, config: Config | None) -> list[Step]
     from ringstow._catalog_report import Step
 
     return Step.list_from_json(_native.older_steps(directory, after, native_json(config)))
+
+
+def evict(
+    root: str, tiers: Sequence[str], keep: int, waiting: Sequence[str], config: Config | None
+) -> Evicted:
+    """Remove the steps of `older_steps` that all tiers have whole at this moment.
+
+    Args:
+        root: the directory of the run.
+        tiers: the directories and URLs that are asked.
+        keep: as the ``after`` of `older_steps`.
+        waiting: paths of steps that stay, since they are to be copied yet.
+        config: the settings.
+
+    Raises:
+        OSError: as in `steps`.
+    """
+    from ringstow._catalog_report import Evicted
+
+    knobs = native_json(config)
+    return Evicted.from_json(_native.evict(root, tiers, keep, waiting, knobs))
 
 
 def latest(

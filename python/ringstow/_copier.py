@@ -9,12 +9,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from ringstow._errors import (
-    BusyError,
-    IncompleteCheckpointError,
-    MissingFilesError,
-    NoCheckpointError,
-)
+from ringstow._errors import BusyError
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -113,9 +108,13 @@ class Copier:
 
     def has(self, path: str) -> bool:
         """Return whether a step has yet to be copied, or is being copied."""
+        return path in self.waiting()
+
+    def waiting(self) -> list[str]:
+        """Return the paths of the steps that have yet to be copied, or are being copied."""
         with self._changed:
             waiting = [*self._added[self._done :], *self._batch, *self._left, *self._failed]
-        return any(step.path == path for step in waiting)
+        return [step.path for step in waiting]
 
     def rescue(self, path: str, ended: Future[bool] | None = None) -> None:
         """Copy a step that is committed, and may not survive a crash where it is."""
@@ -283,12 +282,6 @@ class Copier:
             step.path,
             place or self._places,
         )
-
-    def _is_overtaken(self, step: Added, error: BaseException) -> bool:
-        """Whether a step was removed after a newer one was added, and the copy failed by that."""
-        gone = FileNotFoundError, NoCheckpointError, IncompleteCheckpointError, MissingFilesError
-        is_gone = isinstance(error, gone) or not os.path.lexists(step.path)
-        return len(self._added) > self._done and is_gone
 
     def _give_up(self, error: BaseException) -> None:
         """Copy none of the steps that were added."""

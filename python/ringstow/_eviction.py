@@ -1,4 +1,8 @@
-"""Steps leave a manager's directory once all of its tiers have them."""
+"""Steps leave a manager's directory once all of its tiers have them.
+
+Which steps those are is decided by the native side, which asks each tier right before it removes a
+step. What is noted here never decides on a removal.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,14 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ringstow import _catalog
+from ringstow import _catalog, _native
 from ringstow._errors import Error
 from ringstow._rules import positive
 
 if TYPE_CHECKING:
-    from ringstow._catalog_report import Step
+    from ringstow._catalog_report import Evicted, Step
     from ringstow._config import Config
+    from ringstow._rules import Rules
 
 _log = logging.getLogger("ringstow")
 
@@ -21,129 +26,114 @@ _log = logging.getLogger("ringstow")
 class Eviction:
     """Removes all but the newest steps, each once every tier has it whole."""
 
-    def __init__(self, root: str, keep: int, config: Config | None) -> None:
+    def __init__(self, root: str, tiers: tuple[str, ...], keep: int, config: Config | None) -> None:
         self._root = root
+        self._tiers = tiers
         self._keep = keep
         """How many of the newest steps stay in any case."""
         self._config = config
-        self._copied: set[tuple[str, int | None]] = set()
-        """The saves that are on all tiers: the path and the time of each."""
         self.awaited: set[str] = set()
-        """Steps that must get to the tiers, or are there already, as their copy will find out."""
+        """Steps that must get to the tiers, however many newer ones wait."""
         self.damaged: set[str] = set()
         """Steps that cannot be copied: another try would read their bytes again."""
-        self._newest_bytes: int | None = None
-        """Bytes of the newest step; None before the first look."""
 
-    def note(self, path: str, created_unix_ms: int | None) -> None:
-        """Note that a save is on all tiers. Any thread may call it."""
-        self._copied.add((path, created_unix_ms))
-        self.awaited.discard(path)
+    def is_everywhere(self, path: str) -> bool:
+        """Return whether all tiers have a step whole at this moment."""
+        return _native.is_everywhere(path, self._tiers)
 
-    def unknown(self) -> list[str]:
-        """Return the names of steps that this process has not seen on all tiers.
+    def names(self) -> list[str]:
+        """Return the names of the steps here that can be copied.
 
         Raises:
             OSError: the directory cannot be read.
         """
-        unknown = [step for step in self._committed() if self._save(step) not in self._copied]
-        paths = [step.path for step in unknown if step.path not in self.damaged]
+        paths = [step.path for step in self._committed() if step.path not in self.damaged]
         return [os.path.basename(path) for path in paths]
 
-    def make_room(self, wait: Callable[[], object]) -> None:
+    def make_room(self, run: Callable[[], object], wait: Callable[[], bool]) -> None:
         """Before a save for which there is no room, wait for copies, and remove what they allow.
 
         A save of the size of the newest step is expected.
 
         Args:
-            wait: waits for the copies in progress.
+            run: removes steps, and has those copied that a tier lacks.
+            wait: waits for the copies in progress; returns False if there are none.
         """
         try:
-            if self._newest_bytes is None:
-                self._committed()
-            if self._has_room():
+            committed = self._committed()
+            needed = committed[-1].nbytes if committed else None
+            if self._has_room(needed):
                 return
-            self.run()
-            if self._has_room() or not self.unknown():
+            run()
+            if self._has_room(needed):
                 return
         except (Error, OSError):
             return  # the save will say so
-        _log.warning(
-            "%s is full: the save waits until earlier steps are on the tiers and leave", self._root
-        )
-        wait()
-        self.run()
+        if wait():
+            run()
 
-    def run(self) -> list[str]:
+    def run(self, waiting: list[str]) -> list[str]:
         """Remove steps; log a failure, and never raise one: the save went well.
 
         Only while this manager saves nothing: a step may be saved again.
 
+        Args:
+            waiting: paths of steps that are to be copied yet: they stay.
+
         Returns:
-            Older steps that a rule keeps and that a tier may lack, since a newer one overtook them.
+            Older steps that a tier lacks, which are to be copied.
         """
         try:
-            older = self._older()
-            gone = [step for step in older if self._save(step) in self._copied]
-            linked = self._linked() if gone else set()
+            done = _catalog.evict(self._root, self._tiers, self._keep, waiting, self._config)
         except (Error, OSError) as error:
-            _log.error("steps stay in %s, though all tiers have them: %s", self._root, error)
+            _log.error("steps stay in %s, though all tiers may have them: %s", self._root, error)
             return []
-        for step in gone:
-            if os.path.realpath(step.path) not in linked:
-                self._remove(step)
-        for save in list(self._copied):
-            if not os.path.lexists(save[0]):
-                self._copied.discard(save)
-        left = [step.path for step in older if step not in gone]
-        return [path for path in left if path not in self.damaged]
+        self.damaged = {path for path in self.damaged if os.path.lexists(path)}
+        lacking = self._tell(done)
+        self.awaited = self.awaited.intersection(waiting).union(lacking)
+        return lacking
 
-    def _has_room(self) -> bool:
-        return _free(self._root) >= (self._newest_bytes or 0)
-
-    def _remove(self, step: Step) -> None:
-        try:
-            removed = _catalog.remove(step.path, config=self._config)
-        except (Error, OSError) as error:
-            _log.warning("%s was not removed: %s. The next save tries again", step.path, error)
-            return
-        for left in removed.left:
+    def _tell(self, done: Evicted) -> list[str]:
+        """Log what was done; return the steps that a tier lacks."""
+        for left in done.left:
             _log.warning("%s was not removed: %s", left.path, left.reason)
-        _log.info("%s has left %s: all tiers have it", os.path.basename(step.path), self._root)
+        stay = [step for step in done.stay if step.path not in self.damaged]
+        for reason, step in {step.reason: step for step in reversed(stay)}.items():
+            again = ". It leaves once it is copied there" if step.is_lacking else ""
+            _log.warning("%s stays: %s%s", step.path, reason, again)
+        return [step.path for step in stay if step.is_lacking]
 
-    def _older(self) -> list[Step]:
-        """Return the committed steps but for the newest, and for the last saves.
-
-        They differ after the run went back to an earlier step.
-        """
-        committed = self._committed()
-        last_saves = sorted(committed, key=lambda step: step.created_unix_ms or 0)[-self._keep :]
-        return [step for step in committed[: -self._keep] if step not in last_saves]
+    def _has_room(self, needed: int | None) -> bool:
+        return _free(self._root) >= (needed or 0)
 
     def _committed(self) -> list[Step]:
         """Return the steps that can be loaded, oldest first."""
         found = _catalog.steps(self._root, config=self._config)
-        committed = [step for step in found if step.status == "committed"]
-        self._newest_bytes = committed[-1].nbytes if committed else 0
-        return committed
-
-    def _linked(self) -> set[str]:
-        """Return what links in the directory lead to: it stays, as with `retain`."""
-        with os.scandir(self._root) as entries:
-            return {os.path.realpath(entry.path) for entry in entries if entry.is_symlink()}
-
-    @staticmethod
-    def _save(step: Step) -> tuple[str, int | None]:
-        return step.path, step.created_unix_ms
+        return [step for step in found if step.status == "committed"]
 
 
-def checked(keep: int | None, root: str, config: Config | None) -> Eviction | None:
+def checked(
+    keep: int | None,
+    root: str,
+    tiers: tuple[str, ...],
+    here: Rules,
+    there: Rules,
+    config: Config | None,
+) -> Eviction | None:
     """Return what ``keep_here`` asks for; None if it is not given.
 
     Raises:
         TypeError, ValueError: it is no number of steps.
+        InvalidStateError: ``keep_promoted`` removes from the tiers what is to be kept.
     """
-    return None if keep is None else Eviction(root, positive(keep, "keep_here"), config)
+    if keep is None:
+        return None
+    eviction = Eviction(root, tiers, positive(keep, "keep_here"), config)
+    if there.keep_last is not None:
+        others = {"keep_here": keep, "keep_last": here.keep_last}
+        given = [(name, count) for name, count in others.items() if count is not None]
+        _native.check_covers(("keep_promoted", there.keep_last), given)
+    return eviction
 
 
 def _free(directory: str) -> int:

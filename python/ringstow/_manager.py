@@ -137,10 +137,10 @@ class CheckpointManager:
             TypeError, ValueError: a rule cannot be used; ``keep_promoted``, ``keep_here`` or
                 ``promotion_rate`` without ``tiers``.
             InvalidStateError: ``root`` is a URL, or one of ``tiers`` is in ``root`` or is a URL
-                that cannot be understood; or ``staging`` is
-                unknown, or not for several ranks; or a name in ``slim`` is none; or ``node_local``
-                goes with one process, ``base`` or ``slim_after``; or there are fewer nodes than
-                ``replicas``.
+                that cannot be understood; or with ``keep_here``, ``keep_promoted`` is less than it
+                or ``keep_last``, so that steps would be nowhere; or ``staging`` is unknown, or not
+                for several ranks; or a name in ``slim`` is none; or ``node_local`` goes with one
+                process, ``base`` or ``slim_after``; or there are fewer nodes than ``replicas``.
         """
         self._rules = _rules.checked(keep_last, keep_every, keep_best, slim_after, slim)
         self._root = absolute(root)
@@ -157,7 +157,7 @@ class CheckpointManager:
             rate: Any = promotion_rate
             found = dataclasses.replace(found, promotion_rate=rate)  # checks it
         config = without_tiers(found)  # the manager copies by itself
-        eviction = _eviction.checked(keep_here, self._root, config)
+        eviction = _eviction.checked(keep_here, self._root, places, self._rules, there, config)
         plan = _tiers.Plan(places, found.promotion_rate, there, self._rules, eviction)
         self._retention = Retention(self._rules, self._root, config)
         check_staging(staging)
@@ -463,13 +463,13 @@ class CheckpointManager:
             if number is not None:
                 self._go_back(found[0], drop_newer)
             is_here = restored is not None and self._steps.is_here(restored.path)
+            lacking = self._steps.lacking(found)
             if number is None:
-                self._upkeep.find_out(passed_over(found, restored))
+                self._upkeep.find_out(lacking, passed_over(found, restored))
             if restored is not None and is_here:
                 if self._previous is not None:
                     self._previous.restored(restored.path)
-                are_there = self._steps.are_everywhere(restored.path, found)
-                may_lack = self._node_local or not are_there
+                may_lack = self._node_local or restored.path in lacking
                 if number is None and not restored.dropped and may_lack:
                     # A kill may have cut its copy short, and a node may be new.
                     self._copier.add_found(restored.path)

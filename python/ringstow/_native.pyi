@@ -30,6 +30,7 @@ __all__ = [
     "adopt",
     "check_apart",
     "check_config",
+    "check_covers",
     "check_metrics",
     "check_own_share",
     "check_url",
@@ -43,12 +44,14 @@ __all__ = [
     "differing",
     "encode",
     "end_jobs",
+    "evict",
     "fail_exit",
     "files_of",
     "fill",
     "forget_after_fork",
     "found_config",
     "gpus",
+    "is_everywhere",
     "is_one_run",
     "is_under_way",
     "join_run",
@@ -595,11 +598,12 @@ def claim(place: str, run: str | None) -> str: ...
 def claim_for(root: str, places: Sequence[str], place: str) -> str: ...
 
 # Returns a PromotionReport. `how` is the rate, the number of uploads, the bytes of a part, whether
-# an older checkpoint is replaced and replicas are sent, and the seconds of patience.
+# an older checkpoint is replaced, a link is refused and replicas are sent, and the seconds of
+# patience.
 def promote(
     path: str,
     to: str,
-    how: tuple[int, int, int, bool, bool, float],
+    how: tuple[int, int, int, bool, bool, bool, float],
     config: str,
     *,
     progress: Callable[[int, int], object] | None = None,
@@ -620,6 +624,19 @@ def steps(directory: str, pattern: str | None, config: str) -> str: ...
 # Returns those that can be loaded, except the newest ``after``, the last ``after`` saves, and what
 # a link leads to.
 def older_steps(directory: str, after: int, config: str) -> str: ...
+
+# Removes those of `older_steps` that all places have whole at this moment, except those that are
+# `awaited`. Returns Evicted.
+def evict(
+    root: str, places: Sequence[str], keep: int, awaited: Sequence[str], config: str
+) -> str: ...
+
+# Whether each of these places has a step whole at this moment.
+def is_everywhere(step: str, places: Sequence[str]) -> bool: ...
+
+# Checks that what a setting keeps in the places, a name and a number of steps, is all that the
+# other settings keep. Raises InvalidStateError.
+def check_covers(there: tuple[str, int], others: Sequence[tuple[str, int]]) -> None: ...
 
 # Refuses to load a rank's own share of what ranks saved each by itself, in rank00003 below path,
 # if it is missing or not of the same save as rank 0's; for rank 0 also if any share is missing.

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class How:
-    """How to copy; `promote` explains the fields, which the native side takes in this order."""
+    """How to copy; `promote` explains most fields. The native side takes them in this order."""
 
     rate: int = 0
     uploads: int = 4
     part_bytes: int = 16 << 20
     replace_older: bool = False
+    refuse_link: bool = False
+    """Whether a link at the place's last name is refused: what it leads to is not the run's."""
     replicas: bool = True
     patience: float = 180
 
@@ -77,7 +79,14 @@ def promote(
         OSError: what the store or the system says.
     """
     where, there = of_checkpoint(path), directory_to_read(to)
-    how = How(rate, uploads, part_bytes, replace_older, replicas, patience)
+    how = How(
+        rate=rate,
+        uploads=uploads,
+        part_bytes=part_bytes,
+        replace_older=replace_older,
+        replicas=replicas,
+        patience=patience,
+    )
     with _outcomes.failing("promotion", where, to=there):
         report = sent(where, there, how=how, config=config)
     tell(report)

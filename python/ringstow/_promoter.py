@@ -86,7 +86,6 @@ class Promoter(Copier):
         clear: Callable[[str], object] | None = None,
         *,
         stays: Callable[[str], bool] | None = None,
-        is_everywhere: Callable[[str, int | None], object] | None = None,
         is_damaged: Callable[[str], object] | None = None,
         unchecked: tuple[str, ...] = (),
     ) -> None:
@@ -99,8 +98,6 @@ class Promoter(Copier):
             config: the settings of reading.
             clear: removes old steps from a tier, after a new one was copied there.
             stays: which steps are never passed over, by path.
-            is_everywhere: is called with the path of each step that all tiers have, and with when
-                it was committed, in ms.
             is_damaged: is called with the path of each step that is damaged here.
             unchecked: directories among the tiers of which nobody has looked yet whether they are
                 on another disk.
@@ -112,11 +109,8 @@ class Promoter(Copier):
         self._config = config
         self._clear = clear
         self._stays = stays
-        self._is_everywhere = is_everywhere
         self._unchecked = unchecked
         self._is_damaged = is_damaged
-        self._copied: list[int | None] = []
-        """When each checkpoint was committed that the current step's copies are of."""
 
     def add_found(self, path: str) -> None:
         """Copy a step that was not just saved, unless it waits for that."""
@@ -125,12 +119,7 @@ class Promoter(Copier):
 
     def _copy(self, step: Added) -> bool:
         self._warn_of_one_disk()
-        self._copied.clear()
-        are_there = [self._copy_to(tier, step) for tier in self._tiers]
-        if self._is_everywhere and len(self._copied) == len(self._tiers):
-            [created, *others] = set(self._copied)
-            if not others:  # else it was saved again between two copies
-                self._is_everywhere(step.path, created)
+        are_there = [self._copy_to(tier, step) for tier in self._tiers]  # to all of them
         return all(are_there)
 
     def _copy_to(self, tier: str, step: Added) -> bool:
@@ -140,11 +129,8 @@ class Promoter(Copier):
             self._claim(tier)
             self.report = report = self._sent(step, tier, to)
         except BaseException as error:  # a panic, too: the step is saved, training goes on
-            if self._is_overtaken(step, error):
+            if self._was_removed(step):
                 self._pass_over(step, tier)
-                return False
-            if not step.is_new and not os.path.lexists(step.path):
-                _log.debug("%s is not copied to %s: it was removed", step.path, tier)
                 return False
             if not passes(self.error):  # one that is worth another try stays
                 self.error = error
@@ -154,7 +140,6 @@ class Promoter(Copier):
             _promote.tell_failure(step.path, to, error)
             self._tell(step, tier, error)
             return True
-        self._copied.append(report.created_unix_ms)
         _promote.tell(report)
         _log.info(
             "%s is copied to %s: %.3g GB sent in %.1f s",
@@ -173,7 +158,7 @@ class Promoter(Copier):
             InvalidStateError: it has files of other nodes, which are not there yet.
         """
         # A run that went back saves a step again.
-        how = _promote.How(rate=self._rate, replace_older=True)
+        how = _promote.How(rate=self._rate, replace_older=True, refuse_link=True)
         try:
             report = _promote.sent(step.path, to, how=how, config=self._config)
         except OSError as error:
@@ -207,6 +192,15 @@ class Promoter(Copier):
     def _gives_way(self, step: Added, later: list[Added]) -> bool:
         is_overtaken = any(_is_newer(other.path, step.path) for other in later)
         return super()._gives_way(step, later) and is_overtaken
+
+    def _was_removed(self, step: Added) -> bool:
+        """Whether a step is gone and a newer one is here: a rule removed it, which is fine."""
+        if os.path.lexists(f"{step.path}/manifest.json"):
+            return False
+        with contextlib.suppress(OSError), os.scandir(self._root) as entries:
+            newer = (entry.path for entry in entries if _is_newer(entry.path, step.path))
+            return any(os.path.lexists(f"{path}/manifest.json") for path in newer)
+        return False
 
     def _claim(self, tier: str) -> None:
         """Note that a tier has steps of this run.

@@ -102,12 +102,16 @@ class Steps:
         tiers = f" and {' and '.join(self._tiers)}" if self._tiers else ""
         _log.warning("nothing in %s%s%s: starting anew", root, there, tiers)
 
-    def are_everywhere(self, path: str, found: list[Step]) -> bool:
-        """Return whether each tier has a whole copy of the step at this path of those found."""
-        save = newest_first(next(step for step in found if step.path == path))
-        copies = [one for one in found if newest_first(one) == save]
-        whole = {os.path.dirname(one.path) for one in copies if one.status == "committed"}
-        return whole.issuperset(self._tiers)
+    def lacking(self, found: list[Step]) -> list[str]:
+        """Return the paths of the whole steps here that a tier lacks, going by what was found."""
+        whole = [step for step in found if step.status == "committed"]
+        has = {(newest_first(step), os.path.dirname(step.path)) for step in whole}
+        here = (step for step in whole if self.is_here(step.path))
+        return [
+            step.path
+            for step in here
+            if any((newest_first(step), tier) not in has for tier in self._tiers)
+        ]
 
     def is_here(self, path: str) -> bool:
         """Whether a step is in the run's own directory."""
@@ -203,6 +207,5 @@ def promoter(root: str, plan: Plan, config: Config | None) -> Promoter:
         config,
         removes,
         stays=plan.stays,
-        is_everywhere=None if plan.eviction is None else plan.eviction.note,
         is_damaged=None if plan.eviction is None else plan.eviction.damaged.add,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Callable, Collection
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from ringstow._copied import Copied
+
+_log = logging.getLogger("ringstow")
 
 
 class Upkeep:
@@ -57,23 +60,41 @@ class Upkeep:
     def make_room(self) -> None:
         """Before a save, wait for copies if the disk is full and they let steps go."""
         if self._eviction is not None and self._leads:
-            self._eviction.make_room(self._wait)
+            self._eviction.make_room(self._evict, self._wait)
 
-    def _wait(self) -> None:
-        """Wait for the copies of all steps here, also of those that nobody has restored."""
-        if self._eviction is not None and not self._node_local:
-            for name in self._eviction.unknown():
-                self._await(os.path.join(self._root, name))
+    def _wait(self) -> bool:
+        """Wait for copies; return False if no step waits for one."""
+        if not self._copier.waiting():
+            return False
+        _log.warning(
+            "%s is full: the save waits until earlier steps are on the tiers and leave", self._root
+        )
         self._copier.wait()
+        return True
+
+    def _evict(self) -> None:
+        """Remove the steps that all tiers have, and have those copied that a tier lacks."""
+        if self._eviction is not None:
+            self._copy_found(self._eviction.run(self._copier.waiting()))
+
+    def _copy_found(self, paths: list[str]) -> None:
+        """Have older steps copied, unless other ranks must do so, too, and do not know them."""
+        if not self._node_local:
+            for path in paths:
+                self._await(path)
 
     def committed(self, path: str, copies: Future[bool] | None = None) -> None:
         """Copy a step that was saved, and remove old ones. ``copies`` becomes how the copy ends."""
         if self._previous is not None:
             self._previous.saved(path)
-        self._copier.add(path, is_new=True, ended=copies)
-        for overdue in self.clear():
-            if not self._node_local:
-                self._await(overdue)
+        lacking: list[str] = []
+        try:
+            lacking = self.clear()
+        finally:
+            # After the look at the tiers: the copy of this step removes there what their rules no
+            # longer keep.
+            self._copier.add(path, is_new=True, ended=copies)
+        self._copy_found(lacking)
 
     def rescue(self, path: str, copies: Future[bool] | None = None) -> None:
         """Copy a step whose last sync failed: the tiers may keep it."""
@@ -110,17 +131,24 @@ class Upkeep:
         handle.add_done_callback(ended)
         return is_over
 
-    def find_out(self, passed_over: Collection[str]) -> None:
-        """After a restore, have the copier look which steps here are on all tiers.
+    def find_out(self, lacking: list[str], passed_over: Collection[str]) -> None:
+        """After a restore, have the steps here copied that a tier lacks.
+
+        Nodes have not all seen the same, and must copy the same: they try to copy all steps.
 
         Args:
+            lacking: paths of these steps.
             passed_over: paths of steps that cannot be loaded, and so not be copied.
         """
         if self._eviction is None:
             return
         self._eviction.damaged.update(passed_over)
-        for name in self._from_first(self._eviction.unknown):
-            self._await(os.path.join(self._root, name))
+        if self._node_local:
+            names = self._from_first(self._eviction.names)
+            lacking = [os.path.join(self._root, name) for name in names]
+        for path in lacking:
+            if path not in self._eviction.damaged:
+                self._await(path)
 
     def _await(self, path: str) -> None:
         """Have a step copied, however many newer ones wait."""
@@ -129,14 +157,20 @@ class Upkeep:
             self._copier.add_found(path)
 
     def clear(self) -> list[str]:
-        """Remove old steps; return those that a rule keeps and that have yet to be copied."""
+        """Remove old steps; return those that a rule keeps and that a tier lacks."""
         if not self._leads:
             return []
-        self._retention.run(self._copier.has)
-        return [] if self._eviction is None else self._eviction.run()
+        self._retention.run(self._is_awaited)
+        return [] if self._eviction is None else self._eviction.run(self._copier.waiting())
+
+    def _is_awaited(self, path: str) -> bool:
+        """Whether a step is to stay whole here, since a tier lacks it yet."""
+        if self._copier.has(path):
+            return True
+        return self._eviction is not None and not self._eviction.is_everywhere(path)
 
     def close(self) -> None:
         """Wait for the copies, and remove what they allow."""
         self._copier.close()
         if self._eviction is not None and self._leads:
-            self._eviction.run()
+            self._eviction.run(self._copier.waiting())

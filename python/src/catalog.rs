@@ -82,6 +82,35 @@ pub(crate) fn older_steps(
     to_json(&py.detach(steps).map_err(to_python)?)
 }
 
+/// Removes the older steps that all places have.
+#[pyfunction]
+pub(crate) fn evict(
+    py: Python<'_>,
+    root: PathBuf,
+    places: Vec<PathBuf>,
+    keep: usize,
+    awaited: Vec<PathBuf>,
+    config: &str,
+) -> PyResult<String> {
+    let config = self::config(config)?;
+    let evict = || ringstow::internals::store::evict(&root, &places, keep, &awaited, &config);
+    to_json(&py.detach(evict).map_err(to_python)?)
+}
+
+/// Whether each of these places has a step whole at this moment.
+#[pyfunction]
+pub(crate) fn is_everywhere(py: Python<'_>, step: PathBuf, places: Vec<PathBuf>) -> bool {
+    py.detach(|| ringstow::internals::store::is_everywhere(&step, &places))
+}
+
+/// Checks that places keep each step that the other settings keep.
+#[pyfunction]
+pub(crate) fn check_covers(there: (String, usize), others: Vec<(String, usize)>) -> PyResult<()> {
+    let others: Vec<_> = others.iter().map(|(name, count)| (&**name, *count)).collect();
+    let there = (&*there.0, there.1);
+    ringstow::internals::store::check_covers(there, &others).map_err(to_python)
+}
+
 #[pyfunction]
 pub(crate) fn remove(
     py: Python<'_>,

@@ -165,7 +165,10 @@ mod _native {
 
     #[pymodule_export]
     use crate::{
-        catalog::{latest, older_steps, prune, remove, retain, shared_file_system, slim, steps},
+        catalog::{
+            check_covers, evict, is_everywhere, latest, older_steps, prune, remove, retain,
+            shared_file_system, slim, steps,
+        },
         encode::encode,
         exchange::Exchange,
         exit::{end_jobs, fail_exit},

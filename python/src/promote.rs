@@ -89,16 +89,17 @@ pub(crate) fn promote(
     py: Python<'_>,
     path: PathBuf,
     to: PathBuf,
-    how: (u64, usize, u64, bool, bool, f64),
+    how: (u64, usize, u64, bool, bool, bool, f64),
     config: &str,
     progress: Option<wait::Progress>,
 ) -> PyResult<String> {
     let config = self::config(config)?;
     let runtime = Runtime::shared(&config).map_err(to_python)?;
-    let (rate, uploads, part_bytes, replace_older, replicas, seconds) = how;
+    let (rate, uploads, part_bytes, replace_older, refuse_link, replicas, seconds) = how;
     let patience = Duration::try_from_secs_f64(seconds)
         .map_err(|error| PyValueError::new_err(format!("patience={seconds}: {error}")))?;
-    let how = Promotion { rate, uploads, part_bytes, replace_older, replicas, patience };
+    let how =
+        Promotion { rate, uploads, part_bytes, replace_older, refuse_link, replicas, patience };
     let promote = |job: &_| ringstow::internals::store::promote(&runtime, &path, &to, how, job);
     to_json(&wait::run(py, &Job::of(&config), progress.as_ref(), promote)?)
 }

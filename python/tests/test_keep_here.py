@@ -1,6 +1,7 @@
 """`keep_here`: steps leave the manager's directory once all tiers have them, and not before."""
 
 import os
+import shutil
 import threading
 
 import pytest
@@ -109,6 +110,82 @@ def test_step_that_a_link_leads_to_stays(tmp_path):
         (tmp_path / "run" / "good").symlink_to("step-00000001")
         save(manager, 2, 3)
     assert here(tmp_path) == [1, 3]
+
+
+def test_link_to_a_file_in_a_step_keeps_the_step(tmp_path):
+    with manager_of(tmp_path, keep_here=1) as manager:
+        save(manager, 1)
+        [shard] = (tmp_path / "run/step-00000001").glob("*.safetensors")
+        (tmp_path / "run" / "best.safetensors").symlink_to(shard)
+        save(manager, 2, 3)
+    assert here(tmp_path) == [1, 3]
+
+
+def lose_step(shared):
+    ringstow.remove(shared / "step-00000001")
+
+
+def lose_disk(shared):
+    shutil.rmtree(shared)
+    shared.mkdir()
+
+
+def lose_file(shared):
+    [shard] = (shared / "step-00000001").glob("*.safetensors")
+    shard.unlink()
+
+
+@pytest.mark.parametrize("lose", [lose_step, lose_disk, lose_file])
+def test_step_that_a_tier_has_lost_stays_and_is_copied_again(tmp_path, caplog, lose):
+    with manager_of(tmp_path, keep_here=1) as manager:
+        save(manager, 1)
+        lose(tmp_path / "shared")
+        save(manager, 2)
+        assert here(tmp_path) == there(tmp_path) == [1, 2]
+        assert f"{tmp_path}/run/step-00000001 stays: {tmp_path}/shared/step-" in caplog.text
+        save(manager, 3)
+    assert here(tmp_path) == [3]
+    assert there(tmp_path) == [1, 2, 3]
+
+
+def test_step_stays_while_a_tier_does_not_answer(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with ringstow.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(1, state_of(1))
+        manager.save(2, state_of(2))
+    eviction = _eviction.Eviction(str(tmp_path / "run"), ("s3://bucket/run",), 1, None)
+    assert eviction.run([]) == []  # nobody knows whether another copy is needed
+    assert "step-00000001 stays: s3://bucket/run does not answer" in caplog.text
+    assert here(tmp_path) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"keep_here": 3, "keep_promoted": 1}, "keep_promoted=1 .* keep_here=3"),
+        ({"keep_here": 2, "keep_last": 9, "keep_promoted": 5}, "keep_promoted=5 .* keep_last=9"),
+    ],
+)
+def test_settings_that_leave_a_step_nowhere_are_refused(tmp_path, settings, names):
+    with pytest.raises(ringstow.InvalidStateError, match=names):
+        manager_of(tmp_path, **settings)
+    manager_of(tmp_path, **{**settings, "keep_promoted": 9}).close()
+    manager_of(tmp_path, **{**settings, "keep_promoted": None}).close()
+
+
+def test_step_that_a_rule_removes_before_its_copy_is_no_failure(tmp_path, caplog):
+    """The tier is slower than the saves, and `keep_last` removes steps that wait for their copy."""
+    rules = {"keep_last": 2, "keep_here": 1, "promotion_rate": 20_000}
+    with manager_of(tmp_path, **rules) as manager:
+        for step in range(1, 9):
+            manager.save(step, state_of(step))
+        assert manager.wait_promoted(60)
+        assert manager.promotion_error is None
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    assert 8 in there(tmp_path)
 
 
 def test_damaged_step_here_stays_until_it_is_copied(tmp_path):

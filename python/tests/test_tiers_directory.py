@@ -507,6 +507,46 @@ def test_step_that_somebody_removed_before_its_copy_is_an_error(tmp_path, monkey
         assert not manager.wait_promoted(60)
 
 
+def test_copy_neither_replaces_nor_removes_what_a_planted_link_leads_to(tmp_path):
+    precious = tmp_path / "precious"
+    ringstow.save(state_of(42), precious, step=5)
+    (tmp_path / "shared/run").mkdir(parents=True)
+    for step in (4, 5):
+        (tmp_path / f"shared/run/step-{step:08}").symlink_to(precious)
+    with manager_of(tmp_path, keep_promoted=1) as manager:
+        manager.save(5, state_of(5))
+        assert not manager.wait_promoted(60)
+        assert "is a symbolic link to" in str(manager.promotion_error)
+        manager.save(6, state_of(6))
+        assert manager.wait_promoted(60)
+    assert ringstow.load(precious)["step"] == 42
+    ringstow.promote(tmp_path / "run/step-00000006", tmp_path / "there")
+    (tmp_path / "named").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").mkdir()
+    ringstow.promote(tmp_path / "run/step-00000006", tmp_path / "named")  # the caller names it
+    assert ringstow.load(tmp_path / "elsewhere")["step"] == 6
+
+
+def test_plain_copy_of_a_step_counts_as_its_copy(tmp_path):
+    ringstow.save(state_of(1), tmp_path / "a")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    assert ringstow.promote(tmp_path / "a", tmp_path / "b").was_there
+
+
+def test_refusal_of_a_place_never_says_to_remove_what_is_there(tmp_path):
+    ringstow.save(state_of(1), tmp_path / "older")
+    ringstow.save(state_of(2), tmp_path / "newer")
+    ringstow.promote(tmp_path / "newer", tmp_path / "there")
+    for replaces in (False, True):
+        with pytest.raises(FileExistsError, match="later than this one: it stays") as caught:
+            ringstow.promote(tmp_path / "older", tmp_path / "there", replace_older=replaces)
+        assert "remove" not in str(caught.value)
+    ringstow.promote(tmp_path / "older", tmp_path / "other")
+    with pytest.raises(FileExistsError, match="earlier than this one: `replace_older`"):
+        ringstow.promote(tmp_path / "newer", tmp_path / "other")
+    assert ringstow.load(tmp_path / "there")["step"] == 2
+
+
 def test_damaged_copy_is_mended_by_the_next_one(tmp_path):
     path, there = tmp_path / "a", tmp_path / "shared/a"
     ringstow.save(state_of(1), path)

@@ -98,13 +98,13 @@ fn line(
     name: &str,
     cells: &[Option<&Found>],
 ) -> Vec<String> {
-    let newest = cells.iter().flatten().filter_map(|found| found.created_unix_ms).max();
+    let newest = cells.iter().flatten().map(|found| found.order.age).max();
     let step = step.map_or_else(|| "-".into(), |step| step.to_string());
     let states = places.iter().zip(cells).map(|(place, cell)| match cell {
         None if place.found.is_err() => "?".into(),
         None => "-".into(),
         // The same name does not make it a copy: the step was saved again since.
-        Some(found) if found.status == Status::Committed && found.created_unix_ms < newest => {
+        Some(found) if found.status == Status::Committed && Some(found.order.age) < newest => {
             "an older save".into()
         }
         Some(found) => status(found.status).into(),

@@ -66,6 +66,7 @@ pub fn run(args: &Promote, out: &mut Output) -> Result<Exit> {
         uploads: args.uploads,
         part_bytes: args.part_bytes,
         replace_older: args.replace_older,
+        refuse_link: false, // the caller names the place
         replicas: true,
         patience: Duration::from_secs(args.patience),
     };

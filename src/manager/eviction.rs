@@ -1,11 +1,12 @@
-//! Which steps may leave a manager's directory, since all of its places have them.
+//! What a manager notes about the steps that may leave its directory. It never decides on a removal: each place is asked
+//! right before ([`evict`](crate::store::evict)).
 
 use crate::error::{Error, Result};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What a manager knows of the steps that may leave its directory.
+/// Which steps stay in any case, and what a manager notes about the others.
 #[derive(Debug)]
 pub(super) struct Eviction {
     /// How many of the newest steps, and of the last saves, stay in any case.
@@ -15,14 +16,10 @@ pub(super) struct Eviction {
 
 #[derive(Debug, Default)]
 struct Known {
-    /// The saves that all places have, by path and time: a step may be saved again.
-    copied: HashSet<(PathBuf, Option<u64>)>,
     /// Steps that cannot be copied, since they are damaged.
     damaged: HashSet<PathBuf>,
     /// Bytes of the newest step; `None` before the first look.
     newest_bytes: Option<u64>,
-    /// Whether the manager has listed the places.
-    has_looked: bool,
 }
 
 impl Eviction {
@@ -35,11 +32,6 @@ impl Eviction {
         Ok(Self { keep, known: Mutex::default() })
     }
 
-    /// Notes that all places have a save.
-    pub fn note(&self, path: &Path, created_unix_ms: Option<u64>) {
-        self.known().copied.insert((path.into(), created_unix_ms));
-    }
-
     /// Notes that a step cannot be copied: another try would read its bytes again.
     pub fn note_damage(&self, path: &Path) {
         self.known().damaged.insert(path.into());
@@ -49,15 +41,9 @@ impl Eviction {
         self.known().damaged.contains(path)
     }
 
-    pub fn has_copied(&self, path: &Path, created_unix_ms: Option<u64>) -> bool {
-        self.known().copied.contains(&(path.into(), created_unix_ms))
-    }
-
     /// Forgets the steps that are gone.
     pub fn forget(&self, is_gone: impl Fn(&Path) -> bool) {
-        let mut known = self.known();
-        known.copied.retain(|(path, _)| !is_gone(path));
-        known.damaged.retain(|path| !is_gone(path));
+        self.known().damaged.retain(|path| !is_gone(path));
     }
 
     /// Bytes that the next save is expected to need: those of the newest step; `None` before the first look.
@@ -67,11 +53,6 @@ impl Eviction {
 
     pub fn expect(&self, bytes: u64) {
         self.known().newest_bytes = Some(bytes);
-    }
-
-    /// Records that the manager has listed the places; returns whether it had before.
-    pub fn look(&self) -> bool {
-        std::mem::replace(&mut self.known().has_looked, true)
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {

@@ -56,8 +56,13 @@ impl Queue {
 
     /// Whether a step has yet to be copied, or is being copied.
     pub fn has(&self, path: &Path) -> bool {
+        self.all().any(|step| step == path)
+    }
+
+    /// The steps that have yet to be copied, or are being copied.
+    pub fn all(&self) -> impl Iterator<Item = &Path> {
         let found = self.older.iter().chain(&self.failed).chain(&self.current);
-        self.new.iter().any(|step| step == path) || found.into_iter().any(|step| step.path == path)
+        self.new.iter().chain(found.map(|step| &step.path)).map(PathBuf::as_path)
     }
 
     /// The next step, which is in progress from now on.

@@ -2,7 +2,7 @@
 
 use super::slim::Slim;
 use crate::error::{Error, Result};
-use crate::store::{Best, Disposal, Retention};
+use crate::store::{Best, Disposal, Retention, Setting, check_covers};
 
 /// Which steps a [`CheckpointManager`](crate::CheckpointManager) keeps. A step stays if one rule keeps it. Without a rule, all stay. The newest
 /// step always stays.
@@ -59,11 +59,20 @@ pub(super) fn besides(there: Retention, own: Option<&Retention>) -> Retention {
     Retention { keep_every, keep_best, ..there }
 }
 
-/// Checks that places keep what is to be kept for good: it leaves the root.
+/// Checks that places keep what `keep_here` and the manager's own rules keep: it leaves the root.
 ///
 /// # Errors
 /// [`Error::Invalid`].
-pub(super) fn check_keeps(there: &Retention, own: &Retention) -> Result<()> {
+pub(super) fn check_keeps(
+    there: &Retention,
+    own: Option<&Retention>,
+    keep_here: usize,
+) -> Result<()> {
+    let last = own.map(|own| ("Keep.last", own.keep));
+    let others: Vec<Setting> =
+        [Some(("keep_here", keep_here)), last].into_iter().flatten().collect();
+    check_covers(("Tiers.keep.last", there.keep), &others)?;
+    let Some(own) = own else { return Ok(()) };
     let has_every = own.keep_every.is_none_or(|own| {
         there.keep_every.is_some_and(|there| there > 0 && own.is_multiple_of(there))
     });
@@ -76,6 +85,7 @@ pub(super) fn check_keeps(there: &Retention, own: &Retention) -> Result<()> {
         return Ok(());
     }
     Err(Error::invalid(
-        "with keep_here, steps that `every` and `best` of the manager's rules keep are in the further places alone, and          `every` or `best` of Tiers.keep would remove some of them: leave these out there, which means the same ones",
+        "with keep_here, steps that `every` and `best` of the manager's rules keep are in the further places alone, and \
+         `every` or `best` of Tiers.keep would remove some of them: leave these out there, which means the same ones",
     ))
 }

@@ -76,8 +76,7 @@ impl Shared {
         let mut outcomes = Vec::new();
         for step in steps {
             let save = (step.path.clone(), step.created_unix_ms);
-            let is_awaited = self.copies.as_ref().is_some_and(|copies| copies.awaits(&step.path));
-            if is_awaited || slimming.settled.contains(&save) {
+            if slimming.settled.contains(&save) || self.awaits(&step.path) {
                 continue; // a copy is to be whole
             }
             let outcome = self.store.slim(&step.path, parts);

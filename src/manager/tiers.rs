@@ -3,9 +3,11 @@
 use super::Shared;
 use super::eviction::Eviction;
 use super::queue::{Added, Queue};
+use super::upkeep::number_of;
 use crate::error::{Error, Result};
+use crate::format::names;
 use crate::handle::panicked;
-use crate::store::{Found, Promotion, Retention, Status, check_apart, claim_for, join};
+use crate::store::{Found, Promotion, Retention, Status, check_apart, claim_for, join, pinned};
 use crate::sys::dir;
 use crate::sys::path::absolute_or_object;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -227,34 +229,27 @@ impl Copies {
     /// Copies a step to all places; tells whether that is to be tried again, after this pause.
     fn copy_to_all(&self, shared: &Shared, step: &Added, pause: Duration) -> bool {
         let mut is_worth_another = false;
-        let mut copied = Vec::new();
         for place in &self.places {
-            match self.copy(shared, step, place) {
-                Ok(created_unix_ms) => copied.extend(created_unix_ms),
-                Err(error) => {
-                    let passes = matches!(error, Error::Io { .. } | Error::Busy { .. });
-                    is_worth_another |= passes;
-                    self.failed(step, place, error, Some(pause).filter(|_| passes));
+            if let Err(error) = self.copy(shared, step, place) {
+                if was_removed(shared, &step.path) {
+                    pass_over(&step.path);
+                    return false;
                 }
+                let passes = matches!(error, Error::Io { .. } | Error::Busy { .. });
+                is_worth_another |= passes;
+                self.failed(step, place, error, Some(pause).filter(|_| passes));
             }
-        }
-        // A step that is saved again meanwhile is another save in the places that come after.
-        let is_one_save = copied.iter().all(|created| *created == copied[0]);
-        if let Some(eviction) = &self.eviction
-            && copied.len() == self.places.len()
-            && is_one_save
-        {
-            eviction.note(&step.path, Some(copied[0]));
         }
         is_worth_another && dir::has(&step.path)
     }
 
-    /// Copies a step to a place; returns when it was saved, or `None` if other nodes have still to send files of it.
-    fn copy(&self, shared: &Shared, step: &Added, place: &Path) -> Result<Option<u64>> {
+    /// Copies a step to a place, as far as its files are here.
+    fn copy(&self, shared: &Shared, step: &Added, place: &Path) -> Result<()> {
         claim_for(&shared.root, &self.places, place)?;
         let to = place.join(step.path.file_name().unwrap_or_default());
         // A run that went back saves a step again.
-        let how = Promotion { rate: self.rate, replace_older: true, ..Promotion::default() };
+        let (rate, defaults) = (self.rate, Promotion::default());
+        let how = Promotion { rate, replace_older: true, refuse_link: true, ..defaults };
         let report = match shared.store.promote(&step.path, &to, how) {
             // What the rules no longer keep there makes room.
             Err(error) if error.is_disk_full() && self.retention.is_some() => {
@@ -270,28 +265,26 @@ impl Copies {
                 "{to} is not committed: other nodes have still to send {} files",
                 report.missing
             );
-            return Ok(None);
+            return Ok(());
         }
         // After a step that was found, another one may be there because the newest is damaged.
         if step.is_new {
             self.clear(shared, place);
         }
-        Ok(Some(report.created_unix_ms))
+        Ok(())
     }
 
     /// Removes what the rules no longer keep in a place.
     fn clear(&self, shared: &Shared, place: &Path) {
         let Some(retention) = &self.retention else { return };
-        if let Err(error) = shared.store.retain(place, retention) {
+        let retention = Retention { pinned: pinned(&shared.root), ..retention.clone() };
+        if let Err(error) = shared.store.retain(place, &retention) {
             tracing::warn!(place = %place.display(), %error, "old steps could not be removed there");
         }
     }
 
     fn failed(&self, step: &Added, place: &Path, error: Error, pause: Option<Duration>) {
         let mut queue = self.queue();
-        if dir::is_gone(&step.path) && (queue.is_due() || !step.is_new) {
-            return pass_over(&step.path); // it was removed after a newer one
-        }
         let (path, to) = (step.path.display(), place.display());
         match pause.filter(|_| !queue.is_closing) {
             Some(pause) => tracing::error!(
@@ -310,9 +303,7 @@ impl Copies {
     /// Whether a step is to get to the places, however many newer ones wait: it stays for good by its number, which its name
     /// ends in, or here until it is copied.
     fn stays(&self, path: &Path) -> bool {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let number = name.rsplit(|c: char| !c.is_ascii_digit()).next().unwrap_or_default();
-        let divides = |every| number.parse().is_ok_and(|n: u64| n.is_multiple_of(every));
+        let divides = |every| number_of(path).is_some_and(|number| number.is_multiple_of(every));
         // Without a rule, nothing else removes it here.
         self.stays.every.is_some_and(divides) || self.eviction.is_some() && !self.stays.has_rule
     }
@@ -321,6 +312,21 @@ impl Copies {
     pub fn awaits(&self, path: &Path) -> bool {
         self.queue().has(path)
     }
+
+    /// The steps that have yet to be copied.
+    pub fn awaited(&self) -> Vec<PathBuf> {
+        self.queue().all().map(Path::to_owned).collect()
+    }
+
+    /// The places, the nearest first.
+    pub fn places(&self) -> &[PathBuf] {
+        &self.places
+    }
+}
+
+/// Whether a step is gone, and a newer one is here: a rule has removed it, and there is nothing left to copy.
+fn was_removed(shared: &Shared, path: &Path) -> bool {
+    dir::is_gone(&path.join(names::MANIFEST)) && shared.has_newer(path)
 }
 
 fn pass_over(path: &Path) {

@@ -4,8 +4,9 @@ use super::Shared;
 use super::eviction::Eviction;
 use super::tiers::Copies;
 use crate::error::Error;
-use crate::store::{Disposal, Found, Status, older_steps};
+use crate::store::{Found, Status, evict, is_everywhere};
 use crate::sys::{dir, space};
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 
@@ -33,13 +34,7 @@ impl Shared {
         if self.has_room(eviction) {
             return;
         }
-        // A program that has restored nothing knows of no copies.
-        if !eviction.look()
-            && let Ok(found) = self.candidates(None)
-        {
-            self.find_out(&found, &[]);
-        }
-        self.evict_alone();
+        self.evict_alone().iter().for_each(|path| Copies::add_found(self, path));
         if self.has_room(eviction) || copies.is_idle() {
             return;
         }
@@ -64,66 +59,56 @@ impl Shared {
         newest.and_then(|(_, found)| found.file_bytes).unwrap_or(0)
     }
 
-    /// After a save of this many bytes, removes the steps that all places have, and has those copied that a rule keeps and that
-    /// copies have passed over. While nothing is restored.
-    pub(super) fn evict_after(self: &Arc<Self>, saved_bytes: u64) {
-        let Some((_, eviction)) = self.eviction() else { return };
-        eviction.expect(saved_bytes);
-        for path in self.evict() {
-            Copies::add_found(self, &path);
-        }
-    }
-
-    /// Removes the steps that all places have, once nothing is restored any more.
-    pub(super) fn evict_alone(&self) {
-        let _alone = self.in_use.write().unwrap_or_else(PoisonError::into_inner);
-        self.evict();
-    }
-
-    /// Removes the steps that all places have, but for the newest. Returns the others. A failure is logged: the save went well.
-    fn evict(&self) -> Vec<PathBuf> {
+    /// After a save of this many bytes, removes the steps that all places have. Returns those that are to be copied. While
+    /// nothing is restored.
+    pub(super) fn evict_after(&self, saved_bytes: u64) -> Vec<PathBuf> {
         let Some((_, eviction)) = self.eviction() else { return Vec::new() };
-        let older = match older_steps(&self.root, eviction.keep, self.store.config()) {
-            Ok(older) => older,
+        eviction.expect(saved_bytes);
+        self.evict()
+    }
+
+    /// Removes the steps that all places have, once nothing is restored any more. Returns those that are to be copied.
+    pub(super) fn evict_alone(&self) -> Vec<PathBuf> {
+        let _alone = self.in_use.write().unwrap_or_else(PoisonError::into_inner);
+        self.evict()
+    }
+
+    /// Removes the steps that all places have, but for the newest. Returns those that a place lacks. A failure is logged: the
+    /// save went well.
+    fn evict(&self) -> Vec<PathBuf> {
+        let Some((copies, eviction)) = self.eviction() else { return Vec::new() };
+        eviction.forget(dir::is_gone);
+        let (config, awaited) = (self.store.config(), copies.awaited());
+        let done = match evict(&self.root, copies.places(), eviction.keep, &awaited, config) {
+            Ok(done) => done,
             Err(error) => {
                 let root = self.root.display();
                 tracing::warn!(%error, "steps stay in {root}, though all places may have them");
                 return Vec::new();
             }
         };
-        let (copied, others): (Vec<_>, Vec<_>) = older
-            .into_iter()
-            .partition(|step| eviction.has_copied(&step.path, step.created_unix_ms));
-        copied.iter().for_each(|step| self.leave(&step.path));
-        eviction.forget(dir::is_gone);
-        let others = others.into_iter().map(|step| step.path);
-        others.filter(|path| !eviction.is_damaged(path)).collect()
-    }
-
-    fn leave(&self, path: &Path) {
-        match self.store.remove(path, Disposal::of(self.store.config())) {
-            Ok(removed) => {
-                for left in &removed.left {
-                    tracing::warn!("{} was not removed: {}", left.path.display(), left.reason);
-                }
-                tracing::debug!(path = %path.display(), "a step has left: all places have it");
-            }
-            Err(error) => {
-                let path = path.display();
-                tracing::warn!(%error, "{path} was not removed. The next save tries again");
-            }
+        for left in &done.left {
+            tracing::warn!("{} was not removed: {}", left.path.display(), left.reason);
         }
+        let mut told = HashSet::new();
+        let stay = done.stay.into_iter().filter(|step| !eviction.is_damaged(&step.path));
+        let told = stay.inspect(|step| {
+            if told.insert(step.reason.clone()) {
+                let next = if step.is_lacking { ". It leaves once it is copied there" } else { "" };
+                tracing::warn!("{} stays: {}{next}", step.path.display(), step.reason);
+            }
+        });
+        told.filter(|step| step.is_lacking).map(|step| step.path).collect()
     }
 
-    /// After a look at all places, notes which steps here are in all of them, and has the others copied, except those that
-    /// cannot be loaded. Tells whether steps leave this directory at all.
+    /// After a look at all places, has the steps here copied that a place lacks, except those that cannot be loaded. Tells
+    /// whether steps leave this directory at all.
     pub(super) fn find_out(
         self: &Arc<Self>,
         found: &[(u64, Found)],
         passed_over: &[(PathBuf, Error)],
     ) -> bool {
         let Some((copies, eviction)) = self.eviction() else { return false };
-        eviction.look();
         passed_over.iter().for_each(|(path, _)| eviction.note_damage(path));
         let is_here = |found: &Found| found.path.starts_with(&self.root);
         let is_whole_here =
@@ -132,12 +117,30 @@ impl Shared {
             let same = found.iter().filter(|(other, copy)| {
                 (other, copy.created_unix_ms) == (number, step.created_unix_ms) && !is_here(copy)
             });
-            if copies.have_all(same.map(|(_, copy)| copy)) {
-                eviction.note(&step.path, step.created_unix_ms);
-            } else if !eviction.is_damaged(&step.path) {
+            if !copies.have_all(same.map(|(_, copy)| copy)) && !eviction.is_damaged(&step.path) {
                 Copies::add_found(self, &step.path);
             }
         }
         true
     }
+
+    /// Whether a newer step than that of a path is committed here: then a rule may have removed that one.
+    pub(super) fn has_newer(&self, path: &Path) -> bool {
+        let number = number_of(path);
+        let newer = |(step, _): &(u64, Found)| number.is_some_and(|number| *step > number);
+        self.committed(None).is_ok_and(|found| found.iter().any(newer))
+    }
+
+    /// Whether a step is to stay whole here, since a place lacks it yet.
+    pub(super) fn awaits(&self, path: &Path) -> bool {
+        let Some(copies) = &self.copies else { return false };
+        let leaves = copies.eviction.is_some();
+        copies.awaits(path) || leaves && !is_everywhere(path, copies.places())
+    }
+}
+
+/// The number that a step's name ends in.
+pub(super) fn number_of(path: &Path) -> Option<u64> {
+    let name = path.file_name()?.to_string_lossy();
+    name.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }

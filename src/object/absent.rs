@@ -85,6 +85,11 @@ impl Bucket {
     }
 
     /// Never called.
+    pub fn remove_version(&self, _: &str, _: &Version) -> io::Result<()> {
+        match self.0 {}
+    }
+
+    /// Never called.
     pub fn begin(&self, _: &str) -> io::Result<String> {
         match self.0 {}
     }

@@ -1,6 +1,7 @@
 //! Requests to object stores.
 
 use super::answer;
+use super::connect;
 use super::open::{self, Retries, Store};
 use super::{Listing, Version, failed};
 use crate::engine::queue::cancelled;
@@ -232,6 +233,34 @@ impl Bucket {
                 Err(error) => Err(io_error(error)),
             }
         })
+    }
+}
+
+impl Bucket {
+    /// Removes an object if it still has this version; one that is not there is no error. Without a condition at Azure's store,
+    /// whose signatures cover such a header, and at servers that do not know it.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::AlreadyExists`] if it has another version; what the store says.
+    pub fn remove_version(&self, name: &str, seen: &Version) -> io::Result<()> {
+        let (store, key) = (self.store.clone(), self.key(name));
+        let condition = match &*self.store {
+            Store::S3(_) => seen.tag.clone().map(|tag| ("if-match", tag)),
+            Store::Google(_) => {
+                seen.number.clone().map(|number| ("x-goog-if-generation-match", number))
+            }
+            Store::Azure(_) => None,
+        };
+        let removed = self.run(async move {
+            match connect::only_if(condition, store.delete(&key)).await {
+                Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+                Err(error) => Err(io_error(error)),
+            }
+        });
+        match removed {
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => self.remove(name),
+            removed => removed,
+        }
     }
 }
 

@@ -93,13 +93,45 @@ impl HttpService for Service {
         Self: 'call,
     {
         Box::pin(async move {
-            let request = Request::try_from(request.map(body)).map_err(failed)?;
+            let mut request = request.map(body);
+            let is_conditional = condition(&mut request);
+            let request = Request::try_from(request).map_err(failed)?;
             let answer = self.0.execute(request).await.map_err(failed)?;
-            let (head, body) = http::Response::<Body>::from(answer).into_parts();
+            let (mut head, body) = http::Response::<Body>::from(answer).into_parts();
+            if is_conditional && head.status == http::StatusCode::NOT_IMPLEMENTED {
+                head.status = http::StatusCode::BAD_REQUEST; // for good: the client would retry
+            }
             let body = HttpResponseBody::new(body.map_err(failed));
             Ok(HttpResponse::from_parts(head, body))
         })
     }
+}
+
+/// A header that makes a request conditional: its name and value.
+pub(super) type Condition = (&'static str, String);
+
+tokio::task_local! {
+    /// The condition of the removal that this task makes.
+    static ONLY_IF: Option<Condition>;
+}
+
+/// Runs the removal of an object on a condition. The store's client has no such call, so its request gets the header here.
+pub(super) async fn only_if<T>(
+    condition: Option<Condition>,
+    removal: impl Future<Output = T>,
+) -> T {
+    ONLY_IF.scope(condition, removal).await
+}
+
+/// Adds the condition to a request that removes an object; tells whether it has one.
+fn condition<T>(request: &mut http::Request<T>) -> bool {
+    let found = ONLY_IF.try_with(Clone::clone).ok().flatten();
+    let Some((name, value)) = found.filter(|_| request.method() == http::Method::DELETE) else {
+        return false;
+    };
+    let Ok(value) = http::HeaderValue::try_from(value) else { return false };
+    request.headers_mut().insert(name, value);
+    true
 }
 
 /// The body of a request. Bytes can be sent again where the store redirects to.
@@ -148,5 +180,27 @@ fn kind_of_cause(cause: &(dyn error::Error + 'static)) -> Option<HttpErrorKind> 
             Some(HttpErrorKind::Interrupted)
         }
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn removal_alone_gets_the_condition_of_its_task() {
+        let made = |method: http::Method| {
+            let mut request = http::Request::builder().method(method).body(()).unwrap();
+            let is_conditional = condition(&mut request);
+            (is_conditional, request.headers().get("if-match").map(|value| value.len()))
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let in_task = |method| {
+            let seen = Some(("if-match", "\"tag\"".to_owned()));
+            runtime.block_on(only_if(seen, async { made(method) }))
+        };
+        assert_eq!(in_task(http::Method::DELETE), (true, Some(5)));
+        assert_eq!(in_task(http::Method::GET), (false, None));
+        assert_eq!(made(http::Method::DELETE), (false, None));
     }
 }

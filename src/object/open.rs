@@ -157,7 +157,9 @@ fn build(place: &str, retries: Retries) -> object_store::Result<Store> {
 /// `AWS_CHECKSUM_ALGORITHM`, `AWS_UNSIGNED_PAYLOAD`.
 fn s3(url: &Url, retries: RetryConfig) -> object_store::Result<AmazonS3> {
     let has = |name: &str| std::env::var_os(name).is_some();
-    let mut builder = AmazonS3Builder::from_env().with_url(url.as_str()).with_retry(retries);
+    let builder = AmazonS3Builder::from_env().with_url(url.as_str()).with_retry(retries);
+    // A removal of several objects at once takes no condition as a header.
+    let mut builder = builder.with_disable_bulk_delete(true);
     if !has("AWS_CHECKSUM_ALGORITHM") {
         builder = builder.with_checksum_algorithm(Checksum::CRC64NVME);
     }

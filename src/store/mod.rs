@@ -19,6 +19,7 @@ pub use catalog::pins::{pin, pinned, unpin};
 #[cfg(feature = "cli")]
 pub use catalog::runs::runs;
 pub use catalog::steps::{Before, steps};
+pub use cleanup::evict::{Evicted, Setting, Stay, check_covers, evict, is_everywhere};
 pub use cleanup::history::{Removal, removals, remove_step};
 pub use cleanup::keep::{Best, Direction};
 pub use cleanup::prune::{Pruning, prune, prune_plan, prune_with};

@@ -114,7 +114,8 @@ pub(crate) fn is_same(one: &Path, other: &Path) -> bool {
     }
 }
 
-/// Whether two paths are the same, or one is in the other, through links too. They need not exist, and may be URLs.
+/// Whether two paths are the same, or one is in the other, through links and bind mounts too. They need not exist, and may
+/// be URLs.
 pub(crate) fn are_nested(one: &Path, other: &Path) -> bool {
     let real = |path: &Path| {
         if crate::sys::path::is_object(path) {
@@ -127,7 +128,10 @@ pub(crate) fn are_nested(one: &Path, other: &Path) -> bool {
         )
     };
     let (one, other) = (real(one), real(other));
-    one.starts_with(&other) || other.starts_with(&one)
+    let is_in = |inner: &Path, outer: &Path| {
+        inner.starts_with(outer) || inner.ancestors().any(|above| is_same(above, outer))
+    };
+    is_in(&one, &other) || is_in(&other, &one)
 }
 
 /// Whether a directory exists. If a disk fails, or a network file system has lost the directory, that is an

@@ -118,19 +118,12 @@ class AfterCommit(Copier):
             return False
         if self._copies > 1 and self._is_done(step, "other nodes", self._to_nodes):
             self._link(COPIED, step.path)
-        copied: set[int | None] = set()
-        are_there = bool(self._plan.tiers)
         for tier in self._plan.tiers:
             to_store = functools.partial(self._to_store, tier)
             is_done = self._is_done(step, tier, to_store)
             self._tell(step, tier, is_done=is_done)
-            are_there &= is_done
-            copied.add(None if self.report is None else self.report.created_unix_ms)
             if is_done and step.is_new:
                 self._clear(tier)
-        if self._plan.eviction is not None and are_there:  # on all ranks
-            created, *others = copied  # others if it was saved again between two copies
-            self._plan.eviction.note(step.path, None if others else created)
         self._unlink(COPYING)
         return True
 
@@ -215,6 +208,7 @@ class AfterCommit(Copier):
             how = _promote.How(
                 rate=self._plan.rate,
                 replace_older=True,  # a run that went back saves a step again
+                refuse_link=True,
                 replicas=not step.is_new,  # each node is there and sends its own
             )
             try:

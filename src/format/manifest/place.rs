@@ -88,10 +88,15 @@ impl Age {
 }
 
 impl<T, S> Manifest<T, S> {
+    /// When it was saved.
+    pub fn age(&self) -> Age {
+        Age::of(self.place.as_ref(), Some(self.created_unix_ms))
+    }
+
     /// Where it stands among the steps of its run, being this step.
     pub fn order(&self, step: Option<u64>) -> Order {
         let branch = self.place.as_ref().map_or(0, |place| place.branch);
-        Order { branch, step, age: Age::of(self.place.as_ref(), Some(self.created_unix_ms)) }
+        Order { branch, step, age: self.age() }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Removing checkpoints, and what killed saves left.
 
+pub(crate) mod evict;
 pub(crate) mod history;
 pub(crate) mod keep;
 mod objects;

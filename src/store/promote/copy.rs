@@ -4,10 +4,12 @@ use super::Promotion;
 use super::journal::{Journal, Stale};
 use super::target::{Seen, Target};
 use crate::error::{Error, Result};
+use crate::format::manifest::Age;
 use crate::format::manifest::Listed;
-use crate::format::{FileEntry, Manifest, names};
+use crate::format::{FileEntry, Manifest, SaveId, names};
 use crate::store::read::checkpoint::{Checkpoint, CheckpointKind};
 use nix::errno::Errno;
+use std::fmt::Display;
 use std::io;
 use std::time::Duration;
 
@@ -21,8 +23,7 @@ pub(super) struct Copy {
     /// The names of its files there, in the order of the manifest's.
     pub names: Vec<String>,
     manifest: Vec<u8>,
-    /// The save: when it was committed, and its block size.
-    save: (u64, u64),
+    save: SaveId,
     /// How many parts it has lost.
     dropped: usize,
 }
@@ -32,7 +33,8 @@ pub(super) enum Place {
     Free,
     /// This checkpoint.
     Has,
-    /// The same save, of which this checkpoint has lost parts: its files there.
+    /// The same save under other file names, with all that this checkpoint has: the files there. It is what a plain copy
+    /// (`cp -r`) or the copy of a step before it was slimmed leaves.
     HasWhole(Vec<FileEntry>),
     /// An older one, which is to be replaced, and its shards.
     Older(Seen, Vec<String>),
@@ -59,7 +61,7 @@ impl Copy {
         let id = id_of(&manifest_of(checkpoint.manifest(), 0).encode()?);
         let there = manifest_of(checkpoint.manifest(), id);
         let names = there.files.iter().map(|file| file.name.clone()).collect();
-        let (save, dropped) = ((there.created_unix_ms, there.block_bytes), there.dropped.len());
+        let (save, dropped) = (SaveId::of(&there), there.dropped.len());
         Ok(Self { id, names, manifest: there.encode()?, save, dropped })
     }
 
@@ -79,47 +81,54 @@ impl Copy {
             Err(error) if error.is_damage() && how.replace_older => {
                 return Ok(Place::Older(seen, Vec::new()));
             }
-            Err(error) if error.is_damage() => return Ok(Place::Taken(self.taken(target, None))),
+            Err(error) if error.is_damage() => {
+                let why = "a checkpoint is there whose manifest is damaged";
+                return Ok(Place::Taken(taken(target, why, REPLACES)));
+            }
             Err(error) => return Err(error),
         };
-        let is_same_save = (other.created_unix_ms, other.block_bytes) == self.save;
-        if is_same_save && other.dropped.len() < self.dropped {
+        let is_same_save = SaveId::of(&other) == self.save;
+        if is_same_save && other.dropped.len() <= self.dropped {
             return Ok(Place::HasWhole(other.files));
         }
-        if !how.replace_older || other.created_unix_ms >= self.save.0 {
-            return Ok(Place::Taken(self.taken(target, Some(&other))));
+        let is_older = SaveId::of(&other).age < self.save.age;
+        if is_same_save || !is_older || !how.replace_older {
+            let why = format!("another checkpoint is there, {}", self.beside(&other));
+            let remedy = if is_older { REPLACES } else { STAYS };
+            return Ok(Place::Taken(taken(target, why, remedy)));
         }
         if !other.stripes.is_empty() {
-            return Err(Error::invalid(format!(
-                "{} has a checkpoint that is striped over other disks: remove it first",
-                target.place().display()
-            )));
+            let why = "an older checkpoint is there, which is striped over other disks";
+            return Ok(Place::Taken(taken(target, why, STAYS)));
         }
         Ok(Place::Older(seen, other.files.into_iter().map(|file| file.name).collect()))
-    }
-
-    /// The error for a place that another checkpoint has.
-    pub fn taken(&self, target: &dyn Target, other: Option<&Listed>) -> Error {
-        let error = Error::io("promoting to", target.place(), Errno::EEXIST.into());
-        let which = other.map(|other| self.beside(other)).unwrap_or_default();
-        error.hinted(format!(
-            "another checkpoint is there{which}: remove it first, or promote to another place"
-        ))
     }
 
     /// Which checkpoint another one is, as seen from this one.
     fn beside(&self, other: &Listed) -> String {
         let step = other.step.map(|step| format!(" of step {step}")).unwrap_or_default();
-        let (own, others) = (self.save.0, other.created_unix_ms);
-        let apart = Duration::from_millis(own.abs_diff(others)).as_secs_f64();
+        let (own, others) = (self.save.age, other.age());
+        if SaveId::of(other) == self.save {
+            return format!("the same save{step} with more parts dropped");
+        }
+        let ms = |age: Age| age.created_unix_ms.unwrap_or_default();
+        let apart = Duration::from_millis(ms(own).abs_diff(ms(others))).as_secs_f64();
         let when = if others < own { "earlier" } else { "later" };
-        format!(", a save{step} that was committed {apart:.1} s {when} than this one")
+        format!("a save{step} that was committed {apart:.1} s {when} than this one")
     }
 
     /// The files that are not there.
     pub fn missing(&self, target: &dyn Target, files: &[FileEntry]) -> Result<Vec<usize>> {
         let all: Vec<usize> = (0..files.len()).collect();
         missing(target, &self.files_of(files, &all))
+    }
+
+    /// Whether all files are there, and the manifest.
+    pub fn is_there(&self, target: &dyn Target, files: &[FileEntry]) -> Result<bool> {
+        let all: Vec<usize> = (0..files.len()).collect();
+        let mut wanted = self.files_of(files, &all);
+        wanted.push((names::MANIFEST, self.manifest.len() as u64));
+        Ok(missing(target, &wanted)?.is_empty())
     }
 
     /// The names and the lengths of files of the checkpoint.
@@ -137,7 +146,7 @@ impl Copy {
             let seen = match self.place(target, how)? {
                 Place::Has => return self.settle(target),
                 Place::Taken(error) => return Ok(Commit::Lost(error)),
-                Place::HasWhole(_) => return Ok(Commit::Lost(self.taken(target, None))),
+                Place::HasWhole(_) => return Ok(Commit::Lost(lacks_files(target))),
                 Place::Free => None,
                 Place::Older(seen, shards) => {
                     journal.replaces(shards)?;
@@ -178,6 +187,25 @@ impl Copy {
         }
         journal.end(target);
     }
+}
+
+/// What to do about an older checkpoint, or a damaged one.
+const REPLACES: &str =
+    "`replace_older` (`--replace-older`) replaces it, and another place leaves it alone";
+/// What to do about a checkpoint that may be the only one of its save.
+const STAYS: &str = "it stays, since it may be the only copy of that save: copy to another place";
+
+/// The error for a place that another checkpoint has: which, and what to do.
+fn taken(target: &dyn Target, why: impl Display, remedy: &str) -> Error {
+    let error = Error::io("promoting to", target.place(), Errno::EEXIST.into());
+    error.hinted(format!("{why}: {remedy}"))
+}
+
+/// The error for a place that has the same save under other file names, and lacks files of it.
+pub(super) fn lacks_files(target: &dyn Target) -> Error {
+    let why =
+        "another checkpoint is there, the same save under other file names, which lacks files";
+    taken(target, why, "copy to another place, or move what is there away")
 }
 
 /// Which of these files, by name and length, are not there.

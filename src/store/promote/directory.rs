@@ -320,7 +320,7 @@ impl Directory {
             None => Ok(()),
             Some(name) => Err(Error::invalid(format!(
                 "{named} holds {name}, which ringstow did not write: readers of safetensors directories would take it for \
-                 a part of this checkpoint; copy to another directory, or remove it"
+                 a part of this checkpoint; copy to another directory, or move that file away"
             ))),
         }
     }

@@ -16,6 +16,7 @@ mod parts;
 mod patience;
 mod room;
 mod target;
+mod there;
 
 use crate::error::{Error, Result};
 use crate::format::FileEntry;
@@ -43,6 +44,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use target::Target;
+pub(in crate::store) use there::lacks;
 
 /// How to promote.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +58,9 @@ pub struct Promotion {
     /// Whether a checkpoint there that was committed earlier than this one is replaced, by one request, and its shards are
     /// removed after that. Otherwise any other checkpoint there is an error.
     pub replace_older: bool,
+    /// Whether a symbolic link at the last name of the place is refused. For names that a program makes, such as those of the
+    /// steps in a tier: what a link there leads to is not the run's.
+    pub refuse_link: bool,
     /// Whether this node also sends files of other nodes, as far as it has copies, of a checkpoint of several nodes that
     /// share no directory. Each node sends those of its own ranks anyway.
     pub replicas: bool,
@@ -67,7 +72,8 @@ impl Default for Promotion {
     fn default() -> Self {
         let (rate, uploads, part_bytes) = (0, 4, 16 << 20);
         let patience = Duration::from_secs(180);
-        Self { rate, uploads, part_bytes, replace_older: false, replicas: true, patience }
+        let (replace_older, refuse_link, replicas) = (false, false, true);
+        Self { rate, uploads, part_bytes, replace_older, refuse_link, replicas, patience }
     }
 }
 
@@ -148,6 +154,9 @@ fn promote_once(
     let from = crate::sys::path::absolute(from)?;
     let to = crate::sys::path::absolute_or_object(to)?;
     refuse_within(&from, &to)?;
+    if how.refuse_link {
+        refuse_link(&to)?;
+    }
     let patience = Patience::new(&to, how.patience, job);
     patience.ask(|| owner::check_copy(&from, &to, job))?;
     let target = &*target_at(&to, patience, job)?;
@@ -161,7 +170,7 @@ fn promote_once(
         Place::Taken(error) => return Err(error),
         Place::HasWhole(there) => match has_all(target, &there)? {
             true => true,
-            false => return Err(copy.taken(target, None)),
+            false => return Err(copy::lacks_files(target)),
         },
         Place::Has => copy.missing(target, files)?.is_empty() && !Journal::is_left(&from, target),
         Place::Free | Place::Older(..) => false,
@@ -225,6 +234,19 @@ fn refuse_within(from: &Path, to: &Path) -> Result<()> {
     )))
 }
 
+/// Refuses a link in the place of a step: a copy would replace, and a removal would remove, what is not the run's.
+fn refuse_link(to: &Path) -> Result<()> {
+    if is_url(to) || !dir::is_link(to) {
+        return Ok(());
+    }
+    let leads = dir::try_real(to).map_or("nothing".into(), |to| to.display().to_string());
+    Err(Error::invalid(format!(
+        "{} is a symbolic link to {leads}, where a directory was expected: a copy would replace what is there; move the \
+         link away",
+        to.display()
+    )))
+}
+
 /// How often a promotion begins again by itself.
 const ATTEMPTS: usize = 3;
 
@@ -282,8 +304,8 @@ impl Copy {
                     self.withdraw(target, journal);
                     return Err(error);
                 }
-                // Another host may have been removing an earlier copy of this checkpoint.
-                Commit::Done if self.missing(target, files)?.is_empty() => {
+                // Another host may have been removing an earlier copy, and a store may not compare what it removes.
+                Commit::Done if self.is_there(target, files)? => {
                     if self.clear(target, &journal) {
                         journal.end(target);
                     }

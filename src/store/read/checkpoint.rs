@@ -2,7 +2,7 @@
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::format::{Manifest, TensorEntry, Value, names};
+use crate::format::{Manifest, SaveId, TensorEntry, Value, names};
 use crate::object::{Bucket, is_url};
 use crate::pipeline::load::{FileOwner, ShardFile};
 use crate::store::layout::manifest;
@@ -318,6 +318,5 @@ impl FileOwner for Checkpoint {
 
 /// Whether two manifests are of one save, slimmed or not: a copy gives the files names of its own.
 fn is_same_save(one: &Manifest, other: &Manifest) -> bool {
-    let of = |manifest: &Manifest| (manifest.created_unix_ms, manifest.block_bytes);
-    of(one) == of(other)
+    SaveId::of(one) == SaveId::of(other)
 }
