@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import threading
 import time
@@ -21,7 +22,7 @@ from ringstow._damage import OnCorrupt
 from ringstow._errors import InvalidStateError, NotDurableError
 from ringstow._guard import Staging, check_staging
 from ringstow._promoter import checked
-from ringstow._resume import Restored, first_intact, passed_over
+from ringstow._resume import Restored, newest_intact, passed_over
 from ringstow._rules import Mode, Retention
 from ringstow._turn import Turn
 from ringstow._upkeep import Upkeep
@@ -171,7 +172,7 @@ class CheckpointManager:
             made = _setup.for_nodes(self._root, plan, replicas, same, saves, group)
         else:
             made = _setup.for_ranks(self._root, plan, self._rules.apart, same, saves, group)
-        self._side, self._run, self._steps, self._copier, from_first = made
+        self._side, self._run, self._steps, self._copier, self._from_first = made
         self._previous = _previous.previous(base, base_full_every, self._run.newest)
         self._copies_elsewhere = bool(places) and not node_local and not self._side.is_first
         self._upkeep = Upkeep(
@@ -180,7 +181,7 @@ class CheckpointManager:
             self._retention,
             eviction,
             self._previous,
-            from_first,
+            self._from_first,
             leads=self._side.leads,
             node_local=node_local,
         )
@@ -445,10 +446,12 @@ class CheckpointManager:
         with self._call("restore", number, on_corrupt, strict):
             self._side.check_into(into)
             if number is None:
-                found = self._side.first(lambda: self._steps.candidates(on_corrupt))
+                look = functools.partial(self._steps.candidates, on_corrupt)
             else:
-                found = self._side.first(lambda: self._steps.named(number))
-            restored = first_intact(self._side, found, into, on_corrupt, strict=strict)
+                look = functools.partial(self._steps.named, number)
+            found, restored = newest_intact(
+                self._side, look, into, on_corrupt, self._from_first, strict=strict
+            )
             is_here = restored is not None and self._steps.is_here(restored.path)
             if number is None:
                 self._upkeep.find_out(passed_over(found, restored))

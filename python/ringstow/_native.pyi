@@ -49,6 +49,7 @@ __all__ = [
     "forget_after_fork",
     "found_config",
     "gpus",
+    "has_gone",
     "is_one_run",
     "is_under_way",
     "join_run",
@@ -551,6 +552,7 @@ def parse_size(text: str) -> int: ...
 
 # Returns the name of the file system of a path, or of the directory in which it would be, if other
 # hosts may use it.
+def has_gone(path: str) -> bool: ...
 def shared_file_system(path: str) -> str | None: ...
 
 # Returns a VerifyReport. Calls `progress` as a Checkpoint does.

@@ -164,7 +164,9 @@ mod _native {
 
     #[pymodule_export]
     use crate::{
-        catalog::{latest, older_steps, prune, remove, retain, shared_file_system, slim, steps},
+        catalog::{
+            has_gone, latest, older_steps, prune, remove, retain, shared_file_system, slim, steps,
+        },
         encode::encode,
         exchange::Exchange,
         exit::{end_jobs, fail_exit},
