@@ -163,6 +163,16 @@ pub enum Error {
         path: PathBuf,
     },
 
+    /// Another [manager](crate::CheckpointManager) saves into the run's directory: two trainings would mix their steps.
+    #[error("{} is saved into by {holder}: two trainings would mix their steps. End that one, or save into another \
+             directory; whoever only reads needs no end", path.display())]
+    RunBusy {
+        /// The run's directory.
+        path: PathBuf,
+        /// Who saves there.
+        holder: String,
+    },
+
     /// Another save replaced the checkpoint after it was opened and before its files were. Nothing of the two was
     /// mixed.
     #[error("{} was replaced by another save after it was opened: open it again to load the newer \

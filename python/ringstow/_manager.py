@@ -24,6 +24,7 @@ from ringstow._guard import Staging, check_staging
 from ringstow._promoter import checked
 from ringstow._resume import Restored, newest_intact, passed_over
 from ringstow._rules import Mode, Retention
+from ringstow._run_lock import RunLock
 from ringstow._turn import Turn
 from ringstow._upkeep import Upkeep
 
@@ -190,6 +191,8 @@ class CheckpointManager:
 
             _history.keep(self._root)
         self._turn = Turn(self._root)
+        self._lock = RunLock(self._root)
+        self._owns_run = False
         self._saving: _Saving | None = None
         self._has_read_newest = False
 
@@ -474,8 +477,11 @@ class CheckpointManager:
         """Finish a removal that a kill has cut short; return where to save a step, and its base.
 
         Only once the newest step has been read and is intact: otherwise an older one may be the
-        last that can be resumed.
+        last that can be resumed. Before the first save, keeps other managers out.
         """
+        if not self._owns_run:
+            self._side.each(self._lock.take if self._side.leads else lambda: None)
+            self._owns_run = True
         if self._has_read_newest:
             self._has_read_newest = False
             self._upkeep.clear()
@@ -524,6 +530,7 @@ class CheckpointManager:
         self._turn.is_closed = True
         self._copier.end_retries()
         self._side.close()
+        self._lock.release()
 
 
 class _Saving(NamedTuple):

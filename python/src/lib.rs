@@ -23,6 +23,7 @@ mod nodes;
 mod owned;
 mod place;
 mod promote;
+mod run_lock;
 mod save;
 mod session;
 mod settle;
@@ -183,6 +184,7 @@ mod _native {
             check_apart, check_url, claim, claim_for, copies_of, is_one_run, join_run, name_run,
             promote, run_of, unfinished,
         },
+        run_lock::RunLock,
         save::{SaveJob, check_metrics, start_export, start_save, start_write, start_write_dealt},
         session::{Receipts, Session, is_under_way},
         skeleton::parse_tree,
