@@ -252,6 +252,21 @@ impl Advice {
     }
 }
 
+/// What to do if the system has no thread or no memory left for this process.
+fn missing_resource(doing: &str, cause: &io::Error) -> Option<&'static str> {
+    use nix::libc::{EAGAIN, ENOMEM};
+    match cause.raw_os_error() {
+        Some(EAGAIN) if doing.starts_with("starting") => Some(
+            "the system starts no more threads for this process: raise `ulimit -u`, or the limit of processes of its \
+             container or cgroup (pids.max)",
+        ),
+        Some(ENOMEM) if doing.starts_with("taking") => Some(
+            "raise the limit of address space (`ulimit -v`) or of memory of this process, or set `staging_bytes` lower",
+        ),
+        _ => None,
+    }
+}
+
 /// What a file system lacks for a save.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -270,8 +285,8 @@ pub enum Shortage {
 impl Error {
     /// An [`Error::Io`] without an offset.
     pub fn io(doing: &'static str, path: impl Into<PathBuf>, cause: io::Error) -> Self {
-        let (path, hint) = (path.into(), String::new());
-        Self::Io { doing, path, offset: None, cause, shortage: None, hint }
+        let hint = missing_resource(doing, &cause).unwrap_or_default().into();
+        Self::Io { doing, path: path.into(), offset: None, cause, shortage: None, hint }
     }
 
     /// An [`Error::Io`] at a byte offset of a file.

@@ -74,8 +74,8 @@ def explained(error: BaseException, *, is_own: bool) -> BaseException:
         advice.append(f"this is {_advice(*those)}")
     elif (started := _started_as()) is not None:
         advice.append(
-            f"this process was started as rank {started[0]} of {started[1]}, and there is no process "
-            "group: call init_process_group before, or save on rank 0 only"
+            f"this process was started as rank {started[0]} of {started[1]}, and there is no "
+            "process group: call init_process_group before, or save on rank 0 only"
         )
     return BusyError("; ".join([str(error), *advice]), path=error.path) if advice else error
 

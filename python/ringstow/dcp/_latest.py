@@ -6,6 +6,7 @@ for the newest checkpoint may then load different ones.
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Sequence
@@ -68,8 +69,10 @@ def latest(
             return found
         except NoCheckpointError as error:
             # Another process may have removed it meanwhile.
-            path = error.path
-            if not from_first(lambda: _native.has_gone(path) and again.may_try(), process_group):
+            has_gone = functools.partial(_native.has_gone, error.path)
+            if not from_first(has_gone, process_group) or not from_first(
+                again.may_try, process_group
+            ):
                 raise
 
 
