@@ -163,6 +163,16 @@ pub enum Error {
         path: PathBuf,
     },
 
+    /// Another [manager](crate::CheckpointManager) saves into the run's directory: two trainings would mix their steps.
+    #[error("{} is saved into by {holder}: two trainings would mix their steps. End that one, or save into another \
+             directory; whoever only reads needs no end", path.display())]
+    RunBusy {
+        /// The run's directory.
+        path: PathBuf,
+        /// Who saves there.
+        holder: String,
+    },
+
     /// Another save replaced the checkpoint after it was opened and before its files were. Nothing of the two was
     /// mixed.
     #[error("{} was replaced by another save after it was opened: open it again to load the newer \
@@ -242,6 +252,21 @@ impl Advice {
     }
 }
 
+/// What to do if the system has no thread or no memory left for this process.
+fn missing_resource(doing: &str, cause: &io::Error) -> Option<&'static str> {
+    use nix::libc::{EAGAIN, ENOMEM};
+    match cause.raw_os_error() {
+        Some(EAGAIN) if doing.starts_with("starting") => Some(
+            "the system starts no more threads for this process: raise `ulimit -u`, or the limit of processes of its \
+             container or cgroup (pids.max)",
+        ),
+        Some(ENOMEM) if doing.starts_with("taking") => Some(
+            "raise the limit of address space (`ulimit -v`) or of memory of this process, or set `staging_bytes` lower",
+        ),
+        _ => None,
+    }
+}
+
 /// What a file system lacks for a save.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -260,8 +285,8 @@ pub enum Shortage {
 impl Error {
     /// An [`Error::Io`] without an offset.
     pub fn io(doing: &'static str, path: impl Into<PathBuf>, cause: io::Error) -> Self {
-        let (path, hint) = (path.into(), String::new());
-        Self::Io { doing, path, offset: None, cause, shortage: None, hint }
+        let hint = missing_resource(doing, &cause).unwrap_or_default().into();
+        Self::Io { doing, path: path.into(), offset: None, cause, shortage: None, hint }
     }
 
     /// An [`Error::Io`] at a byte offset of a file.

@@ -25,6 +25,7 @@ use crate::store::{
 };
 use crate::sys::dir;
 use crate::sys::path::absolute;
+use crate::sys::run_lock::RunLock;
 use base::Previous;
 use slim::Slimming;
 use std::path::{Path, PathBuf};
@@ -86,6 +87,8 @@ pub struct CheckpointManager {
     shared: Arc<Shared>,
     /// The save in the background whose end nobody has waited for.
     saving: Option<(SaveHandle<Saved>, PathBuf)>,
+    /// From the first save on.
+    run: Option<RunLock>,
 }
 
 /// What the thread of a background save needs, too.
@@ -147,7 +150,7 @@ impl CheckpointManager {
         let (copies, managed) = (None, Managed::run(&root));
         let shared =
             Shared { store, root, retention, slim, slimming, previous, copies, managed, in_use };
-        let manager = Self { shared: Arc::new(shared), saving: None };
+        let manager = Self { shared: Arc::new(shared), saving: None, run: None };
         match has_tiers {
             true => manager.tiers(Tiers { places, rate, ..Tiers::default() }),
             false => Ok(manager),
@@ -208,6 +211,7 @@ impl CheckpointManager {
     /// the save in the background.
     ///
     /// # Errors
+    /// [`Error::RunBusy`] if another manager has saved into the root and is not dropped yet, in this process or another.
     /// That of the save in the background; then this one was not begun. As for [`save`](crate::save) and
     /// [`StateDict::metrics`]. A failed removal is no error: see [`Saved::retained`].
     pub fn save<K: Into<String>>(
@@ -217,6 +221,7 @@ impl CheckpointManager {
         metrics: impl IntoIterator<Item = (K, f64)>,
     ) -> Result<Saved> {
         self.wait()?;
+        self.own_run()?;
         self.shared.make_room();
         self.shared.note(step, state, metrics)?;
         let path = self.path(step)?;
@@ -239,6 +244,7 @@ impl CheckpointManager {
         metrics: impl IntoIterator<Item = (K, f64)>,
     ) -> Result<Arc<Job>> {
         self.wait()?;
+        self.own_run()?;
         self.shared.make_room();
         self.shared.note(step, &mut state, metrics)?;
         let (shared, path) = (self.shared.clone(), self.path(step)?);
@@ -310,6 +316,14 @@ impl CheckpointManager {
         let numbered = newest_first.filter_map(|found| Some((number(&found)?, found)));
         let best = numbered.min_by(|(a, _), (b, _)| direction.compare(*a, *b)); // the first of equals
         Ok(best.map(|(_, found)| found))
+    }
+
+    /// Keeps other managers from saving into the root, from the first save on.
+    fn own_run(&mut self) -> Result<()> {
+        if self.run.is_none() {
+            self.run = Some(RunLock::take(&self.shared.root)?);
+        }
+        Ok(())
     }
 
     /// Where a save of this step goes: over an earlier checkpoint of it, if that has one of the usual names.

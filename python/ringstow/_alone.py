@@ -64,6 +64,9 @@ class Side(Protocol[_Handle]):
     def first(self, look: Callable[[], _T]) -> _T:
         """Return what the first rank sees, or raise what it raises."""
 
+    def each(self, work: Callable[[], None]) -> None:
+        """Do something on every rank; fail on all of them if it fails on one."""
+
     def save(
         self,
         state: dict[Any, Any],
@@ -132,6 +135,9 @@ class Alone:
 
     def first(self, look: Callable[[], _T]) -> _T:
         return look()
+
+    def each(self, work: Callable[[], None]) -> None:
+        work()
 
     def save(
         self,

@@ -20,10 +20,11 @@ from ringstow import (
     _salvage,
     foreign,
 )
+from ringstow._again import Again
 from ringstow._arguments import StrPath
 from ringstow._collector import collector_paused
 from ringstow._config import Config, native_json
-from ringstow._errors import ReplacedCheckpointError
+from ringstow._errors import IncompleteCheckpointError, ReplacedCheckpointError
 from ringstow._loading import _into
 from ringstow._loading._names import Names, part_of, skeleton_of
 from ringstow._progress import Progress
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from ringstow.tree._damaged import DamagedTensor
 
 _T = TypeVar("_T")
-# Attempts to load a checkpoint that saves keep replacing.
-_ATTEMPTS = 100
 
 _log = logging.getLogger("ringstow")
 
@@ -123,15 +122,16 @@ def load(
         raise TypeError(f"prefix is one name, not {prefix!r}; for several names give keys=")
     check_framework(framework, device)
     skips = _salvage.check_choice(on_corrupt, verify=verify)
-    found = _find(path, config)
+    source = _Source(path, config)
+    found = source.found
     where = found.path
     gpu = _cuda.device_named(device)
     names = None if keys is None else list(keys)
     progress = Progress(f"loading {os.path.basename(where)}")
     with _outcomes.failing("load", where), _nearest.telling(found), progress:
-        loaded, report = _while_replaced(
-            lambda: _load(
-                where,
+        loaded, report = source.read(
+            lambda found: _load(
+                found.path,
                 _opened(
                     found,
                     config,
@@ -165,12 +165,41 @@ def tell(report: LoadReport) -> None:
     _outcomes.log(_lines.of_load(report))
 
 
-def _find(path: StrPath | Sequence[StrPath], config: Config | None) -> _nearest.Found:
-    """Return the checkpoint to load; of a list, a failure to find one is one of the load."""
-    if not isinstance(path, list | tuple):
-        return _nearest.find(path, config)
-    with _outcomes.failing("load", _nearest.shown(path)):
-        return _nearest.find(path, config)
+class _Source:
+    """The checkpoint to load."""
+
+    def __init__(self, path: StrPath | Sequence[StrPath], config: Config | None) -> None:
+        """Find it; of a list, a failure to find one is one of the load."""
+        self._path = path
+        self._config = config
+        if isinstance(path, list | tuple):
+            with _outcomes.failing("load", _nearest.shown(path)):
+                self.found = _nearest.find(path, config)
+        else:
+            self.found = _nearest.find(path, config)
+
+    def read(self, attempt: Callable[[_nearest.Found], _T]) -> _T:
+        """Open and load it; start again if a save replaced it meanwhile.
+
+        The newest step of a list is looked for again if another process has removed it meanwhile.
+
+        Raises:
+            ReplacedCheckpointError: saves replaced it every time.
+        """
+        again = Again()
+        found = self.found
+        while True:
+            try:
+                return attempt(found)
+            except ReplacedCheckpointError as error:
+                if not again.may_try():
+                    raise
+                _log.debug("retrying the load: %s", error)
+            except (IncompleteCheckpointError, FileNotFoundError) as error:
+                if not _nearest.has_gone(self._path, found) or not again.may_try():
+                    raise
+                _log.debug("looking again for the newest step: %s", error)
+                found = _nearest.find(self._path, self._config)
 
 
 def _opened(
@@ -410,14 +439,15 @@ def fill(
     skips = _salvage.check_choice(on_corrupt, verify=verify)
     names = names or Names()
     names.check()
-    found = _find(path, config)
+    source = _Source(path, config)
+    found = source.found
     where = found.path
     progress = Progress(f"loading {os.path.basename(where)}")
     with _outcomes.failing("load", where), _nearest.telling(found), progress:
-        report = _while_replaced(
-            lambda: _into.load_into(
+        report = source.read(
+            lambda found: _into.load_into(
                 state_dict,
-                where,
+                found.path,
                 _opened(
                     found,
                     config,
@@ -437,17 +467,3 @@ def fill(
     tell(report)
     _salvage.warn(where, report.damaged, "what these tensors would fill stays as it was")
     return report
-
-
-def _while_replaced(attempt: Callable[[], _T]) -> _T:
-    """Open and load a checkpoint; start again if a save replaced it meanwhile.
-
-    Raises:
-        ReplacedCheckpointError: a save replaced it every time.
-    """
-    for _ in range(_ATTEMPTS - 1):
-        try:
-            return attempt()
-        except ReplacedCheckpointError as error:
-            _log.debug("retrying the load: %s", error)
-    return attempt()

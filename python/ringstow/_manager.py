@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import threading
 import time
@@ -21,8 +22,9 @@ from ringstow._damage import OnCorrupt
 from ringstow._errors import InvalidStateError, NotDurableError
 from ringstow._guard import Staging, check_staging
 from ringstow._promoter import checked
-from ringstow._resume import Restored, first_intact, passed_over
+from ringstow._resume import Restored, newest_intact, passed_over
 from ringstow._rules import Mode, Retention
+from ringstow._run_lock import RunLock
 from ringstow._turn import Turn
 from ringstow._upkeep import Upkeep
 
@@ -171,7 +173,7 @@ class CheckpointManager:
             made = _setup.for_nodes(self._root, plan, replicas, same, saves, group)
         else:
             made = _setup.for_ranks(self._root, plan, self._rules.apart, same, saves, group)
-        self._side, self._run, self._steps, self._copier, from_first = made
+        self._side, self._run, self._steps, self._copier, self._from_first = made
         self._previous = _previous.previous(base, base_full_every, self._run.newest)
         self._copies_elsewhere = bool(places) and not node_local and not self._side.is_first
         self._upkeep = Upkeep(
@@ -180,7 +182,7 @@ class CheckpointManager:
             self._retention,
             eviction,
             self._previous,
-            from_first,
+            self._from_first,
             leads=self._side.leads,
             node_local=node_local,
         )
@@ -191,6 +193,8 @@ class CheckpointManager:
         self._managed = _native.Managed(self._root)
         self._config = config
         self._turn = Turn(self._root)
+        self._lock = RunLock(self._root)
+        self._owns_run = False
         self._saving: _Saving | None = None
         self._has_read_newest = False
 
@@ -454,10 +458,12 @@ class CheckpointManager:
         with self._call("restore", number, on_corrupt, strict, drop_newer):
             self._side.check_into(into)
             if number is None:
-                found = self._side.first(lambda: self._steps.candidates(on_corrupt))
+                look = functools.partial(self._steps.candidates, on_corrupt)
             else:
-                found = self._side.first(lambda: self._steps.named(number))
-            restored = first_intact(self._side, found, into, on_corrupt, strict=strict)
+                look = functools.partial(self._steps.named, number)
+            found, restored = newest_intact(
+                self._side, look, into, on_corrupt, self._from_first, strict=strict
+            )
             if found:
                 self._managed.follows(max(one.order for one in found))
             if number is not None:
@@ -531,8 +537,11 @@ class CheckpointManager:
         """Finish a removal that a kill has cut short; return where to save a step, and its base.
 
         Only once the newest step has been read and is intact: otherwise an older one may be the
-        last that can be resumed.
+        last that can be resumed. Before the first save, keeps other managers out.
         """
+        if not self._owns_run:
+            self._side.each(self._lock.take if self._side.leads else lambda: None)
+            self._owns_run = True
         if self._has_read_newest:
             self._has_read_newest = False
             self._upkeep.clear()
@@ -581,6 +590,7 @@ class CheckpointManager:
         self._turn.is_closed = True
         self._copier.end_retries()
         self._side.close()
+        self._lock.release()
 
 
 class _Saving(NamedTuple):

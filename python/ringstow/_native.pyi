@@ -21,6 +21,7 @@ __all__ = [
     "NodeSession",
     "Pin",
     "Receipts",
+    "RunLock",
     "SaveJob",
     "Session",
     "Tensors",
@@ -51,6 +52,7 @@ __all__ = [
     "forget_after_fork",
     "found_config",
     "gpus",
+    "has_gone",
     "is_everywhere",
     "is_one_run",
     "is_under_way",
@@ -554,6 +556,13 @@ def parse_size(text: str) -> int: ...
 
 # Returns the name of the file system of a path, or of the directory in which it would be, if other
 # hosts may use it.
+class RunLock:
+    def __init__(self, root: str) -> None: ...
+    @staticmethod
+    def is_own(root: str) -> bool: ...
+    def release(self) -> None: ...
+
+def has_gone(path: str) -> bool: ...
 def shared_file_system(path: str) -> str | None: ...
 
 # Returns a VerifyReport. Calls `progress` as a Checkpoint does.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ringstow import _catalog, _native
+from ringstow._again import Again
 from ringstow._arguments import StrPath, directory_to_read, object_url, to_read
 from ringstow._config import Config, given, native_json
 from ringstow._damage import is_damage
@@ -55,6 +56,32 @@ def find(path: StrPath | Sequence[StrPath], config: Config | None) -> Found:
     tiers = [directory_to_read(tier) for tier in path]
     _catalog.refuse_two_runs(tiers)
     return _newest(tiers, config)
+
+
+def found_again(
+    path: StrPath | Sequence[StrPath], config: Config | None, attempt: Callable[[Found], _T]
+) -> _T:
+    """Return what an attempt to read a checkpoint returns.
+
+    The newest step of a list is looked for again if another process has removed it meanwhile.
+
+    Raises:
+        Exception: as from `find`, and what the attempt raises.
+    """
+    again = Again()
+    while True:
+        found = find(path, config)
+        try:
+            return attempt(found)
+        except (IncompleteCheckpointError, FileNotFoundError) as error:
+            if not has_gone(path, found) or not again.may_try():
+                raise
+            _log.debug("looking again for the newest step: %s", error)
+
+
+def has_gone(path: StrPath | Sequence[StrPath], found: Found) -> bool:
+    """Whether the newest step of a list has been removed since it was found."""
+    return isinstance(path, list | tuple) and _native.has_gone(found.path)
 
 
 def _newest(tiers: list[str], config: Config | None) -> Found:

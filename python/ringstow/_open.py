@@ -73,12 +73,16 @@ def open(
         OSError: the system refused: no such directory, no permission, a failing disk.
     """
     check_framework(framework, None)
-    return Checkpoint(
-        _nearest.find(path, config),
-        native_json(config),
-        verify=verify,
-        allow_pickle=allow_pickle,
-        as_numpy=framework == "numpy",
+    return _nearest.found_again(
+        path,
+        config,
+        lambda found: Checkpoint(
+            found,
+            native_json(config),
+            verify=verify,
+            allow_pickle=allow_pickle,
+            as_numpy=framework == "numpy",
+        ),
     )
 
 

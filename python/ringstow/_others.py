@@ -31,7 +31,7 @@ def refuse_other_ranks(path: str) -> None:
         InvalidStateError: the checkpoint at the path was committed since this process started, and
             not by this process.
     """
-    those = ranks()
+    those = ranks() or _started_as()
     if those is None or path in _saved:
         return
     try:
@@ -72,6 +72,11 @@ def explained(error: BaseException, *, is_own: bool) -> BaseException:
     those = ranks()
     if those is not None:
         advice.append(f"this is {_advice(*those)}")
+    elif (started := _started_as()) is not None:
+        advice.append(
+            f"this process was started as rank {started[0]} of {started[1]}, and there is no "
+            "process group: call init_process_group before, or save on rank 0 only"
+        )
     return BusyError("; ".join([str(error), *advice]), path=error.path) if advice else error
 
 
@@ -89,6 +94,15 @@ def ranks() -> tuple[int, int] | None:
         return None
     world_size = dist.get_world_size()
     return (dist.get_rank(), world_size) if world_size > 1 else None
+
+
+def _started_as() -> tuple[int, int] | None:
+    """Return the rank and how many there are by torchrun's variables; None for one process."""
+    try:
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except (KeyError, ValueError):
+        return None
+    return (rank, world_size) if world_size > 1 else None
 
 
 def has_group() -> bool:

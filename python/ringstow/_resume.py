@@ -9,13 +9,15 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
+from ringstow import _native
+from ringstow._again import Again
 from ringstow._alone import Side
 from ringstow._damage import OnCorrupt
 from ringstow._errors import MissingFilesError, NoCheckpointError
 from ringstow._nearest import newest_first
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from ringstow._catalog_report import Step
 
@@ -38,23 +40,63 @@ class Restored:
     """Names below which `ringstow.slim` has dropped everything: the state lacks them."""
 
 
-def first_intact(
+class _Gone(Exception):
+    """A step that was listed has been removed before it was loaded."""
+
+
+def newest_intact(
+    side: Side[Any],
+    look: Callable[[], list[Step]],
+    into: dict[Any, Any] | None,
+    on_corrupt: OnCorrupt,
+    from_first: Callable[[Callable[[], bool]], bool],
+    *,
+    strict: bool = True,
+) -> tuple[list[Step], Restored | None]:
+    """Load the first intact one of the steps that ``look`` finds on the first rank.
+
+    Another process may save and remove meanwhile: what was listed and has gone is looked for again.
+
+    Args:
+        side: who loads.
+        look: lists the steps, newest first, and of one step the nearest copy first.
+        into: a state dict to fill.
+        on_corrupt: ``"previous"`` goes on to the first step that is intact.
+        from_first: has all ranks get what the first one returns, so that all do the same.
+        strict: as in `CheckpointManager.restore`.
+
+    Returns:
+        The steps that were found, and the one that was loaded; None if none was found.
+
+    Raises:
+        Exception: as from ``look``; any failure that is no damage; the first one's damage, if no
+            step is intact.
+    """
+    again = Again()
+    while True:
+        found = side.first(look)
+        try:
+            return found, _first_intact(side, found, into, on_corrupt, from_first, strict=strict)
+        except _Gone as gone:
+            error = gone.__cause__
+            assert error is not None
+            if not from_first(again.may_try):
+                raise error from None
+            _log.debug("looking again for a step to restore: %s", error)
+
+
+def _first_intact(
     side: Side[Any],
     candidates: list[Step],
     into: dict[Any, Any] | None,
     on_corrupt: OnCorrupt,
+    from_first: Callable[[Callable[[], bool]], bool],
     *,
     strict: bool = True,
 ) -> Restored | None:
     """Load the first of these steps, or with ``"previous"`` the first that is intact.
 
     Of copies of one step, the first intact one is loaded always.
-
-    Returns:
-        The step; None if there is no candidate.
-
-    Raises:
-        Exception: any failure that is no damage; the first one's damage, if none is intact.
     """
     damage: BaseException | None = None
     for number, found in enumerate(candidates, 1):
@@ -65,6 +107,8 @@ def first_intact(
             assert attempt.state is not None
             assert found.step is not None
             return Restored(found.step, found.path, found.metrics, attempt.state, found.dropped)
+        if not tiers and from_first(functools.partial(_native.has_gone, found.path)):
+            raise _Gone from attempt.error
         is_gone = isinstance(attempt.error, MissingFilesError | NoCheckpointError)
         if not (attempt.is_damage or (tiers and is_gone)):
             raise attempt.error

@@ -36,10 +36,10 @@ class Run:
 
     def newest(self) -> Step | None:
         """Return the newest step that can be loaded; log those that are newer and cannot."""
-        whole = first_whole(self._committed())
-        if whole is not None:
-            return whole
-        self._refuse_other_checkpoints()
+        for committed in (self._committed(), self._refuse_other_checkpoints()):
+            whole = first_whole(committed)
+            if whole is not None:
+                return whole
         left = _steps.newest_in(self.root)
         return None if left is None else _step_of(left)
 
@@ -53,7 +53,7 @@ class Run:
         With ``"previous"`` and a manifest on bad sectors, only the newest one that is intact.
         """
         try:
-            found = self._committed()
+            found = self._committed() or self._refuse_other_checkpoints()
         except OSError as error:
             if on_corrupt == "raise" or not is_damage(error):
                 raise
@@ -61,7 +61,6 @@ class Run:
         if found:
             self._tell_newer(found[0])
             return found
-        self._refuse_other_checkpoints()
         left = _steps.newest_in(self.root)
         if left is not None:
             _log.warning(
@@ -137,15 +136,21 @@ class Run:
         warn_of_lost_manifests(steps)
         return [found for found in reversed(steps) if was_committed(found)]
 
-    def _refuse_other_checkpoints(self) -> None:
-        """Raise why nothing can be loaded, unless nothing was committed yet."""
+    def _refuse_other_checkpoints(self) -> list[Step]:
+        """Raise why nothing can be loaded, unless nothing was committed yet.
+
+        Returns:
+            The steps, if another process has committed the first one meanwhile.
+        """
         path = _catalog.own_latest(self.root, config=self._config)
-        if path is not None:
+        found = [] if path is None else self._committed()
+        if path is not None and not found and not _native.has_gone(path):
             raise InvalidStateError(
                 f"{path} is a checkpoint, but nothing in {self.root} counts as a step: training "
                 "must not begin anew beside it. Load it with ringstow.load, or give the manager "
                 "another directory"
             )
+        return found
 
 
 def first_whole(steps: list[Step]) -> Step | None:

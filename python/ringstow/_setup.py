@@ -25,7 +25,7 @@ class Setup(NamedTuple):
     run: Run
     steps: Steps
     copier: Copier
-    from_first: Callable[[Callable[[], list[str]]], list[str]]
+    from_first: Callable[[Callable[[], Any]], Any]
     """Has all ranks get what the first one returns."""
 
 

@@ -48,6 +48,12 @@ pub(crate) fn latest(
     }
 }
 
+/// Whether a checkpoint that was listed has been removed since, or is being removed.
+#[pyfunction]
+pub(crate) fn has_gone(py: Python<'_>, path: PathBuf) -> bool {
+    py.detach(|| ringstow::internals::store::has_gone(&path))
+}
+
 /// The name of the file system of a path, or of the directory in which it would be, if other hosts may use it.
 #[pyfunction]
 pub(crate) fn shared_file_system(py: Python<'_>, path: PathBuf) -> Option<String> {

@@ -26,7 +26,7 @@ fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
         Error::MissingShare { path, .. } => at_path("MissingShareError", path)?,
         Error::MissingFiles { path, .. } => at_path("MissingFilesError", path)?,
         Error::Format { path, .. } => at_path("FormatError", path)?,
-        Error::Busy { path } => at_path("BusyError", path)?,
+        Error::Busy { path } | Error::RunBusy { path, .. } => at_path("BusyError", path)?,
         Error::Replaced { path } | Error::Slimmed { path, .. } => {
             at_path("ReplacedCheckpointError", path)?
         }

@@ -24,6 +24,7 @@ mod owned;
 mod place;
 mod promote;
 mod run;
+mod run_lock;
 mod save;
 mod session;
 mod settle;
@@ -166,8 +167,8 @@ mod _native {
     #[pymodule_export]
     use crate::{
         catalog::{
-            check_covers, evict, is_everywhere, latest, older_steps, prune, remove, retain,
-            shared_file_system, slim, steps,
+            check_covers, evict, has_gone, is_everywhere, latest, older_steps, prune, remove,
+            retain, shared_file_system, slim, steps,
         },
         encode::encode,
         exchange::Exchange,
@@ -186,6 +187,7 @@ mod _native {
             promote, run_of, unfinished,
         },
         run::{Managed, check_own_name, pin, pinned, remove_step, unpin},
+        run_lock::RunLock,
         save::{SaveJob, check_metrics, start_export, start_save, start_write, start_write_dealt},
         session::{Receipts, Session, is_under_way},
         skeleton::parse_tree,

@@ -3,9 +3,10 @@
 use crate::error::to_python;
 use crate::exit::{End, Waiting, note, refuse_late};
 use crate::logging;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
-use ringstow::{Job, Result};
+use ringstow::{Error, Job, Result};
+use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
 use std::time::{Duration, Instant};
@@ -96,12 +97,15 @@ pub(crate) fn run_beside<T: Send, M: Send>(
     note(py, job, End::Cancel);
     let (send, receive) = mpsc::channel();
     let done = std::thread::scope(|scope| {
-        let worker = scope.spawn(move || {
-            // Ends the job also if the work panics.
-            let _ended = SetEnded(job);
+        // Ends the job also if the work panics, or no thread begins it.
+        let ended = SetEnded(job);
+        let worker = move || {
+            let _ended = ended;
             job.lower_thread();
             work(job, send)
-        });
+        };
+        // `thread::scope`'s own `spawn` panics if the system starts no more threads.
+        let worker = std::thread::Builder::new().spawn_scoped(scope, worker).map_err(no_thread)?;
         let sent = without_gil(py, move || receive.recv().ok());
         let beside = sent.map_or(Ok(()), beside);
         let waited = beside.and_then(|()| until_ended(py, job, progress));
@@ -116,6 +120,11 @@ pub(crate) fn run_beside<T: Send, M: Send>(
         Ok(outcome) => outcome.map_err(to_python),
         Err(panic) => std::panic::resume_unwind(panic),
     }
+}
+
+fn no_thread(error: io::Error) -> PyErr {
+    let error = Error::io("starting a thread", "", error);
+    PyOSError::new_err((error.errno(), error.without_path()))
 }
 
 /// Runs what takes no longer than to cancel a job.

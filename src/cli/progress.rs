@@ -9,7 +9,7 @@ use signal_hook::flag;
 use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::{self, RecvTimeoutError};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// How often the bar moves, and how long Ctrl-C takes at most.
@@ -23,17 +23,27 @@ pub fn watch<T: Send>(
     config: &Config,
     work: impl FnOnce(&Arc<Job>) -> T + Send,
 ) -> T {
-    let job = Job::of(config);
+    let job = &Job::of(config);
     let bar = bar(label, quiet);
     let interrupted = interrupted();
     // Carries no message: the worker drops its end when the work is done.
     let (working, done) = mpsc::channel::<()>();
+    // Whoever takes it does it: this thread if the system starts no more threads.
+    let work = Mutex::new(Some(work));
+    let work = || work.lock().unwrap_or_else(PoisonError::into_inner).take();
     let result = std::thread::scope(|scope| {
-        let worker = scope.spawn(|| {
+        let worker = move || {
             let _working = working;
             job.lower_thread();
-            work(&job)
-        });
+            work().map(|work| work(job))
+        };
+        let worker = match std::thread::Builder::new().spawn_scoped(scope, worker) {
+            Ok(worker) => worker,
+            Err(error) => {
+                tracing::warn!(%error, "no thread to show progress with: only a second Ctrl-C ends the program");
+                return Ok(work().map(|work| work(job)));
+            }
+        };
         while done.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
             let progress = job.progress();
             bar.set_length(progress.total);
@@ -45,7 +55,8 @@ pub fn watch<T: Send>(
         worker.join()
     });
     bar.finish_and_clear();
-    result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    let done = result.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    done.expect("one thread has taken the work")
 }
 
 fn bar(label: &str, quiet: bool) -> ProgressBar {

@@ -3,8 +3,9 @@
 use super::tiers::Copies;
 use super::{CheckpointManager, Shared};
 use crate::error::{Error, Result};
-use crate::store::{Found, Loaded, Status};
+use crate::store::{self, Found, Loaded, Status, again};
 use crate::sys::dir;
+use std::cell::Cell;
 use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
@@ -48,6 +49,22 @@ impl CheckpointManager {
     /// - With either, a failure that is not the checkpoint's, such as a refused permission or a failing mount: an earlier
     ///   step would silently lose progress.
     pub fn restore(&self, step: Option<u64>, on_damage: OnDamage) -> Result<Option<Restored>> {
+        let has_gone = Cell::new(false);
+        let look = || {
+            has_gone.set(false);
+            self.restore_listed(step, on_damage, &has_gone)
+        };
+        again(look, |_| !has_gone.get())
+    }
+
+    /// [`CheckpointManager::restore`] of one look. Sets `has_gone` if a step that was listed has been removed since, and
+    /// nothing else has it.
+    fn restore_listed(
+        &self,
+        step: Option<u64>,
+        on_damage: OnDamage,
+        has_gone: &Cell<bool>,
+    ) -> Result<Option<Restored>> {
         if let (Some(step), OnDamage::Previous) = (step, on_damage) {
             return Err(Error::invalid(format!(
                 "step {step} was named, and no other is restored in its place: pass OnDamage::Raise, or no step"
@@ -88,6 +105,10 @@ impl CheckpointManager {
                     }
                     let path = path.clone();
                     return Ok(Some(Restored { step: number, path, loaded, dropped, passed_over }));
+                }
+                Err(error) if copies.is_empty() && store::has_gone(path) => {
+                    has_gone.set(true);
+                    return Err(error);
                 }
                 Err(error)
                     if (on_damage == OnDamage::Previous && is_damage(&error))

@@ -10,6 +10,7 @@ mod read;
 mod write;
 
 pub use catalog::found::{Found, Status};
+pub use catalog::gone::has_gone;
 pub use catalog::in_flight::{InFlight, in_flight};
 pub use catalog::join::join;
 pub use catalog::latest::{Wanted, latest};
@@ -33,8 +34,8 @@ pub use promote::{
     Promotion, PromotionReport, Unfinished, check_apart, claim, claim_for, is_one_run, name_run,
     owner, promote, unfinished,
 };
+pub(crate) use read::again::{again, while_replaced};
 pub use read::checkpoint::{Checkpoint, CheckpointKind};
-pub(crate) use read::fingerprint::while_replaced;
 pub use read::info::{FileInfo, Info};
 pub use read::load::{LoadOptions, OnCorrupt};
 pub use read::loaded::{LoadPlace, Loaded, LoadedTensor, TensorView};

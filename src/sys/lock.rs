@@ -302,6 +302,23 @@ pub(crate) fn hold(path: &Path) -> io::Result<Hold> {
     }
 }
 
+/// [`hold`]. Creates the file if it is missing.
+///
+/// # Errors
+/// The system's, also if its directory is gone.
+pub(crate) fn hold_new(path: &Path) -> io::Result<Hold> {
+    loop {
+        match FileLock::take(path, Who::One, true) {
+            Ok(Attempt::Locked(lock)) => return Ok(Hold::Held(lock)),
+            Ok(Attempt::Absent | Attempt::Replaced) => {} // its holder has just removed it
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Hold::Busy),
+            Err(error) if error.kind() == io::ErrorKind::StaleNetworkFileHandle => {}
+            Err(error) if cannot_lock(&error) => return Ok(Hold::Impossible),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 fn open_dir(dir: &Path) -> io::Result<File> {
     made(Call::Open, dir, || File::open(dir))
 }
@@ -348,6 +365,29 @@ impl FileLock {
         };
         let is_same = identity(now.metadata()?) == identity(lock.file.metadata()?);
         Ok(if is_same { Attempt::Locked(lock) } else { Attempt::Replaced })
+    }
+}
+
+impl FileLock {
+    /// Replaces the content of the file, which whoever finds it locked reads.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub(crate) fn write(&self, path: &Path, text: &str) -> Result<()> {
+        made(Call::Write, path, || self.file.set_len(0))
+            .map_err(|error| Error::io("writing", path, error))?;
+        file::write_start(&self.file, path, text.as_bytes())
+    }
+
+    /// Removes the file, if it still has this path, and releases the lock.
+    pub(crate) fn remove(self, path: &Path) {
+        let is_same =
+            || io::Result::Ok(identity(dir::look_at(path)?) == identity(file::look(&self.file)?));
+        if is_same().is_ok_and(|same| same)
+            && let Err(error) = dir::try_remove(path)
+        {
+            tracing::debug!(%error, "cannot remove a lock file");
+        }
     }
 }
 

@@ -21,5 +21,6 @@ pub(crate) mod path;
 pub(crate) mod priority;
 pub(crate) mod removal_note;
 pub mod rlimit;
+pub mod run_lock;
 pub mod seam;
 pub mod space;

@@ -6,6 +6,7 @@ for the newest checkpoint may then load different ones.
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Sequence
@@ -13,7 +14,8 @@ from collections.abc import Sequence
 import torch.distributed as dist
 
 import ringstow
-from ringstow import _late, _others
+from ringstow import _late, _native, _others
+from ringstow._again import Again
 from ringstow._arguments import StrPath
 from ringstow._config import Config
 from ringstow._errors import NoCheckpointError
@@ -53,15 +55,25 @@ def latest(
         return ringstow.latest(
             directory, verify=verify, before=before, pattern=pattern, config=config
         )
-    found = from_first(
-        lambda: ringstow.latest(
-            directory, verify=verify, before=before, pattern=pattern, config=config
-        ),
-        process_group,
-    )
-    if found is not None:
-        agree_on(found, process_group)
-    return found
+    again = Again()
+    while True:
+        found = from_first(
+            lambda: ringstow.latest(
+                directory, verify=verify, before=before, pattern=pattern, config=config
+            ),
+            process_group,
+        )
+        try:
+            if found is not None:
+                agree_on(found, process_group)
+            return found
+        except NoCheckpointError as error:
+            # Another process may have removed it meanwhile.
+            has_gone = functools.partial(_native.has_gone, error.path)
+            if not from_first(has_gone, process_group) or not from_first(
+                again.may_try, process_group
+            ):
+                raise
 
 
 def agree_on(path: str, group: dist.ProcessGroup | None) -> None:
@@ -85,7 +97,8 @@ def _wait_for(path: str) -> bool:
     """Wait until this rank sees a checkpoint; tell whether it does."""
     until = time.monotonic() + _late.SEEN_S
     while not sees(path):
-        if time.monotonic() >= until:
+        was_removed = _native.has_gone(path) and _native.shared_file_system(path) is None
+        if was_removed or time.monotonic() >= until:
             return False
         time.sleep(_late.POLL_S)
     return True

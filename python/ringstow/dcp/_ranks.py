@@ -121,6 +121,9 @@ class Ranks:
             )
         return all_said[0][2]
 
+    def each(self, work: Callable[[], None]) -> None:
+        each(work, self._group)
+
     def first(self, look: Callable[[], _T]) -> _T:
         return from_first(look, self._group)
 

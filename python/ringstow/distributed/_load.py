@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ringstow import _arguments, _late, _load, _native, _nearest, _outcomes, foreign
+from ringstow._again import Again
 from ringstow._arguments import StrPath, directory_to_read, object_url, to_read
 from ringstow._config import Config, given, native_json, with_tiers, without_tiers
 from ringstow._errors import ReplacedCheckpointError
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 
     from ringstow._report import LoadReport
 
-_ATTEMPTS = 100
 LOAD_INTO = Call(
     "strict=False",
     frozenset({"cast", "prefix", "rename"}),
@@ -126,7 +126,8 @@ def fill(
         # What nodes that share no directory lack, they get from each other.
         copies = copies_of(where, given(config).tiers) if found is None else []
         parts = ranks.each(lambda: Parts(state_dict))
-        for attempt in range(_ATTEMPTS):
+        again = Again()
+        while True:
             with _fetching(ranks, where, found, settings) as needs:
                 one = _Load(ranks, where, copies, needs, strict=strict, names=names, call=call)
                 try:
@@ -140,7 +141,7 @@ def fill(
                     )
                     break
                 except ReplacedCheckpointError:
-                    if attempt == _ATTEMPTS - 1:
+                    if not ranks.from_first(again.may_try):
                         raise
                 except Exception:
                     if found is None or not found.mender.mend(one.errors):

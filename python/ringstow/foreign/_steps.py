@@ -53,6 +53,8 @@ def found_in(root: str) -> list[Left]:
             continue
         try:
             left = _left(path, name)
+        except FileNotFoundError:  # another process has removed it meanwhile
+            continue
         except (IncompleteCheckpointError, UnsupportedError) as error:
             _log.warning("passing over %s: %s", path, error)
             continue

@@ -6,8 +6,10 @@ use crate::format::{StepPattern, names};
 use crate::pipeline::job::Job;
 use crate::pipeline::runtime::Runtime;
 use crate::store::catalog::found::{Found, Status};
+use crate::store::catalog::gone::has_gone;
 use crate::store::catalog::steps::{Before, steps_and_row};
 use crate::store::layout::manifest;
+use crate::store::read::again::again;
 use crate::store::read::checkpoint::Checkpoint;
 use crate::store::read::verify::verify;
 use crate::sys::dir;
@@ -27,14 +29,37 @@ pub struct Wanted {
     pub verify: bool,
 }
 
-/// See [`Store::latest`](crate::Store::latest).
+/// See [`Store::latest`](crate::Store::latest). Looks again if another process removes the step whose bytes it compares.
 pub fn latest(
     dir: impl AsRef<Path>,
     wanted: &Wanted,
     config: &Config,
     job: &Arc<Job>,
 ) -> Result<Option<PathBuf>> {
-    let dir = dir.as_ref();
+    let looked = again(
+        || look(dir.as_ref(), wanted, config, job),
+        |looked| match looked {
+            Ok(Newest::Gone(_)) => false,
+            _ => true,
+        },
+    );
+    match looked? {
+        Newest::At(path) => Ok(Some(path)),
+        Newest::None => Ok(None),
+        Newest::Gone(error) => Err(error),
+    }
+}
+
+/// What one look has found.
+enum Newest {
+    At(PathBuf),
+    /// Nothing was committed.
+    None,
+    /// The newest step was removed while it was read.
+    Gone(Error),
+}
+
+fn look(dir: &Path, wanted: &Wanted, config: &Config, job: &Arc<Job>) -> Result<Newest> {
     let (mut steps, row) = steps_and_row(dir, wanted.pattern.as_ref(), config)?;
     if let Some(newer) = row.newer() {
         tracing::warn!(
@@ -70,12 +95,17 @@ pub fn latest(
                 continue;
             }
         }
-        match wanted.verify.then(|| damage(&found, config, job)).transpose()?.flatten() {
-            None => return Ok(Some(found.path)),
-            Some(damage) => {
-                tracing::warn!("skipping {}, it is damaged: {damage}", found.path.display());
-                lost = lost.or(Some(damage));
+        match wanted.verify.then(|| damage(&found, config, job)).transpose() {
+            Ok(Some(Some(error))) | Err(error) if has_gone(&found.path) => {
+                return Ok(Newest::Gone(error));
             }
+            damage => match damage?.flatten() {
+                None => return Ok(Newest::At(found.path)),
+                Some(damage) => {
+                    tracing::warn!("skipping {}, it is damaged: {damage}", found.path.display());
+                    lost = lost.or(Some(damage));
+                }
+            },
         }
     }
     // `None` would let a trainer begin anew beside a run that a mount or a copy may bring back.
@@ -84,7 +114,7 @@ pub fn latest(
             tracing::error!("no checkpoint of {} can be loaded", dir.display());
             Err(error.without_earlier())
         }
-        None => Ok(None),
+        None => Ok(Newest::None),
     }
 }
 

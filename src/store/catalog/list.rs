@@ -5,17 +5,21 @@ use crate::error::{Error, Result};
 use crate::format::{Manifest, StepPattern, names};
 use crate::object::{Bucket, is_url};
 use crate::store::catalog::found::{Found, Status};
+use crate::store::catalog::gone::{has_gone, may_lack_newest};
 use crate::store::catalog::row::{Row, may_be_step};
 use crate::store::catalog::shares;
 use crate::store::layout::stripe_marker::stripe_owner;
 use crate::store::layout::summary::{self, Summary};
 use crate::store::layout::{manifest, rank_dirs};
+use crate::store::read::again::again;
 use crate::store::read::checkpoint::Checkpoint;
 use crate::store::read::dcp_mark;
 use crate::store::read::diagnose::explain;
 use crate::store::read::object::read_manifest;
 use crate::store::read::shards::find_shards;
-use crate::sys::dir::{entries, file_names, is_link, is_there};
+use crate::sys::dir::{entries, file_names, has, is_gone, is_link, is_there};
+use std::collections::BTreeSet;
+use std::fs::DirEntry;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -31,7 +35,7 @@ pub(in crate::store) fn survey(
     config: &Config,
 ) -> Result<(Row, Vec<Found>)> {
     // A file in its place is said to be one; a missing directory is no checkpoint that was not saved.
-    let mut all = look_below(dir, pattern, config).map_err(|error| match error.is_not_found() {
+    let mut all = look_again(dir, pattern, config).map_err(|error| match error.is_not_found() {
         true => error,
         false => explain(dir, error),
     })?;
@@ -74,11 +78,43 @@ fn why_ignored(dir: &Path, own: &Found) -> String {
     format!("{dir} holds checkpoints and is {what} itself, which ringstow ignores: {remedy}")
 }
 
-fn look_below(dir: &Path, pattern: Option<&StepPattern>, config: &Config) -> Result<Vec<Found>> {
+/// The checkpoints in a directory, of one moment: another process may save and remove there. If one that may be the
+/// newest goes before it is opened, looks again, until that changes nothing.
+fn look_again(dir: &Path, pattern: Option<&StepPattern>, config: &Config) -> Result<Vec<Found>> {
+    let mut before = None;
+    let is_final = |looked: &Result<Looked>| {
+        let looked = match looked {
+            Ok(looked) => looked,
+            // The first save has made the directory meanwhile.
+            Err(error) => return !error.is_not_found() || is_url(dir) || !has(dir),
+        };
+        // What a killed removal left looks the same each time.
+        let seen = looked.seen();
+        !may_lack_newest(&looked.all, &looked.gone) || before.replace(seen.clone()) == Some(seen)
+    };
+    Ok(again(|| look_below(dir, pattern, config), is_final)?.all)
+}
+
+/// What one look into a directory has found.
+#[derive(Default)]
+struct Looked {
+    all: Vec<Found>,
+    /// Directories that were listed, and gone or about to go when they were looked into.
+    gone: Vec<PathBuf>,
+}
+
+impl Looked {
+    fn seen(&self) -> BTreeSet<(PathBuf, Option<u64>)> {
+        let found = self.all.iter().map(|found| (found.path.clone(), found.created_unix_ms));
+        found.chain(self.gone.iter().map(|path| (path.clone(), None))).collect()
+    }
+}
+
+fn look_below(dir: &Path, pattern: Option<&StepPattern>, config: &Config) -> Result<Looked> {
     if is_url(dir) {
         return look_below_url(dir, config);
     }
-    let mut all = Vec::new();
+    let Looked { mut all, mut gone } = Looked::default();
     for entry in entries(dir)? {
         let path = entry.path();
         // A manager's own links: the steps that they lead to are listed.
@@ -87,10 +123,21 @@ fn look_below(dir: &Path, pattern: Option<&StepPattern>, config: &Config) -> Res
         }
         let looked = match is_there(&path) {
             Ok(true) => look(&path, config),
-            Ok(false) => continue,
+            Ok(false) => {
+                gone.extend(Some(path).filter(|path| may_have_been_dir(&entry) && is_gone(path)));
+                continue;
+            }
             Err(error) if is_broken_link(&error) => continue,
             Err(error) => Err(error),
         };
+        let is_whole =
+            |found: &Option<Found>| found.as_ref().is_some_and(|f| f.status == Status::Committed);
+        if !looked.as_ref().is_ok_and(is_whole) && has_gone(&path) {
+            gone.push(path.clone());
+            if is_gone(&path) {
+                continue;
+            }
+        }
         match looked {
             Ok(found) => all.extend(found),
             // Another process removed it.
@@ -102,7 +149,11 @@ fn look_below(dir: &Path, pattern: Option<&StepPattern>, config: &Config) -> Res
             Err(error) => all.push(Found::unreadable(path, error)),
         }
     }
-    Ok(all)
+    Ok(Looked { all, gone })
+}
+
+fn may_have_been_dir(entry: &DirEntry) -> bool {
+    entry.file_type().is_ok_and(|kind| kind.is_dir())
 }
 
 fn is_own_link(path: &Path) -> bool {
@@ -111,10 +162,17 @@ fn is_own_link(path: &Path) -> bool {
 }
 
 /// The checkpoints in a directory of an object store.
-fn look_below_url(url: &Path, config: &Config) -> Result<Vec<Found>> {
+fn look_below_url(url: &Path, config: &Config) -> Result<Looked> {
+    let mut looked = Looked::default();
     let dirs = Bucket::at(url)?.list().map_err(|error| Error::io("listing", url, error))?.dirs;
-    let look = |name: String| look_at_url(&url.join(name), config).transpose();
-    dirs.into_iter().filter_map(look).collect()
+    for path in dirs.into_iter().map(|name| url.join(name)) {
+        match look_at_url(&path, config)? {
+            Some(found) => looked.all.push(found),
+            // Nothing tells what is being copied there from what is being removed.
+            None => looked.gone.push(path),
+        }
+    }
+    Ok(looked)
 }
 
 /// The checkpoint of a URL. One whose manifest cannot be read for lack of a permission is an error, as for a directory.
@@ -192,7 +250,7 @@ fn look_at_one(dir: &Path, config: &Config) -> Result<Option<Found>> {
     if !file_names(dir)?.iter().any(|name| names::is_trace(name)) || stripe_owner(dir)?.is_some() {
         return Ok(None);
     }
-    if let Some(found) = look_again(dir, config) {
+    if let Some(found) = look_at_known(dir, config) {
         return Ok(Some(found));
     }
     let opened = match Checkpoint::open_with(dir, config) {
@@ -213,7 +271,7 @@ fn look_at_one(dir: &Path, config: &Config) -> Result<Option<Found>> {
 }
 
 /// What [`look_at_one`] finds of a checkpoint that this process has read before, if nothing has changed.
-fn look_again(dir: &Path, config: &Config) -> Option<Found> {
+fn look_at_known(dir: &Path, config: &Config) -> Option<Found> {
     let Summary { manifest, tensors } = &*summary::read_before(dir)?;
     dcp_mark::refuse_newer(dir).ok()?;
     let shards = find_shards(dir, &config.stripe, manifest).ok()?;

@@ -1,6 +1,7 @@
 //! Which checkpoints a directory holds, and which is the newest.
 
 pub(crate) mod found;
+pub(crate) mod gone;
 pub(crate) mod in_flight;
 pub(crate) mod join;
 pub(crate) mod latest;

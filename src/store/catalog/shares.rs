@@ -19,7 +19,7 @@ pub(in crate::store) fn judge(dir: &Path, parts: &[Found]) -> (Status, Option<St
     let paths: Vec<PathBuf> = parts.iter().map(|part| part.path.clone()).collect();
     if removal_was_interrupted(&paths) {
         let problem =
-            "it was being removed, and what did that was killed; `ringstow prune` finishes it";
+            "it is being removed, or what removed it was killed; `ringstow prune` finishes that";
         return incomplete(problem.into());
     }
     let committed: Vec<(u32, &Found)> = parts

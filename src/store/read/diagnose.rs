@@ -107,7 +107,8 @@ fn without_manifest(dir: &Path) -> Error {
     let uncommitted = names.iter().filter(|name| names::is_uncommitted(name)).count();
     if names.iter().any(|name| name == names::REMOVAL_MARK) {
         let reason =
-            "it was being removed, and the removal was killed; `ringstow prune` finishes it".into();
+            "it is being removed, or what removed it was killed; `ringstow prune` finishes that"
+                .into();
         return Error::NotCommitted { path, reason };
     }
     if names.iter().any(|name| names::is_uncommitted(name) && names::is_promoted(name)) {

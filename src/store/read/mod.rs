@@ -1,5 +1,6 @@
 //! Opening a checkpoint, loading from it, checking it.
 
+pub(crate) mod again;
 pub(crate) mod checkpoint;
 pub(crate) mod copies;
 pub(crate) mod coverage;

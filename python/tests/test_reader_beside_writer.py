@@ -1,0 +1,108 @@
+"""A reader beside another process that saves and keeps one step: it always finds one."""
+
+import contextlib
+import os
+import subprocess
+import sys
+
+import numpy
+import pytest
+
+import ringstow
+
+LOOKS = int(os.environ.get("RINGSTOW_TEST_LOOKS", "1000"))
+WRITER = """
+import os, sys, numpy, ringstow
+run, end = sys.argv[1:]
+step = 0
+with ringstow.CheckpointManager(run, keep_last=1) as manager:
+    while not os.path.exists(end):
+        manager.save(step, {"w": numpy.full(1000, float(step)), "step": step})
+        step += 1
+"""
+
+
+@contextlib.contextmanager
+def writer(run, end):
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(run), str(end)])
+    try:
+        while ringstow.latest(run) is None:
+            assert process.poll() is None
+        yield
+        assert process.poll() is None, "it must not have failed"
+    finally:
+        end.touch()
+        process.wait(60)
+
+
+def program(name, run, *options):
+    """What `ringstow ls` and `ringstow top` print."""
+    command = [sys.executable, "-m", "ringstow", name, str(run), *options]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("where", ["disk", "memory"])
+def test_looks_beside_a_writer_that_keeps_one_step_always_find_a_step(where, tmp_path):
+    if where == "memory" and not os.path.isdir("/dev/shm"):
+        pytest.skip("no /dev/shm")
+    run = tmp_path / "run"
+    if where == "memory":
+        run = type(tmp_path)(f"/dev/shm/ringstow-test-{os.getpid()}")
+
+    def whole(state):
+        assert (state["w"] == state["step"]).all(), "two steps are mixed"
+        return state["step"]
+
+    def into():
+        state = {"w": numpy.zeros(1000), "step": -1}
+        restored = ringstow.CheckpointManager(run).restore(into=state)
+        assert restored.step == whole(state)
+        return restored.step
+
+    looks = [
+        lambda: ringstow.latest(run),
+        lambda: ringstow.latest(run, verify=True),
+        lambda: [step.path for step in ringstow.steps(run) if step.status == "committed"][-1],
+        lambda: ringstow.CheckpointManager(run).latest().path,
+        lambda: whole(ringstow.CheckpointManager(run).restore().state),
+        lambda: whole(ringstow.load([run])),
+        lambda: ringstow.open([run]).value("step"),
+        into,
+    ]
+    try:
+        with writer(run, tmp_path / "end"):
+            newest = -1
+            for number in range(LOOKS):
+                seen = looks[number % len(looks)]()
+                assert seen is not None, number % len(looks)
+                step = int(seen.rpartition("-")[2]) if isinstance(seen, str) else seen
+                assert step >= newest, (
+                    f"look {number % len(looks)} found an older step than the one before"
+                )
+                newest = step
+            assert "step-" in program("ls", run)
+            program("top", run, "--json", "--looks", "1")
+    finally:
+        if where == "memory":
+            for step in ringstow.steps(run):
+                ringstow.remove(step.path)
+            with contextlib.suppress(OSError):
+                for name in os.listdir(run):
+                    os.remove(run / name)
+                os.rmdir(run)
+
+
+def test_first_commit_between_two_looks_is_no_checkpoint_that_counts_as_no_step(
+    tmp_path, monkeypatch
+):
+    """`latest()` must not refuse a run whose first step another process commits meanwhile."""
+    from ringstow import _catalog
+
+    run, own_latest = tmp_path / "run", _catalog.own_latest
+
+    def saved_meanwhile(root, *arguments, **options):
+        ringstow.save({"w": numpy.zeros(3)}, run / "step-1", step=1)
+        return own_latest(root, *arguments, **options)
+
+    monkeypatch.setattr(_catalog, "own_latest", saved_meanwhile)
+    assert ringstow.CheckpointManager(run).latest().step == 1
