@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Iterator
 from typing import Any
 
+from ringstow import _regular
 from ringstow._errors import (
     CorruptCheckpointError,
     Error,
@@ -76,7 +77,7 @@ def unpickled(source: Any, *, allow_pickle: bool = False, mmap: bool = False) ->
         with source.getbuffer() as view:
             _refuse_collisions(view)
     elif mmap:
-        with zipfile.ZipFile(source) as archive:
+        with _regular.reading(source) as file, zipfile.ZipFile(file) as archive:
             for name in archive.namelist():
                 if name.endswith("/data.pkl"):
                     _refuse_collisions(archive.read(name))
@@ -161,7 +162,7 @@ def refuse_pointer(path: str) -> None:
     """
     if not os.path.isfile(path) or os.path.getsize(path) > _POINTER_BYTES_MAX:
         return
-    with open(path, "rb") as file:
+    with _regular.reading(path) as file:
         head = file.read(len(_POINTER))
     if head == _POINTER:
         raise MissingFilesError(
