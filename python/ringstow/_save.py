@@ -18,6 +18,7 @@ from ringstow._guard import Staging
 from ringstow._metrics import metrics_of
 from ringstow._progress import Progress
 from ringstow._stateful._parts import Parts
+from ringstow.tensors._modes import real_tensors
 from ringstow.tree import _encode
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ringstow._report import SaveReport
 
 
+@real_tensors()
 @_arguments.explained(_arguments.SAVE_ARGUMENTS)
 def save(
     state_dict: dict[Any, Any],
@@ -130,6 +132,7 @@ def save(
     return report
 
 
+@real_tensors()
 @_arguments.explained(_arguments.SAVE_ARGUMENTS)
 def save_async(
     state_dict: dict[Any, Any],

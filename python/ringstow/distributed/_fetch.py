@@ -145,7 +145,7 @@ class Needs:
             self._error = error
         try:
             for begin, size in cut(one.begin, one.end, self._whole.chunk_bytes):
-                piece = torch.empty(size, dtype=torch.uint8)
+                piece = torch.empty(size, dtype=torch.uint8, device="cpu")
                 self._group.receive(piece, sender)
                 if self._error is None and file is not None:
                     self._keep(file, piece, begin)
@@ -206,7 +206,7 @@ class Source:
             yield self._piece(at, size)
 
     def _piece(self, begin: int, size: int) -> torch.Tensor:
-        piece = torch.zeros(size, dtype=torch.uint8)
+        piece = torch.zeros(size, dtype=torch.uint8, device="cpu")
         if self.problem is not None or self._file is None:
             return piece
         try:

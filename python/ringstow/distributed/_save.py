@@ -29,6 +29,7 @@ from ringstow.distributed import _deal, _nodes
 from ringstow.distributed._apart import Apart, Asked, Directory, Shared, Written
 from ringstow.distributed._group import Group, group_of
 from ringstow.distributed._state import State, encode
+from ringstow.tensors._modes import real_tensors
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -67,6 +68,7 @@ class _Begun(NamedTuple):
     """What copies the checkpoint on; only the first rank has one."""
 
 
+@real_tensors()
 def save(
     state_dict: dict[Any, Any],
     path: StrPath,
@@ -118,7 +120,7 @@ def save(
     """
     ranks = group_of(group)
     hold = _guard.Hold()
-    with ranks.turn, hold.waited.here(), hold:
+    with ranks.turn.held(), hold.waited.here(), hold:
         hold.begin(may_wait=False)
         asked = (state_dict, path, step, metrics, apart, base, node_local, config)
         begun = _begun(ranks, asked, hold, None, allow_pickle=allow_pickle)
@@ -130,6 +132,7 @@ def save(
     return _told(begun.asked, ranks, report)
 
 
+@real_tensors()
 def save_async(
     state_dict: dict[Any, Any],
     path: StrPath,
@@ -184,6 +187,7 @@ def save_async(
         hold.end()
         ranks.turn.release()
         raise
+    ranks.turn.hand_over()
     if begun.error is not None:
         handle.exception()
         raise begun.error

@@ -120,10 +120,11 @@ def _tensor(path: str, name: str, entry: dict[str, Any], mapped: Any, base: int)
         raise _damaged(path, f"has {end - begin} bytes for {name}, {entry['dtype']} {shape}")
     if not base <= begin <= end <= mapped.nbytes():
         raise _damaged(path, f"is cut short: {name} ends at byte {end} of {mapped.nbytes()}")
-    flat = torch.empty(0, dtype=torch.uint8).set_(mapped, begin, (end - begin,), (1,))
+    flat = torch.empty(0, dtype=torch.uint8, device="cpu")
+    flat.set_(mapped, begin, (end - begin,), (1,))
     if begin % dtype.itemsize:  # a view of this dtype must be aligned
         flat = flat.clone()
-    return flat.view(dtype).reshape(shape) if count else torch.empty(shape, dtype=dtype)
+    return flat.view(dtype).reshape(shape) if count else _torch.empty(tuple(shape), dtype)
 
 
 def _damaged(path: str, what: str) -> CorruptCheckpointError:
