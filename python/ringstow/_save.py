@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ringstow._report import SaveReport
 
 
-@real_tensors()
 @_arguments.explained(_arguments.SAVE_ARGUMENTS)
 def save(
     state_dict: dict[Any, Any],
@@ -94,7 +93,7 @@ def save(
         OSError: the system refused: no space, no permission, a path that is a file.
     """
     hold = _guard.Hold()
-    with hold.waited.here():
+    with hold.waited.here(), real_tensors():
         where, knobs, noted, promoter = _prepared(path, step, metrics, config)
         earlier = native(base)
         progress = Progress(f"saving {os.path.basename(where)}")
@@ -132,7 +131,6 @@ def save(
     return report
 
 
-@real_tensors()
 @_arguments.explained(_arguments.SAVE_ARGUMENTS)
 def save_async(
     state_dict: dict[Any, Any],
@@ -199,7 +197,7 @@ def save_async(
     hold = _guard.Hold()
     handle: SaveHandle | None = None
     try:
-        with hold.waited.here():
+        with hold.waited.here(), real_tensors():
             where, knobs, noted, promoter = _prepared(path, step, metrics, config)
             earlier = native(base)
             with _outcomes.failing("save", where, noted[0]):

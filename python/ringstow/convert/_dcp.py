@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import warnings
 from collections.abc import Callable
 from typing import IO, Any
 
@@ -12,7 +11,6 @@ import torch
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
@@ -59,9 +57,7 @@ def write(state: State, path: str, wrote: Callable[[int], None]) -> None:
     writer = _Writer(path, wrote)
     try:
         shadows = replaced(state, _shadow)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")
-            save(shadows, storage_writer=writer, planner=_Planner(), no_dist=True)
+        _private.save_alone(shadows, writer, _Planner())
         _native.sync_dir(path)
     except BaseException as error:
         _replace.remove_dcp(path, writer.created)

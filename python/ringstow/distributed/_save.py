@@ -68,7 +68,6 @@ class _Begun(NamedTuple):
     """What copies the checkpoint on; only the first rank has one."""
 
 
-@real_tensors()
 def save(
     state_dict: dict[Any, Any],
     path: StrPath,
@@ -120,7 +119,7 @@ def save(
     """
     ranks = group_of(group)
     hold = _guard.Hold()
-    with ranks.turn.held(), hold.waited.here(), hold:
+    with ranks.turn.held(), hold.waited.here(), real_tensors(), hold:
         hold.begin(may_wait=False)
         asked = (state_dict, path, step, metrics, apart, base, node_local, config)
         begun = _begun(ranks, asked, hold, None, allow_pickle=allow_pickle)
@@ -132,7 +131,6 @@ def save(
     return _told(begun.asked, ranks, report)
 
 
-@real_tensors()
 def save_async(
     state_dict: dict[Any, Any],
     path: StrPath,
@@ -177,7 +175,7 @@ def save_async(
     hold = _guard.Hold()
     ranks.turn.acquire()  # released by the thread that saves
     try:
-        with hold.waited.here():
+        with hold.waited.here(), real_tensors():
             may_return = hold.begin()
             asked = (state_dict, path, step, metrics, apart, base, node_local, config)
             begun = _begun(ranks, asked, hold, staging, allow_pickle=allow_pickle)

@@ -52,16 +52,16 @@ def interrupted(rank, path, moment):
                 caught.append((name, "let the handler set a flag" in str(error)))
 
     before = signal.signal(signal.SIGUSR2, handler)
-    new_group = dist.new_group
+    broadcast = dist.broadcast_object_list
     try:
         if moment == "making the group":
 
-            def new(*args, **kwargs):
+            def interrupted(*args, **kwargs):
                 signal.raise_signal(signal.SIGUSR2)
-                return new_group(*args, **kwargs)
+                return broadcast(*args, **kwargs)
 
-            dist.new_group = new
-            group = new_group([0])  # one that no call has had
+            group = dist.new_group([0])  # one that no call has had
+            dist.broadcast_object_list = interrupted
             distributed.save(state, path / "x", group=group)
         elif moment == "saving":
             distributed.save({**state, "part": Interrupts()}, path / "x")
@@ -71,7 +71,7 @@ def interrupted(rank, path, moment):
             distributed.save({**state, "part": {"x": 1}}, path / "x")
             distributed.load_into({**state, "part": Interrupts()}, path / "x")
     finally:
-        dist.new_group = new_group
+        dist.broadcast_object_list = broadcast
         signal.signal(signal.SIGUSR2, before)
     assert distributed.load(path / "x")["w"].tolist() == state["w"].tolist()
     return caught
