@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ringstow import _metrics, _outcomes
+from ringstow import _metrics, _outcomes, _regular
 from ringstow._report import Fallback, SaveReport, bytes_of, seconds_of
 
 NAME = ".ringstow-history.jsonl"
@@ -27,6 +28,8 @@ _METRICS_MAX = 32
 
 _directories: set[str] = set()
 """Those whose saves and loads are noted."""
+
+_log = logging.getLogger("ringstow")
 
 
 class Entry(NamedTuple):
@@ -74,8 +77,13 @@ def _note(outcome: _outcomes.Outcome) -> None:
         # A kill may have left the line before without its end.
         line = "\n" + json.dumps(_fields(_entry(outcome, name)))
         path = os.path.join(directory, NAME)
-        with open(path, "ab") as file:
-            file.write(line.encode())
+        try:
+            with _regular.appending(path) as file:
+                file.write(line.encode())
+        except _regular.OtherKindError as error:
+            _directories.discard(directory)  # say it once
+            _log.warning("what saves of %s take is not noted: %s", directory, error)
+            return
         if os.path.getsize(path) > _MOST_BYTES:
             os.replace(path, f"{path}.1")
 
@@ -109,7 +117,7 @@ def read(directory: str) -> list[Entry]:
     entries = []
     for name in (f"{NAME}.1", NAME):
         try:
-            with open(os.path.join(directory, name), "rb") as file:
+            with _regular.reading(os.path.join(directory, name), links=False) as file:
                 lines = file.read(2 * _MOST_BYTES).splitlines()
         except OSError:
             continue

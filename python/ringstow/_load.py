@@ -30,6 +30,7 @@ from ringstow._loading._names import Names, part_of, skeleton_of
 from ringstow._progress import Progress
 from ringstow.tensors import _cuda, _torch
 from ringstow.tensors._memory import Stored
+from ringstow.tensors._modes import real_tensors
 from ringstow.tree import _build, _fit, _mismatch, _select
 from ringstow.tree._damaged import Salvaged
 
@@ -44,6 +45,7 @@ _T = TypeVar("_T")
 _log = logging.getLogger("ringstow")
 
 
+@real_tensors()
 @_arguments.explained(_arguments.LOAD_ARGUMENTS)
 def load(
     path: StrPath | Sequence[StrPath],
@@ -422,6 +424,7 @@ def load_into(
     )
 
 
+@real_tensors()
 def fill(
     state_dict: dict[Any, Any],
     path: StrPath | Sequence[StrPath],

@@ -344,14 +344,19 @@ class CheckpointManager:
         A copy that failed is tried a last time.
 
         The end of a ``with`` block does it. If the block raised, a failed save is logged instead.
+        After ``destroy_process_group()``, or if the process group came after the manager, each rank
+        closes by itself.
 
         Raises:
             Exception: as in `wait`.
         """
         if self._turn.is_closed and self._turn.is_own():
             return
-        with self._call("close"):
-            pass
+        if self._has_its_ranks():
+            with self._call("close"):
+                pass
+        else:
+            self._close_alone()
 
     # What there is.
 
@@ -577,6 +582,25 @@ class CheckpointManager:
         failure = saving.handle._unasked_failure()
         self._saving = None
         return failure
+
+    def _has_its_ranks(self) -> bool:
+        try:
+            self._side.check()
+        except InvalidStateError:
+            return False
+        return True
+
+    def _close_alone(self) -> None:
+        """Close without the other ranks: there is no group any more to meet them in."""
+        with self._turn.taken("close"):
+            try:
+                failure = self._ended()
+                if failure is not None:
+                    raise failure
+            finally:
+                if self._saving is None:  # Ctrl-C has not ended the wait
+                    self._upkeep.close()
+                    self._shut()
 
     def _give_up(self) -> None:
         """Wait for the save in progress without the other ranks, and log its failure."""

@@ -15,6 +15,7 @@ from ringstow._errors import KeyMismatchError, UnsupportedError
 from ringstow._load import check_framework
 from ringstow._loading._names import skeleton_of
 from ringstow.tensors import _numpy, _torch
+from ringstow.tensors._modes import real_tensors
 from ringstow.tree import _build, _walk
 from ringstow.tree._select import missing_names
 from ringstow.tree._walk import Box, Leaf, Path, flat_name
@@ -228,6 +229,7 @@ class Checkpoint(Mapping[str, "Entry"]):
             raise ValueError(f"{self.path} is closed: open it again")
         return self._opened
 
+    @real_tensors()
     def _value(self, node: Any, path: Path, *, entries: bool = True) -> Any:
         """Read a value. Tensors and arrays in it become entries, unless ``entries`` is False."""
         opened = self._alive()
@@ -273,6 +275,7 @@ class Checkpoint(Mapping[str, "Entry"]):
         names = self._skeleton or dict(self._entries)
         return missing_names([name], [name], names, self.path, self._alive().dropped)
 
+    @real_tensors()
     def _read(self, entry: Entry, index: Any) -> Any:
         leaf = entry._leaf
         self._alive()

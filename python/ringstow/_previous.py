@@ -24,7 +24,7 @@ class Previous:
     def __init__(self, full_every: int | None, newest: Callable[[], Step | None]) -> None:
         self._full_every = full_every
         self._newest = newest
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # re-entrant: a signal handler may save, too
         self._last: str | None = None
         self._linked = 0
         """Saves since the last one that shared no file."""

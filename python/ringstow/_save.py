@@ -18,6 +18,7 @@ from ringstow._guard import Staging
 from ringstow._metrics import metrics_of
 from ringstow._progress import Progress
 from ringstow._stateful._parts import Parts
+from ringstow.tensors._modes import real_tensors
 from ringstow.tree import _encode
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def save(
         OSError: the system refused: no space, no permission, a path that is a file.
     """
     hold = _guard.Hold()
-    with hold.waited.here():
+    with hold.waited.here(), real_tensors():
         where, knobs, noted, promoter = _prepared(path, step, metrics, config)
         earlier = native(base)
         progress = Progress(f"saving {os.path.basename(where)}")
@@ -196,7 +197,7 @@ def save_async(
     hold = _guard.Hold()
     handle: SaveHandle | None = None
     try:
-        with hold.waited.here():
+        with hold.waited.here(), real_tensors():
             where, knobs, noted, promoter = _prepared(path, step, metrics, config)
             earlier = native(base)
             with _outcomes.failing("save", where, noted[0]):

@@ -1,4 +1,8 @@
-"""Who may call a `CheckpointManager`: its own process, one call at a time, until it is closed."""
+"""One call at a time, and an error for a signal handler that interrupts one and makes another.
+
+Such a handler runs in the thread whose call it interrupts, so it must never wait for that call's
+end.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,67 @@ import threading
 from collections.abc import Iterator
 
 from ringstow._errors import BusyError, Error, InvalidStateError
+from ringstow.tensors._modes import real_tensors
+
+
+class CallLock:
+    """A lock of calls that another thread may end, for which a signal handler never waits."""
+
+    def __init__(self, call: str) -> None:
+        """Make it free.
+
+        Args:
+            call: what takes it, for the error.
+        """
+        self._call = call
+        self._lock = threading.Lock()
+        self._inside: set[int] = set()
+        """The threads that wait for it or have it, and whose call has not returned."""
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Have it for one call.
+
+        Raises:
+            BusyError: a signal handler has interrupted another call of this thread.
+        """
+        self._enter()
+        try:
+            with self._lock:
+                yield
+        finally:
+            self.hand_over()
+
+    def acquire(self) -> None:
+        """Take it. Once the call's other thread has it, `hand_over`; or `release`.
+
+        Raises:
+            BusyError: as in `held`.
+        """
+        self._enter()
+        try:
+            self._lock.acquire()
+        except BaseException:
+            self.hand_over()
+            raise
+
+    def hand_over(self) -> None:
+        """Leave the release to another thread, since this thread's call returns."""
+        self._inside.discard(threading.get_ident())
+
+    def release(self) -> None:
+        """Let the next call have it."""
+        self.hand_over()
+        self._lock.release()
+
+    def _enter(self) -> None:
+        me = threading.get_ident()
+        if me in self._inside:
+            raise BusyError(
+                f"{self._call} was called within another such call, by a signal handler: let the "
+                "handler set a flag, and make the call after the step"
+            )
+        self._inside.add(me)
 
 
 class Turn:
@@ -45,7 +110,8 @@ class Turn:
             self._check()  # another thread may have closed it meanwhile
             self._is_taken = True
             try:
-                yield
+                with real_tensors():
+                    yield
             finally:
                 self._is_taken = False
 

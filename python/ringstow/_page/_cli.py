@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 
+from ringstow import _regular
 from ringstow._errors import Error
 from ringstow._page._gather import gather
 from ringstow._page._html import page
@@ -59,8 +60,8 @@ def _write(path: str, text: str) -> None:
     """Write a file, or leave what is there."""
     part = f"{path}.part"
     try:
-        with open(part, "w", encoding="utf-8") as file:
-            file.write(text)
+        with _regular.fresh(part) as file:
+            file.write(text.encode())
         os.replace(part, path)
     except BaseException:
         with contextlib.suppress(OSError):

@@ -47,6 +47,7 @@ from ringstow.convert._sources import Options, open_source
 from ringstow.foreign import _states
 from ringstow.foreign._states import State, stored, total_bytes
 from ringstow.tensors import _torch
+from ringstow.tensors._modes import real_tensors
 from ringstow.tree._select import listed
 from ringstow.tree._walk import describe
 
@@ -101,6 +102,7 @@ class ConvertReport:
     """Total time, verification included."""
 
 
+@real_tensors()
 def convert(
     src: StrPath,
     dst: StrPath,

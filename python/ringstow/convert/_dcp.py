@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import warnings
 from collections.abc import Callable
 from typing import IO, Any
 
@@ -12,11 +11,10 @@ import torch
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from ringstow import _native, _replace
+from ringstow import _native, _regular, _replace
 from ringstow._errors import InvalidStateError
 from ringstow._kinds import DCP_DATA, taken
 from ringstow.convert import _files
@@ -59,9 +57,7 @@ def write(state: State, path: str, wrote: Callable[[int], None]) -> None:
     writer = _Writer(path, wrote)
     try:
         shadows = replaced(state, _shadow)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")
-            save(shadows, storage_writer=writer, planner=_Planner(), no_dist=True)
+        _private.save_alone(shadows, writer, _Planner())
         _native.sync_dir(path)
     except BaseException as error:
         _replace.remove_dcp(path, writer.created)
@@ -113,7 +109,7 @@ class _Writer(filesystem.FileSystemWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         results = []
         path = os.path.join(self.path, DCP_DATA)
-        with _pickles.naming(path), open(path, "xb") as stream:
+        with _pickles.naming(path), _regular.new(path) as stream:
             self.created.append(DCP_DATA)
             for item in plan.items:
                 begin = stream.tell()

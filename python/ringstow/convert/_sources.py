@@ -113,7 +113,7 @@ class ReadAhead:
         self._nbytes = [nbytes for *_, nbytes in tensors]
         self._number = {name: number for number, name in enumerate(self._names)}
         self._held: dict[str, Any] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # re-entrant: a signal handler may save, too
 
     def take(self, name: str) -> Any:
         """Return a tensor's bytes, in memory that only the caller has.

@@ -15,7 +15,7 @@ from ringstow.dcp import _private
 
 _KEY = "ringstow.dcp/absent"
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # re-entrant: a signal handler may save, too
 _looks: collections.Counter[str] = collections.Counter()
 """How often this process has looked for each checkpoint: ranks that load together agree on it."""
 

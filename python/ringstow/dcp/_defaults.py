@@ -29,6 +29,14 @@ _STOCK = {ours: stock for stock, ours in _OURS.items()}
 class Swap(contextlib.ExitStack):
     """Torch's storage is ringstow's until this is called, or its ``with`` block ends."""
 
+    def __init__(self, config: Config | None = None, *, allow_pickle: bool = False) -> None:
+        super().__init__()
+        self._given = config, allow_pickle
+
+    def apply(self) -> None:
+        """Save and load with what this was given."""
+        _stock.Settings.config, _stock.Settings.allow_pickle = self._given
+
     def __call__(self) -> None:
         """Put torch's own classes back."""
         self.close()
@@ -61,20 +69,22 @@ def use_by_default(config: Config | None = None, *, allow_pickle: bool = False) 
         allow_pickle: as in `StorageWriter` and `StorageReader`.
 
     Returns:
-        A context manager that undoes it; calling it undoes it too.
+        A context manager that undoes it; calling it undoes it too. Of several, the newest one that
+        has not been undone counts, in whatever order they are undone.
     """
-    before = (_stock.Settings.config, _stock.Settings.allow_pickle)
 
     def undo() -> None:
         _active.remove(swap)
-        _stock.Settings.config, _stock.Settings.allow_pickle = before
-        if not _active:
+        if _active:
+            _active[-1].apply()
+        else:
+            _stock.Settings.config, _stock.Settings.allow_pickle = None, False
             _replace(_STOCK)
 
-    swap = Swap()
+    swap = Swap(config, allow_pickle=allow_pickle)
     swap.callback(undo)
     _active.append(swap)
-    _stock.Settings.config, _stock.Settings.allow_pickle = config, allow_pickle
+    swap.apply()
     _replace(_OURS)
     _warn_of_others()
     return swap

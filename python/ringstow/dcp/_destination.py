@@ -42,7 +42,7 @@ class Destination:
         self._keeps_id = keeps_id
         self._saved: str | None = None
         self._here = _Here()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # re-entrant: a signal handler may save, too
 
     def __getstate__(self) -> dict[str, Any]:
         # A given path is pickled too, and used up here: the save it is for runs elsewhere.

@@ -31,6 +31,7 @@ from ringstow.dcp._share_writer import Layout, ShareWriter
 from ringstow.dcp._together import Team
 from ringstow.dcp._weights import Chunk, Held, Model, held, merged
 from ringstow.tensors import _torch
+from ringstow.tensors._modes import real_tensors
 from ringstow.tree import _cycles
 from ringstow.tree._select import listed
 
@@ -77,6 +78,7 @@ class Options:
     them out by size."""
 
 
+@real_tensors()
 def export_hf(
     state_dict: Mapping[str, Any],
     path: StrPath,
@@ -176,7 +178,9 @@ def _plan(state_dict: Mapping[str, Any]) -> tuple[SavePlan, SavePlanner]:
         raise InvalidStateError(
             f"{listed('ranks hold only summands of', partial)}: call .redistribute() first"
         )
-    return planner.create_local_plan(), planner
+    # torch computes offsets with tensors on the default device, which may hold no numbers.
+    with torch.device("cpu"):
+        return planner.create_local_plan(), planner
 
 
 Planned = Callable[[], tuple[Options, SavePlan, SavePlanner]]

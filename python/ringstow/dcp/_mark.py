@@ -11,10 +11,9 @@ import logging
 import os
 import pickle
 import re
-import stat
 from typing import Any, NoReturn
 
-from ringstow import _native
+from ringstow import _native, _regular
 from ringstow._errors import UnsupportedError
 
 NAME = ".metadata"
@@ -57,11 +56,7 @@ def write(path: str) -> None:
     temporary = f"{target}.tmp"
     try:
         dead = _listed_in(target)
-        # A new file, whatever has the name: a link would lead elsewhere.
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with open(os.open(temporary, flags, 0o666), "wb") as file:
+        with _regular.fresh(temporary) as file:
             pickle.dump(_Mark(), file)
             file.flush()
             os.fsync(file.fileno())
@@ -78,9 +73,14 @@ def write(path: str) -> None:
 def is_torchs(mark: str) -> bool:
     """Tell whether a file is the ``.metadata`` of torch's own writer."""
     try:
-        with open(mark, "rb") as file:
+        with _regular.reading(mark) as file:
             return _TORCHS in file.read(_START_BYTES)
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+    except (
+        FileNotFoundError,
+        IsADirectoryError,
+        NotADirectoryError,
+        _regular.OtherKindError,
+    ):
         return False
 
 
@@ -104,14 +104,12 @@ def _listed_in(mark: str) -> list[str]:
     The pickle is searched for the names, not loaded: unpickling can run any code.
     """
     try:
-        with open(os.open(mark, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                return []
+        with _regular.reading(mark, links=False) as file:
             start = file.read(_START_BYTES)
             if _TORCHS not in start:
                 return []
             text = start + file.read(_BYTES_MAX + 1 - len(start))
-    except OSError:  # not there, or a link
+    except OSError:  # not there, or no regular file
         return []
     if len(text) > _BYTES_MAX:
         _log.warning(

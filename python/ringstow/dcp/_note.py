@@ -37,7 +37,7 @@ class Notes:
     def __init__(self) -> None:
         self._last: Note | None = None
         self._here = _Here()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # re-entrant: a signal handler may save, too
 
     def __getstate__(self) -> dict[str, Any]:
         # The save that it is for runs elsewhere.

@@ -130,7 +130,7 @@ class Received(NamedTuple):
         words = (
             bytes_here.view(_WORDS[size])
             if is_aligned
-            else torch.empty(self.piece.length, dtype=_WORDS[size])
+            else torch.empty(self.piece.length, dtype=_WORDS[size], device="cpu")
         )
         for part in parts(self.piece, self.shape):
             to = words[part.at : part.at + part.run.elements()].view(part.run.sizes)
@@ -216,7 +216,7 @@ class Round:
     def unpack(self) -> torch.Tensor:
         """Return the inbox: the pieces, put together from what came."""
         streams = {rank: _Stream(memory.cpu()) for rank, memory in self._came.items()}
-        inbox = torch.empty(self.nbytes, dtype=torch.uint8)
+        inbox = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu")
         for received, own in self.received:
             received.fill(inbox, streams, own)
         self._came = {}

@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.tensor import DTensor
 
 from ringstow.foreign._private import flattened as flattened
+from ringstow.foreign._private import rebound
 from ringstow.foreign._private import refusal_of as refusal_of
 
 _log = logging.getLogger("ringstow")
@@ -244,22 +245,18 @@ def beside(group: dist.ProcessGroup) -> dist.ProcessGroup:
     ``new_group``. So the first rank chooses a name, and torch's count of groups stays as it is. If
     a newer torch names groups in another way, this returns the group itself, with a warning.
     """
-    c10d = dist.distributed_c10d
-    named_by, world = getattr(c10d, "_hash_ranks_to_str", None), getattr(c10d, "_world", None)
-    count = getattr(world, "group_count", None)
-    if named_by is None or count is None:
+    name = [uuid.uuid4().hex]
+    try:
+        new_group = rebound(
+            dist.distributed_c10d._new_group_with_tag, _process_group_name=lambda *_, **__: name[0]
+        )
+    except AttributeError:
         _log.warning(
             "this torch gives ringstow no group of its own: do not communicate in the group of a "
             "save while it runs in the background"
         )
         return group
-    name = [uuid.uuid4().hex]
     dist.broadcast_object_list(name, src=dist.get_global_rank(group, 0), group=group)
     ranks = dist.get_process_group_ranks(group)
-    setattr(c10d, "_hash_ranks_to_str", lambda _: name[0])  # noqa: B010
-    try:
-        made: Any = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
-    finally:
-        setattr(c10d, "_hash_ranks_to_str", named_by)  # noqa: B010
-        setattr(world, "group_count", count)  # noqa: B010
+    made: Any = new_group(ranks, backend="gloo", use_local_synchronization=True)
     return cast("dist.ProcessGroup", made)

@@ -20,7 +20,7 @@ _log = logging.getLogger("ringstow")
 
 _RUN = "ringstow.dcp/run"
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # re-entrant: a signal handler may save, too
 _saves: collections.Counter[str] = collections.Counter()
 """Saves that this process has begun, by directory."""
 

@@ -44,6 +44,7 @@ from ringstow.dcp._metadata import Contents, Entry, note_dropped
 from ringstow.dcp._objects import Blob
 from ringstow.dcp._targets import Fill
 from ringstow.tensors import _torch
+from ringstow.tensors._modes import real_tensors
 from ringstow.tree import _build, _select
 
 Target = Fill | Blob
@@ -267,6 +268,7 @@ class StorageReader(storage.StorageReader):
         return _broadcast.plan(plans, self._shareable, self._config.pool_bytes)
 
     @picklable
+    @real_tensors()
     @collector_paused()
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read all that the plan asks for, and return when it is in place.

@@ -66,7 +66,7 @@ class Memory:
 
     def __init__(self) -> None:
         # Saves without a process group may run in several threads.
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # re-entrant: a signal handler may save, too
         self._is_under_way = False
         self._mine: dict[Token, Mine] = {}
         """Plans that the coordinator keeps too."""
@@ -153,7 +153,7 @@ _ALONE = _Alone()
 
 # The memories, by process group and coordinator.
 _memories: weakref.WeakKeyDictionary[Any, dict[int, Memory]] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
+_lock = threading.RLock()  # re-entrant: a signal handler may save, too
 
 
 def memory_here() -> Memory:

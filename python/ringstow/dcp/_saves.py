@@ -183,7 +183,7 @@ class Saves:
     def __init__(self) -> None:
         self.latest: Save | None = None
         self._open: list[Save] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # re-entrant: a signal handler may save, too
 
     def begin(self, save: Save) -> None:
         """Wait until no other thread's save runs, and abandon those that have ended."""

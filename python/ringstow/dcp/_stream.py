@@ -51,7 +51,7 @@ class StagingFuture(concurrent.futures.Future[dict[str, Any]]):
         self.waited = hold.waited
         """How long the save has held up training."""
         self._since = time.monotonic()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # re-entrant: a signal handler may save, too
         self.is_elsewhere = False
         """Whether another process saves it."""
 

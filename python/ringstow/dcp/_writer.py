@@ -47,6 +47,7 @@ from ringstow.dcp._note import Notes
 from ringstow.dcp._saves import Save, Saves, end_here
 from ringstow.dcp._snapshot import Lease, Snapshot
 from ringstow.dcp._stream import StagingFuture, StreamingStager
+from ringstow.tensors._modes import real_tensors
 from ringstow.tree._select import listed
 
 _log = logging.getLogger("ringstow")
@@ -342,6 +343,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         return [dataclasses.replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
 
     @picklable
+    @real_tensors()
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's part, and return when it is durable. Nothing is committed.
 
@@ -470,6 +472,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 
     # Background saves.
 
+    @real_tensors()
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Return a snapshot of a state dict, in host memory.
 

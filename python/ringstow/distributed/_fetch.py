@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
-from ringstow import _native
+from ringstow import _native, _regular
 from ringstow._errors import CorruptCheckpointError
 from ringstow.distributed._group import Group
 from ringstow.distributed._nodes import Nodes
@@ -138,24 +138,24 @@ class Needs:
 
     def _receive(self, one: _Transfer, sender: int) -> None:
         name, _ = self._whole.files[one.number]
-        file = -1
+        file: BinaryIO | None = None
         try:
-            file = os.open(os.path.join(self.room.directory, name), os.O_WRONLY)
+            file = _regular.rewriting(os.path.join(self.room.directory, name))
         except OSError as error:
             self._error = error
         try:
             for begin, size in cut(one.begin, one.end, self._whole.chunk_bytes):
-                piece = torch.empty(size, dtype=torch.uint8)
+                piece = torch.empty(size, dtype=torch.uint8, device="cpu")
                 self._group.receive(piece, sender)
-                if self._error is None:
+                if self._error is None and file is not None:
                     self._keep(file, piece, begin)
         finally:
-            if file >= 0:
-                os.close(file)
+            if file is not None:
+                file.close()
 
-    def _keep(self, file: int, piece: torch.Tensor, begin: int) -> None:
+    def _keep(self, file: BinaryIO, piece: torch.Tensor, begin: int) -> None:
         try:
-            os.pwrite(file, bytes_of(piece), begin)
+            os.pwrite(file.fileno(), bytes_of(piece), begin)
         except OSError as error:  # the disk is full
             self._error = OSError(error.errno, error.strerror, self.room.directory)
 
@@ -194,9 +194,9 @@ class Source:
         self._number = number
         self.problem: str | None = None
         """Why some of it cannot be read."""
-        self._file = -1
+        self._file: BinaryIO | None = None
         try:
-            self._file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            self._file = _regular.reading(path, links=False)
         except OSError as error:
             self.problem = str(error)
 
@@ -206,11 +206,11 @@ class Source:
             yield self._piece(at, size)
 
     def _piece(self, begin: int, size: int) -> torch.Tensor:
-        piece = torch.zeros(size, dtype=torch.uint8)
-        if self.problem is not None:
+        piece = torch.zeros(size, dtype=torch.uint8, device="cpu")
+        if self.problem is not None or self._file is None:
             return piece
         try:
-            got = os.preadv(self._file, [bytes_of(piece)], begin)
+            got = os.preadv(self._file.fileno(), [bytes_of(piece)], begin)
             if got < size:
                 self.problem = f"the file ends at {begin + got}"
             else:
@@ -222,5 +222,5 @@ class Source:
 
     def close(self) -> None:
         """Close the file."""
-        if self._file >= 0:
-            os.close(self._file)
+        if self._file is not None:
+            self._file.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -10,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ringstow._errors import InvalidStateError
+from ringstow._turn import CallLock
 from ringstow.dcp import _private, _together
 
 T = TypeVar("T")
@@ -22,7 +22,7 @@ class Group:
         self._own = own
         self.rank = dist.get_rank(own)
         self.size = dist.get_world_size(own)
-        self.turn = threading.Lock()
+        self.turn = CallLock("a save or load of several ranks")
         """Held by the call that communicates. Calls follow each other in one order on all ranks."""
         self.known: dict[Any, Any] = {}
         """What earlier saves have found out about states of the same structure."""
@@ -59,14 +59,14 @@ class Group:
 
     def send_bytes(self, content: bytes, to: int) -> None:
         """Send bytes to a rank, which waits for them."""
-        self.send(torch.tensor([len(content)]), to)
+        self.send(torch.tensor([len(content)], device="cpu"), to)
         self.send(torch.frombuffer(bytearray(content), dtype=torch.uint8), to)
 
     def receive_bytes(self, of: int) -> bytes:
         """Return the bytes that a rank sends."""
-        size = torch.zeros(1, dtype=torch.int64)
+        size = torch.zeros(1, dtype=torch.int64, device="cpu")
         self.receive(size, of)
-        content = torch.empty(int(size), dtype=torch.uint8)
+        content = torch.empty(int(size), dtype=torch.uint8, device="cpu")
         self.receive(content, of)
         return content.numpy().tobytes()
 
@@ -101,7 +101,7 @@ class Group:
 
 # The groups made so far, by the caller's; those of a default group that has ended are forgotten.
 _made: dict[int, tuple[object, Group]] = {}
-_lock = threading.Lock()
+_making = CallLock("a save or load of several ranks")
 
 
 def group_of(given: dist.ProcessGroup | None) -> Group:
@@ -121,7 +121,7 @@ def group_of(given: dist.ProcessGroup | None) -> Group:
         raise InvalidStateError(
             f"rank {dist.get_rank()} is not in the group: call this on the group's ranks only"
         )
-    with _lock:
+    with _making.held():
         known, made = _made.get(id(asked), (None, None))
         if known is not asked or made is None:
             own = dist.new_group(backend="gloo") if asked is world else _private.beside(asked)

@@ -26,6 +26,7 @@ from ringstow.distributed._group import Group, group_of
 from ringstow.distributed._mend import Mender
 from ringstow.distributed._room import room
 from ringstow.distributed._whole import Whole
+from ringstow.tensors._modes import real_tensors
 from ringstow.tree._mismatch import Call, Filled, Mismatch
 from ringstow.tree._walk import flat_name
 
@@ -104,6 +105,7 @@ def load_into(
     )
 
 
+@real_tensors()
 def fill(
     state_dict: dict[Any, Any],
     path: StrPath | Sequence[StrPath],
@@ -120,7 +122,7 @@ def fill(
     """Do what `load_into` does, for a call that takes what ``call`` says."""
     ranks = group_of(group)
     names = names or Names()
-    with ranks.turn, _outcomes.failing("load", _nearest.shown(path)):
+    with ranks.turn.held(), _outcomes.failing("load", _nearest.shown(path)):
         path, config = _named(ranks, "load_into", path, config)
         where, settings, found = _meet(ranks, "load_into", path, config, strict, names=names)
         # What nodes that share no directory lack, they get from each other.
@@ -150,6 +152,7 @@ def fill(
     return report
 
 
+@real_tensors()
 def load(
     path: StrPath | Sequence[StrPath],
     *,
@@ -186,7 +189,7 @@ def load(
         Exception: as from `ringstow.load`.
     """
     ranks = group_of(group)
-    with ranks.turn:
+    with ranks.turn.held():
         path, config = _named(ranks, "load", path, config)
         where, settings, found = _meet(ranks, "load", path, config)
         while True:

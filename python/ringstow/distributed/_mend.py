@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
-from ringstow import _native
+from ringstow import _native, _regular
 from ringstow._errors import CorruptCheckpointError
 from ringstow.distributed._fetch import Needs
 from ringstow.distributed._group import Group
@@ -74,8 +74,7 @@ class Mender:
     def _put(self, directory: str, files: list[tuple[str, str, int, bool]]) -> None:
         for name, target, _, _ in files:
             copy = os.path.join(directory, name)
-            with open(copy, "rb") as written:
-                os.fsync(written.fileno())
+            _regular.sync(copy)
             os.replace(copy, target)
             _native.sync_dir(self._path)
             _log.warning("%s was damaged: it is replaced by the copy of another node", target)

@@ -42,7 +42,7 @@ class NodeRanks(Ranks):
     ) -> None:
         super().__init__(arguments, config, staging, allow_pickle, group)
         self._ranks = group_of(group)
-        with self._ranks.turn:
+        with self._ranks.turn.held():
             nodes = _nodes.meet(self._ranks, root)
         # The first rank of a node removes old steps there.
         self.leads = self._ranks.rank == nodes.ranks[0]

@@ -34,7 +34,7 @@ class NodeRun(Run):
 
     def steps(self) -> list[Step]:
         """List the steps that any node has, oldest first."""
-        with self._group.turn:
+        with self._group.turn.held():
             all_steps = self._group.together(super().steps)
         found: dict[str, Step] = {}
         for step in (step for each in all_steps for step in each):
@@ -88,7 +88,7 @@ class NodeRun(Run):
         self.passed_over = []
         for step in steps:
             try:
-                with self._group.turn:
+                with self._group.turn.held():
                     self._find(step)
             except MissingFilesError as error:
                 if self._group.is_first:

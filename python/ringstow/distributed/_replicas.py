@@ -169,7 +169,7 @@ class _Copying:
         except Exception as error:  # the sender waits, whatever it is
             problem = _Problem(str(error), passes(error))
         for begin, size in cut(0, self._files[one.number][2], self._chunk_bytes):
-            piece = torch.empty(size, dtype=torch.uint8)
+            piece = torch.empty(size, dtype=torch.uint8, device="cpu")
             self._group.receive(piece, one.sender)
             if problem is None and writer is not None:
                 problem = self._keep(writer, one.number, begin, piece)

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ringstow import _regular
 from ringstow.distributed import _nodes
 from ringstow.distributed._group import Group
 from ringstow.distributed._nodes import Nodes
@@ -64,7 +65,7 @@ def _made(run: str, path: str, whole: Whole, rank: int) -> Iterator[str]:
     _clear(run)
     with _locked(run, fcntl.LOCK_SH):  # `run` is no link: `run_of` has followed it
         stripe = tempfile.mkdtemp(prefix=PREFIX, dir=run)
-        lock = os.open(stripe, os.O_RDONLY)
+        lock = _regular.to_lock(stripe)
         fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         real = os.path.realpath(path)
@@ -72,10 +73,10 @@ def _made(run: str, path: str, whole: Whole, rank: int) -> Iterator[str]:
         os.mkdir(directory)
         for number in whole.lacks(rank):
             name, nbytes = whole.files[number]
-            with open(os.path.join(directory, name), "xb") as file:
+            with _regular.new(os.path.join(directory, name)) as file:
                 file.truncate(nbytes)
-        with open(os.path.join(directory, _MARKER), "x") as marker:
-            json.dump({"checkpoint": real}, marker)
+        with _regular.new(os.path.join(directory, _MARKER)) as marker:
+            marker.write(json.dumps({"checkpoint": real}).encode())
         yield os.path.basename(stripe)
     finally:
         shutil.rmtree(stripe, ignore_errors=True)
@@ -84,7 +85,7 @@ def _made(run: str, path: str, whole: Whole, rank: int) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _locked(path: str, how: int) -> Iterator[None]:
-    lock = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    lock = _regular.to_lock(path)
     try:
         fcntl.flock(lock, how)
         yield

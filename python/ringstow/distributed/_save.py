@@ -29,6 +29,7 @@ from ringstow.distributed import _deal, _nodes
 from ringstow.distributed._apart import Apart, Asked, Directory, Shared, Written
 from ringstow.distributed._group import Group, group_of
 from ringstow.distributed._state import State, encode
+from ringstow.tensors._modes import real_tensors
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -118,7 +119,7 @@ def save(
     """
     ranks = group_of(group)
     hold = _guard.Hold()
-    with ranks.turn, hold.waited.here(), hold:
+    with ranks.turn.held(), hold.waited.here(), real_tensors(), hold:
         hold.begin(may_wait=False)
         asked = (state_dict, path, step, metrics, apart, base, node_local, config)
         begun = _begun(ranks, asked, hold, None, allow_pickle=allow_pickle)
@@ -174,7 +175,7 @@ def save_async(
     hold = _guard.Hold()
     ranks.turn.acquire()  # released by the thread that saves
     try:
-        with hold.waited.here():
+        with hold.waited.here(), real_tensors():
             may_return = hold.begin()
             asked = (state_dict, path, step, metrics, apart, base, node_local, config)
             begun = _begun(ranks, asked, hold, staging, allow_pickle=allow_pickle)
@@ -184,6 +185,7 @@ def save_async(
         hold.end()
         ranks.turn.release()
         raise
+    ranks.turn.hand_over()
     if begun.error is not None:
         handle.exception()
         raise begun.error

@@ -379,7 +379,7 @@ def _memory(
     itemsize = itemsize or dtype.itemsize
     shape, strides = tuple(shape), tuple(strides)
     if not math.prod(shape):
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     span = sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) + itemsize
     pointer, device = place_at(address)
     if device is None:

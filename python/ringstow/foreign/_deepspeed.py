@@ -229,7 +229,7 @@ def _lazy(tag: str, name: str, shape: Any, pieces: list[Vector], files: Files) -
     dtype = torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
 
     def join() -> Any:
-        whole = torch.empty(count, dtype=dtype)
+        whole = torch.empty(count, dtype=dtype, device="cpu")
         at = 0
         for vector, begin, length in pieces:
             files.check(vector)

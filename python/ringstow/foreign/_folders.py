@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from ringstow import _regular
 from ringstow._errors import FormatError, MissingFilesError
 from ringstow.foreign import _deepspeed, _safetensors
 from ringstow.foreign._kinds import deepspeed_tag
@@ -152,7 +153,7 @@ def _check_sets(path: str, names: list[str]) -> None:
 
 
 def _json(path: str) -> Any:
-    with reading(path, "it"), open(path, encoding="utf-8") as file:
+    with reading(path, "it"), _regular.reading(path) as file:
         return json.load(file)
 
 

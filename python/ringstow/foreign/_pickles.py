@@ -9,12 +9,12 @@ import io
 import os
 import pickle
 import re
-import threading
 import types
 import zipfile
 from collections.abc import Iterator
 from typing import Any
 
+from ringstow import _regular
 from ringstow._errors import (
     CorruptCheckpointError,
     Error,
@@ -76,12 +76,14 @@ def unpickled(source: Any, *, allow_pickle: bool = False, mmap: bool = False) ->
         with source.getbuffer() as view:
             _refuse_collisions(view)
     elif mmap:
-        with zipfile.ZipFile(source) as archive:
+        with _regular.reading(source) as file, zipfile.ZipFile(file) as archive:
             for name in archive.namelist():
                 if name.endswith("/data.pkl"):
                     _refuse_collisions(archive.read(name))
-    with _only_known({**_OBJECTS, **_arrays.replacements()}):
-        value = torch.load(source, map_location="cpu", mmap=mmap, weights_only=True)
+    from ringstow.foreign import _private  # imports torch.distributed.checkpoint
+
+    load = _private.loader(_known({**_OBJECTS, **_arrays.replacements()}))
+    value = load(source, map_location="cpu", mmap=mmap, weights_only=True)
     return _arrays.with_arrays(value)
 
 
@@ -99,28 +101,18 @@ def _refuse_collisions(data: bytes | memoryview) -> None:
     check_hashes({int.from_bytes(data[at : at + n], "little", signed=True) for at, n in places})
 
 
-# torch has one list for the process.
-_lock = threading.RLock()
-
-
-@contextlib.contextmanager
-def _only_known(named: dict[str, Any]) -> Iterator[None]:
-    """Let torch.load with ``weights_only`` make these, by name, besides what the program allows.
+def _known(named: dict[str, Any]) -> dict[str, Any]:
+    """Return what to make by name: these, and what the program allows for ``weights_only``.
 
     Trainers have it allow numpy's own classes, which would win over those of the same name here.
     """
     from torch import serialization
 
-    with _lock:
-        allowed = serialization.get_safe_globals()
-        kept = [one for one in allowed if _name_of(one) not in named]
-        serialization.clear_safe_globals()
-        try:
-            serialization.add_safe_globals([*kept, *((kind, name) for name, kind in named.items())])
-            yield
-        finally:
-            serialization.clear_safe_globals()
-            serialization.add_safe_globals(allowed)
+    allowed = {
+        _name_of(one): one[0] if isinstance(one, tuple) else one
+        for one in serialization.get_safe_globals()
+    }
+    return {**allowed, **named}
 
 
 def _name_of(allowed: Any) -> str:
@@ -161,7 +153,7 @@ def refuse_pointer(path: str) -> None:
     """
     if not os.path.isfile(path) or os.path.getsize(path) > _POINTER_BYTES_MAX:
         return
-    with open(path, "rb") as file:
+    with _regular.reading(path) as file:
         head = file.read(len(_POINTER))
     if head == _POINTER:
         raise MissingFilesError(

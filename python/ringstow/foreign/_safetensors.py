@@ -7,6 +7,7 @@ import math
 import os
 from typing import Any
 
+from ringstow import _regular
 from ringstow._errors import CorruptCheckpointError, MissingFilesError, UnsupportedError
 from ringstow.foreign._pickles import REMEDY, reading
 from ringstow.foreign._states import State
@@ -42,7 +43,7 @@ def read(path: str) -> State:
 def _header(path: str) -> tuple[dict[str, Any], int]:
     """Return the header of a file, and where its data begins."""
     size = os.path.getsize(path)
-    with open(path, "rb") as file:
+    with _regular.reading(path) as file:
         length = int.from_bytes(file.read(_LENGTH), "little")
         if not 2 <= length <= min(_HEADER_BYTES_MAX, size - _LENGTH):
             raise _damaged(path, f"has {size} bytes, which is no safetensors file")
@@ -70,7 +71,7 @@ def is_as_listed(path: str, index: str) -> bool:
 
 def _weight_map(path: str, index: str) -> dict[str, str]:
     at = os.path.join(path, index)
-    with reading(at, "the index"), open(at, encoding="utf-8") as stream:
+    with reading(at, "the index"), _regular.reading(at) as stream:
         found: dict[str, str] = json.load(stream)["weight_map"]
         for name in dict.fromkeys(found.values()):
             if os.path.basename(name) != name or name in ("", ".", ".."):
@@ -119,10 +120,11 @@ def _tensor(path: str, name: str, entry: dict[str, Any], mapped: Any, base: int)
         raise _damaged(path, f"has {end - begin} bytes for {name}, {entry['dtype']} {shape}")
     if not base <= begin <= end <= mapped.nbytes():
         raise _damaged(path, f"is cut short: {name} ends at byte {end} of {mapped.nbytes()}")
-    flat = torch.empty(0, dtype=torch.uint8).set_(mapped, begin, (end - begin,), (1,))
+    flat = torch.empty(0, dtype=torch.uint8, device="cpu")
+    flat.set_(mapped, begin, (end - begin,), (1,))
     if begin % dtype.itemsize:  # a view of this dtype must be aligned
         flat = flat.clone()
-    return flat.view(dtype).reshape(shape) if count else torch.empty(shape, dtype=dtype)
+    return flat.view(dtype).reshape(shape) if count else _torch.empty(tuple(shape), dtype)
 
 
 def _damaged(path: str, what: str) -> CorruptCheckpointError:

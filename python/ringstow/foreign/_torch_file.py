@@ -15,6 +15,7 @@ import zipfile
 import zlib
 from typing import TYPE_CHECKING, Any
 
+from ringstow import _regular
 from ringstow._errors import CorruptCheckpointError, InvalidStateError, UnsupportedError
 from ringstow.foreign._pickles import REMEDY, reading, refuse_pointer, unpickled
 from ringstow.tensors import _torch
@@ -118,7 +119,7 @@ def is_zip(path: str) -> bool:
     """
     if os.path.exists(path) and not os.path.isfile(path):
         raise InvalidStateError(f"{path} is not a regular file: give a file by torch.save")
-    with open(path, "rb") as file:
+    with _regular.reading(path) as file:
         head = file.read(_HEAD_BYTES)
         size = os.fstat(file.fileno()).st_size
     if not head:
@@ -150,7 +151,11 @@ def is_zip(path: str) -> bool:
 def _check_tar(path: str) -> None:
     """Refuse a tar archive that torch has not written: it did until its version 0.1.10."""
     names: list[str] = []
-    with contextlib.suppress(tarfile.TarError), tarfile.open(path, "r:") as archive:
+    with (
+        _regular.reading(path) as file,
+        contextlib.suppress(tarfile.TarError),
+        tarfile.open(fileobj=file, mode="r:") as archive,
+    ):
         while len(names) < _MEMBERS_MAX and (member := archive.next()) is not None:
             names.append(member.name)
     if not {"storages", "tensors", "pickle"} <= {*names}:
@@ -167,8 +172,8 @@ def _damaged(path: str, what: str) -> CorruptCheckpointError:
 
 def check_zip(path: str) -> None:
     """Verify all checksums that torch.save wrote; torch does not for a mapped file."""
-    with reading(path, "it"), zipfile.ZipFile(path) as file:
-        bad = file.testzip()
+    with reading(path, "it"), _regular.reading(path) as file, zipfile.ZipFile(file) as archive:
+        bad = archive.testzip()
     if bad is not None:
         raise _differs(path, f"the checksum of {bad} is not that which torch.save recorded")
 
@@ -192,11 +197,11 @@ class Checksums:
         """
         self._path = path
         self._verified: set[int] = set()
-        with reading(path, "it"), zipfile.ZipFile(path) as file:
-            self._known = {(one.file_size, one.CRC) for one in file.infolist()}
-            for one in file.infolist():
+        with reading(path, "it"), _regular.reading(path) as file, zipfile.ZipFile(file) as archive:
+            self._known = {(one.file_size, one.CRC) for one in archive.infolist()}
+            for one in archive.infolist():
                 if one.filename.endswith("/data.pkl"):
-                    file.read(one)
+                    archive.read(one)
 
     def verify(self, tensor: torch.Tensor) -> None:
         """Verify the storage of a tensor.

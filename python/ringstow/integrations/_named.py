@@ -16,7 +16,7 @@ import re
 import shutil
 from collections.abc import Callable
 
-from ringstow import _native
+from ringstow import _native, _regular
 
 _HIDDEN = ".ringstow-"
 # Where two names cannot be swapped, the older checkpoint has this one between two renames.
@@ -155,17 +155,8 @@ def sync(path: str) -> None:
     """Make all files and names below a directory durable."""
     for folder, _, names in os.walk(path):
         for name in names:
-            sync_file(os.path.join(folder, name))
+            _regular.sync(os.path.join(folder, name))
         _native.sync_dir(folder)
-
-
-def sync_file(path: str) -> None:
-    """Make a file durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def take_name(part: str, final: str, may_replace: Callable[[str], None] | None = None) -> None:

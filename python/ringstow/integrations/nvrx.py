@@ -124,7 +124,7 @@ class LocalCheckpointManager(BaseCheckpointManager):
         self._damaged: set[str] = set()
         self._failure: Exception | None = None
         self._tries: Counter[int] = Counter()  # saves whose failure has not been cleared, by number
-        self._lock = threading.Lock()  # NVRx removes in a thread
+        self._lock = threading.RLock()  # NVRx removes in a thread
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a process that saves needs: it cannot have process groups and locks."""

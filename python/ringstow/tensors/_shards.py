@@ -133,7 +133,9 @@ def _chunks(value: Any, key: Callable[[], str]) -> list[Any]:
     ask = getattr(value, "__create_chunk_list__", None)
     if ask is None:
         raise UnsupportedError(f"{key()} is a DTensor, and this torch does not tell where it is")
-    chunks: list[Any] = ask()
+    # torch computes the offsets with tensors on the default device, which may hold no numbers.
+    with sys.modules["torch"].device("cpu"):
+        chunks: list[Any] = ask()
     return chunks
 
 

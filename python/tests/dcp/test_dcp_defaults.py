@@ -174,3 +174,19 @@ def test_options_apply_to_all_saves_and_loads(tmp_path):
             fetch(tmp_path, {"a": None})
         with pytest.raises(CheckpointException, match=r"a is a numpy\.datetime64.*x\.astype"):
             dcp.save(odd, checkpoint_id=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "order", [(0, 1, 2), (2, 1, 0), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1)]
+)
+def test_in_whatever_order_they_are_undone_the_newest_in_force_counts(order):
+    given = [(ringstow.Config(queue_depth=3 + n), n == 1) for n in range(3)]
+    swaps = [ringstow.dcp.use_by_default(config, allow_pickle=pickles) for config, pickles in given]
+    in_force = [0, 1, 2]
+    for number in order:
+        swaps[number]()
+        swaps[number]()  # nothing more
+        in_force.remove(number)
+        settings = (_stock.Settings.config, _stock.Settings.allow_pickle)
+        assert settings == (given[in_force[-1]] if in_force else (None, False))
+    assert filesystem.FileSystemWriter is _stock.StockWriter

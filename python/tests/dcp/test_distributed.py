@@ -451,3 +451,26 @@ def test_saves_one_after_the_other_leak_nothing(ranks, tmp_path):
         assert max(used)[0] <= min(used)[0] + 2
         assert max(threads for _, threads in used) <= min(threads for _, threads in used) + 2
     assert ringstow.load(tmp_path)["step"] == 59
+
+
+def makes_its_group(rank, path):
+    c10d = dist.distributed_c10d
+    group = dist.new_group([0, 1])
+    names, helper, seen = c10d._hash_ranks_to_str, c10d._new_process_group_helper, []
+
+    def look(*args, **kwargs):
+        seen.append((c10d._hash_ranks_to_str is names, c10d._world.group_count))
+        return helper(*args, **kwargs)
+
+    count = c10d._world.group_count
+    c10d._new_process_group_helper = look
+    try:
+        distributed.save({"w": torch.ones(3)}, path, group=group)
+    finally:
+        c10d._new_process_group_helper = helper
+    assert seen == [(True, count)]
+    assert c10d._world.group_count == count
+
+
+def test_a_group_of_its_own_changes_no_name_that_other_threads_give_theirs(ranks, tmp_path):
+    ranks(2).run(makes_its_group, tmp_path / "x")

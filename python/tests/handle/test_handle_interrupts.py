@@ -145,7 +145,7 @@ def test_ctrl_c_within_the_call_leaves_no_orphaned_save(gate, state, tmp_path, m
         assert path not in fake_native.saved
         assert not _jobs.unreported
         assert not _guard._holds
-        assert gc.isenabled()
+        assert gc.get_threshold()[0] < 1_000_000
     assert 3 < len(jobs) < moment
 
 

@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from ringstow import _regular
 from ringstow._errors import FormatError, InvalidStateError, UnsupportedError
 from ringstow.integrations import _named
 
@@ -40,8 +41,8 @@ class Mark(NamedTuple):
 
     def write(self, folder: str) -> None:
         """Write the file into a directory."""
-        with open(os.path.join(folder, MARK), "w", encoding="utf-8") as stream:
-            json.dump({"format": _FORMAT, **self._asdict()}, stream, indent=1)
+        with _regular.fresh(os.path.join(folder, MARK)) as stream:
+            stream.write(json.dumps({"format": _FORMAT, **self._asdict()}, indent=1).encode())
 
 
 def mark_of(path: str) -> Mark | None:
@@ -53,7 +54,7 @@ def mark_of(path: str) -> Mark | None:
     """
     file = os.path.join(path, MARK)
     try:
-        with open(file, encoding="utf-8") as stream:
+        with _regular.reading(file) as stream:
             said = json.load(stream)
         if said.pop("format") > _FORMAT:
             raise UnsupportedError(f"a newer version of ringstow wrote {path}: update ringstow")
@@ -186,4 +187,12 @@ def _is_complete(path: str, objects: int) -> bool:
         return True
     last = ["random_states_0.pkl"]
     last += [f"custom_checkpoint_{number}.pkl" for number in range(objects)]
-    return all(zipfile.is_zipfile(os.path.join(path, name)) for name in last)
+    return all(_is_zip(os.path.join(path, name)) for name in last)
+
+
+def _is_zip(path: str) -> bool:
+    try:
+        with _regular.reading(path) as file:
+            return zipfile.is_zipfile(file)
+    except OSError:
+        return False

@@ -47,9 +47,9 @@ class Ranks:
         training may end its groups while its last save is in progress.
         """
         said = "" if error is None else f"{type(error).__name__}: {error}"
-        own = torch.zeros(_TEXT_BYTES, dtype=torch.uint8)
+        own = torch.zeros(_TEXT_BYTES, dtype=torch.uint8, device="cpu")
         if text := said.encode()[:_TEXT_BYTES]:
-            own[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+            own[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
         every = [torch.empty_like(own) for _ in range(self._group.size())]
         try:
             self._group.allgather([every], [own]).wait()

@@ -1,0 +1,181 @@
+"""Opens the files of runs and checkpoints, and only regular files.
+
+Every file that the package opens by name goes through here (tests/test_regular.py holds it to
+that). Others can write to a run's directory, so any name may be a FIFO, a socket, a device or a
+link. This module never waits for such a thing, and never writes through a link:
+
+- Reading follows links, since caches such as Hugging Face's store files as links to blobs.
+- Writing creates a new file, or opens a file that no link leads to. A new file that is then renamed
+  replaces a link, not what the link leads to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from typing import BinaryIO, cast
+
+# Without O_NONBLOCK, opening a FIFO waits for its other end. Regular files ignore the flag.
+_NEVER_WAIT = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_OTHERS = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a character device",
+    stat.S_IFBLK: "a block device",
+}
+# What the system says to O_NOFOLLOW on a link; FreeBSD says EMLINK.
+_IS_LINK = (errno.ELOOP, errno.EMLINK)
+# What it says of a socket, and of a FIFO that is to be written and that nobody reads.
+_NOBODY_THERE = (errno.ENXIO, errno.EOPNOTSUPP)
+
+
+class OtherKindError(OSError):
+    """Something else than a regular file has the name. A directory is an IsADirectoryError."""
+
+
+def reading(path: str, *, links: bool = True) -> BinaryIO:
+    """Open a file to read.
+
+    Args:
+        path: the file.
+        links: follow a link at the path itself. False for files that only ringstow creates.
+
+    Raises:
+        OtherKindError: no regular file, or a link that must not be followed.
+        OSError: the system refused.
+    """
+    flags = os.O_RDONLY if links else os.O_RDONLY | os.O_NOFOLLOW
+    return cast(BinaryIO, os.fdopen(_opened(path, flags), "rb"))
+
+
+def new(path: str) -> BinaryIO:
+    """Create a file to write.
+
+    Raises:
+        FileExistsError: something has the name, even a link that leads nowhere.
+        OSError: the system refused.
+    """
+    return cast(BinaryIO, os.fdopen(_opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb"))
+
+
+def fresh(path: str) -> BinaryIO:
+    """Create a file to write in place of whatever file or link has the name.
+
+    Only for names that ringstow makes itself, such as temporary ones.
+
+    Raises:
+        FileExistsError: another process has just created it.
+        OSError: the system refused, or a directory has the name.
+    """
+    clear(path)
+    return new(path)
+
+
+def clear(path: str) -> None:
+    """Remove the file or link at a path, if there is one, so that another program can write there.
+
+    Only for names that ringstow makes itself, such as temporary ones.
+
+    Raises:
+        OSError: the system refused, or a directory has the name.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def appending(path: str) -> BinaryIO:
+    """Open a file to append to, and create it if it is missing.
+
+    Raises:
+        OtherKindError: no regular file, a link, or a file with several names (hard links): somebody
+            else's file may be one of them.
+        OSError: the system refused.
+    """
+    file = _opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW)
+    try:
+        if os.fstat(file).st_nlink > 1:
+            raise _other(path, "a file with several names (hard links)")
+        return cast(BinaryIO, os.fdopen(file, "ab"))
+    except BaseException:
+        os.close(file)
+        raise
+
+
+def rewriting(path: str) -> BinaryIO:
+    """Open a file that is there to read and write.
+
+    Raises:
+        OtherKindError: no regular file, or a link.
+        OSError: the system refused.
+    """
+    return cast(BinaryIO, os.fdopen(_opened(path, os.O_RDWR | os.O_NOFOLLOW), "r+b"))
+
+
+def to_lock(path: str) -> int:
+    """Return a descriptor to lock a file or directory with.
+
+    Raises:
+        OtherKindError: it is a link.
+        OSError: the system refused.
+    """
+    with _naming_links(path):
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | _NEVER_WAIT)
+
+
+def sync(path: str) -> None:
+    """Make a file durable. What is not a regular file has no bytes to write.
+
+    Raises:
+        OSError: the system refused.
+    """
+    try:
+        file = _opened(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OtherKindError:
+        return
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _opened(path: str, flags: int) -> int:
+    with _naming_links(path):
+        file = os.open(path, flags | _NEVER_WAIT, 0o666)
+    try:
+        mode = os.fstat(file).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if not stat.S_ISREG(mode):
+            raise _other(path, _OTHERS.get(stat.S_IFMT(mode), "no file"))
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+@contextlib.contextmanager
+def _naming_links(path: str) -> Iterator[None]:
+    """Say what is at a path that the system refuses because of its kind."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (*_IS_LINK, *_NOBODY_THERE):
+            raise
+        try:
+            mode = os.lstat(path).st_mode
+        except OSError:
+            raise error from None
+        if stat.S_ISLNK(mode) and error.errno in _IS_LINK:
+            raise _other(path, "a symbolic link") from None
+        if kind := _OTHERS.get(stat.S_IFMT(mode)):
+            raise _other(path, kind) from None
+        raise
+
+
+def _other(path: str, kind: str) -> OtherKindError:
+    return OtherKindError(
+        errno.ENXIO, f"is {kind}, where a regular file is expected: remove it, or move it", path
+    )
