@@ -509,7 +509,7 @@ class CheckpointManager:
             own = (here if self._side.leads else []) + (there if self._side.is_first else [])
             _going_back.drop(self._root, step, own, self._config)
 
-        self._side.first(drop)
+        self._side.each(drop)
 
     def keep(self, step: int) -> None:
         """Keep a step until `release`: no rule removes it, slims it or lets it leave ``root``.
@@ -522,7 +522,7 @@ class CheckpointManager:
         """
         number = _numbered(step)
         with self._call("keep", number):
-            self._side.first(lambda: self._pin(number, _native.pin))
+            self._pin(number, _native.pin)
 
     def release(self, step: int) -> bool:
         """Let a step go that was kept; from now on the rules decide. Return whether it was kept.
@@ -532,11 +532,18 @@ class CheckpointManager:
         """
         number = _numbered(step)
         with self._call("release", number):
-            return self._side.first(lambda: bool(self._pin(number, _native.unpin)))
+            return self._pin(number, _native.unpin)
 
-    def _pin(self, step: int, change: Callable[[str], bool | None]) -> bool | None:
-        path = self._run.named(step)[0].path
-        return change(path) if self._side.leads else None
+    def _pin(self, step: int, change: Callable[[str], bool | None]) -> bool:
+        path = self._side.first(lambda: self._run.named(step)[0].path)
+        was_kept = path.rpartition("/")[2] in self._side.first(lambda: _native.pinned(self._root))
+
+        def changed() -> None:
+            if self._side.leads:
+                change(path)
+
+        self._side.each(changed)
+        return was_kept
 
     def _prepare(self, step: int) -> tuple[str, Base | None]:
         """Finish a removal that a kill has cut short; return where to save a step, and its base.

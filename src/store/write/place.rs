@@ -7,16 +7,18 @@ use crate::format::manifest::{Age, Head, Manifest, Order, Place};
 use crate::format::{StepName, names};
 use crate::store::layout::rank_dirs;
 use crate::sys::chance::now_unix_ms;
+use crate::sys::fork::{GENERATIONS, PerProcess};
 use crate::sys::{dir, file};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 /// A clock that is further ahead than this is wrong: its time is not followed.
 const AHEAD_MS_MAX: u64 = 24 * 60 * 60 * 1000;
 
 /// The runs that managers of this process save to.
-static RUNS: Mutex<Vec<Run>> = Mutex::new(Vec::new());
+static RUNS: PerProcess<Vec<Run>> =
+    PerProcess::new([const { Mutex::new(Vec::new()) }; GENERATIONS]);
 
 #[derive(Debug)]
 struct Run {
@@ -35,7 +37,8 @@ pub struct Managed(PathBuf);
 impl Managed {
     /// Of the run in this directory, which need not exist yet.
     pub fn run(root: &Path) -> Self {
-        let mut runs = runs();
+        let managed = Self(root.into());
+        let Some(mut runs) = RUNS.lock() else { return managed };
         match runs.iter_mut().find(|run| run.root == root) {
             Some(run) => run.managers += 1,
             None => {
@@ -43,12 +46,13 @@ impl Managed {
                 runs.push(Run { root: root.into(), managers: 1, newest });
             }
         }
-        Self(root.into())
+        managed
     }
 
     /// Notes a step of the run that is in another place: what is saved from now on is newer.
     pub fn follows(&self, order: Order) {
-        if let Some(run) = runs().iter_mut().find(|run| run.root == self.0) {
+        let Some(mut runs) = RUNS.lock() else { return };
+        if let Some(run) = runs.iter_mut().find(|run| run.root == self.0) {
             run.newest.age = run.newest.age.max(order.age);
             run.newest = run.newest.max(Order { age: run.newest.age, ..order });
         }
@@ -57,7 +61,7 @@ impl Managed {
 
 impl Drop for Managed {
     fn drop(&mut self) {
-        let mut runs = runs();
+        let Some(mut runs) = RUNS.lock() else { return };
         if let Some(at) = runs.iter().position(|run| run.root == self.0) {
             runs[at].managers -= 1;
             if runs[at].managers == 0 {
@@ -69,7 +73,7 @@ impl Drop for Managed {
 
 /// Whether a manager of this process saves to a run.
 pub(in crate::store) fn is_managed(run: &Path) -> bool {
-    runs().iter().any(|known| is_run(&known.root, run))
+    newest_known(run).is_some()
 }
 
 /// Checks that a manager may save to a path that it has named by itself.
@@ -95,8 +99,10 @@ pub fn check_own_name(path: &Path) -> Result<()> {
     }
 }
 
-fn runs() -> MutexGuard<'static, Vec<Run>> {
-    RUNS.lock().unwrap_or_else(PoisonError::into_inner)
+/// The newest step that is known of a run; `None` if no manager of this process saves there.
+fn newest_known(run: &Path) -> Option<Order> {
+    let runs = RUNS.lock()?;
+    runs.iter().find(|known| is_run(&known.root, run)).map(|known| known.newest)
 }
 
 impl<T, S> Manifest<T, S> {
@@ -149,7 +155,7 @@ struct Before {
 impl Before {
     /// `own` is where the save goes. What is there counts, too, but for the shares of this save by other ranks.
     fn of(run: &Path, own: &Path) -> Self {
-        let known = runs().iter().find(|known| is_run(&known.root, run)).map(|known| known.newest);
+        let known = newest_known(run);
         let newest = known.unwrap_or_default();
         let mut before = Self { is_managed: known.is_some(), newest, age: newest.age };
         for beside in dir::directories(run).unwrap_or_default() {
