@@ -32,19 +32,44 @@ def refuse_other_ranks(path: str) -> None:
             not by this process.
     """
     those = ranks() or _started_as()
-    if those is None or path in _saved:
-        return
-    try:
-        since = os.stat(os.path.join(path, _MANIFEST)).st_mtime
-    except OSError:  # nothing is there, or the save reports what is wrong
-        return
-    # A time in the future comes from another machine's clock, and cannot be compared with ours.
-    if not _started() < since <= time.time():
+    if those is None or not _is_anothers(path):
         return
     text = f"{path} was saved by another process while this one ran, and this is {_advice(*those)}"
     if those[0] > 0:
         raise InvalidStateError(f"{text}. Nothing was written")
     _log.warning("%s. It is replaced", text)
+
+
+def refuse_run_of_other_ranks(root: str) -> None:
+    """Refuse a run that another rank of this job saves into, if there is no process group.
+
+    Raises:
+        InvalidStateError: torchrun started this process as a rank but the first, and another
+            process has saved there since.
+    """
+    those = None if has_group() else _started_as()
+    if those is None or those[0] == 0:
+        return
+    for name in os.listdir(root):
+        path = os.path.join(root, name)
+        if _is_anothers(path):
+            raise InvalidStateError(
+                f"{path} was saved by another process while this one ran, which was started as "
+                f"rank {those[0]} of {those[1]}, and there is no process group: call "
+                "init_process_group before you make the manager, or save on rank 0 only"
+            )
+
+
+def _is_anothers(path: str) -> bool:
+    """Whether another process has committed a checkpoint at a path since this one started."""
+    if path in _saved:
+        return False
+    try:
+        since = os.stat(os.path.join(path, _MANIFEST)).st_mtime
+    except OSError:  # nothing is there, or the save reports what is wrong
+        return False
+    # A time in the future comes from another machine's clock, and cannot be compared with ours.
+    return _started() < since <= time.time()
 
 
 def saved(path: str) -> None:

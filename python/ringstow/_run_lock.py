@@ -21,6 +21,7 @@ class RunLock:
 
         Raises:
             BusyError: another one does, in this process or in another; says which.
+            InvalidStateError: another rank of this job has, and there is no process group.
             OSError: the directory cannot be made, or its lock file not be opened.
         """
         if _native.RunLock.is_own(self._root):
@@ -29,6 +30,11 @@ class RunLock:
             self._held = _native.RunLock(self._root)
         except BusyError as error:
             raise _others.explained(error, is_own=False) from None
+        try:
+            _others.refuse_run_of_other_ranks(self._root)
+        except BaseException:
+            self.release()
+            raise
 
     def release(self) -> None:
         """Let other managers save there."""

@@ -100,15 +100,18 @@ def test_forked_child_neither_holds_nor_frees_the_run(tmp_path):
         os.waitpid(child, 0)
 
 
-def test_rank_without_a_process_group_does_not_replace_what_another_rank_saved(
-    tmp_path, monkeypatch
-):
+def test_rank_without_a_process_group_does_not_save_into_another_ranks_run(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
+    with ringstow.CheckpointManager(tmp_path / "own") as manager:
+        manager.save(1, STATE)  # a run of its own
     script = HOLDER.replace("time.sleep(600)", "manager.close()")
     subprocess.run([sys.executable, "-c", script, str(tmp_path), "1"], check=True)
-    with (
-        ringstow.CheckpointManager(tmp_path) as manager,
-        pytest.raises(ringstow.InvalidStateError, match="rank 1 of 2"),
-    ):
-        manager.save(1, STATE)
+    for step in (1, 2):
+        with (
+            ringstow.CheckpointManager(tmp_path) as manager,
+            pytest.raises(ringstow.InvalidStateError, match="rank 1 of 2"),
+        ):
+            manager.save(step, STATE)
+    with pytest.raises(ringstow.InvalidStateError, match="rank 1 of 2"):
+        ringstow.save(STATE, tmp_path / "step-00000001")

@@ -36,13 +36,8 @@ pub fn latest(
     config: &Config,
     job: &Arc<Job>,
 ) -> Result<Option<PathBuf>> {
-    let looked = again(
-        || look(dir.as_ref(), wanted, config, job),
-        |looked| match looked {
-            Ok(Newest::Gone(_)) => false,
-            _ => true,
-        },
-    );
+    let is_final = |looked: &Result<Newest>| !matches!(looked, Ok(Newest::Gone(_)));
+    let looked = again(|| look(dir.as_ref(), wanted, config, job), is_final);
     match looked? {
         Newest::At(path) => Ok(Some(path)),
         Newest::None => Ok(None),
