@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ringstow._errors import BusyError
+from ringstow._patient import patiently
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -133,9 +134,19 @@ class Copier:
 
         Does not wait for another try of a copy that failed.
         """
+        if timeout is None:
+            self._await(self._is_over)
         with self._changed:
             is_over = self._changed.wait_for(self._is_over, timeout)
             return is_over and self.error is None
+
+    def _await(self, is_over: Callable[[], bool]) -> None:
+        def wait(seconds: float | None) -> bool:
+            with self._changed:
+                return self._changed.wait_for(is_over, seconds)
+
+        left = self._added[self._done :]
+        patiently(wait, f"the program waits for the copy of {left[0].path if left else 'a step'}")
 
     def _is_over(self) -> bool:
         rests = self._is_resting and len(self._added) == self._done
@@ -144,8 +155,7 @@ class Copier:
     def close(self) -> None:
         """Wait until nothing is left to copy, and try a copy that failed a last time."""
         self.end_retries()
-        with self._changed:
-            self._changed.wait_for(lambda: not self._is_running)
+        self._await(lambda: not self._is_running)
 
     def end_retries(self) -> None:
         """Try a copy that failed a last time, now; waits for nothing."""

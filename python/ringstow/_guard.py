@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from ringstow import _native
 from ringstow._errors import InvalidStateError, TornSaveError
+from ringstow._patient import Patience
 from ringstow._waited import Waited
 from ringstow.tensors import _cuda
 from ringstow.tensors._memory import Address
@@ -99,6 +100,9 @@ class Hold:
     """Makes the optimizers of all threads wait before their next step, from `begin` to `end`."""
 
     def __init__(self) -> None:
+        self.path = ""
+        """Of the save, once it is known."""
+        self._patience: Patience | None = None
         self._over = threading.Event()
         self._is_over: Callable[[], bool] = lambda: False
         self._caller: int | None = threading.get_ident()
@@ -162,8 +166,13 @@ class Hold:
         return thread != self._caller
 
     def wait(self) -> None:
-        """Wait for the end."""
+        """Wait for the end; say once what for, however many steps wait."""
+        self._patience = self._patience or Patience(
+            f"an optimizer's step waits for the save to {self.path or 'a checkpoint'}, which has "
+            "not copied all tensors"
+        )
         while not self._over.wait(_SLICE_S):
+            self._patience.check()
             # In a forked child, for example, the hold is gone.
             if self not in _holds or self._is_over():
                 self.end()

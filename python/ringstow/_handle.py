@@ -15,6 +15,7 @@ from ringstow._copied import Copied
 from ringstow._copier import Copier
 from ringstow._errors import Error, NotDurableError
 from ringstow._guard import Hold
+from ringstow._patient import patiently
 from ringstow._report import Progress, SaveReport
 
 
@@ -124,7 +125,10 @@ class SaveHandle(Copied):
         """
         job = self._own_job()
         with self._hold.waited.here():
-            if not job.wait_staged(_seconds(timeout)):
+            seconds = _seconds(timeout)
+            if seconds is None:
+                patiently(job.wait_staged, self._awaited("which has not copied all tensors"))
+            elif not job.wait_staged(seconds):
                 return False
         if not job.staged():  # it failed before
             self.result()
@@ -162,8 +166,11 @@ class SaveHandle(Copied):
         # Another thread may wait for all of the save, and hold up nobody.
         is_callers = threading.get_ident() == self._caller
         with self._hold.waited.here() if is_callers else contextlib.nullcontext():
+            seconds = _seconds(timeout)
+            if seconds is None:
+                patiently(self._ends, self._awaited("which is not durable"))
             try:
-                error = super().exception(_seconds(timeout))
+                error = super().exception(seconds)
             except TimeoutError:
                 message = f"the save to {self._path} is not done after {timeout} s"
                 raise TimeoutError(message) from None
@@ -282,7 +289,17 @@ class SaveHandle(Copied):
 
     def _wait_copied(self) -> None:
         """Wait until the tensors may be changed, and leave a failure to `result`."""
-        self._job.wait_staged()
+        patiently(self._job.wait_staged, self._awaited("which has not copied all tensors"))
+
+    def _ends(self, seconds: float | None) -> bool:
+        try:
+            super().exception(seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    def _awaited(self, why: str) -> str:
+        return f"the program waits for the save to {self._path}, {why}"
 
     def _abandon(self) -> None:
         """Cancel the save and wait for its end."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ringstow import _native, _others, _outcomes
 from ringstow._errors import BusyError, NotDurableError
 from ringstow._guard import Hold, forget_after_fork
+from ringstow._patient import Patience, patiently
 
 if TYPE_CHECKING:
     from ringstow._report import SaveReport
@@ -107,9 +108,9 @@ def run(
         job = claim.job = begin()
         if hold is not None:
             hold.follow(lambda: job.staged() or job.done())
-            _wait(job, job.wait_staged, advance)
+            _wait(job, job.wait_staged, advance, f"{path} is being saved, not yet copied")
             hold.end()
-        _wait(job, job.wait, advance)
+        _wait(job, job.wait, advance, f"{path} is being written, not yet durable")
         return SaveReport.from_json(claim.report())
     except BaseException:  # Ctrl-C besides
         if claim.job is not None:
@@ -121,12 +122,17 @@ def _wait(
     job: _native.SaveJob,
     wait: Callable[[float | None], bool],
     advance: Callable[[int, int], None] | None,
+    what: str,
 ) -> None:
     """Wait for a moment of a job, and say meanwhile how far it is."""
-    while not wait(None if advance is None else _TICK_S):
-        if advance is not None:
-            _, written, total = job.progress()
-            advance(written, total)
+    if advance is None:
+        patiently(wait, what)
+        return
+    patience = Patience(what)
+    while not wait(_TICK_S):
+        patience.check()
+        _, written, total = job.progress()
+        advance(written, total)
 
 
 def abandon(job: _native.SaveJob) -> None:

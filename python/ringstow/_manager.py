@@ -21,6 +21,7 @@ from ringstow._config import Config, given, without_tiers
 from ringstow._damage import OnCorrupt
 from ringstow._errors import InvalidStateError, NotDurableError
 from ringstow._guard import Staging, check_staging
+from ringstow._patient import patiently
 from ringstow._promoter import checked
 from ringstow._resume import Restored, newest_intact, passed_over
 from ringstow._rules import Mode, Retention
@@ -585,7 +586,10 @@ class CheckpointManager:
         saving = self._saving
         if saving is None:
             return None
-        saving.is_over.wait()
+        patiently(
+            saving.is_over.wait,
+            f"the manager waits for the save to {saving.handle.path}, and the removals after it",
+        )
         failure = saving.handle._unasked_failure()
         self._saving = None
         return failure

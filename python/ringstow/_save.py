@@ -95,6 +95,7 @@ def save(
     hold = _guard.Hold()
     with hold.waited.here(), real_tensors():
         where, knobs, noted, promoter = _prepared(path, step, metrics, config)
+        hold.path = where
         earlier = native(base)
         progress = Progress(f"saving {os.path.basename(where)}")
         with _outcomes.failing("save", where, noted[0]), progress, hold:
@@ -199,6 +200,7 @@ def save_async(
     try:
         with hold.waited.here(), real_tensors():
             where, knobs, noted, promoter = _prepared(path, step, metrics, config)
+            hold.path = where
             earlier = native(base)
             with _outcomes.failing("save", where, noted[0]):
                 _jobs.refuse_own(where)

@@ -9,10 +9,15 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Iterator
 
 from ringstow._errors import BusyError, Error, InvalidStateError
+from ringstow._patient import Patience
 from ringstow.tensors._modes import real_tensors
+
+# How often a call that waits for another one looks.
+_POLL_S = 0.01
 
 
 class CallLock:
@@ -38,6 +43,7 @@ class CallLock:
         """
         self._enter()
         try:
+            self._await()
             with self._lock:
                 yield
         finally:
@@ -51,6 +57,7 @@ class CallLock:
         """
         self._enter()
         try:
+            self._await()
             self._lock.acquire()
         except BaseException:
             self.hand_over()
@@ -64,6 +71,13 @@ class CallLock:
         """Let the next call have it."""
         self.hand_over()
         self._lock.release()
+
+    def _await(self) -> None:
+        """Wait until it seems free, and say what for if that takes long. This takes no lock."""
+        patience = Patience(f"{self._call} waits for another one of this process")
+        while self._lock.locked():
+            patience.check()
+            time.sleep(_POLL_S)
 
     def _enter(self) -> None:
         me = threading.get_ident()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import struct
 
 import numpy as np
@@ -13,6 +14,7 @@ from support import assert_same, manifest_of, reseal
 
 import ringstow
 from ringstow.convert import convert
+from ringstow.foreign import _pickles
 from ringstow.tensors._memory import overlapping
 from ringstow.tree import _packed
 
@@ -165,17 +167,32 @@ def test_keys_that_were_chosen_to_collide_are_refused_at_once(at, name, kind):
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("how", ["file", "object of dcp"])
+@pytest.mark.parametrize("how", ["file", "old file", "object of dcp", "metadata of dcp"])
 def test_a_pickle_with_keys_that_collide_is_refused_at_once(at, how):
     keys = [n * PRIME for n in range(2, 400)]  # more would keep the test itself busy
     state = {"v": [dict.fromkeys(keys, 1)], "w": torch.ones(1)}
-    torch.save(state, at / "x.pt")
+    torch.save(state, at / "x.pt", _use_new_zipfile_serialization=how != "old file")
+    if how == "metadata of dcp":
+        (at / "x.pt").unlink()
+        dcp.save({"w": torch.ones(1)}, checkpoint_id=at / "x.pt", no_dist=True)
+        metadata = pickle.loads((at / "x.pt" / ".metadata").read_bytes())
+        metadata.planner_data = dict.fromkeys(keys, ("w",))
+        (at / "x.pt" / ".metadata").write_bytes(pickle.dumps(metadata))
     if how == "object of dcp":
         dcp.save({"v": (state["v"],)}, checkpoint_id=at / "x.pt.dcp", no_dist=True)
         (at / "x.pt").unlink()
         (at / "x.pt.dcp").rename(at / "x.pt")
     with pytest.raises(ringstow.CorruptCheckpointError, match="100 of its keys have the same hash"):
         ringstow.load(at / "x.pt")
+
+
+def test_integers_as_text_are_counted_too():
+    keys = {n * PRIME: 1 for n in range(2, 400)}
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        with pytest.raises(ValueError, match="100 of its keys have the same hash"):
+            _pickles.refuse_collisions(pickle.dumps(keys, protocol))
+        many = [(n << 70) + n for n in range(10_000)]
+        _pickles.refuse_collisions(pickle.dumps(many, protocol))
 
 
 def test_integers_of_any_size_are_keys(at):

@@ -10,6 +10,7 @@ from typing import Any
 
 from ringstow import _jobs
 from ringstow._copied import Copied
+from ringstow._patient import patiently
 from ringstow._report import SaveReport
 
 
@@ -99,6 +100,8 @@ class RanksHandle(Copied):
         Raises:
             TimeoutError: the time ran out; the save goes on.
         """
+        if timeout is None:
+            patiently(self._ends, f"the program waits for the save to {self._path}")
         error = super().exception(timeout)
         with self._lock:
             self._is_asked = True
@@ -107,6 +110,13 @@ class RanksHandle(Copied):
             if failure is not None:
                 _jobs.unreported.remove(failure)
         return error
+
+    def _ends(self, seconds: float | None) -> bool:
+        try:
+            super().exception(seconds)
+        except concurrent.futures.TimeoutError:
+            return False
+        return True
 
     def _unasked_failure(self) -> BaseException | None:
         was_asked, error = self._is_asked, self.exception()

@@ -12,6 +12,7 @@ import torch
 
 from ringstow import _jobs, _late, _native
 from ringstow._config import Config
+from ringstow._patient import patiently
 from ringstow._report import SaveReport
 from ringstow.dcp._pieces import Cast, Inbox, Received, Round, Sent, parts
 from ringstow.dcp._shares import Box, Piece, Shares, Unit, first_element
@@ -213,7 +214,7 @@ class ShareWriter:
 
     def _end(self, job: _native.SaveJob) -> SaveReport:
         self._deliver(self._last_round)
-        job.wait()
+        patiently(job.wait, "an export waits until its files are durable")
         return SaveReport.from_json(job.result())
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -12,15 +10,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from ringstow import _patient
 from ringstow._errors import Error
 from ringstow.dcp._errors import survives
 
 T = TypeVar("T")
-
-_log = logging.getLogger("ringstow")
-
-# After this time a rank says that it waits for the others.
-_PATIENCE_S = 60.0
 
 
 def sendable(error: BaseException) -> BaseException:
@@ -195,14 +189,10 @@ def raise_first(errors: Iterable[BaseException | None]) -> None:
 def patient(group: dist.ProcessGroup | None) -> Iterator[None]:
     """Log a warning if the other ranks are late."""
     ranks = f"{dist.get_rank(group)} of {dist.get_world_size(group)}"
-    text = "rank %s has waited %.0f s for the other ranks: all of them must make this call"
-    timer = threading.Timer(_PATIENCE_S, _log.warning, (text, ranks, _PATIENCE_S))
-    timer.daemon = True
-    timer.start()
-    try:
+    with _patient.patient(
+        f"rank {ranks} waits for the other ranks, all of which must make this call"
+    ):
         yield
-    finally:
-        timer.cancel()
 
 
 def explained(failure: BaseException, what: str) -> BaseException:

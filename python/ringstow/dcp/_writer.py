@@ -29,6 +29,7 @@ from ringstow._base import Base, native
 from ringstow._collector import collector_paused
 from ringstow._config import Config
 from ringstow._errors import InvalidStateError, UnsupportedError
+from ringstow._patient import patiently
 from ringstow._report import SaveReport
 from ringstow._waited import Waited
 from ringstow.dcp import (
@@ -437,12 +438,13 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 self._apart,
                 self._base,
             )
-            job.wait_staged()
+            what = f"rank {save.own_rank()} waits for the save to {save.path}"
+            patiently(job.wait_staged, f"{what}, which has not copied all tensors")
             if stream is not None and job.staged():
                 stream.staged()
             if job.staged():
                 self._end(lease)
-            job.wait()
+            patiently(job.wait, f"{what}, which is not durable")
         except BaseException:  # Ctrl-C
             if job is not None:
                 _jobs.abandon(job)

@@ -21,6 +21,7 @@ from ringstow._config import Config, given
 from ringstow._errors import InvalidStateError, torn
 from ringstow._guard import Staging
 from ringstow._metrics import metrics_of
+from ringstow._patient import patiently
 from ringstow._report import SaveReport
 from ringstow._stateful._parts import Parts
 from ringstow.dcp._handle import RanksHandle
@@ -221,6 +222,7 @@ def _begun(
             node_local,
             config.to_json(),
         )
+        hold.path = asked.path
         if node_local:
             _nodes.refuse(asked.config, base=base)
             _refuse_tiers(config)
@@ -394,12 +396,13 @@ class _Save:
         )
         self._hold.follow(lambda: job.staged() or job.done())
         try:
-            job.wait_staged()
+            what = f"rank {self._group.rank} waits for the save to {path}"
+            patiently(job.wait_staged, f"{what}, which has not copied all tensors")
             if job.staged():
                 if changed := state.changed():
                     raise torn(path, changed)
                 self._let_go(None)
-            job.wait()
+            patiently(job.wait, f"{what}, which is not durable")
         except BaseException:  # Ctrl-C
             _jobs.abandon(job)
             raise

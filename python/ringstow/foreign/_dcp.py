@@ -22,7 +22,14 @@ from ringstow import _regular
 from ringstow._errors import FormatError, MissingFilesError, UnsupportedError
 from ringstow.foreign import _private
 from ringstow.foreign._kept import Kept
-from ringstow.foreign._pickles import REMEDY, reading, refuse_pointer, unpickled, unreadable
+from ringstow.foreign._pickles import (
+    REMEDY,
+    reading,
+    refuse_collisions,
+    refuse_pointer,
+    unpickled,
+    unreadable,
+)
 from ringstow.foreign._states import State, spec_of
 from ringstow.tensors._memory import LazyTensor
 from ringstow.tree import _cycles
@@ -212,14 +219,18 @@ def metadata_at(path: str, *, allow_pickle: bool) -> Any:
     """
     file = os.path.join(path, _METADATA)
     with _regular.reading(file) as stream:
-        unpickler = pickle.Unpickler if allow_pickle else _MetadataUnpickler
-        try:
-            found = unpickler(stream).load()
-        except UnsupportedError as error:
-            raise UnsupportedError(f"{file}: {error}") from None
-        except Exception as error:  # a damaged pickle raises anything
-            refuse_pointer(file)
-            raise unreadable(file, "the metadata", error) from error
+        data = stream.read()
+    try:
+        if allow_pickle:
+            found = pickle.loads(data)
+        else:
+            refuse_collisions(data)
+            found = _MetadataUnpickler(io.BytesIO(data)).load()
+    except UnsupportedError as error:
+        raise UnsupportedError(f"{file}: {error}") from None
+    except Exception as error:  # a damaged pickle raises anything
+        refuse_pointer(file)
+        raise unreadable(file, "the metadata", error) from error
     if not isinstance(found, metadata.Metadata) or not isinstance(found.storage_data, dict):
         raise FormatError(f"{file} is not metadata of torch.distributed.checkpoint", path=file)
     for place in found.storage_data.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import errno
 import io
@@ -10,7 +11,6 @@ import os
 import pickle
 import re
 import types
-import zipfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,7 +24,7 @@ from ringstow._errors import (
     UnsupportedError,
 )
 from ringstow.foreign import _arrays
-from ringstow.tree._walk import check_hashes
+from ringstow.tree._walk import SAME_HASH_MAX
 
 REMEDY = "take another copy of it, or an earlier checkpoint"
 
@@ -72,33 +72,59 @@ def unpickled(source: Any, *, allow_pickle: bool = False, mmap: bool = False) ->
 
     if allow_pickle:
         return torch.load(source, map_location="cpu", mmap=mmap, weights_only=False)
-    if isinstance(source, io.BytesIO):
-        with source.getbuffer() as view:
-            _refuse_collisions(view)
-    elif mmap:
-        with _regular.reading(source) as file, zipfile.ZipFile(file) as archive:
-            for name in archive.namelist():
-                if name.endswith("/data.pkl"):
-                    _refuse_collisions(archive.read(name))
     from ringstow.foreign import _private  # imports torch.distributed.checkpoint
 
-    load = _private.loader(_known({**_OBJECTS, **_arrays.replacements()}))
+    load = _private.loader(_known({**_OBJECTS, **_arrays.replacements()}), _Integers().decoded)
     value = load(source, map_location="cpu", mmap=mmap, weights_only=True)
     return _arrays.with_arrays(value)
 
 
-# The code for an integer of more than 32 bits, and its length if keys like it may have one hash.
-_LONG = re.compile(rb"\x8a(?=([\x08-\xff]))")
+class _Integers:
+    """The long integers of one pickle: a dict or set of many with one hash takes quadratic time."""
+
+    def __init__(self) -> None:
+        self._found: set[int] = set()
+        self._counts: collections.Counter[int] = collections.Counter()
+
+    def decoded(self, data: bytes) -> int:
+        """Return the integer of these bytes.
+
+        Raises:
+            ValueError: many have its hash, whether they are keys or not.
+        """
+        number = pickle.decode_long(data)
+        if number != (at := hash(number)) and number not in self._found:
+            self._found.add(number)
+            self._counts[at] += 1
+            if self._counts[at] > SAME_HASH_MAX:
+                raise ValueError(f"more than {SAME_HASH_MAX} of its keys have the same hash")
+        return number
 
 
-def _refuse_collisions(data: bytes | memoryview) -> None:
-    """Refuse a pickle with many integers of one hash, whether they are keys or not.
+_DIGITS_MAX = 4300
+# A long integer, as text or with its length before it.
+_LONG = re.compile(rb"[IL](-?\d{19,})L?\n|\x8a(?=([\x08-\xff]))|\x8b(?=(....))", re.DOTALL)
+
+
+def refuse_collisions(data: bytes) -> None:
+    """Refuse a pickle, for Python's own unpickler, with many integers of one hash.
 
     Raises:
-        ValueError: it has.
+        ValueError: it has, whether they are keys or not.
     """
-    places = ((match.end() + 1, match[1][0]) for match in _LONG.finditer(data))
-    check_hashes({int.from_bytes(data[at : at + n], "little", signed=True) for at, n in places})
+    integers = _Integers()
+    for match in _LONG.finditer(data):
+        text, short, long = match.groups()
+        if text is not None:
+            if len(text) < _DIGITS_MAX:  # Python itself refuses longer ones
+                number = int(text)
+                integers.decoded(
+                    number.to_bytes(number.bit_length() // 8 + 1, "little", signed=True)
+                )
+            continue
+        begin = match.end() + len(short or long)
+        length = int.from_bytes(short or long, "little")
+        integers.decoded(data[begin : begin + length])
 
 
 def _known(named: dict[str, Any]) -> dict[str, Any]:

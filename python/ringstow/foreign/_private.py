@@ -61,18 +61,22 @@ def _names_in(code: types.CodeType) -> set[str]:
     return {*code.co_names}.union(*map(_names_in, inner))
 
 
-def loader(allowed: Mapping[str, Any]) -> Callable[..., Any]:
+def loader(allowed: Mapping[str, Any], decode_long: Callable[[bytes], int]) -> Callable[..., Any]:
     """Return ``torch.load`` with an unpickler of its own, to be called with ``weights_only=True``.
 
     torch has one list of what its restricted unpickler may make, for all threads of the process.
     This one has its own: torch's usual classes, and these by name. On a torch of another structure
     it is ``torch.load`` itself, which makes only what the program allows.
+
+    Args:
+        allowed: what it may make, by name.
+        decode_long: makes the long integers, or refuses them.
     """
     try:
         from torch import _weights_only_unpickler as stock
 
         own = types.ModuleType(stock.__name__)
-        names = {"_get_user_allowed_globals": lambda: allowed}
+        names = {"_get_user_allowed_globals": lambda: allowed, "decode_long": decode_long}
         load = rebound(stock.Unpickler.load, **names)
         own.__dict__.update(vars(stock))
         unpickler = type("Unpickler", (stock.Unpickler,), {"load": load})

@@ -138,7 +138,7 @@ class NoKeyError(ValueError):
         self.path = path
 
 
-_SAME_HASH_MAX = 100
+SAME_HASH_MAX = 100
 
 
 def check_hashes(keys: Iterable[Any]) -> None:
@@ -148,8 +148,8 @@ def check_hashes(keys: Iterable[Any]) -> None:
         ValueError: far more have one hash than a program's keys do.
         TypeError: one has none.
     """
-    if max(collections.Counter(map(hash, keys)).values(), default=0) > _SAME_HASH_MAX:
-        raise ValueError(f"more than {_SAME_HASH_MAX} of its keys have the same hash")
+    if max(collections.Counter(map(hash, keys)).values(), default=0) > SAME_HASH_MAX:
+        raise ValueError(f"more than {SAME_HASH_MAX} of its keys have the same hash")
 
 
 def rebuild_key(key: Any, path: Path, make: Make, others: Container[Any]) -> Any:
@@ -178,7 +178,7 @@ def _rebuild_dict(
         made = key if type(key) is str else rebuild_key(key, path, make, result)
         if type(key) in (Leaf, Box):
             hashes[hash(made)] += 1
-            if hashes[hash(made)] > _SAME_HASH_MAX:
+            if hashes[hash(made)] > SAME_HASH_MAX:
                 raise NoKeyError(path, "has the hash of too many others")
         result[made] = make(child, at) if type(child) is Leaf else rebuild(child, at, make, is_leaf)
     metadata = metadata_of(node)

@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from ringstow import _patient
 from ringstow.dcp import _together
 
 
@@ -45,8 +46,8 @@ def one_is_late(rank, mark):
             mark.touch()
 
     handler, logger = Handler(), logging.getLogger("ringstow")
-    before = _together._PATIENCE_S
-    _together._PATIENCE_S = 0.0 if rank == 0 else before
+    before = _patient.PATIENCE_S
+    _patient.PATIENCE_S = 0.0 if rank == 0 else before
     logger.addHandler(handler)
     try:
         while rank == 1 and not mark.exists():
@@ -54,13 +55,13 @@ def one_is_late(rank, mark):
         _together.gathered(rank, None)
     finally:
         logger.removeHandler(handler)
-        _together._PATIENCE_S = before
+        _patient.PATIENCE_S = before
     return said
 
 
 def test_a_rank_says_that_it_waits_for_others(ranks, tmp_path):
     said, none = ranks(2).run(one_is_late, tmp_path / "logged")
     assert said == [
-        "rank 0 of 2 has waited 0 s for the other ranks: all of them must make this call"
+        "rank 0 of 2 waits for the other ranks, all of which must make this call, for 0 s so far"
     ]
     assert none == []

@@ -166,7 +166,7 @@ def test_ctrl_c_ends_the_wait_and_not_the_save(root, monkeypatch):
     class Interrupted:
         """The event that the manager waits for: Ctrl-C comes during the wait."""
 
-        def wait(self):
+        def wait(self, timeout=None):
             signal.raise_signal(signal.SIGINT)
             raise AssertionError("the wait went on")
 
