@@ -1,0 +1,52 @@
+"""Going back to an earlier step, and steps that are kept, on several ranks and on nodes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import ringstow
+
+
+def goes_back(rank, root, node_local):
+    """Save, go back, keep and release; return the steps that are left each time."""
+    root = root / f"node{rank}" if node_local else root
+    state = {"w": torch.zeros(3), "step": torch.tensor(0)}
+
+    def save(manager, *steps):
+        for step in steps:
+            state["step"] = torch.tensor(step)
+            manager.save(step, state)
+
+    def left(manager):
+        return [step.step for step in manager.steps()]
+
+    seen = []
+    options = {"node_local": node_local}
+    with ringstow.CheckpointManager(root / "run", **options) as manager:
+        save(manager, 10, 20, 30, 40, 50)
+        assert manager.restore(30, into=state).step == 30
+        save(manager, 31)
+        seen.append(left(manager))
+    with ringstow.CheckpointManager(root / "run", **options) as manager:
+        assert manager.restore(into=state).step == 31
+        assert state["step"] == 31
+        manager.keep(50)
+        with pytest.raises(ringstow.NoCheckpointError):
+            manager.keep(7)
+        assert manager.restore(20, into=state, drop_newer=True).step == 20
+        seen.append(left(manager))
+    with ringstow.CheckpointManager(root / "run", keep_last=1, **options) as manager:
+        save(manager, 21)
+        seen.append(left(manager))
+        assert manager.release(50) is True
+        assert manager.release(50) is False
+        save(manager, 22)
+        seen.append(left(manager))
+    return seen
+
+
+@pytest.mark.parametrize("node_local", [False, True])
+def test_all_ranks_go_back_and_keep_alike(ranks, tmp_path, node_local):
+    expected = [[10, 20, 30, 40, 50, 31], [10, 20, 50], [50, 21], [22]]
+    assert ranks(2).run(goes_back, tmp_path, node_local) == [expected] * 2
