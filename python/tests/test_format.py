@@ -111,7 +111,7 @@ CASES = {
 
 
 def settled(path):
-    """Return a file's bytes; in a manifest, replace time and writer and renew the checksum."""
+    """Return a file's bytes; of a manifest with fixed time, writer, sequence and checksum."""
     data = path.read_bytes()
     if path.name != "manifest.json":
         return data
@@ -119,6 +119,7 @@ def settled(path):
     assert trailer == b'"%08x"}\n' % zlib.crc32(text)
     text = re.sub(rb'"created_unix_ms":[0-9]+', b'"created_unix_ms":0', text, count=1)
     text = re.sub(rb'"writer":"[^"]+"', b'"writer":"0.1.0"', text, count=1)
+    text = re.sub(rb'"sequence":[0-9]+', b'"sequence":1', text, count=1)
     return text + b',"crc32":"%08x"}\n' % zlib.crc32(text)
 
 

@@ -10,7 +10,8 @@ use std::path::Path;
 pub struct Place {
     /// The name of the directory that it was saved to. A copy of that directory has another name.
     pub name: String,
-    /// Its number among the saves of the run, from 1.
+    /// Its number among the saves of the run: above those of all that were beside it, and no less than the time of the save
+    /// in milliseconds since 1970-01-01 UTC.
     pub sequence: u64,
     /// How often the run had gone back to an earlier step: steps that were saved after that are newer than all before,
     /// whatever their numbers.

@@ -156,3 +156,26 @@ fn conversions_in_any_order_do_not_make_an_earlier_step_the_newest() {
     }
     assert_eq!(newest(&manager(&root, Keep::default())), 30);
 }
+
+#[test]
+fn what_is_saved_to_an_emptied_directory_is_newer_than_copies_elsewhere() {
+    let root = tempfile::tempdir().unwrap();
+    let run = root.path().join("run");
+    let there = root.path().join("there");
+    let promoted = || {
+        let how = crate::Promotion { replace_older: true, ..Default::default() };
+        Store::found().unwrap().promote(run.join("step-1"), there.join("step-1"), how)
+    };
+    for value in 1..4 {
+        let mut state = state(value);
+        state.step(1);
+        crate::save(&state, run.join("step-1")).unwrap();
+    }
+    promoted().unwrap();
+    fs::remove_dir_all(&run).unwrap();
+    let mut state = state(9);
+    state.step(1);
+    crate::save(&state, run.join("step-1")).unwrap();
+    promoted().unwrap();
+    assert_eq!(crate::load(there.join("step-1")).unwrap().tensor("w").unwrap().data(), [9; 9000]);
+}

@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(20);
 /// Attempts that are made however long they take: a large checkpoint may take longer to load than [`LIMIT`].
 const ATTEMPTS_MIN: usize = 3;
+/// After so many there is a pause before each.
+const ATTEMPTS_AT_ONCE: usize = 100;
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// Repeats `attempt` until `is_final`, or for too long; returns what the last one did.
 pub(crate) fn again<T>(attempt: impl FnMut() -> T, is_final: impl FnMut(&T) -> bool) -> T {
@@ -26,6 +29,9 @@ fn again_for<T>(
         attempts += 1;
         if is_final(&done) || (attempts >= ATTEMPTS_MIN && began.elapsed() >= limit) {
             return done;
+        }
+        if attempts > ATTEMPTS_AT_ONCE {
+            std::thread::sleep(PAUSE); // whoever changes it so often needs the processor, too
         }
     }
 }

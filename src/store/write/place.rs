@@ -16,6 +16,9 @@ use std::sync::Mutex;
 /// A clock that is further ahead than this is wrong: its time is not followed.
 const AHEAD_MS_MAX: u64 = 24 * 60 * 60 * 1000;
 
+/// A clock beyond this (the year 144683) gives no numbers: they stay exact in every reader of JSON.
+const SEQUENCE_MAX: u64 = 1 << 52;
+
 /// The runs that managers of this process save to.
 static RUNS: PerProcess<Vec<Run>> =
     PerProcess::new([const { Mutex::new(Vec::new()) }; GENERATIONS]);
@@ -138,7 +141,8 @@ impl<T, S> Manifest<T, S> {
         }
         self.place = Some(Place {
             name: name.into(),
-            sequence: age.sequence + 1,
+            // By the clock, so that what is saved to an emptied directory is newer than its copies elsewhere.
+            sequence: age.sequence.saturating_add(1).max(now.min(SEQUENCE_MAX)),
             branch: before.newest.branch + u64::from(goes_back),
         });
     }
