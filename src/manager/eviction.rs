@@ -59,3 +59,9 @@ impl Eviction {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+/// The number that a step's name ends in.
+pub(super) fn number_of(path: &Path) -> Option<u64> {
+    let name = path.file_name()?.to_string_lossy();
+    name.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}

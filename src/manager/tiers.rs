@@ -1,9 +1,8 @@
 //! Copies of a manager's steps in further places, made by a thread.
 
 use super::Shared;
-use super::eviction::Eviction;
+use super::eviction::{Eviction, number_of};
 use super::queue::{Added, Queue};
-use super::upkeep::number_of;
 use crate::error::{Error, Result};
 use crate::format::names;
 use crate::handle::panicked;

@@ -1,7 +1,7 @@
 //! Steps leave a manager's directory once all of its places have them.
 
 use super::Shared;
-use super::eviction::Eviction;
+use super::eviction::{Eviction, number_of};
 use super::tiers::Copies;
 use crate::error::Error;
 use crate::store::{Found, Status, evict, is_everywhere};
@@ -137,10 +137,4 @@ impl Shared {
         let leaves = copies.eviction.is_some();
         copies.awaits(path) || leaves && !is_everywhere(path, copies.places())
     }
-}
-
-/// The number that a step's name ends in.
-pub(super) fn number_of(path: &Path) -> Option<u64> {
-    let name = path.file_name()?.to_string_lossy();
-    name.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }

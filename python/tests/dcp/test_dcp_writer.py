@@ -398,7 +398,7 @@ def test_ctrl_c_waits_for_the_write_to_end(tmp_path, monkeypatch):
         calls = ()
         left = 2
 
-        def wait_staged(self):
+        def wait_staged(self, timeout=None):
             raise KeyboardInterrupt
 
         def done(self):
@@ -407,7 +407,7 @@ def test_ctrl_c_waits_for_the_write_to_end(tmp_path, monkeypatch):
         def cancel(self):
             self.calls += ("cancel",)
 
-        def wait(self):
+        def wait(self, timeout=None):
             self.left -= 1
             self.calls += ("wait",)
 
