@@ -107,6 +107,8 @@ def _depth() -> int:
     import sys
 
     depth = 2
-    while sys._getframe(depth).f_globals.get("__name__", "").startswith("ringstow."):
+    # Decorators of ours are in between.
+    ours = ("ringstow.", "contextlib")
+    while sys._getframe(depth).f_globals.get("__name__", "").startswith(ours):
         depth += 1
     return depth

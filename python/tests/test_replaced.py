@@ -68,7 +68,7 @@ def test_load_into_returns_the_newer_checkpoint(saver):
 
 
 def test_load_gives_up_after_repeated_replacement(saver):
-    saver.times = 1_000
+    saver.times = 1_000_000
     filled = state(-1)
     with pytest.raises(ringstow.ReplacedCheckpointError, match="open it again") as raised:
         ringstow.load_into(filled, saver.path)

@@ -82,10 +82,16 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
 /// Adds to the end of a file, which is created if it is missing. Does not sync it.
 ///
 /// # Errors
-/// The system's; [`io::ErrorKind::InvalidInput`] if it is not a file.
+/// The system's; [`io::ErrorKind::InvalidInput`] if it is not a file, or has several names.
 pub(crate) fn append(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND;
     let mut file = made(Call::Open, path, || open(path, flags, false))?;
+    if file.metadata()?.nlink() > 1 {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "it has another name, elsewhere perhaps",
+        ));
+    }
     made(Call::Write, path, || file.write_all(bytes))
 }
 
