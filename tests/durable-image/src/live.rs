@@ -54,10 +54,13 @@ impl Live {
         let at = self.pass(format!("{call:?} {}", self.short(path)));
         let of = fs::metadata(path).ok().and_then(|found| self.inodes.get(&key(&found)).copied());
         let (thread, Some(of)) = (thread::current().id(), of) else { return };
+        let is_this = |(whose, what, _): &_| (*whose, *what) == (thread, of);
         match call {
-            Call::Sync => self.syncing.push((thread, of, at)),
+            Call::Sync => {
+                self.syncing.retain(|sync| !is_this(sync)); // one that failed never ended
+                self.syncing.push((thread, of, at));
+            }
             Call::Synced => {
-                let is_this = |(whose, what, _): &_| (*whose, *what) == (thread, of);
                 if let Some(number) = self.syncing.iter().position(is_this) {
                     let (_, _, since) = self.syncing.remove(number);
                     let path = self.journal.nodes[of].called.clone();

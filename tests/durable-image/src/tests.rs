@@ -64,6 +64,17 @@ fn content(files: &[(&str, &[u8])]) -> Content {
 }
 
 #[test]
+fn a_sync_after_one_that_failed_counts_from_its_own_call() {
+    let disk = Disk::new();
+    let recorder = disk.recorder();
+    recorder.before(Call::Sync, disk.root.path());
+    fs::write(disk.path("a"), "").unwrap();
+    sync(&recorder, disk.root.path());
+    let found = disk.contents(&recorder.journal(), Mode::Unordered);
+    assert_eq!(found, BTreeSet::from([content(&[("a", b"")])]));
+}
+
+#[test]
 fn a_new_file_is_certain_once_it_and_its_directory_were_synced() {
     let (old, new) = (content(&[]), content(&[("a", b"hello")]));
     let (empty, zeros) = (content(&[("a", b"")]), content(&[("a", &[0; 5])]));
