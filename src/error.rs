@@ -165,7 +165,7 @@ pub enum Error {
 
     /// Another [manager](crate::CheckpointManager) saves into the run's directory: two trainings would mix their steps.
     #[error("{} is saved into by {holder}: two trainings would mix their steps. End that one, or save into another \
-             directory; whoever only reads needs no end", path.display())]
+             directory. Loads and `restore` work meanwhile", path.display())]
     RunBusy {
         /// The run's directory.
         path: PathBuf,

@@ -20,8 +20,7 @@ use crate::pipeline::job::Job;
 use crate::pipeline::report::SaveReport;
 use crate::state::StateDict;
 use crate::store::{
-    Direction, Disposal, Found, Managed, Retained, Retention, Slimmed, Status, Wanted,
-    check_own_name,
+    Direction, Disposal, Found, Retained, Retention, Slimmed, Status, Wanted, check_own_name,
 };
 use crate::sys::dir;
 use crate::sys::path::absolute;
@@ -101,8 +100,6 @@ struct Shared {
     slimming: Mutex<Slimming>,
     previous: Option<Previous>,
     copies: Option<Copies>,
-    /// Says that what is saved after going back to an earlier step is newer.
-    managed: Managed,
     /// Held for reading by a restore, and for writing by a removal: nothing goes that is being restored.
     in_use: RwLock<()>,
 }
@@ -147,9 +144,8 @@ impl CheckpointManager {
         slim.as_ref().map_or(Ok(()), Slim::check)?;
         let (root, in_use) = (absolute(root)?, RwLock::new(()));
         let slimming = Mutex::default();
-        let (copies, managed) = (None, Managed::run(&root));
-        let shared =
-            Shared { store, root, retention, slim, slimming, previous, copies, managed, in_use };
+        let copies = None;
+        let shared = Shared { store, root, retention, slim, slimming, previous, copies, in_use };
         let manager = Self { shared: Arc::new(shared), saving: None, run: None };
         match has_tiers {
             true => manager.tiers(Tiers { places, rate, ..Tiers::default() }),

@@ -163,7 +163,7 @@ def evict(
 
     Args:
         root: the directory of the run.
-        tiers: the directories and URLs that are asked.
+        tiers: the directories and URLs to check.
         keep: as the ``after`` of `older_steps`.
         waiting: paths of steps that stay, since they are to be copied yet.
         config: the settings.

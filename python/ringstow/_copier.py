@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ringstow._errors import BusyError
-from ringstow._patient import patiently
+from ringstow._patience import patiently
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

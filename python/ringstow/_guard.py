@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from ringstow import _native
 from ringstow._errors import InvalidStateError, TornSaveError
-from ringstow._patient import Patience
+from ringstow._patience import Patience
 from ringstow._waited import Waited
 from ringstow.tensors import _cuda
 from ringstow.tensors._memory import Address

@@ -15,7 +15,7 @@ from ringstow._copied import Copied
 from ringstow._copier import Copier
 from ringstow._errors import Error, NotDurableError
 from ringstow._guard import Hold
-from ringstow._patient import patiently
+from ringstow._patience import patiently
 from ringstow._report import Progress, SaveReport
 
 

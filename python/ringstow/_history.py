@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ringstow import _metrics, _outcomes, _regular
+from ringstow import _file_io, _metrics, _outcomes
 from ringstow._report import Fallback, SaveReport, bytes_of, seconds_of
 
 NAME = ".ringstow-history.jsonl"
@@ -78,9 +78,9 @@ def _note(outcome: _outcomes.Outcome) -> None:
         line = "\n" + json.dumps(_fields(_entry(outcome, name)))
         path = os.path.join(directory, NAME)
         try:
-            with _regular.appending(path) as file:
+            with _file_io.appending(path) as file:
                 file.write(line.encode())
-        except _regular.OtherKindError as error:
+        except _file_io.OtherKindError as error:
             _directories.discard(directory)  # say it once
             _log.warning("what saves of %s take is not noted: %s", directory, error)
             return
@@ -117,7 +117,7 @@ def read(directory: str) -> list[Entry]:
     entries = []
     for name in (f"{NAME}.1", NAME):
         try:
-            with _regular.reading(os.path.join(directory, name), links=False) as file:
+            with _file_io.reading(os.path.join(directory, name), links=False) as file:
                 lines = file.read(2 * _MOST_BYTES).splitlines()
         except OSError:
             continue

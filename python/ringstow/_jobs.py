@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ringstow import _native, _others, _outcomes
 from ringstow._errors import BusyError, NotDurableError
 from ringstow._guard import Hold, forget_after_fork
-from ringstow._patient import Patience, patiently
+from ringstow._patience import Patience, patiently
 
 if TYPE_CHECKING:
     from ringstow._report import SaveReport

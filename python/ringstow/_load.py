@@ -20,13 +20,13 @@ from ringstow import (
     _salvage,
     foreign,
 )
-from ringstow._again import Again
 from ringstow._arguments import StrPath
 from ringstow._collector import collector_paused
 from ringstow._config import Config, native_json
 from ringstow._errors import IncompleteCheckpointError, ReplacedCheckpointError
 from ringstow._loading import _into
 from ringstow._loading._names import Names, part_of, skeleton_of
+from ringstow._patience import Again
 from ringstow._progress import Progress
 from ringstow.tensors import _cuda, _torch
 from ringstow.tensors._memory import Stored

@@ -15,17 +15,17 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
-from ringstow import _eviction, _going_back, _native, _previous, _rules, _setup, _tiers
+from ringstow import _eviction, _native, _previous, _rules, _setup, _tiers
 from ringstow._arguments import StrPath, absolute, step_number
-from ringstow._config import Config, given, without_tiers
+from ringstow._config import Config, given, native_json, without_tiers
 from ringstow._damage import OnCorrupt
 from ringstow._errors import InvalidStateError, NotDurableError
 from ringstow._guard import Staging, check_staging
-from ringstow._patient import patiently
+from ringstow._patience import patiently
 from ringstow._promoter import checked
 from ringstow._resume import Restored, newest_intact, passed_over
 from ringstow._rules import Mode, Retention
-from ringstow._run_lock import RunLock
+from ringstow._run import RunLock
 from ringstow._turn import Turn
 from ringstow._upkeep import Upkeep
 
@@ -191,8 +191,7 @@ class CheckpointManager:
             from ringstow import _history  # needs the reports: `import ringstow` does not
 
             _history.keep(self._root)
-        self._managed = _native.Managed(self._root)
-        self._config = config
+        self._config, self._tiers = config, places
         self._turn = Turn(self._root)
         self._lock = RunLock(self._root)
         self._owns_run = False
@@ -471,7 +470,7 @@ class CheckpointManager:
                 self._side, look, into, on_corrupt, self._from_first, strict=strict
             )
             if found:
-                self._managed.follows(max(one.order for one in found))
+                _native.follow(self._root, max(one.order for one in found))
             if number is not None:
                 self._go_back(found[0], drop_newer)
             is_here = restored is not None and self._steps.is_here(restored.path)
@@ -492,25 +491,14 @@ class CheckpointManager:
                 self._steps.tell_empty()
         return restored
 
-    def _go_back(self, step: Step, drop_newer: bool) -> None:
+    def _go_back(self, restored: Step, drop_newer: bool) -> None:
         """Warn of the steps that are newer than the restored one, or remove them."""
-        every = self._side.first(self._steps.loadable)
-        newer = _going_back.newer(every, step)
-        if not newer:
-            return
-        self._managed.follows(newer[0].order)
-        if not drop_newer:
-            if self._side.is_first:
-                _going_back.tell(self._root, step, newer)
-            return
-        here = [one for one in newer if self._steps.is_here(one.path)]
-        there = [one for one in newer if one not in here]
-
-        def drop() -> None:
-            own = (here if self._side.leads else []) + (there if self._side.is_first else [])
-            _going_back.drop(self._root, step, own, self._config)
-
-        self._side.each(drop)
+        here = [self._root] if self._side.leads else []
+        there = self._tiers if self._side.is_first else ()
+        config = native_json(self._config)
+        self._side.each(
+            lambda: _native.go_back(self._root, [*here, *there], restored.order, drop_newer, config)
+        )
 
     def keep(self, step: int) -> None:
         """Keep a step until `release`: no rule removes it, slims it or lets it leave ``root``.

@@ -16,7 +16,6 @@ __all__ = [
     "FileWriter",
     "Leaf",
     "Loading",
-    "Managed",
     "Matches",
     "ModelSession",
     "NodeSession",
@@ -51,8 +50,10 @@ __all__ = [
     "fail_exit",
     "files_of",
     "fill",
+    "follow",
     "forget_after_fork",
     "found_config",
+    "go_back",
     "gpus",
     "has_gone",
     "is_everywhere",
@@ -75,7 +76,6 @@ __all__ = [
     "promote",
     "prune",
     "remove",
-    "remove_step",
     "rename_new",
     "retain",
     "run_of",
@@ -95,6 +95,7 @@ __all__ = [
     "unfinished",
     "unpin",
     "verify",
+    "was_removed",
     "watch",
 ]
 
@@ -677,13 +678,22 @@ def retain(
     config: str,
 ) -> str: ...
 
-# Says, until it goes, that this process manages the run in a directory: a save of a step below the
-# newest means that the run has gone back.
-@final
-class Managed:
-    def __new__(cls, root: str) -> Managed: ...
-    # Notes the order of a step of the run in another place: what is saved from now on is newer.
-    def follows(self, order: tuple[int, int, int, int]) -> None: ...
+# Notes the order of a step of a run that may be in another place: what this process saves to the
+# run from now on is newer.
+def follow(root: str, newest: tuple[int, int, int, int]) -> None: ...
+
+# Warns of the steps in some places of a run that are newer than a restored one, by its order. With
+# `drop_newer`, removes them, except those that are kept.
+def go_back(
+    root: str,
+    places: Sequence[str],
+    restored: tuple[int, int, int, int],
+    drop_newer: bool,
+    config: str,
+) -> None: ...
+
+# Whether a step is gone because a rule or a person has removed it, and so is not to be copied.
+def was_removed(path: str, config: str) -> bool: ...
 
 # Raises InvalidStateError if a path that a manager has named is a link, or a copy of another step.
 def check_own_name(path: str) -> None: ...
@@ -696,9 +706,6 @@ def unpin(step: str) -> bool: ...
 
 # Returns the names of the steps of a run that are kept.
 def pinned(run: str) -> list[str]: ...
-
-# Removes a step, logs the reason, and notes it in the run's history. Returns Removed.
-def remove_step(path: str, reason: str, config: str) -> str: ...
 
 # Returns a Slimmed as JSON.
 def slim(path: str, drop: list[str], config: str) -> str: ...

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ringstow import _catalog, _native
-from ringstow._again import Again
 from ringstow._arguments import StrPath, directory_to_read, object_url, to_read
 from ringstow._config import Config, given, native_json
 from ringstow._damage import is_damage
 from ringstow._errors import IncompleteCheckpointError, NoCheckpointError
+from ringstow._patience import Again
 
 if TYPE_CHECKING:
     from ringstow._catalog_report import Step

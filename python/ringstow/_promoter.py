@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ringstow import _native, _promote
 from ringstow._arguments import StrPath, absolute, object_url
-from ringstow._config import given, without_tiers
+from ringstow._config import given, native_json, without_tiers
 from ringstow._copier import Added, Copier, passes
 from ringstow._errors import CorruptCheckpointError, InvalidStateError
 
@@ -194,13 +194,8 @@ class Promoter(Copier):
         return super()._gives_way(step, later) and is_overtaken
 
     def _was_removed(self, step: Added) -> bool:
-        """Whether a step is gone and a newer one is here: a rule removed it, which is fine."""
-        if os.path.lexists(f"{step.path}/manifest.json"):
-            return False
-        with contextlib.suppress(OSError), os.scandir(self._root) as entries:
-            newer = (entry.path for entry in entries if _is_newer(entry.path, step.path))
-            return any(os.path.lexists(f"{path}/manifest.json") for path in newer)
-        return False
+        """Whether a step is gone because a rule removed it, which is fine."""
+        return _native.was_removed(step.path, native_json(self._config))
 
     def _claim(self, tier: str) -> None:
         """Note that a tier has steps of this run.

@@ -21,7 +21,7 @@ import pathlib
 import stat
 from collections.abc import Callable, Iterator
 
-from ringstow import _native, _regular
+from ringstow import _file_io, _native
 from ringstow._errors import (
     BusyError,
     CorruptCheckpointError,
@@ -186,7 +186,7 @@ def _file(path: str, check: Callable[[], None], *, overwrite: bool) -> Iterator[
         with _locked(part):
             os.unlink(part)
     try:
-        _regular.new(part).close()
+        _file_io.new(part).close()
     except FileExistsError:  # another conversion made it just now
         raise _busy(part, "remove it") from None
     with _locked(part):
@@ -260,7 +260,7 @@ def _sync_name(path: str, made: str | None = None) -> None:
 def _locked(path: str) -> Iterator[None]:
     busy = BusyError(f"{path} is being written by another process: wait for it to end")
     try:
-        handle = _regular.to_lock(path)
+        handle = _file_io.to_lock(path)
     except FileNotFoundError:  # another conversion has just renamed or removed it
         raise busy from None
     try:

@@ -10,11 +10,11 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ringstow import _native
-from ringstow._again import Again
 from ringstow._alone import Side
 from ringstow._damage import OnCorrupt
 from ringstow._errors import MissingFilesError, NoCheckpointError
 from ringstow._nearest import newest_first
+from ringstow._patience import Again
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

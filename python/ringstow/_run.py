@@ -1,14 +1,15 @@
-"""The steps that a `CheckpointManager` finds in its directory, and where it saves the next one."""
+"""The directory of a run: its steps, where the next one goes, and which manager saves there."""
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 from typing import TYPE_CHECKING
 
-from ringstow import _catalog, _native
+from ringstow import _catalog, _native, _others
 from ringstow._damage import OnCorrupt, is_damage
-from ringstow._errors import InvalidStateError, NoCheckpointError
+from ringstow._errors import BusyError, InvalidStateError, NoCheckpointError
 from ringstow._nearest import warn_of_lost_manifests, was_committed
 from ringstow._open import open as open_checkpoint
 from ringstow.foreign import _steps
@@ -151,6 +152,41 @@ class Run:
                 "another directory"
             )
         return found
+
+
+class RunLock:
+    """The lock of a run: one manager saves there. Readers and saves without one need none."""
+
+    def __init__(self, root: str) -> None:
+        """Name the run."""
+        self._root = root
+        self._held: _native.RunLock | None = None
+
+    def take(self) -> None:
+        """Keep other managers from saving there.
+
+        Raises:
+            BusyError: another one does, in this process or in another; says which.
+            InvalidStateError: another rank of this job has, and there is no process group.
+            OSError: the directory cannot be made, or its lock file not be opened.
+        """
+        if _native.RunLock.is_own(self._root):
+            gc.collect()  # a manager that was dropped without `close` may wait for it
+        try:
+            self._held = _native.RunLock(self._root)
+        except BusyError as error:
+            raise _others.explained(error, is_own=False) from None
+        try:
+            _others.refuse_run_of_other_ranks(self._root)
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Let other managers save there."""
+        held, self._held = self._held, None
+        if held is not None:
+            held.release()
 
 
 def first_whole(steps: list[Step]) -> Step | None:

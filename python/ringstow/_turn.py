@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 
 from ringstow._errors import BusyError, Error, InvalidStateError
-from ringstow._patient import Patience
+from ringstow._patience import Patience
 from ringstow.tensors._modes import real_tensors
 
 # How often a call that waits for another one looks.

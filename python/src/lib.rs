@@ -24,7 +24,6 @@ mod owned;
 mod place;
 mod promote;
 mod run;
-mod run_lock;
 mod save;
 mod session;
 mod settle;
@@ -186,8 +185,7 @@ mod _native {
             check_apart, check_url, claim, claim_for, copies_of, is_one_run, join_run, name_run,
             promote, run_of, unfinished,
         },
-        run::{Managed, check_own_name, pin, pinned, remove_step, unpin},
-        run_lock::RunLock,
+        run::{RunLock, check_own_name, follow, go_back, pin, pinned, unpin, was_removed},
         save::{SaveJob, check_metrics, start_export, start_save, start_write, start_write_dealt},
         session::{Receipts, Session, is_under_way},
         skeleton::parse_tree,

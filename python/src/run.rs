@@ -1,30 +1,77 @@
 //! What a manager does with the run that it saves to.
 
+use crate::config;
 use crate::error::to_python;
-use crate::{config, to_json};
+use crate::owned::Owned;
 use pyo3::prelude::*;
-use ringstow::Disposal;
 use ringstow::internals::format::manifest::{Age, Order};
 use ringstow::internals::store;
+use ringstow::internals::sys::run_lock;
 use std::path::PathBuf;
 
-/// Says that this process manages a run.
-#[pyclass(frozen)]
-pub(crate) struct Managed(store::Managed);
+/// A lock on a run's directory, until it is released or dropped.
+#[pyclass(frozen, module = "ringstow._native")]
+pub(crate) struct RunLock(Owned<run_lock::RunLock>);
 
 #[pymethods]
-impl Managed {
+impl RunLock {
     #[new]
-    fn new(root: PathBuf) -> Self {
-        Self(store::Managed::run(&root))
+    fn new(py: Python<'_>, root: PathBuf) -> PyResult<Self> {
+        let lock = py.detach(|| run_lock::RunLock::take(&root)).map_err(to_python)?;
+        Ok(Self(Owned::new(lock)))
     }
 
-    /// Notes the order of a step of the run that is in another place.
-    fn follows(&self, order: (u64, u64, u64, u64)) {
-        let (branch, step, sequence, created) = order;
-        let age = Age { sequence, created_unix_ms: Some(created) };
-        self.0.follows(Order { branch, step: Some(step), age });
+    /// Whether this process holds the lock of a run.
+    #[staticmethod]
+    fn is_own(root: PathBuf) -> bool {
+        run_lock::RunLock::is_own(&root)
     }
+
+    /// Lets others save there.
+    fn release(&self) {
+        drop(self.0.take());
+    }
+}
+
+/// What Python has of an [`Order`].
+type Numbers = (u64, u64, u64, u64);
+
+fn order((branch, step, sequence, created): Numbers) -> Order {
+    Order { branch, step: Some(step), age: Age { sequence, created_unix_ms: Some(created) } }
+}
+
+/// Notes the order of a step of the run that may be in another place.
+#[pyfunction]
+pub(crate) fn follow(root: PathBuf, newest: Numbers) {
+    store::follow(&root, order(newest));
+}
+
+/// Warns of the steps in some places of a run that are newer than a restored one, or removes them.
+#[pyfunction]
+pub(crate) fn go_back(
+    py: Python<'_>,
+    root: PathBuf,
+    places: Vec<PathBuf>,
+    restored: Numbers,
+    drop_newer: bool,
+    config: &str,
+) -> PyResult<()> {
+    let config = self::config(config)?;
+    let go_back = || {
+        let newer = store::Newer::find(&root, &places, order(restored), &config)?;
+        match drop_newer {
+            true => newer.remove(&config).map(drop),
+            false => Ok(newer.warn()),
+        }
+    };
+    py.detach(go_back).map_err(to_python)
+}
+
+/// Whether a step is gone because it was removed.
+#[pyfunction]
+pub(crate) fn was_removed(py: Python<'_>, path: PathBuf, config: &str) -> PyResult<bool> {
+    let config = self::config(config)?;
+    Ok(py.detach(|| store::was_removed(&path, &config)))
 }
 
 #[pyfunction]
@@ -45,17 +92,4 @@ pub(crate) fn unpin(py: Python<'_>, step: PathBuf) -> PyResult<bool> {
 #[pyfunction]
 pub(crate) fn pinned(py: Python<'_>, run: PathBuf) -> Vec<String> {
     py.detach(|| store::pinned(&run))
-}
-
-#[pyfunction]
-pub(crate) fn remove_step(
-    py: Python<'_>,
-    path: PathBuf,
-    reason: &str,
-    config: &str,
-) -> PyResult<String> {
-    let config = self::config(config)?;
-    let disposal = Disposal::of(&config);
-    let remove = || store::remove_step(&path, reason, disposal, &config);
-    to_json(&py.detach(remove).map_err(to_python)?)
 }

@@ -28,7 +28,7 @@ pub fn watch<T: Send>(
     let interrupted = interrupted();
     // Carries no message: the worker drops its end when the work is done.
     let (working, done) = mpsc::channel::<()>();
-    // Whoever takes it does it: this thread if the system starts no more threads.
+    // The worker takes it, or this thread if the system starts no more threads.
     let work = Mutex::new(Some(work));
     let work = || work.lock().unwrap_or_else(PoisonError::into_inner).take();
     let result = std::thread::scope(|scope| {

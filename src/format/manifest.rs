@@ -20,8 +20,8 @@ use std::path::Path;
 
 pub use chunk::Chunk;
 pub use node::Node;
-pub(crate) use place::numbers;
 pub use place::{Age, Head, Order, Place};
+pub(crate) use place::{SaveId, numbers};
 pub(crate) use rank_share::RANKS_MAX;
 pub use rank_share::RankShare;
 pub use slim::Dropped;

@@ -1,5 +1,5 @@
-//! What a manager notes about the steps that may leave its directory. It never decides on a removal: each place is asked
-//! right before ([`evict`](crate::store::evict)).
+//! What a manager notes about the steps that may leave its directory. It never decides on a removal:
+//! [`evict`](crate::store::evict) checks each place right before.
 
 use crate::error::{Error, Result};
 use std::collections::HashSet;
@@ -58,10 +58,4 @@ impl Eviction {
     fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// The number that a step's name ends in.
-pub(super) fn number_of(path: &Path) -> Option<u64> {
-    let name = path.file_name()?.to_string_lossy();
-    name.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }

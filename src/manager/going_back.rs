@@ -2,8 +2,9 @@
 
 use super::{CheckpointManager, Shared};
 use crate::error::{Error, Result};
-use crate::store::{Disposal, Found, pin, remove_step, unpin};
-use std::path::{Path, PathBuf};
+use crate::format::manifest::Order;
+use crate::store::{Found, Newer, pin, unpin};
+use std::path::PathBuf;
 
 impl CheckpointManager {
     /// Removes the steps that are newer than this one, in the root and in all [places](super::Tiers): a training that goes back to it
@@ -15,25 +16,13 @@ impl CheckpointManager {
     /// are done.
     pub fn drop_newer(&mut self, step: u64) -> Result<Vec<PathBuf>> {
         self.wait()?;
-        let shared = &self.shared;
-        shared.candidates(Some(step))?;
-        let all = shared.candidates(None)?;
-        let kept = crate::store::pinned(&shared.root);
-        let is_kept = |path: &Path| {
-            path.file_name()
-                .and_then(|name| name.to_str())
-                .is_some_and(|name| kept.iter().any(|kept| kept == name))
-        };
-        let (mut removed, mut failure) = (Vec::new(), None);
-        for (_, found) in newer(&all, step).filter(|(_, found)| !is_kept(&found.path)) {
-            let reason = format!("the run goes back to step {step}");
-            let disposal = Disposal::of(shared.store.config());
-            match remove_step(&found.path, &reason, disposal, shared.store.config()) {
-                Ok(_) => removed.push(found.path.clone()),
-                Err(error) => failure = failure.or(Some(error)),
+        let found = self.shared.candidates(Some(step))?;
+        match found.first() {
+            Some((_, newest)) => {
+                self.shared.newer(newest.order)?.remove(self.shared.store.config())
             }
+            None => Ok(Vec::new()),
         }
-        failure.map_or(Ok(removed), Err)
     }
 
     /// Keeps a step until [`CheckpointManager::release`]: no rule removes it, or parts of it, and it does not leave the root.
@@ -65,30 +54,18 @@ impl Shared {
         })
     }
 
-    /// Notes what is there: what is saved from now on is newer.
-    pub(super) fn follows(&self, all: &[(u64, Found)]) {
-        let newest = all.iter().map(|(_, found)| found.order).max();
-        newest.iter().for_each(|newest| self.managed.follows(*newest));
+    /// The steps in all places that are newer than one.
+    fn newer(&self, order: Order) -> Result<Newer<'_>> {
+        let further = self.copies.iter().flat_map(|copies| copies.places());
+        let places: Vec<PathBuf> = std::iter::once(&self.root).chain(further).cloned().collect();
+        Newer::find(&self.root, &places, order, self.store.config())
     }
 
-    /// Warns that the restored step is not the newest.
-    pub(super) fn tell_newer(&self, step: u64, all: &[(u64, Found)]) {
-        let mut numbers: Vec<u64> = newer(all, step).map(|(number, _)| *number).collect();
-        numbers.dedup();
-        if let Some(newest) = numbers.first() {
-            let others = numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
-            tracing::warn!(
-                "step {step} is restored, and {} has newer ones: {others}. Until the next save, a restart goes on from step \
-                 {newest}; drop_newer removes them",
-                self.root.display()
-            );
+    /// Warns that a restored step is not the newest. It is restored even if that cannot be found out.
+    pub(super) fn tell_newer(&self, restored: &Found) {
+        match self.newer(restored.order) {
+            Ok(newer) => newer.warn(),
+            Err(error) => tracing::warn!(%error, "nobody knows whether there are newer steps"),
         }
     }
-}
-
-/// Those of these steps, newest first, that are newer than this one.
-fn newer(all: &[(u64, Found)], step: u64) -> impl Iterator<Item = &(u64, Found)> {
-    let own =
-        all.iter().filter(move |(number, _)| *number == step).map(|(_, found)| found.order).max();
-    all.iter().filter(move |(number, found)| *number != step && Some(found.order) > own)
 }

@@ -73,7 +73,6 @@ impl CheckpointManager {
         let _in_use = self.shared.in_use.read().unwrap_or_else(PoisonError::into_inner);
         let mut passed_over: Vec<(PathBuf, Error)> = Vec::new();
         let candidates = self.shared.candidates(step)?;
-        let all = step.map(|_| self.shared.candidates(None)).transpose()?;
         for (at, (number, Found { path, dropped, created_unix_ms, .. })) in
             candidates.iter().enumerate()
         {
@@ -90,8 +89,11 @@ impl CheckpointManager {
                         tracing::warn!("`slim` has dropped {dropped} from {}", path.display());
                     }
                     self.shared.restored(path);
-                    self.shared.follows(all.as_ref().unwrap_or(&candidates));
-                    all.iter().for_each(|all| self.shared.tell_newer(number, all));
+                    let found = || candidates.iter().map(|(_, found)| found);
+                    found().for_each(|found| store::follow(&self.shared.root, found.order));
+                    step.and_then(|_| found().next())
+                        .iter()
+                        .for_each(|one| self.shared.tell_newer(one));
                     let has_all = self.shared.copies.as_ref().is_some_and(|tiers| {
                         let same = &candidates[at + 1..=at + copies.len()];
                         tiers.have_all(same.iter().map(|(_, copy)| copy))

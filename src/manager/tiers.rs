@@ -1,12 +1,13 @@
 //! Copies of a manager's steps in further places, made by a thread.
 
 use super::Shared;
-use super::eviction::{Eviction, number_of};
+use super::eviction::Eviction;
 use super::queue::{Added, Queue};
 use crate::error::{Error, Result};
-use crate::format::names;
 use crate::handle::panicked;
-use crate::store::{Found, Promotion, Retention, Status, check_apart, claim_for, join, pinned};
+use crate::store::{
+    Found, Promotion, Retention, Status, check_apart, claim_for, join, pinned, was_removed,
+};
 use crate::sys::dir;
 use crate::sys::path::absolute_or_object;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -230,7 +231,7 @@ impl Copies {
         let mut is_worth_another = false;
         for place in &self.places {
             if let Err(error) = self.copy(shared, step, place) {
-                if was_removed(shared, &step.path) {
+                if was_removed(&step.path, shared.store.config()) {
                     pass_over(&step.path);
                     return false;
                 }
@@ -323,14 +324,15 @@ impl Copies {
     }
 }
 
-/// Whether a step is gone, and a newer one is here: a rule has removed it, and there is nothing left to copy.
-fn was_removed(shared: &Shared, path: &Path) -> bool {
-    dir::is_gone(&path.join(names::MANIFEST)) && shared.has_newer(path)
-}
-
 fn pass_over(path: &Path) {
     let path = path.display();
     tracing::warn!(
         "{path} is not copied on: another step is newer, and the copies are slower than the saves"
     );
+}
+
+/// The number that a step's name ends in.
+fn number_of(path: &Path) -> Option<u64> {
+    let name = path.file_name()?.to_string_lossy();
+    name.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }

@@ -1,7 +1,7 @@
 //! Steps leave a manager's directory once all of its places have them.
 
 use super::Shared;
-use super::eviction::{Eviction, number_of};
+use super::eviction::Eviction;
 use super::tiers::Copies;
 use crate::error::Error;
 use crate::store::{Found, Status, evict, is_everywhere};
@@ -122,13 +122,6 @@ impl Shared {
             }
         }
         true
-    }
-
-    /// Whether a newer step than that of a path is committed here: then a rule may have removed that one.
-    pub(super) fn has_newer(&self, path: &Path) -> bool {
-        let number = number_of(path);
-        let newer = |(step, _): &(u64, Found)| number.is_some_and(|number| *step > number);
-        self.committed(None).is_ok_and(|found| found.iter().any(newer))
     }
 
     /// Whether a step is to stay whole here, since a place lacks it yet.

@@ -369,7 +369,7 @@ impl FileLock {
 }
 
 impl FileLock {
-    /// Replaces the content of the file, which whoever finds it locked reads.
+    /// Replaces the content of the file. Processes that find it locked read it.
     ///
     /// # Errors
     /// [`Error::Io`].

@@ -22,12 +22,12 @@ const POLL: Duration = Duration::from_millis(50);
 static HELD: PerProcess<BTreeSet<PathBuf>> =
     PerProcess::new([const { Mutex::new(BTreeSet::new()) }; GENERATIONS]);
 
-/// A lock on a run's directory, until it is dropped or the process ends. Whoever reads, and a save without a manager,
-/// needs none.
+/// A lock on a run's directory, until it is dropped or the process ends. Loads, and saves without a manager,
+/// need none.
 #[derive(Debug)]
 pub struct RunLock {
     root: PathBuf,
-    /// `None` if nobody can lock a file there: the locks of the checkpoints keep two saves apart.
+    /// `None` if the file system has no locks: the locks of the checkpoints keep two saves apart.
     file: Option<FileLock>,
     process: u32,
     made_root: bool,

@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 
-from ringstow import _regular
+from ringstow import _file_io
 from ringstow._errors import Error
 from ringstow._page._gather import gather
 from ringstow._page._html import page
@@ -60,7 +60,7 @@ def _write(path: str, text: str) -> None:
     """Write a file, or leave what is there."""
     part = f"{path}.part"
     try:
-        with _regular.fresh(part) as file:
+        with _file_io.fresh(part) as file:
             file.write(text.encode())
         os.replace(part, path)
     except BaseException:

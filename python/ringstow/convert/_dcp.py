@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from ringstow import _native, _regular, _replace
+from ringstow import _file_io, _native, _replace
 from ringstow._errors import InvalidStateError
 from ringstow._kinds import DCP_DATA, taken
 from ringstow.convert import _files
@@ -109,7 +109,7 @@ class _Writer(filesystem.FileSystemWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         results = []
         path = os.path.join(self.path, DCP_DATA)
-        with _pickles.naming(path), _regular.new(path) as stream:
+        with _pickles.naming(path), _file_io.new(path) as stream:
             self.created.append(DCP_DATA)
             for item in plan.items:
                 begin = stream.tell()

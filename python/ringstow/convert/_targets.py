@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ringstow import _jobs, _native, _others, _regular
+from ringstow import _file_io, _jobs, _native, _others
 from ringstow._errors import InvalidStateError, KeyMismatchError
 from ringstow._report import SaveReport
 from ringstow.convert import _files
@@ -88,7 +88,7 @@ def to_torch(state: State, path: str, advance: Advance, options: Options) -> Wri
     with (
         _pickles.naming(path),
         tempfile.TemporaryFile(dir=os.path.dirname(path)) as scratch,
-        _regular.rewriting(path) as stream,
+        _file_io.rewriting(path) as stream,
     ):
         _files.save(_mapped(state, scratch.fileno(), advance), stream)
         stream.flush()

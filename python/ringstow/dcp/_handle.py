@@ -10,7 +10,7 @@ from typing import Any
 
 from ringstow import _jobs
 from ringstow._copied import Copied
-from ringstow._patient import patiently
+from ringstow._patience import patiently
 from ringstow._report import SaveReport
 
 

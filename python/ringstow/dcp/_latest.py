@@ -15,10 +15,10 @@ import torch.distributed as dist
 
 import ringstow
 from ringstow import _late, _native, _others
-from ringstow._again import Again
 from ringstow._arguments import StrPath
 from ringstow._config import Config
 from ringstow._errors import NoCheckpointError
+from ringstow._patience import Again
 from ringstow.dcp import _mark, _paths
 from ringstow.dcp._together import from_first, gathered
 

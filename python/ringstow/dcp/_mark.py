@@ -13,7 +13,7 @@ import pickle
 import re
 from typing import Any, NoReturn
 
-from ringstow import _native, _regular
+from ringstow import _file_io, _native
 from ringstow._errors import UnsupportedError
 
 NAME = ".metadata"
@@ -56,7 +56,7 @@ def write(path: str) -> None:
     temporary = f"{target}.tmp"
     try:
         dead = _listed_in(target)
-        with _regular.fresh(temporary) as file:
+        with _file_io.fresh(temporary) as file:
             pickle.dump(_Mark(), file)
             file.flush()
             os.fsync(file.fileno())
@@ -73,13 +73,13 @@ def write(path: str) -> None:
 def is_torchs(mark: str) -> bool:
     """Tell whether a file is the ``.metadata`` of torch's own writer."""
     try:
-        with _regular.reading(mark) as file:
+        with _file_io.reading(mark) as file:
             return _TORCHS in file.read(_START_BYTES)
     except (
         FileNotFoundError,
         IsADirectoryError,
         NotADirectoryError,
-        _regular.OtherKindError,
+        _file_io.OtherKindError,
     ):
         return False
 
@@ -104,7 +104,7 @@ def _listed_in(mark: str) -> list[str]:
     The pickle is searched for the names, not loaded: unpickling can run any code.
     """
     try:
-        with _regular.reading(mark, links=False) as file:
+        with _file_io.reading(mark, links=False) as file:
             start = file.read(_START_BYTES)
             if _TORCHS not in start:
                 return []

@@ -6,7 +6,7 @@ import os
 import uuid
 from typing import Any
 
-from ringstow import _regular
+from ringstow import _file_io
 from ringstow._arguments import StrPath, absolute, object_url
 from ringstow._errors import InvalidStateError
 
@@ -70,7 +70,7 @@ def id_of(fingerprint: str | None) -> str | None:
 def committed_id(path: str) -> str | None:
     """Return the id of the save that has just committed a checkpoint at a path."""
     try:
-        with _regular.reading(os.path.join(path, MANIFEST)) as file:
+        with _file_io.reading(os.path.join(path, MANIFEST)) as file:
             nbytes = file.seek(-_TRAILER_LEN, os.SEEK_END) + _TRAILER_LEN
             trailer = file.read(_TRAILER_LEN).decode().rstrip()
     except (OSError, ValueError):  # replaced or removed already

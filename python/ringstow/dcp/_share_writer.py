@@ -12,7 +12,7 @@ import torch
 
 from ringstow import _jobs, _late, _native
 from ringstow._config import Config
-from ringstow._patient import patiently
+from ringstow._patience import patiently
 from ringstow._report import SaveReport
 from ringstow.dcp._pieces import Cast, Inbox, Received, Round, Sent, parts
 from ringstow.dcp._shares import Box, Piece, Shares, Unit, first_element

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from ringstow import _patient
+from ringstow import _patience
 from ringstow._errors import Error
 from ringstow.dcp._errors import survives
 
@@ -189,7 +189,7 @@ def raise_first(errors: Iterable[BaseException | None]) -> None:
 def patient(group: dist.ProcessGroup | None) -> Iterator[None]:
     """Log a warning if the other ranks are late."""
     ranks = f"{dist.get_rank(group)} of {dist.get_world_size(group)}"
-    with _patient.patient(
+    with _patience.patient(
         f"rank {ranks} waits for the other ranks, all of which must make this call"
     ):
         yield

@@ -29,7 +29,7 @@ from ringstow._base import Base, native
 from ringstow._collector import collector_paused
 from ringstow._config import Config
 from ringstow._errors import InvalidStateError, UnsupportedError
-from ringstow._patient import patiently
+from ringstow._patience import patiently
 from ringstow._report import SaveReport
 from ringstow._waited import Waited
 from ringstow.dcp import (

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
-from ringstow import _native, _regular
+from ringstow import _file_io, _native
 from ringstow._errors import CorruptCheckpointError
 from ringstow.distributed._group import Group
 from ringstow.distributed._nodes import Nodes
@@ -140,7 +140,7 @@ class Needs:
         name, _ = self._whole.files[one.number]
         file: BinaryIO | None = None
         try:
-            file = _regular.rewriting(os.path.join(self.room.directory, name))
+            file = _file_io.rewriting(os.path.join(self.room.directory, name))
         except OSError as error:
             self._error = error
         try:
@@ -196,7 +196,7 @@ class Source:
         """Why some of it cannot be read."""
         self._file: BinaryIO | None = None
         try:
-            self._file = _regular.reading(path, links=False)
+            self._file = _file_io.reading(path, links=False)
         except OSError as error:
             self.problem = str(error)
 

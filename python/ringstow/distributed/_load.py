@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ringstow import _arguments, _late, _load, _native, _nearest, _outcomes, foreign
-from ringstow._again import Again
 from ringstow._arguments import StrPath, directory_to_read, object_url, to_read
 from ringstow._config import Config, given, native_json, with_tiers, without_tiers
 from ringstow._errors import ReplacedCheckpointError
 from ringstow._loading import _into, _merge
 from ringstow._loading._names import Names
 from ringstow._nearest import copies_of
+from ringstow._patience import Again
 from ringstow._stateful._parts import Parts
 from ringstow.dcp._together import raise_first, sendable
 from ringstow.distributed import _nodes, _whole

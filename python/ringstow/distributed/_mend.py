@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
-from ringstow import _native, _regular
+from ringstow import _file_io, _native
 from ringstow._errors import CorruptCheckpointError
 from ringstow.distributed._fetch import Needs
 from ringstow.distributed._group import Group
@@ -74,7 +74,7 @@ class Mender:
     def _put(self, directory: str, files: list[tuple[str, str, int, bool]]) -> None:
         for name, target, _, _ in files:
             copy = os.path.join(directory, name)
-            _regular.sync(copy)
+            _file_io.sync(copy)
             os.replace(copy, target)
             _native.sync_dir(self._path)
             _log.warning("%s was damaged: it is replaced by the copy of another node", target)

@@ -8,7 +8,7 @@ import os
 import socket
 from typing import NamedTuple
 
-from ringstow import _native, _regular
+from ringstow import _file_io, _native
 from ringstow._errors import InvalidStateError
 from ringstow.distributed._group import Group
 
@@ -91,7 +91,7 @@ def _refuse_copies(group: Group, nodes: Nodes, run: str) -> None:
 
     def mark_it() -> None:
         if nodes.leads(group.rank):
-            _regular.fresh(path).close()
+            _file_io.fresh(path).close()
 
     group.each(mark_it)
     all_see = group.together(lambda: mark in os.listdir(run))

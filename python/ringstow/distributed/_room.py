@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ringstow import _regular
+from ringstow import _file_io
 from ringstow.distributed import _nodes
 from ringstow.distributed._group import Group
 from ringstow.distributed._nodes import Nodes
@@ -65,7 +65,7 @@ def _made(run: str, path: str, whole: Whole, rank: int) -> Iterator[str]:
     _clear(run)
     with _locked(run, fcntl.LOCK_SH):  # `run` is no link: `run_of` has followed it
         stripe = tempfile.mkdtemp(prefix=PREFIX, dir=run)
-        lock = _regular.to_lock(stripe)
+        lock = _file_io.to_lock(stripe)
         fcntl.flock(lock, fcntl.LOCK_EX)
     try:
         real = os.path.realpath(path)
@@ -73,9 +73,9 @@ def _made(run: str, path: str, whole: Whole, rank: int) -> Iterator[str]:
         os.mkdir(directory)
         for number in whole.lacks(rank):
             name, nbytes = whole.files[number]
-            with _regular.new(os.path.join(directory, name)) as file:
+            with _file_io.new(os.path.join(directory, name)) as file:
                 file.truncate(nbytes)
-        with _regular.new(os.path.join(directory, _MARKER)) as marker:
+        with _file_io.new(os.path.join(directory, _MARKER)) as marker:
             marker.write(json.dumps({"checkpoint": real}).encode())
         yield os.path.basename(stripe)
     finally:
@@ -85,7 +85,7 @@ def _made(run: str, path: str, whole: Whole, rank: int) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _locked(path: str, how: int) -> Iterator[None]:
-    lock = _regular.to_lock(path)
+    lock = _file_io.to_lock(path)
     try:
         fcntl.flock(lock, how)
         yield

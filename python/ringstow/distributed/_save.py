@@ -21,7 +21,7 @@ from ringstow._config import Config, given
 from ringstow._errors import InvalidStateError, torn
 from ringstow._guard import Staging
 from ringstow._metrics import metrics_of
-from ringstow._patient import patiently
+from ringstow._patience import patiently
 from ringstow._report import SaveReport
 from ringstow._stateful._parts import Parts
 from ringstow.dcp._handle import RanksHandle

@@ -8,7 +8,7 @@ import logging
 import os
 from typing import NamedTuple
 
-from ringstow import _native, _regular
+from ringstow import _file_io, _native
 from ringstow._errors import MissingFilesError
 from ringstow.dcp._paths import MANIFEST
 from ringstow.distributed import _nodes
@@ -122,7 +122,7 @@ def find(group: Group, nodes: Nodes, path: str, own: Look, all_seen: list[Seen |
 
 
 def _manifest_at(path: str) -> bytes:
-    with _regular.reading(os.path.join(path, MANIFEST)) as file:
+    with _file_io.reading(os.path.join(path, MANIFEST)) as file:
         return file.read()
 
 

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 
-from ringstow import _regular
+from ringstow import _file_io
 from ringstow._errors import FormatError, MissingFilesError, UnsupportedError
 from ringstow.foreign import _private
 from ringstow.foreign._kept import Kept
@@ -218,7 +218,7 @@ def metadata_at(path: str, *, allow_pickle: bool) -> Any:
         FormatError: it is not what DCP writes.
     """
     file = os.path.join(path, _METADATA)
-    with _regular.reading(file) as stream:
+    with _file_io.reading(file) as stream:
         data = stream.read()
     try:
         if allow_pickle:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ringstow import _regular
+from ringstow import _file_io
 from ringstow._errors import FormatError, MissingFilesError
 from ringstow.foreign import _deepspeed, _safetensors
 from ringstow.foreign._kinds import deepspeed_tag
@@ -153,7 +153,7 @@ def _check_sets(path: str, names: list[str]) -> None:
 
 
 def _json(path: str) -> Any:
-    with reading(path, "it"), _regular.reading(path) as file:
+    with reading(path, "it"), _file_io.reading(path) as file:
         return json.load(file)
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import re
 
-from ringstow import _regular
+from ringstow import _file_io
 from ringstow._errors import NotCommittedError, UnsupportedError
 
 KINDS = {
@@ -74,7 +74,7 @@ def _kind_of_file(path: str) -> str | None:
         )
     if path.endswith(".safetensors"):
         return "safetensors"
-    with _regular.reading(path) as file:
+    with _file_io.reading(path) as file:
         head = file.read(4)
     is_zip = head == b"PK\x03\x04" and not path.endswith(".npz")
     return "torch" if is_zip or path.endswith(TORCH_ENDINGS) else None
@@ -88,7 +88,7 @@ def deepspeed_tag(path: str) -> str | None:
     if any(name.endswith(_MODEL_STATES) for name in os.listdir(path)):
         return path
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        with _regular.reading(os.path.join(path, "latest")) as file:
+        with _file_io.reading(os.path.join(path, "latest")) as file:
             tag = file.read(1024).decode().strip()
         inside = os.path.join(path, tag)
         is_name = os.path.basename(tag) == tag and tag not in ("", ".", "..")
@@ -100,9 +100,9 @@ def deepspeed_tag(path: str) -> str | None:
 def _backend_of(path: str) -> str | None:
     """Return how Megatron-Core has written a checkpoint; None if the file is another program's."""
     try:
-        with _regular.reading(os.path.join(path, "metadata.json")) as file:
+        with _file_io.reading(os.path.join(path, "metadata.json")) as file:
             found = json.load(file)
-    except (ValueError, IsADirectoryError, _regular.OtherKindError):
+    except (ValueError, IsADirectoryError, _file_io.OtherKindError):
         return None
     backend = found.get("sharded_backend") if isinstance(found, dict) else None
     return backend if isinstance(backend, str) else None

@@ -14,7 +14,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from ringstow import _regular
+from ringstow import _file_io
 from ringstow._errors import (
     CorruptCheckpointError,
     Error,
@@ -179,7 +179,7 @@ def refuse_pointer(path: str) -> None:
     """
     if not os.path.isfile(path) or os.path.getsize(path) > _POINTER_BYTES_MAX:
         return
-    with _regular.reading(path) as file:
+    with _file_io.reading(path) as file:
         head = file.read(len(_POINTER))
     if head == _POINTER:
         raise MissingFilesError(

@@ -7,7 +7,7 @@ import math
 import os
 from typing import Any
 
-from ringstow import _regular
+from ringstow import _file_io
 from ringstow._errors import CorruptCheckpointError, MissingFilesError, UnsupportedError
 from ringstow.foreign._pickles import REMEDY, reading
 from ringstow.foreign._states import State
@@ -43,7 +43,7 @@ def read(path: str) -> State:
 def _header(path: str) -> tuple[dict[str, Any], int]:
     """Return the header of a file, and where its data begins."""
     size = os.path.getsize(path)
-    with _regular.reading(path) as file:
+    with _file_io.reading(path) as file:
         length = int.from_bytes(file.read(_LENGTH), "little")
         if not 2 <= length <= min(_HEADER_BYTES_MAX, size - _LENGTH):
             raise _damaged(path, f"has {size} bytes, which is no safetensors file")
@@ -71,7 +71,7 @@ def is_as_listed(path: str, index: str) -> bool:
 
 def _weight_map(path: str, index: str) -> dict[str, str]:
     at = os.path.join(path, index)
-    with reading(at, "the index"), _regular.reading(at) as stream:
+    with reading(at, "the index"), _file_io.reading(at) as stream:
         found: dict[str, str] = json.load(stream)["weight_map"]
         for name in dict.fromkeys(found.values()):
             if os.path.basename(name) != name or name in ("", ".", ".."):

@@ -15,7 +15,7 @@ import zipfile
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from ringstow import _regular
+from ringstow import _file_io
 from ringstow._errors import CorruptCheckpointError, InvalidStateError, UnsupportedError
 from ringstow.foreign._pickles import REMEDY, reading, refuse_pointer, unpickled
 from ringstow.tensors import _torch
@@ -119,7 +119,7 @@ def is_zip(path: str) -> bool:
     """
     if os.path.exists(path) and not os.path.isfile(path):
         raise InvalidStateError(f"{path} is not a regular file: give a file by torch.save")
-    with _regular.reading(path) as file:
+    with _file_io.reading(path) as file:
         head = file.read(_HEAD_BYTES)
         size = os.fstat(file.fileno()).st_size
     if not head:
@@ -152,7 +152,7 @@ def _check_tar(path: str) -> None:
     """Refuse a tar archive that torch has not written: it did until its version 0.1.10."""
     names: list[str] = []
     with (
-        _regular.reading(path) as file,
+        _file_io.reading(path) as file,
         contextlib.suppress(tarfile.TarError),
         tarfile.open(fileobj=file, mode="r:") as archive,
     ):
@@ -172,7 +172,7 @@ def _damaged(path: str, what: str) -> CorruptCheckpointError:
 
 def check_zip(path: str) -> None:
     """Verify all checksums that torch.save wrote; torch does not for a mapped file."""
-    with reading(path, "it"), _regular.reading(path) as file, zipfile.ZipFile(file) as archive:
+    with reading(path, "it"), _file_io.reading(path) as file, zipfile.ZipFile(file) as archive:
         bad = archive.testzip()
     if bad is not None:
         raise _differs(path, f"the checksum of {bad} is not that which torch.save recorded")
@@ -197,7 +197,7 @@ class Checksums:
         """
         self._path = path
         self._verified: set[int] = set()
-        with reading(path, "it"), _regular.reading(path) as file, zipfile.ZipFile(file) as archive:
+        with reading(path, "it"), _file_io.reading(path) as file, zipfile.ZipFile(file) as archive:
             self._known = {(one.file_size, one.CRC) for one in archive.infolist()}
             for one in archive.infolist():
                 if one.filename.endswith("/data.pkl"):

@@ -16,7 +16,7 @@ import re
 import shutil
 from collections.abc import Callable
 
-from ringstow import _native, _regular
+from ringstow import _file_io, _native
 
 _HIDDEN = ".ringstow-"
 # Where two names cannot be swapped, the older checkpoint has this one between two renames.
@@ -155,7 +155,7 @@ def sync(path: str) -> None:
     """Make all files and names below a directory durable."""
     for folder, _, names in os.walk(path):
         for name in names:
-            _regular.sync(os.path.join(folder, name))
+            _file_io.sync(os.path.join(folder, name))
         _native.sync_dir(folder)
 
 

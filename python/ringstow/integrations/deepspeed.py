@@ -23,7 +23,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 import ringstow
-from ringstow import _native, _regular
+from ringstow import _file_io, _native
 from ringstow._config import Config
 from ringstow._errors import InvalidStateError, NoCheckpointError, UnsupportedError
 from ringstow._guard import Staging, check_staging
@@ -192,9 +192,9 @@ class RingstowCheckpointEngine(CheckpointEngine):
         place = None if call is None else call.place(path)
         if call is None or place is None:
             new = _named.hidden(os.path.abspath(path))
-            _regular.clear(new)
+            _file_io.clear(new)
             self._stock.save(state_dict, new)
-            _regular.sync(new)
+            _file_io.sync(new)
             os.rename(new, path)
             _native.sync_dir(os.path.dirname(os.path.abspath(path)))
             return

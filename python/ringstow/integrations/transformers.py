@@ -19,7 +19,7 @@ import transformers
 from torch.distributed.checkpoint.api import CheckpointException
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 
-from ringstow import _regular
+from ringstow import _file_io
 from ringstow._config import Config
 from ringstow._errors import Error, InvalidStateError, TornSaveError
 from ringstow._guard import Staging
@@ -307,7 +307,7 @@ class RingstowTrainerMixin(_Base):
             self._save_scaler(part)
             self._save_rng_state(part)
             if self.args.world_size > 1:  # the first rank syncs no other host's files
-                _regular.sync(os.path.join(part, f"rng_state_{self.args.process_index}.pth"))
+                _file_io.sync(os.path.join(part, f"rng_state_{self.args.process_index}.pth"))
         if not self.args.should_save:
             return
         model = self.__unwrapped(self.model)
@@ -318,7 +318,7 @@ class RingstowTrainerMixin(_Base):
         collator = getattr(self.data_collator, "tokenizer", None)
         if (processor := self.processing_class or collator) is not None:
             processor.save_pretrained(part)
-        with _regular.new(os.path.join(part, "training_args.bin")) as stream:
+        with _file_io.new(os.path.join(part, "training_args.bin")) as stream:
             torch.save(self.args, stream)
         self.__note_callbacks()
         self.state.save_to_json(os.path.join(part, "trainer_state.json"))

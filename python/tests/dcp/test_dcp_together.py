@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from ringstow import _patient
+from ringstow import _patience
 from ringstow.dcp import _together
 
 
@@ -46,8 +46,8 @@ def one_is_late(rank, mark):
             mark.touch()
 
     handler, logger = Handler(), logging.getLogger("ringstow")
-    before = _patient.PATIENCE_S
-    _patient.PATIENCE_S = 0.0 if rank == 0 else before
+    before = _patience.PATIENCE_S
+    _patience.PATIENCE_S = 0.0 if rank == 0 else before
     logger.addHandler(handler)
     try:
         while rank == 1 and not mark.exists():
@@ -55,7 +55,7 @@ def one_is_late(rank, mark):
         _together.gathered(rank, None)
     finally:
         logger.removeHandler(handler)
-        _patient.PATIENCE_S = before
+        _patience.PATIENCE_S = before
     return said
 
 

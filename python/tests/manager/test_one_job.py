@@ -33,7 +33,7 @@ def test_second_process_is_refused_with_host_process_and_since_when(tmp_path):
     process = holder(tmp_path)
     try:
         with ringstow.CheckpointManager(tmp_path) as manager:
-            assert manager.restore().step == 1  # whoever reads needs no lock
+            assert manager.restore().step == 1  # loads need no lock
             with pytest.raises(ringstow.BusyError) as caught:
                 manager.save(2, STATE)
         for word in (str(process.pid), os.uname().nodename, "since", str(tmp_path)):

@@ -52,6 +52,21 @@ pub struct Age {
     pub created_unix_ms: Option<u64>,
 }
 
+/// What all copies of a save have alike, slimmed or not, and no other save of the step has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SaveId {
+    /// Which of two saves is the later one.
+    pub age: Age,
+    block_bytes: u64,
+}
+
+impl SaveId {
+    /// That of a manifest, or of the part of one that lists its files.
+    pub fn of<T, S>(manifest: &Manifest<T, S>) -> Self {
+        Self { age: manifest.age(), block_bytes: manifest.block_bytes }
+    }
+}
+
 /// What the first bytes of a manifest say.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Head {
@@ -69,7 +84,7 @@ impl Head {
     /// So many bytes have all of it: a file's name has 255 at most.
     pub const BYTES: u64 = 4096;
 
-    /// Reads the start of a manifest. No checksum covers it: whoever acts on it can bear that it is wrong.
+    /// Reads the start of a manifest. No checksum covers it: callers must tolerate a wrong answer.
     pub fn parse(start: &[u8]) -> Option<Self> {
         const FILES: &[u8] = br#","files":"#; // no text in JSON has such quotation marks
         let at = start.windows(FILES.len()).position(|found| found == FILES)?;

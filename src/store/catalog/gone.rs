@@ -20,7 +20,7 @@ pub fn has_gone(path: &Path) -> bool {
     parts.iter().any(|part| is_going(part)) || is_going(path)
 }
 
-/// Whether a removal has begun in a directory. It is asked in the order in which a removal proceeds: it may go on
+/// Whether a removal has begun in a directory. Checks in the order in which a removal proceeds, since it may go on
 /// meanwhile. A removal empties a step's directory before it removes it, and not every
 /// file system can keep the note that says so.
 fn is_going(path: &Path) -> bool {

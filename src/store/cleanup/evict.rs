@@ -1,5 +1,5 @@
-//! Removes steps from a run's directory that all of its further places have. Nothing is remembered: each place is asked
-//! right before a step is removed, since it may have lost the step, or may be another disk by now.
+//! Removes steps from a run's directory that all of its further places have. Nothing is remembered: it checks each
+//! place right before it removes a step, since the place may have lost the step, or may be another disk by now.
 
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -42,7 +42,7 @@ pub struct Stay {
     pub path: PathBuf,
     /// Which place does not have it, and why.
     pub reason: String,
-    /// Whether another copy is needed. Otherwise a place did not say what it has: it is asked again by the next eviction.
+    /// Whether another copy is needed. Otherwise a place did not answer, and the next eviction checks it again.
     pub is_lacking: bool,
 }
 
@@ -108,7 +108,7 @@ pub fn is_everywhere(step: &Path, places: &[PathBuf]) -> bool {
 struct Looks<'a> {
     places: &'a [PathBuf],
     until: Instant,
-    /// Places that did not answer, and what they said instead: they are not asked again.
+    /// Places that did not answer, and what they said instead: they are not checked again.
     failed: BTreeMap<&'a Path, String>,
 }
 

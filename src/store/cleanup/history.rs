@@ -3,18 +3,22 @@
 
 use crate::config::Config;
 use crate::error::Result;
+use crate::format::{StepName, names};
 use crate::object::is_url;
+use crate::store::catalog::found::Found;
+use crate::store::catalog::steps::steps;
 use crate::store::cleanup::remove::{Disposal, Removed, remove_checkpoint};
-use crate::store::write::place::is_managed;
 use crate::sys::chance::now_unix_ms;
+use crate::sys::run_lock::RunLock;
 use crate::sys::{dir, file};
 use serde::{Deserialize, Serialize};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// The file in a run's directory.
 const FILE: &str = ".ringstow-history.jsonl";
 
-/// Bytes that a look reads at most; whoever writes begins a new file long before.
+/// Bytes that are read at most. The writer starts a new file at half of that.
 const BYTES_MAX: u64 = 4_000_000;
 
 /// A removal that is in the history of a run.
@@ -56,7 +60,7 @@ pub(in crate::store) fn note(path: &Path, reason: &str) {
     tracing::info!("{} is removed: {reason}", path.display());
     let (Some(run), Some(name)) = (path.parent(), path.file_name()) else { return };
     let history = run.join(FILE);
-    if is_url(path) || !(dir::has(&history) || is_managed(run)) {
+    if is_url(path) || !(dir::has(&history) || RunLock::is_own(run)) {
         return;
     }
     let (name, reason) = (name.to_string_lossy().into_owned(), reason.into());
@@ -75,6 +79,19 @@ pub fn removals(run: &Path) -> Vec<Removal> {
     lines.filter_map(|line| serde_json::from_slice(line).ok()).collect()
 }
 
+/// Whether a step is gone because it was removed: its run's history says so, or a step of a higher number is committed
+/// there. A copy of it is then not missing.
+pub fn was_removed(path: &Path, config: &Config) -> bool {
+    let (Some(run), Some(name)) = (path.parent(), path.file_name()) else { return false };
+    if !dir::is_gone(&path.join(names::MANIFEST)) {
+        return false;
+    }
+    let number = StepName::of(name.as_bytes()).ok().map(|name| name.step);
+    let is_later = |found: &Found| found.was_committed() && number.is_some() && found.step > number;
+    let is_noted = removals(run).iter().any(|removal| *name == *removal.name);
+    is_noted || steps(run, None, config).is_ok_and(|steps| steps.iter().any(is_later))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -91,6 +108,30 @@ mod tests {
         let found = removals(run.path());
         assert_eq!(found.len(), 1);
         assert_eq!((&*found[0].name, &*found[0].reason), ("step-1", "no rule keeps it"));
+    }
+
+    #[test]
+    fn step_is_removed_by_the_history_or_by_a_later_one_and_otherwise_lost() {
+        let (run, config) = (tempfile::tempdir().unwrap(), Config::default());
+        let save = |step: u64| {
+            let (mut state, path) =
+                (crate::StateDict::new(), run.path().join(format!("step-{step}")));
+            state.step(step);
+            crate::save(&state, &path).unwrap();
+            path
+        };
+        // The run has gone back from 40 to 31.
+        let (lower, higher) = (save(31), save(40));
+        assert!(!was_removed(&higher, &config));
+        std::fs::remove_dir_all(&higher).unwrap();
+        assert!(!was_removed(&higher, &config), "somebody has deleted the newest");
+        std::fs::write(run.path().join(FILE), "").unwrap();
+        note(&higher, "no rule keeps it");
+        assert!(was_removed(&higher, &config));
+        save(50);
+        assert!(!was_removed(&lower, &config), "it is there");
+        std::fs::remove_dir_all(&lower).unwrap();
+        assert!(was_removed(&lower, &config));
     }
 
     #[test]

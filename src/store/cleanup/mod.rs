@@ -1,6 +1,7 @@
 //! Removing checkpoints, and what killed saves left.
 
 pub(crate) mod evict;
+pub(crate) mod going_back;
 pub(crate) mod history;
 pub(crate) mod keep;
 mod objects;

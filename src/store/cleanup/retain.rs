@@ -159,7 +159,7 @@ fn plan(root: &Path, retention: &Retention, config: &Config, act: Act) -> Result
         match (verdict, links.to(&found.path)) {
             (Verdict::Stays(reason), _) => plan.keep(found.path, reason),
             (_, _) if is_pinned(&found.path) => {
-                plan.keep(found.path, "somebody keeps it, until it is released".into());
+                plan.keep(found.path, "it is kept until `release`".into());
             }
             (_, Some(link)) => plan.left.push(protected(found.path, link)),
             (Verdict::SavedLast, None) => plan.leave_last(found.path),

@@ -31,7 +31,7 @@ fn again_for<T>(
             return done;
         }
         if attempts > ATTEMPTS_AT_ONCE {
-            std::thread::sleep(PAUSE); // whoever changes it so often needs the processor, too
+            std::thread::sleep(PAUSE); // leaves the processor to the process that changes it
         }
     }
 }

@@ -8,7 +8,9 @@ use crate::format::{StepName, names};
 use crate::store::layout::rank_dirs;
 use crate::sys::chance::now_unix_ms;
 use crate::sys::fork::{GENERATIONS, PerProcess};
+use crate::sys::run_lock::RunLock;
 use crate::sys::{dir, file};
+use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -19,64 +21,25 @@ const AHEAD_MS_MAX: u64 = 24 * 60 * 60 * 1000;
 /// A clock beyond this (the year 144683) gives no numbers: they stay exact in every reader of JSON.
 const SEQUENCE_MAX: u64 = 1 << 52;
 
-/// The runs that managers of this process save to.
-static RUNS: PerProcess<Vec<Run>> =
-    PerProcess::new([const { Mutex::new(Vec::new()) }; GENERATIONS]);
+/// The newest step in another place, by the directory of the run.
+static FOLLOWED: PerProcess<BTreeMap<PathBuf, Order>> =
+    PerProcess::new([const { Mutex::new(BTreeMap::new()) }; GENERATIONS]);
 
-#[derive(Debug)]
-struct Run {
-    root: PathBuf,
-    /// Managers that save there.
-    managers: usize,
-    /// The newest step that is known from other places.
-    newest: Order,
+/// Notes a step of the run in `root` that may be in another place: what this process saves there from now on is newer.
+pub fn follow(root: &Path, order: Order) {
+    let Some(mut followed) = FOLLOWED.lock() else { return };
+    let newest = followed.entry(root.into()).or_default();
+    let age = newest.age.max(order.age);
+    *newest = (*newest).max(order);
+    newest.age = age;
 }
 
-/// Says that this process manages a run, until it is dropped: a save of a step below the newest means that the run has
-/// gone back, and what is saved from then on is newer. Saves without a manager may come in any order, as conversions do.
-#[derive(Debug)]
-pub struct Managed(PathBuf);
-
-impl Managed {
-    /// Of the run in this directory, which need not exist yet.
-    pub fn run(root: &Path) -> Self {
-        let managed = Self(root.into());
-        let Some(mut runs) = RUNS.lock() else { return managed };
-        match runs.iter_mut().find(|run| run.root == root) {
-            Some(run) => run.managers += 1,
-            None => {
-                let newest = Order::default();
-                runs.push(Run { root: root.into(), managers: 1, newest });
-            }
-        }
-        managed
-    }
-
-    /// Notes a step of the run that is in another place: what is saved from now on is newer.
-    pub fn follows(&self, order: Order) {
-        let Some(mut runs) = RUNS.lock() else { return };
-        if let Some(run) = runs.iter_mut().find(|run| run.root == self.0) {
-            run.newest.age = run.newest.age.max(order.age);
-            run.newest = run.newest.max(Order { age: run.newest.age, ..order });
-        }
-    }
-}
-
-impl Drop for Managed {
-    fn drop(&mut self) {
-        let Some(mut runs) = RUNS.lock() else { return };
-        if let Some(at) = runs.iter().position(|run| run.root == self.0) {
-            runs[at].managers -= 1;
-            if runs[at].managers == 0 {
-                runs.swap_remove(at);
-            }
-        }
-    }
-}
-
-/// Whether a manager of this process saves to a run.
-pub(in crate::store) fn is_managed(run: &Path) -> bool {
-    newest_known(run).is_some()
+/// What was noted of a run.
+fn followed(run: &Path) -> Order {
+    let is_run = |root: &Path| root == run || dir::is_same(root, run);
+    let followed = FOLLOWED.lock();
+    let mut known = followed.iter().flat_map(|followed| followed.iter());
+    known.find(|(root, _)| is_run(root)).map(|(_, newest)| *newest).unwrap_or_default()
 }
 
 /// Checks that a manager may save to a path that it has named by itself.
@@ -102,12 +65,6 @@ pub fn check_own_name(path: &Path) -> Result<()> {
     }
 }
 
-/// The newest step that is known of a run; `None` if no manager of this process saves there.
-fn newest_known(run: &Path) -> Option<Order> {
-    let runs = RUNS.lock()?;
-    runs.iter().find(|known| is_run(&known.root, run)).map(|known| known.newest)
-}
-
 impl<T, S> Manifest<T, S> {
     /// Notes when this save is committed, and its place in its run if it is a step. `dir` is the checkpoint's directory, or
     /// that of a rank's share.
@@ -130,7 +87,8 @@ impl<T, S> Manifest<T, S> {
             Some(last) if last < now.saturating_add(AHEAD_MS_MAX) => now.max(last + 1),
             _ => now,
         };
-        let goes_back = before.is_managed && Some(step) < before.newest.step;
+        // Saves without a manager may come in any order, as conversions do.
+        let goes_back = RunLock::is_own(run) && Some(step) < before.newest.step;
         if goes_back {
             let newest = before.newest.step.unwrap_or_default();
             tracing::warn!(
@@ -150,7 +108,6 @@ impl<T, S> Manifest<T, S> {
 
 /// What was saved to a run before.
 struct Before {
-    is_managed: bool,
     newest: Order,
     /// Of the last save.
     age: Age,
@@ -159,9 +116,8 @@ struct Before {
 impl Before {
     /// `own` is where the save goes. What is there counts, too, but for the shares of this save by other ranks.
     fn of(run: &Path, own: &Path) -> Self {
-        let known = newest_known(run);
-        let newest = known.unwrap_or_default();
-        let mut before = Self { is_managed: known.is_some(), newest, age: newest.age };
+        let newest = followed(run);
+        let mut before = Self { newest, age: newest.age };
         for beside in dir::directories(run).unwrap_or_default() {
             let is_shared = beside != own && own.starts_with(&beside);
             if !is_shared && !names::is_unnamed(&beside) {
@@ -185,10 +141,6 @@ impl Before {
             self.newest = self.newest.max(order);
         }
     }
-}
-
-fn is_run(root: &Path, run: &Path) -> bool {
-    root == run || dir::is_same(root, run)
 }
 
 /// The first bytes of a checkpoint's manifest, or of that of its first rank.

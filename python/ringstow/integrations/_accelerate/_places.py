@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ringstow import _regular
+from ringstow import _file_io
 from ringstow._errors import FormatError, InvalidStateError, UnsupportedError
 from ringstow.integrations import _named
 
@@ -41,7 +41,7 @@ class Mark(NamedTuple):
 
     def write(self, folder: str) -> None:
         """Write the file into a directory."""
-        with _regular.fresh(os.path.join(folder, MARK)) as stream:
+        with _file_io.fresh(os.path.join(folder, MARK)) as stream:
             stream.write(json.dumps({"format": _FORMAT, **self._asdict()}, indent=1).encode())
 
 
@@ -54,7 +54,7 @@ def mark_of(path: str) -> Mark | None:
     """
     file = os.path.join(path, MARK)
     try:
-        with _regular.reading(file) as stream:
+        with _file_io.reading(file) as stream:
             said = json.load(stream)
         if said.pop("format") > _FORMAT:
             raise UnsupportedError(f"a newer version of ringstow wrote {path}: update ringstow")
@@ -192,7 +192,7 @@ def _is_complete(path: str, objects: int) -> bool:
 
 def _is_zip(path: str) -> bool:
     try:
-        with _regular.reading(path) as file:
+        with _file_io.reading(path) as file:
             return zipfile.is_zipfile(file)
     except OSError:
         return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from ringstow import _native, _regular
+from ringstow import _file_io, _native
 from ringstow._errors import NoCheckpointError
 from ringstow.integrations import _named
 
@@ -24,9 +24,9 @@ def name_latest(save_dir: str, tag: str) -> None:
     """Let ``latest`` name a tag, durably, and never anything else than one tag."""
     # Another engine of the program may do so in the same directory, for a tag of its own.
     new = os.path.join(save_dir, f".ringstow-{_LATEST}-{tag}")
-    with _regular.fresh(new) as stream:
+    with _file_io.fresh(new) as stream:
         stream.write(tag.encode(errors="surrogateescape"))
-    _regular.sync(new)
+    _file_io.sync(new)
     os.rename(new, os.path.join(save_dir, _LATEST))
     _native.sync_dir(save_dir)
 
@@ -41,7 +41,7 @@ def to_load(load_dir: str, tag: str | None) -> str | None:
     if tag is None:
         if not os.path.isfile(named):
             return None
-        with _regular.reading(named) as stream:
+        with _file_io.reading(named) as stream:
             tag = stream.read().decode(errors="surrogateescape").strip()
     final = os.path.abspath(os.path.join(load_dir, str(tag)))
     if not os.path.lexists(final) and os.path.lexists(_named.replaced(final)):

@@ -14,7 +14,7 @@ import re
 import zipfile
 from collections.abc import Callable
 
-from ringstow import _native, _others, _regular
+from ringstow import _file_io, _native, _others
 from ringstow._catalog import prune
 from ringstow._errors import InvalidStateError, NotCommittedError
 
@@ -154,7 +154,7 @@ def _refuse_other_file(path: str) -> None:
 
 def is_stock(path: str) -> bool:
     """Return whether torch.save wrote a file."""
-    with _regular.reading(path) as file:
+    with _file_io.reading(path) as file:
         if file.read(len(_LEGACY)) == _LEGACY:
             return True
         if not zipfile.is_zipfile(file):

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from ringstow import _regular
+from ringstow import _file_io
 from ringstow._config import Config
 from ringstow._errors import IncompleteCheckpointError, KeyMismatchError
 from ringstow._load import fill, load
@@ -104,14 +104,14 @@ def load_trainer(path: str, config: Config | None) -> dict[str, Any] | None:
 
 def write_index(path: str) -> None:
     """Write the index that leads ``from_pretrained`` to the weights in a checkpoint's shards."""
-    with _regular.reading(os.path.join(path, _MANIFEST)) as stream:
+    with _file_io.reading(os.path.join(path, _MANIFEST)) as stream:
         manifest = json.load(stream)
     tensors = [one for one in manifest["tensors"] if not one["name"].startswith(f"{TRAINER}.")]
     index = {
         "metadata": {"format": "ringstow"},
         "weight_map": {one["name"]: _file_of(one, manifest) for one in tensors},
     }
-    with _regular.fresh(os.path.join(path, _INDEX)) as stream:
+    with _file_io.fresh(os.path.join(path, _INDEX)) as stream:
         stream.write(json.dumps(index, indent=1).encode())
 
 

@@ -1,6 +1,6 @@
-"""Waits that say what they wait for, once, if that takes long: a disk may hang, or a rank be lost.
+"""How long a call waits: when it says what for, and when it no longer tries again.
 
-Nothing here ends a wait, or makes it longer.
+A wait for a disk or a rank is never ended here. It says once what it waits for.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ from collections.abc import Callable, Iterator
 
 PATIENCE_S = 60.0
 """After this time a wait says what it waits for."""
+
+# How long one call reads again what another process replaces or removes meanwhile.
+_LIMIT_S = 20.0
+_ATTEMPTS_MIN = 3
 
 _log = logging.getLogger("ringstow")
 
@@ -63,3 +67,22 @@ def patient(what: str) -> Iterator[None]:
 
 def _say(what: str) -> None:
     _log.warning("%s, for %.0f s so far", what, PATIENCE_S)
+
+
+class Again:
+    """The limit of a call that reads again what another process replaces or removes meanwhile.
+
+    It is a time, so that a loop within a loop adds to it and does not multiply it.
+
+    A few attempts are made however long they take: a large checkpoint may take longer to load.
+    """
+
+    def __init__(self) -> None:
+        """Start the time."""
+        self._until = time.monotonic() + _LIMIT_S
+        self._left = _ATTEMPTS_MIN
+
+    def may_try(self) -> bool:
+        """Whether there is time for another attempt."""
+        self._left -= 1
+        return self._left > 0 or time.monotonic() < self._until

@@ -1,4 +1,4 @@
-"""Every file of a run or checkpoint is opened by ``ringstow._regular``, which opens regular files.
+"""Every file of a run or checkpoint is opened by ``ringstow._file_io``, which opens regular files.
 
 No FIFO, socket or device is waited for, and nothing is written through a link.
 """
@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import ringstow
-from ringstow import _history, _regular
+from ringstow import _file_io, _history
 from ringstow._page import _cli
 from ringstow.dcp import _mark
 from ringstow.integrations import _named
@@ -45,8 +45,8 @@ OPENERS = {
 STREAM = "it is given a stream"
 ALLOWED = {
     "_others.py: open": "files of /proc",
-    "_regular.py: os.open": "the module itself",
-    "_regular.py: os.fdopen": "the module itself",
+    "_file_io.py: os.open": "the module itself",
+    "_file_io.py: os.fdopen": "the module itself",
     "convert/_files.py: torch.save": STREAM,
     "dcp/_objects.py: torch.load": STREAM,
     "dcp/_objects.py: torch.save": STREAM,
@@ -100,7 +100,7 @@ def test_no_module_opens_files_but_by_the_one_that_never_waits():
         for file in PACKAGE.rglob("*.py")
         for call in opening_calls(file)
     }
-    assert not found - ALLOWED.keys(), "use ringstow._regular"
+    assert not found - ALLOWED.keys(), "use ringstow._file_io"
     assert not ALLOWED.keys() - found, "no longer needed"
 
 
@@ -143,9 +143,9 @@ def plant(kind, path, victim=None):
 
 
 OPEN = {
-    "reading": lambda path: _regular.reading(path, links=False),
-    "appending": _regular.appending,
-    "rewriting": _regular.rewriting,
+    "reading": lambda path: _file_io.reading(path, links=False),
+    "appending": _file_io.appending,
+    "rewriting": _file_io.rewriting,
 }
 
 
@@ -163,7 +163,7 @@ def test_what_is_no_regular_file_is_named_and_not_waited_for(tmp_path, victim, h
 
 def test_devices_and_directories_are_refused(tmp_path):
     with pytest.raises(OSError, match="a character device"):
-        _regular.reading("/dev/zero")
+        _file_io.reading("/dev/zero")
     for how in OPEN.values():
         with pytest.raises(IsADirectoryError):
             how(str(tmp_path))
@@ -171,16 +171,16 @@ def test_devices_and_directories_are_refused(tmp_path):
 
 def test_only_reading_follows_links_and_only_if_asked(tmp_path, victim):
     os.symlink(victim, tmp_path / "x")
-    with _regular.reading(str(tmp_path / "x")) as file:
+    with _file_io.reading(str(tmp_path / "x")) as file:
         assert file.read() == b"mine"
     with pytest.raises(FileExistsError):
-        _regular.new(str(tmp_path / "x"))
+        _file_io.new(str(tmp_path / "x"))
 
 
 @pytest.mark.parametrize("kind", ["a FIFO", "a symbolic link", "a dangling link", "a hard link"])
 def test_a_fresh_file_replaces_what_is_planted(tmp_path, victim, kind):
     plant(kind, tmp_path / "x", victim)
-    with _regular.fresh(str(tmp_path / "x")) as file:
+    with _file_io.fresh(str(tmp_path / "x")) as file:
         file.write(b"new")
     assert stat.S_ISREG(os.lstat(tmp_path / "x").st_mode)
     assert (tmp_path / "x").read_text() == "new"
