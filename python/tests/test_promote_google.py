@@ -1,7 +1,5 @@
 """Checkpoints in Google Cloud Storage: a double of its server, with a proxy that misbehaves."""
 
-import threading
-
 import pytest
 import torch
 from stores import faults
@@ -87,31 +85,6 @@ def test_step_that_is_saved_again_replaces_its_copy(tmp_path, google_bucket):
     assert manager.promotion_error is None
     assert torch.equal(ringstow.load(f"{tiers[0]}/step-00000007")["w"], state_of_step(2)["w"])
     assert len(google_bucket.keys()) == 3  # shard, manifest, whose run it is
-
-
-def test_removal_leaves_what_was_committed_meanwhile(tmp_path, google_bucket, proxy):
-    url, raised = f"{google_bucket.url}/x", []
-    for number in (1, 2):
-        ringstow.save(state_of_step(number), tmp_path / f"{number}")
-    ringstow.promote(tmp_path / "1", url)
-    held = proxy.on(faults.Hold(), "DELETE", "manifest.json")
-
-    def remove():
-        try:
-            ringstow.remove(url)
-        except ringstow.BusyError as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=remove)
-    thread.start()
-    held.wait()
-    ringstow.promote(tmp_path / "2", url, replace_older=True)
-    held.release()
-    thread.join()
-    assert len(raised) == 1
-    assert ringstow.verify(url).ok
-    assert ringstow.load(url)["step"] == 2
-    assert len(google_bucket.keys()) == 2
 
 
 def test_removal_whose_answer_is_lost_is_no_failure(tmp_path, google_bucket, proxy):

@@ -202,7 +202,7 @@ def each_place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture
 def proxy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """Return a proxy in front of the test's place."""
-    names = ("place", "container", "google_bucket", "each_bucket", "bucket")
+    names = ("place", "container", "google_bucket", "each_bucket", "each_place", "bucket")
     name = next((name for name in names if name in request.fixturenames), "bucket")
     behind = request.getfixturevalue(name)
     with Proxy(behind.server.url) as started:
