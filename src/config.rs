@@ -17,6 +17,9 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::PathBuf;
 
+/// What a save or load needs to be as fast as the disk.
+const STAGING_BYTES: u64 = 256 << 20;
+
 /// Which engine moves the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -53,10 +56,13 @@ pub enum Switch {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Most bytes of staging memory, allocated as needed. A save of any size needs no other memory. A pool as large as
-    /// the checkpoint makes a save a snapshot; a smaller one streams. Each process has a pool of its own: the ranks of a node
-    /// take ranks * `pool_bytes` together. Default 256 MiB.
-    #[serde(deserialize_with = "size")]
+    /// Most bytes of staging memory, allocated as needed. Each process has a pool of its own: the ranks of a node take
+    /// ranks * `pool_bytes` together. A save of any size streams through it.
+    ///
+    /// 0, the default, which texts call `auto`, means 256 MiB, and more for background saves, so that training waits for the
+    /// memory and not for the disk: as much as the state needs, as long as all processes of the machine take no more than
+    /// half of the memory that the machine and their control groups have available.
+    #[serde(deserialize_with = "size_or_auto")]
     pub pool_bytes: u64,
     /// Bytes of one staging buffer and of one transfer. A multiple of 4096. Default 4 MiB.
     #[serde(deserialize_with = "size")]
@@ -122,7 +128,7 @@ pub(crate) struct MachineConfig {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            pool_bytes: 256 << 20,
+            pool_bytes: 0,
             block_bytes: 4 << 20,
             queue_depth: 8,
             fillers: 0,
@@ -167,7 +173,8 @@ impl Config {
         let (block, pool, align) = (self.block_bytes, self.pool_bytes, ALIGN as u64);
         let is_block = block.is_multiple_of(align) && (align..=1 << 30).contains(&block);
         if check("block_bytes", block, is_block, "a multiple of 4096, from 4 KiB to 1 GiB") {
-            check("pool_bytes", pool, pool >= 2 * block, "at least two blocks (2 * block_bytes)");
+            let two_blocks = "auto, or at least two blocks (2 * block_bytes)";
+            check("pool_bytes", pool, self.is_pool_automatic() || pool >= 2 * block, two_blocks);
             let most = format!("at most {FIXED_BUFFERS_MAX} times block_bytes = {block}");
             check("pool_bytes", pool, self.buffers() <= FIXED_BUFFERS_MAX, &most);
         }
@@ -236,9 +243,22 @@ impl Config {
         Priority { nice: self.nice, io: self.io_priority }
     }
 
+    /// Whether background saves may take as much memory as their state needs.
+    pub fn is_pool_automatic(&self) -> bool {
+        self.pool_bytes == 0
+    }
+
+    /// Bytes of staging memory that any save or load may take.
+    pub fn staging_bytes(&self) -> u64 {
+        match self.pool_bytes {
+            0 => STAGING_BYTES.max(2 * self.block_bytes),
+            bytes => bytes,
+        }
+    }
+
     /// Buffers in the pool.
     pub fn buffers(&self) -> usize {
-        (self.pool_bytes / self.block_bytes) as usize
+        (self.staging_bytes() / self.block_bytes) as usize
     }
 
     /// Threads that copy and checksum, with 0 resolved to this machine's number.
@@ -261,6 +281,14 @@ fn listed_twice(places: &[PathBuf]) -> Option<String> {
     })
 }
 
+/// Parses the size of the pool: a size, or `auto`.
+///
+/// # Errors
+/// The syntax of a size.
+pub fn parse_pool_size(text: &str) -> std::result::Result<u64, String> {
+    if text == "auto" { Ok(0) } else { parse_size(text) }
+}
+
 /// Parses a size as `dd` and `fio` do: a bare letter is a power of two. `Config`, variables, `ringstow.toml` and the
 /// program's flags all use it.
 ///
@@ -280,27 +308,36 @@ pub fn parse_size(text: &str) -> std::result::Result<u64, String> {
 
 /// A number of bytes, or a size as text.
 fn size<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<u64, D::Error> {
-    struct Size;
-    impl Visitor<'_> for Size {
-        type Value = u64;
+    from.deserialize_any(Size { parse: parse_size })
+}
 
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a size in bytes")
-        }
+/// Like [`size`], or `"auto"`.
+fn size_or_auto<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<u64, D::Error> {
+    from.deserialize_any(Size { parse: parse_pool_size })
+}
 
-        fn visit_u64<E: de::Error>(self, bytes: u64) -> std::result::Result<u64, E> {
-            Ok(bytes)
-        }
+struct Size {
+    parse: fn(&str) -> std::result::Result<u64, String>,
+}
 
-        fn visit_i64<E: de::Error>(self, bytes: i64) -> std::result::Result<u64, E> {
-            bytes.try_into().map_err(|_| E::custom("a size is not negative"))
-        }
+impl Visitor<'_> for Size {
+    type Value = u64;
 
-        fn visit_str<E: de::Error>(self, text: &str) -> std::result::Result<u64, E> {
-            parse_size(text).map_err(E::custom)
-        }
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a size in bytes")
     }
-    from.deserialize_any(Size)
+
+    fn visit_u64<E: de::Error>(self, bytes: u64) -> std::result::Result<u64, E> {
+        Ok(bytes)
+    }
+
+    fn visit_i64<E: de::Error>(self, bytes: i64) -> std::result::Result<u64, E> {
+        bytes.try_into().map_err(|_| E::custom("a size is not negative"))
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> std::result::Result<u64, E> {
+        (self.parse)(text).map_err(E::custom)
+    }
 }
 
 #[cfg(test)]

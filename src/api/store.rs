@@ -63,7 +63,7 @@ impl Store {
         work: impl FnOnce(&Runtime, &Path, &Arc<Job>) -> Result<T> + Send + 'static,
     ) -> Result<SaveHandle<T>> {
         let (runtime, path) = (self.runtime()?, absolute(path)?);
-        Handle::start(Work::Save, path.clone(), Job::of(&self.config), move |job| {
+        Handle::start(Work::Save, path.clone(), Job::in_background(&self.config), move |job| {
             work(&runtime, &path, job)
         })
     }

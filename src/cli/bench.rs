@@ -84,7 +84,7 @@ struct Rates {
 pub fn run(args: &Bench, out: &mut Output) -> Result<Exit> {
     let config = args.config.config()?;
     let bytes = (args.gb * 1e9) as u64;
-    check_fits(&args.dir, bytes, config.pool_bytes)?;
+    check_fits(&args.dir, bytes, config.staging_bytes())?;
     let measured = measure(args, config, bytes)?;
     out.print(args.json, &measured, || render(&measured))?;
     Ok(Exit::Success)

@@ -1,7 +1,7 @@
 //! The library's [`Config`], as flags.
 
 use super::place::place;
-use crate::config::{Config, EngineChoice, IoPriority, Switch, parse_size};
+use crate::config::{Config, EngineChoice, IoPriority, Switch, parse_pool_size, parse_size};
 use crate::error::Result;
 use clap::Args;
 use std::path::PathBuf;
@@ -10,8 +10,8 @@ use std::path::PathBuf;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "How to move bytes")]
 pub struct ConfigFlags {
-    /// Staging memory (4M and 4MiB are 2^22 bytes, 4MB is 4·10^6) [default: 256M]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    /// Staging memory: auto, or a size (4M and 4MiB are 2^22 bytes, 4MB is 4·10^6) [default: auto]
+    #[arg(long, value_name = "SIZE", value_parser = parse_pool_size)]
     pool_bytes: Option<u64>,
 
     /// Size of a staging buffer and of a transfer; a multiple of 4096 [default: 4M]

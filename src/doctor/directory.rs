@@ -92,7 +92,7 @@ pub(crate) fn space(dir: &Path, config: &Config) -> Check {
                 return Check::warn(name, found, remedy);
             }
             // A disk with less space than the pool is too small for all but tiny checkpoints.
-            if free.is_some_and(|free| free < config.pool_bytes) {
+            if free.is_some_and(|free| free < config.staging_bytes()) {
                 return Check::warn(name, found, "free some space, or save elsewhere");
             }
             Check::ok(name, found)

@@ -5,7 +5,7 @@ use crate::doctor::{Check, binary_size};
 use crate::pool::Mapping;
 use crate::sys::dir::try_entries;
 use crate::sys::file::read_kernel_text;
-use crate::sys::memlock;
+use crate::sys::{memlock, memory};
 use std::path::Path;
 
 /// Where the kernel lists the balloons of a virtual machine.
@@ -15,8 +15,7 @@ const BALLOONS: &str = "/sys/bus/virtio/drivers/virtio_balloon";
 const REPORTING: usize = 5;
 
 pub(crate) fn checks(config: &Config) -> Vec<Check> {
-    let groups = read_kernel_text("/proc/self/cgroup").unwrap_or_default();
-    let limit = group_limit_bytes(&groups, Path::new("/sys/fs/cgroup"));
+    let limit = memory::group_limit_bytes();
     let mut checks: Vec<Check> = limit.map(|limit| group(config, limit)).into_iter().collect();
     checks.extend([memory_lock(config), huge_pages(), free_memory(Path::new(BALLOONS))]);
     checks
@@ -26,8 +25,9 @@ pub(crate) fn checks(config: &Config) -> Vec<Check> {
 /// save comes to use the whole pool, and the kernel kills the process.
 fn group(config: &Config, limit: u64) -> Check {
     let name = "memory limit";
-    let found = format!("{}, the pool has {}", binary_size(limit), binary_size(config.pool_bytes));
-    if limit > config.pool_bytes {
+    let found =
+        format!("{}, the pool has {}", binary_size(limit), binary_size(config.staging_bytes()));
+    if limit > config.staging_bytes() {
         return Check::ok(name, found);
     }
     let found = format!("{found}: a save as large as that would be killed");
@@ -36,30 +36,9 @@ fn group(config: &Config, limit: u64) -> Check {
     Check::fail(name, found, remedy)
 }
 
-/// The lowest limit of a process' control groups and those above them, of either version. `of_process` is the
-/// content of `/proc/self/cgroup`.
-fn group_limit_bytes(of_process: &str, mounted: &Path) -> Option<u64> {
-    let limits = of_process.lines().filter_map(|line| {
-        let (controllers, group) = line.split_once(':')?.1.split_once(':')?;
-        let (root, file) = match controllers {
-            "" => (mounted.to_owned(), "memory.max"),
-            "memory" => (mounted.join("memory"), "memory.limit_in_bytes"),
-            _ => return None,
-        };
-        let above = Path::new(group.trim_start_matches('/')).ancestors();
-        // "max" is not a number, and means no limit.
-        let limit = |group: &Path| {
-            read_kernel_text(root.join(group).join(file)).ok()?.trim().parse::<u64>().ok()
-        };
-        above.filter_map(limit).min()
-    });
-    // Version 1 shows the largest number of pages for no limit.
-    limits.min().filter(|&limit| limit < 1 << 62)
-}
-
 fn memory_lock(config: &Config) -> Check {
     let name = "memory lock limit";
-    let pool = config.pool_bytes;
+    let pool = config.staging_bytes();
     match memlock::limit_bytes() {
         None => Check::ok(name, "unlimited"),
         Some(limit) if limit >= pool + memlock::RING_BYTES => {
@@ -68,7 +47,7 @@ fn memory_lock(config: &Config) -> Check {
         Some(limit) => {
             let (limit, pool) = (binary_size(limit), binary_size(pool));
             let found = format!("{limit} of the pool's {pool} at most can be fixed buffers");
-            let remedy = memlock::remedy(config.pool_bytes);
+            let remedy = memlock::remedy(config.staging_bytes());
             Check::short(config.fixed == Switch::On, name, found, remedy)
         }
     }
@@ -146,32 +125,10 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn the_least_limit_of_a_group_and_those_above_it_holds() {
-        let mounted = tempfile::tempdir().unwrap();
-        let say = |group: &str, file: &str, text: &str| {
-            let group = mounted.path().join(group);
-            fs::create_dir_all(&group).unwrap();
-            fs::write(group.join(file), text).unwrap();
-        };
-        let limit = |of_process| group_limit_bytes(of_process, mounted.path());
-        assert_eq!(limit("0::/\n"), None);
-        say("job", "memory.max", "1000000\n");
-        say("job/rank", "memory.max", "max\n");
-        assert_eq!(limit("0::/job/rank\n"), Some(1_000_000));
-        assert_eq!(limit("0::/\n"), None);
-        assert_eq!(limit("0::/../elsewhere\n"), None);
-        say("memory", "memory.limit_in_bytes", "9223372036854771712\n");
-        assert_eq!(limit("3:cpu,cpuacct:/\n2:memory:/\n0::/\n"), None);
-        say("memory/box", "memory.limit_in_bytes", "4096\n");
-        assert_eq!(limit("3:cpu,cpuacct:/\n2:memory:/box\n0::/\n"), Some(4096));
-        assert_eq!(limit("rubbish"), None);
-    }
-
-    #[test]
     fn a_pool_that_no_group_has_room_for_is_a_failure_with_its_remedy() {
         let config = Config::default();
-        assert_eq!(group(&config, config.pool_bytes + 1).status, Status::Ok);
-        let check = group(&config, config.pool_bytes);
+        assert_eq!(group(&config, config.staging_bytes() + 1).status, Status::Ok);
+        let check = group(&config, config.staging_bytes());
         assert_eq!(check.status, Status::Fail);
         assert!(check.remedy.is_some_and(|remedy| remedy.contains("pool_bytes")));
     }

@@ -108,10 +108,11 @@ impl Fixed {
         self.known(buffer)
     }
 
-    /// A buffer's number, if it is this pool's. Compares addresses, since another pool's buffer has a slot too.
+    /// A buffer's number, if it is one of this pool's own. Compares addresses, since another pool's buffer has a slot
+    /// too.
     fn slot_of(&self, buffer: &Buffer) -> Option<usize> {
         let pool = self.pool.as_ref()?;
-        let slot = usize::from(buffer.slot()?);
+        let slot = buffer.slot().map(|slot| slot as usize).filter(|&slot| slot < pool.count())?;
         let address = pool.base() as usize + slot * pool.block_bytes();
         let is_its = buffer.as_ptr() as usize == address && buffer.len() <= pool.block_bytes();
         is_its.then_some(slot)

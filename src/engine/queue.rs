@@ -106,7 +106,14 @@ impl Queue {
     pub fn start_one(&self, file: &Attached, action: Action, needed: usize) -> Answer {
         let (send, answer) = bounded(1);
         let reply = Reply::new(move |outcome| drop(send.send(outcome)));
-        self.submit(Request { file: file.id(), action, needed, abort: None, reply });
+        self.submit(Request {
+            file: file.id(),
+            action,
+            needed,
+            is_bulk: false,
+            abort: None,
+            reply,
+        });
         Answer(answer)
     }
 

@@ -20,6 +20,8 @@ pub struct Job {
     trace: OnceLock<Trace>,
     /// That of the thread that works on it in the background.
     priority: Priority,
+    /// Whether a program goes on meanwhile, and waits for the copies alone.
+    is_background: bool,
     /// Whether an operation is in progress that will write the trace.
     is_traced: AtomicBool,
     phase: Mutex<Phase>,
@@ -70,8 +72,22 @@ impl Job {
 
     /// A job for a save or load with this configuration.
     pub fn of(config: &Config) -> Arc<Self> {
+        Arc::new(Self::new(config, false))
+    }
+
+    /// A job for a save with this configuration, beside which the program goes on.
+    pub fn in_background(config: &Config) -> Arc<Self> {
+        Arc::new(Self::new(config, true))
+    }
+
+    fn new(config: &Config, is_background: bool) -> Self {
         let job = config.trace.as_ref().map_or_else(Self::default, Self::tracing);
-        Arc::new(Self { priority: config.priority(), ..job })
+        Self { priority: config.priority(), is_background, ..job }
+    }
+
+    /// Whether the program goes on meanwhile.
+    pub(crate) fn is_background(&self) -> bool {
+        self.is_background
     }
 
     /// Gives the calling thread the priority of the configuration, for good. For a thread that was started to work on this

@@ -187,7 +187,7 @@ fn staging(runtime: &Runtime, reads: Reads) -> Result<(Pool, Config)> {
             config.block_bytes
         )));
     }
-    let count = reads.blocks.len().min(config.pool_bytes as usize / len).max(2);
+    let count = reads.blocks.len().min(config.staging_bytes() as usize / len).max(2);
     let pool = Pool::new(count, len).map_err(no_memory)?;
     Ok((pool, Config { fixed: Switch::Off, ..config.clone() }))
 }

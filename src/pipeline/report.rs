@@ -1,9 +1,11 @@
 //! What a save, a load or a check did, and how long each part took.
 
-use super::fallbacks::warn_once;
+use super::fallbacks::{warn_once, warn_once_of};
 use crate::device::Pinning;
 use crate::engine::fallback::Fallback;
 use crate::error::{Advice, Error};
+use crate::pool::NoMore;
+use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -41,6 +43,27 @@ impl Moved {
         warn_once(dir, &pageable);
         self.fallbacks.extend(pageable);
     }
+
+    /// Notes why a background save of `bytes` bytes had less memory than that. Warns once for each `dir`.
+    pub(super) fn note_streamed(
+        &mut self,
+        dir: &Path,
+        bytes: u64,
+        had: u64,
+        no_more: Option<&NoMore>,
+    ) {
+        let Some(NoMore(reason)) = no_more else { return };
+        let size = |bytes: u64| ByteSize(bytes).display().iec();
+        let streamed = Fallback {
+            wanted: format!("staging memory for all {} of the save", size(bytes)),
+            got: format!("{}, so that training waited for the disk to take the rest", size(had)),
+            reason: reason.clone(),
+            remedy: "give the job more memory, or save fewer bytes by each process; a size as pool_bytes sets another bound"
+                .into(),
+        };
+        warn_once_of(dir, "staging memory", &streamed); // the reason's numbers are others each time
+        self.fallbacks.push(streamed);
+    }
 }
 
 /// The report of a save.
@@ -67,7 +90,7 @@ pub struct SaveReport {
     pub unchanged_bytes: u64,
     /// Bytes that were written over recycled files.
     pub recycled_bytes: u64,
-    /// Most bytes of staging memory that saves use.
+    /// Bytes of staging memory that the save could use.
     pub pool_bytes: u64,
     /// How the bytes were moved.
     #[serde(flatten)]

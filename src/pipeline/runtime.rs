@@ -13,6 +13,7 @@ use crate::sys::inherited;
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
 /// Name of the engines' threads.
 const THREAD: &str = "ringstow-io";
@@ -126,6 +127,16 @@ impl Runtime {
         self.machine().pool()
     }
 
+    /// Sees to it that memory which a background save has taken is given back when it is idle, or others need it.
+    pub(crate) fn watch_memory(&self) {
+        let has_more = self.machine().further_bytes() > 0;
+        let Some(mut is_watched) = IS_WATCHED.lock() else { return };
+        if has_more && !*is_watched {
+            let watch = thread::Builder::new().name("ringstow-memory".into()).spawn(watch_memory);
+            *is_watched = watch.is_ok(); // if no thread can be started, the next save tries again
+        }
+    }
+
     /// The running queue for this mode; a new one if there is none or its engine broke.
     ///
     /// # Errors
@@ -163,6 +174,17 @@ impl Machine {
     fn has_anything(&self) -> bool {
         !self.queues.lock().is_ok_and(|queues| queues.is_empty())
             || !self.pool.lock().is_ok_and(|pool| pool.is_none())
+    }
+
+    /// Bytes that the pool has beyond its own buffers.
+    fn further_bytes(&self) -> usize {
+        let pool = self.pool.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        pool.as_ref().map_or(0, Pool::further_bytes)
+    }
+
+    fn give_back(&self, idle: Duration) {
+        let pool = self.pool.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
+        pool.inspect(|pool| pool.give_back(idle));
     }
 
     fn pool(&self) -> io::Result<Pool> {
@@ -243,6 +265,29 @@ const KEPT_MAX: usize = 2;
 static KEPT: PerProcess<Vec<Arc<Machine>>> =
     PerProcess::new([const { Mutex::new(Vec::new()) }; GENERATIONS]);
 
+/// How long memory that no background save uses is kept for the next: new memory is slow.
+const IDLE: Duration = Duration::from_secs(3600);
+
+/// How often to look whether others need it.
+const LOOK: Duration = Duration::from_secs(10);
+
+/// Whether a thread looks.
+static IS_WATCHED: PerProcess<bool> = PerProcess::new([const { Mutex::new(false) }; GENERATIONS]);
+
+/// Looks until no memory is left to give back.
+fn watch_memory() {
+    let machines = || KEPT.lock().map_or_else(Vec::new, |kept| kept.clone());
+    loop {
+        thread::sleep(LOOK);
+        machines().iter().for_each(|machine| machine.give_back(IDLE));
+        let Some(mut is_watched) = IS_WATCHED.lock() else { return };
+        *is_watched = machines().iter().any(|machine| machine.further_bytes() > 0);
+        if !*is_watched {
+            return;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -309,7 +354,7 @@ mod tests {
             gone.send(()).unwrap();
         });
         let (file, action) = (FileId(0), Action::Sync);
-        queue.submit(Request { file, action, needed: 0, abort: None, reply });
+        queue.submit(Request { file, action, needed: 0, is_bulk: false, abort: None, reply });
         drop(queue);
         returned(|| {
             for blocks in [1021, 1031, 1033] {

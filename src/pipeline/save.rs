@@ -3,7 +3,8 @@
 //! Filler threads take blocks in order: each leases a buffer, gathers the block's pieces into it,
 //! checksums them while they are in the cache, and submits the full buffer to the engine's queue. The
 //! buffer returns to the pool when it is written. That is all the flow control there is: a filler that
-//! finds no free buffer waits for the disk.
+//! finds no free buffer waits for the disk. In the background it first takes more memory, so that training
+//! waits for the copies alone.
 //!
 //! The GPU copies the pieces that are in its memory. The filler begins further blocks meanwhile, as
 //! long as buffers are free, and returns to each when its copies have ended.
@@ -38,6 +39,8 @@ pub(crate) struct Written {
     pub crc32: Vec<Vec<u32>>,
     /// Hashes of each shard's tensor chunks; empty if the plan does not ask for them.
     pub hashes: Vec<Vec<ChunkHash>>,
+    /// Bytes of staging memory that there were for it.
+    pub pool_bytes: u64,
     pub moved: Moved,
     pub seconds: SaveSeconds,
 }
@@ -46,7 +49,8 @@ impl Written {
     /// The outcome for a rank that has nothing to write: no engine was needed.
     pub fn nothing() -> Self {
         let moved = Moved { engine: "none".into(), ..Moved::default() };
-        Self { crc32: Vec::new(), hashes: Vec::new(), moved, seconds: SaveSeconds::default() }
+        let (crc32, hashes) = (Vec::new(), Vec::new());
+        Self { crc32, hashes, pool_bytes: 0, moved, seconds: SaveSeconds::default() }
     }
 }
 
@@ -78,6 +82,9 @@ pub(crate) fn write(
     let fillers = Fillers::new(&inputs, &pool, &files, runtime.config(), job);
     let filling = Instant::now();
     fillers.fill();
+    let pool_bytes = (pool.bytes() + pool.further_bytes()) as u64;
+    runtime.watch_memory();
+    moved.note_streamed(dir, plan.file_bytes(), pool_bytes, fillers.no_more());
     seconds.stage = fillers.staged_at().map_or(0.0, |at| (at - filling).as_secs_f64());
     files.settle(dir)?;
     seconds.write = filling.elapsed().as_secs_f64();
@@ -93,5 +100,6 @@ pub(crate) fn write(
     seconds.device_copy = clocks.device.seconds();
     moved.device_bytes = clocks.device_bytes.load(Relaxed);
     update(&mut moved, dir, &files.queues());
-    Ok(Written { crc32: fillers.checksums(), hashes: fillers.hashes(), moved, seconds })
+    let (crc32, hashes) = (fillers.checksums(), fillers.hashes());
+    Ok(Written { crc32, hashes, pool_bytes, moved, seconds })
 }

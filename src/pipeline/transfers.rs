@@ -104,7 +104,7 @@ impl OpenFiles {
         };
         transfers.in_flight.begin();
         let queued = Instant::now();
-        let abort = Some(transfers.job.stop_flag());
+        let (is_bulk, abort) = (transfers.job.is_background(), Some(transfers.job.stop_flag()));
         let reply = Reply::new(move |outcome: Outcome| {
             transfers.job.note_transfer(what, (queued, outcome.started), block, bytes as u64);
             end(&transfers, outcome);
@@ -113,7 +113,7 @@ impl OpenFiles {
         match opened {
             Opened::File(open) => {
                 let file = open.attached.id();
-                open.queue.submit(Request { file, action, needed, abort, reply });
+                open.queue.submit(Request { file, action, needed, is_bulk, abort, reply });
             }
             Opened::Object(object) => object.submit(action, needed, abort, reply),
         }

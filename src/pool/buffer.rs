@@ -29,9 +29,9 @@ impl CutMapping {
 pub struct Buffer {
     mapping: Arc<Mapping>,
     range: Range<usize>,
-    /// Of a pool's: where it is returned to, and its number there, which is its index among the ring's fixed
+    /// Of a pool's: where it is returned to, and its number there. That of the pool's own leads to the ring's fixed
     /// buffers.
-    home: Option<(Arc<FreeSlots>, u16)>,
+    home: Option<(Arc<FreeSlots>, u32)>,
 }
 
 impl Buffer {
@@ -68,13 +68,13 @@ impl Buffer {
     pub(super) fn of_pool(
         mapping: Arc<Mapping>,
         range: Range<usize>,
-        home: (Arc<FreeSlots>, u16),
+        home: (Arc<FreeSlots>, u32),
     ) -> Self {
         Self { mapping, range, home: Some(home) }
     }
 
     /// Number in the pool; `None` for memory that is not a pool's.
-    pub fn slot(&self) -> Option<u16> {
+    pub fn slot(&self) -> Option<u32> {
         self.home.as_ref().map(|(_, slot)| *slot)
     }
 

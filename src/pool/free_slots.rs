@@ -1,12 +1,16 @@
 //! Which buffers of a pool are free. Knows their numbers, not their memory.
 
 use std::io;
+use std::ops::Range;
 use std::sync::{Condvar, Mutex, MutexGuard};
 
 /// The free slots of a pool. Buffers return theirs when they are dropped.
+///
+/// The first `count` are the pool's own. Further ones come and go with memory that the pool takes for a while; only who
+/// asks for any slot gets these.
 #[derive(Debug)]
 pub struct FreeSlots {
-    /// Slots that there can be.
+    /// Own slots that there can be.
     count: usize,
     slots: Mutex<Slots>,
     changed: Condvar,
@@ -14,17 +18,29 @@ pub struct FreeSlots {
 
 #[derive(Debug, Default)]
 struct Slots {
-    /// Slots that were returned. The last one is lent first: its memory may still be in a cache.
-    free: Vec<u16>,
-    /// Slots that were ever lent; the others have no memory yet.
+    /// Own slots that were returned. The last one is lent first: its memory may still be in a cache.
+    free: Vec<u32>,
+    /// Own slots that were ever lent; the others have no memory yet.
     used: usize,
+    /// Free slots beyond the pool's own, likewise, and whether each was ever lent.
+    further: Vec<Slot>,
     /// Whether buffers were given up, and so may never come back.
     broken: bool,
 }
 
+/// Which slots do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Which {
+    /// The pool's own.
+    Own,
+    /// These, and further ones.
+    Any,
+}
+
 /// A slot that was taken.
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Slot {
-    pub number: u16,
+    pub number: u32,
     /// Whether it is lent for the first time, and so has no memory yet.
     pub is_new: bool,
 }
@@ -43,10 +59,10 @@ impl FreeSlots {
     ///
     /// # Errors
     /// If no slot is free and a broken engine could not return some: waiting could last forever.
-    pub(super) fn wait(&self) -> io::Result<Slot> {
+    pub(super) fn wait(&self, which: Which) -> io::Result<Slot> {
         let mut slots = self.slots();
         loop {
-            if let Some(slot) = slots.take(self.count) {
+            if let Some(slot) = slots.take(self.count, which) {
                 return Ok(slot);
             }
             if slots.broken {
@@ -60,24 +76,46 @@ impl FreeSlots {
     }
 
     /// Takes a free slot, if there is one now.
-    pub(super) fn take(&self) -> Option<Slot> {
-        self.slots().take(self.count)
+    pub(super) fn take(&self, which: Which) -> Option<Slot> {
+        self.slots().take(self.count, which)
     }
 
-    /// Takes a free slot if another one stays free.
+    /// Takes a free slot of the pool's own if another one stays free.
     pub(super) fn take_spare(&self) -> Option<Slot> {
         let mut slots = self.slots();
         let free = slots.free.len() + self.count.saturating_sub(slots.used);
-        if free < 2 { None } else { slots.take(self.count) }
+        if free < 2 { None } else { slots.take(self.count, Which::Own) }
     }
 
     /// Returns a slot.
-    pub(super) fn put(&self, slot: u16) {
+    pub(super) fn put(&self, number: u32) {
         let mut slots = self.slots();
-        debug_assert!(usize::from(slot) < slots.used && !slots.free.contains(&slot));
-        slots.free.push(slot);
+        if (number as usize) < self.count {
+            debug_assert!((number as usize) < slots.used && !slots.free.contains(&number));
+            slots.free.push(number);
+        } else {
+            slots.further.push(Slot { number, is_new: false });
+        }
         drop(slots);
-        self.changed.notify_one();
+        // All: the one that is woken may not have asked for this kind of slot.
+        self.changed.notify_all();
+    }
+
+    /// Adds slots whose memory is there now.
+    pub(super) fn add(&self, numbers: Range<u32>) {
+        self.slots().further.extend(numbers.rev().map(|number| Slot { number, is_new: true }));
+        self.changed.notify_all();
+    }
+
+    /// Removes slots that were added, if all of them are free. Returns whether it did.
+    pub(super) fn remove(&self, numbers: &Range<u32>) -> bool {
+        let mut slots = self.slots();
+        let free = slots.further.iter().filter(|slot| numbers.contains(&slot.number)).count();
+        if free < numbers.len() {
+            return false;
+        }
+        slots.further.retain(|slot| !numbers.contains(&slot.number));
+        true
     }
 
     /// Notes that a buffer will never be returned. Threads that wait for one get an error.
@@ -86,12 +124,12 @@ impl FreeSlots {
         self.changed.notify_all();
     }
 
-    /// Slots that there can be.
+    /// Own slots that there can be.
     pub(super) fn count(&self) -> usize {
         self.count
     }
 
-    /// Slots that were ever lent.
+    /// Own slots that were ever lent.
     pub(super) fn used(&self) -> usize {
         self.slots().used
     }
@@ -104,12 +142,17 @@ impl FreeSlots {
 
 impl Slots {
     /// Takes a free slot, preferably one that was used before.
-    fn take(&mut self, count: usize) -> Option<Slot> {
+    fn take(&mut self, count: usize, which: Which) -> Option<Slot> {
         if let Some(number) = self.free.pop() {
             return Some(Slot { number, is_new: false });
         }
-        let number = u16::try_from(self.used).ok().filter(|_| self.used < count)?;
-        self.used += 1;
-        Some(Slot { number, is_new: true })
+        if self.used < count {
+            self.used += 1;
+            return Some(Slot { number: self.used as u32 - 1, is_new: true });
+        }
+        match which {
+            Which::Own => None,
+            Which::Any => self.further.pop(),
+        }
     }
 }

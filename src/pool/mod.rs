@@ -5,11 +5,14 @@
 //! what makes the raw pointers handed to the kernel sound. Nothing here does file I/O.
 #![allow(unsafe_code)]
 
+mod budget;
 mod buffer;
 mod free_slots;
+mod growth;
 mod mapping;
 mod staging;
 
+pub use budget::NoMore;
 pub use buffer::{Buffer, CutMapping};
 pub use free_slots::FreeSlots;
 pub use mapping::Mapping;

@@ -1,22 +1,27 @@
 //! The staging pool: a bounded number of equal buffers, taken from the system one by one as they are
 //! needed, and used again and again.
 
-use super::free_slots::{FreeSlots, Slot};
-use super::{Buffer, Mapping};
+use super::free_slots::{FreeSlots, Slot, Which};
+use super::growth::Growth;
+use super::{Buffer, Mapping, NoMore};
 use std::any::Any;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A bounded set of staging buffers. Cloning a handle is cheap; the memory is shared.
 ///
 /// Making one reserves addresses and no memory. The memory of a buffer comes from the system when it is
 /// leased for the first time, on the thread that leases it, and stays with the pool: a save of one block
 /// takes one buffer, however large the pool may become.
+///
+/// A background save may have more than the pool's own buffers: see [`Pool::lease_any`].
 #[derive(Debug, Clone)]
 pub struct Pool {
     mapping: Arc<Mapping>,
     block_bytes: usize,
     home: Arc<FreeSlots>,
+    growth: Arc<Growth>,
 }
 
 impl Pool {
@@ -38,7 +43,8 @@ impl Pool {
         let mapping = Mapping::new(len)?;
         mapping.keep_from_children();
         let home = Arc::new(FreeSlots::new(count));
-        Ok(Self { mapping: Arc::new(mapping), block_bytes, home })
+        let growth = Arc::new(Growth::new(count, block_bytes));
+        Ok(Self { mapping: Arc::new(mapping), block_bytes, home, growth })
     }
 
     /// Takes a free buffer; waits until one is returned if there is none.
@@ -46,12 +52,12 @@ impl Pool {
     /// # Errors
     /// If no buffer is free and a broken engine could not return some: waiting could last forever.
     pub fn lease(&self) -> io::Result<Buffer> {
-        self.home.wait().map(|slot| self.buffer(slot))
+        self.home.wait(Which::Own).map(|slot| self.buffer(slot))
     }
 
     /// Takes a free buffer, if there is one now.
     pub fn try_lease(&self) -> Option<Buffer> {
-        self.home.take().map(|slot| self.buffer(slot))
+        self.home.take(Which::Own).map(|slot| self.buffer(slot))
     }
 
     /// Takes a free buffer if another one stays free. For an owner that may keep it as long as it likes: such owners never
@@ -60,22 +66,69 @@ impl Pool {
         self.home.take_spare().map(|slot| self.buffer(slot))
     }
 
+    /// [`Pool::lease`] for a background save: waits for any buffer, one of the pool's own or not.
+    ///
+    /// # Errors
+    /// As for [`Pool::lease`].
+    pub fn lease_any(&self) -> io::Result<Buffer> {
+        self.home.wait(Which::Any).map(|slot| self.buffer(slot))
+    }
+
+    /// [`Pool::try_lease`] for a background save.
+    pub fn try_lease_any(&self) -> Option<Buffer> {
+        self.home.take(Which::Any).map(|slot| self.buffer(slot))
+    }
+
+    /// Takes more memory for a background save, so that training need not wait for the disk. All processes of the machine
+    /// take at most half of what is available.
+    ///
+    /// # Errors
+    /// Why no more memory may be taken.
+    pub fn grow(&self) -> Result<(), NoMore> {
+        self.growth.grow(&self.home)
+    }
+
+    /// Gives memory back that a background save took and no save uses: all of it if none was used during `idle`, otherwise
+    /// what others have come to need.
+    pub fn give_back(&self, idle: Duration) {
+        self.growth.give_back(&self.home, idle);
+    }
+
+    /// Bytes of memory beyond the pool's own buffers.
+    pub fn further_bytes(&self) -> usize {
+        self.growth.bytes()
+    }
+
+    /// Calls `prepare` with all memory that [`Pool::grow`] takes from now on; what it fails for is not taken. Only the first
+    /// call counts.
+    pub fn prepare_further(
+        &self,
+        prepare: impl Fn(&Mapping) -> Result<(), String> + Send + Sync + 'static,
+    ) {
+        self.growth.prepare(&self.home, prepare);
+    }
+
     fn buffer(&self, Slot { number, is_new }: Slot) -> Buffer {
-        let start = usize::from(number) * self.block_bytes;
-        let range = start..start + self.block_bytes;
-        let mut buffer = Buffer::of_pool(self.mapping.clone(), range, (self.home.clone(), number));
+        let own = number as usize;
+        let mut buffer = if own < self.count() {
+            let start = own * self.block_bytes;
+            let range = start..start + self.block_bytes;
+            Buffer::of_pool(self.mapping.clone(), range, (self.home.clone(), number))
+        } else {
+            self.growth.buffer(number, &self.home)
+        };
         if is_new {
             buffer.prefault(); // here, and not in the middle of a copy or a transfer
         }
         buffer
     }
 
-    /// Number of buffers that the pool can have.
+    /// Number of the pool's own buffers, once all of them are used.
     pub fn count(&self) -> usize {
         self.home.count()
     }
 
-    /// Number of buffers that have memory: the most that were ever lent at once.
+    /// Number of the pool's own buffers that have memory: the most that were ever lent at once.
     pub fn used(&self) -> usize {
         self.home.used()
     }
@@ -90,7 +143,7 @@ impl Pool {
         self.block_bytes
     }
 
-    /// Bytes of the whole pool, once all of it is used.
+    /// Bytes of the pool's own buffers, once all of them are used.
     pub fn bytes(&self) -> usize {
         self.mapping.len()
     }
@@ -178,6 +231,41 @@ mod tests {
         let held = [pool.lease().unwrap(), pool.try_lease().unwrap()];
         assert_eq!((pool.used(), resident(&pool)), (2, 2 * BLOCK));
         drop(held);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn background_save_gets_more_buffers_than_the_pool_has() {
+        const BLOCK: usize = 16 << 20;
+        let pool = Pool::new(2, BLOCK).unwrap();
+        let lease = |pool: &Pool| {
+            pool.try_lease_any().unwrap_or_else(|| {
+                pool.grow().unwrap();
+                pool.try_lease_any().unwrap()
+            })
+        };
+        let mut held: Vec<Buffer> = (0..7).map(|_| lease(&pool)).collect();
+        for (i, buffer) in held.iter_mut().enumerate() {
+            assert_eq!((buffer.len(), buffer.as_ptr() as usize % BLOCK.min(2 << 20)), (BLOCK, 0));
+            buffer.fill(i as u8 + 1);
+        }
+        for (i, buffer) in held.iter().enumerate() {
+            assert!(buffer.iter().all(|&byte| byte == i as u8 + 1));
+        }
+        assert_eq!(pool.further_bytes(), 128 << 20);
+        assert!(pool.try_lease().is_none(), "others have the pool's own buffers only");
+        // One of the pool's own, and one of the second chunk, are in use.
+        held.drain(1..6);
+        pool.give_back(Duration::ZERO);
+        assert_eq!(pool.further_bytes(), 64 << 20);
+        assert!(held[1].iter().all(|&byte| byte == 7));
+        held.clear();
+        pool.give_back(Duration::from_secs(3600));
+        assert_eq!(pool.further_bytes(), 64 << 20, "it was used just now");
+        pool.give_back(Duration::ZERO);
+        assert_eq!(pool.further_bytes(), 0);
+        let again: Vec<Buffer> = (0..7).map(|_| lease(&pool)).collect();
+        assert_eq!(again.iter().filter(|buffer| buffer[0] == 0).count(), 5, "new memory is zeroed");
     }
 
     #[test]

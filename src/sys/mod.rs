@@ -17,6 +17,8 @@ pub(crate) mod inodes;
 pub mod lease;
 pub(crate) mod lock;
 pub mod memlock;
+#[cfg(target_os = "linux")]
+pub mod memory;
 pub(crate) mod path;
 pub(crate) mod priority;
 pub(crate) mod removal_note;
@@ -24,3 +26,5 @@ pub mod rlimit;
 pub mod run_lock;
 pub mod seam;
 pub mod space;
+#[cfg(target_os = "linux")]
+pub(crate) mod tally;

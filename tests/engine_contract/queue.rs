@@ -1,7 +1,7 @@
 //! What the queue makes of an engine: requests carried to their end, each answered once.
 
 use crate::setup::*;
-use crossbeam_channel::{Receiver, unbounded};
+use crossbeam_channel::{Receiver, Sender, unbounded};
 use fake_engines::{Twist, Twisted};
 use ringstow::internals::engine::io_mode::{Trial, trial};
 use ringstow::internals::engine::queue::{
@@ -29,7 +29,14 @@ pub fn write_blocks(
             let _ = send.send(result);
         });
         let action = Action::Write(whole(setup.filled(block), block));
-        queue.submit(Request { file: file.id(), action, needed: BLOCK, abort: None, reply });
+        queue.submit(Request {
+            file: file.id(),
+            action,
+            needed: BLOCK,
+            is_bulk: false,
+            abort: None,
+            reply,
+        });
     }
     outcomes
 }
@@ -88,6 +95,7 @@ pub fn an_aborted_request_is_cancelled_without_io(setup: &Setup) {
         file: file.id(),
         action: Action::Write(whole(setup.filled(0), 0)),
         needed: BLOCK,
+        is_bulk: false,
         abort: Some(Arc::new(AtomicBool::new(true))),
         reply: Reply::new(move |outcome| send.send(outcome).unwrap()),
     });
@@ -130,10 +138,17 @@ pub fn a_reply_may_submit_the_next_request(setup: &Setup) {
     let reply = Reply::new(move |outcome| {
         outcome.result.unwrap();
         let reply = Reply::new(move |outcome| send.send(outcome.result).unwrap());
-        again.submit(Request { file: id, action: Action::Sync, needed: 0, abort: None, reply });
+        again.submit(Request {
+            file: id,
+            action: Action::Sync,
+            needed: 0,
+            is_bulk: false,
+            abort: None,
+            reply,
+        });
     });
     let action = Action::Write(whole(setup.filled(0), 0));
-    queue.submit(Request { file: id, action, needed: BLOCK, abort: None, reply });
+    queue.submit(Request { file: id, action, needed: BLOCK, is_bulk: false, abort: None, reply });
     outcomes.recv().unwrap().unwrap();
 }
 
@@ -202,7 +217,7 @@ fn an_abort_ends_a_request_before_its_next_attempt() {
     let reply = Reply::new(move |outcome| send.send(outcome).unwrap());
     let action = Action::Write(whole(setup.filled(0), 0));
     let abort = Some(abort);
-    queue.submit(Request { file: file.id(), action, needed: BLOCK, abort, reply });
+    queue.submit(Request { file: file.id(), action, needed: BLOCK, is_bulk: false, abort, reply });
     assert!(is_cancelled(&outcomes.recv().unwrap().result.unwrap_err()));
     assert_eq!(submitted.load(Ordering::Relaxed), 1);
 }
@@ -235,6 +250,51 @@ fn no_file_waits_for_another_ones_sync() {
     assert!(synced.recv_timeout(Duration::from_secs(60)).expect("one at a time, they never end"));
 }
 
+/// Says that it got a sync and waits with it, and tells in which order it gets the transfers, by their offsets.
+struct Telling {
+    waits: Sender<()>,
+    go: Receiver<()>,
+    tell: Sender<u64>,
+}
+
+impl Twist for Telling {
+    fn submit(&mut self, inner: &mut dyn Engine, op: Op) {
+        match op.action.transfer() {
+            Some(transfer) => self.tell.send(transfer.offset).unwrap(),
+            None => {
+                self.waits.send(()).unwrap();
+                self.go.recv().unwrap();
+            }
+        }
+        inner.submit(op);
+    }
+}
+
+#[test]
+fn nobody_waits_for_all_that_a_background_save_has_copied() {
+    let setup = Setup::portable_buffered().unwrap();
+    let ((waits, waiting), (send_go, go), (tell, told)) = (unbounded(), unbounded(), unbounded());
+    let queue = setup.queue_over(|inner| Twisted::engine(inner, Telling { waits, go, tell }));
+    let file = queue.attach(setup.create("file")).unwrap();
+    let submit = |action, needed, is_bulk| {
+        let reply = Reply::new(|outcome: Outcome| outcome.result.unwrap());
+        queue.submit(Request { file: file.id(), action, needed, is_bulk, abort: None, reply });
+    };
+    let write = |block, is_bulk| {
+        submit(Action::Write(whole(setup.filled(block), block)), BLOCK, is_bulk);
+    };
+    submit(Action::Sync, 0, false);
+    waiting.recv().unwrap();
+    (0..8).for_each(|block| write(block, true));
+    (8..10).for_each(|block| write(block, false));
+    send_go.send(()).unwrap();
+    let order: Vec<u64> = told.iter().take(10).map(|offset| offset / BLOCK as u64).collect();
+    let place = |block| order.iter().position(|&at| at == block).unwrap();
+    assert!(place(8) < 2 && place(9) < 4, "{order:?}");
+    let bulk: Vec<u64> = order.iter().copied().filter(|&block| block < 8).collect();
+    assert_eq!(bulk, (0..8).collect::<Vec<u64>>());
+}
+
 #[test]
 fn a_queue_may_be_shared_by_threads() {
     fn shareable<T: Send + Sync>() {}
@@ -259,7 +319,14 @@ fn a_dead_io_thread_answers_everything_with_an_error() {
         let _ = send.send(());
         panic!("in a reply");
     });
-    let request = Request { file: file.id(), action: Action::Sync, needed: 0, abort: None, reply };
+    let request = Request {
+        file: file.id(),
+        action: Action::Sync,
+        needed: 0,
+        is_bulk: false,
+        abort: None,
+        reply,
+    };
     queue.submit(request);
     let outcomes = write_blocks(&setup, &queue, &file, BUFFERS);
     assert_eq!(outcomes.iter().count(), BUFFERS);

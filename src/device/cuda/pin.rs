@@ -71,5 +71,13 @@ pub(crate) fn pin(pool: &Pool, device: &Arc<Device>) -> std::result::Result<(), 
         // SAFETY: the pool's mapping drops its attachment before it is unmapped.
         unsafe { Pin::new(device, pool.base(), pool.bytes(), pool.block_bytes()) }
     });
+    let (device, unit) = (device.clone(), pool.block_bytes());
+    pool.prepare_further(move |mapping| {
+        // SAFETY: as above.
+        let pin = unsafe { Pin::new(&device, mapping.as_ptr(), mapping.len(), unit) };
+        let pin = pin.map_err(|error| format!("no more memory could be pinned: {error}"))?;
+        mapping.attachment(|| pin);
+        Ok(())
+    });
     pinned.as_ref().map(drop).map_err(Error::to_string)
 }

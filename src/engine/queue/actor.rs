@@ -26,8 +26,8 @@ pub(super) struct Actor {
     commands: Receiver<Command>,
     shared: Arc<Shared>,
     files: HashMap<FileId, Open>,
-    /// Accepted, not started yet; first in, first out.
-    waiting: VecDeque<(Pending, Action)>,
+    /// Accepted, not started yet.
+    waiting: Waiting,
     /// Started. The key is the operation's token.
     in_flight: Slab<Pending>,
     /// Started, and failed by a test before the engine got them.
@@ -56,6 +56,35 @@ struct Pending {
     reply: Reply,
 }
 
+/// Requests in two lines, each first in, first out. They take turns, so that a load need not wait for all that a
+/// background save has copied.
+#[derive(Default)]
+struct Waiting {
+    lines: [VecDeque<(Pending, Action)>; 2],
+    /// The line whose turn it is.
+    next: usize,
+}
+
+impl Waiting {
+    fn push(&mut self, request: (Pending, Action), is_bulk: bool) {
+        self.lines[usize::from(is_bulk)].push_back(request);
+    }
+
+    fn pop(&mut self) -> Option<(Pending, Action)> {
+        let first = self.next;
+        self.next = 1 - first;
+        self.lines[first].pop_front().or_else(|| self.lines[1 - first].pop_front())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.lines.iter().all(VecDeque::is_empty)
+    }
+
+    fn into_all(self) -> impl Iterator<Item = (Pending, Action)> {
+        self.lines.into_iter().flatten()
+    }
+}
+
 impl Pending {
     fn aborted(&self) -> bool {
         self.abort.as_ref().is_some_and(|abort| abort.load(Ordering::Relaxed))
@@ -75,7 +104,7 @@ impl Actor {
             commands,
             shared,
             files: HashMap::new(),
-            waiting: VecDeque::new(),
+            waiting: Waiting::default(),
             in_flight: Slab::new(),
             refused: Vec::new(),
             stopping: false,
@@ -132,7 +161,7 @@ impl Actor {
     }
 
     fn accept(&mut self, request: Request) {
-        let Request { file, action, needed, abort, reply } = request;
+        let Request { file, action, needed, is_bulk, abort, reply } = request;
         let open = match self.files.get_mut(&file) {
             Some(open) if !open.closing => open,
             _ => return answer(reply, Err(not_attached(file)), action),
@@ -144,12 +173,13 @@ impl Actor {
         let progress = Progress::new(!matches!(action, Action::Read(_)), open.direct, needed);
         open.requests += 1;
         let started = None;
-        self.waiting.push_back((Pending { file, asked, progress, started, abort, reply }, action));
+        let pending = Pending { file, asked, progress, started, abort, reply };
+        self.waiting.push((pending, action), is_bulk);
     }
 
     fn start_waiting(&mut self) {
         while self.in_flight.len() < self.engine.depth() {
-            let Some((pending, action)) = self.waiting.pop_front() else { return };
+            let Some((pending, action)) = self.waiting.pop() else { return };
             self.start(pending, action);
         }
     }
@@ -231,7 +261,7 @@ impl Actor {
             let started = pending.started;
             pending.reply.send(Outcome { result: Err(broken()), buffer: None, started });
         }
-        for (pending, action) in waiting {
+        for (pending, action) in waiting.into_all() {
             answer(pending.reply, Err(broken()), action);
         }
     }

@@ -17,6 +17,8 @@ pub struct Request {
     /// Bytes after which a transfer is complete, at most its length. A direct read of a file's
     /// last block asks for a whole block and gets less. 0 for a sync.
     pub needed: usize,
+    /// Whether many of its kind may wait at once, which others must not wait for.
+    pub is_bulk: bool,
     /// Once set, the request is answered with [`cancelled`] instead of being started or continued.
     pub abort: Option<Arc<AtomicBool>>,
     /// Receives the answer.

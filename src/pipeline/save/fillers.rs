@@ -12,7 +12,7 @@ use crate::pipeline::trace::What;
 use crate::pipeline::transfers::OpenFiles;
 use crate::pipeline::workers::scoped_workers;
 use crate::plan::save::{Block, ItemRange, Shard};
-use crate::pool::{Buffer, Pool};
+use crate::pool::{Buffer, NoMore, Pool};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering::AcqRel, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -22,6 +22,10 @@ use std::time::Instant;
 pub(super) struct Fillers<'a> {
     inputs: &'a Inputs<'a>,
     pool: &'a Pool,
+    /// Whether more memory than the pool's own buffers may be taken.
+    may_grow: bool,
+    /// Why no more was to be had, at the first block that had to wait.
+    no_more: OnceLock<NoMore>,
     files: &'a OpenFiles,
     job: &'a Arc<Job>,
     workers: (usize, Priority),
@@ -72,6 +76,8 @@ impl<'a> Fillers<'a> {
         Self {
             inputs,
             pool,
+            may_grow: config.is_pool_automatic() && job.is_background(),
+            no_more: OnceLock::new(),
             files,
             job,
             workers: (threads, config.priority()),
@@ -100,7 +106,7 @@ impl<'a> Fillers<'a> {
 
     /// Writes the block that was held first if it is due; otherwise finishes the block that was begun first if
     /// its bytes have arrived; otherwise begins one more, if there is one and a buffer for it; otherwise waits
-    /// for the first. If the pool takes the whole save, a GPU's copies are begun first: training waits for them,
+    /// for the first. If there may be memory for the whole save, a GPU's copies are begun first: training waits for them,
     /// and not for checksums.
     fn fill_next(&self, hand: &mut InHand<'a>) -> Result<()> {
         let is_due = hand.held.front().is_some_and(|(due, ..)| *due <= Instant::now());
@@ -112,9 +118,10 @@ impl<'a> Fillers<'a> {
         let is_on_gpu =
             hand.begun.front().is_some_and(|(_, first)| first.copying_since().is_some());
         let begins_first =
-            hand.arrived.is_empty() || (is_on_gpu && self.sums.len() <= self.pool.count());
+            hand.arrived.is_empty() || (is_on_gpu && (self.may_grow || self.fits_pool()));
         // No more than its share of the pool: other fillers take checksums meanwhile.
-        let may_begin = begins_first && hand.blocks() <= self.pool.count() / self.workers.0;
+        let share = if self.may_grow { usize::MAX } else { self.pool.count() / self.workers.0 };
+        let may_begin = begins_first && hand.blocks() <= share;
         if may_begin && let Some((number, buffer)) = self.lease(hand)? {
             hand.begun.push_back(self.begin(number, buffer)?);
             return Ok(());
@@ -147,6 +154,10 @@ impl<'a> Fillers<'a> {
         Ok((number, filling))
     }
 
+    fn fits_pool(&self) -> bool {
+        self.sums.len() <= self.pool.count()
+    }
+
     fn has_next(&self) -> bool {
         self.next.load(Relaxed) < self.inputs.plan.blocks.len()
     }
@@ -160,7 +171,7 @@ impl<'a> Fillers<'a> {
             (number < self.inputs.plan.blocks.len()).then_some(number)
         };
         let Some(number) = hand.claimed.take().or_else(next) else { return Ok(None) };
-        let buffer = match self.pool.try_lease() {
+        let buffer = match self.free_buffer() {
             None if hand.blocks() == 0 => Some(self.wait_for_buffer(number)?),
             leased => leased,
         };
@@ -170,9 +181,26 @@ impl<'a> Fillers<'a> {
         Ok(buffer.map(|buffer| (number, buffer)))
     }
 
+    /// A buffer that need not be waited for.
+    fn free_buffer(&self) -> Option<Buffer> {
+        if !self.may_grow {
+            return self.pool.try_lease();
+        }
+        loop {
+            let buffer = self.pool.try_lease_any();
+            if buffer.is_some() || self.no_more.get().is_some() {
+                return buffer;
+            }
+            if let Err(why) = self.pool.grow() {
+                let _ = self.no_more.set(why); // the first one's
+            }
+        }
+    }
+
     fn wait_for_buffer(&self, number: usize) -> Result<Buffer> {
         let waiting = Instant::now();
-        let buffer = self.pool.lease().map_err(|error| {
+        let leased = if self.may_grow { self.pool.lease_any() } else { self.pool.lease() };
+        let buffer = leased.map_err(|error| {
             let shard = self.inputs.plan.blocks[number].shard;
             Error::io("taking staging memory for", &**self.files.path(shard), error)
         });
@@ -234,6 +262,11 @@ impl<'a> Fillers<'a> {
                 Err(error) => transfers.fail(Error::io_at("writing", &*path, offset, error)),
             }
         });
+    }
+
+    /// Why the save got less memory than its state has, if it did.
+    pub fn no_more(&self) -> Option<&NoMore> {
+        self.no_more.get()
     }
 
     /// When all bytes had left their tensors, if they have.

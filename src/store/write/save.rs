@@ -277,7 +277,7 @@ pub(in crate::store) fn report(
         linked_bytes: 0,
         unchanged_bytes: 0,
         recycled_bytes: 0,
-        pool_bytes: config.buffers() as u64 * config.block_bytes,
+        pool_bytes: written.pool_bytes.max(config.buffers() as u64 * config.block_bytes),
         moved: written.moved,
         seconds: written.seconds,
     }

@@ -1,0 +1,220 @@
+//! How much memory the background saves of a machine may take together, beyond each pool's own.
+//!
+//! Half of what is available: of the machine's memory, and of what each control group still allows. All processes under
+//! a limit count together, whoever comes first; who gets none streams through its pool, as any save does.
+
+use crate::sys::fork::{GENERATIONS, PerProcess};
+#[cfg(target_os = "linux")]
+use crate::sys::{
+    memory::{Limit, limits},
+    tally::Tally,
+};
+use bytesize::ByteSize;
+use std::io;
+use std::sync::Mutex;
+
+/// What is counted: memory is taken in multiples of this.
+pub(super) const UNIT_BYTES: usize = 64 << 20;
+
+/// Of what is available, including what was taken, one part in this many may be taken.
+const SHARE: u64 = 2;
+
+/// Why no more memory may be taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NoMore(pub String);
+
+/// Units that were taken, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Ration {
+    units: u64,
+}
+
+impl Ration {
+    /// Takes units.
+    ///
+    /// # Errors
+    /// Why there are no more.
+    pub fn take(units: u64) -> Result<Self, NoMore> {
+        let Some(mut budget) = BUDGET.lock() else { return Err(NoMore("too many forks".into())) };
+        budget.take(units)?;
+        Ok(Self { units })
+    }
+}
+
+impl Drop for Ration {
+    fn drop(&mut self) {
+        if let Some(mut budget) = BUDGET.lock() {
+            budget.give_back(self.units);
+        }
+    }
+}
+
+/// Units that this process has to give back, since others have come to need the memory.
+pub(super) fn excess() -> u64 {
+    BUDGET.lock().map_or(0, |mut budget| budget.excess())
+}
+
+static BUDGET: PerProcess<Budget> =
+    PerProcess::new([const { Mutex::new(Budget::new()) }; GENERATIONS]);
+
+/// What this process has taken, counted under each limit that it is subject to.
+#[derive(Debug)]
+struct Budget {
+    #[cfg(target_os = "linux")]
+    counts: Vec<(String, Tally)>,
+    taken: u64,
+}
+
+impl Budget {
+    const fn new() -> Self {
+        Self {
+            #[cfg(target_os = "linux")]
+            counts: Vec::new(),
+            taken: 0,
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    fn take(&mut self, units: u64) -> Result<(), NoMore> {
+        let unknown = |error: io::Error| NoMore(format!("what is available is not known: {error}"));
+        let limits = limits().map_err(unknown)?;
+        self.join(&limits).map_err(unknown)?;
+        for limit in &limits {
+            self.check(limit, units)?;
+        }
+        self.set(self.taken + units).map_err(unknown)?;
+        // Of two processes that looked at once, both may have to go without.
+        let checked = limits.iter().try_for_each(|limit| self.check(limit, 0));
+        if checked.is_err() {
+            self.give_back(units);
+        }
+        checked
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn take(&mut self, _: u64) -> Result<(), NoMore> {
+        let error = io::Error::from(io::ErrorKind::Unsupported);
+        Err(NoMore(format!("what is available is known on Linux only: {error}")))
+    }
+
+    fn give_back(&mut self, units: u64) {
+        let left = self.taken.saturating_sub(units);
+        if let Err(error) = self.set(left) {
+            tracing::debug!(%error, "cannot note that memory was given back");
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    fn excess(&mut self) -> u64 {
+        if self.taken == 0 {
+            return 0;
+        }
+        let Ok(limits) = limits() else { return 0 };
+        let over = |limit: &Limit| {
+            let taken = self.counted(limit).ok()?;
+            Some(taken.saturating_sub(share(limit, taken)))
+        };
+        limits.iter().filter_map(over).max().unwrap_or(0).min(self.taken)
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn excess(&mut self) -> u64 {
+        0
+    }
+
+    /// Takes part in the counts of these limits, of which there may be more than before.
+    #[cfg(target_os = "linux")]
+    fn join(&mut self, limits: &[Limit]) -> io::Result<()> {
+        for limit in limits {
+            if !self.counts.iter().any(|(id, _)| *id == limit.id) {
+                let mut tally = Tally::join(&format!("memory-{}", limit.id))?;
+                tally.set(self.taken)?;
+                self.counts.push((limit.id.clone(), tally));
+            }
+        }
+        Ok(())
+    }
+
+    #[cfg(target_os = "linux")]
+    fn set(&mut self, units: u64) -> io::Result<()> {
+        for (_, tally) in &mut self.counts {
+            tally.set(units)?;
+        }
+        self.taken = units;
+        Ok(())
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn set(&mut self, units: u64) -> io::Result<()> {
+        self.taken = units;
+        Ok(())
+    }
+
+    /// Units that all processes under a limit have taken.
+    #[cfg(target_os = "linux")]
+    fn counted(&self, limit: &Limit) -> io::Result<u64> {
+        let mut counts = self.counts.iter();
+        counts.find(|(id, _)| *id == limit.id).map_or(Ok(0), |(_, tally)| tally.all())
+    }
+
+    /// Checks whether so many units more may be taken under a limit.
+    #[cfg(target_os = "linux")]
+    fn check(&self, limit: &Limit, more: u64) -> Result<(), NoMore> {
+        let unknown = |error| NoMore(format!("what others have taken is not known: {error}"));
+        let taken = self.counted(limit).map_err(unknown)?;
+        let share = share(limit, taken);
+        if taken + more <= share {
+            return Ok(());
+        }
+        let size = |units: u64| ByteSize(units * UNIT_BYTES as u64).display().iec();
+        Err(NoMore(format!(
+            "background saves may take half of the memory that is available: of {}, which has {} and {} left, {}, and they \
+             have {}",
+            limit.of,
+            ByteSize(limit.bytes).display().iec(),
+            ByteSize(limit.available).display().iec(),
+            size(share),
+            size(taken),
+        )))
+    }
+}
+
+/// Units that all processes may take under a limit, of which they have taken some.
+#[cfg(target_os = "linux")]
+fn share(limit: &Limit, taken: u64) -> u64 {
+    (limit.available / UNIT_BYTES as u64 + taken) / SHARE
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    fn limit(available: u64) -> Limit {
+        let bytes = 100 * UNIT_BYTES as u64;
+        let available = available * UNIT_BYTES as u64;
+        Limit {
+            of: "the control group /job".into(),
+            id: format!("test-{available}"),
+            bytes,
+            available,
+        }
+    }
+
+    #[test]
+    fn half_of_what_is_available_is_taken_and_no_more() {
+        // What was taken is no longer available.
+        for (available, taken, expected) in [(40, 0, 20), (30, 10, 20), (20, 20, 20), (10, 20, 15)]
+        {
+            assert_eq!(share(&limit(available), taken), expected);
+        }
+    }
+
+    #[test]
+    fn the_reason_names_the_limit_and_what_is_left() {
+        let said = Budget::new().check(&limit(6), 4).unwrap_err().0;
+        for part in ["the control group /job", "has 6.2 GiB", "384.0 MiB left", "192.0 MiB"] {
+            assert!(said.contains(part), "{part:?} is not in: {said}");
+        }
+        Budget::new().check(&limit(6), 3).unwrap();
+    }
+}

@@ -1,0 +1,135 @@
+//! What a pool takes beyond its own buffers: chunks of memory, for background saves.
+
+use super::budget::{self, NoMore, Ration, UNIT_BYTES};
+use super::free_slots::FreeSlots;
+use super::{Buffer, Mapping};
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Called with each new chunk: pins it for a GPU, or says why not.
+type Prepare = Box<dyn Fn(&Mapping) -> Result<(), String> + Send + Sync>;
+
+/// The chunks, by their number.
+pub(super) struct Growth {
+    block_bytes: usize,
+    /// The slot of the first buffer that is not the pool's own.
+    first: u32,
+    chunks: Mutex<Chunks>,
+    prepare: OnceLock<Prepare>,
+}
+
+#[derive(Debug)]
+struct Chunks {
+    /// `None` for a number whose chunk was given back.
+    all: Vec<Option<Chunk>>,
+    /// When a buffer of one was last asked for.
+    used_at: Instant,
+}
+
+/// Memory for some buffers.
+#[derive(Debug)]
+struct Chunk {
+    mapping: Arc<Mapping>,
+    _ration: Ration, // dropped after the memory
+}
+
+impl Growth {
+    pub fn new(own: usize, block_bytes: usize) -> Self {
+        let chunks = Mutex::new(Chunks { all: Vec::new(), used_at: Instant::now() });
+        Self { block_bytes, first: own as u32, chunks, prepare: OnceLock::new() }
+    }
+
+    fn chunks(&self) -> MutexGuard<'_, Chunks> {
+        self.chunks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Buffers of a chunk.
+    fn per_chunk(&self) -> u32 {
+        (UNIT_BYTES / self.block_bytes).max(1) as u32
+    }
+
+    fn slots(&self, chunk: usize) -> Range<u32> {
+        let start = self.first + chunk as u32 * self.per_chunk();
+        start..start + self.per_chunk()
+    }
+
+    /// Takes one more chunk, and adds its buffers to the free ones.
+    ///
+    /// # Errors
+    /// Why there is no more memory.
+    pub fn grow(&self, home: &FreeSlots) -> Result<(), NoMore> {
+        let bytes = self.per_chunk() as usize * self.block_bytes;
+        let ration = Ration::take(bytes.div_ceil(UNIT_BYTES) as u64)?;
+        let mapping = Mapping::new(bytes).map_err(|error| NoMore(error.to_string()))?;
+        mapping.keep_from_children();
+        if let Some(prepare) = self.prepare.get() {
+            prepare(&mapping).map_err(NoMore)?;
+        }
+        let chunk = Chunk { mapping: Arc::new(mapping), _ration: ration };
+        let mut chunks = self.chunks();
+        let free = chunks.all.iter().position(Option::is_none);
+        let number = free.unwrap_or_else(|| {
+            chunks.all.push(None);
+            chunks.all.len() - 1
+        });
+        chunks.all[number] = Some(chunk);
+        drop(chunks);
+        home.add(self.slots(number));
+        Ok(())
+    }
+
+    /// The buffer of a slot that was taken.
+    pub fn buffer(&self, slot: u32, home: &Arc<FreeSlots>) -> Buffer {
+        let within = slot - self.first;
+        let mut chunks = self.chunks();
+        chunks.used_at = Instant::now();
+        let chunk = chunks.all[(within / self.per_chunk()) as usize].as_ref();
+        let mapping = chunk.expect("a chunk stays while a buffer of it is lent").mapping.clone();
+        let start = (within % self.per_chunk()) as usize * self.block_bytes;
+        Buffer::of_pool(mapping, start..start + self.block_bytes, (home.clone(), slot))
+    }
+
+    /// Calls `prepare` with each chunk that is taken from now on, and does without a chunk for which it fails. Gives free
+    /// ones back that were taken before. Only the first call counts.
+    pub fn prepare(
+        &self,
+        home: &FreeSlots,
+        prepare: impl Fn(&Mapping) -> Result<(), String> + Send + Sync + 'static,
+    ) {
+        if self.prepare.set(Box::new(prepare)).is_ok() {
+            self.give_back(home, Duration::ZERO);
+        }
+    }
+
+    /// Gives chunks back that no buffer is lent of: all of them if none was asked for during `idle`, or as many as others
+    /// have come to need.
+    pub fn give_back(&self, home: &FreeSlots, idle: Duration) {
+        let is_idle = self.chunks().used_at.elapsed() >= idle;
+        let mut wanted = if is_idle { u64::MAX } else { budget::excess() };
+        let mut given = Vec::new(); // dropped without the lock: unmapping takes time
+        let mut chunks = self.chunks();
+        for number in (0..chunks.all.len()).rev() {
+            if wanted == 0 {
+                break;
+            }
+            if chunks.all[number].is_some() && home.remove(&self.slots(number)) {
+                given.extend(chunks.all[number].take());
+                wanted = wanted.saturating_sub(1);
+            }
+        }
+        drop(chunks);
+    }
+
+    /// Bytes of all chunks.
+    pub fn bytes(&self) -> usize {
+        self.chunks().all.iter().flatten().map(|chunk| chunk.mapping.len()).sum()
+    }
+}
+
+impl fmt::Debug for Growth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Growth").field("first", &self.first).finish_non_exhaustive()
+    }
+}

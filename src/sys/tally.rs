@@ -1,0 +1,171 @@
+//! How many units of something the processes of a machine have taken together.
+//!
+//! The count is kept in locks of the kernel: a process holds as many bytes of a file locked as it has taken, which is
+//! empty. So nothing has to be read or repaired after a process was killed: its locks go with it.
+
+use crate::sys::inherited::Inherited;
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc::{self, c_short, flock};
+use rustix::fs::{Mode, OFlags};
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Bytes of the file that belong to one process: the first one says that it is there, the others are its units.
+const PROCESS_BYTES: i64 = 1 << 32;
+
+/// Processes at most.
+const PROCESSES_MAX: i64 = 4096;
+
+/// This process' part of a count, which ends when this is dropped.
+#[derive(Debug)]
+pub struct Tally {
+    _inherited: Inherited,
+    file: File,
+    /// Where this process' bytes begin.
+    start: i64,
+    units: u64,
+}
+
+impl Tally {
+    /// Joins the count of this name, with no unit taken.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn join(name: &str) -> io::Result<Self> {
+        Self::join_in(&shared_dir(), name)
+    }
+
+    fn join_in(dir: &Path, name: &str) -> io::Result<Self> {
+        let file = open(&dir.join(format!("ringstow-{name}")))?;
+        let inherited = Inherited::note(&file);
+        for process in 0..PROCESSES_MAX {
+            let start = process * PROCESS_BYTES;
+            if set(&file, libc::F_WRLCK, start, 1)? {
+                return Ok(Self { _inherited: inherited, file, start, units: 0 });
+            }
+        }
+        Err(io::Error::other(format!("{PROCESSES_MAX} processes take part already")))
+    }
+
+    /// Units that all processes have taken, this one included.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn all(&self) -> io::Result<u64> {
+        let mut taken = self.units;
+        let mut left = vec![(0, PROCESSES_MAX * PROCESS_BYTES)];
+        while let Some((start, end)) = left.pop() {
+            // The kernel names one lock of the range, and not the first.
+            let Some((from, to)) = locked_by_others(&self.file, start, end)? else { continue };
+            // Less the byte that says that the process is there.
+            taken += (to - from - 1) as u64;
+            let (from, to) = (from.max(start), to.min(end)); // it may have grown meanwhile
+            left.extend([(start, from), (to, end)].into_iter().filter(|(from, to)| from < to));
+        }
+        Ok(taken)
+    }
+
+    /// Sets how many units this process has taken.
+    ///
+    /// # Errors
+    /// The system's; the count is then as before.
+    pub fn set(&mut self, units: u64) -> io::Result<()> {
+        let at = |units: u64| self.start + 1 + units as i64;
+        let (before, now) = (at(self.units), at(units));
+        if now > before {
+            set(&self.file, libc::F_WRLCK, before, now - before)?;
+        } else if now < before {
+            set(&self.file, libc::F_UNLCK, now, before - now)?;
+        }
+        self.units = units;
+        Ok(())
+    }
+}
+
+/// Where all users of a machine may write.
+fn shared_dir() -> PathBuf {
+    let memory = Path::new("/dev/shm");
+    if memory.is_dir() { memory.into() } else { std::env::temp_dir() }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    // Not created where it is: in a directory for everybody, the kernel refuses that for a file of somebody else.
+    let file = match rustix::fs::open(path, flags, Mode::empty()) {
+        Err(rustix::io::Errno::NOENT) => {
+            let made = rustix::fs::open(path, flags | OFlags::CREATE, Mode::from_raw_mode(0o666))?;
+            let _ = rustix::fs::fchmod(&made, Mode::from_raw_mode(0o666)); // whatever the umask: all users count
+            made
+        }
+        opened => opened?,
+    };
+    let file = File::from(file);
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")),
+    }
+}
+
+fn range(kind: i32, start: i64, len: i64) -> flock {
+    flock {
+        l_type: kind as c_short,
+        l_whence: libc::SEEK_SET as c_short,
+        l_start: start,
+        l_len: len,
+        l_pid: 0,
+    }
+}
+
+/// Locks or unlocks bytes of this process. Returns false if another one has them.
+fn set(file: &File, kind: i32, start: i64, len: i64) -> io::Result<bool> {
+    match fcntl(file, FcntlArg::F_OFD_SETLK(&range(kind, start, len))) {
+        Ok(_) => Ok(true),
+        Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// A range of bytes that another process has locked.
+fn locked_by_others(file: &File, start: i64, end: i64) -> io::Result<Option<(i64, i64)>> {
+    let mut found = range(libc::F_WRLCK, start, end - start);
+    fcntl(file, FcntlArg::F_OFD_GETLK(&mut found))?;
+    let is_free = found.l_type == libc::F_UNLCK as c_short;
+    Ok((!is_free).then_some((found.l_start, found.l_start + found.l_len)))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::sys::tally::*;
+
+    #[test]
+    fn processes_see_what_all_have_taken_until_they_end() {
+        let dir = tempfile::tempdir().unwrap();
+        // Each open file counts as a process.
+        let join = || Tally::join_in(dir.path(), "memory").unwrap();
+        let mut all: Vec<Tally> = (0..5).map(|_| join()).collect();
+        assert_eq!(all[0].all().unwrap(), 0);
+        for (number, tally) in all.iter_mut().enumerate() {
+            tally.set(number as u64 * 10).unwrap();
+        }
+        assert!(all.iter().all(|tally| tally.all().unwrap() == 100));
+        all[4].set(15).unwrap();
+        all[1].set(11).unwrap();
+        assert_eq!(all[0].all().unwrap(), 76);
+        drop(all.remove(2));
+        assert_eq!(all[0].all().unwrap(), 56);
+        let mut late = join();
+        late.set(1).unwrap();
+        assert_eq!(all[3].all().unwrap(), 57);
+        all.clear();
+        assert_eq!(late.all().unwrap(), 1);
+    }
+
+    #[test]
+    fn something_else_in_its_place_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("ringstow-memory")).unwrap();
+        assert!(Tally::join_in(dir.path(), "memory").is_err());
+    }
+}
