@@ -51,8 +51,6 @@ class Config:
     default. Sizes are numbers of bytes or text: ``"64M"`` and ``"64MiB"`` are 64 * 2^20, ``"64MB"``
     is 64 * 10^6; they are kept as numbers. Everything is checked at once.
 
-    Each process has staging memory of its own: the ranks of a node take ranks * ``pool_bytes``.
-
     Raises:
         InvalidStateError: a field or variable has an invalid value, or two contradict each other.
             The message has the allowed values.
@@ -62,11 +60,14 @@ class Config:
         OSError: the file can't be read.
     """
 
-    pool_bytes: int = _default("256M")
-    """Most bytes of staging memory, allocated as needed. A save of any size needs no other memory.
-    A pool as large as the checkpoint makes a save a snapshot; a smaller one streams. Each process
-    has a pool of its own: the ranks of a node take ranks * ``pool_bytes`` together. Default 256
-    MiB."""
+    pool_bytes: int = _default("auto")
+    """Most bytes of staging memory, allocated as needed. Each process has a pool of its own: the
+    ranks of a node take ranks * ``pool_bytes`` together. A save of any size streams through it.
+
+    ``"auto"``, the default, which is kept as 0, means 256 MiB, and more for background saves, so
+    that training waits for the memory and not for the disk: as much as the state needs, as long as
+    all processes of the machine take no more than half of the memory that the machine and their
+    control groups have available. docs/background.md has the details."""
 
     block_bytes: int = _default("4M")
     """Bytes of one staging buffer and of one transfer; a multiple of 4096. A checksum covers 1 MiB,
@@ -171,6 +172,8 @@ class Config:
             found = json.loads(_native.found_config())
             for name in unset:
                 object.__setattr__(self, name, found[name])
+        if self.pool_bytes == "auto":
+            object.__setattr__(self, "pool_bytes", 0)
         for name in ("pool_bytes", "block_bytes", "write_rate", "shard_bytes", "promotion_rate"):
             self._check_size(name)
         for name in ("queue_depth", "fillers", "nice", "files"):
@@ -215,9 +218,21 @@ class Config:
         if not is_right:
             raise TypeError(f"Config.{name} must be {what}, not {getattr(self, name)!r}")
 
-    def to_json(self) -> str:
-        """Return the fields as a JSON object for the native side, which leaves copies to Python."""
-        return json.dumps({**dataclasses.asdict(self), "tiers": (), "promotion_rate": 0})
+    def to_json(self, *, background: bool = False) -> str:
+        """Return the fields as a JSON object for the native side, which leaves copies to Python.
+
+        Only a save during which training goes on, and waits for its copies, is a background save:
+        it alone may take memory beyond what any save needs.
+        """
+        fields = {**dataclasses.asdict(self), "tiers": (), "promotion_rate": 0}
+        if not background:
+            fields["pool_bytes"] = self.staging_bytes
+        return json.dumps(fields)
+
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes of staging memory that any save or load may take."""
+        return _native.staging_bytes(json.dumps(dataclasses.asdict(self)))
 
 
 def _kept(path: StrPath, *, may_be_url: bool) -> str:

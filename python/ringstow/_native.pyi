@@ -82,6 +82,7 @@ __all__ = [
     "shared_file_system",
     "shows_progress",
     "slim",
+    "staging_bytes",
     "start_export",
     "start_model_share",
     "start_save",
@@ -551,6 +552,9 @@ def gpus() -> str: ...
 # The configuration that the environment and ringstow.toml ask for.
 def found_config() -> str: ...
 def check_config(json: str) -> None: ...
+
+# Bytes of staging memory that any save or load with a configuration may take.
+def staging_bytes(json: str) -> int: ...
 
 # Whether the environment allows progress bars: RINGSTOW_PROGRESS is not 0, off, no or false.
 def shows_progress() -> bool: ...

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -167,14 +166,14 @@ def save_async(
         metrics: as in `save`.
         apart: as in `save`.
         base: as in `save`. A tensor that the save finds unchanged counts as copied.
-        config: as in `save`. If ``pool_bytes`` is as large as the checkpoint, staging takes as long
-            as a copy; otherwise about as long as the disk needs for the rest.
+        config: as in `save`. If ``pool_bytes`` is a number, staging beyond as many bytes waits for
+            the disk; by default it does so only where memory is short.
         allow_pickle: as in `save`.
         staging: how to keep the values of the call:
 
             - ``"guard"`` copies small tensors (64 KiB) and those it cannot watch (arrays, tensors
-              without a version) during the call, into at most half of ``pool_bytes``, and streams
-              the others. If these copies need more, the call waits until everything is copied.
+              without a version) during the call, into at most half of ``pool_bytes`` (128 MiB by
+              default), and streams the others. If these copies need more, the call waits until everything is copied.
             - ``"snapshot"`` copies everything during the call, into as much memory as the tensors
               have.
             - ``"wait"`` streams everything, and returns once it is copied.
@@ -199,7 +198,8 @@ def save_async(
     handle: SaveHandle | None = None
     try:
         with hold.waited.here(), real_tensors():
-            where, knobs, noted, promoter = _prepared(path, step, metrics, config)
+            config = given(config)
+            where, knobs, noted, promoter = _prepared(path, step, metrics, config, background=True)
             hold.path = where
             earlier = native(base)
             with _outcomes.failing("save", where, noted[0]):
@@ -210,8 +210,7 @@ def save_async(
                     hold.let_steps_end()
                 encoded, parts = _encoded(state_dict, apart, allow_pickle=allow_pickle)
                 tensors, tree = encoded.tensors, encoded.tree
-                pool_bytes = json.loads(knobs)["pool_bytes"]
-                is_copied = _guard.stage(tensors, staging, where, hold, pool_bytes)
+                is_copied = _guard.stage(tensors, staging, where, hold, config.staging_bytes)
                 handle = _handle.start(
                     lambda: _native.start_save(
                         tensors, tree, where, knobs, noted, apart=parts, base=earlier
@@ -236,7 +235,12 @@ def save_async(
 
 
 def _prepared(
-    path: StrPath, step: int | None, metrics: Mapping[str, Any] | None, config: Config | None
+    path: StrPath,
+    step: int | None,
+    metrics: Mapping[str, Any] | None,
+    config: Config | None,
+    *,
+    background: bool = False,
 ) -> tuple[str, str, tuple[int | None, dict[str, float]], Promoter | None]:
     """Check a save's arguments.
 
@@ -248,7 +252,8 @@ def _prepared(
     where, noted = absolute(path), (step_number(step), metrics_of(metrics))
     _jobs.log_unreported()
     _others.refuse_other_ranks(where)
-    return where, config.to_json(), noted, _promoter.of_config(where, config)
+    knobs = config.to_json(background=background)
+    return where, knobs, noted, _promoter.of_config(where, config)
 
 
 def _encoded(

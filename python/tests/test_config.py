@@ -43,7 +43,7 @@ def test_help_shows_the_defaults():
         alone = ringstow.Config(**{field.name: default})
         assert getattr(alone, field.name) == getattr(config, field.name)
     shown = pydoc.plain(pydoc.render_doc(ringstow.Config))
-    assert re.search(r"pool_bytes: '?int'? = '256M'", shown)
+    assert re.search(r"pool_bytes: '?int'? = 'auto'", shown)
 
 
 def test_no_public_call_shows_a_mark_as_a_default():
@@ -130,7 +130,7 @@ def test_field_of_wrong_type_is_named(field, value, may_be):
         ({"direct": "yes"}, "direct = 'yes': must be 'auto', 'on' or 'off'"),
         ({"pool_bytes": -1}, "pool_bytes = -1: must be 0 or more bytes"),
         ({"pool_bytes": "lots"}, "pool_bytes = 'lots': a size is a number and a unit"),
-        ({"pool_bytes": "4M"}, "pool_bytes = 4194304: must be at least two blocks"),
+        ({"pool_bytes": "4M"}, "pool_bytes = 4194304: must be auto, or at least two blocks"),
         (
             {"pool_bytes": "1G", "block_bytes": 4096},
             "pool_bytes = 1073741824: must be at most 16384",

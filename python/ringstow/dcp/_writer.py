@@ -433,7 +433,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 items.specs,
                 save.path,
                 save.own_rank(),
-                self._config.to_json(),
+                self._config.to_json(background=stream is not None),
                 None if stream is None else stream.watched,
                 self._apart,
                 self._base,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import dataclasses
-import json
 import os
 import threading
 from collections.abc import Iterable, Mapping
@@ -220,7 +219,7 @@ def _begun(
             names_of_parts(apart, "apart"),
             native(base),
             node_local,
-            config.to_json(),
+            config.to_json(background=staging is not None),
         )
         hold.path = asked.path
         if node_local:
@@ -234,7 +233,7 @@ def _begun(
         state = encode(state_dict, parts, ranks.rank, allow_pickle=allow_pickle)
         if staging == "snapshot":  # copies of them are saved
             state.watched.clear()
-        room = json.loads(asked.config)["pool_bytes"]
+        room = config.staging_bytes
         is_copied = _guard.stage(state.tensors, staging or "wait", asked.path, hold, room)
         return _Begun(asked, state, None, is_copied, promoter)
     except BaseException as error:  # Ctrl-C, too: the other ranks must not wait for this one
