@@ -40,7 +40,7 @@ from ringstow._outcomes import Listener, Outcome, on_done
 from ringstow._promote import promote
 from ringstow._promoter import wait_promoted
 from ringstow._resume import Restored
-from ringstow._save import save, save_async
+from ringstow._save import release_memory, save, save_async
 from ringstow._stateful._per_rank import PerRank
 from ringstow._stateful._rng import RngState
 from ringstow._stream import FileReader, FileWriter, open_read, open_write
@@ -144,6 +144,7 @@ __all__ = [
     "open_write",
     "promote",
     "prune",
+    "release_memory",
     "remove",
     "retain",
     "save",

@@ -614,6 +614,7 @@ class CheckpointManager:
         self._copier.end_retries()
         self._side.close()
         self._lock.release()
+        _native.release_memory()
 
 
 class _Saving(NamedTuple):

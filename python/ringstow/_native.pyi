@@ -75,6 +75,7 @@ __all__ = [
     "pinned",
     "promote",
     "prune",
+    "release_memory",
     "remove",
     "rename_new",
     "retain",
@@ -552,6 +553,9 @@ def gpus() -> str: ...
 # The configuration that the environment and ringstow.toml ask for.
 def found_config() -> str: ...
 def check_config(json: str) -> None: ...
+
+# Gives memory back that background saves have taken and none uses now.
+def release_memory() -> None: ...
 
 # Bytes of staging memory that any save or load with a configuration may take.
 def staging_bytes(json: str) -> int: ...

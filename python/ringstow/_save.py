@@ -234,6 +234,15 @@ def save_async(
     return handle
 
 
+def release_memory() -> None:
+    """Give memory back that background saves have taken and none uses now.
+
+    They keep it for the next one, an hour at most, and give it back if other programs come to need
+    it. `CheckpointManager.close` does it, too.
+    """
+    _native.release_memory()
+
+
 def _prepared(
     path: StrPath,
     step: int | None,

@@ -55,6 +55,12 @@ fn check_config(json: &str) -> PyResult<()> {
     ringstow::internals::engine::io_mode::modes(&config).map(drop).map_err(error::to_python)
 }
 
+/// Gives memory back that background saves have taken and none uses now.
+#[pyfunction]
+fn release_memory(py: Python<'_>) {
+    py.detach(Runtime::release_memory);
+}
+
 /// Bytes of staging memory that any save or load with a configuration may take.
 #[pyfunction]
 fn staging_bytes(json: &str) -> PyResult<u64> {
@@ -201,8 +207,8 @@ mod _native {
         watch::Watch,
         {check_config, check_own_share, cli, forget_after_fork, found_config},
         {
-            diff, nesting, outline, parse_size, rename_new, shows_progress, staging_bytes,
-            swap_names, sync_dir, verify,
+            diff, nesting, outline, parse_size, release_memory, rename_new, shows_progress,
+            staging_bytes, swap_names, sync_dir, verify,
         },
     };
 

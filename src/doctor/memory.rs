@@ -2,7 +2,7 @@
 
 use crate::config::{Config, Switch};
 use crate::doctor::{Check, binary_size};
-use crate::pool::Mapping;
+use crate::pool::{self, Mapping, NoMore};
 use crate::sys::dir::try_entries;
 use crate::sys::file::read_kernel_text;
 use crate::sys::{memlock, memory};
@@ -17,7 +17,12 @@ const REPORTING: usize = 5;
 pub(crate) fn checks(config: &Config) -> Vec<Check> {
     let limit = memory::group_limit_bytes();
     let mut checks: Vec<Check> = limit.map(|limit| group(config, limit)).into_iter().collect();
-    checks.extend([memory_lock(config), huge_pages(), free_memory(Path::new(BALLOONS))]);
+    checks.extend([
+        staging(config),
+        memory_lock(config),
+        huge_pages(),
+        free_memory(Path::new(BALLOONS)),
+    ]);
     checks
 }
 
@@ -34,6 +39,41 @@ fn group(config: &Config, limit: u64) -> Check {
     let remedy = "lower pool_bytes, or give the container (`--memory` of docker) or the unit \
                   (`MemoryMax=` of systemd) more";
     Check::fail(name, found, remedy)
+}
+
+/// Says how much memory background saves may take, so that training waits for no disk.
+fn staging(config: &Config) -> Check {
+    let name = "background saves";
+    let own = binary_size(config.staging_bytes());
+    if !config.is_pool_automatic() {
+        return Check::ok(
+            name,
+            format!(
+                "may take {own}, as pool_bytes says; training waits for the disk to take the rest"
+            ),
+        );
+    }
+    match pool::left() {
+        Ok((left, of)) if left > 0 => {
+            let left = binary_size(left);
+            Check::ok(
+                name,
+                format!(
+                    "may take {own} in each process and {left} in all: half of what {of} has available"
+                ),
+            )
+        }
+        Ok((_, of)) => Check::warn(
+            name,
+            format!("may take {own} only: {of} has nothing available beyond what they have"),
+            "give the job more memory; until then, training waits for the disk to take what is beyond that",
+        ),
+        Err(NoMore(why)) => Check::warn(
+            name,
+            format!("may take {own} only: {why}"),
+            "mount /proc, or set pool_bytes; until then, training waits for the disk to take what is beyond that",
+        ),
+    }
 }
 
 fn memory_lock(config: &Config) -> Check {

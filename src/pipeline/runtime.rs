@@ -105,6 +105,12 @@ impl Runtime {
         drop(kept); // not under the lock: this joins threads
     }
 
+    /// Gives memory back that background saves have taken and none uses now; see [`Config::pool_bytes`].
+    pub fn release_memory() {
+        let kept = KEPT.lock().map_or_else(Vec::new, |kept| kept.clone());
+        kept.iter().for_each(|machine| machine.give_back(Duration::ZERO));
+    }
+
     /// Call this first in a forked child, which has neither the parent's threads nor its pools. Closes the files and
     /// locks of the parent's saves and loads, which would otherwise stay open as long as the child lives. Takes no
     /// lock that a thread of the parent may have held. The child must forget inherited handles and sessions, never

@@ -54,6 +54,15 @@ pub(super) fn excess() -> u64 {
     BUDGET.lock().map_or(0, |mut budget| budget.excess())
 }
 
+/// Bytes that background saves may still take, and which limit says so.
+///
+/// # Errors
+/// Why that is not known.
+pub fn left() -> Result<(u64, String), NoMore> {
+    let Some(mut budget) = BUDGET.lock() else { return Err(NoMore("too many forks".into())) };
+    budget.left()
+}
+
 static BUDGET: PerProcess<Budget> =
     PerProcess::new([const { Mutex::new(Budget::new()) }; GENERATIONS]);
 
@@ -74,11 +83,33 @@ impl Budget {
         }
     }
 
+    /// The limits, of which this process takes part in the counts.
+    #[cfg(target_os = "linux")]
+    fn joined(&mut self) -> Result<Vec<Limit>, NoMore> {
+        let joined = limits().and_then(|limits| self.join(&limits).map(|()| limits));
+        joined.map_err(unknown)
+    }
+
+    #[cfg(target_os = "linux")]
+    fn left(&mut self) -> Result<(u64, String), NoMore> {
+        let limits = self.joined()?;
+        let left = |limit: &Limit| {
+            let taken = self.counted(limit).map_err(unknown)?;
+            let units = share(limit, taken).saturating_sub(taken);
+            Ok((units * UNIT_BYTES as u64, limit.of.clone()))
+        };
+        let each: Result<Vec<_>, NoMore> = limits.iter().map(left).collect();
+        Ok(each?.into_iter().min().expect("the machine is one"))
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn left(&mut self) -> Result<(u64, String), NoMore> {
+        Err(unknown(io::ErrorKind::Unsupported.into()))
+    }
+
     #[cfg(target_os = "linux")]
     fn take(&mut self, units: u64) -> Result<(), NoMore> {
-        let unknown = |error: io::Error| NoMore(format!("what is available is not known: {error}"));
-        let limits = limits().map_err(unknown)?;
-        self.join(&limits).map_err(unknown)?;
+        let limits = self.joined()?;
         for limit in &limits {
             self.check(limit, units)?;
         }
@@ -93,8 +124,7 @@ impl Budget {
 
     #[cfg(not(target_os = "linux"))]
     fn take(&mut self, _: u64) -> Result<(), NoMore> {
-        let error = io::Error::from(io::ErrorKind::Unsupported);
-        Err(NoMore(format!("what is available is known on Linux only: {error}")))
+        Err(unknown(io::ErrorKind::Unsupported.into()))
     }
 
     fn give_back(&mut self, units: u64) {
@@ -160,7 +190,6 @@ impl Budget {
     /// Checks whether so many units more may be taken under a limit.
     #[cfg(target_os = "linux")]
     fn check(&self, limit: &Limit, more: u64) -> Result<(), NoMore> {
-        let unknown = |error| NoMore(format!("what others have taken is not known: {error}"));
         let taken = self.counted(limit).map_err(unknown)?;
         let share = share(limit, taken);
         if taken + more <= share {
@@ -177,6 +206,10 @@ impl Budget {
             size(taken),
         )))
     }
+}
+
+fn unknown(error: io::Error) -> NoMore {
+    NoMore(format!("what memory is available is not known: {error}"))
 }
 
 /// Units that all processes may take under a limit, of which they have taken some.

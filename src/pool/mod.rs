@@ -12,7 +12,7 @@ mod growth;
 mod mapping;
 mod staging;
 
-pub use budget::NoMore;
+pub use budget::{NoMore, left};
 pub use buffer::{Buffer, CutMapping};
 pub use free_slots::FreeSlots;
 pub use mapping::Mapping;

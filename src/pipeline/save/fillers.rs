@@ -129,7 +129,11 @@ impl<'a> Fillers<'a> {
         match hand.begun.pop_front() {
             Some((number, first)) => self.finish(number, first, hand),
             None => {
+                let waiting = Instant::now();
                 hand.held.front().inspect(|(due, ..)| wait_until(*due, self.job));
+                if hand.claimed.is_some() {
+                    self.inputs.clocks.wait.add(waiting); // only a written block makes room for it
+                }
                 Ok(())
             }
         }

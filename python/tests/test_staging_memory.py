@@ -1,0 +1,82 @@
+"""The memory of background saves: training waits for the copies, and not for the disk."""
+
+import re
+
+import pytest
+import torch
+
+import ringstow
+
+# More than any save or load may take.
+LARGE = 320 << 20
+
+NO_DISK = ringstow.Config(write_rate=10, queue_depth=5)
+"""Lets the first block through, and the next in days."""
+
+
+def resident_bytes():
+    with open("/proc/self/status") as status:
+        return int(re.search(r"VmRSS:\s+(\d+) kB", status.read())[1]) * 1024
+
+
+@pytest.fixture
+def state():
+    return {"w": torch.ones(LARGE, dtype=torch.uint8)}
+
+
+def cancelled(handle):
+    handle.cancel()
+    with pytest.raises(ringstow.SaveCancelledError):
+        handle.result()
+
+
+def test_step_waits_for_the_copies_and_not_for_the_disk(tmp_path, state):
+    weight = torch.nn.Parameter(torch.ones(1 << 20))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    weight.grad = torch.ones_like(weight)
+    state["weight"] = weight
+    handle = ringstow.save_async(state, tmp_path / "c", config=NO_DISK)
+    optimizer.step()
+    progress = handle.progress()
+    cancelled(handle)
+    assert progress.staged == progress.total > LARGE
+    assert progress.written <= 4 << 20
+
+
+def test_manager_of_one_process_does_not_wait_for_the_disk_either(tmp_path, state):
+    with ringstow.CheckpointManager(tmp_path / "run", config=NO_DISK) as manager:
+        handle = manager.save_async(1, state)
+        assert handle.wait_staged(600)
+        cancelled(handle)
+
+
+def test_plain_save_takes_no_more_than_before(tmp_path, state):
+    ringstow.release_memory()
+    report = ringstow.save(state, tmp_path / "c")
+    assert report.pool_bytes == 256 << 20
+
+
+def test_memory_is_kept_for_the_next_save_until_it_is_released(tmp_path, state):
+    def saved(save):
+        handle = save(state)
+        assert handle.wait_staged(600)
+        cancelled(handle)
+        return resident_bytes()
+
+    kept = saved(lambda state: ringstow.save_async(state, tmp_path / "c", config=NO_DISK))
+    ringstow.release_memory()
+    assert kept - resident_bytes() >= 32 << 20
+    with ringstow.CheckpointManager(tmp_path / "run", config=NO_DISK) as manager:
+        kept = saved(lambda state: manager.save_async(1, state))
+    assert kept - resident_bytes() >= 32 << 20
+
+
+def test_number_of_bytes_bounds_background_saves_too(tmp_path, state):
+    config = ringstow.Config(pool_bytes="256M", write_rate=10, queue_depth=6)
+    handle = ringstow.save_async(state, tmp_path / "c", config=config)
+    is_staged = handle.wait_staged(0.5)
+    staged = handle.progress().staged
+    cancelled(handle)
+    assert not is_staged
+    assert staged <= 260 << 20
+    assert ringstow.Config(pool_bytes="auto") == ringstow.Config(pool_bytes=0)
