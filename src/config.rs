@@ -59,9 +59,9 @@ pub struct Config {
     /// Most bytes of staging memory, allocated as needed. Each process has a pool of its own: the ranks of a node take
     /// ranks * `pool_bytes` together. A save of any size streams through it.
     ///
-    /// 0, the default, which texts call `auto`, means 256 MiB, and more for background saves, so that training waits for the
-    /// memory and not for the disk: as much as the state needs, as long as all processes of the machine take no more than
-    /// half of the memory that the machine and their control groups have available.
+    /// 0, the default, which texts call `auto`, means 256 MiB, but for background saves as much as the state needs, so that
+    /// training waits for memory and not for the disk, as long as the background saves of all processes of the machine take
+    /// no more than half of the memory that the machine and their control groups have available.
     #[serde(deserialize_with = "size_or_auto")]
     pub pool_bytes: u64,
     /// Bytes of one staging buffer and of one transfer. A multiple of 4096. Default 4 MiB.

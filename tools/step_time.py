@@ -3,6 +3,7 @@
     python tools/step_time.py                                # 0.3 GB, 3 rounds
     python tools/step_time.py --gb 2 --rounds 9 --dir /mnt/nvme --json result.json
     python tools/step_time.py --trainer lightning            # or transformers
+    python tools/step_time.py --gb 1 --step-ms 50 --disk-rate 200   # short steps, a slow disk
     python tools/step_time.py --contenders ringstow ringstow-unguarded --no-gil --calls
     python tools/step_time.py --contenders ringstow ringstow:nice=10,io_priority=low --no-gil
 
@@ -20,6 +21,8 @@ import json
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,9 +32,10 @@ from comparing.directories import check_room, fresh_directory
 from comparing.measuring import in_turn
 from comparing.processes import CompareFailed, last_json, run_kept, say
 from stepping import calls, gil
-from stepping.contenders import DCP_THREAD, PLAIN, Row, closing, contender, missing
+from stepping.contenders import DCP_STAGER, DCP_THREAD, PLAIN, Row, closing, contender, missing
 from stepping.report import Found, gil_table, table
-from stepping.training import Turn
+from stepping.slow_disk import slow_disk
+from stepping.training import SleepingTrainer, Turn
 
 SECONDS_MAX = 600.0
 
@@ -62,6 +66,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="number of torch threads")
     parser.add_argument("--dir", type=Path, default=Path(), help="directory on the disk to measure")
     parser.add_argument("--trainer", choices=TRAINERS, default="plain")
+    parser.add_argument(
+        "--step-ms", type=float, help="sleep so long in each step in place of the passes"
+    )
+    parser.add_argument(
+        "--disk-rate", type=float, metavar="MB",
+        help="save to a disk made for it, of so many 10^6 bytes per second; needs root",
+    )  # fmt: skip
     parser.add_argument("--contenders", nargs="+", help="default: all but the other stagings")
     parser.add_argument("--no-gil", action="store_true", help="leave the GIL out")
     parser.add_argument("--calls", action="store_true", help="also time calls for small tensors")
@@ -70,6 +81,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.gb <= 0 or options.rounds < 1 or options.steps < 1:
         parser.error("--gb must be positive, --rounds and --steps at least 1")
+    if options.step_ms is not None and (options.step_ms <= 0 or options.trainer != "plain"):
+        parser.error("--step-ms must be positive, and is for the plain trainer")
     return options
 
 
@@ -92,6 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result = {
         **about(options.dir), "gb": options.gb,
         "trainer": options.trainer, "threads": options.threads, "torch": str(torch.__version__),
+        "step_ms": options.step_ms, "disk_rate": options.disk_rate,
     }  # fmt: skip
     say(f"{result['date']}, {options.gb:g} GB, {options.trainer}, {result['machine']}")
     if options.json:
@@ -111,15 +125,24 @@ def measure(options: argparse.Namespace) -> Found:
     for name, row in rows.items():
         if reason := missing(row.needs):
             found.skipped[name] = reason
-    with fresh_directory(options.dir) as directory:
+    if options.step_ms:
+        made, found.base = partial(SleepingTrainer, seconds=options.step_ms / 1000), DCP_STAGER
+    with place(options, size) as directory:
         with closing:
             take_turns(made(size, directory, options.steps), found, options.rounds)
         if options.calls:
             for line in calls.lines(options.rounds, directory):
                 say(line)
-    if not options.no_gil and options.trainer == "plain":
+    if not options.no_gil and options.trainer == "plain" and not options.disk_rate:
         measure_gil(found, options)
     return found
+
+
+def place(options: argparse.Namespace, size: float) -> AbstractContextManager[Path]:
+    """Return the directory to save to: on the disk that is measured, or on a slow one."""
+    if options.disk_rate is None:
+        return fresh_directory(options.dir)
+    return slow_disk(options.dir, int(4 * size) + (256 << 20), int(options.disk_rate * 1e6))
 
 
 def chosen(rows: dict[str, Row], names: list[str] | None) -> dict[str, Row]:

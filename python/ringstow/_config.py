@@ -64,10 +64,10 @@ class Config:
     """Most bytes of staging memory, allocated as needed. Each process has a pool of its own: the
     ranks of a node take ranks * ``pool_bytes`` together. A save of any size streams through it.
 
-    ``"auto"``, the default, which is kept as 0, means 256 MiB, and more for background saves, so
-    that training waits for the memory and not for the disk: as much as the state needs, as long as
-    all processes of the machine take no more than half of the memory that the machine and their
-    control groups have available. docs/background.md has the details."""
+    ``"auto"``, the default, which is kept as 0, means 256 MiB, but for background saves as much as
+    the state needs, so that training waits for memory and not for the disk, as long as the
+    background saves of all processes of the machine take no more than half of the memory that the
+    machine and their control groups have available. docs/background.md has the details."""
 
     block_bytes: int = _default("4M")
     """Bytes of one staging buffer and of one transfer; a multiple of 4096. A checksum covers 1 MiB,
@@ -172,7 +172,8 @@ class Config:
             found = json.loads(_native.found_config())
             for name in unset:
                 object.__setattr__(self, name, found[name])
-        if self.pool_bytes == "auto":
+        given: object = self.pool_bytes
+        if given == "auto":
             object.__setattr__(self, "pool_bytes", 0)
         for name in ("pool_bytes", "block_bytes", "write_rate", "shard_bytes", "promotion_rate"):
             self._check_size(name)

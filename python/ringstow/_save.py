@@ -173,7 +173,7 @@ def save_async(
 
             - ``"guard"`` copies small tensors (64 KiB) and those it cannot watch (arrays, tensors
               without a version) during the call, into at most half of ``pool_bytes`` (128 MiB by
-              default), and streams the others. If these copies need more, the call waits until everything is copied.
+              default). If these copies need more, the call waits until everything is copied.
             - ``"snapshot"`` copies everything during the call, into as much memory as the tensors
               have.
             - ``"wait"`` streams everything, and returns once it is copied.

@@ -41,37 +41,28 @@ fn group(config: &Config, limit: u64) -> Check {
     Check::fail(name, found, remedy)
 }
 
-/// Says how much memory background saves may take, so that training waits for no disk.
+/// Says how much memory background saves may take, so that training does not wait for the disk.
 fn staging(config: &Config) -> Check {
-    let name = "background saves";
-    let own = binary_size(config.staging_bytes());
+    const NAME: &str = "background saves";
+    const UNTIL: &str = "until then, training waits for the disk to take what is beyond that";
     if !config.is_pool_automatic() {
-        return Check::ok(
-            name,
-            format!(
-                "may take {own}, as pool_bytes says; training waits for the disk to take the rest"
-            ),
-        );
+        let bytes = binary_size(config.staging_bytes());
+        return Check::ok(NAME, format!("may take {bytes} in each process, as pool_bytes says"));
     }
     match pool::left() {
-        Ok((left, of)) if left > 0 => {
-            let left = binary_size(left);
-            Check::ok(
-                name,
-                format!(
-                    "may take {own} in each process and {left} in all: half of what {of} has available"
-                ),
-            )
-        }
-        Ok((_, of)) => Check::warn(
-            name,
-            format!("may take {own} only: {of} has nothing available beyond what they have"),
-            "give the job more memory; until then, training waits for the disk to take what is beyond that",
+        Ok((0, of)) => Check::warn(
+            NAME,
+            format!("may take the least that they need: {of} has no memory left for more"),
+            format!("give the job more memory; {UNTIL}"),
         ),
+        Ok((left, of)) => {
+            let left = binary_size(left);
+            Check::ok(NAME, format!("may take {left} together, half of what {of} has available"))
+        }
         Err(NoMore(why)) => Check::warn(
-            name,
-            format!("may take {own} only: {why}"),
-            "mount /proc, or set pool_bytes; until then, training waits for the disk to take what is beyond that",
+            NAME,
+            format!("may take the least that they need: {why}"),
+            format!("mount /proc, or set pool_bytes; {UNTIL}"),
         ),
     }
 }

@@ -82,7 +82,7 @@ pub(crate) fn write(
     let fillers = Fillers::new(&inputs, &pool, &files, runtime.config(), job);
     let filling = Instant::now();
     fillers.fill();
-    let pool_bytes = (pool.bytes() + pool.further_bytes()) as u64;
+    let pool_bytes = fillers.memory_bytes() as u64;
     runtime.watch_memory();
     moved.note_streamed(dir, plan.file_bytes(), pool_bytes, fillers.no_more());
     seconds.stage = fillers.staged_at().map_or(0.0, |at| (at - filling).as_secs_f64());

@@ -1,7 +1,7 @@
-//! How much memory the background saves of a machine may take together, beyond each pool's own.
+//! How much staging memory the background saves of a machine may take together.
 //!
 //! Half of what is available: of the machine's memory, and of what each control group still allows. All processes under
-//! a limit count together, whoever comes first; who gets none streams through its pool, as any save does.
+//! a limit count together, whoever comes first; who gets no more streams through what it has.
 
 use crate::sys::fork::{GENERATIONS, PerProcess};
 #[cfg(target_os = "linux")]
@@ -38,6 +38,14 @@ impl Ration {
         let Some(mut budget) = BUDGET.lock() else { return Err(NoMore("too many forks".into())) };
         budget.take(units)?;
         Ok(Self { units })
+    }
+
+    /// Takes units whether there are more or not.
+    pub fn take_anyway(units: u64) -> Self {
+        if let Some(mut budget) = BUDGET.lock() {
+            budget.take_anyway(units);
+        }
+        Self { units }
     }
 }
 
@@ -127,6 +135,14 @@ impl Budget {
         Err(unknown(io::ErrorKind::Unsupported.into()))
     }
 
+    fn take_anyway(&mut self, units: u64) {
+        #[cfg(target_os = "linux")]
+        let _ = self.joined(); // where it is not known who takes what, nobody takes more
+        if let Err(error) = self.set(self.taken + units) {
+            tracing::debug!(%error, "cannot note that memory was taken");
+        }
+    }
+
     fn give_back(&mut self, units: u64) {
         let left = self.taken.saturating_sub(units);
         if let Err(error) = self.set(left) {
@@ -197,12 +213,11 @@ impl Budget {
         }
         let size = |units: u64| ByteSize(units * UNIT_BYTES as u64).display().iec();
         Err(NoMore(format!(
-            "background saves may take half of the memory that is available: of {}, which has {} and {} left, {}, and they \
-             have {}",
+            "background saves may take half of what is available, {} of {} (limit {}, {} available), and they have {}",
+            size(share),
             limit.of,
             ByteSize(limit.bytes).display().iec(),
             ByteSize(limit.available).display().iec(),
-            size(share),
             size(taken),
         )))
     }
@@ -245,7 +260,9 @@ mod tests {
     #[test]
     fn the_reason_names_the_limit_and_what_is_left() {
         let said = Budget::new().check(&limit(6), 4).unwrap_err().0;
-        for part in ["the control group /job", "has 6.2 GiB", "384.0 MiB left", "192.0 MiB"] {
+        for part in
+            ["192.0 MiB of the control group /job (limit 6.2 GiB, 384.0 MiB available)", "0 B"]
+        {
             assert!(said.contains(part), "{part:?} is not in: {said}");
         }
         Budget::new().check(&limit(6), 3).unwrap();

@@ -7,7 +7,7 @@ use std::sync::{Condvar, Mutex, MutexGuard};
 /// The free slots of a pool. Buffers return theirs when they are dropped.
 ///
 /// The first `count` are the pool's own. Further ones come and go with memory that the pool takes for a while; only who
-/// asks for any slot gets these.
+/// asks for any slot gets these, and of the pool's own no new one that was not granted.
 #[derive(Debug)]
 pub struct FreeSlots {
     /// Own slots that there can be.
@@ -22,6 +22,8 @@ struct Slots {
     free: Vec<u32>,
     /// Own slots that were ever lent; the others have no memory yet.
     used: usize,
+    /// Own slots for which memory may be taken without asking.
+    granted: usize,
     /// Free slots beyond the pool's own, likewise, and whether each was ever lent.
     further: Vec<Slot>,
     /// Whether buffers were given up, and so may never come back.
@@ -33,7 +35,7 @@ struct Slots {
 pub(super) enum Which {
     /// The pool's own.
     Own,
-    /// These, and further ones.
+    /// Those that have memory or were granted, and further ones.
     Any,
 }
 
@@ -101,6 +103,19 @@ impl FreeSlots {
         self.changed.notify_all();
     }
 
+    /// Grants the first `count` own slots.
+    pub(super) fn grant(&self, count: usize) {
+        let mut slots = self.slots();
+        slots.granted = slots.granted.max(count.min(self.count));
+        drop(slots);
+        self.changed.notify_all();
+    }
+
+    /// Own slots that were granted.
+    pub(super) fn granted(&self) -> usize {
+        self.slots().granted
+    }
+
     /// Adds slots whose memory is there now.
     pub(super) fn add(&self, numbers: Range<u32>) {
         self.slots().further.extend(numbers.rev().map(|number| Slot { number, is_new: true }));
@@ -146,13 +161,11 @@ impl Slots {
         if let Some(number) = self.free.pop() {
             return Some(Slot { number, is_new: false });
         }
-        if self.used < count {
+        let new = if which == Which::Own { count } else { self.granted };
+        if self.used < new {
             self.used += 1;
             return Some(Slot { number: self.used as u32 - 1, is_new: true });
         }
-        match which {
-            Which::Own => None,
-            Which::Any => self.further.pop(),
-        }
+        if which == Which::Own { None } else { self.further.pop() }
     }
 }

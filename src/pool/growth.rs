@@ -16,6 +16,8 @@ pub(super) struct Growth {
     block_bytes: usize,
     /// The slot of the first buffer that is not the pool's own.
     first: u32,
+    /// For the memory of the pool's own buffers.
+    own: Mutex<Vec<Ration>>,
     chunks: Mutex<Chunks>,
     prepare: OnceLock<Prepare>,
 }
@@ -38,7 +40,8 @@ struct Chunk {
 impl Growth {
     pub fn new(own: usize, block_bytes: usize) -> Self {
         let chunks = Mutex::new(Chunks { all: Vec::new(), used_at: Instant::now() });
-        Self { block_bytes, first: own as u32, chunks, prepare: OnceLock::new() }
+        let own = (Mutex::default(), own as u32);
+        Self { block_bytes, first: own.1, own: own.0, chunks, prepare: OnceLock::new() }
     }
 
     fn chunks(&self) -> MutexGuard<'_, Chunks> {
@@ -55,13 +58,42 @@ impl Growth {
         start..start + self.per_chunk()
     }
 
-    /// Takes one more chunk, and adds its buffers to the free ones.
+    /// Units of a chunk.
+    fn units(&self) -> u64 {
+        (self.per_chunk() as usize * self.block_bytes).div_ceil(UNIT_BYTES) as u64
+    }
+
+    /// Counts the memory of the pool's own buffers, of which `used` have some: they may have it in any case.
+    pub fn count_own(&self, used: usize, home: &FreeSlots) {
+        if home.count() * self.block_bytes < UNIT_BYTES {
+            return home.grant(home.count()); // too small to count
+        }
+        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        while own.len() * (self.per_chunk() as usize) < used {
+            own.push(Ration::take_anyway(self.units()));
+        }
+        home.grant(own.len() * self.per_chunk() as usize);
+    }
+
+    /// Takes memory for some more of the pool's own buffers, of which it may have two in any case, or else one more chunk,
+    /// and adds its buffers to the free ones.
     ///
     /// # Errors
     /// Why there is no more memory.
     pub fn grow(&self, home: &FreeSlots) -> Result<(), NoMore> {
+        let granted = home.granted();
+        if granted < home.count() {
+            if granted < 2 {
+                self.count_own(2.min(home.count()), home);
+                return Ok(());
+            }
+            let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+            own.push(Ration::take(self.units())?);
+            home.grant(own.len() * self.per_chunk() as usize);
+            return Ok(());
+        }
         let bytes = self.per_chunk() as usize * self.block_bytes;
-        let ration = Ration::take(bytes.div_ceil(UNIT_BYTES) as u64)?;
+        let ration = Ration::take(self.units())?;
         let mapping = Mapping::new(bytes).map_err(|error| NoMore(error.to_string()))?;
         mapping.keep_from_children();
         if let Some(prepare) = self.prepare.get() {

@@ -94,6 +94,11 @@ impl Pool {
         self.growth.give_back(&self.home, idle);
     }
 
+    /// Bytes of memory that a background save may use without taking more.
+    pub fn granted_bytes(&self) -> usize {
+        self.home.granted() * self.block_bytes + self.further_bytes()
+    }
+
     /// Bytes of memory beyond the pool's own buffers.
     pub fn further_bytes(&self) -> usize {
         self.growth.bytes()
@@ -111,6 +116,9 @@ impl Pool {
     fn buffer(&self, Slot { number, is_new }: Slot) -> Buffer {
         let own = number as usize;
         let mut buffer = if own < self.count() {
+            if is_new {
+                self.growth.count_own(own + 1, &self.home);
+            }
             let start = own * self.block_bytes;
             let range = start..start + self.block_bytes;
             Buffer::of_pool(self.mapping.clone(), range, (self.home.clone(), number))

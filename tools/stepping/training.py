@@ -127,3 +127,21 @@ class PlainTrainer:
         self._model(self._batch).square().mean().backward()
         with around():
             self._optimizer.step()
+
+
+class SleepingTrainer(PlainTrainer):
+    """A loop whose passes take a given time and no core, as a GPU's do, around a real optimizer.
+
+    The optimizer steps the first layer, the other layers are weights without moments.
+    """
+
+    def __init__(self, size: float, directory: Path, quiet_steps: int, seconds: float) -> None:
+        self._seconds = seconds
+        super().__init__(3 * size, directory, quiet_steps)
+        for parameter in self._model[0].parameters():
+            parameter.grad = torch.zeros_like(parameter)
+
+    def _step(self, around: Callable[[], AbstractContextManager[object]]) -> None:
+        time.sleep(self._seconds)
+        with around():
+            self._optimizer.step()

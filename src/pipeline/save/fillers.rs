@@ -131,8 +131,8 @@ impl<'a> Fillers<'a> {
             None => {
                 let waiting = Instant::now();
                 hand.held.front().inspect(|(due, ..)| wait_until(*due, self.job));
-                if hand.claimed.is_some() {
-                    self.inputs.clocks.wait.add(waiting); // only a written block makes room for it
+                if hand.claimed.is_some() || self.has_next() {
+                    self.inputs.clocks.wait.add(waiting); // only a written block makes room for the next
                 }
                 Ok(())
             }
@@ -266,6 +266,11 @@ impl<'a> Fillers<'a> {
                 Err(error) => transfers.fail(Error::io_at("writing", &*path, offset, error)),
             }
         });
+    }
+
+    /// Bytes of staging memory that there are for the save.
+    pub fn memory_bytes(&self) -> usize {
+        if self.may_grow { self.pool.granted_bytes() } else { self.pool.bytes() }
     }
 
     /// Why the save got less memory than its state has, if it did.

@@ -70,7 +70,7 @@ fn export_all(
     let committing = Instant::now();
     publish(&plan, contents.items, (path, names::uncommitted), &mut rollback)?;
     job.note(What::Commit, committing, None, 0);
-    let mut report = report(runtime, path, 0, &plan, contents.items.len(), written);
+    let mut report = report(path, 0, &plan, contents.items.len(), written);
     report.seconds.plan = planned;
     report.seconds.commit = committing.elapsed().as_secs_f64();
     report.seconds.total = started.elapsed().as_secs_f64();

@@ -46,7 +46,7 @@ pub fn write_model_share(
             }
             false => contents.write(runtime, &plan, (dir, &paths), job)?,
         };
-        let mut report = report(runtime, dir, 0, &plan, contents.items.len(), written);
+        let mut report = report(dir, 0, &plan, contents.items.len(), written);
         report.seconds.plan = planned;
         report.seconds.total = started.elapsed().as_secs_f64();
         Ok(report)

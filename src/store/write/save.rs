@@ -89,7 +89,7 @@ fn save_all(
     manifest.stripes = transaction.stripes().noted(paths.iter().map(PathBuf::as_path));
     written.moved.fallbacks.extend(transaction.commit(&manifest)?);
     job.note(What::Commit, committing, None, 0);
-    let mut report = report(runtime, path, generation, &plan, contents.items.len(), written);
+    let mut report = report(path, generation, &plan, contents.items.len(), written);
     reuse.add_to(&mut report);
     (report.step, report.recycled_bytes) = (state.saved_step(), recycled_bytes);
     report.seconds.plan = planned;
@@ -258,14 +258,12 @@ pub(in crate::store) fn file_entries(
 }
 
 pub(in crate::store) fn report(
-    runtime: &Runtime,
     path: &Path,
     generation: u64,
     plan: &SavePlan,
     tensors: usize,
     written: Written,
 ) -> SaveReport {
-    let config = runtime.config();
     SaveReport {
         path: path.into(),
         step: None,
@@ -277,7 +275,7 @@ pub(in crate::store) fn report(
         linked_bytes: 0,
         unchanged_bytes: 0,
         recycled_bytes: 0,
-        pool_bytes: written.pool_bytes.max(config.buffers() as u64 * config.block_bytes),
+        pool_bytes: written.pool_bytes,
         moved: written.moved,
         seconds: written.seconds,
     }

@@ -97,7 +97,7 @@ fn write_part(
     };
     file::write(&done, receipt.mark().as_bytes())?;
     rollback.keep();
-    let mut report = report(runtime, path, generation, &plan, contents.items.len(), written);
+    let mut report = report(path, generation, &plan, contents.items.len(), written);
     reuse.add_to(&mut report);
     report.recycled_bytes = recycled_bytes;
     report.seconds.plan = planned;
