@@ -270,8 +270,8 @@ def host_memory(on: Setting) -> Values:
     for _ in range(on.rounds):
         save_and_load_into(state, on)
         extra = memory_bytes("VmHWM") - before
-        values.append((extra - ringstow.Config().pool_bytes) / MIB)
-    return values, f"peak resident memory; the pool has {ringstow.Config().pool_bytes >> 20} MiB"
+        values.append((extra - ringstow.Config().staging_bytes) / MIB)
+    return values, f"peak resident memory; the pool has {ringstow.Config().staging_bytes >> 20} MiB"
 
 
 def save_and_load_into(state: Tensors, on: Setting) -> None:

@@ -117,6 +117,7 @@ def main() -> None:
         bench = Bench(args.directory, args.bytes, args.drop_caches)
         names = [field.name for field in dataclasses.fields(ringstow.Config)]
         defaults = {name: getattr(ringstow.Config(), name) for name in names}
+        defaults["pool_bytes"] = ringstow.Config().staging_bytes  # of the plain saves measured here
         told = {"defaults": defaults, "cores": len(os.sched_getaffinity(0))}
         print(json.dumps(told | {"bytes": sum(t.nbytes for t in bench.state.values())}), flush=True)
         serve(bench)

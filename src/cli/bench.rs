@@ -287,7 +287,7 @@ fn parse_gb(text: &str) -> std::result::Result<f64, String> {
 }
 
 fn render(measured: &Measured) -> String {
-    let Config { block_bytes, queue_depth, pool_bytes, .. } = measured.config;
+    let Config { block_bytes, queue_depth, .. } = measured.config;
     let mode = measured.moved.as_ref().map_or_else(String::new, |moved| {
         let fixed = if moved.fixed_buffers > 0 { ", fixed buffers" } else { "" };
         format!("{}{fixed}, {}", moved.engine, if moved.direct { "O_DIRECT" } else { "buffered" })
@@ -298,7 +298,7 @@ fn render(measured: &Measured) -> String {
         text::size(measured.bytes),
         text::count(measured.rounds.into(), "round"),
         text::binary_size(block_bytes),
-        text::binary_size(pool_bytes),
+        text::binary_size(measured.config.staging_bytes()),
         table(
             ["<", ">SAVE GB/s", ">LOAD GB/s"],
             [

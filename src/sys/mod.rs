@@ -17,7 +17,6 @@ pub(crate) mod inodes;
 pub mod lease;
 pub(crate) mod lock;
 pub mod memlock;
-#[cfg(target_os = "linux")]
 pub mod memory;
 pub(crate) mod path;
 pub(crate) mod priority;

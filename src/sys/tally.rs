@@ -1,7 +1,7 @@
 //! How many units of something the processes of a machine have taken together.
 //!
-//! The count is kept in locks of the kernel: a process holds as many bytes of a file locked as it has taken, which is
-//! empty. So nothing has to be read or repaired after a process was killed: its locks go with it.
+//! The counts are kept in locks of the kernel: a process holds as many bytes of an empty file locked as it has taken. So
+//! nothing has to be read or repaired after a process was killed: its locks go with it.
 
 use crate::sys::inherited::Inherited;
 use nix::errno::Errno;
@@ -11,19 +11,29 @@ use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use twox_hash::XxHash3_128;
+
+/// The file of all counts.
+const FILE: &str = "ringstow-counts";
 
 /// Bytes of the file that belong to one process: the first one says that it is there, the others are its units.
 const PROCESS_BYTES: i64 = 1 << 32;
 
-/// Processes at most.
-const PROCESSES_MAX: i64 = 4096;
+/// Processes of a count at most.
+const PROCESSES_MAX: i64 = 1 << 12;
+
+/// Bytes of a count. What it is called says which of them are its own: two counts in one place would be too careful, and
+/// not wrong.
+const COUNT_BYTES: i64 = PROCESS_BYTES * PROCESSES_MAX;
+const COUNTS_MAX: u64 = 1 << 18;
 
 /// This process' part of a count, which ends when this is dropped.
 #[derive(Debug)]
 pub struct Tally {
     _inherited: Inherited,
     file: File,
-    /// Where this process' bytes begin.
+    /// Where the bytes of the count begin, and those of this process.
+    count: i64,
     start: i64,
     units: u64,
 }
@@ -38,12 +48,14 @@ impl Tally {
     }
 
     fn join_in(dir: &Path, name: &str) -> io::Result<Self> {
-        let file = open(&dir.join(format!("ringstow-{name}")))?;
+        let file = open(&dir.join(FILE))?;
         let inherited = Inherited::note(&file);
+        let count =
+            (XxHash3_128::oneshot(name.as_bytes()) as u64 % COUNTS_MAX) as i64 * COUNT_BYTES;
         for process in 0..PROCESSES_MAX {
-            let start = process * PROCESS_BYTES;
+            let start = count + process * PROCESS_BYTES;
             if set(&file, libc::F_WRLCK, start, 1)? {
-                return Ok(Self { _inherited: inherited, file, start, units: 0 });
+                return Ok(Self { _inherited: inherited, file, count, start, units: 0 });
             }
         }
         Err(io::Error::other(format!("{PROCESSES_MAX} processes take part already")))
@@ -55,7 +67,7 @@ impl Tally {
     /// The system's.
     pub fn all(&self) -> io::Result<u64> {
         let mut taken = self.units;
-        let mut left = vec![(0, PROCESSES_MAX * PROCESS_BYTES)];
+        let mut left = vec![(self.count, self.count + COUNT_BYTES)];
         while let Some((start, end)) = left.pop() {
             // The kernel names one lock of the range, and not the first.
             let Some((from, to)) = locked_by_others(&self.file, start, end)? else { continue };
@@ -144,6 +156,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         // Each open file counts as a process.
         let join = || Tally::join_in(dir.path(), "memory").unwrap();
+        let mut other = Tally::join_in(dir.path(), "another").unwrap();
+        other.set(1000).unwrap();
         let mut all: Vec<Tally> = (0..5).map(|_| join()).collect();
         assert_eq!(all[0].all().unwrap(), 0);
         for (number, tally) in all.iter_mut().enumerate() {
@@ -165,7 +179,7 @@ mod tests {
     #[test]
     fn something_else_in_its_place_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
-        std::fs::create_dir(dir.path().join("ringstow-memory")).unwrap();
+        std::fs::create_dir(dir.path().join(FILE)).unwrap();
         assert!(Tally::join_in(dir.path(), "memory").is_err());
     }
 }

@@ -44,7 +44,7 @@ class Options:
         for these reads.
         """
         pool_bytes = max(8 * self.config.block_bytes, 32 << 20)
-        if pool_bytes == self.config.pool_bytes:
+        if pool_bytes == self.config.staging_bytes:
             pool_bytes += self.config.block_bytes
         return dataclasses.replace(self.config, pool_bytes=pool_bytes)
 

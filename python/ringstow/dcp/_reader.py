@@ -265,7 +265,7 @@ class StorageReader(storage.StorageReader):
                 f"{dist.get_world_size(group)}: pass the load's own process group as "
                 "StorageReader(broadcast=)"
             )
-        return _broadcast.plan(plans, self._shareable, self._config.pool_bytes)
+        return _broadcast.plan(plans, self._shareable, self._config.staging_bytes)
 
     @picklable
     @real_tensors()
@@ -360,7 +360,7 @@ class StorageReader(storage.StorageReader):
         report = self._read([fill.slice_to(fill.target) for fill in direct])
         report = report if read is None else read.followed_by(report)
         _torch.mark_changed(fill.target for fill in direct)
-        for batch in _targets.batches(copied, self._config.pool_bytes):
+        for batch in _targets.batches(copied, self._config.staging_bytes):
             report = report.followed_by(self._copy(batch))
         return report
 

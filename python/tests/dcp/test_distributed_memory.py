@@ -15,17 +15,17 @@ def state_of(rank):
 
 
 def save(rank, path, pool):
-    config = ringstow.Config(write_rate="200M", pool_bytes=pool)
+    config = ringstow.Config(write_rate="100M", pool_bytes=pool)
     return distributed.save_async(state_of(rank), path, config=config).result().seconds.wait
 
 
 def save_by_a_manager(rank, path):
-    config = ringstow.Config(write_rate="200M")
+    config = ringstow.Config(write_rate="100M")
     with ringstow.CheckpointManager(path, config=config) as manager:
         return manager.save_async(1, state_of(rank)).result().seconds.wait
 
 
-@pytest.mark.parametrize(("pool", "waits"), [("auto", False), ("256M", True)])
+@pytest.mark.parametrize(("pool", "waits"), [("auto", False), ("64M", True)])
 def test_copies_wait_for_the_disk_only_where_memory_is_bounded(ranks, tmp_path, pool, waits):
     assert [wait > 0 for wait in ranks(2).run(save, tmp_path / "c", pool)] == [waits, waits]
 
