@@ -19,7 +19,7 @@ mod free_slots {
                 let user = |_| {
                     let (slots, held) = (slots.clone(), held.clone());
                     thread::spawn(move || {
-                        let Slot { number, is_new: _ } = slots.wait().unwrap();
+                        let Slot { number, is_new: _ } = slots.wait(Which::Own).unwrap();
                         let is_held = |now| {
                             std::mem::replace(&mut *held[number as usize].lock().unwrap(), now)
                         };
@@ -36,13 +36,37 @@ mod free_slots {
         }
 
         #[test]
+        fn waiter_for_its_own_kind_of_slot_is_woken_by_it() {
+            crate::check(|| {
+                let slots = Arc::new(FreeSlots::new(1));
+                let own = slots.take(Which::Own).unwrap();
+                let user = |which| {
+                    let slots = slots.clone();
+                    thread::spawn(move || {
+                        let slot = slots.wait(which).unwrap();
+                        assert!(which == Which::Any || slot.number == 0);
+                        slots.put(slot.number);
+                    })
+                };
+                let users = [Which::Own, Which::Any, Which::Own, Which::Any].map(user);
+                let other = slots.clone();
+                let grows = thread::spawn(move || other.add(1..3));
+                slots.put(own.number);
+                grows.join().unwrap();
+                users.into_iter().for_each(|user| user.join().unwrap());
+                assert!(slots.remove(&(1..3)), "all of them came back");
+            });
+        }
+
+        #[test]
         fn nobody_waits_for_a_buffer_that_was_given_up() {
             crate::check(|| {
                 let slots = Arc::new(FreeSlots::new(2));
-                let (lost, back) = (slots.wait().unwrap(), slots.wait().unwrap());
+                let (lost, back) =
+                    (slots.wait(Which::Own).unwrap(), slots.wait(Which::Own).unwrap());
                 let user = |_| {
                     let slots = slots.clone();
-                    thread::spawn(move || match slots.wait() {
+                    thread::spawn(move || match slots.wait(Which::Own) {
                         Ok(slot) => slots.put(slot.number),
                         Err(error) => assert!(error.to_string().contains("broke")),
                     })
