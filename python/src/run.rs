@@ -59,10 +59,11 @@ pub(crate) fn go_back(
     let config = self::config(config)?;
     let go_back = || {
         let newer = store::Newer::find(&root, &places, order(restored), &config)?;
-        match drop_newer {
-            true => newer.remove(&config).map(drop),
-            false => Ok(newer.warn()),
+        if drop_newer {
+            return newer.remove(&config).map(drop);
         }
+        newer.warn();
+        Ok(())
     };
     py.detach(go_back).map_err(to_python)
 }

@@ -36,7 +36,7 @@ mod free_slots {
         }
 
         #[test]
-        fn waiter_for_its_own_kind_of_slot_is_woken_by_it() {
+        fn every_waiter_gets_a_slot_that_it_may_have() {
             crate::check(|| {
                 let slots = Arc::new(FreeSlots::new(1));
                 let own = slots.take(Which::Own).unwrap();
