@@ -2,7 +2,7 @@
 
 use crate::config::{Config, Switch};
 use crate::doctor::{Check, binary_size};
-use crate::pool::{self, Mapping, NoMore};
+use crate::pool::{self, Mapping};
 use crate::sys::dir::try_entries;
 use crate::sys::file::read_kernel_text;
 use crate::sys::{memlock, memory};
@@ -59,9 +59,9 @@ fn staging(config: &Config) -> Check {
             let left = binary_size(left);
             Check::ok(NAME, format!("may take {left} together, half of what {of} has available"))
         }
-        Err(NoMore(why)) => Check::warn(
+        Err(why) => Check::warn(
             NAME,
-            format!("may take the least that they need: {why}"),
+            format!("may take {}: {}", binary_size(config.staging_bytes()), why.reason()),
             format!("mount /proc, or set pool_bytes; {UNTIL}"),
         ),
     }

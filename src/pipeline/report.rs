@@ -52,12 +52,12 @@ impl Moved {
         had: u64,
         no_more: Option<&NoMore>,
     ) {
-        let Some(NoMore(reason)) = no_more else { return };
+        let Some(no_more) = no_more else { return };
         let size = |bytes: u64| ByteSize(bytes).display().iec();
         let streamed = Fallback {
             wanted: format!("staging memory for all {} of the save", size(bytes)),
             got: format!("{}, so that training waited for the disk to take the rest", size(had)),
-            reason: reason.clone(),
+            reason: no_more.reason().into(),
             remedy: "give the job more memory, or save fewer bytes by each process; a size as pool_bytes sets another bound"
                 .into(),
         };

@@ -21,7 +21,20 @@ const SHARE: u64 = 2;
 
 /// Why no more memory may be taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct NoMore(pub String);
+pub enum NoMore {
+    /// There is none left, or none that can be used.
+    Taken(String),
+    /// What is available cannot be found out.
+    Unknown(String),
+}
+
+impl NoMore {
+    /// The reason, for people.
+    pub fn reason(&self) -> &str {
+        let (Self::Taken(why) | Self::Unknown(why)) = self;
+        why
+    }
+}
 
 /// Units that were taken, until this is dropped.
 #[derive(Debug)]
@@ -35,7 +48,9 @@ impl Ration {
     /// # Errors
     /// Why there are no more.
     pub fn take(units: u64) -> Result<Self, NoMore> {
-        let Some(mut budget) = BUDGET.lock() else { return Err(NoMore("too many forks".into())) };
+        let Some(mut budget) = BUDGET.lock() else {
+            return Err(NoMore::Unknown("too many forks".into()));
+        };
         budget.take(units)?;
         Ok(Self { units })
     }
@@ -67,7 +82,9 @@ pub(super) fn excess() -> u64 {
 /// # Errors
 /// Why that is not known.
 pub fn left() -> Result<(u64, String), NoMore> {
-    let Some(mut budget) = BUDGET.lock() else { return Err(NoMore("too many forks".into())) };
+    let Some(mut budget) = BUDGET.lock() else {
+        return Err(NoMore::Unknown("too many forks".into()));
+    };
     budget.left()
 }
 
@@ -212,7 +229,7 @@ impl Budget {
             return Ok(());
         }
         let size = |units: u64| ByteSize(units * UNIT_BYTES as u64).display().iec();
-        Err(NoMore(format!(
+        Err(NoMore::Taken(format!(
             "background saves may take half of what is available, {} of {} (limit {}, {} available), and they have {}",
             size(share),
             limit.of,
@@ -224,7 +241,7 @@ impl Budget {
 }
 
 fn unknown(error: io::Error) -> NoMore {
-    NoMore(format!("what memory is available is not known: {error}"))
+    NoMore::Unknown(format!("what memory is available is not known: {error}"))
 }
 
 /// Units that all processes may take under a limit, of which they have taken some.
@@ -259,7 +276,8 @@ mod tests {
 
     #[test]
     fn the_reason_names_the_limit_and_what_is_left() {
-        let said = Budget::new().check(&limit(6), 4).unwrap_err().0;
+        let said = Budget::new().check(&limit(6), 4).unwrap_err();
+        let said = said.reason();
         for part in
             ["192.0 MiB of the control group /job (limit 6.2 GiB, 384.0 MiB available)", "0 B"]
         {

@@ -88,16 +88,19 @@ impl Growth {
                 return Ok(());
             }
             let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
-            own.push(Ration::take(self.units())?);
+            own.push(match Ration::take(self.units()) {
+                Err(NoMore::Unknown(_)) => Ration::take_anyway(self.units()), // as any save
+                taken => taken?,
+            });
             home.grant(own.len() * self.per_chunk() as usize);
             return Ok(());
         }
         let bytes = self.per_chunk() as usize * self.block_bytes;
         let ration = Ration::take(self.units())?;
-        let mapping = Mapping::new(bytes).map_err(|error| NoMore(error.to_string()))?;
+        let mapping = Mapping::new(bytes).map_err(|error| NoMore::Taken(error.to_string()))?;
         mapping.keep_from_children();
         if let Some(prepare) = self.prepare.get() {
-            prepare(&mapping).map_err(NoMore)?;
+            prepare(&mapping).map_err(NoMore::Taken)?;
         }
         let chunk = Chunk { mapping: Arc::new(mapping), _ration: ration };
         let mut chunks = self.chunks();
