@@ -88,6 +88,9 @@ impl Growth {
                 return Ok(());
             }
             let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+            if home.granted() > granted {
+                return Ok(()); // another thread was first
+            }
             own.push(match Ration::take(self.units()) {
                 Err(NoMore::Unknown(_)) => Ration::take_anyway(self.units()), // as any save
                 taken => taken?,
