@@ -30,8 +30,8 @@ LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 REFERENCE = {
     "calls": (
         "Saves and loads",
-        "save save_async SaveHandle release_memory load load_into open Checkpoint Entry Salvaged DamagedTensor "
-        "verify open_write open_read FileWriter FileReader Base Config",
+        "save save_async SaveHandle load load_into open Checkpoint Entry Salvaged DamagedTensor "
+        "verify open_write open_read FileWriter FileReader Base Config release_memory",
     ),
     "manager": ("CheckpointManager", "CheckpointManager Restored RngState PerRank"),
     "runs": (
