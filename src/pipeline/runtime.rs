@@ -11,7 +11,7 @@ use crate::sys::fork;
 use crate::sys::fork::{GENERATIONS, PerProcess};
 use crate::sys::inherited;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::Duration;
 
@@ -107,8 +107,7 @@ impl Runtime {
 
     /// Gives memory back that background saves have taken and none uses now; see [`Config::pool_bytes`].
     pub fn release_memory() {
-        let kept = KEPT.lock().map_or_else(Vec::new, |kept| kept.clone());
-        kept.iter().for_each(|machine| machine.give_back(Duration::ZERO));
+        give_back(Duration::ZERO);
     }
 
     /// Call this first in a forked child, which has neither the parent's threads nor its pools. Closes the files and
@@ -135,9 +134,11 @@ impl Runtime {
 
     /// Sees to it that memory which a background save has taken is given back when it is idle, or others need it.
     pub(crate) fn watch_memory(&self) {
-        let has_more = self.machine().further_bytes() > 0;
+        if !self.machine().has_grown() {
+            return;
+        }
         let Some(mut is_watched) = IS_WATCHED.lock() else { return };
-        if has_more && !*is_watched {
+        if !*is_watched {
             let watch = thread::Builder::new().name("ringstow-memory".into()).spawn(watch_memory);
             *is_watched = watch.is_ok(); // if no thread can be started, the next save tries again
         }
@@ -182,19 +183,17 @@ impl Machine {
             || !self.pool.lock().is_ok_and(|pool| pool.is_none())
     }
 
-    /// Bytes that the pool has beyond its own buffers.
-    fn further_bytes(&self) -> usize {
-        let pool = self.pool.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        pool.as_ref().map_or(0, Pool::further_bytes)
+    fn made_pool(&self) -> MutexGuard<'_, Option<Pool>> {
+        self.pool.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    fn give_back(&self, idle: Duration) {
-        let pool = self.pool.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
-        pool.inspect(|pool| pool.give_back(idle));
+    /// Whether the pool has memory beyond its own buffers.
+    fn has_grown(&self) -> bool {
+        self.made_pool().as_ref().is_some_and(|pool| pool.further_bytes() > 0)
     }
 
     fn pool(&self) -> io::Result<Pool> {
-        let mut pool = self.pool.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut pool = self.made_pool();
         if let Some(pool) = pool.as_ref().filter(|pool| !pool.is_broken()) {
             return Ok(pool.clone());
         }
@@ -282,16 +281,27 @@ static IS_WATCHED: PerProcess<bool> = PerProcess::new([const { Mutex::new(false)
 
 /// Looks until no memory is left to give back.
 fn watch_memory() {
-    let machines = || KEPT.lock().map_or_else(Vec::new, |kept| kept.clone());
     loop {
         thread::sleep(LOOK);
-        machines().iter().for_each(|machine| machine.give_back(IDLE));
+        give_back(IDLE);
         let Some(mut is_watched) = IS_WATCHED.lock() else { return };
-        *is_watched = machines().iter().any(|machine| machine.further_bytes() > 0);
+        *is_watched = kept().iter().any(|machine| machine.has_grown());
         if !*is_watched {
             return;
         }
     }
+}
+
+/// Gives memory back that no save uses: all that was not used during `idle`, or what others have come to need.
+fn give_back(idle: Duration) {
+    for machine in kept() {
+        let pool = machine.made_pool().clone();
+        pool.inspect(|pool| pool.give_back(idle)); // without the lock: it takes a while
+    }
+}
+
+fn kept() -> Vec<Arc<Machine>> {
+    KEPT.lock().map_or_else(Vec::new, |kept| kept.clone())
 }
 
 #[cfg(test)]

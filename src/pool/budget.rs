@@ -1,10 +1,9 @@
 //! How much staging memory the background saves of a machine may take together.
 //!
 //! Half of what is available: of the machine's memory, and of what each control group still allows. All processes under
-//! a limit count together, whoever comes first; who gets no more streams through what it has.
+//! a limit count together. A save that gets no more streams through what it has.
 
 use crate::sys::fork::{GENERATIONS, PerProcess};
-#[cfg(target_os = "linux")]
 use crate::sys::{
     memory::{Limit, limits},
     tally::Tally,
@@ -94,28 +93,21 @@ static BUDGET: PerProcess<Budget> =
 /// What this process has taken, counted under each limit that it is subject to.
 #[derive(Debug)]
 struct Budget {
-    #[cfg(target_os = "linux")]
     counts: Vec<(String, Tally)>,
     taken: u64,
 }
 
 impl Budget {
     const fn new() -> Self {
-        Self {
-            #[cfg(target_os = "linux")]
-            counts: Vec::new(),
-            taken: 0,
-        }
+        Self { counts: Vec::new(), taken: 0 }
     }
 
     /// The limits, of which this process takes part in the counts.
-    #[cfg(target_os = "linux")]
     fn joined(&mut self) -> Result<Vec<Limit>, NoMore> {
         let joined = limits().and_then(|limits| self.join(&limits).map(|()| limits));
         joined.map_err(unknown)
     }
 
-    #[cfg(target_os = "linux")]
     fn left(&mut self) -> Result<(u64, String), NoMore> {
         let limits = self.joined()?;
         let left = |limit: &Limit| {
@@ -127,12 +119,6 @@ impl Budget {
         Ok(each?.into_iter().min().expect("the machine is one"))
     }
 
-    #[cfg(not(target_os = "linux"))]
-    fn left(&mut self) -> Result<(u64, String), NoMore> {
-        Err(unknown(io::ErrorKind::Unsupported.into()))
-    }
-
-    #[cfg(target_os = "linux")]
     fn take(&mut self, units: u64) -> Result<(), NoMore> {
         let limits = self.joined()?;
         for limit in &limits {
@@ -147,13 +133,7 @@ impl Budget {
         checked
     }
 
-    #[cfg(not(target_os = "linux"))]
-    fn take(&mut self, _: u64) -> Result<(), NoMore> {
-        Err(unknown(io::ErrorKind::Unsupported.into()))
-    }
-
     fn take_anyway(&mut self, units: u64) {
-        #[cfg(target_os = "linux")]
         let _ = self.joined(); // where it is not known who takes what, nobody takes more
         if let Err(error) = self.set(self.taken + units) {
             tracing::debug!(%error, "cannot note that memory was taken");
@@ -167,7 +147,6 @@ impl Budget {
         }
     }
 
-    #[cfg(target_os = "linux")]
     fn excess(&mut self) -> u64 {
         if self.taken == 0 {
             return 0;
@@ -180,13 +159,7 @@ impl Budget {
         limits.iter().filter_map(over).max().unwrap_or(0).min(self.taken)
     }
 
-    #[cfg(not(target_os = "linux"))]
-    fn excess(&mut self) -> u64 {
-        0
-    }
-
     /// Takes part in the counts of these limits, of which there may be more than before.
-    #[cfg(target_os = "linux")]
     fn join(&mut self, limits: &[Limit]) -> io::Result<()> {
         for limit in limits {
             if !self.counts.iter().any(|(id, _)| *id == limit.id) {
@@ -198,7 +171,6 @@ impl Budget {
         Ok(())
     }
 
-    #[cfg(target_os = "linux")]
     fn set(&mut self, units: u64) -> io::Result<()> {
         for (_, tally) in &mut self.counts {
             tally.set(units)?;
@@ -207,21 +179,13 @@ impl Budget {
         Ok(())
     }
 
-    #[cfg(not(target_os = "linux"))]
-    fn set(&mut self, units: u64) -> io::Result<()> {
-        self.taken = units;
-        Ok(())
-    }
-
     /// Units that all processes under a limit have taken.
-    #[cfg(target_os = "linux")]
     fn counted(&self, limit: &Limit) -> io::Result<u64> {
         let mut counts = self.counts.iter();
         counts.find(|(id, _)| *id == limit.id).map_or(Ok(0), |(_, tally)| tally.all())
     }
 
     /// Checks whether so many units more may be taken under a limit.
-    #[cfg(target_os = "linux")]
     fn check(&self, limit: &Limit, more: u64) -> Result<(), NoMore> {
         let taken = self.counted(limit).map_err(unknown)?;
         let share = share(limit, taken);
@@ -245,12 +209,11 @@ fn unknown(error: io::Error) -> NoMore {
 }
 
 /// Units that all processes may take under a limit, of which they have taken some.
-#[cfg(target_os = "linux")]
 fn share(limit: &Limit, taken: u64) -> u64 {
     (limit.available / UNIT_BYTES as u64 + taken) / SHARE
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

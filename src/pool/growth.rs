@@ -40,8 +40,8 @@ struct Chunk {
 impl Growth {
     pub fn new(own: usize, block_bytes: usize) -> Self {
         let chunks = Mutex::new(Chunks { all: Vec::new(), used_at: Instant::now() });
-        let own = (Mutex::default(), own as u32);
-        Self { block_bytes, first: own.1, own: own.0, chunks, prepare: OnceLock::new() }
+        let (first, own, prepare) = (own as u32, Mutex::default(), OnceLock::new());
+        Self { block_bytes, first, own, chunks, prepare }
     }
 
     fn chunks(&self) -> MutexGuard<'_, Chunks> {
@@ -49,18 +49,22 @@ impl Growth {
     }
 
     /// Buffers of a chunk.
-    fn per_chunk(&self) -> u32 {
-        (UNIT_BYTES / self.block_bytes).max(1) as u32
+    fn per_chunk(&self) -> usize {
+        (UNIT_BYTES / self.block_bytes).max(1)
     }
 
-    fn slots(&self, chunk: usize) -> Range<u32> {
-        let start = self.first + chunk as u32 * self.per_chunk();
-        start..start + self.per_chunk()
+    fn chunk_bytes(&self) -> usize {
+        self.per_chunk() * self.block_bytes
     }
 
     /// Units of a chunk.
     fn units(&self) -> u64 {
-        (self.per_chunk() as usize * self.block_bytes).div_ceil(UNIT_BYTES) as u64
+        self.chunk_bytes().div_ceil(UNIT_BYTES) as u64
+    }
+
+    fn slots(&self, chunk: usize) -> Range<u32> {
+        let start = self.first + (chunk * self.per_chunk()) as u32;
+        start..start + self.per_chunk() as u32
     }
 
     /// Counts the memory of the pool's own buffers, of which `used` have some: they may have it in any case.
@@ -69,38 +73,45 @@ impl Growth {
             return home.grant(home.count()); // too small to count
         }
         let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
-        while own.len() * (self.per_chunk() as usize) < used {
+        while own.len() * self.per_chunk() < used {
             own.push(Ration::take_anyway(self.units()));
         }
-        home.grant(own.len() * self.per_chunk() as usize);
+        home.grant(own.len() * self.per_chunk());
     }
 
-    /// Takes memory for some more of the pool's own buffers, of which it may have two in any case, or else one more chunk,
-    /// and adds its buffers to the free ones.
+    /// Takes memory for some more of the pool's own buffers, of which it may have two in any case, or else one more chunk.
     ///
     /// # Errors
     /// Why there is no more memory.
     pub fn grow(&self, home: &FreeSlots) -> Result<(), NoMore> {
-        let granted = home.granted();
-        if granted < home.count() {
-            if granted < 2 {
-                self.count_own(2.min(home.count()), home);
-                return Ok(());
+        match home.granted() {
+            granted if granted == home.count() => self.add_chunk(home),
+            0 | 1 => {
+                self.count_own(2, home);
+                Ok(())
             }
-            let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
-            if home.granted() > granted {
-                return Ok(()); // another thread was first
-            }
-            own.push(match Ration::take(self.units()) {
-                Err(NoMore::Unknown(_)) => Ration::take_anyway(self.units()), // as any save
-                taken => taken?,
-            });
-            home.grant(own.len() * self.per_chunk() as usize);
-            return Ok(());
+            granted => self.grant_more(granted, home),
         }
-        let bytes = self.per_chunk() as usize * self.block_bytes;
+    }
+
+    fn grant_more(&self, granted: usize, home: &FreeSlots) -> Result<(), NoMore> {
+        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        if home.granted() > granted {
+            return Ok(()); // another thread was first
+        }
+        own.push(match Ration::take(self.units()) {
+            Err(NoMore::Unknown(_)) => Ration::take_anyway(self.units()), // as any save
+            taken => taken?,
+        });
+        home.grant(own.len() * self.per_chunk());
+        Ok(())
+    }
+
+    /// Takes one more chunk, and adds its buffers to the free ones.
+    fn add_chunk(&self, home: &FreeSlots) -> Result<(), NoMore> {
         let ration = Ration::take(self.units())?;
-        let mapping = Mapping::new(bytes).map_err(|error| NoMore::Taken(error.to_string()))?;
+        let mapping = Mapping::new(self.chunk_bytes());
+        let mapping = mapping.map_err(|error| NoMore::Taken(error.to_string()))?;
         mapping.keep_from_children();
         if let Some(prepare) = self.prepare.get() {
             prepare(&mapping).map_err(NoMore::Taken)?;
@@ -120,12 +131,12 @@ impl Growth {
 
     /// The buffer of a slot that was taken.
     pub fn buffer(&self, slot: u32, home: &Arc<FreeSlots>) -> Buffer {
-        let within = slot - self.first;
+        let within = (slot - self.first) as usize;
         let mut chunks = self.chunks();
         chunks.used_at = Instant::now();
-        let chunk = chunks.all[(within / self.per_chunk()) as usize].as_ref();
+        let chunk = chunks.all[within / self.per_chunk()].as_ref();
         let mapping = chunk.expect("a chunk stays while a buffer of it is lent").mapping.clone();
-        let start = (within % self.per_chunk()) as usize * self.block_bytes;
+        let start = within % self.per_chunk() * self.block_bytes;
         Buffer::of_pool(mapping, start..start + self.block_bytes, (home.clone(), slot))
     }
 

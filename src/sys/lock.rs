@@ -4,8 +4,9 @@ use crate::error::{Error, Result, is_one_of};
 use crate::sys::file_system::{FileSystem, Reach};
 use crate::sys::fork::{GENERATIONS, PerProcess};
 use crate::sys::inherited::Inherited;
+use crate::sys::range_lock::{Lock, WHOLE};
 use crate::sys::seam::{Call, made};
-use crate::sys::{dir, file};
+use crate::sys::{dir, file, range_lock};
 use nix::errno::Errno;
 use rustix::fs::{FlockOperation, flock};
 use std::collections::BTreeSet;
@@ -342,7 +343,11 @@ impl FileLock {
             opened => opened?,
         };
         if let Err(error) = made(Call::Lock, path, || {
-            set(&file, if who == Who::One { nix::libc::F_WRLCK } else { nix::libc::F_RDLCK })
+            range_lock::set(
+                &file,
+                WHOLE,
+                if who == Who::One { Lock::Exclusive } else { Lock::Shared },
+            )
         }) {
             // Nobody can lock it. After any other failure, another host may have.
             if created && error.kind() != io::ErrorKind::WouldBlock && cannot_lock(&error) {
@@ -395,37 +400,10 @@ impl Drop for FileLock {
     fn drop(&mut self) {
         // Before the descriptor is closed.
         self.inherited = None;
-        if let Err(error) = set(&self.file, nix::libc::F_UNLCK) {
+        if let Err(error) = range_lock::set(&self.file, WHOLE, Lock::None) {
             tracing::debug!(%error, "cannot unlock; closing the file will");
         }
     }
-}
-
-/// Sets a lock on a whole file. It belongs to this descriptor: other threads' descriptors are kept out, too.
-///
-/// # Errors
-/// The system's; [`io::ErrorKind::WouldBlock`] if another has the lock.
-#[cfg(target_os = "linux")]
-fn set(file: &File, kind: i32) -> io::Result<()> {
-    use nix::fcntl::{FcntlArg, fcntl};
-    let range = nix::libc::flock {
-        l_type: kind as nix::libc::c_short,
-        l_whence: nix::libc::SEEK_SET as nix::libc::c_short,
-        l_start: 0,
-        l_len: 0,
-        l_pid: 0,
-    };
-    match fcntl(file, FcntlArg::F_OFD_SETLK(&range)) {
-        Ok(_) => Ok(()),
-        Err(Errno::EAGAIN | Errno::EACCES) => Err(io::ErrorKind::WouldBlock.into()),
-        Err(errno) => Err(errno.into()),
-    }
-}
-
-/// Off Linux, no file system is known to pass locks on.
-#[cfg(not(target_os = "linux"))]
-fn set(_: &File, _: i32) -> io::Result<()> {
-    Err(Errno::ENOSYS.into())
 }
 
 #[cfg(test)]

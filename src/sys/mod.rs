@@ -20,10 +20,10 @@ pub mod memlock;
 pub mod memory;
 pub(crate) mod path;
 pub(crate) mod priority;
+mod range_lock;
 pub(crate) mod removal_note;
 pub mod rlimit;
 pub mod run_lock;
 pub mod seam;
 pub mod space;
-#[cfg(target_os = "linux")]
 pub(crate) mod tally;

@@ -3,11 +3,9 @@
 //! The counts are kept in locks of the kernel: a process holds as many bytes of an empty file locked as it has taken. So
 //! nothing has to be read or repaired after a process was killed: its locks go with it.
 
+use crate::sys::file;
 use crate::sys::inherited::Inherited;
-use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, fcntl};
-use nix::libc::{self, c_short, flock};
-use rustix::fs::{Mode, OFlags};
+use crate::sys::range_lock::{self, Lock};
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -54,8 +52,10 @@ impl Tally {
             (XxHash3_128::oneshot(name.as_bytes()) as u64 % COUNTS_MAX) as i64 * COUNT_BYTES;
         for process in 0..PROCESSES_MAX {
             let start = count + process * PROCESS_BYTES;
-            if set(&file, libc::F_WRLCK, start, 1)? {
-                return Ok(Self { _inherited: inherited, file, count, start, units: 0 });
+            match range_lock::set(&file, start..start + 1, Lock::Exclusive) {
+                Ok(()) => return Ok(Self { _inherited: inherited, file, count, start, units: 0 }),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {} // another process
+                Err(error) => return Err(error),
             }
         }
         Err(io::Error::other(format!("{PROCESSES_MAX} processes take part already")))
@@ -67,14 +67,13 @@ impl Tally {
     /// The system's.
     pub fn all(&self) -> io::Result<u64> {
         let mut taken = self.units;
-        let mut left = vec![(self.count, self.count + COUNT_BYTES)];
-        while let Some((start, end)) = left.pop() {
-            // The kernel names one lock of the range, and not the first.
-            let Some((from, to)) = locked_by_others(&self.file, start, end)? else { continue };
+        let mut left = vec![self.count..self.count + COUNT_BYTES];
+        while let Some(range) = left.pop() {
+            let Some(locked) = range_lock::others(&self.file, range.clone())? else { continue };
             // Less the byte that says that the process is there.
-            taken += (to - from - 1) as u64;
-            let (from, to) = (from.max(start), to.min(end)); // it may have grown meanwhile
-            left.extend([(start, from), (to, end)].into_iter().filter(|(from, to)| from < to));
+            taken += (locked.end - locked.start - 1) as u64;
+            let sides = [range.start..locked.start, locked.end..range.end];
+            left.extend(sides.into_iter().filter(|side| !side.is_empty()));
         }
         Ok(taken)
     }
@@ -87,9 +86,9 @@ impl Tally {
         let at = |units: u64| self.start + 1 + units as i64;
         let (before, now) = (at(self.units), at(units));
         if now > before {
-            set(&self.file, libc::F_WRLCK, before, now - before)?;
+            range_lock::set(&self.file, before..now, Lock::Exclusive)?;
         } else if now < before {
-            set(&self.file, libc::F_UNLCK, now, before - now)?;
+            range_lock::set(&self.file, now..before, Lock::None)?;
         }
         self.units = units;
         Ok(())
@@ -103,48 +102,14 @@ fn shared_dir() -> PathBuf {
 }
 
 fn open(path: &Path) -> io::Result<File> {
-    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    // Not created where it is: in a directory for everybody, the kernel refuses that for a file of somebody else.
-    let file = match rustix::fs::open(path, flags, Mode::empty()) {
-        Err(rustix::io::Errno::NOENT) => {
-            let made = rustix::fs::open(path, flags | OFlags::CREATE, Mode::from_raw_mode(0o666))?;
-            let _ = rustix::fs::fchmod(&made, Mode::from_raw_mode(0o666)); // whatever the umask: all users count
-            made
-        }
-        opened => opened?,
-    };
-    let file = File::from(file);
-    match file.metadata()?.is_file() {
-        true => Ok(file),
-        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file")),
+    // Not created where it is: in a directory for all users, the kernel refuses that for a file of another user.
+    match file::open_lock(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => match file::create_lock(path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => file::open_lock(path),
+            created => created,
+        },
+        opened => opened,
     }
-}
-
-fn range(kind: i32, start: i64, len: i64) -> flock {
-    flock {
-        l_type: kind as c_short,
-        l_whence: libc::SEEK_SET as c_short,
-        l_start: start,
-        l_len: len,
-        l_pid: 0,
-    }
-}
-
-/// Locks or unlocks bytes of this process. Returns false if another one has them.
-fn set(file: &File, kind: i32, start: i64, len: i64) -> io::Result<bool> {
-    match fcntl(file, FcntlArg::F_OFD_SETLK(&range(kind, start, len))) {
-        Ok(_) => Ok(true),
-        Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
-        Err(errno) => Err(errno.into()),
-    }
-}
-
-/// A range of bytes that another process has locked.
-fn locked_by_others(file: &File, start: i64, end: i64) -> io::Result<Option<(i64, i64)>> {
-    let mut found = range(libc::F_WRLCK, start, end - start);
-    fcntl(file, FcntlArg::F_OFD_GETLK(&mut found))?;
-    let is_free = found.l_type == libc::F_UNLCK as c_short;
-    Ok((!is_free).then_some((found.l_start, found.l_start + found.l_len)))
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ pub(super) struct Fillers<'a> {
     pool: &'a Pool,
     /// Whether more memory than the pool's own buffers may be taken.
     may_grow: bool,
-    /// Why no more was to be had, at the first block that had to wait.
+    /// Why a block had to wait for a buffer, the first time that there was no more memory.
     no_more: OnceLock<NoMore>,
     files: &'a OpenFiles,
     job: &'a Arc<Job>,
