@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 from collections.abc import Iterable, Sequence
@@ -230,7 +231,7 @@ class Config:
             fields["pool_bytes"] = self.staging_bytes
         return json.dumps(fields)
 
-    @property
+    @functools.cached_property
     def staging_bytes(self) -> int:
         """Bytes of staging memory that any save or load may take."""
         return _native.staging_bytes(json.dumps(dataclasses.asdict(self)))

@@ -1,6 +1,6 @@
 """Opens the files of runs and checkpoints, and only regular files.
 
-Every file that the package opens by name goes through here (tests/test_files.py holds it to
+Every file that the package opens by name goes through here (tests/test_file_io.py holds it to
 that). Others can write to a run's directory, so any name may be a FIFO, a socket, a device or a
 link. This module never waits for such a thing, and never writes through a link:
 

@@ -93,7 +93,8 @@ def save(
     """
     hold = _guard.Hold()
     with hold.waited.here(), real_tensors():
-        where, knobs, noted, promoter = _prepared(path, step, metrics, config)
+        where, config, noted, promoter = _prepared(path, step, metrics, config)
+        knobs = config.to_json()
         hold.path = where
         earlier = native(base)
         progress = Progress(f"saving {os.path.basename(where)}")
@@ -198,8 +199,8 @@ def save_async(
     handle: SaveHandle | None = None
     try:
         with hold.waited.here(), real_tensors():
-            config = given(config)
-            where, knobs, noted, promoter = _prepared(path, step, metrics, config, background=True)
+            where, config, noted, promoter = _prepared(path, step, metrics, config)
+            knobs = config.to_json(background=True)
             hold.path = where
             earlier = native(base)
             with _outcomes.failing("save", where, noted[0]):
@@ -244,25 +245,19 @@ def release_memory() -> None:
 
 
 def _prepared(
-    path: StrPath,
-    step: int | None,
-    metrics: Mapping[str, Any] | None,
-    config: Config | None,
-    *,
-    background: bool = False,
-) -> tuple[str, str, tuple[int | None, dict[str, float]], Promoter | None]:
+    path: StrPath, step: int | None, metrics: Mapping[str, Any] | None, config: Config | None
+) -> tuple[str, Config, tuple[int | None, dict[str, float]], Promoter | None]:
     """Check a save's arguments.
 
     Returns:
-        The absolute path; the settings as JSON; the step and the metrics that the manifest notes;
-        and what copies the checkpoint on.
+        The absolute path; the settings; the step and the metrics that the manifest notes; and what
+        copies the checkpoint on.
     """
     config = given(config)
     where, noted = absolute(path), (step_number(step), metrics_of(metrics))
     _jobs.log_unreported()
     _others.refuse_other_ranks(where)
-    knobs = config.to_json(background=background)
-    return where, knobs, noted, _promoter.of_config(where, config)
+    return where, config, noted, _promoter.of_config(where, config)
 
 
 def _encoded(

@@ -8,11 +8,18 @@ import pathlib
 import sys
 
 import pytest
+import torch
 
 TESTS = pathlib.Path(__file__).parents[1] / "tests"
 sys.path += [str(TESTS), str(TESTS / "guard")]
 # Whether a program shows progress depends on how fast the machine is.
 os.environ["RINGSTOW_PROGRESS"] = "off"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread_of_torch():
+    """Compute in one thread, as the children do: another number gives other sums."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -45,7 +45,6 @@ MOMENTS = [
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory):
-    torch.set_num_threads(1)  # as in the children: another number gives other sums
     return state(fit(tmp_path_factory.mktemp("unbroken"), epochs=EPOCHS))
 
 
