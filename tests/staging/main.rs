@@ -1,7 +1,9 @@
 //! The staging memory of background saves: training waits for the copies, and not for the disk.
 #![cfg(target_os = "linux")]
 
+#[path = "../common/mod.rs"]
 mod common;
+mod groups;
 
 use common::*;
 use ringstow::{Config, Error, Store};
