@@ -286,7 +286,10 @@ fn listed_twice(places: &[PathBuf]) -> Option<String> {
 /// # Errors
 /// The syntax of a size.
 pub fn parse_pool_size(text: &str) -> std::result::Result<u64, String> {
-    if text == "auto" { Ok(0) } else { parse_size(text) }
+    match text {
+        "auto" => Ok(0),
+        size => parse_size(size).map_err(|why| format!("{why}; or auto")),
+    }
 }
 
 /// Parses a size as `dd` and `fio` do: a bare letter is a power of two. `Config`, variables, `ringstow.toml` and the

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from ringstow import _native
@@ -173,10 +173,8 @@ class Config:
             found = json.loads(_native.found_config())
             for name in unset:
                 object.__setattr__(self, name, found[name])
-        given: object = self.pool_bytes
-        if given == "auto":
-            object.__setattr__(self, "pool_bytes", 0)
-        for name in ("pool_bytes", "block_bytes", "write_rate", "shard_bytes", "promotion_rate"):
+        self._check_size("pool_bytes", _native.parse_pool_size)
+        for name in ("block_bytes", "write_rate", "shard_bytes", "promotion_rate"):
             self._check_size(name)
         for name in ("queue_depth", "fillers", "nice", "files"):
             self._check_kind(name, type(getattr(self, name)) is int, "an int")
@@ -202,12 +200,12 @@ class Config:
         kept = tuple(_kept(path, may_be_url=name == "tiers") for path in paths)
         object.__setattr__(self, name, kept)
 
-    def _check_size(self, name: str) -> None:
+    def _check_size(self, name: str, parse: Callable[[str], int] = _native.parse_size) -> None:
         size = getattr(self, name)
         is_right = type(size) is int or isinstance(size, str)
         self._check_kind(name, is_right, "an int, or a size as text ('256M')")
         try:
-            object.__setattr__(self, name, in_bytes(size))
+            object.__setattr__(self, name, in_bytes(size, parse))
         except InvalidStateError as why:
             raise InvalidStateError(f"Config.{name} = {why}") from None
         self._check(name, 0 <= getattr(self, name) <= _U64_MAX, "0 or more bytes")
@@ -270,7 +268,7 @@ def with_tiers(config: Config | None, tiers: Sequence[str]) -> Config:
     return dataclasses.replace(given(config), tiers=tuple(tiers), promotion_rate=0)
 
 
-def in_bytes(size: int | str) -> int:
+def in_bytes(size: int | str, parse: Callable[[str], int] = _native.parse_size) -> int:
     """Return a size in bytes: ``"4M"`` and ``"4MiB"`` are 4 * 2^20, ``"4MB"`` is 4 * 10^6.
 
     Raises:
@@ -279,7 +277,7 @@ def in_bytes(size: int | str) -> int:
     if isinstance(size, int):
         return size
     try:
-        return _native.parse_size(size)
+        return parse(size)
     except ValueError as why:
         raise InvalidStateError(f"{size!r}: {why}") from None
 

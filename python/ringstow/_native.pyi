@@ -69,6 +69,7 @@ __all__ = [
     "nodes_of",
     "older_steps",
     "outline",
+    "parse_pool_size",
     "parse_size",
     "parse_tree",
     "pin",
@@ -568,6 +569,9 @@ def check_metrics(metrics: dict[str, float]) -> None: ...
 
 # Returns the bytes of a size such as "64M". Raises ValueError.
 def parse_size(text: str) -> int: ...
+
+# Likewise of the pool, 0 for "auto".
+def parse_pool_size(text: str) -> int: ...
 
 # Returns the name of the file system of a path, or of the directory in which it would be, if other
 # hosts may use it.

@@ -73,6 +73,13 @@ fn parse_size(text: &str) -> PyResult<u64> {
     ringstow::internals::config::parse_size(text).map_err(pyo3::exceptions::PyValueError::new_err)
 }
 
+/// The size of the pool in words, in bytes, 0 for `auto`; why it is none, as the error's message.
+#[pyfunction]
+fn parse_pool_size(text: &str) -> PyResult<u64> {
+    let parsed = ringstow::internals::config::parse_pool_size(text);
+    parsed.map_err(pyo3::exceptions::PyValueError::new_err)
+}
+
 /// Whether the environment allows progress bars.
 #[pyfunction]
 fn shows_progress() -> bool {
@@ -207,8 +214,8 @@ mod _native {
         watch::Watch,
         {check_config, check_own_share, cli, forget_after_fork, found_config},
         {
-            diff, nesting, outline, parse_size, release_memory, rename_new, shows_progress,
-            staging_bytes, swap_names, sync_dir, verify,
+            diff, nesting, outline, parse_pool_size, parse_size, release_memory, rename_new,
+            shows_progress, staging_bytes, swap_names, sync_dir, verify,
         },
     };
 
