@@ -67,7 +67,8 @@ impl Tally {
     /// The system's.
     pub fn all(&self) -> io::Result<u64> {
         let mut taken = self.units;
-        let mut left = vec![self.count..self.count + COUNT_BYTES];
+        let whole_count = self.count..self.count + COUNT_BYTES;
+        let mut left = vec![whole_count];
         while let Some(range) = left.pop() {
             let Some(locked) = range_lock::others(&self.file, range.clone())? else { continue };
             // Less the byte that says that the process is there.
