@@ -252,6 +252,11 @@ impl CheckpointManager {
         Ok(job)
     }
 
+    /// Whether a save, or the removal of old steps after it, is in progress in the background: the next call waits for it.
+    pub fn is_saving(&self) -> bool {
+        self.saving.as_ref().is_some_and(|(saving, _)| !saving.done())
+    }
+
     /// Waits for the save in the background, and for the removal of old steps after it. `None` if there is none, or a
     /// call has waited for it.
     ///

@@ -16,7 +16,7 @@ from ringstow.tree._mismatch import Call
 
 if TYPE_CHECKING:
     from ringstow._base import Base
-    from ringstow._catalog_report import Retained, Step
+    from ringstow._catalog_report import Step
     from ringstow._config import Config
     from ringstow._guard import Staging
     from ringstow._handle import SaveHandle
@@ -51,10 +51,8 @@ class Side(Protocol[_Handle]):
     def check(self) -> None:
         """Raise InvalidStateError if the manager was made for other ranks than there are."""
 
-    def meet(
-        self, call: tuple[object, ...], failure: BaseException | None, retained: Retained | None
-    ) -> Retained | None:
-        """Raise the failure of the save before, on all ranks; return rank 0's report.
+    def meet(self, call: tuple[object, ...], failure: BaseException | None, said: _T) -> _T:
+        """Raise the failure of the save before, on all ranks; return what rank 0 says.
 
         Raises:
             BaseException: the failure.
@@ -126,12 +124,10 @@ class Alone:
                 "torch.distributed was initialized: make it after init_process_group, on every rank"
             )
 
-    def meet(
-        self, call: tuple[object, ...], failure: BaseException | None, retained: Retained | None
-    ) -> Retained | None:
+    def meet(self, call: tuple[object, ...], failure: BaseException | None, said: _T) -> _T:
         if failure is not None:
             raise failure
-        return retained
+        return said
 
     def first(self, look: Callable[[], _T]) -> _T:
         return look()

@@ -15,6 +15,8 @@ class Copied(Future[SaveReport]):
 
     _copies: Future[bool] | None = None
     """Becomes whether all copies are there; None if this process copies nothing."""
+    skipped: bool = False
+    """Whether the step was not saved, by a manager's ``on_busy="skip"``."""
     _explain: Callable[[BaseException], None] | None = None
     _error: BaseException | None = None
 

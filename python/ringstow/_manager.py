@@ -25,7 +25,8 @@ from ringstow._patience import patiently
 from ringstow._promoter import checked
 from ringstow._resume import Restored, newest_intact, passed_over
 from ringstow._rules import Mode, Retention
-from ringstow._run import RunLock
+from ringstow._run import RunLock, usual_path
+from ringstow._skipped import OnBusy, SkippedHandle, check_on_busy, skip
 from ringstow._turn import Turn
 from ringstow._upkeep import Upkeep
 
@@ -86,6 +87,7 @@ class CheckpointManager:
         replicas: int = 1,
         config: Config | None = None,
         staging: Staging = "guard",
+        on_busy: OnBusy = "wait",
         allow_pickle: bool = False,
         group: dist.ProcessGroup | None = None,
     ) -> None:
@@ -131,6 +133,11 @@ class CheckpointManager:
             config: the settings of saves and loads; None means the defaults.
             staging: how `save_async` keeps the values of the call, as in `ringstow.save_async`.
                 ``"unguarded"`` is refused on several ranks.
+            on_busy: what `save_async` does while the save before it, or the removal of old steps
+                after that, is in progress. ``"wait"`` waits for it. ``"skip"`` does not save this
+                step: it logs a warning, and the handle's ``skipped`` is true. Steps that
+                ``keep_every`` keeps are never skipped, nor is a `save`: they wait. On several ranks
+                rank 0 decides for all.
             allow_pickle: pickle values of other types, and unpickle them, as in `ringstow.save`.
             group: the ranks that share the run's checkpoints: a gloo group that training does not
                 use, since a background save communicates in it. None means all ranks, in a new
@@ -138,7 +145,7 @@ class CheckpointManager:
 
         Raises:
             TypeError, ValueError: a rule cannot be used; ``keep_promoted``, ``keep_here`` or
-                ``promotion_rate`` without ``tiers``.
+                ``promotion_rate`` without ``tiers``; an unknown ``on_busy``.
             InvalidStateError: ``root`` is a URL, or one of ``tiers`` is in ``root`` or is a URL
                 that cannot be understood; or with ``keep_here``, ``keep_promoted`` is less than it
                 or ``keep_last``, so that steps would be nowhere; or ``staging`` is unknown, or not
@@ -164,11 +171,19 @@ class CheckpointManager:
         plan = _tiers.Plan(places, found.promotion_rate, there, self._rules, eviction)
         self._retention = Retention(self._rules, self._root, config)
         check_staging(staging)
+        check_on_busy(on_busy)
+        self._on_busy = on_busy
         _setup.check_nodes(node_local, replicas, config, base=base, slim_after=slim_after)
         self._node_local = node_local
         # Each node removes old steps by itself, so all ranks need the same rules.
         rules = (self._rules, plan._replace(eviction=None), keep_here) if node_local else None
-        same = {"node_local": node_local, "replicas": replicas, "rules and tiers": rules}
+        same = {
+            "node_local": node_local,
+            "replicas": replicas,
+            "rules and tiers": rules,
+            "on_busy": on_busy,
+            "keep_every": keep_every if on_busy == "skip" else None,  # no rank skips these steps
+        }
         saves = _setup.Saves(config, staging, allow_pickle)
         if node_local:
             made = _setup.for_nodes(self._root, plan, replicas, same, saves, group)
@@ -305,19 +320,25 @@ class CheckpointManager:
 
     def save_async(
         self, step: int, state: dict[Any, Any], metrics: Mapping[str, Any] | None = None
-    ) -> SaveHandle | RanksHandle:
+    ) -> SaveHandle | RanksHandle | SkippedHandle:
         """Start to save a step in the background, and return; otherwise as `save`.
 
-        The old steps are removed in the background, after the commit.
+        The old steps are removed in the background, after the commit. While the save before is in
+        progress, the manager's ``on_busy`` says whether this call waits for it.
 
         Returns:
             The handle to wait on, a `concurrent.futures.Future`. You need not keep it: the next
-            call, or the end of the ``with`` block, raises a failure.
+            call, or the end of the ``with`` block, raises a failure. Its ``skipped`` is true if
+            ``on_busy="skip"`` has left the step out.
 
         Raises:
             Exception: as in `ringstow.save_async`.
         """
         number = _numbered(step)
+        if self._may_skip(number):
+            skipped = self._skipped(number, metrics)
+            if skipped is not None:
+                return skipped
         with self._call("save_async", number):
             path, base = self._prepare(number)
             handle: SaveHandle | RanksHandle = self._side.save_async(
@@ -326,6 +347,21 @@ class CheckpointManager:
             handle._explained_by(self._rules.explain)
             self._saving = _Saving(handle, self._upkeep.follow(handle, path))
         return handle
+
+    def _may_skip(self, step: int) -> bool:
+        return self._on_busy == "skip" and not self._rules.stays(str(step))
+
+    def _skipped(self, step: int, metrics: Mapping[str, Any] | None) -> SkippedHandle | None:
+        """Return the handle of a step that is left out, on all ranks; None if it is to be saved."""
+        with self._turn.taken("save_async"):
+            self._side.check()
+            saving = self._saving
+            is_busy = saving is not None and not saving.is_over.is_set()
+            if not self._side.meet(("save_async", step), None, is_busy):
+                return None
+            # On another rank than the first the save may have ended.
+            before = "the step before" if saving is None else saving.handle.path
+            return skip(usual_path(self._root, step), step, metrics, before)
 
     def wait(self) -> None:
         """Wait for the save in progress and the removal of old steps after it.

@@ -234,6 +234,28 @@ class SaveReport(_Copied):
     copies, ``wait_staged``, and ``result`` in the thread of the call. If several threads waited,
     that of the longest. For `save`, the whole call. None if unknown: another process, or another
     library's thread, saved."""
+    skipped: bool = False
+    """Whether nothing was saved: a manager with ``on_busy="skip"`` was still saving the step
+    before."""
+
+    @classmethod
+    def of_skipped(cls, path: str, step: int) -> Self:
+        """Return the report of a save that was left out."""
+        hints = typing.get_type_hints(cls)
+        numbers = {name: 0 for name, hint in hints.items() if hint is int}
+        seconds = SaveSeconds(**{field.name: 0.0 for field in dataclasses.fields(SaveSeconds)})
+        return cls(
+            path=path,
+            step=step,
+            engine="",
+            direct=False,
+            fallbacks=(),
+            pinned=None,
+            seconds=seconds,
+            blocked_seconds=0.0,
+            skipped=True,
+            **numbers,
+        )
 
     @property
     def written_bytes(self) -> int:
@@ -250,6 +272,8 @@ class SaveReport(_Copied):
 
         `repr` has all fields.
         """
+        if self.skipped:
+            return f"{self.path}, {self._step()}: skipped, since the save before was in progress"
         return self._told(_lines.of_save(self, self._step()) + self._gpu())
 
 

@@ -128,7 +128,7 @@ class Run:
                 self._paths = {s.step: s.path for s in self.steps() if s.step is not None}
             except Exception as error:  # it says nothing about the save, which may go well
                 _log.warning("cannot list the steps in %s: %s", self.root, error)
-        path = (self._paths or {}).get(step) or os.path.join(self.root, f"step-{step:08}")
+        path = (self._paths or {}).get(step) or usual_path(self.root, step)
         _native.check_own_name(path)
         return path
 
@@ -187,6 +187,11 @@ class RunLock:
         held, self._held = self._held, None
         if held is not None:
             held.release()
+
+
+def usual_path(root: str, step: int) -> str:
+    """Return where a step is saved, unless the run has it under another name."""
+    return os.path.join(root, f"step-{step:08}")
 
 
 def first_whole(steps: list[Step]) -> Step | None:

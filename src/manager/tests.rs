@@ -73,6 +73,20 @@ fn each_rule_keeps_its_steps_and_the_newest_always_stays() {
 }
 
 #[test]
+fn a_save_is_in_progress_until_old_steps_are_removed() {
+    let root = tempfile::tempdir().unwrap();
+    let mut manager = manager(&root, Keep::default());
+    assert!(!manager.is_saving());
+    let shared = manager.shared.clone();
+    let restoring = shared.in_use.read().unwrap();
+    manager.save_async(1, state(1), NO_METRICS).unwrap();
+    assert!(manager.is_saving(), "nothing is removed during a restore");
+    drop(restoring);
+    manager.wait().unwrap();
+    assert!(!manager.is_saving());
+}
+
+#[test]
 fn best_is_among_numbers_that_can_be_loaded_and_the_newer_of_equals() {
     let root = tempfile::tempdir().unwrap();
     let mut manager = manager(&root, Keep::default());

@@ -39,7 +39,7 @@ from ringstow.tree._mismatch import Call
 
 if TYPE_CHECKING:
     from ringstow._base import Base
-    from ringstow._catalog_report import Retained, Step
+    from ringstow._catalog_report import Step
     from ringstow._guard import Staging
     from ringstow._report import SaveReport
 
@@ -94,13 +94,11 @@ class Ranks:
                 "the process group has ended, and the manager needs it: close the manager first"
             )
 
-    def meet(
-        self, call: tuple[object, ...], failure: BaseException | None, retained: Retained | None
-    ) -> Retained | None:
+    def meet(self, call: tuple[object, ...], failure: BaseException | None, said: _T) -> _T:
         """Fail on all ranks if the save before failed on one, or if they call different things."""
-        said = (call, None if failure is None else sendable(failure), retained)
+        own = (call, None if failure is None else sendable(failure), said)
         try:
-            all_said = gathered(said, self._group)
+            all_said = gathered(own, self._group)
         except BaseException:
             if failure is not None:
                 raise failure from None

@@ -1,0 +1,79 @@
+"""On ranks, rank 0 decides for all whether a step is left out."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+import ringstow
+from ringstow import CheckpointManager, _rules
+
+
+def train(rank, root, node_local, slow_rank):
+    """Save steps of which one comes while a rank is busy; return which were skipped, and why."""
+    root = root / f"node{rank}" if node_local else root
+    gate = threading.Event()
+    run = _rules.Retention.run
+
+    def held(self, is_awaited):
+        gate.wait()
+        run(self, is_awaited)
+
+    if rank == slow_rank:
+        _rules.Retention.run = held
+    try:
+        state = {"w": torch.zeros(1000)}
+        options = {"node_local": node_local, "on_busy": "skip"}
+        with CheckpointManager(root / "run", **options) as manager:
+            handles = [manager.save_async(1, state)]
+            if rank != slow_rank:  # its part of the save has ended long ago
+                manager._saving.is_over.wait()
+            handles.append(manager.save_async(2, state))
+            gate.set()
+            manager.wait()
+            handles.append(manager.save_async(3, state))
+            handles[-1].result()
+            return [handle.skipped for handle in handles], [s.step for s in manager.steps()]
+    finally:
+        _rules.Retention.run = run
+
+
+@pytest.mark.parametrize("node_local", [False, True])
+def test_all_ranks_leave_out_the_same_step(ranks, tmp_path, node_local):
+    expected = ([False, True, False], [1, 3])
+    assert ranks(2).run(train, tmp_path, node_local, 0) == [expected] * 2
+
+
+def other_calls(rank, root):
+    with CheckpointManager(root, on_busy="skip") as manager:
+        try:
+            manager.save_async(1 + rank, {"w": torch.zeros(4)})
+        except ringstow.InvalidStateError as error:
+            return str(error)
+    return ""
+
+
+def test_ranks_that_save_different_steps_are_told(ranks, tmp_path):
+    for said in ranks(2).run(other_calls, tmp_path / "run"):
+        assert "do not make the same call" in said
+
+
+def other_words(rank, root):
+    said = []
+    for options in (
+        {"on_busy": "skip" if rank else "wait"},
+        {"on_busy": "skip", "keep_every": 10 + rank},
+    ):
+        try:
+            CheckpointManager(root, **options).close()
+        except ringstow.InvalidStateError as error:
+            said.append(str(error))
+    return said
+
+
+def test_ranks_that_differ_in_on_busy_are_told(ranks, tmp_path):
+    for said, every in ranks(2).run(other_words, tmp_path / "run"):
+        assert "different keep_every: rank 0: 10, rank 1: 11" in every
+        assert "different on_busy: rank 0: wait, rank 1: skip" in said

@@ -1,0 +1,114 @@
+"""A manager with ``on_busy="skip"`` leaves steps out while the one before is saved, and says so."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import numpy as np
+import pytest
+
+import ringstow
+from ringstow import CheckpointManager, _outcomes, _rules
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Holds every save in its last part, the removal of old steps, until it is set."""
+    gate = threading.Event()
+    run = _rules.Retention.run
+
+    def held(self, is_awaited):
+        gate.wait()
+        run(self, is_awaited)
+
+    monkeypatch.setattr(_rules.Retention, "run", held)
+    yield gate
+    gate.set()
+
+
+def state(step):
+    return {"w": np.full(1000, step)}
+
+
+def numbers(root):
+    return [step.step for step in ringstow.steps(root)]
+
+
+def test_a_step_is_left_out_while_the_one_before_is_saved(root, gate, caplog):
+    with CheckpointManager(root, on_busy="skip") as manager:
+        first = manager.save_async(1, state(1))
+        second = manager.save_async(2, state(2), metrics={"loss": 0.5})
+        assert (first.skipped, second.skipped) == (False, True)
+        assert second.done()
+        assert second.wait_staged()
+        report = second.result()
+        assert (report.skipped, report.written_bytes, report.step) == (True, 0, 2)
+        assert str(report).endswith("skipped, since the save before was in progress")
+        gate.set()
+        manager.wait()
+        third = manager.save_async(3, state(3))
+        assert not third.skipped
+        assert not third.result().skipped
+    said = [text for text in caplog.messages if "is not saved" in text]
+    assert len(said) == 1
+    assert f"step 2 is not saved: the save to {root}/step-00000001 is still in progress" in said[0]
+    assert numbers(root) == [1, 3]
+
+
+def test_a_skip_is_told_to_those_who_ask_and_noted(root, gate):
+    seen = []
+    with (
+        ringstow.on_done(seen.append, kinds=["save", "skip"]),
+        CheckpointManager(root, on_busy="skip") as manager,
+    ):
+        manager.save_async(1, state(1))
+        manager.save_async(2, state(2), metrics={"loss": 0.5})
+        gate.set()
+    _outcomes.flush()
+    skipped = next(one for one in seen if one.kind == "skip")
+    assert (skipped.step, skipped.metrics, skipped.path) == (
+        2,
+        {"loss": 0.5},
+        f"{root}/step-00000002",
+    )
+    lines = (root / ".ringstow-history.jsonl").read_text().splitlines()
+    notes = [json.loads(line) for line in lines if line]
+    assert {(one["kind"], one.get("step")) for one in notes} >= {("save", 1), ("skip", 2)}
+
+
+@pytest.mark.parametrize("how", ["save", "keep_every"])
+def test_a_save_and_a_step_that_stays_wait(root, gate, how):
+    with CheckpointManager(root, on_busy="skip", keep_last=9, keep_every=10) as manager:
+        manager.save_async(1, state(1))
+        threading.Timer(0.2, gate.set).start()
+        if how == "save":
+            manager.save(2, state(2))
+        else:
+            assert not manager.save_async(10, state(10)).skipped
+    assert numbers(root) == ([1, 2] if how == "save" else [1, 10])
+
+
+def test_a_failure_is_raised_and_not_skipped(root):
+    root.mkdir()
+    with CheckpointManager(root, on_busy="skip") as manager:
+        (root / "step-00000002").write_text("in the way")
+        manager.save_async(2, state(2))
+        manager._saving.is_over.wait()
+        with pytest.raises(OSError, match="step-00000002"):
+            manager.save_async(3, state(3))
+        manager.save(3, state(3))
+    assert numbers(root) == [3]
+
+
+def test_bad_metrics_of_a_step_that_is_left_out_are_refused_as_ever(root, gate):
+    with CheckpointManager(root, on_busy="skip") as manager:
+        manager.save_async(1, state(1))
+        with pytest.raises(ringstow.InvalidStateError):
+            manager.save_async(2, state(2), metrics={"loss": "low"})
+        gate.set()
+
+
+def test_an_unknown_word_is_refused(root):
+    with pytest.raises(ValueError, match='on_busy is "wait" or "skip", not \'drop\''):
+        CheckpointManager(root, on_busy="drop")
