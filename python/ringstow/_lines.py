@@ -5,8 +5,11 @@ Knows of reports only what it prints: the reports themselves print these lines.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
+# What a background save that had too little of it wanted, by the first words.
+_MEMORY = "staging memory for all"
 # Settings have a shorter name for it.
 _ENGINES = {"uring": "io_uring", "": "no engine"}
 
@@ -33,13 +36,24 @@ class Moved(Protocol):
     def seconds(self) -> _Seconds: ...
 
 
+class _Fallback(Protocol):
+    @property
+    def wanted(self) -> str: ...
+    @property
+    def reason(self) -> str: ...
+
+
 class _Saved(Moved, Protocol):
     @property
     def written_bytes(self) -> int: ...
     @property
     def linked_bytes(self) -> int: ...
     @property
+    def pool_bytes(self) -> int: ...
+    @property
     def blocked_seconds(self) -> float | None: ...
+    @property
+    def fallbacks(self) -> Sequence[_Fallback]: ...
 
 
 class _Loaded(Moved, Protocol):
@@ -59,7 +73,10 @@ def of_save(report: _Saved, who: str = "") -> str:
         done = f"{done}, {size(report.linked_bytes)} linked"
     if report.blocked_seconds is None:
         return done
-    return f"{done}, training waited {duration(report.blocked_seconds)}"
+    done = f"{done}, training waited {duration(report.blocked_seconds)}"
+    reasons = (one.reason for one in report.fallbacks if one.wanted.startswith(_MEMORY))
+    memory = f"{size(report.pool_bytes)} of staging memory for {size(report.written_bytes)}"
+    return done + "".join(f", with {memory}: {reason}" for reason in reasons)
 
 
 def of_load(report: _Loaded, who: str = "") -> str:

@@ -22,27 +22,32 @@ if TYPE_CHECKING:
 # Upper ends of the classes of a histogram, in seconds: from a small save to that of a slow disk.
 _BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
 _KINDS: tuple[Kind, ...] = ("save", "load", "promotion")
+_ASKED: tuple[Kind, ...] = (*_KINDS, "skip")
 
 
 def tensorboard(writer: SummaryWriter) -> Listener:
     """Write scalars for each save, load and promotion, at its step.
 
-    ``ringstow/save/seconds``, ``gb_per_s``, ``bytes``, ``blocked_seconds`` and ``failures``, and
-    the same for ``load`` and ``promotion`` (a copy to a tier), without ``blocked_seconds``.
-    ``failures`` counts those so far.
+    ``ringstow/save/seconds``, ``gb_per_s``, ``bytes``, ``blocked_seconds``, ``pool_bytes`` (the
+    staging memory) and ``failures``, and the same for ``load`` and ``promotion`` (a copy to a
+    tier), without ``blocked_seconds`` and ``pool_bytes``. ``failures`` counts those so far, and
+    ``ringstow/save/skipped`` the steps that a manager with ``on_busy="skip"`` has left out.
 
     Args:
         writer: a ``torch.utils.tensorboard.SummaryWriter``, or anything with its ``add_scalar``.
             The step is that of the save; otherwise that of the one before, or the number of its
             kind so far.
     """
-    counts = {kind: itertools.count(1) for kind in _KINDS}
+    counts = {kind: itertools.count(1) for kind in _ASKED}
     failures = dict.fromkeys(_KINDS, 0)
     steps: dict[Kind, int] = {}
     write: Callable[[str, float, int], object] = writer.add_scalar
 
     def report(outcome: Outcome) -> None:
         kind, number = outcome.kind, next(counts[outcome.kind])
+        if kind == "skip":
+            write("ringstow/save/skipped", float(number), outcome.step or number)
+            return
         failures[kind] += outcome.error is not None
         scalars = {"failures": float(failures[kind])}
         if outcome.report is not None:
@@ -53,13 +58,15 @@ def tensorboard(writer: SummaryWriter) -> Listener:
             }
         if (blocked := _blocked(outcome)) is not None:
             scalars["blocked_seconds"] = blocked
+        if isinstance(outcome.report, SaveReport):
+            scalars["pool_bytes"] = float(outcome.report.pool_bytes)
         if outcome.step is not None:
             steps[kind] = outcome.step
         step = steps.get(kind, number)  # a copy that failed does not know its step
         for name, value in scalars.items():
             write(f"ringstow/{kind}/{name}", value, step)
 
-    return on_done(report, kinds=_KINDS)
+    return on_done(report, kinds=_ASKED)
 
 
 def prometheus(registry: CollectorRegistry | None = None) -> Listener:
@@ -70,11 +77,13 @@ def prometheus(registry: CollectorRegistry | None = None) -> Listener:
     ``ringstow_save_bytes_total``         counter   bytes written
     ``ringstow_save_seconds``             histogram seconds of each
     ``ringstow_save_blocked_seconds``     histogram seconds for which training waited
+    ``ringstow_save_pool_bytes``          gauge     staging memory of the last one
+    ``ringstow_saves_skipped_total``      counter   left out by ``on_busy="skip"``
     ``ringstow_last_save_timestamp_seconds`` gauge  when the last one succeeded, Unix time
     ===================================== ========= ==================================
 
     The same for loads and for promotions (copies to a tier), as ``ringstow_loads_total``,
-    ``ringstow_promotions_total`` and so on, without ``blocked``.
+    ``ringstow_promotions_total`` and so on, without the three that only saves have.
 
     Args:
         registry: where to register them; None means the default registry.
@@ -104,6 +113,14 @@ def prometheus(registry: CollectorRegistry | None = None) -> Listener:
             f"Unix time at which the last of the {of} succeeded.",
             registry=to,
         )
+    pool = client.Gauge(
+        "ringstow_save_pool_bytes", "Staging memory of the last save in bytes.", registry=to
+    )
+    skipped = client.Counter(
+        "ringstow_saves_skipped",
+        "Number of steps that were not saved, since the save before was in progress.",
+        registry=to,
+    )
     waited = client.Histogram(
         "ringstow_save_blocked_seconds",
         "Seconds for which training waited for saves of checkpoints.",
@@ -113,6 +130,9 @@ def prometheus(registry: CollectorRegistry | None = None) -> Listener:
 
     def report(outcome: Outcome) -> None:
         kind = outcome.kind
+        if kind == "skip":
+            skipped.inc()
+            return
         count[kind].labels("ok" if outcome.error is None else "failed").inc()
         if outcome.report is not None:
             nbytes[kind].inc(bytes_of(outcome.report))
@@ -120,17 +140,21 @@ def prometheus(registry: CollectorRegistry | None = None) -> Listener:
             last[kind].set(time.time())
         if (blocked := _blocked(outcome)) is not None:
             waited.observe(blocked)
+        if isinstance(outcome.report, SaveReport):
+            pool.set(outcome.report.pool_bytes)
 
-    return on_done(report, kinds=_KINDS)
+    return on_done(report, kinds=_ASKED)
 
 
 def opentelemetry(meter_provider: MeterProvider | None = None) -> Listener:
     """Record saves, loads and promotions with instruments of OpenTelemetry's meter ``ringstow``.
 
     ``ringstow.saves`` (counter; failures have the attribute ``error.type``),
-    ``ringstow.save.duration`` (histogram, s), ``ringstow.save.io`` (counter, By) and
-    ``ringstow.save.blocked.duration`` (histogram, s: how long training waited); the same for loads
-    and promotions (copies to a tier), without ``blocked``.
+    ``ringstow.save.duration`` (histogram, s), ``ringstow.save.io`` (counter, By),
+    ``ringstow.save.blocked.duration`` (histogram, s: how long training waited),
+    ``ringstow.save.pool`` (histogram, By: staging memory) and ``ringstow.saves.skipped`` (counter:
+    steps left out by ``on_busy="skip"``); the same for loads and promotions (copies to a tier),
+    without the last three.
 
     Args:
         meter_provider: None means the global one.
@@ -156,17 +180,24 @@ def opentelemetry(meter_provider: MeterProvider | None = None) -> Listener:
         nbytes[kind] = meter.create_counter(f"ringstow.{kind}.io", "By", f"Bytes of {kind}s.")
         seconds[kind] = histogram(f"{kind}.duration", f"Time of a {kind}.")
     waited = histogram("save.blocked.duration", "Time for which training waited for a save.")
+    pool = meter.create_histogram("ringstow.save.pool", "By", "Staging memory of a save.")
+    skipped = meter.create_counter("ringstow.saves.skipped", "{save}", "saves left out.")
 
     def report(outcome: Outcome) -> None:
         kind, error = outcome.kind, outcome.error
+        if kind == "skip":
+            skipped.add(1)
+            return
         count[kind].add(1, {} if error is None else {"error.type": type(error).__name__})
         if outcome.report is not None:
             nbytes[kind].add(bytes_of(outcome.report))
             seconds[kind].record(seconds_of(outcome.report))
         if (blocked := _blocked(outcome)) is not None:
             waited.record(blocked)
+        if isinstance(outcome.report, SaveReport):
+            pool.record(outcome.report.pool_bytes)
 
-    return on_done(report, kinds=_KINDS)
+    return on_done(report, kinds=_ASKED)
 
 
 def _blocked(outcome: Outcome) -> float | None:

@@ -11,6 +11,7 @@ import pytest
 from support import missing
 
 import ringstow
+from ringstow._skipped import skip
 
 STATE = {"w": np.arange(1000.0)}
 
@@ -39,6 +40,7 @@ def run(at):
     assert (promoted.report, promoted.to) == (sent, str(at / "there" / "two"))
     assert (failed.path, type(failed.error)) == (str(at / "one"), FileExistsError)
     assert sent.sent_bytes > 0
+    skip(str(at / "four"), 4000, None, str(at / "three"))
     return one, two, loaded.report, sent
 
 
@@ -62,6 +64,8 @@ def test_tensorboard_has_a_scalar_for_each_figure_at_the_step(at):
     assert scalars("save/gb_per_s") == of_saves(lambda report: report.gb_per_s)
     assert scalars("save/bytes") == of_saves(lambda report: report.file_bytes)
     assert scalars("save/blocked_seconds") == of_saves(lambda report: report.blocked_seconds)
+    assert scalars("save/pool_bytes") == of_saves(lambda report: report.pool_bytes)
+    assert scalars("save/skipped") == [(4000, 1)]
     assert scalars("save/failures") == [(1000, 0), (2000, 0), (3000, 1)]
     assert scalars("load/seconds") == [(1, pytest.approx(loaded.seconds.total))]
     assert scalars("promotion/bytes") == [(2000, sent.sent_bytes)]
@@ -92,6 +96,8 @@ def test_prometheus_counts_and_times(at):
     assert value("save_seconds_sum") == pytest.approx(one.seconds.total + two.seconds.total)
     blocked = one.blocked_seconds + two.blocked_seconds
     assert value("save_blocked_seconds_sum") == pytest.approx(blocked)
+    assert value("save_pool_bytes") == two.pool_bytes > 0
+    assert value("saves_skipped_total") == 1
     assert value("last_save_timestamp_seconds") >= value("saves_created", result="ok")
 
 
@@ -135,6 +141,8 @@ def test_opentelemetry_records_durations_bytes_and_errors(at):
     assert points("promotion.io")[0].value == sent.sent_bytes
     blocked = one.blocked_seconds + two.blocked_seconds
     assert points("save.blocked.duration")[0].sum == pytest.approx(blocked)
+    assert points("save.pool")[0].max == max(one.pool_bytes, two.pool_bytes)
+    assert points("saves.skipped")[0].value == 1
     assert metrics["ringstow.save.duration"].unit == "s"
     assert metrics["ringstow.save.io"].unit == "By"
 

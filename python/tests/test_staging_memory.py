@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from support import python
 
 import ringstow
 
@@ -80,3 +81,28 @@ def test_number_of_bytes_bounds_background_saves_too(tmp_path, state):
     assert not is_staged
     assert staged <= 260 << 20
     assert ringstow.Config(pool_bytes="auto") == ringstow.Config(pool_bytes=0)
+
+
+LITTLE_MEMORY = """
+import logging, re, resource, sys
+import torch, ringstow
+
+logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+state = {"w": torch.ones(512 << 20, dtype=torch.uint8)}
+ringstow.save_async({"w": torch.ones(1 << 20)}, sys.argv[1] + "/first").result()
+used = int(re.search(r"VmSize:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
+resource.setrlimit(resource.RLIMIT_AS, (used + (100 << 20),) * 2)
+config = ringstow.Config(write_rate="100M")  # new memory comes faster
+handle = ringstow.save_async(state, sys.argv[1] + "/c", config=config)
+handle.wait_staged()
+"""
+
+
+def test_line_says_how_much_memory_there_was_and_why_no_more(tmp_path):
+    said = python(LITTLE_MEMORY, tmp_path).stdout
+    line = next(line for line in said.splitlines() if line.startswith(f"{tmp_path}/c: "))
+    assert re.search(
+        r", training waited .* with \d+ MB of staging memory for 537 MB: Cannot allocate memory",
+        line,
+    )
+    assert f"{tmp_path}" in said.split("staging memory for all")[0]  # the warning
