@@ -11,6 +11,7 @@ __all__ = [
     "DEPTH_MAX",
     "Block",
     "Checkpoint",
+    "CopyMemory",
     "Exchange",
     "FileReader",
     "FileWriter",
@@ -19,7 +20,6 @@ __all__ = [
     "Matches",
     "ModelSession",
     "NodeSession",
-    "Pin",
     "Receipts",
     "RunLock",
     "SaveJob",
@@ -541,12 +541,21 @@ class Checkpoint:
     def load(self, names: list[str]) -> tuple[list[Block], str]: ...
     def load_into(self, targets: list[tuple[str, Address, int]]) -> str: ...
 
-# Registers host memory with CUDA for every GPU until it is dropped, which must be before the memory
-# is freed. Above 64 MiB it registers pieces of 64 MiB: CUDA refuses a copy that touches two.
+# Host memory for copies, which counts with what background saves may take together. With the last
+# reference to it, it is kept for the next copies, unless `discard` was called.
 @final
-class Pin:
-    # Raises UnsupportedError or GpuError with the reason if CUDA refuses.
-    def __new__(cls, address: int, nbytes: int) -> Pin: ...
+class CopyMemory:
+    def __new__(cls, nbytes: int) -> CopyMemory: ...
+    # At least as many as were asked for.
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def address(self) -> int: ...
+    # Registers it with CUDA for every GPU, the first time; returns why it is not. CUDA refuses a
+    # copy that touches two pieces of as many bytes.
+    def pin(self, piece: int) -> str | None: ...
+    def discard(self) -> None: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
 
 # The GPUs, and what they can do.
 def gpus() -> str: ...

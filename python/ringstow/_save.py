@@ -200,7 +200,8 @@ def save_async(
     try:
         with hold.waited.here(), real_tensors():
             where, config, noted, promoter = _prepared(path, step, metrics, config)
-            knobs = config.to_json(background=True)
+            # Nothing waits for the writes from a copy of everything.
+            knobs = config.to_json(background=staging != "snapshot")
             hold.path = where
             earlier = native(base)
             with _outcomes.failing("save", where, noted[0]):

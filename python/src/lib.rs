@@ -199,7 +199,7 @@ mod _native {
         model::{ModelSession, model_layout, start_model_share, tiles},
         node::Leaf,
         nodes::{NodeSession, adopt, differing, files_of, needed, node_id, nodes_of},
-        place::{Pin, gpus},
+        place::{CopyMemory, gpus},
         promote::{
             check_apart, check_url, claim, claim_for, copies_of, is_one_run, join_run, name_run,
             promote, run_of, unfinished,

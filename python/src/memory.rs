@@ -145,16 +145,30 @@ impl Block {
         view: *mut ffi::Py_buffer,
         flags: c_int,
     ) -> PyResult<()> {
-        if view.is_null() {
-            return Err(PyBufferError::new_err("the view is null"));
-        }
         let bytes = &slf.get().bytes;
-        let (start, len) = (bytes.address() as *mut u8, bytes.len() as ffi::Py_ssize_t);
-        // SAFETY: the bytes are this block's alone (a manifest with overlapping tensors is refused),
-        // and `FillInfo` has the view hold a reference to `slf`, which keeps the arena.
-        match unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start.cast(), len, 0, flags) } {
-            0 => Ok(()),
-            _ => Err(PyErr::fetch(slf.py())),
-        }
+        let start = bytes.address() as *mut u8;
+        // SAFETY: the bytes are this block's alone (a manifest with overlapping tensors is refused), which keeps the arena.
+        unsafe { fill_view(slf.as_any(), view, (start, bytes.len()), flags) }
+    }
+}
+
+/// Fills in a view of the writable bytes of an object, to which it holds a reference.
+///
+/// # Safety
+/// The bytes are there as long as the object, and no Rust reference to them is in use.
+pub(crate) unsafe fn fill_view(
+    object: &Bound<'_, PyAny>,
+    view: *mut ffi::Py_buffer,
+    (start, len): (*mut u8, usize),
+    flags: c_int,
+) -> PyResult<()> {
+    if view.is_null() {
+        return Err(PyBufferError::new_err("the view is null"));
+    }
+    let len = len as ffi::Py_ssize_t;
+    // SAFETY: the caller's promise.
+    match unsafe { ffi::PyBuffer_FillInfo(view, object.as_ptr(), start.cast(), len, 0, flags) } {
+        0 => Ok(()),
+        _ => Err(PyErr::fetch(object.py())),
     }
 }

@@ -1,12 +1,15 @@
 //! Where Python says that a tensor's memory is.
 
+use pyo3::ffi;
 use pyo3::prelude::*;
 use ringstow::internals::device::cuda::{self, CudaSource, Device, Ready};
 use ringstow::internals::device::host::Strided;
 use ringstow::internals::device::{StridedTarget, Target, TensorSource};
-use ringstow::internals::pool::Mapping;
+use ringstow::internals::pipeline::runtime::Runtime;
+use ringstow::internals::pool;
 use ringstow::{Error, Result, TensorInfo};
 use smallvec::{SmallVec, smallvec};
+use std::ffi::c_int;
 
 /// An address of host memory; or one on a GPU, the GPU's number, and the stream on which it is ready.
 #[derive(FromPyObject, IntoPyObject, Clone, Copy)]
@@ -115,27 +118,85 @@ pub(crate) unsafe fn strided_target<'a>(
     }
 }
 
-/// Memory for copies of tensors, which goes with the last reference to this.
+/// Memory for copies of tensors. With the last reference to this it is kept for the next copies.
 #[pyclass(frozen, module = "ringstow._native")]
-pub(crate) struct Arena {
-    memory: Mapping,
+pub(crate) struct CopyMemory {
+    memory: pool::CopyMemory,
 }
 
-impl Arena {
+/// What keeps a copy's memory registered with CUDA, or why it is not.
+type Pinned = std::result::Result<Vec<cuda::Pin>, String>;
+
+#[pymethods]
+impl CopyMemory {
+    #[new]
     pub(crate) fn new(nbytes: usize) -> PyResult<Self> {
-        let memory = Mapping::new(nbytes)?;
-        memory.keep_from_children();
+        let memory = pool::CopyMemory::take(nbytes)?;
+        Runtime::watch_copies();
         Ok(Self { memory })
     }
 
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.len()
+    }
+
+    #[getter]
+    fn address(&self) -> usize {
+        self.at(0)
+    }
+
+    /// Registers the memory with CUDA, `piece` bytes at a time, the first time. Returns why it is not registered.
+    fn pin(&self, py: Python<'_>, piece: usize) -> Option<String> {
+        py.detach(|| {
+            let mapping = self.memory.mapping();
+            let pin = |at: usize| {
+                let (start, len) = (mapping.as_ptr().wrapping_add(at), mapping.len() - at);
+                let device = Device::get(0)?;
+                // SAFETY: the pins are attached to the mapping, and dropped before the memory is unmapped.
+                unsafe { cuda::Pin::new(&device, start, len.min(piece), piece) }
+            };
+            let pins = || -> Result<Vec<cuda::Pin>> {
+                (0..mapping.len()).step_by(piece).map(pin).collect()
+            };
+            let pinned: &Pinned =
+                mapping.attachment(|| pins().map_err(|error| error.to_string()));
+            pinned.as_ref().err().cloned()
+        })
+    }
+
+    /// Has the memory returned to the system with the last reference to this.
+    fn discard(&self) {
+        self.memory.discard();
+    }
+
+    /// The buffer protocol.
+    ///
+    /// # Safety
+    /// Called by the interpreter alone, with a `view` to be filled in.
+    unsafe fn __getbuffer__(
+        slf: Bound<'_, Self>,
+        view: *mut ffi::Py_buffer,
+        flags: c_int,
+    ) -> PyResult<()> {
+        let memory = slf.get();
+        let start = memory.at(0) as *mut u8;
+        // SAFETY: the memory is there as long as `slf`, which the view holds. Rust looks at it only for copies that nobody
+        // else has yet.
+        unsafe { crate::memory::fill_view(slf.as_any(), view, (start, memory.len()), flags) }
+    }
+}
+
+impl CopyMemory {
     pub(crate) fn len(&self) -> usize {
-        self.memory.len()
+        self.memory.mapping().len()
     }
 
     /// The address of the byte at an offset.
     pub(crate) fn at(&self, offset: usize) -> usize {
-        assert!(offset <= self.memory.len());
-        self.memory.as_ptr() as usize + offset
+        let mapping = self.memory.mapping();
+        assert!(offset <= mapping.len());
+        mapping.as_ptr() as usize + offset
     }
 
     /// Some of the bytes.
@@ -144,32 +205,10 @@ impl Arena {
     /// Nobody else uses them as long as the slice is there.
     #[allow(clippy::mut_from_ref)] // that nobody else has these bytes is the caller's promise
     pub(crate) unsafe fn slice(&self, offset: usize, len: usize) -> &mut [u8] {
-        assert!(offset.checked_add(len).is_some_and(|end| end <= self.memory.len()));
-        // SAFETY: within the mapping, which is zero-filled from the start; the caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr().add(offset), len) }
-    }
-}
-
-/// Host memory that is registered with CUDA until this is dropped.
-#[pyclass(frozen, module = "ringstow._native")]
-pub(crate) struct Pin {
-    _pin: cuda::Pin,
-}
-
-#[pymethods]
-impl Pin {
-    #[new]
-    fn new(py: Python<'_>, address: usize, nbytes: usize) -> PyResult<Self> {
-        const PIECE: usize = 64 << 20;
-        let pin = py.detach(|| {
-            let device = Device::get(0)?;
-            // SAFETY: the caller, `ringstow.dcp._snapshot`, keeps the memory for longer than this.
-            unsafe { cuda::Pin::new(&device, address as *mut u8, nbytes, PIECE) }
-        });
-        match pin {
-            Ok(pin) => Ok(Self { _pin: pin }),
-            Err(error) => Err(crate::error::to_python(error)),
-        }
+        let mapping = self.memory.mapping();
+        assert!(offset.checked_add(len).is_some_and(|end| end <= mapping.len()));
+        // SAFETY: within the mapping, whose bytes are initialised from the start; the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(mapping.as_ptr().add(offset), len) }
     }
 }
 

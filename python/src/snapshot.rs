@@ -1,7 +1,7 @@
 //! Copies of tensors that are taken while the caller waits: of what is small, of what cannot be watched,
 //! or of everything.
 
-use crate::place::{Address, Arena};
+use crate::place::{Address, CopyMemory};
 use crate::settle::once_settled;
 use crate::tensors::{Data, Spec, Tensors};
 use crate::watch::{torn, version_of};
@@ -109,7 +109,7 @@ fn choose(specs: &[Spec], largest: u64, room: u64) -> Option<Chosen> {
 impl Tensors {
     /// Copies tensors in host memory to memory of their own.
     fn copy_host(&mut self, py: Python<'_>, numbers: &[usize], nbytes: usize) -> PyResult<()> {
-        let arena = Arena::new(nbytes)?;
+        let arena = CopyMemory::new(nbytes)?;
         let (mut sources, mut offset) = (Vec::with_capacity(numbers.len()), 0);
         for &at in numbers {
             let source = self.specs[at].strided().map_err(crate::error::to_python)?;
@@ -151,7 +151,7 @@ impl Tensors {
 }
 
 /// Copies all sources to their offsets, by several threads if it is much.
-fn copy(sources: &[(Strided, usize)], arena: &Arena) {
+fn copy(sources: &[(Strided, usize)], arena: &CopyMemory) {
     let pieces: Vec<(usize, usize, usize)> = sources
         .iter()
         .enumerate()

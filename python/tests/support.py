@@ -11,6 +11,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import types
@@ -132,6 +133,12 @@ def python_start(code, *args, **options):
     command = [sys.executable, "-c", code, *map(str, args)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, **{**pipes, **options})
+
+
+def resident_bytes():
+    """Return how much memory this process has."""
+    with open("/proc/self/status") as status:
+        return int(re.search(r"VmRSS:\s+(\d+) kB", status.read())[1]) * 1024
 
 
 def cargo_build(package):

@@ -6,7 +6,7 @@ use crate::engine::io_mode::{EngineKind, IoMode};
 use crate::engine::portable::Portable;
 use crate::engine::queue::Queue;
 use crate::error::Result;
-use crate::pool::Pool;
+use crate::pool::{Pool, give_back_copies, has_copies};
 use crate::sys::fork;
 use crate::sys::fork::{GENERATIONS, PerProcess};
 use crate::sys::inherited;
@@ -134,9 +134,13 @@ impl Runtime {
 
     /// Sees to it that memory which a background save has taken is given back when it is idle, or others need it.
     pub(crate) fn watch_memory(&self) {
-        if !self.machine().has_grown() {
-            return;
+        if self.machine().has_grown() {
+            Self::watch_copies();
         }
+    }
+
+    /// The same for memory of copies.
+    pub fn watch_copies() {
         let Some(mut is_watched) = IS_WATCHED.lock() else { return };
         if !*is_watched {
             let watch = thread::Builder::new().name("ringstow-memory".into()).spawn(watch_memory);
@@ -285,7 +289,7 @@ fn watch_memory() {
         thread::sleep(LOOK);
         give_back(IDLE);
         let Some(mut is_watched) = IS_WATCHED.lock() else { return };
-        *is_watched = kept().iter().any(|machine| machine.has_grown());
+        *is_watched = has_copies() || kept().iter().any(|machine| machine.has_grown());
         if !*is_watched {
             return;
         }
@@ -294,6 +298,7 @@ fn watch_memory() {
 
 /// Gives memory back that no save uses: all that was not used during `idle`, or what others have come to need.
 fn give_back(idle: Duration) {
+    give_back_copies(idle);
     for machine in kept() {
         let pool = machine.made_pool().clone();
         pool.inspect(|pool| pool.give_back(idle)); // without the lock: it takes a while

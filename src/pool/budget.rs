@@ -87,6 +87,12 @@ pub fn left() -> Result<(u64, String), NoMore> {
     budget.left()
 }
 
+/// Units that this process has taken.
+#[cfg(test)]
+pub(super) fn taken() -> u64 {
+    BUDGET.lock().unwrap().taken
+}
+
 static BUDGET: PerProcess<Budget> =
     PerProcess::new([const { Mutex::new(Budget::new()) }; GENERATIONS]);
 

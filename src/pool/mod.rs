@@ -7,6 +7,7 @@
 
 mod budget;
 mod buffer;
+mod copy_memory;
 mod free_slots;
 mod growth;
 mod mapping;
@@ -14,6 +15,8 @@ mod staging;
 
 pub use budget::{NoMore, left};
 pub use buffer::{Buffer, CutMapping};
+pub use copy_memory::CopyMemory;
+pub(crate) use copy_memory::{give_back as give_back_copies, is_any as has_copies};
 pub use free_slots::FreeSlots;
 pub use mapping::Mapping;
 pub use staging::Pool;

@@ -1,13 +1,11 @@
-"""A snapshot of a state dict in host memory that is allocated once and used again at every save."""
+"""A snapshot of a state dict, in host memory that is used again at every save."""
 
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import ctypes
 import functools
 import logging
-import mmap
 import os
 import threading
 import time
@@ -19,7 +17,6 @@ import torch
 
 from ringstow import _native
 from ringstow._collector import collector_paused
-from ringstow._errors import GpuError, UnsupportedError
 from ringstow.dcp import _copies, _private
 from ringstow.tensors import _cuda, _torch
 from ringstow.tensors._memory import Address
@@ -27,7 +24,6 @@ from ringstow.tree._walk import Path
 
 _log = logging.getLogger("ringstow")
 
-_HUGE_PAGE = 2 << 20
 # Enough for every dtype, and a cache line: no two threads write to the same one.
 _ALIGNMENT = 64
 _PIECE = 8 << 20
@@ -104,69 +100,8 @@ class Staged(dict[str, Any]):
         return dict, (list(super().items()),)
 
 
-class Arena:
-    """One stretch of anonymous memory, on huge pages where the system has them."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = max(-(-nbytes // _HUGE_PAGE), 1) * _HUGE_PAGE
-        self._is_asked = False
-        self._pins: list[_native.Pin] = []
-        memory = mmap.mmap(-1, self.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        # DONTFORK: a data loader's fork must not make the next save copy pages one by one.
-        for advice in ("MADV_HUGEPAGE", "MADV_DONTFORK"):
-            if hasattr(mmap, advice):
-                with contextlib.suppress(OSError):  # a kernel without it
-                    memory.madvise(getattr(mmap, advice))
-        self._memory = memory
-        self._start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
-
-    def __del__(self) -> None:
-        self._pins.clear()  # before the memory goes
-
-    def pin(self) -> None:
-        """Register the memory with CUDA, the first time; where that is refused, log why."""
-        if self._is_asked:
-            return
-        self._is_asked = True
-        try:
-            for at in range(0, self.nbytes, _PIN):
-                size = min(_PIN, self.nbytes - at)
-                self._pins.append(_native.Pin(self._start + at, size))
-        except (UnsupportedError, GpuError) as error:
-            # All or nothing: CUDA refuses a copy to memory of both kinds.
-            self._pins.clear()
-            _log_not_pinned(str(error))
-
-    def holds(self, addresses: Iterable[Address]) -> bool:
-        """Tell whether one of the addresses lies within."""
-        end = self._start + self.nbytes
-        return any(isinstance(at, int) and self._start <= at < end for at in addresses)
-
-    @staticmethod
-    def pieces(offset: int, nbytes: int) -> list[tuple[int, int]]:
-        """Return a stretch as (begin, end) from its start, none of them in two registrations."""
-        cuts = range(_PIN - offset % _PIN, nbytes, _PIN)
-        return list(zip((0, *cuts), (*cuts, nbytes), strict=True))
-
-    def view(self) -> memoryview:
-        """Return the memory, by an object that the tensors made from it keep alive."""
-        return memoryview(self._memory)
-
-    @staticmethod
-    def tensor(view: memoryview, offset: int, like: torch.Tensor) -> torch.Tensor:
-        """Return a dense tensor at an offset, of the same dtype and shape.
-
-        Its storage is these bytes and no more: ``torch.save`` of it must not save the arena.
-        """
-        numel = like.numel()
-        if numel == 0:
-            return torch.empty(like.shape, dtype=like.dtype, device="cpu")
-        flat = torch.frombuffer(view, dtype=like.dtype, count=numel, offset=offset)
-        return flat if like.dim() == 1 else flat.view(like.shape)
-
-
 class _Slot(NamedTuple):
-    """A plain tensor and its place in the arena, in bytes."""
+    """A plain tensor and its place in the memory, in bytes."""
 
     source: torch.Tensor
     offset: int
@@ -177,7 +112,7 @@ _Pair = tuple[torch.Tensor, _Slot]
 
 
 class _Layout:
-    """Where in the arena the parts of each tensor go. What is the same memory goes there once."""
+    """Where in the memory the parts of each tensor go. What is the same memory goes there once."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         self.nbytes = 0
@@ -209,7 +144,8 @@ class Snapshot:
     """Makes snapshots, one at a time."""
 
     def __init__(self) -> None:
-        self._arena: Arena | None = None
+        self._memory: _native.CopyMemory | None = None
+        """That of the copy before, until nobody has a tensor of it."""
         self._lease: Lease | None = None
 
     def take(self, state: dict[str, Any], claim: Callable[[None], None]) -> Staged:
@@ -228,10 +164,10 @@ class Snapshot:
 
     def _take(self, state: dict[str, Any], lease: Lease) -> Staged:
         layout = _Layout(state)
-        arena = self._memory(layout.nbytes)
-        view = arena.view()
-        copies = [Arena.tensor(view, slot.offset, slot.source) for slot in layout.slots]
-        _copy_all(list(zip(copies, layout.slots, strict=True)), arena)
+        memory = self._memory_for(layout.nbytes)
+        view = memoryview(memory)  # the tensors that are made from it keep it alive
+        copies = [_tensor(view, slot.offset, slot.source) for slot in layout.slots]
+        _copy_all(list(zip(copies, layout.slots, strict=True)), memory)
 
         def replace(tensor: torch.Tensor, path: Path) -> torch.Tensor:
             slots = layout.parts(tensor)
@@ -239,24 +175,35 @@ class Snapshot:
                 return _copies.clone(tensor, path)
             return _copies.with_parts(tensor, [copies[slot] for slot in slots])
 
-        weakref.finalize(view, lease.end).atexit = False  # when the last of the copies is gone
         self._lease = lease
+        weakref.finalize(view, self._let_go, lease).atexit = False  # the last of the copies is gone
         return Staged(_copies.rebuild(state, replace), lease)
 
     def read(self, addresses: Iterable[Address]) -> Lease | None:
         """Return the lease of the save that reads these addresses, if they are a snapshot's."""
-        arena, lease = self._arena, self._lease
-        if arena is None or lease is None or not arena.holds(addresses):
+        memory, lease = self._memory, self._lease
+        if memory is None or lease is None:
+            return None
+        start, end = memory.address, memory.address + memory.nbytes
+        if not any(isinstance(at, int) and start <= at < end for at in addresses):
             return None
         lease.hold()
         return lease
 
     def drop(self) -> None:
-        """Let go of the memory; a save that still reads from it keeps it alive."""
-        self._arena = self._lease = None
+        """Free the memory, once a save that still reads from it has ended."""
+        memory, self._memory, self._lease = self._memory, None, None
+        if memory is not None:
+            memory.discard()
+
+    def _let_go(self, lease: Lease) -> None:
+        """Leave the memory to whoever makes the next copy, since nobody has this one any more."""
+        lease.end()
+        if self._lease is lease:
+            self._memory = self._lease = None
 
     def _wait(self) -> None:
-        """Wait until the arena is free; one that may never be is left to its save."""
+        """Wait until the memory is free; what may never be is left to its save."""
         lease, self._lease = self._lease, None
         if lease is not None and not lease.wait():
             _log.warning(
@@ -264,13 +211,31 @@ class Snapshot:
                 "snapshot goes to new memory",
                 _UNCLAIMED_S,
             )
-            self._arena = None
+            self._memory = None
 
-    def _memory(self, nbytes: int) -> Arena:
-        if self._arena is None or self._arena.nbytes < nbytes:
-            self._arena = None  # before the larger one is there
-            self._arena = Arena(nbytes)
-        return self._arena
+    def _memory_for(self, nbytes: int) -> _native.CopyMemory:
+        if self._memory is None or self._memory.nbytes < nbytes:
+            self.drop()  # before the larger one is there
+            self._memory = _native.CopyMemory(nbytes)
+        return self._memory
+
+
+def _pieces(offset: int, nbytes: int) -> list[tuple[int, int]]:
+    """Return a stretch as (begin, end) from its start, none of them in two registrations."""
+    cuts = range(_PIN - offset % _PIN, nbytes, _PIN)
+    return list(zip((0, *cuts), (*cuts, nbytes), strict=True))
+
+
+def _tensor(view: memoryview, offset: int, like: torch.Tensor) -> torch.Tensor:
+    """Return a dense tensor at an offset, of the same dtype and shape.
+
+    Its storage is these bytes and no more: ``torch.save`` of it must not save the whole memory.
+    """
+    numel = like.numel()
+    if numel == 0:
+        return torch.empty(like.shape, dtype=like.dtype, device="cpu")
+    flat = torch.frombuffer(view, dtype=like.dtype, count=numel, offset=offset)
+    return flat if like.dim() == 1 else flat.view(like.shape)
 
 
 def _identity(tensor: torch.Tensor) -> _Key:
@@ -292,8 +257,8 @@ def _log_not_pinned(reason: str) -> None:
     )
 
 
-def _copy_all(pairs: list[_Pair], arena: Arena) -> None:
-    """Copy what the slots hold into the tensors, which are in an arena; returns when it is done."""
+def _copy_all(pairs: list[_Pair], memory: _native.CopyMemory) -> None:
+    """Copy what the slots hold into the tensors, which are in the memory, and wait until it is."""
     gpu: list[_Pair] = []
     host: list[_Pair] = []
     for pair in pairs:
@@ -302,7 +267,10 @@ def _copy_all(pairs: list[_Pair], arena: Arena) -> None:
     with torch.no_grad():
         if gpu:
             _cuda.refuse_capture("no snapshot can be taken")
-            arena.pin()
+            # All or nothing: CUDA refuses a copy to memory of both kinds.
+            reason = memory.pin(_PIN)
+            if reason is not None:
+                _log_not_pinned(reason)
         try:
             for target, slot in gpu:
                 _from_gpu(target, slot)
@@ -314,7 +282,7 @@ def _copy_all(pairs: list[_Pair], arena: Arena) -> None:
 def _from_gpu(target: torch.Tensor, slot: _Slot) -> None:
     """Queue the copy of a tensor on a GPU, on the current stream of its device."""
     source = slot.source.resolve_conj().resolve_neg()
-    pieces = Arena.pieces(slot.offset, slot.nbytes)
+    pieces = _pieces(slot.offset, slot.nbytes)
     if len(pieces) < 2:
         _cuda.copy_to_host(target, source)
         return

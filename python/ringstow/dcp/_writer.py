@@ -516,13 +516,14 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         return StreamingStager(self._begin_staging)
 
     def close(self) -> None:
-        """Free the snapshot's memory, and clean up after a save that failed.
+        """Free the memory of snapshots that nobody uses, and clean up after a save that failed.
 
         Do not call it during a save. The writer can be used again.
         """
         self._adopt()
         end_here()
         self._snapshot.drop()
+        _native.release_memory()
         self._saves.abandon()
 
     def _begin_staging(

@@ -219,7 +219,7 @@ def _begun(
             names_of_parts(apart, "apart"),
             native(base),
             node_local,
-            config.to_json(background=staging is not None),
+            config.to_json(background=staging not in (None, "snapshot")),
         )
         hold.path = asked.path
         if node_local:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import io
 import pickle
@@ -10,7 +11,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from states import load
-from support import assert_same
+from support import assert_same, resident_bytes
 from test_dcp_defaults import fetch, is_ours
 from test_dcp_writer import cause
 from torch.distributed.checkpoint import filesystem
@@ -167,12 +168,16 @@ def test_argument_of_a_newer_torch_is_refused_unless_empty(tmp_path, monkeypatch
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_option_decides_whether_snapshot_memory_is_kept(keep, tmp_path):
+    ringstow.release_memory()
     writer = dcp.FileSystemWriter(tmp_path, cache_staged_state_dict=keep)
     for step in range(3):
-        state = {"a": torch.full((1000,), float(step))}
+        state = {"a": torch.full((10_000_000,), float(step))}
         dcp.async_save(state, storage_writer=writer).result()
-        assert (writer._snapshot._arena is not None) == keep
         assert_same(fetch(tmp_path, state), state)
+    gc.collect()
+    kept = resident_bytes()
+    ringstow.release_memory()
+    assert (kept - resident_bytes() > 32 << 20) == keep
 
 
 @pytest.mark.parametrize(

@@ -242,12 +242,13 @@ def test_staging_while_the_stream_is_captured_is_refused(gpu, on_gpu, writer):
 
 
 def test_snapshot_memory_is_registered_once_then_freed(gpu, on_gpu, writer):
+    ringstow.release_memory()
     before = gpu.live("registered_bytes")
     state = {"a": on_gpu(torch.arange(1000.0)), "c": torch.ones(3)}
     for _ in range(2):
         staged = writer.stage(state)
         assert_same(staged["a"].clone(), torch.arange(1000.0))
-        assert gpu.live("registered_bytes") == before + writer._snapshot._arena.nbytes
+        assert gpu.live("registered_bytes") == before + writer._snapshot._memory.nbytes
         del staged
     writer.close()
     assert gpu.live("registered_bytes") == before
@@ -261,6 +262,7 @@ def test_a_snapshot_of_the_cpu_registers_nothing(gpu, writer):
 
 def test_tensor_across_registered_pieces_is_copied(on_gpu, writer, monkeypatch):
     """CUDA refuses a copy that touches two registrations, as the fake driver does."""
+    ringstow.release_memory()
     monkeypatch.setattr(_snapshot, "_PIN", 2 << 20)
     numbers = torch.arange(6 << 20, dtype=torch.uint8)
     state = {"a": on_gpu(torch.ones(7)), "n": on_gpu(numbers), "t": on_gpu(numbers.view(2, -1)).t()}

@@ -1,0 +1,193 @@
+//! Memory for copies of a whole state, kept for the next copy.
+
+use super::Mapping;
+use super::budget::{self, Ration, UNIT_BYTES};
+use crate::sys::fork::{GENERATIONS, PerProcess};
+use std::io;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// Memory for the copies of one save. It counts with what all background saves may take together; a copy that would be beyond
+/// that is made nevertheless, since its caller was promised one, and a warning says so. When this is dropped, the memory is
+/// kept for the next copy for a while: new memory is slow.
+#[derive(Debug)]
+pub struct CopyMemory {
+    /// `None` only while it is dropped.
+    memory: Option<Memory>,
+    is_kept: AtomicBool,
+    /// The process that took it: a forked child does not have the memory.
+    process: u32,
+}
+
+#[derive(Debug)]
+struct Memory {
+    mapping: Mapping,
+    _ration: Option<Ration>, // dropped after the memory
+}
+
+/// Of this process.
+#[derive(Debug)]
+struct All {
+    lent: usize,
+    /// What can be used again, and since when. The last one was used last.
+    spare: Vec<(Memory, Instant)>,
+}
+
+/// A run saves one state, and copies small tensors of another.
+const SPARE_MAX: usize = 2;
+
+static ALL: PerProcess<All> =
+    PerProcess::new([const { Mutex::new(All { lent: 0, spare: Vec::new() }) }; GENERATIONS]);
+
+impl CopyMemory {
+    /// Takes at least `len` bytes, which are zeros or what a copy before this one has left there.
+    ///
+    /// # Errors
+    /// The system's, when there is no memory.
+    pub fn take(len: usize) -> io::Result<Self> {
+        let memory = match spare(len) {
+            Some(memory) => memory,
+            None => Memory::new(len)?,
+        };
+        if let Some(mut all) = ALL.lock() {
+            all.lent += 1;
+        }
+        let is_kept = AtomicBool::new(true);
+        Ok(Self { memory: Some(memory), is_kept, process: std::process::id() })
+    }
+
+    /// The memory.
+    pub fn mapping(&self) -> &Mapping {
+        &self.memory.as_ref().expect("it is there until this is dropped").mapping
+    }
+
+    /// Has the memory returned to the system once this is dropped.
+    pub fn discard(&self) {
+        self.is_kept.store(false, Relaxed);
+    }
+}
+
+impl Drop for CopyMemory {
+    fn drop(&mut self) {
+        let memory = self.memory.take();
+        if self.process != std::process::id() {
+            std::mem::forget(memory); // something else may be at these addresses
+            return;
+        }
+        let Some(mut all) = ALL.lock() else { return };
+        all.lent = all.lent.saturating_sub(1);
+        let mut let_go = None; // dropped without the lock: unmapping takes time
+        if self.is_kept.load(Relaxed)
+            && let Some(memory) = memory
+        {
+            all.spare.push((memory, Instant::now()));
+            let_go = (all.spare.len() > SPARE_MAX).then(|| all.spare.remove(0));
+        }
+        drop(all);
+        drop(let_go);
+    }
+}
+
+impl Memory {
+    fn new(len: usize) -> io::Result<Self> {
+        let units = (len / UNIT_BYTES) as u64; // less is not counted
+        let ration = (units > 0).then(|| {
+            Ration::take(units).or_else(|_| {
+                give_back(Duration::ZERO);
+                Ration::take(units)
+            })
+        });
+        let ration = ration.map(|taken| {
+            taken.unwrap_or_else(|why| {
+                warn_beyond(len, why.reason());
+                Ration::take_anyway(units)
+            })
+        });
+        let mapping = Mapping::new(len)?;
+        mapping.keep_from_children();
+        Ok(Self { mapping, _ration: ration })
+    }
+}
+
+fn warn_beyond(len: usize, why: &str) {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        tracing::warn!(
+            "a copy of the state takes {} of memory: {why}. Give the job more memory, or stage without a copy",
+            bytesize::ByteSize(len as u64).display().iec(),
+        );
+    });
+}
+
+/// Memory of an earlier copy, if some is large enough, and not much larger.
+fn spare(len: usize) -> Option<Memory> {
+    let mut all = ALL.lock()?;
+    let fits = |(memory, _): &(Memory, Instant)| {
+        let has = memory.mapping.len();
+        has >= len && has / 2 <= len
+    };
+    let found = all.spare.iter().rposition(fits)?;
+    Some(all.spare.remove(found).0)
+}
+
+/// Gives memory back that no copy is in: what was not used during `idle`, or all of it if others have come to need some.
+pub fn give_back(idle: Duration) {
+    let is_wanted = budget::excess() > 0;
+    let Some(mut all) = ALL.lock() else { return };
+    let is_old = |(_, since): &mut (Memory, Instant)| is_wanted || since.elapsed() >= idle;
+    let given: Vec<_> = all.spare.extract_if(.., is_old).collect();
+    drop(all);
+    drop(given);
+}
+
+/// Whether there is memory that may have to be given back one day.
+pub fn is_any() -> bool {
+    ALL.lock().is_some_and(|all| all.lent > 0 || !all.spare.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One after the other: they share the spare memory of the process.
+    #[test]
+    fn memory_is_used_again_and_given_back() {
+        const LEN: usize = 100 << 20;
+        give_back(Duration::ZERO);
+        let first = CopyMemory::take(LEN).unwrap();
+        let at = first.mapping().as_ptr() as usize;
+        assert!(is_any());
+        drop(first);
+        let second = CopyMemory::take(LEN - 5000).unwrap();
+        assert_eq!(second.mapping().as_ptr() as usize, at);
+        let beside = CopyMemory::take(LEN).unwrap();
+        assert_ne!(beside.mapping().as_ptr() as usize, at, "it is in use");
+        drop(second);
+        drop(CopyMemory::take(LEN / 3).unwrap()); // for which it is too large
+        assert_eq!(spares(), [LEN, LEN / 3]);
+        give_back(Duration::from_secs(3600));
+        assert_eq!(spares().len(), 2);
+        beside.discard();
+        drop(beside);
+        assert_eq!(spares().len(), 2);
+        drop((CopyMemory::take(LEN).unwrap(), CopyMemory::take(LEN * 3).unwrap()));
+        assert_eq!(spares(), [LEN, LEN * 3], "the two that were used last");
+        give_back(Duration::ZERO);
+        assert!(!is_any());
+    }
+
+    fn spares() -> Vec<usize> {
+        ALL.lock().unwrap().spare.iter().map(|(memory, _)| memory.mapping.len()).collect()
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn large_copies_are_counted_while_the_memory_is_there() {
+        let copy = CopyMemory::take(1 << 30).unwrap();
+        assert!(budget::taken() >= 16);
+        copy.discard();
+        drop(copy);
+        assert!(budget::taken() < 16, "other tests take less");
+    }
+}
