@@ -2,6 +2,7 @@
 
     torture_background.py                        # 1,000 training loops
     torture_background.py --loops 20 --seed 7    # 20 other loops; --loops 1 repeats the first
+    torture_background.py --memory short         # no host memory is left for what is staged
     torture_background.py --unseen               # only changes that no save can see
     torture_background.py --staging unguarded    # finds torn saves: checks the tool itself
 
@@ -27,7 +28,7 @@ from typing import get_args
 import ringstow
 import torch
 from torturing.changes import SEEN, UNSEEN
-from torturing.loops import Result, Staging, run
+from torturing.loops import MEMORIES, Result, Staging, run
 
 HANG_S = 150
 
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             faulthandler.dump_traceback_later(HANG_S, exit=True)
             inside = Path(folder) / str(seed)
             inside.mkdir()
-            results.append(run(seed, inside, changes, options.staging))
+            results.append(run(seed, inside, changes, options.staging, options.memory))
             shutil.rmtree(inside)
             if results[-1].torn and not options.unseen:
                 say(results[-1])
@@ -66,22 +67,29 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         choices=get_args(Staging),
         help='use only this way of staging; "unguarded" must tear checkpoints',
     )
+    parser.add_argument(
+        "--memory",
+        choices=MEMORIES,
+        help="whether saves may take host memory for all of the state (default: any)",
+    )
     return parser.parse_args(arguments)
 
 
 def say(result: Result) -> None:
     torn = ", ".join(result.torn[:4])
     print(
-        f"TORN: seed {result.seed}, staging {result.staging}, {result.optimizer}, "
+        f"TORN: seed {result.seed}, staging {result.staging}, memory {result.memory}, {result.optimizer}, "
         f"{'+'.join(result.outcomes)}: {torn}; changes: {', '.join(result.changes)}",
         flush=True,
     )
 
 
 def summary(results: list[Result], *, unseen: bool) -> int:
-    ends = collections.Counter((r.staging, outcome) for r in results for outcome in r.outcomes)
-    for (staging, outcome), count in sorted(ends.items()):
-        print(f"{staging:10} {outcome:10} {count}")
+    ends = collections.Counter(
+        (r.staging, f"memory {r.memory}", outcome) for r in results for outcome in r.outcomes
+    )
+    for (staging, memory, outcome), count in sorted(ends.items()):
+        print(f"{staging:10} {memory:14} {outcome:10} {count}")
     torn = sum(bool(r.torn) for r in results)
     print(f"{torn} torn in {len(results)} loops, ringstow {ringstow.__version__}")
     if unseen:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import ringstow
 import torch
+from ringstow import _native
 from ringstow.tensors._memory import LazyTensor
 
 from .changes import ORDINARY, SEEN, TRAINING, Change
@@ -26,6 +27,16 @@ USUAL: list[Staging] = [*["guard"] * 9, "snapshot", "wait"]  # type: ignore[list
 # With a pool of few small blocks, most of the state is not copied yet when the call returns.
 SMALL_POOL = ringstow.Config(fillers=1, pool_bytes=4 << 20, block_bytes=1 << 20)
 LARGE_POOL = ringstow.Config(pool_bytes=32 << 20, block_bytes=1 << 20)
+# A pool that takes further memory: each shard has a block of its own, and most loops save more than
+# eight.
+GROWING_POOL = ringstow.Config(block_bytes=32 << 20, shard_bytes=1 << 20)
+Memory = Literal["off", "on", "short"]
+"""Whether a save may take memory for all of its state: no, yes, or there is none left."""
+MEMORIES: dict[Memory, list[ringstow.Config]] = {
+    "off": [SMALL_POOL, LARGE_POOL],
+    "on": [GROWING_POOL],
+    "short": [GROWING_POOL],
+}
 TIMEOUT_S = 60.0
 MOMENT_MAX_S = 0.01
 _OVERTAKEN = "modified by an inplace operation"
@@ -37,6 +48,7 @@ class Result:
 
     seed: int
     staging: Staging
+    memory: Memory
     optimizer: str
     outcomes: list[Outcome]
     changes: list[str] = field(default_factory=list)
@@ -62,7 +74,11 @@ class Gate:
 
 
 def run(
-    seed: int, folder: Path, changes: Sequence[Change] = SEEN, only: Staging | None = None
+    seed: int,
+    folder: Path,
+    changes: Sequence[Change] = SEEN,
+    only: Staging | None = None,
+    only_memory: Memory | None = None,
 ) -> Result:
     """Train, save and change tensors; check the committed values.
 
@@ -71,6 +87,7 @@ def run(
         folder: an empty directory for the checkpoints.
         changes: the changes to choose from.
         only: the way of staging; None picks one that promises the values of the call.
+        only_memory: what memory the save may take; None picks one.
 
     Raises:
         TimeoutError: the save, or a thread that changes tensors, did not end within a minute.
@@ -82,7 +99,10 @@ def run(
     expected = frozen(state)
     for number in range(rng.choice([0, 1, 2])):
         state[f"gate{number}"] = Gate(rng).tensor
-    config = rng.choice([SMALL_POOL, LARGE_POOL])
+    memory: Memory = rng.choice(list(MEMORIES)) if only_memory is None else only_memory
+    config = rng.choice(MEMORIES[memory])
+    ringstow.release_memory()
+    taken = _native.CopyMemory(_available_bytes()) if memory == "short" else None
     # Half of the loops make only ordinary changes: their saves must succeed.
     mix = ORDINARY if changes is SEEN and rng.random() < 0.5 else changes
     changers = [Changer(trainer, rng, mix) for _ in range(rng.choice([1, 1, 2, 3]))]
@@ -100,12 +120,22 @@ def run(
     for changer in changers[1:]:
         changer.finish()
     _check_free(trainer)
+    if taken is not None:
+        taken.discard()
+    del taken
 
     done = [name for changer in changers for name in changer.done]
     torn = [name for target in targets for name in target.torn(expected)]
     if "refused" in outcomes and (mix is ORDINARY or staging != "guard"):
         torn.append(f"refused although only {', '.join(sorted(set(done)))} ran")
-    return Result(seed, staging, trainer.kind, outcomes, done, torn)
+    return Result(seed, staging, memory, trainer.kind, outcomes, done, torn)
+
+
+def _available_bytes() -> int:
+    """Return the machine's available memory, of which background saves may have half."""
+    with open("/proc/meminfo") as told:
+        (kib,) = [line.split()[1] for line in told if line.startswith("MemAvailable:")]
+    return int(kib) << 10
 
 
 class Target:
