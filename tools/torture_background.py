@@ -78,8 +78,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def say(result: Result) -> None:
     torn = ", ".join(result.torn[:4])
     print(
-        f"TORN: seed {result.seed}, staging {result.staging}, memory {result.memory}, {result.optimizer}, "
-        f"{'+'.join(result.outcomes)}: {torn}; changes: {', '.join(result.changes)}",
+        f"TORN: seed {result.seed}, staging {result.staging}, memory {result.memory}, "
+        f"{result.optimizer}, {'+'.join(result.outcomes)}: {torn}; changes: {', '.join(result.changes)}",
         flush=True,
     )
 
