@@ -79,7 +79,8 @@ def say(result: Result) -> None:
     torn = ", ".join(result.torn[:4])
     print(
         f"TORN: seed {result.seed}, staging {result.staging}, memory {result.memory}, "
-        f"{result.optimizer}, {'+'.join(result.outcomes)}: {torn}; changes: {', '.join(result.changes)}",
+        f"{result.optimizer}, {'+'.join(result.outcomes)}: {torn}; "
+        f"changes: {', '.join(result.changes)}",
         flush=True,
     )
 
