@@ -34,7 +34,7 @@ from sweeping.measure import (
     SweepFailed,
     Worker,
     check_directory,
-    pool_bytes_max,
+    check_memory,
     work_directory,
 )
 from sweeping.plan import DEFAULT, Phase, Plan, Setting
@@ -64,9 +64,7 @@ class Bar:
             self.bar.close()
 
 
-def find_out(
-    sweep: Sweep, args: argparse.Namespace, pool_max: int, fio: bool, ends_at: float
-) -> Plan:
+def find_out(sweep: Sweep, args: argparse.Namespace, fio: bool, ends_at: float) -> Plan:
     """Find the knobs to try on this machine, and plan as many measurements as fit the time."""
     defaults = sweep.worker.about["defaults"]
     default = sweep.probe(DEFAULT)
@@ -78,7 +76,6 @@ def find_out(
         defaults,
         default["did"] | {"fillers": min(cores, 4)},
         cores,
-        min(pool_max, 2 * args.state_bytes),  # a pool larger than the state is never full
         args.knobs,
     )
     for setting in plan.one_by_one(knobs):
@@ -109,7 +106,6 @@ def tell_plan(made: Plan, sweep: Sweep) -> None:
 
 def measure(sweep: Sweep, made: Plan, goal: choose.What, ends_at: float, bar: Bar) -> None:
     """Measure all phases, each with as many rounds as the remaining time allows."""
-    defaults = sweep.worker.about["defaults"]
     start, seconds = time.monotonic(), ends_at - time.monotonic()
     ahead = sum(phase.measurements for phase in made.phases)
     used = 0.0
@@ -120,7 +116,7 @@ def measure(sweep: Sweep, made: Plan, goal: choose.What, ends_at: float, bar: Ba
         bar.begin(ahead)
         sweep.rounds(phase, start + used * seconds)
         ahead -= phase.measurements
-    chosen = choose.finalists(sweep.found, made.knobs, defaults, goal)
+    chosen = choose.finalists(sweep.found, made.knobs, goal)
     if not chosen:
         return
     each_s = (time.monotonic() - start) / len(sweep.found)
@@ -179,8 +175,8 @@ def write_json(results: Results, out: Path) -> None:
     temporary.replace(out / "results.json")
 
 
-def prepare(args: argparse.Namespace) -> int:
-    """Check arguments, memory and disk before measuring; return the largest pool to try, in bytes.
+def prepare(args: argparse.Namespace) -> None:
+    """Check arguments, memory and disk before measuring.
 
     Raises:
         SweepFailed: a check failed; the message says what to change.
@@ -195,7 +191,7 @@ def prepare(args: argparse.Namespace) -> int:
             raise SweepFailed(f"--out {args.out}: {error.strerror}") from error
         for name in ("results.json", "heatmap.png", "report.html", "ringstow.toml"):
             (args.out / name).unlink(missing_ok=True)  # left by an earlier sweep
-    return pool_bytes_max(args.state_bytes)
+    check_memory(args.state_bytes)
 
 
 def run(args: argparse.Namespace, results: Results) -> None:
@@ -207,7 +203,7 @@ def run(args: argparse.Namespace, results: Results) -> None:
         KeyboardInterrupt: Ctrl-C or SIGTERM.
     """
     start = time.monotonic()
-    pool_max = prepare(args)
+    prepare(args)
     results.machine = machine(args.directory)
     fio = not args.no_fio and shutil.which("fio") is not None
     if not fio and not args.no_fio:
@@ -228,7 +224,7 @@ def run(args: argparse.Namespace, results: Results) -> None:
                 directory, args.state_bytes, worker, random.Random(args.seed), bar.tell, keep
             )
             results.found, results.refused, results.notes = sweep.found, sweep.refused, sweep.notes
-            made = find_out(sweep, args, pool_max, fio, ends_at)
+            made = find_out(sweep, args, fio, ends_at)
             results.knobs = made.knobs
             tell_plan(made, sweep)
             if not args.plan:

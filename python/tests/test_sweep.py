@@ -37,7 +37,7 @@ DOES = {"engine": "uring", "direct": "on", "fixed": "on", "fillers": 2}
 
 def knobs(wanted=(), types=None, cores=2):
     types = types or typing.get_type_hints(ringstow.Config)
-    return plan.knobs_of(types, DEFAULTS | {"sqpoll": "auto"}, DOES, cores, 1 << 30, wanted)
+    return plan.knobs_of(types, DEFAULTS | {"sqpoll": "auto"}, DOES, cores, wanted)
 
 
 # --- the plan ----------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def test_forty_equal_settings_rarely_beat_the_default():
         dice = numpy.random.default_rng(seed)
         equals = {Setting.of({"queue_depth": depth}): 1.0 for depth in range(10, 50)}
         found = rounds(dice, "one by one", equals, 3, noise=0.2)
-        best = choose.finalists(found, [], DEFAULTS, "both")
+        best = choose.finalists(found, [], "both")
         assert len(best) <= plan.FINALISTS
         final = rounds(dice, "final", dict.fromkeys(best, 1.0), 7, noise=0.2)
         wrong += choose.verdict(found + final, "both").setting != DEFAULT
@@ -169,14 +169,13 @@ def test_incompatible_settings_are_not_combined():
         Setting.of({"engine": "portable"}): 1.2,
         Setting.of({"fixed": "on"}): 1.2,
         Setting.of({"fillers": 4}): 0.9,
-        Setting.of({"pool_bytes": 64 << 20}): 1.2,
         Setting.of({"block_bytes": 16 << 20}): 1.1,
         Setting.of({"block_bytes": 16 << 20, "queue_depth": 16}): 1.3,
     }
     found = rounds(numpy.random.default_rng(1), "grid", speeds, 5, noise=0.01)
     types = {**typing.get_type_hints(ringstow.Config)}
-    turned = plan.knobs_of(types, DEFAULTS, DOES | {"fixed": "off"}, 2, 1 << 30)
-    together = choose.combined(found, turned, DEFAULTS, "both")
+    turned = plan.knobs_of(types, DEFAULTS, DOES | {"fixed": "off"}, 2)
+    together = choose.combined(found, turned, "both")
     expected = {"engine": "portable", "block_bytes": 16 << 20, "queue_depth": 16}
     assert dict(together.changes) == expected
 

@@ -114,9 +114,7 @@ def settings_of(found: Iterable[Measured]) -> list[Setting]:
     return [setting for setting in every if setting not in (DEFAULT, AGAIN, FIO)]
 
 
-def combined(
-    found: Sequence[Measured], knobs: Iterable[Knob], defaults: Mapping[str, Value], goal: What
-) -> Setting:
+def combined(found: Sequence[Measured], knobs: Iterable[Knob], goal: What) -> Setting:
     """Combine the grid's best cell with the best level of every other knob that seems to help.
 
     Leave out levels that exclude each other.
@@ -133,15 +131,10 @@ def combined(
             changes |= dict(best.changes)
     if changes.get("engine") == "portable":
         changes.pop("fixed", None)  # only io_uring has fixed buffers
-    both = {**defaults, **changes}
-    if int(both["pool_bytes"]) < int(both[ACROSS]) * int(both[UPWARD]):
-        changes.pop("pool_bytes", None)
     return Setting.of(changes)
 
 
-def finalists(
-    found: Sequence[Measured], knobs: Iterable[Knob], defaults: Mapping[str, Value], goal: What
-) -> list[Setting]:
+def finalists(found: Sequence[Measured], knobs: Iterable[Knob], goal: What) -> list[Setting]:
     """Return the settings for the final: the combination, then the best of the others.
 
     Return an empty list if nothing was faster than the default.
@@ -150,7 +143,7 @@ def finalists(
         settings_of(found), key=lambda setting: score(found, setting, goal), reverse=True
     )
     ahead = [setting for setting in ranked if score(found, setting, goal) > 1]
-    chosen = dict.fromkeys([combined(found, knobs, defaults, goal), *ahead])
+    chosen = dict.fromkeys([combined(found, knobs, goal), *ahead])
     chosen.pop(DEFAULT, None)
     return list(chosen)[:FINALISTS]
 

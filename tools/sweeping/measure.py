@@ -29,7 +29,7 @@ from sweeping.choose import Measured
 from sweeping.plan import DEFAULT, FIO, Phase, Setting
 
 SPARE_BYTES = 256 << 20  # left free on the disk, and in memory besides the sweep's own need
-LEAST_POOL_BYTES = 256 << 20  # the default pool
+POOL_BYTES = 256 << 20  # of a plain save
 CALIBRATIONS = 3
 CAUTION = 1.15  # other settings may be slower than the default
 WORKER = Path(__file__).parent.parent / "sweep_worker.py"
@@ -56,23 +56,21 @@ def check_directory(directory: Path, state_bytes: int) -> None:
         )
 
 
-def pool_bytes_max(state_bytes: int) -> int:
-    """Return the largest pool to try, in bytes. Call it before allocating anything.
+def check_memory(state_bytes: int) -> None:
+    """Check that there is enough memory. Call it before allocating anything.
 
-    Memory must hold the state twice (to save, and to load into) and the pools of two settings.
+    It must hold the state twice (to save, and to load into) and the pools of two settings.
 
     Raises:
-        SweepFailed: not even the default pool fits.
+        SweepFailed: it does not.
     """
     available = meminfo_bytes("MemAvailable")
-    for_pools = available - 2 * state_bytes - SPARE_BYTES
-    if for_pools < 2 * LEAST_POOL_BYTES:
-        need = 2 * state_bytes + 2 * LEAST_POOL_BYTES + SPARE_BYTES
+    need = 2 * state_bytes + 2 * POOL_BYTES + SPARE_BYTES
+    if available < need:
         raise SweepFailed(
             f"{available / 1e9:.1f} GB of memory are available, {need / 1e9:.1f} GB are "
             "needed; choose a smaller --gb"
         )
-    return for_pools // 2
 
 
 @contextmanager

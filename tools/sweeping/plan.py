@@ -24,10 +24,9 @@ NUMBERS: dict[str, tuple[int, ...]] = {
     "queue_depth": (2, 4, 8, 16, 32),
     "fillers": (1, 2, 4, 8),
     "files": (1, 2, 4),
-    "pool_bytes": tuple(n * MIB for n in (64, 128, 256, 512, 1024)),
 }
-# What a save leaves to others never makes it faster.
-FOR_OTHERS = ("nice", "io_priority", "write_rate", "tiers", "promotion_rate")
+# What a save leaves to others never makes it faster, nor does a bound for background saves.
+FOR_OTHERS = ("nice", "io_priority", "pool_bytes", "write_rate", "tiers", "promotion_rate")
 ACROSS, UPWARD = "queue_depth", "block_bytes"  # the grid's axes
 
 OTHERS_IN_A_BLOCK = 5
@@ -100,7 +99,6 @@ def knobs_of(
     defaults: Mapping[str, Any],
     does: Mapping[str, Value],
     cores: int,
-    pool_bytes_max: int,
     wanted: Sequence[str] = (),
 ) -> list[Knob]:
     """Return the knobs of a Config with these fields.
@@ -119,7 +117,7 @@ def knobs_of(
             levels = [not defaults[name]]
         else:
             levels = NUMBERS.get(name, ())
-        limit = {"fillers": 2 * cores, "pool_bytes": pool_bytes_max}.get(name, math.inf)
+        limit = 2 * cores if name == "fillers" else math.inf
         same = (defaults[name], does.get(name))
         levels = tuple(
             level

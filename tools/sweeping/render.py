@@ -22,7 +22,6 @@ FOR_WHAT = {
     "block_bytes": "size of one transfer and of one staging buffer, in bytes",
     "queue_depth": "transfers in flight at once",
     "fillers": "threads that copy and checksum",
-    "pool_bytes": "staging memory; if it holds the whole state, a save is a snapshot",
     "direct": "O_DIRECT: bypasses the page cache",
     "fixed": "staging memory is registered with io_uring once, not pinned at every transfer",
     "recycle": "writes over the files of a replaced checkpoint, not into new ones",
