@@ -22,7 +22,9 @@ import make_wheel
 
 ROOT = Path(__file__).resolve().parent.parent
 GPU = "gpu"  # tests/gpu.rs and benches/gpu.rs
-SCRIPTS = ["compare.py", "gpu_report.py", "gpu_document.py", "gpu_figures.py", "gpu_machine.py"]
+REPORT = ["gpu_report.py", "gpu_document.py", "gpu_figures.py", "gpu_machine.py"]
+SCRIPTS = ["compare.py", "step_time.py", *REPORT]
+FOLDERS = ["comparing", "stepping"]
 
 
 def cargo(*arguments: str) -> list[dict[str, Any]]:
@@ -60,11 +62,12 @@ def put_tests(folder: Path) -> None:
 
 
 def put_scripts(folder: Path) -> None:
-    """Copy the report, the comparison, and all that they import."""
+    """Copy the report, the comparisons, and all that they import."""
     for name in SCRIPTS:
         shutil.copy2(ROOT / "tools" / name, folder)
     left_out = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "tools" / "comparing", folder / "comparing", ignore=left_out)
+    for name in FOLDERS:
+        shutil.copytree(ROOT / "tools" / name, folder / name, ignore=left_out)
 
 
 def commit() -> str:

@@ -25,8 +25,11 @@ import torch
 from comparing.directories import fresh_directory
 from comparing.durable import drop_caches
 from comparing.fio import BLOCK_BYTES, fio_pass
+from comparing.measuring import in_turn
 from comparing.usage import memory_bytes, reset_peak
 from gpu_document import MIB
+from stepping.contenders import DCP_STAGER, closing
+from stepping.training import SleepingTrainer
 
 Tensors = dict[str, torch.Tensor]
 Values = tuple[list[float], str]  # and a note
@@ -198,6 +201,27 @@ def step(on: Setting) -> Values:
     return ratios, f"{statistics.median(counts or [0]):.0f} steps per save"
 
 
+def lost(on: Setting) -> Values:
+    # Of half of the bytes, so that it ends in time. step_time.py --device cuda measures other sizes.
+    ours, peers = "ringstow", DCP_STAGER
+    told, ratios = [], []
+    for step_ms in (20, 100, 500):
+        trainer = SleepingTrainer(
+            on.nbytes / 2, on.dir, 3, seconds=step_ms / 1000, device=on.gpu.device
+        )
+        turns: dict[str, list[float]] = {ours: [], peers: []}
+        for number in range(-1, min(on.rounds, 2)):
+            for name in in_turn([ours, peers], max(number, 0)):
+                seconds = trainer.turn(name).lost
+                if number >= 0:
+                    turns[name].append(seconds)
+        told.append(f"{step_ms} ms: " + " of ".join(f"{min(turns[n]):.2f}" for n in (ours, peers)))
+        if step_ms == 100:
+            ratios = [a / max(b, 1e-3) for a, b in zip(turns[ours], turns[peers], strict=True)]
+    closing.close()
+    return ratios, f"{on.nbytes / 2e9:.1f} GB, seconds lost at steps of {'; '.join(told)}"
+
+
 def load_of_disk(on: Setting) -> Values:
     ringstow.save(on.tensors(), on.path())
     shard = max(on.path().glob("*.safetensors"), key=lambda file: file.stat().st_size)
@@ -283,7 +307,7 @@ def save_and_load_into(state: Tensors, on: Setting) -> None:
 MEASURES: dict[str, Callable[[Setting], Values]] = {
     measure.__name__: measure
     for measure in (
-        save_of_host, async_returns, staged, step, load_of_disk, load_of_copy, device_memory,
+        save_of_host, async_returns, staged, step, lost, load_of_disk, load_of_copy, device_memory,
         host_memory,
     )
 }  # fmt: skip

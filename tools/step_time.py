@@ -4,6 +4,7 @@
     python tools/step_time.py --gb 2 --rounds 9 --dir /mnt/nvme --json result.json
     python tools/step_time.py --trainer lightning            # or transformers
     python tools/step_time.py --gb 1 --step-ms 50 --disk-rate 200   # short steps, a slow disk
+    python tools/step_time.py --gb 8 --step-ms 100 --device cuda --contenders ringstow dcp-stager
     python tools/step_time.py --contenders ringstow ringstow-unguarded --no-gil --calls
     python tools/step_time.py --contenders ringstow ringstow:nice=10,io_priority=low --no-gil
 
@@ -73,6 +74,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--disk-rate", type=float, metavar="MB",
         help="save to a disk made for it, of so many 10^6 bytes per second; needs root",
     )  # fmt: skip
+    parser.add_argument("--device", default="cpu", help="where model and optimizer are: cuda")
     parser.add_argument("--contenders", nargs="+", help="default: all but the other stagings")
     parser.add_argument("--no-gil", action="store_true", help="leave the GIL out")
     parser.add_argument("--calls", action="store_true", help="also time calls for small tensors")
@@ -83,6 +85,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--gb must be positive, --rounds and --steps at least 1")
     if options.step_ms is not None and (options.step_ms <= 0 or options.trainer != "plain"):
         parser.error("--step-ms must be positive, and is for the plain trainer")
+    if options.device != "cpu" and options.trainer != "plain":
+        parser.error("--device is for the plain trainer")
     return options
 
 
@@ -105,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result = {
         **about(options.dir), "gb": options.gb,
         "trainer": options.trainer, "threads": options.threads, "torch": str(torch.__version__),
-        "step_ms": options.step_ms, "disk_rate": options.disk_rate,
+        "step_ms": options.step_ms, "device": options.device, "disk_rate": options.disk_rate,
     }  # fmt: skip
     say(f"{result['date']}, {options.gb:g} GB, {options.trainer}, {result['machine']}")
     if options.json:
@@ -127,6 +131,8 @@ def measure(options: argparse.Namespace) -> Found:
             found.skipped[name] = reason
     if options.step_ms:
         made, found.base = partial(SleepingTrainer, seconds=options.step_ms / 1000), DCP_STAGER
+    if options.device != "cpu":
+        made = partial(made, device=options.device)
     with place(options, size) as directory:
         with closing:
             take_turns(made(size, directory, options.steps), found, options.rounds)

@@ -83,10 +83,13 @@ class PlainTrainer:
 
     contenders = PLAIN
 
-    def __init__(self, size: float, directory: Path, quiet_steps: int) -> None:
-        self._model = make_model(size)
+    def __init__(
+        self, size: float, directory: Path, quiet_steps: int, *, device: str = "cpu"
+    ) -> None:
+        self._device = device
+        self._model = make_model(size).to(device)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), foreach=True)
-        self._batch = torch.randn(BATCH, WIDTH)
+        self._batch = torch.randn(BATCH, WIDTH, device=device)
         self._directory = directory
         self._quiet_steps = quiet_steps
         self._count = 0
@@ -125,8 +128,13 @@ class PlainTrainer:
     def _step(self, around: Callable[[], AbstractContextManager[object]]) -> None:
         self._optimizer.zero_grad()
         self._model(self._batch).square().mean().backward()
+        self._update(around)
+
+    def _update(self, around: Callable[[], AbstractContextManager[object]]) -> None:
         with around():
             self._optimizer.step()
+        if self._device != "cpu":
+            torch.cuda.synchronize()  # a step takes as long as the GPU
 
 
 class SleepingTrainer(PlainTrainer):
@@ -135,13 +143,14 @@ class SleepingTrainer(PlainTrainer):
     The optimizer steps the first layer, the other layers are weights without moments.
     """
 
-    def __init__(self, size: float, directory: Path, quiet_steps: int, seconds: float) -> None:
+    def __init__(
+        self, size: float, directory: Path, quiet_steps: int, *, seconds: float, device: str = "cpu"
+    ) -> None:
         self._seconds = seconds
-        super().__init__(3 * size, directory, quiet_steps)
+        super().__init__(3 * size, directory, quiet_steps, device=device)
         for parameter in self._model[0].parameters():
             parameter.grad = torch.zeros_like(parameter)
 
     def _step(self, around: Callable[[], AbstractContextManager[object]]) -> None:
         time.sleep(self._seconds)
-        with around():
-            self._optimizer.step()
+        self._update(around)
