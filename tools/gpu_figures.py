@@ -202,7 +202,7 @@ def step(on: Setting) -> Values:
 
 
 def lost(on: Setting) -> Values:
-    # Of half of the bytes, so that it ends in time. step_time.py --device cuda measures other sizes.
+    # Of half of the bytes, to end in time. step_time.py --device cuda measures other sizes.
     ours, peers = "ringstow", DCP_STAGER
     told, ratios = [], []
     for step_ms in (20, 100, 500):
