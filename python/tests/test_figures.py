@@ -75,6 +75,7 @@ def samples(of_tensors, of_model, of_sharded, of_ranks, of_step_time):
         "llama3-8b": of_model,
         "sharded": of_sharded,
         "ranks": of_ranks,
+        "short-steps": of_step_time,
         "step-time": of_step_time,
     }
 
@@ -122,9 +123,12 @@ def test_ranks_table_and_what_it_lacks(of_ranks):
 def test_step_time_table_and_what_it_lacks(of_step_time):
     label = "ringstow.save_async"
     assert step_time.table(of_step_time)[1:] == [[label, "0.1 (-0.2 to 0.3)", "1"]]
-    told = step_time.missing(of_step_time)
+    told = step_time.PLOT.missing(of_step_time)
     assert "torch_checkpointing, process: not installed: torch_checkpointing" in told
     assert "dcp.async_save, thread: not measured" in told
+    assert "dcp.async_save with DefaultStager: not measured" in step_time.SHORT.missing(
+        of_step_time
+    )
 
 
 def test_model_table_has_the_fastest_first_and_what_it_lacks(of_model):
@@ -227,5 +231,5 @@ def test_rows_drawn_are_rows_measured():
     peers = importlib.import_module("comparing.peers")
     drawn = {**sharded.SAVES, **sharded.LOADS, **sharded.RESHARDED}
     assert set(drawn) <= set(compare_dcp.PLANNING_ROWS)
-    assert set(step_time.LABELS) <= set(contenders.PLAIN)
+    assert {name.partition(":")[0] for name in step_time.LABELS} <= set(contenders.PLAIN)
     assert set(tensors.STYLES) <= set(peers.PEERS)

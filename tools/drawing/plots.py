@@ -2,4 +2,4 @@
 
 from drawing import model, ranks, sharded, step_time, tensors
 
-PLOTS = (tensors.PLOT, model.PLOT, sharded.PLOT, ranks.PLOT, step_time.PLOT)
+PLOTS = (tensors.PLOT, model.PLOT, sharded.PLOT, ranks.PLOT, step_time.SHORT, step_time.PLOT)
