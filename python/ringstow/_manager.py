@@ -26,7 +26,6 @@ from ringstow._promoter import checked
 from ringstow._resume import Restored, newest_intact, passed_over
 from ringstow._rules import Mode, Retention
 from ringstow._run import RunLock, usual_path
-from ringstow._skipped import OnBusy, SkippedHandle, check_on_busy, skip
 from ringstow._turn import Turn
 from ringstow._upkeep import Upkeep
 
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from ringstow._catalog_report import Retained, Step
     from ringstow._handle import SaveHandle
     from ringstow._report import PromotionReport, SaveReport
+    from ringstow._skipped import SkippedHandle
     from ringstow.dcp._handle import RanksHandle
 
 _log = logging.getLogger("ringstow")
@@ -87,7 +87,7 @@ class CheckpointManager:
         replicas: int = 1,
         config: Config | None = None,
         staging: Staging = "guard",
-        on_busy: OnBusy = "wait",
+        on_busy: _setup.OnBusy = "wait",
         allow_pickle: bool = False,
         group: dist.ProcessGroup | None = None,
     ) -> None:
@@ -171,7 +171,7 @@ class CheckpointManager:
         plan = _tiers.Plan(places, found.promotion_rate, there, self._rules, eviction)
         self._retention = Retention(self._rules, self._root, config)
         check_staging(staging)
-        check_on_busy(on_busy)
+        _setup.check_on_busy(on_busy)
         self._on_busy = on_busy
         _setup.check_nodes(node_local, replicas, config, base=base, slim_after=slim_after)
         self._node_local = node_local
@@ -359,6 +359,8 @@ class CheckpointManager:
             is_busy = saving is not None and not saving.is_over.is_set()
             if not self._side.meet(("save_async", step), None, is_busy):
                 return None
+            from ringstow._skipped import skip  # imports futures, which `import ringstow` does not
+
             # On another rank than the first the save may have ended.
             before = "the step before" if saving is None else saving.handle.path
             return skip(usual_path(self._root, step), step, metrics, before)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from ringstow import _others
 from ringstow._alone import Alone, Side
@@ -16,6 +16,10 @@ from ringstow._tiers import Plan, Steps, promoter
 
 if TYPE_CHECKING:
     import torch.distributed as dist
+
+
+OnBusy = Literal["wait", "skip"]
+"""What a manager's `save_async` does while the save before is in progress."""
 
 
 class Setup(NamedTuple):
@@ -89,6 +93,12 @@ def for_nodes(
     side = NodeRanks(root, replicas, plan, same, *saves, group)
     steps = Steps(side.run, plan.tiers, saves.config, side.from_first)
     return Setup(side, side.run, steps, side.copier, side.from_first)
+
+
+def check_on_busy(on_busy: object) -> None:
+    """Raise ValueError for what `OnBusy` does not name."""
+    if on_busy not in get_args(OnBusy):
+        raise ValueError(f'on_busy is "wait" or "skip", not {on_busy!r}')
 
 
 def check_nodes(node_local: bool, replicas: int, config: Config | None, **others: object) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any
 
 from ringstow import _outcomes
 from ringstow._copied import Copied
@@ -12,19 +12,6 @@ from ringstow._metrics import metrics_of
 from ringstow._report import SaveReport
 
 _log = logging.getLogger("ringstow")
-
-OnBusy = Literal["wait", "skip"]
-"""What a manager's `save_async` does while the save before is in progress."""
-
-
-def check_on_busy(on_busy: object) -> None:
-    """Refuse what `OnBusy` does not name.
-
-    Raises:
-        ValueError: names what there is.
-    """
-    if on_busy not in get_args(OnBusy):
-        raise ValueError(f'on_busy is "wait" or "skip", not {on_busy!r}')
 
 
 class SkippedHandle(Copied):
