@@ -170,9 +170,9 @@ def dcp_process(state: State, path: Path) -> Finish:
 
 @contextmanager
 def group_of_one() -> Iterator[None]:
-    """Make the group from which DCP starts its process.
+    """Make the group that DCP needs to start its process, and NVRx for a save.
 
-    It needs none afterwards, and the other contenders must find none.
+    The other contenders must find none.
     """
     import torch.distributed as dist
 
@@ -215,6 +215,64 @@ def meta_lock() -> AbstractContextManager[object]:
     return lock
 
 
+# --- NVIDIA's resiliency extension ---------------------------------------------------------------
+
+
+@cache
+def nvrx_queue() -> Any:
+    """Return NVRx's queue to its process that saves, which stays."""
+    from nvidia_resiliency_ext.checkpointing.async_ckpt.core import AsyncCallsQueue
+
+    made = AsyncCallsQueue()
+    closing.callback(made.close)
+    return made
+
+
+@cache
+def shared_stager() -> Any:
+    """Return torch's stager: in the call, to memory that other processes read."""
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+    made = DefaultStager(
+        StagingOptions(
+            use_pinned_memory=False,
+            use_shared_memory=True,
+            use_async_staging=False,
+            use_non_blocking_copy=False,
+        )
+    )
+    closing.callback(made.close)
+    return made
+
+
+def nvrx(state: State, path: Path) -> Finish:
+    """Save by NVRx's writer in its process, with the calls of NVRx's example.
+
+    NVRx's staging waits for CUDA, and copies no tensor of the CPU. Torch's stager copies instead.
+    """
+    from nvidia_resiliency_ext.checkpointing.async_ckpt import (
+        core,
+        filesystem_async,
+        state_dict_saver,
+    )
+
+    with ExitStack() as group:
+        group.enter_context(group_of_one())
+        writer = filesystem_async.FileSystemWriterAsync(path)
+        staged = shared_stager().stage(state)
+        planned = state_dict_saver.save_state_dict_async_plan(staged, writer)
+        write, _, arguments = writer.get_save_function_and_args()
+        finalize = partial(state_dict_saver.save_state_dict_async_finalize, *planned)
+        nvrx_queue().schedule_async_request(core.AsyncRequest(write, arguments, [finalize]))
+        until_finished = group.pop_all()
+
+    def finish() -> None:
+        with until_finished:
+            nvrx_queue().maybe_finalize_async_calls(blocking=True, no_dist=True)
+
+    return finish
+
+
 DCP_THREAD = "dcp-thread"
 DCP_STAGER = "dcp-stager"
 
@@ -228,6 +286,7 @@ PLAIN: Mapping[str, Contender] = {
     "torch_checkpointing": Contender(
         ("torch_checkpointing",), ADDED, meta_async, around_step=meta_lock
     ),
+    "nvrx": Contender(("nvidia_resiliency_ext",), OWN_FILES, nvrx),
     "torch.save": Contender(("torch",), ADDED_IN_CALL, torch_save, in_background=False),
     **{
         f"ringstow-{staging}": Contender(
