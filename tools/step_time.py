@@ -177,8 +177,9 @@ def take_turns(trainer: Trainer, found: Found, rounds: int) -> None:
                 say(f"  {name}: failed: {found.failed[name]}")
         if number >= 0:
             found.turns.append(turns)
-            told = ", ".join(f"{name} {turn.lost:.2f}" for name, turn in turns.items())
-            say(f"  round {number + 1}/{rounds}: seconds lost: {told}")
+        which = f"round {number + 1}/{rounds}" if number >= 0 else "first saves, not counted"
+        told = ", ".join(f"{name} {turn.lost:.2f}" for name, turn in turns.items())
+        say(f"  {which}: seconds lost: {told}")
 
 
 def first_line(error: Exception) -> str:
