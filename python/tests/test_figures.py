@@ -154,6 +154,7 @@ def test_drawing_names_each_row_and_repeats_byte_for_byte(one, samples):
         "llama3-8b": ("ringstow", "torch.save", "durable save, GB/s"),
         "sharded": ("ringstow.distributed", "1,000 sharded tensors, save by 2 ranks, seconds"),
         "ranks": ("16,384", "seconds, 1,000,000 chunks"),
+        "short-steps": ("ringstow.save_async", "seconds of training lost by a save of 1 GB"),
         "step-time": ("ringstow.save_async", "seconds of training lost by a save of 1 GB"),
     }
     for label in labels[one.name]:
