@@ -159,8 +159,7 @@ impl CopyMemory {
             let pins = || -> Result<Vec<cuda::Pin>> {
                 (0..mapping.len()).step_by(piece).map(pin).collect()
             };
-            let pinned: &Pinned =
-                mapping.attachment(|| pins().map_err(|error| error.to_string()));
+            let pinned: &Pinned = mapping.attachment(|| pins().map_err(|error| error.to_string()));
             pinned.as_ref().err().cloned()
         })
     }
