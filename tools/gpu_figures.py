@@ -31,6 +31,7 @@ from gpu_document import MIB
 from stepping.contenders import DCP_STAGER, closing
 from stepping.training import SleepingTrainer
 
+LEAST_S = 0.01  # a loss below it is noise
 Tensors = dict[str, torch.Tensor]
 Values = tuple[list[float], str]  # and a note
 
@@ -217,8 +218,10 @@ def lost(on: Setting) -> Values:
                     turns[name].append(seconds)
         told.append(f"{step_ms} ms: " + " of ".join(f"{min(turns[n]):.2f}" for n in (ours, peers)))
         if step_ms == 100:
-            ratios = [a / max(b, 1e-3) for a, b in zip(turns[ours], turns[peers], strict=True)]
-    closing.close()
+            pairs = zip(turns[ours], turns[peers], strict=True)
+            ratios = [a / b for a, b in pairs if b > LEAST_S]
+    if not ratios:
+        raise Skipped("DefaultStager took no time from training")
     return ratios, f"{on.nbytes / 2e9:.1f} GB, seconds lost at steps of {'; '.join(told)}"
 
 
@@ -326,7 +329,8 @@ def main() -> None:
         nbytes = int(args.gb * 1e9) // 4096_000 * 4096_000  # divisible by 32 and by 1,000 tensors
         setting = Setting(gpu, directory, nbytes, args.rounds)
         try:
-            values, note = MEASURES[args.figure](setting)
+            with closing:
+                values, note = MEASURES[args.figure](setting)
             answer: dict[str, Any] = {"values": values, "note": note}
         except Skipped as why:
             answer = {"skipped": str(why)}

@@ -48,6 +48,8 @@ class SaveHandle(Copied):
         hold: Hold,
         noted: tuple[int | None, dict[str, float]],
         copier: Copier | None,
+        *,
+        is_whole: bool,
     ) -> None:
         super().__init__()
         self.set_running_or_notify_cancel()
@@ -66,7 +68,10 @@ class SaveHandle(Copied):
         self._is_late = not threading.main_thread().is_alive()
         self._is_asked = False
         self._failure: _jobs.Failure | None = None
-        hold.follow(lambda: job.staged() or job.done())
+        self._is_whole = is_whole
+        hold.follow(lambda: is_whole or job.staged() or job.done())
+        if is_whole:
+            hold.end()
 
     def __repr__(self) -> str:
         if self._pid != os.getpid():
@@ -94,7 +99,8 @@ class SaveHandle(Copied):
 
     def staged(self) -> bool:
         """Return whether every byte has left its tensor: False if the save failed before."""
-        return self._own_job().staged()
+        job = self._own_job()
+        return self._is_whole or job.staged()
 
     def done(self) -> bool:
         """Return whether the save has ended, well or not."""
@@ -124,6 +130,8 @@ class SaveHandle(Copied):
                 will be no checkpoint of this moment. The tensors may then be changed as well.
         """
         job = self._own_job()
+        if self._is_whole:
+            return True
         with self._hold.waited.here():
             seconds = _seconds(timeout)
             if seconds is None:
@@ -323,6 +331,8 @@ def start(
     hold: Hold,
     noted: tuple[int | None, dict[str, float]],
     copier: Copier | None,
+    *,
+    is_whole: bool = False,
 ) -> SaveHandle:
     """Start a save in the background, and a thread that watches over it.
 
@@ -336,6 +346,7 @@ def start(
         hold: ends then, too.
         noted: the step and the metrics that the caller gave.
         copier: copies the checkpoint on, once it is committed.
+        is_whole: whether copies of all tensors are saved, which may be changed at once.
     """
     if _jobs.has_exited:
         raise RuntimeError(
@@ -346,7 +357,7 @@ def start(
     handle: SaveHandle | None = None
     try:
         claim.job = begin()
-        handle = SaveHandle(claim, claim.job, path, owners, hold, noted, copier)
+        handle = SaveHandle(claim, claim.job, path, owners, hold, noted, copier, is_whole=is_whole)
         _jobs.enders.add(handle._end_at_exit)
         threading.Thread(target=handle._watch, name="ringstow-save", daemon=False).start()
     except BaseException:  # Ctrl-C besides

@@ -70,8 +70,8 @@ def keep(directory: str) -> None:
 def _note(outcome: _outcomes.Outcome) -> None:
     """Append a line, before the caller learns the outcome and removes the run, say. Never fails."""
     directory, name = os.path.split(outcome.path)
-    if directory not in _directories:
-        return
+    if directory not in _directories or outcome.kind == "skip":
+        return  # of steps that were left out there may be more than saves
     # A full disk, a run that was removed, an error whose text cannot be had.
     with contextlib.suppress(Exception):
         # A kill may have left the line before without its end.

@@ -21,6 +21,7 @@ from ringstow._config import Config, given, native_json, without_tiers
 from ringstow._damage import OnCorrupt
 from ringstow._errors import InvalidStateError, NotDurableError
 from ringstow._guard import Staging, check_staging
+from ringstow._metrics import metrics_of
 from ringstow._patience import patiently
 from ringstow._promoter import checked
 from ringstow._resume import Restored, newest_intact, passed_over
@@ -211,6 +212,8 @@ class CheckpointManager:
         self._lock = RunLock(self._root)
         self._owns_run = False
         self._saving: _Saving | None = None
+        self._has_skipped = False
+        """Whether a step was left out for the save in progress."""
         self._has_read_newest = False
 
     def __repr__(self) -> str:
@@ -346,6 +349,7 @@ class CheckpointManager:
             )
             handle._explained_by(self._rules.explain)
             self._saving = _Saving(handle, self._upkeep.follow(handle, path))
+            self._has_skipped = False
         return handle
 
     def _may_skip(self, step: int) -> bool:
@@ -359,11 +363,14 @@ class CheckpointManager:
             is_busy = saving is not None and not saving.is_over.is_set()
             if not self._side.meet(("save_async", step), None, is_busy):
                 return None
+            noted: dict[str, float] = {}
+            self._side.each(lambda: noted.update(metrics_of(metrics)))
             from ringstow._skipped import skip  # imports futures, which `import ringstow` does not
 
             # On another rank than the first the save may have ended.
             before = "the step before" if saving is None else saving.handle.path
-            return skip(usual_path(self._root, step), step, metrics, before)
+            is_first, self._has_skipped = not self._has_skipped, True
+            return skip(usual_path(self._root, step), step, noted, before, is_first=is_first)
 
     def wait(self) -> None:
         """Wait for the save in progress and the removal of old steps after it.

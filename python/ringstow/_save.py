@@ -200,8 +200,6 @@ def save_async(
     try:
         with hold.waited.here(), real_tensors():
             where, config, noted, promoter = _prepared(path, step, metrics, config)
-            # Nothing waits for the writes from a copy of everything.
-            knobs = config.to_json(background=staging != "snapshot")
             hold.path = where
             earlier = native(base)
             with _outcomes.failing("save", where, noted[0]):
@@ -213,6 +211,9 @@ def save_async(
                 encoded, parts = _encoded(state_dict, apart, allow_pickle=allow_pickle)
                 tensors, tree = encoded.tensors, encoded.tree
                 is_copied = _guard.stage(tensors, staging, where, hold, config.staging_bytes)
+                # Then nobody waits for the writes, which need no further memory.
+                is_whole = is_copied and staging == "snapshot"
+                knobs = config.to_json(background=not is_whole)
                 handle = _handle.start(
                     lambda: _native.start_save(
                         tensors, tree, where, knobs, noted, apart=parts, base=earlier
@@ -222,8 +223,9 @@ def save_async(
                     hold,
                     noted,
                     promoter,
+                    is_whole=is_whole,
                 )
-            if not (may_return and is_copied):
+            if not is_whole and not (may_return and is_copied):
                 handle._wait_copied()
     except BaseException:  # including Ctrl-C
         try:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 from ringstow import _outcomes
 from ringstow._copied import Copied
-from ringstow._metrics import metrics_of
-from ringstow._report import SaveReport
+from ringstow._report import Progress, SaveReport
 
 _log = logging.getLogger("ringstow")
 
@@ -36,6 +35,10 @@ class SkippedHandle(Copied):
         """Where the step would have been saved."""
         return self._path
 
+    def __await__(self) -> Generator[Any, None, SaveReport]:
+        return self.result()
+        yield
+
     def wait_staged(self, timeout: float | None = None) -> bool:
         """Return True: nobody reads the tensors."""
         return True
@@ -44,11 +47,21 @@ class SkippedHandle(Copied):
         """Return True: nobody reads the tensors."""
         return True
 
+    def progress(self) -> Progress:
+        """Return that there is nothing to do."""
+        return Progress(0, 0, 0)
+
+    def wait_promoted(self, timeout: float | None = None) -> bool:
+        """Return False: nothing is copied."""
+        return False
+
     def _is_committed(self) -> bool:
         return False
 
 
-def skip(path: str, step: int, metrics: Mapping[str, Any] | None, before: str) -> SkippedHandle:
+def skip(
+    path: str, step: int, metrics: Mapping[str, float], before: str, *, is_first: bool
+) -> SkippedHandle:
     """Say that a step is not saved, and return its handle.
 
     Args:
@@ -56,12 +69,11 @@ def skip(path: str, step: int, metrics: Mapping[str, Any] | None, before: str) -
         step: its number.
         metrics: those that the caller gave.
         before: the path of the save in progress.
-
-    Raises:
-        TypeError, InvalidStateError: as a save does for such metrics.
+        is_first: whether this is the first step that is left out for that save, of which a warning
+            tells.
     """
-    noted = metrics_of(metrics)
-    _log.warning(
+    _log.log(
+        logging.WARNING if is_first else logging.INFO,
         "step %d is not saved: the save to %s is still in progress, and the manager has "
         'on_busy="skip". Save less often, or to a faster disk',
         step,
@@ -70,6 +82,6 @@ def skip(path: str, step: int, metrics: Mapping[str, Any] | None, before: str) -
     handle = SkippedHandle(path, step)
     report = handle.result()
     _outcomes.tell(
-        _outcomes.Outcome(kind="skip", path=path, step=step, metrics=noted, report=report)
+        _outcomes.Outcome(kind="skip", path=path, step=step, metrics=metrics, report=report)
     )
     return handle

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # Upper ends of the classes of a histogram, in seconds: from a small save to that of a slow disk.
 _BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+# Likewise, in bytes: from 64 MiB to 1 TiB.
+_SIZES = tuple(float(1 << power) for power in range(26, 42, 2))
 _KINDS: tuple[Kind, ...] = ("save", "load", "promotion")
 _ASKED: tuple[Kind, ...] = (*_KINDS, "skip")
 
@@ -180,7 +182,8 @@ def opentelemetry(meter_provider: MeterProvider | None = None) -> Listener:
         nbytes[kind] = meter.create_counter(f"ringstow.{kind}.io", "By", f"Bytes of {kind}s.")
         seconds[kind] = histogram(f"{kind}.duration", f"Time of a {kind}.")
     waited = histogram("save.blocked.duration", "Time for which training waited for a save.")
-    pool = meter.create_histogram("ringstow.save.pool", "By", "Staging memory of a save.")
+    sizes = {"explicit_bucket_boundaries_advisory": _SIZES}
+    pool = meter.create_histogram("ringstow.save.pool", "By", "Staging memory of a save.", **sizes)
     skipped = meter.create_counter("ringstow.saves.skipped", "{save}", "saves left out.")
 
     def report(outcome: Outcome) -> None:

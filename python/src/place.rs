@@ -1,5 +1,6 @@
 //! Where Python says that a tensor's memory is.
 
+use pyo3::exceptions::PyOSError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use ringstow::internals::device::cuda::{self, CudaSource, Device, Ready};
@@ -131,8 +132,16 @@ type Pinned = std::result::Result<Vec<cuda::Pin>, String>;
 impl CopyMemory {
     #[new]
     pub(crate) fn new(nbytes: usize) -> PyResult<Self> {
-        let memory = pool::CopyMemory::take(nbytes)?;
-        Runtime::watch_copies();
+        let memory = pool::CopyMemory::take(nbytes).map_err(|error| {
+            PyOSError::new_err((
+                error.raw_os_error(),
+                format!(
+                    "{error}: a copy of the state needs {nbytes} bytes of memory. Free some, raise the process's limit \
+                     (`ulimit -v`), or stage without a copy"
+                ),
+            ))
+        })?;
+        Runtime::watch_memory();
         Ok(Self { memory })
     }
 
@@ -180,8 +189,8 @@ impl CopyMemory {
     ) -> PyResult<()> {
         let memory = slf.get();
         let start = memory.at(0) as *mut u8;
-        // SAFETY: the memory is there as long as `slf`, which the view holds. Rust looks at it only for copies that nobody
-        // else has yet.
+        // SAFETY: the memory is there as long as `slf`, which the view holds. No Rust reference is in use: `slice` is called
+        // only before Python has the object.
         unsafe { crate::memory::fill_view(slf.as_any(), view, (start, memory.len()), flags) }
     }
 }

@@ -40,7 +40,7 @@ def run(at):
     assert (promoted.report, promoted.to) == (sent, str(at / "there" / "two"))
     assert (failed.path, type(failed.error)) == (str(at / "one"), FileExistsError)
     assert sent.sent_bytes > 0
-    skip(str(at / "four"), 4000, None, str(at / "three"))
+    skip(str(at / "four"), 4000, {}, str(at / "three"), is_first=True)
     return one, two, loaded.report, sent
 
 
@@ -141,6 +141,7 @@ def test_opentelemetry_records_durations_bytes_and_errors(at):
     assert points("promotion.io")[0].value == sent.sent_bytes
     blocked = one.blocked_seconds + two.blocked_seconds
     assert points("save.blocked.duration")[0].sum == pytest.approx(blocked)
+    assert max(points("save.pool")[0].explicit_bounds) == 1 << 40
     assert points("save.pool")[0].max == max(one.pool_bytes, two.pool_bytes)
     assert points("saves.skipped")[0].value == 1
     assert metrics["ringstow.save.duration"].unit == "s"

@@ -111,3 +111,19 @@ def test_copies_of_all_tensors_are_made_in_memory_that_is_kept(tmp_path, state):
     ringstow.release_memory()
     # Not twice: the writes from there need no more than a plain save's.
     assert LARGE <= kept - resident_bytes() < LARGE + (32 << 20)
+
+
+def test_nothing_waits_for_the_disk_once_all_is_copied(tmp_path, state):
+    """As little memory as a plain save has, and no step that waits for what is beyond it."""
+    weight = torch.nn.Parameter(torch.ones(1 << 20))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    weight.grad = torch.ones_like(weight)
+    state["weight"] = weight
+    handle = ringstow.save_async(state, tmp_path / "c", config=NO_DISK, staging="snapshot")
+    optimizer.step()
+    assert handle.staged()
+    assert handle.wait_staged(0)
+    progress = handle.progress()
+    cancelled(handle)
+    assert progress.written <= 4 << 20
+    assert progress.staged < progress.total

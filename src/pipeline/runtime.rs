@@ -132,15 +132,11 @@ impl Runtime {
         self.machine().pool()
     }
 
-    /// Sees to it that memory which a background save has taken is given back when it is idle, or others need it.
-    pub(crate) fn watch_memory(&self) {
-        if self.machine().has_grown() {
-            Self::watch_copies();
+    /// Sees to it that memory which background saves and copies have taken is given back when it is idle, or others need it.
+    pub fn watch_memory() {
+        if !has_further_memory() {
+            return;
         }
-    }
-
-    /// The same for memory of copies.
-    pub fn watch_copies() {
         let Some(mut is_watched) = IS_WATCHED.lock() else { return };
         if !*is_watched {
             let watch = thread::Builder::new().name("ringstow-memory".into()).spawn(watch_memory);
@@ -289,7 +285,7 @@ fn watch_memory() {
         thread::sleep(LOOK);
         give_back(IDLE);
         let Some(mut is_watched) = IS_WATCHED.lock() else { return };
-        *is_watched = has_copies() || kept().iter().any(|machine| machine.has_grown());
+        *is_watched = has_further_memory();
         if !*is_watched {
             return;
         }
@@ -303,6 +299,11 @@ fn give_back(idle: Duration) {
         let pool = machine.made_pool().clone();
         pool.inspect(|pool| pool.give_back(idle)); // without the lock: it takes a while
     }
+}
+
+/// Whether the process has memory that others may come to need.
+fn has_further_memory() -> bool {
+    has_copies() || kept().iter().any(|machine| machine.has_grown())
 }
 
 fn kept() -> Vec<Arc<Machine>> {

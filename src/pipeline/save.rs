@@ -83,7 +83,7 @@ pub(crate) fn write(
     let filling = Instant::now();
     fillers.fill();
     let pool_bytes = fillers.memory_bytes() as u64;
-    runtime.watch_memory();
+    Runtime::watch_memory();
     moved.note_streamed(dir, plan.file_bytes(), pool_bytes, fillers.no_more());
     seconds.stage = fillers.staged_at().map_or(0.0, |at| (at - filling).as_secs_f64());
     files.settle(dir)?;

@@ -1,16 +1,16 @@
 //! Memory for copies of a whole state, kept for the next copy.
 
 use super::Mapping;
-use super::budget::{self, Ration, UNIT_BYTES};
+use super::budget::{self, NoMore, Ration, UNIT_BYTES};
 use crate::sys::fork::{GENERATIONS, PerProcess};
 use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Memory for the copies of one save. It counts with what all background saves may take together; a copy that would be beyond
-/// that is made nevertheless, since its caller was promised one, and a warning says so. When this is dropped, the memory is
-/// kept for the next copy for a while: new memory is slow.
+/// Memory for the copies of one save. From 64 MiB on it counts with what all background saves may take together; a copy that
+/// would be beyond that is made nevertheless, since its caller was promised one, and a warning says so. When this is dropped,
+/// memory that counts is kept for the next copy for a while: new memory is slow.
 #[derive(Debug)]
 pub struct CopyMemory {
     /// `None` only while it is dropped.
@@ -23,7 +23,7 @@ pub struct CopyMemory {
 #[derive(Debug)]
 struct Memory {
     mapping: Mapping,
-    _ration: Option<Ration>, // dropped after the memory
+    ration: Option<Ration>, // dropped after the memory
 }
 
 /// Of this process.
@@ -34,7 +34,7 @@ struct All {
     spare: Vec<(Memory, Instant)>,
 }
 
-/// A run saves one state, and copies small tensors of another.
+/// A run may save two states in turn.
 const SPARE_MAX: usize = 2;
 
 static ALL: PerProcess<All> =
@@ -50,7 +50,9 @@ impl CopyMemory {
             Some(memory) => memory,
             None => Memory::new(len)?,
         };
-        if let Some(mut all) = ALL.lock() {
+        if memory.ration.is_some()
+            && let Some(mut all) = ALL.lock()
+        {
             all.lent += 1;
         }
         let is_kept = AtomicBool::new(true);
@@ -75,14 +77,14 @@ impl Drop for CopyMemory {
             std::mem::forget(memory); // something else may be at these addresses
             return;
         }
+        let Some(memory) = memory.filter(|memory| memory.ration.is_some()) else { return };
         let Some(mut all) = ALL.lock() else { return };
         all.lent = all.lent.saturating_sub(1);
-        let mut let_go = None; // dropped without the lock: unmapping takes time
-        if self.is_kept.load(Relaxed)
-            && let Some(memory) = memory
-        {
-            all.spare.push((memory, Instant::now()));
-            let_go = (all.spare.len() > SPARE_MAX).then(|| all.spare.remove(0));
+        let mut let_go = vec![(memory, Instant::now())]; // dropped without the lock: unmapping takes time
+        if self.is_kept.load(Relaxed) {
+            all.spare.append(&mut let_go);
+            let too_many = all.spare.len().saturating_sub(SPARE_MAX);
+            let_go.extend(all.spare.drain(..too_many));
         }
         drop(all);
         drop(let_go);
@@ -92,26 +94,37 @@ impl Drop for CopyMemory {
 impl Memory {
     fn new(len: usize) -> io::Result<Self> {
         let units = (len / UNIT_BYTES) as u64; // less is not counted
-        let ration = (units > 0).then(|| {
-            Ration::take(units).or_else(|_| {
-                give_back(Duration::ZERO);
-                Ration::take(units)
-            })
-        });
-        let ration = ration.map(|taken| {
+        let taken = (units > 0).then(|| take_or_reclaim(units));
+        let mapping = Mapping::new(len)?;
+        mapping.keep_from_children();
+        let ration = taken.map(|taken| {
             taken.unwrap_or_else(|why| {
-                warn_beyond(len, why.reason());
+                warn_beyond(len, &why);
                 Ration::take_anyway(units)
             })
         });
-        let mapping = Mapping::new(len)?;
-        mapping.keep_from_children();
-        Ok(Self { mapping, _ration: ration })
+        Ok(Self { mapping, ration })
     }
 }
 
-fn warn_beyond(len: usize, why: &str) {
+/// Takes units; if there are no more, those of memory that is only kept for a later copy.
+///
+/// # Errors
+/// As for [`Ration::take`].
+pub(super) fn take_or_reclaim(units: u64) -> Result<Ration, NoMore> {
+    let taken = Ration::take(units);
+    if let Err(NoMore::Taken(_)) = &taken {
+        let spare = ALL.lock().map(|mut all| std::mem::take(&mut all.spare));
+        if spare.is_some_and(|spare| !spare.is_empty()) {
+            return Ration::take(units);
+        }
+    }
+    taken
+}
+
+fn warn_beyond(len: usize, why: &NoMore) {
     static ONCE: std::sync::Once = std::sync::Once::new();
+    let NoMore::Taken(why) = why else { return }; // what is not known is said of saves
     ONCE.call_once(|| {
         tracing::warn!(
             "a copy of the state takes {} of memory: {why}. Give the job more memory, or stage without a copy",
@@ -150,10 +163,18 @@ pub fn is_any() -> bool {
 mod tests {
     use super::*;
 
-    /// One after the other: they share the spare memory of the process.
+    /// One test: the spare memory is that of the process.
     #[test]
-    fn memory_is_used_again_and_given_back() {
-        const LEN: usize = 100 << 20;
+    #[cfg(target_os = "linux")]
+    fn memory_is_counted_used_again_and_given_back() {
+        const LEN: usize = 200 << 20;
+        drop(CopyMemory::take(UNIT_BYTES - 1).unwrap());
+        assert!(!is_any(), "what is small is neither counted nor kept");
+        let large = CopyMemory::take(1 << 30).unwrap();
+        assert!(budget::taken() >= 16);
+        large.discard();
+        drop(large);
+        assert!(budget::taken() < 16, "other tests take less");
         give_back(Duration::ZERO);
         let first = CopyMemory::take(LEN).unwrap();
         let at = first.mapping().as_ptr() as usize;
@@ -179,15 +200,5 @@ mod tests {
 
     fn spares() -> Vec<usize> {
         ALL.lock().unwrap().spare.iter().map(|(memory, _)| memory.mapping.len()).collect()
-    }
-
-    #[test]
-    #[cfg(target_os = "linux")]
-    fn large_copies_are_counted_while_the_memory_is_there() {
-        let copy = CopyMemory::take(1 << 30).unwrap();
-        assert!(budget::taken() >= 16);
-        copy.discard();
-        drop(copy);
-        assert!(budget::taken() < 16, "other tests take less");
     }
 }

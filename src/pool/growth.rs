@@ -1,6 +1,7 @@
 //! What a pool takes beyond its own buffers: chunks of memory, for background saves.
 
 use super::budget::{self, NoMore, Ration, UNIT_BYTES};
+use super::copy_memory::take_or_reclaim;
 use super::free_slots::FreeSlots;
 use super::{Buffer, Mapping};
 use std::fmt;
@@ -99,7 +100,7 @@ impl Growth {
         if home.granted() > granted {
             return Ok(()); // another thread was first
         }
-        own.push(match Ration::take(self.units()) {
+        own.push(match take_or_reclaim(self.units()) {
             Err(NoMore::Unknown(_)) => Ration::take_anyway(self.units()), // as any save
             taken => taken?,
         });
@@ -109,7 +110,7 @@ impl Growth {
 
     /// Takes one more chunk, and adds its buffers to the free ones.
     fn add_chunk(&self, home: &FreeSlots) -> Result<(), NoMore> {
-        let ration = Ration::take(self.units())?;
+        let ration = take_or_reclaim(self.units())?;
         let mapping = Mapping::new(self.chunk_bytes());
         let mapping = mapping.map_err(|error| NoMore::Taken(error.to_string()))?;
         mapping.keep_from_children();

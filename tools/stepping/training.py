@@ -134,7 +134,7 @@ class PlainTrainer:
         with around():
             self._optimizer.step()
         if self._device != "cpu":
-            torch.cuda.synchronize()  # a step takes as long as the GPU
+            torch.cuda.synchronize(self._device)  # a step takes as long as the GPU
 
 
 class SleepingTrainer(PlainTrainer):

@@ -7,7 +7,6 @@ import ctypes
 import functools
 import logging
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
@@ -17,6 +16,7 @@ import torch
 
 from ringstow import _native
 from ringstow._collector import collector_paused
+from ringstow._errors import InvalidStateError
 from ringstow.dcp import _copies, _private
 from ringstow.tensors import _cuda, _torch
 from ringstow.tensors._memory import Address
@@ -42,44 +42,74 @@ _UNCLAIMED_S = 10.0
 
 
 class Lease:
-    """One save's use of a snapshot: it lasts until the save has read all of it, or has ended."""
+    """A snapshot's use of its memory: it lasts until each save of it has read all, or has ended.
+
+    Takes no lock: the collector may end it in a thread that is anywhere, within a lock's code too.
+    """
 
     def __init__(self, claim: Callable[[None], None]) -> None:
         """Begin one; the thread that saves the snapshot calls ``claim(None)``."""
-        self._over = threading.Event()
         self._since = time.monotonic()
         self._stager = _private.Call()
         self._save: _private.Call | None = None
-        self._is_held = False
+        self._readings: set[object] = set()
+        self._was_read = False
+        self._is_gone = False
+        self._is_reused = False
         self._claim = claim
 
-    def hold(self) -> None:
-        """Note that the save reads the snapshot, and calls `end` when it has."""
-        self._is_held = True
-
     def claim(self) -> None:
-        """Note that this thread saves the snapshot, unless it is the one that took it."""
-        if not (self._stager.is_here() or (self._save is not None and self._save.is_here())):
+        """Note that this thread saves the snapshot, unless it is the one that took it.
+
+        Raises:
+            InvalidStateError: the snapshot was saved before, and its memory holds the next one.
+        """
+        if self._is_reused:
+            raise InvalidStateError(
+                "this snapshot has been saved, and the writer has taken the next one in its "
+                "memory: stage the state again for each save"
+            )
+        if self._stager.is_here():
+            return
+        save = self._save
+        if save is None or save.has_ended() or not save.is_here():
             self._save = _private.Call()
+            self._was_read = False
             self._claim(None)
 
-    def end(self) -> None:
-        """Note that the snapshot has been read."""
-        self._over.set()
+    def read(self) -> object:
+        """Note that a save reads the snapshot, until `end` with what this returns."""
+        reading = object()
+        self._readings.add(reading)
+        return reading
+
+    def end(self, reading: object) -> None:
+        """Note that a save has read the snapshot."""
+        self._readings.discard(reading)
+        self._was_read = True
+
+    def gone(self) -> None:
+        """Note that nobody has a tensor of the snapshot."""
+        self._is_gone = True
+
+    def reuse(self) -> None:
+        """Note that the memory is the next snapshot's."""
+        self._is_reused = True
 
     def is_over(self) -> bool:
         """Tell whether the snapshot has been read."""
-        return self._over.is_set()
+        return self._is_gone or (self._was_read and not self._readings)
 
     def wait(self) -> bool:
         """Wait for the end; return False if the save may never say so."""
-        while not self._over.wait(_POLL_S):
-            save = self._save
-            if save is not None and save.has_ended():
+        while not self.is_over():
+            save, is_read = self._save, bool(self._readings)
+            is_saved = save is not None and save.is_save
+            if is_saved and not is_read and save is not None and save.has_ended():
                 return True  # it failed while DCP planned it
-            will_end = self._is_held or (save is not None and save.is_save)
-            if not will_end and time.monotonic() > self._since + _UNCLAIMED_S:
+            if not (is_read or is_saved) and time.monotonic() > self._since + _UNCLAIMED_S:
                 return False
+            time.sleep(_POLL_S)
         return True
 
 
@@ -164,7 +194,7 @@ class Snapshot:
 
     def _take(self, state: dict[str, Any], lease: Lease) -> Staged:
         layout = _Layout(state)
-        memory = self._memory_for(layout.nbytes)
+        memory = self._memory_of(layout.nbytes)
         view = memoryview(memory)  # the tensors that are made from it keep it alive
         copies = [_tensor(view, slot.offset, slot.source) for slot in layout.slots]
         _copy_all(list(zip(copies, layout.slots, strict=True)), memory)
@@ -175,19 +205,18 @@ class Snapshot:
                 return _copies.clone(tensor, path)
             return _copies.with_parts(tensor, [copies[slot] for slot in slots])
 
-        self._lease = lease
+        self._memory, self._lease = memory, lease
         weakref.finalize(view, self._let_go, lease).atexit = False  # the last of the copies is gone
         return Staged(_copies.rebuild(state, replace), lease)
 
-    def read(self, addresses: Iterable[Address]) -> Lease | None:
-        """Return the lease of the save that reads these addresses, if they are a snapshot's."""
+    def lease_of(self, addresses: Iterable[Address]) -> Lease | None:
+        """Return the lease of the snapshot that has these addresses, if they are this one's."""
         memory, lease = self._memory, self._lease
         if memory is None or lease is None:
             return None
         start, end = memory.address, memory.address + memory.nbytes
         if not any(isinstance(at, int) and start <= at < end for at in addresses):
             return None
-        lease.hold()
         return lease
 
     def drop(self) -> None:
@@ -198,26 +227,32 @@ class Snapshot:
 
     def _let_go(self, lease: Lease) -> None:
         """Leave the memory to whoever makes the next copy, since nobody has this one any more."""
-        lease.end()
+        lease.gone()
         if self._lease is lease:
             self._memory = self._lease = None
 
     def _wait(self) -> None:
         """Wait until the memory is free; what may never be is left to its save."""
-        lease, self._lease = self._lease, None
-        if lease is not None and not lease.wait():
+        lease = self._lease  # which the save asks for meanwhile
+        if lease is None:
+            return
+        if lease.wait():
+            lease.reuse()
+        else:
+            self._memory = self._lease = None
             _log.warning(
                 "a background save has not begun %d s after its snapshot was taken; the next "
                 "snapshot goes to new memory",
                 _UNCLAIMED_S,
             )
-            self._memory = None
 
-    def _memory_for(self, nbytes: int) -> _native.CopyMemory:
-        if self._memory is None or self._memory.nbytes < nbytes:
+    def _memory_of(self, nbytes: int) -> _native.CopyMemory:
+        memory = self._memory  # the collector may let go of it at any moment
+        if memory is None or memory.nbytes < nbytes:
+            memory = None
             self.drop()  # before the larger one is there
-            self._memory = _native.CopyMemory(nbytes)
-        return self._memory
+            memory = _native.CopyMemory(nbytes)
+        return memory
 
 
 def _pieces(offset: int, nbytes: int) -> list[tuple[int, int]]:

@@ -426,7 +426,8 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             lambda: _native.is_under_way(save.path),
         )
         since = time.perf_counter()
-        lease = self._snapshot.read(memory.address for _, memory, _, _ in items.specs)
+        lease = self._snapshot.lease_of(memory.address for _, memory, _, _ in items.specs)
+        reading = None if lease is None else lease.read()
         job: _native.SaveJob | None = None
         try:  # Ctrl-C must find the job to end it
             job = _native.start_write(
@@ -443,14 +444,14 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             if stream is not None and job.staged():
                 stream.staged()
             if job.staged():
-                self._end(lease)
+                self._end(lease, reading)
             patiently(job.wait, f"{what}, which is not durable")
         except BaseException:  # Ctrl-C
             if job is not None:
                 _jobs.abandon(job)
             raise
         finally:
-            self._end(lease)
+            self._end(lease, reading)
         report = SaveReport.from_json(job.result())
         blocked = self._blocked(save, since)
         self.report = report = dataclasses.replace(report, blocked_seconds=blocked)
@@ -466,11 +467,11 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         # Otherwise training may go on: in the process that sent this writer, or beside this thread.
         return time.perf_counter() - since if is_main and not self._is_copy else None
 
-    def _end(self, lease: Lease | None) -> None:
+    def _end(self, lease: Lease | None, reading: object) -> None:
         if lease is not None:
             if not self._keeps_snapshot and not lease.is_over():
                 self._snapshot.drop()  # before the next one can begin
-            lease.end()
+            lease.end(reading)
 
     # Background saves.
 

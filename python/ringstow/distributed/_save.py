@@ -64,6 +64,9 @@ class _Begun(NamedTuple):
     state: State | None
     error: BaseException | None
     is_copied: bool
+    """Whether the call may return."""
+    is_whole: bool = False
+    """Whether copies of all tensors are saved, which may be changed at once."""
     promoter: Promoter | None = None
     """What copies the checkpoint on; only the first rank has one."""
 
@@ -189,7 +192,7 @@ def save_async(
     if begun.error is not None:
         handle.exception()
         raise begun.error
-    if not (may_return and begun.is_copied):
+    if not begun.is_whole and not (may_return and begun.is_copied):
         with hold.waited.here():
             job.staged.exception()
     return handle
@@ -219,7 +222,7 @@ def _begun(
             names_of_parts(apart, "apart"),
             native(base),
             node_local,
-            config.to_json(background=staging not in (None, "snapshot")),
+            config.to_json(background=staging is not None),
         )
         hold.path = asked.path
         if node_local:
@@ -235,7 +238,10 @@ def _begun(
             state.watched.clear()
         room = config.staging_bytes
         is_copied = _guard.stage(state.tensors, staging or "wait", asked.path, hold, room)
-        return _Begun(asked, state, None, is_copied, promoter)
+        is_whole = is_copied and staging == "snapshot"
+        if is_whole:  # nobody waits for the writes, which need no further memory
+            asked = asked._replace(config=config.to_json())
+        return _Begun(asked, state, None, is_copied, is_whole, promoter)
     except BaseException as error:  # Ctrl-C, too: the other ranks must not wait for this one
         return _Begun(asked, None, error, True)
 
@@ -277,7 +283,7 @@ class _Save:
 
     def __init__(self, group: Group, begun: _Begun, hold: _guard.Hold) -> None:
         self._group = group
-        self._asked, self._state, self._error, _, self._promoter = begun
+        self._asked, self._state, self._error, _, self._is_whole, self._promoter = begun
         self._hold = hold
         path, step, metrics, *_, config = self._asked
         kind = Apart if self._asked.node_local else Shared
@@ -312,6 +318,8 @@ class _Save:
         self._hold.follow(self.staged.done)
         handle = RanksHandle(self._asked.path, done, self.staged, done.result)
         handle._copies = copies
+        if self._is_whole:
+            self._let_go(None)
         threading.Thread(target=run, name="ringstow-ranks", daemon=False).start()
         return handle
 

@@ -60,6 +60,29 @@ def test_ranks_that_save_different_steps_are_told(ranks, tmp_path):
         assert "do not make the same call" in said
 
 
+def bad_metrics(rank, root):
+    """Leave a step out with metrics that rank 1 alone gives wrongly; return what each rank gets."""
+    gate = threading.Event()
+    run = _rules.Retention.run
+    _rules.Retention.run = lambda self, is_awaited: (gate.wait(), run(self, is_awaited))
+    try:
+        with CheckpointManager(root, on_busy="skip") as manager:
+            manager.save_async(1, {"w": torch.zeros(4)})
+            try:
+                manager.save_async(2, {"w": torch.zeros(4)}, metrics={"loss": "x" if rank else 1})
+            except ringstow.Error as error:
+                return type(error).__name__
+            finally:
+                gate.set()
+    finally:
+        _rules.Retention.run = run
+    return ""
+
+
+def test_bad_metrics_of_a_step_that_is_left_out_fail_on_all_ranks(ranks, tmp_path):
+    assert "" not in ranks(2).run(bad_metrics, tmp_path / "run")
+
+
 def other_words(rank, root):
     said = []
     for options in (
