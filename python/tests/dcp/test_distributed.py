@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import ringstow
 import ringstow.dcp
-from ringstow import distributed
+from ringstow import _guard, distributed
 from ringstow.distributed import PerRank
 
 SHARED = ("plain", "fsdp1", "fsdp2", "hsdp", "tp", "fsdp2_tp")
@@ -132,6 +132,17 @@ def test_copies_wait_for_the_disk_only_where_memory_is_bounded(ranks, tmp_path, 
 
 def test_manager_of_ranks_copies_without_waiting_for_the_disk(ranks, tmp_path):
     assert ranks(2).run(save_by_a_manager, tmp_path / "run") == [0.0, 0.0]
+
+
+def save_a_copy(rank, path):
+    options = {"config": ringstow.Config(write_rate="100M"), "staging": "snapshot"}
+    handle = distributed.save_async(large_state_of(rank), path, **options)
+    is_staged, steps_wait = handle.wait_staged(0), bool(_guard._holds)
+    return is_staged, steps_wait, handle.result().pool_bytes <= 256 << 20
+
+
+def test_nothing_waits_for_the_disk_once_all_is_copied(ranks, tmp_path):
+    assert ranks(2).run(save_a_copy, tmp_path / "c") == [(True, False, True)] * 2
 
 
 # Replicas, each of which writes a part.
