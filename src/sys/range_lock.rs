@@ -1,4 +1,4 @@
-//! Locks on bytes of a file. They belong to the open file: other threads' descriptors are kept out, too. The kernel
+//! Locks on bytes of a file. They belong to the open file: another descriptor of this process is kept out, too. The kernel
 //! releases them with the last descriptor, however a process ends.
 
 use nix::errno::Errno;
@@ -34,7 +34,7 @@ pub(super) fn set(file: &File, range: Range<i64>, lock: Lock) -> io::Result<()> 
     }
 }
 
-/// A range within another one that somebody else has locked: any, and not the first.
+/// A range that somebody else has locked, with bytes in `within`: any of them, and all of it, beyond `within` too.
 ///
 /// # Errors
 /// The system's.

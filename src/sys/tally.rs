@@ -73,6 +73,7 @@ impl Tally {
             let Some(locked) = range_lock::others(&self.file, range.clone())? else { continue };
             // Less the byte that says that the process is there.
             taken += (locked.end - locked.start - 1) as u64;
+            // Empty where the other's range reaches beyond this one.
             let sides = [range.start..locked.start, locked.end..range.end];
             left.extend(sides.into_iter().filter(|side| !side.is_empty()));
         }

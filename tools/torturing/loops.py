@@ -27,11 +27,14 @@ USUAL: list[Staging] = [*["guard"] * 9, "snapshot", "wait"]  # type: ignore[list
 # With a pool of few small blocks, most of the state is not copied yet when the call returns.
 SMALL_POOL = ringstow.Config(fillers=1, pool_bytes=4 << 20, block_bytes=1 << 20)
 LARGE_POOL = ringstow.Config(pool_bytes=32 << 20, block_bytes=1 << 20)
-# A pool that takes further memory: each shard has a block of its own, and most loops save more than
-# eight.
+# A pool that takes further memory: it has eight blocks of its own, each shard takes one, and most
+# loops save more shards.
 GROWING_POOL = ringstow.Config(block_bytes=32 << 20, shard_bytes=1 << 20)
 Memory = Literal["off", "on", "short"]
-"""Whether a save may take memory for all of its state: no, yes, or there is none left."""
+"""Whether a save may take memory for all of its state: no, yes, or there is none left.
+
+The last takes what all processes of the machine may take together.
+"""
 MEMORIES: dict[Memory, list[ringstow.Config]] = {
     "off": [SMALL_POOL, LARGE_POOL],
     "on": [GROWING_POOL],
