@@ -79,7 +79,7 @@ class SaveHandle(Copied):
         elif self._job.done():
             state = "done"
         else:
-            state = "staged" if self._job.staged() else "staging"
+            state = "staged" if self._is_whole or self._job.staged() else "staging"
         return f"<SaveHandle {self._path!r} {state}>"
 
     def __await__(self) -> Generator[Any, None, SaveReport]:
@@ -89,7 +89,8 @@ class SaveHandle(Copied):
 
     def __del__(self) -> None:
         failure = getattr(self, "_failure", None)
-        if failure is not None and self._pid == os.getpid():
+        # At the interpreter's exit modules may be gone: the exit has told of the failure.
+        if failure is not None and os is not None and self._pid == os.getpid():
             failure.log()
 
     @property

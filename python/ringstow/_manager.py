@@ -29,6 +29,7 @@ from ringstow._rules import Mode, Retention
 from ringstow._run import RunLock, usual_path
 from ringstow._turn import Turn
 from ringstow._upkeep import Upkeep
+from ringstow._waited import counted_since
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -212,8 +213,8 @@ class CheckpointManager:
         self._lock = RunLock(self._root)
         self._owns_run = False
         self._saving: _Saving | None = None
-        self._has_skipped = False
-        """Whether a step was left out for the save in progress."""
+        self._left_out: int | None = None
+        """The last step, if it was left out."""
         self._has_read_newest = False
 
     def __repr__(self) -> str:
@@ -307,11 +308,13 @@ class CheckpointManager:
             Exception: as in `ringstow.save`. On several ranks, as in ``ringstow.distributed.save``,
                 on all of them.
         """
-        number = _numbered(step)
+        number, begun = _numbered(step), time.perf_counter()
         with self._call("save", number):
             path, base = self._prepare(number)
+            self._left_out = None
             try:
-                report = self._side.save(state, path, number, metrics, base)
+                with counted_since(begun):
+                    report = self._side.save(state, path, number, metrics, base)
             except NotDurableError:
                 self._upkeep.rescue(path)
                 raise
@@ -337,19 +340,20 @@ class CheckpointManager:
         Raises:
             Exception: as in `ringstow.save_async`.
         """
-        number = _numbered(step)
+        number, begun = _numbered(step), time.perf_counter()
         if self._may_skip(number):
             skipped = self._skipped(number, metrics)
             if skipped is not None:
                 return skipped
         with self._call("save_async", number):
             path, base = self._prepare(number)
-            handle: SaveHandle | RanksHandle = self._side.save_async(
-                state, path, number, metrics, base
-            )
+            with counted_since(begun):
+                handle: SaveHandle | RanksHandle = self._side.save_async(
+                    state, path, number, metrics, base
+                )
             handle._explained_by(self._rules.explain)
             self._saving = _Saving(handle, self._upkeep.follow(handle, path))
-            self._has_skipped = False
+            self._left_out = None
         return handle
 
     def _may_skip(self, step: int) -> bool:
@@ -369,7 +373,7 @@ class CheckpointManager:
 
             # On another rank than the first the save may have ended.
             before = "the step before" if saving is None else saving.handle.path
-            is_first, self._has_skipped = not self._has_skipped, True
+            is_first, self._left_out = self._left_out is None, step
             return skip(usual_path(self._root, step), step, noted, before, is_first=is_first)
 
     def wait(self) -> None:
@@ -655,6 +659,13 @@ class CheckpointManager:
             self._shut()
 
     def _shut(self) -> None:
+        if self._left_out is not None and self._side.is_first:
+            _log.warning(
+                'the last step of %s, %d, is not saved: the manager has on_busy="skip", and the '
+                "save before was in progress. End a training with save(), which is never left out",
+                self._root,
+                self._left_out,
+            )
         self._turn.is_closed = True
         self._copier.end_retries()
         self._side.close()

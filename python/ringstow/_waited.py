@@ -7,6 +7,19 @@ import threading
 import time
 from collections.abc import Iterator
 
+_call = threading.local()
+"""Of each thread, when a manager's call began that has waited for the save before."""
+
+
+@contextlib.contextmanager
+def counted_since(begun: float) -> Iterator[None]:
+    """Have saves that begin within count what this thread waited since a time of perf_counter."""
+    _call.begun = begun
+    try:
+        yield
+    finally:
+        del _call.begun
+
 
 class Waited:
     """Measures how long each thread waits for one save.
@@ -19,6 +32,9 @@ class Waited:
         # By thread: the seconds of the waits that have ended, and when that in progress began. One
         # assignment changes both, so that another thread reads neither too much nor too little.
         self._threads: dict[int, tuple[float, float | None]] = {}
+        begun: float | None = getattr(_call, "begun", None)
+        if begun is not None:
+            self._threads[threading.get_ident()] = (time.perf_counter() - begun, None)
 
     @contextlib.contextmanager
     def here(self) -> Iterator[None]:

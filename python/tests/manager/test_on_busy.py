@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -91,6 +92,33 @@ def test_a_skip_is_told_to_those_who_ask(root, gate):
         {"loss": 0.5},
         f"{root}/step-00000002",
     )
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_the_end_says_if_the_last_step_was_left_out(root, gate, caplog, is_last):
+    with CheckpointManager(root, on_busy="skip") as manager:
+        manager.save_async(1, state(1))
+        assert manager.save_async(2, state(2)).skipped
+        gate.set()
+        if not is_last:
+            manager.save(3, state(3))
+    said = [text for text in caplog.messages if text.startswith("the last step of")]
+    assert [f"{root}, 2, is not saved" in text for text in said] == [True] * is_last
+
+
+def test_training_waited_for_the_save_before(root, monkeypatch):
+    """The wait within a manager's call counts, too."""
+    ended = CheckpointManager._ended
+
+    def waits(self):
+        time.sleep(0.2)
+        return ended(self)
+
+    with CheckpointManager(root) as manager:
+        monkeypatch.setattr(CheckpointManager, "_ended", waits)
+        assert manager.save_async(1, state(1)).result().blocked_seconds >= 0.2
+        assert manager.save(2, state(2)).blocked_seconds >= 0.2
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize("how", ["save", "keep_every"])
