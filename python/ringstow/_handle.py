@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from typing import Any
 
@@ -17,6 +18,8 @@ from ringstow._errors import Error, NotDurableError
 from ringstow._guard import Hold
 from ringstow._patience import patiently
 from ringstow._report import Progress, SaveReport
+
+_log = logging.getLogger("ringstow")
 
 
 class SaveHandle(Copied):
@@ -69,7 +72,7 @@ class SaveHandle(Copied):
         self._is_asked = False
         self._failure: _jobs.Failure | None = None
         self._is_whole = is_whole
-        hold.follow(lambda: is_whole or job.staged() or job.done())
+        hold.follow(lambda: job.staged() or job.done())
         if is_whole:
             hold.end()
 
@@ -79,7 +82,7 @@ class SaveHandle(Copied):
         elif self._job.done():
             state = "done"
         else:
-            state = "staged" if self._is_whole or self._job.staged() else "staging"
+            state = "staged" if self.staged() else "staging"
         return f"<SaveHandle {self._path!r} {state}>"
 
     def __await__(self) -> Generator[Any, None, SaveReport]:
@@ -325,6 +328,52 @@ class SaveHandle(Copied):
             super().exception()
 
 
+class SkippedHandle(Copied):
+    """The handle of a step that was not saved: ``skipped`` is true, and it is done.
+
+    `result` returns a report whose ``skipped`` is true, too, and in which nothing was written.
+    """
+
+    skipped = True
+
+    def __init__(self, path: str, step: int) -> None:
+        super().__init__()
+        self.set_running_or_notify_cancel()
+        self._path = path
+        self.set_result(SaveReport.of_skipped(path, step))
+
+    def __repr__(self) -> str:
+        return f"<SkippedHandle {self._path!r}>"
+
+    @property
+    def path(self) -> str:
+        """Where the step would have been saved."""
+        return self._path
+
+    def __await__(self) -> Generator[Any, None, SaveReport]:
+        return self.result()
+        yield
+
+    def wait_staged(self, timeout: float | None = None) -> bool:
+        """Return True: nobody reads the tensors."""
+        return True
+
+    def staged(self) -> bool:
+        """Return True: nobody reads the tensors."""
+        return True
+
+    def progress(self) -> Progress:
+        """Return that there is nothing to do."""
+        return Progress(0, 0, 0)
+
+    def wait_promoted(self, timeout: float | None = None) -> bool:
+        """Return False: nothing is copied."""
+        return False
+
+    def _is_committed(self) -> bool:
+        return False
+
+
 def start(
     begin: Callable[[], _native.SaveJob],
     path: str,
@@ -368,6 +417,34 @@ def start(
         if claim.job is not None:
             _jobs.abandon(claim.job)
         raise
+    return handle
+
+
+def skip(
+    path: str, step: int, metrics: Mapping[str, float], before: str, *, is_first: bool
+) -> SkippedHandle:
+    """Say that a step is not saved, and return its handle.
+
+    Args:
+        path: where the step would have been saved.
+        step: its number.
+        metrics: those that the caller gave.
+        before: the path of the save in progress.
+        is_first: whether this is the first step that is left out for that save, of which a warning
+            tells.
+    """
+    _log.log(
+        logging.WARNING if is_first else logging.INFO,
+        "step %d is not saved: the save to %s is still in progress, and the manager has "
+        'on_busy="skip". Save less often, or to a faster disk',
+        step,
+        before,
+    )
+    handle = SkippedHandle(path, step)
+    report = handle.result()
+    _outcomes.tell(
+        _outcomes.Outcome(kind="skip", path=path, step=step, metrics=metrics, report=report)
+    )
     return handle
 
 

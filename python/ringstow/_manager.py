@@ -38,9 +38,8 @@ if TYPE_CHECKING:
 
     from ringstow._base import Base
     from ringstow._catalog_report import Retained, Step
-    from ringstow._handle import SaveHandle
+    from ringstow._handle import SaveHandle, SkippedHandle
     from ringstow._report import PromotionReport, SaveReport
-    from ringstow._skipped import SkippedHandle
     from ringstow.dcp._handle import RanksHandle
 
 _log = logging.getLogger("ringstow")
@@ -341,7 +340,7 @@ class CheckpointManager:
             Exception: as in `ringstow.save_async`.
         """
         number, begun = _numbered(step), time.perf_counter()
-        if self._may_skip(number):
+        if self._on_busy == "skip" and not self._rules.stays(str(number)):
             skipped = self._skipped(number, metrics)
             if skipped is not None:
                 return skipped
@@ -356,9 +355,6 @@ class CheckpointManager:
             self._left_out = None
         return handle
 
-    def _may_skip(self, step: int) -> bool:
-        return self._on_busy == "skip" and not self._rules.stays(str(step))
-
     def _skipped(self, step: int, metrics: Mapping[str, Any] | None) -> SkippedHandle | None:
         """Return the handle of a step that is left out, on all ranks; None if it is to be saved."""
         with self._turn.taken("save_async"):
@@ -369,7 +365,7 @@ class CheckpointManager:
                 return None
             noted: dict[str, float] = {}
             self._side.each(lambda: noted.update(metrics_of(metrics)))
-            from ringstow._skipped import skip  # imports futures, which `import ringstow` does not
+            from ringstow._handle import skip  # imports futures, which `import ringstow` does not
 
             # On another rank than the first the save may have ended.
             before = "the step before" if saving is None else saving.handle.path

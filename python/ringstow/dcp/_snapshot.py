@@ -226,7 +226,7 @@ class Snapshot:
             memory.discard()
 
     def _let_go(self, lease: Lease) -> None:
-        """Leave the memory to whoever makes the next copy, since nobody has this one any more."""
+        """Keep the memory for the next copy: nobody has a tensor of this one any more."""
         lease.gone()
         if self._lease is lease:
             self._memory = self._lease = None
