@@ -241,8 +241,7 @@ class SaveReport(_Copied):
     @classmethod
     def of_skipped(cls, path: str, step: int) -> Self:
         """Return the report of a save that was left out."""
-        hints = typing.get_type_hints(cls)
-        numbers = {name: 0 for name, hint in hints.items() if hint is int}
+        numbers = {field.name: 0 for field in dataclasses.fields(cls) if field.type == "int"}
         seconds = SaveSeconds(**{field.name: 0.0 for field in dataclasses.fields(SaveSeconds)})
         return cls(
             path=path,
