@@ -188,8 +188,9 @@ torture-address:
 # The standard library is built too: ThreadSanitizer must see its locks.
 torture-threads: export RUSTFLAGS = -Zsanitizer=thread
 torture-threads:
-	@$(call needs_nightly,rust-src); cargo +nightly test -Zbuild-std --target $(TRIPLE) --target-dir target/tsan \
-		--lib --test round_trip --test awaiting --test engine_contract
+	@$(call needs_nightly,rust-src); cargo +nightly test -Zbuild-std --target $(TRIPLE) --target-dir target/tsan --lib && \
+	cargo +nightly test -Zbuild-std --target $(TRIPLE) --target-dir target/tsan --test suite -- \
+		round_trip:: awaiting:: engine_contract::
 
 # Left out: tests of GPUs, which need a driver, and those with too much data for an interpreter.
 torture-miri: export MIRIFLAGS = -Zmiri-disable-isolation -Zmiri-ignore-leaks
@@ -217,7 +218,7 @@ torture-cuts: $(READY)
 	$(BIN)/python -m pytest -q -rP -n 3 python/tests/test_power_cut.py -k "$(FS)"
 
 torture-flips:
-	RINGSTOW_FLIPS=$(FLIPS) cargo test --test flips -- --ignored --nocapture
+	RINGSTOW_FLIPS=$(FLIPS) cargo test --test suite flips:: -- --ignored --nocapture
 
 # All fuzz targets, and the mutated inputs of the Python tests.
 torture-fuzz: fuzz $(READY)

@@ -21,12 +21,18 @@ SCRIPT = "import runpy, sys; runpy.run_path(sys.argv[0], run_name='__main__')"
 
 
 class Program:
-    """A program that runs in a forked process and collects its output."""
+    """A program that runs in a forked process and collects its output.
 
-    def __init__(self, code, *args, name="-c", env=None, cwd=None):
+    ``terminal`` is a descriptor that stands in for its stderr.
+    """
+
+    def __init__(self, code, *args, name="-c", env=None, cwd=None, terminal=None):
         self._args = [str(name), *map(str, args)]
         self._output = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115
-        handles = [multiprocessing.reduction.DupFd(file.fileno()) for file in self._output]
+        numbers = [file.fileno() for file in self._output]
+        if terminal is not None:
+            numbers[1] = terminal
+        handles = [multiprocessing.reduction.DupFd(number) for number in numbers]
         there = dict(env or os.environ), str(cwd or os.getcwd())
         self._process = CONTEXT.Process(target=_run, args=(code, self._args, *there, *handles))
         self._process.start()

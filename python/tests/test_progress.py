@@ -6,10 +6,9 @@ import fcntl
 import os
 import pty
 import struct
-import subprocess
-import sys
 import termios
 
+import forked
 import numpy as np
 import pytest
 
@@ -60,19 +59,12 @@ except (RuntimeError, KeyboardInterrupt) as error:
 """
 
 
-# torch warns of a package that some training frameworks install.
-PYTHON = [sys.executable, "-W", "ignore:The pynvml package is deprecated:FutureWarning"]
-
-
 def on_terminal(code, *args, **env):
     """Run code with a terminal as stderr; return its exit code, its stdout and the terminal."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
-    command = [*PYTHON, "-c", CODE + code, *map(str, args)]
     environment = {**os.environ, "RINGSTOW_PROGRESS": "on", **env}
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=theirs, text=True, env=environment
-    )
+    process = forked.Program(CODE + code, *args, env=environment, terminal=theirs)
     os.close(theirs)
     shown = b""
     while True:
@@ -84,8 +76,8 @@ def on_terminal(code, *args, **env):
             break
         shown += part
     os.close(ours)
-    out = process.communicate(timeout=300)[0]
-    return process.returncode, out, shown.decode()
+    done = process.wait()
+    return done.returncode, done.stdout, shown.decode()
 
 
 def left_on(shown):
@@ -167,9 +159,7 @@ def test_long_read_shows_a_bar_and_clears_it(what, at):
 
 
 def test_without_a_terminal_there_is_no_bar(at):
-    command = [*PYTHON, "-c", CODE + SAVE, "off", str(at / "c")]
-    environment = {**os.environ, "RINGSTOW_PROGRESS": "on"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    done = forked.python(CODE + SAVE, "off", at / "c", env={**os.environ, "RINGSTOW_PROGRESS": "on"})
     assert (done.returncode, done.stderr) == (0, "")
 
 

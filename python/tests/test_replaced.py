@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ringstow
-from ringstow import _native
+from ringstow import _native, _patience
 
 
 def state(step):
@@ -67,7 +67,8 @@ def test_load_into_returns_the_newer_checkpoint(saver):
     assert_is(filled, 1)
 
 
-def test_load_gives_up_after_repeated_replacement(saver):
+def test_load_gives_up_after_repeated_replacement(saver, monkeypatch):
+    monkeypatch.setattr(_patience, "_LIMIT_S", 0.5)
     saver.times = 1_000_000
     filled = state(-1)
     with pytest.raises(ringstow.ReplacedCheckpointError, match="open it again") as raised:

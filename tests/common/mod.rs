@@ -7,6 +7,7 @@ pub mod held;
 pub mod mounts;
 pub mod place;
 pub mod rig;
+pub mod warnings;
 
 use ringstow::internals::engine::Engine;
 use ringstow::internals::engine::portable::Portable;

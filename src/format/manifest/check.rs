@@ -192,7 +192,7 @@ mod tests {
         }
     }
 
-    /// What tests/hostile_manifest.rs does not have: it changes names, ranges and shapes in the text.
+    /// What tests/suite/hostile_manifest.rs does not have: it changes names, ranges and shapes in the text.
     #[test]
     fn impossible_manifests_are_refused_with_the_reason() {
         fn share_of(rank: u32, ranks: u32) -> Option<RankShare> {

@@ -1,0 +1,47 @@
+//! What the library promises, in one program: each test binary links the whole crate once more. A test that changes its process
+//! (its directory, limits, filters), counts what the process has or is a rig of its own is a program beside this one.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod awaiting;
+mod base;
+mod cli;
+mod copies;
+mod damage;
+mod diagnose;
+mod diff;
+mod each_rank;
+mod emptied;
+mod engine_contract;
+mod faults;
+mod filesystems;
+mod flips;
+mod foreign;
+mod format;
+mod hostile;
+mod hostile_manifest;
+mod lost_answers;
+mod manager_tiers;
+mod nodes;
+mod part;
+mod paths;
+mod pool;
+mod promote;
+mod promote_places;
+mod ranks;
+mod ranks_exchange;
+mod recycle;
+mod refusals;
+mod replaced;
+mod retain;
+mod rooms;
+mod round_trip;
+mod slices;
+mod slim;
+mod steps;
+mod stragglers;
+mod streams;
+mod striping;
+mod trace;
+mod write_rate;
