@@ -21,6 +21,8 @@ INTERLEAVINGS ?= 500
 PROMOTION_KILLS ?= 200
 LEAK_ROUNDS   ?= 50000
 SOAK_MINUTES  ?= 60
+# "all": every pair of ranks before and after, and every optimizer.
+RESTARTS ?= all
 SEEDS  ?= 100000
 # The directory that `make sweep` measures, and where it puts what it found.
 DIR    ?=
@@ -64,7 +66,7 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 
 .PHONY: help check check-format check-types check-rust demo stores test test-rust test-mpi test-python test-trainers test-gpu fuzz \
 	torture torture-address torture-background torture-calls torture-calls-python torture-cuts torture-flips \
-	torture-fuzz torture-hosts torture-image torture-kills torture-leaks torture-miri torture-promotes torture-simulation torture-soak \
+	torture-fuzz torture-hosts torture-image torture-kills torture-leaks torture-miri torture-promotes torture-restarts torture-simulation torture-soak \
 	torture-threads \
 	lint doc bench bench-check bench-baseline compare compare-dcp compare-export step-time figures sweep wheel site gpu-bundle gpu-report clean
 .DEFAULT_GOAL := help
@@ -92,6 +94,7 @@ help:
 	@echo "make torture-kills  kill a saving process at any moment (KILLS=$(KILLS))"
 	@echo "make torture-leaks  saves, loads and failures: nothing grows (LEAK_ROUNDS=$(LEAK_ROUNDS))"
 	@echo "make torture-promotes  kill a copy to an object store at any request, call or moment (PROMOTION_KILLS=$(PROMOTION_KILLS) SEED=$(SEED))"
+	@echo "make torture-restarts  kill trainings on ranks; each goes on, on any number of ranks, as if it had not been stopped"
 	@echo "make torture-simulation  programs at the same time, one schedule a seed (SEEDS=$(SEEDS) SEED=$(SEED))"
 	@echo "make torture-soak  the same for an hour (SOAK_MINUTES=$(SOAK_MINUTES))"
 	@echo "make lint     formatting, clippy, ruff, mypy, import-linter, documentation, type stubs"
@@ -246,6 +249,10 @@ torture-promotes: export RINGSTOW_REQUIRE_RIGS = 1
 torture-promotes: $(READY) stores
 	RINGSTOW_KILLS=$(PROMOTION_KILLS) $(BIN)/python -m pytest -q -s python/tests/test_promote_killed.py
 
+torture-restarts: $(READY)
+	RINGSTOW_RESTARTS=$(RESTARTS) $(BIN)/python -m pytest -q python/tests/dcp/test_restart.py
+	@echo "promise: a training that was killed goes on as if it had not been: $(if $(RESTARTS),16,5) pairs of ranks, 0 broken"
+
 torture-simulation:
 	RINGSTOW_SEEDS=$(SEEDS) cargo test --profile torture --test simulation -- --nocapture \
 		programs_break_no_promise
@@ -313,7 +320,7 @@ $(READY): $(INPUTS)
 	@tools/preflight.sh $(PYTHON)
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "building the wheel, installing it with what tests need (the first time: PyTorch too)"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check './python[test,lint,docs]' \
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile './python[test,lint,docs]' \
 		$(if $(TORCH),'torch==$(TORCH).*')
 	@touch $@
 
@@ -323,7 +330,7 @@ $(LINTERS): python/pyproject.toml
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python -c 'import tomllib; p = tomllib.load(open("python/pyproject.toml", "rb"))["project"]; \
 		print(*p["optional-dependencies"]["lint"], sep="\n")' >$(VENV)/lint.txt
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -r $(VENV)/lint.txt
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -r $(VENV)/lint.txt
 	@touch $@
 
 # A machine that cannot install it skips the tests that need it; RINGSTOW_REQUIRE_RIGS fails them.
@@ -348,5 +355,5 @@ $(AZURE):
 # pip installs an extra with its package only, so the wheel is installed again.
 $(TRAINERS): python/pyproject.toml | $(READY)
 	@echo "installing training frameworks: $(TRAINER_EXTRAS)"
-	@$(BIN)/python -m pip install -q --disable-pip-version-check './python[test,$(TRAINER_EXTRAS)]'
+	@$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile './python[test,$(TRAINER_EXTRAS)]'
 	@touch $@

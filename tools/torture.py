@@ -69,6 +69,7 @@ RIGS = [
     Rig("fuzz", "MINUTES", full=60, a_minute=1),
     Rig("image", "MINUTES", full=60, a_minute=1),
     Rig("promotes", "PROMOTION_KILLS", full=200, a_minute=30),
+    Rig("restarts", "RESTARTS", full="all", a_minute=0),
     Rig("leaks", "LEAK_ROUNDS", full=50_000, a_minute=500),
     Rig("soak", "SOAK_MINUTES", full=60, a_minute=1),
 ]

@@ -6,6 +6,7 @@ of the interpreter's exit use a new interpreter instead: `support.python`.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import multiprocessing.reduction
 import os
@@ -93,7 +94,13 @@ def script(path, *args, **options):
     return python(SCRIPT, *args, name=path, **options)
 
 
+def leave_to_the_server():
+    """Keep the collector from what the server imported: each page that it looks at is copied."""
+    gc.freeze()
+
+
 def _run(code, argv, env, cwd, *handles):
+    leave_to_the_server()
     for number, handle in enumerate(handles, start=1):
         os.dup2(handle.detach(), number)
     os.environ.clear()

@@ -159,7 +159,8 @@ def test_long_read_shows_a_bar_and_clears_it(what, at):
 
 
 def test_without_a_terminal_there_is_no_bar(at):
-    done = forked.python(CODE + SAVE, "off", at / "c", env={**os.environ, "RINGSTOW_PROGRESS": "on"})
+    environment = {**os.environ, "RINGSTOW_PROGRESS": "on"}
+    done = forked.python(CODE + SAVE, "off", at / "c", env=environment)
     assert (done.returncode, done.stderr) == (0, "")
 
 

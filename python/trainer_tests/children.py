@@ -9,6 +9,7 @@ all tests before it runs one, so the server knows all of these modules when it s
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -95,6 +96,7 @@ def _start_server():
 
 
 def _run(output, run, args):
+    gc.freeze()  # the collector would copy each page of what the server imported
     with open(output or os.devnull, "w") as stream:
         os.dup2(stream.fileno(), 1)
         if output is not None:

@@ -24,7 +24,7 @@ import time
 import traceback
 import warnings
 
-from forked import CONTEXT
+from forked import CONTEXT, leave_to_the_server
 
 # A rank's limit for waiting for others. Shorter than `run`'s, so that the ranks report the cause.
 # Both only end a test that hangs: a shared disk can make an fsync take a minute.
@@ -135,6 +135,7 @@ def _has_lost_its_group(trace):
 
 
 def _serve(pipe, rank, world_size, meeting):
+    leave_to_the_server()
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
