@@ -15,6 +15,7 @@ CUTS   ?= 500
 FS     ?=
 # Bits to flip; mutations of each kind of input.
 FLIPS  ?= 10000
+FAULT_SEEDS ?= 5000
 MUTATIONS ?= 1000
 INTERLEAVINGS ?= 500
 # Kills of a promotion to an object store.
@@ -65,7 +66,7 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 	-not -path 'python/tests/*' -not -path 'python/trainer_tests/*' -not -path '*/target/*' 2>/dev/null)
 
 .PHONY: help check check-format check-types check-rust demo stores test test-rust test-mpi test-python test-trainers test-gpu fuzz \
-	torture torture-address torture-background torture-calls torture-calls-python torture-cuts torture-flips \
+	torture torture-address torture-background torture-calls torture-calls-python torture-cuts torture-faults torture-flips \
 	torture-fuzz torture-hosts torture-image torture-kills torture-leaks torture-miri torture-promotes torture-restarts torture-simulation torture-soak \
 	torture-threads \
 	lint doc bench bench-check bench-baseline compare compare-dcp compare-export step-time figures sweep wheel site gpu-bundle gpu-report clean
@@ -87,6 +88,7 @@ help:
 	@echo "make torture-calls  fail and kill every operation at each of its system calls (minutes; SEED=$(SEED))"
 	@echo "make torture-calls-python  the same for Python programs and conversions (MINUTES=$(MINUTES) SEED=$(SEED))"
 	@echo "make torture-cuts  cut the power of ext4, XFS and btrfs in every operation (CUTS=$(CUTS) FS=ext4 SEED=$(SEED))"
+	@echo "make torture-faults  shorten, interrupt and reorder the transfers of every engine; no byte changes (FAULT_SEEDS=$(FAULT_SEEDS) SEED=$(SEED))"
 	@echo "make torture-flips  flip bits of checkpoints; each is found (FLIPS=$(FLIPS) SEED=$(SEED))"
 	@echo "make torture-fuzz  make fuzz, and mutated files for conversions and loads (MUTATIONS=$(MUTATIONS) SEED=$(SEED))"
 	@echo "make torture-hosts  interleavings of two hosts on one network file system (INTERLEAVINGS=$(INTERLEAVINGS))"
@@ -141,11 +143,12 @@ check-rust: $(READY)
 # PyTorch first: pip needs the most room while it unpacks.
 test: test-python test-rust
 
+# One set of features, so that nothing is built twice.
 test-rust:
 	tools/preflight.sh $(PYTHON)
-	cargo test --features ringstow/object-store -p ringstow -p durable-image -p fake-cuda -p interleavings -p ringstow-cudarc-example
-	cargo test --features ringstow/candle -p ringstow -p ringstow-candle-example -p ringstow-ranks-example \
-		$(if $(BURN),-p ringstow-burn --test store -p ringstow-burn-example) --test candle --test killed
+	cargo test --features ringstow/object-store,ringstow/candle -p ringstow -p durable-image -p fake-cuda -p interleavings \
+		-p ringstow-cudarc-example -p ringstow-candle-example -p ringstow-ranks-example \
+		$(if $(BURN),-p ringstow-burn -p ringstow-burn-example)
 	$(if $(BURN),,@echo "burn: skipped, it needs Rust 1.95")
 
 # Needs Open MPI and libclang.
@@ -208,6 +211,11 @@ torture-background: $(READY)
 
 torture-calls:
 	$(if $(EACH_CALL),RINGSTOW_EACH_CALL='$(EACH_CALL)') cargo test --test each_call -- --nocapture no_call
+	$(if $(EACH_CALL),RINGSTOW_EACH_CALL='$(EACH_CALL)') cargo test --test suite each_call::
+
+torture-faults:
+	RINGSTOW_FAULT_SEEDS=$(FAULT_SEEDS) cargo test --test suite reordered_transfers
+	@echo "promise: short, interrupted and reordered transfers change no byte: $(FAULT_SEEDS) seeds of every engine, 0 broken"
 
 torture-calls-python: export RINGSTOW_PASSES = 96
 torture-calls-python: export RINGSTOW_MINUTES = $(MINUTES)

@@ -16,7 +16,10 @@ import tempfile
 import types
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch.distributed.checkpoint", "ringstow.dcp", "ringstow.convert"])
+# Each optimizer imports `torch._dynamo`, which takes as long as most programs of the tests.
+PRELOADED = ["torch.distributed.checkpoint", "torch.distributed.pipelining", "torch._dynamo"]
+PRELOADED += ["ringstow.dcp", "ringstow.distributed", "ringstow.convert"]
+CONTEXT.set_forkserver_preload(PRELOADED)
 
 SCRIPT = "import runpy, sys; runpy.run_path(sys.argv[0], run_name='__main__')"
 

@@ -202,11 +202,14 @@ def test_created_environment_sees_the_projects_packages(at):
 
 
 def test_timeout_ends_a_peer_and_its_children(at):
-    child = "import time; time.sleep(60)"
+    child = "import time; time.sleep(600)"
     parent = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {child!r}]); "
     parent += f"open({str(at / 'pid')!r}, 'w').write(str(p.pid)); p.wait()"
-    with pytest.raises(processes.CompareFailed, match="not done within"):
-        processes.run_kept([sys.executable, "-c", parent], at / "log", 2.0)
+    for limit in (2.0, 20.0, 200.0):  # until it has started its child
+        with pytest.raises(processes.CompareFailed, match="not done within"):
+            processes.run_kept([sys.executable, "-c", parent], at / "log", limit)
+        if (at / "pid").exists():
+            break
     pid = int((at / "pid").read_text())
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and is_running(pid):

@@ -241,6 +241,19 @@ pub fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).map_or(default, |text| text.parse().expect(variable))
 }
 
+/// The seeds for transfers that are short, interrupted and reordered: `RINGSTOW_FAULT_SEEDS` sets how many. `make
+/// torture-faults` is the long form.
+pub fn fault_seeds() -> impl Iterator<Item = u64> {
+    let first = number("RINGSTOW_SEED", 0);
+    first..first + number("RINGSTOW_FAULT_SEEDS", 40)
+}
+
+/// Which calls a test has fail, each in a trial of its own: those that one seed chooses, or all (`make torture-calls`).
+pub fn some_calls() -> impl Iterator<Item = u64> {
+    let step = if std::env::var_os("RINGSTOW_EACH_CALL").is_some() { 1 } else { 12 };
+    (1 + number("RINGSTOW_SEED", 0) % step..).step_by(step as usize)
+}
+
 /// A directory in memory where there is one, for tests that save hundreds of times and do not care
 /// for the disk: its syncs cost nothing.
 pub fn scratch() -> tempfile::TempDir {

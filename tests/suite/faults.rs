@@ -3,8 +3,8 @@
 #![cfg(debug_assertions)] // the seam exists in these builds only
 
 use crate::common::{
-    ENGINES, State, assert_no_litter, assert_says, engine, errno, load_all, names_in, scratch,
-    small_config, step_at,
+    ENGINES, State, assert_no_litter, assert_says, engine, errno, fault_seeds, load_all, names_in,
+    scratch, small_config, step_at,
 };
 use fake_engines::{Faults, Faulty, Twist, Twisted};
 use nix::libc::{EINVAL, EIO, ENOSPC};
@@ -99,7 +99,7 @@ fn must_end<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
 #[test]
 fn short_and_reordered_transfers_change_no_byte() {
     let (memory, disk) = (scratch(), tempfile::tempdir().unwrap());
-    for seed in 0..200 {
+    for seed in fault_seeds() {
         for name in ENGINES {
             let root = if seed % 20 == 0 { &disk } else { &memory };
             let path = root.path().join(format!("{name}-{}", seed % 3));

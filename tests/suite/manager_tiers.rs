@@ -2,6 +2,7 @@
 
 mod evict;
 
+use crate::common::warnings::Warnings;
 use ringstow::{
     CheckpointManager, Config, Disposal, Dtype, Error, Keep, OnDamage, Restored, Slim, StateDict,
     Store, TensorInfo, Tiers,
@@ -10,7 +11,6 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
-use crate::common::warnings::Warnings;
 
 struct Disks(tempfile::TempDir);
 

@@ -1,7 +1,9 @@
 //! Checkpoints that are removed, and saves that write over their files.
 #![cfg(target_os = "linux")]
 
-use crate::common::{State, assert_no_litter, assert_says, names_in, rig, runtime, small_config, step_at};
+use crate::common::{
+    State, assert_no_litter, assert_says, names_in, rig, runtime, small_config, step_at,
+};
 use ringstow::internals::store::Status;
 use ringstow::{
     Config, Disposal, EngineChoice, Error, Retention, Runtime, list, prune, remove, retain,

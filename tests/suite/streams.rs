@@ -5,7 +5,7 @@
 mod each_call;
 mod refused;
 
-use crate::common::{ENGINES, State, engine, names_in, noise, scratch, small_config};
+use crate::common::{ENGINES, State, engine, fault_seeds, names_in, noise, scratch, small_config};
 use fake_engines::{Faults, Faulty};
 use ringstow::internals::engine::Engine;
 use ringstow::internals::store;
@@ -88,7 +88,7 @@ fn stream_is_read_as_it_was_written() {
 fn short_and_reordered_transfers_change_no_byte_of_a_stream() {
     let root = scratch();
     let path = root.path().join("file");
-    for seed in 0..60 {
+    for seed in fault_seeds() {
         for name in ENGINES {
             let runtime = faulty(name, Faults::survivable(seed));
             let bytes = noise(seed, SIZES[seed as usize % SIZES.len()]);

@@ -179,7 +179,8 @@ fn linked_files_are_no_longer_than_the_limit_of_this_save() {
     let run = Run::of(1..=2);
     let limited = Run {
         root: run.root,
-        runtime: Runtime::new(Config { shard_bytes: 20_000, ..crate::common::small_config() }).unwrap(),
+        runtime: Runtime::new(Config { shard_bytes: 20_000, ..crate::common::small_config() })
+            .unwrap(),
     };
     let report = limited.save(3, Base::at(limited.at(2))).unwrap();
     assert_eq!((report.linked_bytes, report.unchanged_bytes), (0, 42_293));

@@ -53,7 +53,8 @@ fn base_that_was_saved_without_one_is_reported_and_the_save_can_be_a_base() {
 fn base_with_other_checksum_chunks_is_reported() {
     let run = Run::of(1..=2);
     let block_bytes = 8192;
-    let config = Config { block_bytes, pool_bytes: 8 * block_bytes, ..crate::common::small_config() };
+    let config =
+        Config { block_bytes, pool_bytes: 8 * block_bytes, ..crate::common::small_config() };
     let other = Run { root: run.root, runtime: Runtime::new(config).unwrap() };
     let report = other.save(3, Base::at(other.at(2))).unwrap();
     assert!(fallback(&report).contains("8192"));

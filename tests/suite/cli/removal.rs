@@ -480,5 +480,9 @@ fn slim_drops_what_was_set_apart_and_says_how_much_that_was() {
     assert_eq!(again.code, Some(0));
     assert!(again.out.contains("dropped already"), "{}", again.out);
     let shown = ringstow(&["show", &path]);
-    assert!(shown.out.contains("dropped") && shown.out.contains(crate::common::EXTRA), "{}", shown.out);
+    assert!(
+        shown.out.contains("dropped") && shown.out.contains(crate::common::EXTRA),
+        "{}",
+        shown.out
+    );
 }

@@ -1,5 +1,6 @@
 //! The queue over a failing disk.
 
+use crate::common::fault_seeds;
 use crate::engine_contract::queue::write_blocks;
 use crate::engine_contract::setup::*;
 use fake_engines::{Faults, Faulty};
@@ -7,7 +8,6 @@ use ringstow::internals::engine::Action;
 use ringstow::internals::engine::queue::Queue;
 use std::io;
 
-const SEEDS: u64 = 200;
 const BLOCKS: usize = 12;
 
 fn queue_with(setup: &Setup, faults: Faults) -> Queue {
@@ -16,7 +16,7 @@ fn queue_with(setup: &Setup, faults: Faults) -> Queue {
 
 pub fn short_interrupted_and_reordered_transfers_give_the_same_file(setup: &Setup) {
     let expected: Vec<u8> = (0..BLOCKS).flat_map(pattern).collect();
-    for seed in 0..SEEDS {
+    for seed in fault_seeds() {
         let queue = queue_with(setup, Faults::survivable(seed));
         let file = queue.attach(setup.create("file")).unwrap();
         let outcomes = write_blocks(setup, &queue, &file, BLOCKS);

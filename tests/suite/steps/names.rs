@@ -1,7 +1,9 @@
 //! Which names are steps, in which rows, and which links lead to them.
 
 use crate::common::{errno, names_in, runtime, scratch};
-use crate::steps::{all_named, keep, newest, retain_as_planned, root, save, why_left, with_pattern};
+use crate::steps::{
+    all_named, keep, newest, retain_as_planned, root, save, why_left, with_pattern,
+};
 use ringstow::{Session, StateDict, steps};
 use std::fs;
 use std::os::unix::fs::symlink;
