@@ -34,6 +34,8 @@ OUT    ?= sweep-out
 TORCH  ?=
 TESTS  ?= python/tests
 TRAINER_TESTS ?= python/trainer_tests
+# "--no-run" only builds the Rust tests.
+RUN    ?=
 # Processes that run the Python tests, each of which has torch imported.
 WORKERS ?= 2
 # Says which tests are slow; .ci/run repeats it at its end.
@@ -134,7 +136,8 @@ check-types: $(READY)
 	cd python && ../$(BIN)/mypy --strict ringstow
 	$(BIN)/stubtest --ignore-disjoint-bases --allowlist python/stubtest-allowlist.txt ringstow._native
 
-check-rust: $(READY)
+# Only Python's own library is linked: no package is needed.
+check-rust: $(LINTERS)
 	tools/preflight.sh $(PYTHON) lint
 	PYO3_PYTHON=$(abspath $(BIN)/python) \
 		cargo clippy --workspace --all-targets --all-features \
@@ -146,7 +149,7 @@ test: test-python test-rust
 # One set of features, so that nothing is built twice.
 test-rust:
 	tools/preflight.sh $(PYTHON)
-	cargo test --features ringstow/object-store,ringstow/candle -p ringstow -p durable-image -p fake-cuda -p interleavings \
+	cargo test $(RUN) --features ringstow/object-store,ringstow/candle -p ringstow -p durable-image -p fake-cuda -p interleavings \
 		-p ringstow-cudarc-example -p ringstow-candle-example -p ringstow-ranks-example \
 		$(if $(BURN),-p ringstow-burn -p ringstow-burn-example)
 	$(if $(BURN),,@echo "burn: skipped, it needs Rust 1.95")

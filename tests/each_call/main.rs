@@ -2,7 +2,7 @@
 //! or the process dies before it. Each time every committed checkpoint is whole, `latest` names the newest, nothing
 //! loads by half, the next save works, and `prune` finds everything else.
 //!
-//! `RINGSTOW_SEED` chooses a thirtieth of all calls, `RINGSTOW_EACH_CALL=all` takes every one (`make torture-calls`), and
+//! `RINGSTOW_SEED` chooses a sixtieth of all calls, `RINGSTOW_EACH_CALL=all` takes every one (`make torture-calls`), and
 //! `RINGSTOW_EACH_CALL=slim/ByRanks` every one of an operation, or of one of its ways. A failure prints its own name:
 //! `RINGSTOW_EACH_CALL='save new/Plain/Dies/17'` repeats it alone.
 #![cfg(debug_assertions)] // the seam exists in these builds only
@@ -169,7 +169,7 @@ impl Choice {
         let text = |name| std::env::var(name).ok();
         let seed = text("RINGSTOW_SEED").map_or(0, |seed| seed.parse().expect("a number"));
         let asked = text("RINGSTOW_EACH_CALL");
-        let share = if asked.is_some() { 1 } else { 30 };
+        let share = if asked.is_some() { 1 } else { 60 };
         let only = asked.filter(|asked| *asked != "all");
         let last = only.as_deref().and_then(|only| only.rsplit_once('/'));
         let (only, call) = match last.map(|(group, call)| (group.to_owned(), call.parse().ok())) {

@@ -323,7 +323,7 @@ fn interleave_all(first: u64, count: u64) {
 
 #[test]
 fn hosts_lose_and_mix_nothing() {
-    interleave_all(number("RINGSTOW_SEED", 0), number("RINGSTOW_INTERLEAVINGS", 30));
+    interleave_all(number("RINGSTOW_SEED", 0), number("RINGSTOW_INTERLEAVINGS", 15));
 }
 
 /// This seed's clean-up took a stripe directory for empty, by an old listing, and removed the marker.

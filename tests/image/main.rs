@@ -131,7 +131,7 @@ fn lose_power(way: Way, seed: u64, states: usize) -> usize {
 }
 
 fn share(way: Way) {
-    let (seed, states) = (number("RINGSTOW_SEED", 1), number("RINGSTOW_STATES", 60));
+    let (seed, states) = (number("RINGSTOW_SEED", 1), number("RINGSTOW_STATES", 30));
     let checked = lose_power(way, seed, states as usize);
     println!("{way:?}: {checked} contents of seed {seed}");
 }
