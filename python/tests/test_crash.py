@@ -12,7 +12,7 @@ from support import litter, python_start
 
 import ringstow
 
-KILLS = int(os.environ.get("RINGSTOW_TEST_KILLS", "30"))
+KILLS = int(os.environ.get("RINGSTOW_TEST_KILLS", "12"))
 
 SAVER = """
 import sys
