@@ -14,16 +14,14 @@ mod gpu_bench;
 mod loads;
 mod ordering;
 mod saves;
-#[path = "../common/warnings.rs"]
-mod warnings;
 
 use common::noise;
+use common::warnings::Warnings;
 use fake_cuda::{DeviceBuffer, Fake, Stream};
 use ringstow::internals::device::cuda::{CudaSource, Ready};
 use ringstow::{Config, Dtype, Loaded, Runtime, SaveReport, StateDict, TensorInfo};
 use std::path::Path;
 use std::sync::Arc;
-use warnings::Warnings;
 
 /// The fake driver with two devices, for one test.
 fn fake() -> Fake {
