@@ -13,6 +13,7 @@ use crate::store::read::again::again;
 use crate::store::read::checkpoint::Checkpoint;
 use crate::store::read::verify::verify;
 use crate::sys::dir;
+use crate::sys::fork::{GENERATIONS, PerProcess};
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -173,9 +174,9 @@ fn has_lost_manifest(found: &Found) -> bool {
 
 /// Whether this process asks for the first time about a path.
 fn is_first_time(path: &Path) -> bool {
-    static KNOWN: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
-    // In a forked child, nobody may ever release it.
-    KNOWN.try_lock().is_ok_and(|mut known| known.insert(path.into()))
+    static KNOWN: PerProcess<BTreeSet<PathBuf>> =
+        PerProcess::new([const { Mutex::new(BTreeSet::new()) }; GENERATIONS]);
+    KNOWN.lock().is_some_and(|mut known| known.insert(path.into()))
 }
 
 /// Why a committed checkpoint cannot be loaded; `None` if it was never committed as a whole, is gone, or loads by now.

@@ -5,6 +5,7 @@ use crate::format::manifest::Listed;
 use crate::format::{FileEntry, Manifest, TRAILER_LEN, names};
 use crate::sys::dir::look_at;
 use crate::sys::file;
+use crate::sys::fork::{GENERATIONS, PerProcess};
 use serde::de::IgnoredAny;
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -15,7 +16,8 @@ use std::sync::{Arc, Mutex};
 const MOST: usize = 10_000;
 
 /// By the checkpoint's directory.
-static READ: Mutex<BTreeMap<PathBuf, (Mark, Arc<Summary>)>> = Mutex::new(BTreeMap::new());
+static READ: PerProcess<BTreeMap<PathBuf, (Mark, Arc<Summary>)>> =
+    PerProcess::new([const { Mutex::new(BTreeMap::new()) }; GENERATIONS]);
 
 /// Tells a manifest from every other one, and from itself before somebody has written to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,8 +58,7 @@ pub(in crate::store) fn read_before(dir: &Path) -> Option<Arc<Summary>> {
 
 /// [`read_before`], while a removal has given it another name.
 pub(in crate::store) fn read_as(dir: &Path, name: &str) -> Option<Arc<Summary>> {
-    // In a forked child, nobody may ever release the lock.
-    let (mark, summary) = READ.try_lock().ok()?.get(dir)?.clone();
+    let (mark, summary) = READ.lock()?.get(dir)?.clone();
     (Mark::of(&dir.join(name))? == mark).then_some(summary)
 }
 
@@ -72,7 +73,7 @@ pub(in crate::store) fn remember(
     if (mark.bytes, mark.trailer) != (bytes, trailer) {
         return; // it was replaced meanwhile
     }
-    let Ok(mut read) = READ.try_lock() else { return };
+    let Some(mut read) = READ.lock() else { return };
     if read.len() >= MOST {
         read.clear();
     }
@@ -88,4 +89,28 @@ pub(in crate::store) fn remember(
         manifest: manifest.with(files, IgnoredAny, IgnoredAny),
     };
     read.insert(dir.into(), (mark, Arc::new(summary)));
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+    use crate::pipeline::runtime::Runtime;
+    use crate::state::StateDict;
+    use crate::store::layout::summary::*;
+    use crate::store::save;
+
+    /// Regression: where threads asked at the same time, each but one was told that nothing was read.
+    #[test]
+    fn threads_that_ask_at_the_same_time_are_all_told_what_was_read() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("step-1");
+        let runtime = Runtime::new(Config::default()).unwrap();
+        save(&runtime, &StateDict::new(), &dir, &Arc::default()).unwrap();
+        crate::store::list(root.path(), &Config::default()).unwrap();
+        std::thread::scope(|scope| {
+            let ask = || (0..20_000).all(|_| read_before(&dir).is_some());
+            let other = scope.spawn(ask);
+            assert!(ask() && other.join().unwrap());
+        });
+    }
 }
