@@ -214,7 +214,7 @@ torture-background: $(READY)
 
 torture-calls:
 	$(if $(EACH_CALL),RINGSTOW_EACH_CALL='$(EACH_CALL)') cargo test --test each_call -- --nocapture no_call
-	$(if $(EACH_CALL),RINGSTOW_EACH_CALL='$(EACH_CALL)') cargo test --test suite each_call::
+	$(if $(filter-out all,$(EACH_CALL)),,$(if $(EACH_CALL),RINGSTOW_EACH_CALL=all) cargo test --test suite each_call::)
 
 torture-faults:
 	RINGSTOW_FAULT_SEEDS=$(FAULT_SEEDS) cargo test --test suite reordered_transfers

@@ -27,7 +27,7 @@ SCRIPT = "import runpy, sys; runpy.run_path(sys.argv[0], run_name='__main__')"
 class Program:
     """A program that runs in a forked process and collects its output.
 
-    ``terminal`` is a descriptor that stands in for its stderr.
+    What it writes to stderr goes to the descriptor ``terminal``, if there is one.
     """
 
     def __init__(self, code, *args, name="-c", env=None, cwd=None, terminal=None):
