@@ -65,7 +65,7 @@ RIGS = [
     Rig("cuts", "CUTS", full=500, a_minute=6, needs_root=True),
     Rig("hosts", "INTERLEAVINGS", full=500, a_minute=60, needs_root=True),
     Rig("background", "LOOPS", full=1000, a_minute=60),
-    Rig("faults", "FAULT_SEEDS", full=5000, a_minute=100),
+    Rig("faults", "FAULT_SEEDS", full=5000, a_minute=500),
     Rig("flips", "FLIPS", full=10_000, a_minute=3000),
     Rig("fuzz", "MINUTES", full=60, a_minute=1),
     Rig("image", "MINUTES", full=60, a_minute=1),
