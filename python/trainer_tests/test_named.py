@@ -8,8 +8,9 @@ import shutil
 
 import pytest
 
-from ringstow import _native
+from ringstow import _file_io, _native
 from ringstow.integrations import _named
+from ringstow.integrations._deepspeed import _tags
 
 NAMES = re.compile(r"checkpoint-\d+")
 
@@ -57,3 +58,23 @@ def test_a_sync_that_fails_after_the_swap_keeps_the_older_checkpoint(tmp_path, m
         _named.take_name(part, str(final))
     assert not os.path.exists(part)  # which the caller discards
     assert os.listdir(tmp_path / ".ringstow_replaced-checkpoint-1") == ["old"]
+
+
+def test_a_save_of_another_engine_leaves_what_names_the_latest_tag(tmp_path, monkeypatch):
+    sync = _file_io.sync
+
+    def other_begins(path):
+        sync(path)
+        _named.end(_named.begin(str(tmp_path / "actor1")))
+
+    monkeypatch.setattr(_file_io, "sync", other_begins)
+    _tags.name_latest(str(tmp_path), "critic1")
+    assert (tmp_path / "latest").read_text() == "critic1"
+
+
+def test_what_a_killed_process_named_the_latest_tag_with_goes_with_the_next_save(tmp_path):
+    left = tmp_path / ".ringstow-latest-critic1"
+    left.touch()
+    with _named.kept(str(tmp_path / "latest-critic2")) as new, open(new, "x"):
+        _named.end(_named.begin(str(tmp_path / "actor1")))
+    assert sorted(os.listdir(tmp_path)) == [".ringstow-actor1", ".ringstow-latest-critic2"]

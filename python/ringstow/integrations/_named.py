@@ -14,7 +14,8 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 
 from ringstow import _file_io, _native
 
@@ -23,8 +24,9 @@ _HIDDEN = ".ringstow-"
 _REPLACED = ".ringstow_replaced-"
 _NO_SWAP = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
-# What `begin` has begun.
+# What `begin` has begun, and what `kept` keeps. Each engine of a program saves in a thread.
 _in_progress: set[str] = set()
+_lock = threading.Lock()
 
 _log = logging.getLogger("ringstow")
 
@@ -76,15 +78,28 @@ def begin(final: str) -> str:
         The hidden directory.
     """
     run = os.path.dirname(final)
-    busy = [re.escape(os.path.basename(one)) for one in _in_progress if os.path.dirname(one) == run]
-    part = prepare(final, re.compile(rf"(?!(?:{'|'.join(busy) or '(?!)'})\Z).*", re.DOTALL))
-    _in_progress.add(final)
+    with _lock:
+        busy = [re.escape(os.path.basename(o)) for o in _in_progress if os.path.dirname(o) == run]
+        part = prepare(final, re.compile(rf"(?!(?:{'|'.join(busy) or '(?!)'})\Z).*", re.DOTALL))
+        _in_progress.add(final)
     return part
 
 
 def end(final: str) -> None:
     """Note that a save that `begin` began has ended."""
-    _in_progress.discard(final)
+    with _lock:
+        _in_progress.discard(final)
+
+
+@contextlib.contextmanager
+def kept(final: str) -> Iterator[str]:
+    """Yield the hidden name of a file that `begin`, in another thread, must not remove."""
+    with _lock:
+        _in_progress.add(final)
+    try:
+        yield hidden(final)
+    finally:
+        end(final)
 
 
 def recover(run: str, names: re.Pattern[str]) -> None:

@@ -22,12 +22,13 @@ def publish(part: str, final: str) -> None:
 
 def name_latest(save_dir: str, tag: str) -> None:
     """Let ``latest`` name a tag, durably, and never anything else than one tag."""
+    latest = os.path.join(save_dir, _LATEST)
     # Another engine of the program may do so in the same directory, for a tag of its own.
-    new = os.path.join(save_dir, f".ringstow-{_LATEST}-{tag}")
-    with _file_io.fresh(new) as stream:
-        stream.write(tag.encode(errors="surrogateescape"))
-    _file_io.sync(new)
-    os.rename(new, os.path.join(save_dir, _LATEST))
+    with _named.kept(f"{latest}-{tag}") as new:
+        with _file_io.fresh(new) as stream:
+            stream.write(tag.encode(errors="surrogateescape"))
+        _file_io.sync(new)
+        os.rename(new, latest)
     _native.sync_dir(save_dir)
 
 
