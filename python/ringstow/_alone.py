@@ -51,8 +51,8 @@ class Side(Protocol[_Handle]):
     def check(self) -> None:
         """Raise InvalidStateError if the manager was made for other ranks than there are."""
 
-    def meet(self, call: tuple[object, ...], failure: BaseException | None, said: _T) -> _T:
-        """Raise the failure of the save before, on all ranks; return what rank 0 says.
+    def meet(self, call: tuple[object, ...], failure: BaseException | None, said: _T) -> list[_T]:
+        """Raise the failure of the save before, on all ranks; return what each rank says.
 
         Raises:
             BaseException: the failure.
@@ -124,10 +124,10 @@ class Alone:
                 "torch.distributed was initialized: make it after init_process_group, on every rank"
             )
 
-    def meet(self, call: tuple[object, ...], failure: BaseException | None, said: _T) -> _T:
+    def meet(self, call: tuple[object, ...], failure: BaseException | None, said: _T) -> list[_T]:
         if failure is not None:
             raise failure
-        return said
+        return [said]
 
     def first(self, look: Callable[[], _T]) -> _T:
         return look()

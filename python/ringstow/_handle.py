@@ -5,24 +5,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-import os
 import threading
-from collections.abc import Callable, Generator, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ringstow import _jobs, _lines, _native, _outcomes
-from ringstow._copied import Copied
 from ringstow._copier import Copier
-from ringstow._errors import Error, NotDurableError
+from ringstow._errors import NotDurableError
 from ringstow._guard import Hold
 from ringstow._patience import patiently
 from ringstow._report import Progress, SaveReport
+from ringstow._save_future import SaveFuture, seconds_of
 
 _log = logging.getLogger("ringstow")
 
 
-class SaveHandle(Copied):
+class SaveHandle(SaveFuture):
     """A save in the background: a `concurrent.futures.Future` of its report.
 
     It has two moments. **Staged**: the last byte has left its tensor, which may be changed from
@@ -54,71 +52,26 @@ class SaveHandle(Copied):
         *,
         is_whole: bool,
     ) -> None:
-        super().__init__()
-        self.set_running_or_notify_cancel()
+        super().__init__(path)
         self._claim = claim
         self._job = job
-        self._path = path
         self._owners = owners
         self._hold = hold
         self._step, self._metrics = noted
         self._copier = copier
         self._copies = None if copier is None else copier.expected()
-        self._pid = os.getpid()
         self._caller = threading.get_ident()
-        self._lock = threading.RLock()  # re-entrant: a signal handler may ask, too
         # The interpreter's exit waits only for the threads that there are when it begins.
         self._is_late = not threading.main_thread().is_alive()
-        self._is_asked = False
-        self._failure: _jobs.Failure | None = None
         self._is_whole = is_whole
         hold.follow(lambda: job.staged() or job.done())
         if is_whole:
             hold.end()
 
-    def __repr__(self) -> str:
-        if self._pid != os.getpid():
-            state = "in another process"
-        elif self._job.done():
-            state = "done"
-        else:
-            state = "staged" if self.staged() else "staging"
-        return f"<SaveHandle {self._path!r} {state}>"
-
-    def __await__(self) -> Generator[Any, None, SaveReport]:
-        import asyncio
-
-        return asyncio.wrap_future(self).__await__()
-
-    def __del__(self) -> None:
-        failure = getattr(self, "_failure", None)
-        # At the interpreter's exit modules may be gone: the exit has told of the failure.
-        if failure is not None and os is not None and self._pid == os.getpid():
-            failure.log()
-
-    @property
-    def path(self) -> str:
-        """The checkpoint's directory."""
-        return self._path
-
     def staged(self) -> bool:
         """Return whether every byte has left its tensor: False if the save failed before."""
         job = self._own_job()
         return self._is_whole or job.staged()
-
-    def done(self) -> bool:
-        """Return whether the save has ended, well or not."""
-        self._own_job()
-        return super().done()
-
-    def running(self) -> bool:
-        """Return whether the save is in progress."""
-        return not self.done()
-
-    def cancelled(self) -> bool:
-        """Return False: a cancelled save has failed with SaveCancelledError."""
-        self._own_job()
-        return False
 
     def wait_staged(self, timeout: float | None = None) -> bool:
         """Wait until the tensors may be changed.
@@ -137,7 +90,7 @@ class SaveHandle(Copied):
         if self._is_whole:
             return True
         with self._hold.waited.here():
-            seconds = _seconds(timeout)
+            seconds = seconds_of(timeout)
             if seconds is None:
                 patiently(job.wait_staged, self._awaited("which has not copied all tensors"))
             elif not job.wait_staged(seconds):
@@ -145,49 +98,6 @@ class SaveHandle(Copied):
         if not job.staged():  # it failed before
             self.result()
         return True
-
-    def result(self, timeout: float | None = None) -> SaveReport:
-        """Wait until the checkpoint is committed, and return the save's report.
-
-        May be called again: it returns the same report, or raises the same error.
-
-        Args:
-            timeout: seconds to wait; None waits as long as it takes.
-
-        Raises:
-            TimeoutError: the time ran out; the save goes on.
-            SaveCancelledError: it was cancelled.
-            OSError: the system refused: no space, no permission, a failing disk.
-            Error: any other failure of the save.
-        """
-        error = self.exception(timeout)
-        if error is not None:
-            raise error.with_traceback(None)
-        return super().result()
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait until the save has ended, and return what it failed of; None if it is committed.
-
-        Args:
-            timeout: seconds to wait; None waits as long as it takes.
-
-        Raises:
-            TimeoutError: the time ran out; the save goes on.
-        """
-        self._own_job()
-        # Another thread may wait for all of the save, and hold up nobody.
-        is_callers = threading.get_ident() == self._caller
-        with self._hold.waited.here() if is_callers else contextlib.nullcontext():
-            seconds = _seconds(timeout)
-            if seconds is None:
-                patiently(self._ends, self._awaited("which is not durable"))
-            try:
-                error = super().exception(seconds)
-            except TimeoutError:
-                message = f"the save to {self._path} is not done after {timeout} s"
-                raise TimeoutError(message) from None
-        self._asked()
-        return error
 
     def progress(self) -> Progress:
         """Return how far the save has come, in bytes."""
@@ -206,43 +116,18 @@ class SaveHandle(Copied):
         if job.done():
             return False
         self._asked()  # the caller knows how it ends
+        self._was_cancelled = True
         job.cancel()
         return True
 
-    def add_done_callback(self, fn: Callable[[Future[SaveReport]], object]) -> None:
-        """Call a function with the handle once the save has ended, or now if it has."""
-        self._own_job()
-        super().add_done_callback(fn)
-
-    def _get_snapshot(self) -> tuple[bool, bool, Any, BaseException | None]:
-        """Return the state: newer versions of asyncio read it by this in place of `exception`."""
-        self._own_job()
-        future: Any = super()  # older versions of Future have no such method, and nobody calls it
-        snapshot: tuple[bool, bool, Any, BaseException | None] = future._get_snapshot()
-        if snapshot[0]:
-            self._asked()
-        return snapshot
-
     def _own_job(self) -> _native.SaveJob:
-        if self._pid != os.getpid():
-            raise Error(
-                f"the save to {self._path} belongs to process {self._pid}, which started it; "
-                "this process was forked from that one and cannot ask about it"
-            )
+        self._check_process()
         return self._job
 
-    def _asked(self) -> None:
-        """Note that the caller learns of a failure: it is not reported in another way."""
-        with self._lock:
-            self._is_asked = True
-            failure, self._failure = self._failure, None
-        if failure in _jobs.unreported:
-            _jobs.unreported.remove(failure)
-
-    def _unasked_failure(self) -> BaseException | None:
-        """Return what the save, which has ended, failed of, unless somebody has asked already."""
-        was_asked, error = self._is_asked, self.exception()
-        return None if was_asked else error
+    def _waits(self) -> contextlib.AbstractContextManager[object]:
+        # Another thread may wait for all of the save, and hold up nobody.
+        is_callers = threading.get_ident() == self._caller
+        return self._hold.waited.here() if is_callers else contextlib.nullcontext()
 
     def _watch(self) -> None:
         """See the save through, in a thread of its own.
@@ -267,10 +152,7 @@ class SaveHandle(Copied):
         try:
             report = SaveReport.from_json(self._claim.report())
         except BaseException as error:
-            with self._lock:
-                if not self._is_asked:
-                    self._failure = _jobs.Failure(self._path, error)
-                    _jobs.unreported.append(self._failure)
+            self._note_failure(error)
             # Without its frames, which know this handle: it could not be dropped.
             error = error.with_traceback(None)
             if self._copier is not None and isinstance(error, NotDurableError):
@@ -303,16 +185,6 @@ class SaveHandle(Copied):
         """Wait until the tensors may be changed, and leave a failure to `result`."""
         patiently(self._job.wait_staged, self._awaited("which has not copied all tensors"))
 
-    def _ends(self, seconds: float | None) -> bool:
-        try:
-            super().exception(seconds)
-        except TimeoutError:
-            return False
-        return True
-
-    def _awaited(self, why: str) -> str:
-        return f"the program waits for the save to {self._path}, {why}"
-
     def _abandon(self) -> None:
         """Cancel the save and wait for its end."""
         self._asked()
@@ -328,7 +200,7 @@ class SaveHandle(Copied):
             super().exception()
 
 
-class SkippedHandle(Copied):
+class SkippedHandle(SaveFuture):
     """The handle of a step that was not saved: ``skipped`` is true, and it is done.
 
     `result` returns a report whose ``skipped`` is true, too, and in which nothing was written.
@@ -337,22 +209,8 @@ class SkippedHandle(Copied):
     skipped = True
 
     def __init__(self, path: str, step: int) -> None:
-        super().__init__()
-        self.set_running_or_notify_cancel()
-        self._path = path
+        super().__init__(path)
         self.set_result(SaveReport.of_skipped(path, step))
-
-    def __repr__(self) -> str:
-        return f"<SkippedHandle {self._path!r}>"
-
-    @property
-    def path(self) -> str:
-        """Where the step would have been saved."""
-        return self._path
-
-    def __await__(self) -> Generator[Any, None, SaveReport]:
-        return self.result()
-        yield
 
     def wait_staged(self, timeout: float | None = None) -> bool:
         """Return True: nobody reads the tensors."""
@@ -369,6 +227,9 @@ class SkippedHandle(Copied):
     def wait_promoted(self, timeout: float | None = None) -> bool:
         """Return False: nothing is copied."""
         return False
+
+    def _check_process(self) -> None:
+        """Nothing is in progress: a forked child may ask, too."""
 
     def _is_committed(self) -> bool:
         return False
@@ -446,10 +307,3 @@ def skip(
         _outcomes.Outcome(kind="skip", path=path, step=step, metrics=metrics, report=report)
     )
     return handle
-
-
-def _seconds(timeout: float | None) -> float | None:
-    """Return a timeout that every clock can take."""
-    if timeout is None or timeout > threading.TIMEOUT_MAX:
-        return None
-    return max(timeout, 0.0)

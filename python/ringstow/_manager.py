@@ -360,8 +360,11 @@ class CheckpointManager:
         with self._turn.taken("save_async"):
             self._side.check()
             saving = self._saving
-            is_busy = saving is not None and not saving.is_over.is_set()
-            if not self._side.meet(("save_async", step), None, is_busy):
+            said = "over" if saving is None or saving.is_over.is_set() else "busy"
+            if saving is not None and saving.handle._was_cancelled:
+                said = "cancelled"  # it is gone soon: this step takes its place
+            all_said = self._side.meet(("save_async", step), None, said)
+            if all_said[0] != "busy" or "cancelled" in all_said:
                 return None
             noted: dict[str, float] = {}
             self._side.each(lambda: noted.update(metrics_of(metrics)))
@@ -606,8 +609,8 @@ class CheckpointManager:
             self._side.check()
             try:
                 failure = self._ended()
-                report = self._side.meet((name, *arguments), failure, self._retention.report)
-                self._retention.report = report
+                reports = self._side.meet((name, *arguments), failure, self._retention.report)
+                self._retention.report = reports[0]
                 yield
             finally:
                 if name == "close" and self._saving is None:

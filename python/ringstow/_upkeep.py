@@ -16,7 +16,7 @@ from ringstow._rules import Retention
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from ringstow._copied import Copied
+    from ringstow._save_future import SaveFuture
 
 _log = logging.getLogger("ringstow")
 
@@ -101,7 +101,7 @@ class Upkeep:
         if not self._node_local:  # the other ranks do not know
             self._copier.rescue(path, copies)
 
-    def follow(self, handle: Copied, path: str) -> threading.Event:
+    def follow(self, handle: SaveFuture, path: str) -> threading.Event:
         """Do the same once a background save has ended; return what is set after that."""
         is_over = threading.Event()
         copies = self._copier.expected()

@@ -28,7 +28,7 @@ from ringstow._damage import is_damage
 from ringstow._errors import Error, InvalidStateError
 from ringstow._metrics import metrics_of
 from ringstow.dcp import _latest, _paths, _private
-from ringstow.dcp._handle import RanksHandle
+from ringstow.dcp._handle import OwnPart, RanksHandle
 from ringstow.dcp._others_reader import OthersReader
 from ringstow.dcp._planner import LoadPlanner
 from ringstow.dcp._reader import StorageReader
@@ -94,7 +94,7 @@ class Ranks:
                 "the process group has ended, and the manager needs it: close the manager first"
             )
 
-    def meet(self, call: tuple[object, ...], failure: BaseException | None, said: _T) -> _T:
+    def meet(self, call: tuple[object, ...], failure: BaseException | None, said: _T) -> list[_T]:
         """Fail on all ranks if the save before failed on one, or if they call different things."""
         own = (call, None if failure is None else sendable(failure), said)
         try:
@@ -117,7 +117,7 @@ class Ranks:
                 f"the ranks do not make the same call of the manager: {calls}. Call each method on "
                 "every rank, in the same order and with the same step"
             )
-        return all_said[0][2]
+        return [one for _, _, one in all_said]
 
     def each(self, work: Callable[[], None]) -> None:
         each(work, self._group)
@@ -139,6 +139,7 @@ class Ranks:
         return self._save(state, path)
 
     def _save(self, state: dict[Any, Any], path: str) -> SaveReport:
+        self._writer.part = None
         save(state, checkpoint_id=path, storage_writer=self._writer, process_group=self._group)
         return self._written()
 
@@ -157,6 +158,7 @@ class Ranks:
 
     def _start(self, state: dict[Any, Any], path: str) -> RanksHandle:
         options: dict[str, Any] = {}
+        part = self._writer.part = OwnPart()
         if _takes_stager():
             stager = self._writer if self._staging == "snapshot" else self._writer.stager()
             options["async_stager"] = _Together(stager, self._group)
@@ -173,7 +175,7 @@ class Ranks:
             upload = response
         else:
             upload, staged = response.upload_completion, response.staging_completion
-        handle = RanksHandle(path, upload, staged, self._written)
+        handle = RanksHandle(path, upload, staged, self._written, part)
         if self._staging == "wait":
             with contextlib.suppress(Exception):  # result() raises it
                 handle.wait_staged()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import threading
 import time
 import weakref
@@ -29,6 +30,8 @@ from ringstow.dcp._stream import StagingFuture
 
 if TYPE_CHECKING:
     from ringstow._promoter import Promoter
+
+_log = logging.getLogger("ringstow")
 
 _POLL_S = 0.005
 _UNSEEN_S = 10.0
@@ -71,6 +74,8 @@ class Save:
         """Of a background save that copies no tensor."""
         self.waited: Waited | None = None
         """Of a background save, how long it has held up training; None if unknown."""
+        self.tells_failure = False
+        """Whether to log a background save's failure: DCP's future has it, which nobody may ask."""
         self.is_over = False
         """Whether DCP has returned from it, as far as this thread has shown."""
         self._call = _private.Call()
@@ -98,6 +103,8 @@ class Save:
             yield
         except BaseException as error:
             self._is_done = True
+            if self.tells_failure and self._call.is_save:
+                _log.error("the background save to %s failed: %s", self.path, error)
             if self._ranks == 1:
                 try:
                     self.abandon()

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from ringstow import _patience
-from ringstow._errors import Error
+from ringstow._errors import Error, SaveCancelledError
 from ringstow.dcp._errors import survives
 
 T = TypeVar("T")
@@ -179,8 +179,13 @@ def raise_first(errors: Iterable[BaseException | None]) -> None:
 
     Raises:
         Error: names the rank.
+        SaveCancelledError: that rank has cancelled the save.
     """
     for rank, error in enumerate(errors):
+        if isinstance(error, SaveCancelledError):
+            raise SaveCancelledError(
+                f"rank {rank} has cancelled the save: {error}", path=error.path
+            ) from error
         if error is not None:
             raise Error(f"rank {rank} failed: {type(error).__name__}: {error}") from error
 

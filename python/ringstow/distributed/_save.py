@@ -23,7 +23,7 @@ from ringstow._metrics import metrics_of
 from ringstow._patience import patiently
 from ringstow._report import SaveReport
 from ringstow._stateful._parts import Parts
-from ringstow.dcp._handle import RanksHandle
+from ringstow.dcp._handle import OwnPart, RanksHandle
 from ringstow.dcp._together import sendable
 from ringstow.distributed import _deal, _nodes
 from ringstow.distributed._apart import Apart, Asked, Directory, Shared, Written
@@ -289,6 +289,7 @@ class _Save:
         kind = Apart if self._asked.node_local else Shared
         self._directory: Directory = kind(group, Asked(path, step, metrics, config))
         self.staged: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._part = OwnPart()
 
     def start(self) -> RanksHandle:
         """Run in a thread of its own."""
@@ -316,7 +317,7 @@ class _Save:
 
         # The call is over before the ranks meet, and from now on a step of its thread waits, too.
         self._hold.follow(self.staged.done)
-        handle = RanksHandle(self._asked.path, done, self.staged, done.result)
+        handle = RanksHandle(self._asked.path, done, self.staged, done.result, self._part)
         handle._copies = copies
         if self._is_whole:
             self._let_go(None)
@@ -401,6 +402,7 @@ class _Save:
             apart=self._asked.apart,
             base=self._asked.base,
         )
+        self._part.begins(job)
         self._hold.follow(lambda: job.staged() or job.done())
         try:
             what = f"rank {self._group.rank} waits for the save to {path}"

@@ -201,6 +201,21 @@ def test_failed_save_does_not_delay_the_next_snapshot(moment, writer, tmp_path):
     assert_same(load(tmp_path, state), state)
 
 
+@needs_async_stager
+@pytest.mark.parametrize("stager", ["the writer", "streaming", "blocking"])
+def test_a_failure_is_logged_even_if_nobody_asks_the_future(stager, writer, tmp_path, caplog):
+    (tmp_path / "c").write_text("in the way")
+    options = {"checkpoint_id": tmp_path / "c", "storage_writer": writer}
+    made = STAGERS[stager](writer)
+    response = dcp.async_save({"a": torch.ones(9)}, **options, **stager_option(made))
+    concurrent.futures.wait([getattr(response, "upload_completion", response)], SECONDS)
+    said = [text for text in caplog.messages if text.startswith("the background save to ")]
+    assert [f"{tmp_path / 'c'} failed: " in text for text in said] == [True]
+    with pytest.raises(CheckpointException):
+        dcp.save({"a": torch.ones(9)}, **options)  # raises, and logs nothing
+    assert len([text for text in caplog.messages if "background" in text]) == 1
+
+
 def test_unsaved_snapshot_does_not_delay_the_next(writer, monkeypatch):
     kept = writer.stage({"a": torch.ones(1000)})
     monkeypatch.setattr(_snapshot, "_UNCLAIMED_S", 0.05)

@@ -133,6 +133,18 @@ def test_a_save_and_a_step_that_stays_wait(root, gate, how):
     assert numbers(root) == ([1, 2] if how == "save" else [1, 10])
 
 
+def test_a_step_takes_the_place_of_a_cancelled_one(root):
+    never = ringstow.Config(write_rate=10, block_bytes=1 << 20)  # not within a day
+    large = {"w": np.ones(8 << 20, np.uint8)}
+    with CheckpointManager(root, on_busy="skip", config=never) as manager:
+        first = manager.save_async(1, large)
+        assert manager.save_async(2, large).skipped
+        first.cancel()
+        third = manager.save_async(3, large)
+        assert not third.skipped
+        third.cancel()
+
+
 def test_a_failure_is_raised_and_not_skipped(root):
     root.mkdir()
     with CheckpointManager(root, on_busy="skip") as manager:

@@ -1,0 +1,115 @@
+"""The handle of a background save by several ranks does all that the handle of one process does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+
+import pytest
+import torch
+
+import ringstow
+from ringstow import _jobs, distributed
+
+SIZE = 8 << 20
+NEVER = ringstow.Config(write_rate=10, block_bytes=1 << 20)
+"""No save of `SIZE` ends by itself: its first block takes a day."""
+
+
+def state_of(rank, size=SIZE):
+    return {f"rank {rank}": torch.full((size,), rank, dtype=torch.uint8), "shared": torch.ones(9)}
+
+
+def endless_on(one, rank):
+    """A state of which one rank alone has much."""
+    return state_of(rank, SIZE if rank == one else 9)
+
+
+def ask(rank, path):
+    handle = distributed.save_async(state_of(rank), path, step=3)
+
+    async def awaited():
+        return await handle
+
+    assert handle.wait_staged()
+    assert handle.staged()
+    report = asyncio.run(awaited())
+    assert report == handle.result()
+    assert handle.progress().written == handle.progress().total == report.file_bytes
+    assert (handle.done(), handle.running(), handle.cancelled()) == (True, False, False)
+    assert not handle.cancel()
+    assert repr(handle) == f"<RanksHandle {str(path)!r} done>"
+    return report.step
+
+
+def test_it_is_awaited_and_says_how_far_it_is(ranks, tmp_path):
+    assert ranks(2).run(ask, tmp_path / "c") == [3, 3]
+
+
+def cancel_on_one(rank, path):
+    distributed.save({"old": torch.ones(5)}, path)
+    handle = distributed.save_async(endless_on(1, rank), path, config=NEVER)
+    assert handle.wait_staged()
+    assert (handle.staged(), handle.running(), repr(handle)[-8:]) == (True, True, " staged>")
+    if rank == 1:
+        assert handle.cancel()
+    with pytest.raises(ringstow.SaveCancelledError) as caught:
+        handle.result()
+    assert handle.done()
+    assert not _jobs.unreported
+    return str(caught.value)
+
+
+def test_one_rank_cancels_for_all(ranks, tmp_path):
+    said = ranks(2).run(cancel_on_one, tmp_path / "c")
+    assert said[0].startswith("rank 1 has cancelled the save: ")
+    assert list(ringstow.load(tmp_path / "c")) == ["old"]
+
+
+def nobody_asks(rank, path):
+    handle = distributed.save_async(endless_on(1, rank), path, config=NEVER)
+    if rank == 1:
+        handle.cancel()
+    while not handle.done():
+        pass
+    del handle
+    return _jobs.unreported
+
+
+def test_a_cancelled_save_that_nobody_asks_for_is_no_failure(ranks, tmp_path):
+    assert ranks(2).run(nobody_asks, tmp_path / "c") == [[], []]
+
+
+def cancel_and_save_again(rank, path, canceller):
+    with ringstow.CheckpointManager(path, on_busy="skip", config=NEVER) as manager:
+        first = manager.save_async(1, endless_on(canceller, rank))
+        assert manager.save_async(2, state_of(rank)).skipped
+        if rank == canceller:
+            first.cancel()
+        last = manager.save_async(3, {"small": torch.ones(5)})
+        assert not last.skipped
+        last.cancel()
+
+
+@pytest.mark.parametrize("canceller", [0, 1])
+def test_a_step_takes_the_place_of_a_cancelled_one(ranks, tmp_path, canceller):
+    ranks(2).run(cancel_and_save_again, tmp_path / "run", canceller)
+
+
+def ask_in_a_child(rank, path):
+    handle = distributed.save_async(state_of(rank), path)
+    child = os.fork()
+    if child == 0:
+        try:
+            handle.result()
+        except ringstow.Error as error:
+            os._exit(0 if "belongs to process" in str(error) else 1)
+        os._exit(2)
+    handle.result()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_forked_child_is_told_whose_it_is(ranks, tmp_path):
+    logging.getLogger("ringstow").setLevel(logging.ERROR)
+    assert ranks(2).run(ask_in_a_child, tmp_path / "c") == [0, 0]
