@@ -129,6 +129,7 @@ check-format: $(LINTERS)
 	cargo fmt --all --check
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python tools/promises.py --check
 	cd python && PYTHONPATH=. ../$(BIN)/lint-imports --no-cache
 
 check-types: $(READY)

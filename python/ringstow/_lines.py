@@ -88,7 +88,7 @@ def of_move(report: Moved, count: int, who: str = "") -> str:
     """Return ``run/step-1000, rank 3: 3.41 GB in 1.52 s (2.24 GB/s, io_uring, O_DIRECT)``."""
     place = f"{report.path}, {who}" if who else report.path
     words = [
-        f"{report.gb_per_s:.2f} GB/s",
+        f"{size(round(report.gb_per_s * 1e9))}/s",
         _ENGINES.get(report.engine, report.engine),
         *(["fixed buffers"] if report.fixed_buffers else []),
         "O_DIRECT" if report.direct else "buffered",

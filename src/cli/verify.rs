@@ -208,17 +208,17 @@ fn indented(text: String) -> String {
 }
 
 fn read(report: &VerifyReport) -> String {
-    let rate = report.read_bytes as f64 / 1e9 / report.seconds.max(1e-9);
+    let rate = report.read_bytes as f64 / report.seconds.max(1e-9);
     let elsewhere = match report.elsewhere {
         0 => String::new(),
         files => format!("; {} on other nodes, not checked", text::count(files, "file")),
     };
     format!(
-        "{} in {}, {}, {:.2} GB/s{elsewhere}",
+        "{} in {}, {}, {}/s{elsewhere}",
         text::size(report.read_bytes),
         text::count(report.files, "file"),
         text::count(report.blocks, "checksum chunk"),
-        rate
+        text::size(rate as u64)
     )
 }
 

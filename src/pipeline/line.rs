@@ -31,8 +31,8 @@ fn done((bytes, seconds, rate): (u64, f64, f64), moved: &Moved) -> String {
     let engine = if moved.engine == "uring" { "io_uring" } else { &moved.engine };
     let fixed = if moved.fixed_buffers > 0 { ", fixed buffers" } else { "" };
     let direct = if moved.direct { "O_DIRECT" } else { "buffered" };
-    let (size, time) = (size(bytes), duration(seconds));
-    format!("{size} in {time} ({rate:.2} GB/s, {engine}{fixed}, {direct})")
+    let (bytes, time, rate) = (size(bytes), duration(seconds), size((rate * 1e9) as u64));
+    format!("{bytes} in {time} ({rate}/s, {engine}{fixed}, {direct})")
 }
 
 /// A size in powers of ten with three digits, as disks are sold: `4.19 MB`.
