@@ -9,7 +9,7 @@ use std::path::PathBuf;
 impl CheckpointManager {
     /// Removes the steps that are newer than this one, in the root and in all [places](super::Tiers): a training that goes back to it
     /// for good does not need them. Without this call they stay until the rules remove them, and the next save is newer than
-    /// they are. Kept ones ([`CheckpointManager::keep`]) stay. Returns what was removed.
+    /// they are. Kept ones ([`CheckpointManager::keep`]) stay. Waits for copies in progress. Returns what was removed.
     ///
     /// # Errors
     /// [`Error::NoCheckpoint`] if there is no such step, and none is removed; the first failure of a removal, once the others
@@ -17,12 +17,17 @@ impl CheckpointManager {
     pub fn drop_newer(&mut self, step: u64) -> Result<Vec<PathBuf>> {
         self.wait()?;
         let found = self.shared.candidates(Some(step))?;
-        match found.first() {
-            Some((_, newest)) => {
-                self.shared.newer(newest.order)?.remove(self.shared.store.config())
-            }
-            None => Ok(Vec::new()),
-        }
+        let Some((_, restored)) = found.first() else { return Ok(Vec::new()) };
+        let (root, config) = (&self.shared.root, self.shared.store.config());
+        let Some(copies) = &self.shared.copies else {
+            return self.shared.newer(restored.order)?.remove(config);
+        };
+        // A copy that has begun goes on without the step here, and would bring it back there.
+        let here = Newer::find(root, std::slice::from_ref(root), restored.order, config)?;
+        let mut removed = here.remove(config).unwrap_or_default(); // what fails is tried again
+        drop(copies.wait_idle());
+        removed.extend(self.shared.newer(restored.order)?.remove(config)?);
+        Ok(removed)
     }
 
     /// Keeps a step until [`CheckpointManager::release`]: no rule removes it, or parts of it, and it does not leave the root.

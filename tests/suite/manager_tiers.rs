@@ -106,6 +106,26 @@ fn steps_that_stay_for_good_are_not_passed_over() {
 }
 
 #[test]
+fn dropped_step_whose_copy_is_in_progress_does_not_come_back() {
+    let disks = Disks::new();
+    let tiers = Tiers { places: vec![disks.shared()], rate: 20_000, ..Tiers::default() };
+    let root = disks.run();
+    let mut manager =
+        CheckpointManager::found(&root, Keep::default()).unwrap().tiers(tiers).unwrap();
+    save(&mut manager, 1, 1);
+    manager.wait_promoted().unwrap();
+    save(&mut manager, 2, 2); // its copy takes half a second
+    manager.wait().unwrap();
+    while !disks.shared().join("step-00000002").exists() {
+        std::thread::yield_now();
+    }
+    assert!(manager.drop_newer(1).unwrap().contains(&root.join("step-00000002")));
+    manager.wait_promoted().unwrap();
+    drop(manager);
+    assert_eq!((steps_in(&root), steps_in(&disks.shared())), (vec![1], vec![1]));
+}
+
+#[test]
 fn step_that_stays_for_good_and_was_not_copied_is_tried_again_with_the_next() {
     let disks = Disks::new();
     let in_the_way = disks.shared().join("step-00000003");

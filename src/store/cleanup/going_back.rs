@@ -6,8 +6,8 @@ use crate::format::manifest::Order;
 use crate::store::catalog::found::Found;
 use crate::store::catalog::pins::pinned;
 use crate::store::catalog::steps::steps;
-use crate::store::cleanup::history::remove_step;
-use crate::store::cleanup::remove::Disposal;
+use crate::store::cleanup::history::note;
+use crate::store::cleanup::remove::{Disposal, remove_checkpoint};
 use crate::store::write::place::follow;
 use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
@@ -70,7 +70,8 @@ impl<'a> Newer<'a> {
             if kept.iter().any(|name| path.ends_with(name)) {
                 continue;
             }
-            match remove_step(&path, &reason, Disposal::of(config), config) {
+            note(&path, &reason); // first: a copy in progress asks why the step is gone
+            match remove_checkpoint(&path, Disposal::of(config), config) {
                 Ok(_) => removed.push(path),
                 Err(error) => failure = failure.or(Some(error)),
             }
