@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import threading
 from collections.abc import Iterator
 
 # More new objects than a process ever makes before the collector would start.
 _NEVER = 2_000_000_011
 
-_lock = threading.RLock()  # re-entrant: a signal handler may save, too
+# No lock: a thread that is interrupted as it lets it go would keep all others from saving.
 _holds: set[int] = set()
 """One number for each block that is running, in all threads."""
-_before: tuple[int, int, int] | None = None
+_usual = gc.get_threshold()
 """The thresholds to put back at the end of the last block."""
 
 
@@ -42,30 +41,22 @@ def collector_paused() -> Iterator[None]:
 
 
 def _begin(hold: int) -> None:
-    global _before
-    with _lock:
-        _holds.add(hold)
-        now = gc.get_threshold()
-        if now[0] != _NEVER and _before is None:
-            _before = now
-            gc.set_threshold(_NEVER, *now[1:])
+    global _usual
+    _holds.add(hold)  # first: whoever ends meanwhile leaves the end to this block
+    now = gc.get_threshold()
+    if now[0] != _NEVER:
+        _usual = now
+        gc.set_threshold(_NEVER, *now[1:])
 
 
 def _end(hold: int) -> None:
-    global _before
-    with _lock:
-        _holds.discard(hold)
-        if _holds or _before is None:
-            return
-        if gc.get_threshold()[0] == _NEVER:
-            gc.set_threshold(*_before)
-        _before = None  # last: Ctrl-C may come between the two
+    _holds.discard(hold)
+    if not _holds and gc.get_threshold()[0] == _NEVER:
+        gc.set_threshold(*_usual)
 
 
 def _forget() -> None:
     """In a forked child, where the threads that had begun these blocks never end them."""
-    global _lock
-    _lock = threading.RLock()
     _holds.clear()
     _end(0)
 

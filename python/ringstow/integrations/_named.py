@@ -26,7 +26,7 @@ _NO_SWAP = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
 # What `begin` has begun, and what `kept` keeps. Each engine of a program saves in a thread.
 _in_progress: set[str] = set()
-_lock = threading.Lock()
+_lock = threading.RLock()  # re-entrant: a signal handler may save, too
 
 _log = logging.getLogger("ringstow")
 
