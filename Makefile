@@ -20,6 +20,8 @@ MUTATIONS ?= 1000
 INTERLEAVINGS ?= 500
 # Kills of a promotion to an object store.
 PROMOTION_KILLS ?= 200
+# Kills of programs of a manager.
+MANAGER_KILLS ?= 1000
 LEAK_ROUNDS   ?= 50000
 SOAK_MINUTES  ?= 60
 # "all": every pair of ranks before and after, and every optimizer.
@@ -69,7 +71,7 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 
 .PHONY: help check check-format check-types check-rust demo stores test test-rust test-mpi test-python test-trainers test-gpu fuzz \
 	torture torture-address torture-background torture-calls torture-calls-python torture-cuts torture-faults torture-flips \
-	torture-fuzz torture-hosts torture-image torture-kills torture-leaks torture-miri torture-promotes torture-restarts torture-simulation torture-soak \
+	torture-fuzz torture-hosts torture-image torture-kills torture-leaks torture-managers torture-miri torture-promotes torture-restarts torture-simulation torture-soak \
 	torture-threads \
 	lint doc bench bench-check bench-baseline compare compare-dcp compare-export step-time figures sweep wheel site gpu-bundle gpu-report clean
 .DEFAULT_GOAL := help
@@ -97,6 +99,7 @@ help:
 	@echo "make torture-image  what a disk may hold after a loss of power at each call (MINUTES=$(MINUTES) SEED=$(SEED))"
 	@echo "make torture-kills  kill a saving process at any moment (KILLS=$(KILLS))"
 	@echo "make torture-leaks  saves, loads and failures: nothing grows (LEAK_ROUNDS=$(LEAK_ROUNDS))"
+	@echo "make torture-managers  kill programs of a manager beside a user, readers and clocks that step; nothing is lost (MANAGER_KILLS=$(MANAGER_KILLS) SEED=$(SEED))"
 	@echo "make torture-promotes  kill a copy to an object store at any request, call or moment (PROMOTION_KILLS=$(PROMOTION_KILLS) SEED=$(SEED))"
 	@echo "make torture-restarts  kill trainings on ranks; each goes on, on any number of ranks, as if it had not been stopped"
 	@echo "make torture-simulation  programs at the same time, one schedule a seed (SEEDS=$(SEEDS) SEED=$(SEED))"
@@ -256,6 +259,9 @@ torture-kills:
 torture-leaks: $(READY)
 	RINGSTOW_ROUNDS=$(LEAK_ROUNDS) cargo test --test leaks many_thousands -- --ignored --nocapture
 	RINGSTOW_ROUNDS=$$(($(LEAK_ROUNDS) / 25)) $(BIN)/python -m pytest -q -s python/tests/test_leaks.py
+
+torture-managers: $(READY)
+	$(BIN)/python tools/torture_managers.py --kills $(MANAGER_KILLS) --seed $(SEED)
 
 torture-promotes: export RINGSTOW_REQUIRE_RIGS = 1
 torture-promotes: $(READY) stores

@@ -69,6 +69,7 @@ RIGS = [
     Rig("flips", "FLIPS", full=10_000, a_minute=3000),
     Rig("fuzz", "MINUTES", full=60, a_minute=1),
     Rig("image", "MINUTES", full=60, a_minute=1),
+    Rig("managers", "MANAGER_KILLS", full=1000, a_minute=100),
     Rig("promotes", "PROMOTION_KILLS", full=200, a_minute=30),
     Rig("restarts", "RESTARTS", full="all", a_minute=0),
     Rig("leaks", "LEAK_ROUNDS", full=50_000, a_minute=500),

@@ -275,7 +275,15 @@ class Copier:
 
     def _gives_way(self, step: Added, later: list[Added]) -> bool:
         """Whether a step is passed over, since those were added after it."""
-        return bool(later) and not (self._stays and self._stays(step.path))
+        # What was saved never gives way to what was found: that is older, also if its number is
+        # higher, since the run may have gone back.
+        rivals = (other for other in later if other.is_new or not step.is_new)
+        is_overtaken = any(self._overtakes(other, step) for other in rivals)
+        return is_overtaken and not (self._stays and self._stays(step.path))
+
+    def _overtakes(self, later: Added, step: Added) -> bool:
+        """Whether a step need not be copied, since that one was added after it."""
+        return True
 
     def _newest(self, added: int) -> int | None:
         """Return up to which of so many added steps to go; None after giving up."""

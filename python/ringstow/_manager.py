@@ -480,8 +480,8 @@ class CheckpointManager:
                 is always raised: a missing disk or permission must not cost progress.
             strict: require the same keys in ``into`` and the step, as in `ringstow.load_into`.
             drop_newer: remove the steps that are newer than the named one, here and on the
-                ``tiers``, but for those that `keep` keeps. Otherwise they stay until the rules
-                remove them, and a warning names them.
+                ``tiers``, but for those that `keep` keeps; waits for copies in progress. Otherwise
+                they stay until the rules remove them, and a warning names them.
 
         Returns:
             The step and its state; None if no step is named and nothing was committed yet. A
@@ -544,9 +544,18 @@ class CheckpointManager:
         here = [self._root] if self._side.leads else []
         there = self._tiers if self._side.is_first else ()
         config = native_json(self._config)
-        self._side.each(
-            lambda: _native.go_back(self._root, [*here, *there], restored.order, drop_newer, config)
-        )
+
+        def go_back(places: list[str]) -> None:
+            _native.go_back(self._root, places, restored.order, drop_newer, config)
+
+        def change() -> None:
+            if drop_newer:
+                # Copies that have begun go on without the step here, and would bring it back there.
+                go_back(here)
+                self._copier.wait()
+            go_back([*here, *there])
+
+        self._side.each(change)
 
     def keep(self, step: int) -> None:
         """Keep a step until `release`: no rule removes it, slims it or lets it leave ``root``.

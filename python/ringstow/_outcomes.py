@@ -12,9 +12,7 @@ import collections
 import contextlib
 import dataclasses
 import logging
-import sys
 import threading
-import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -177,15 +175,20 @@ def _logging() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        sys.unraisablehook(
-            types.SimpleNamespace(
-                exc_type=type(error),
-                exc_value=error,
-                exc_traceback=error.__traceback__,
-                err_msg="Exception ignored while logging",
-                object=_log,
-            )
-        )
+        _WhileLogging(error)
+
+
+class _WhileLogging:
+    """Raises an error as it is dropped, where nobody catches it.
+
+    So the interpreter itself calls `sys.unraisablehook`: its own hook refuses any other call.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __del__(self) -> None:
+        raise self._error
 
 
 def log_apart(line: str) -> None:

@@ -189,9 +189,8 @@ class Promoter(Copier):
             with contextlib.suppress(OSError):
                 warn_of_one_disk(place, self._root)
 
-    def _gives_way(self, step: Added, later: list[Added]) -> bool:
-        is_overtaken = any(_is_newer(other.path, step.path) for other in later)
-        return super()._gives_way(step, later) and is_overtaken
+    def _overtakes(self, later: Added, step: Added) -> bool:
+        return _is_newer(later.path, step.path)
 
     def _was_removed(self, step: Added) -> bool:
         """Whether a step is gone because a rule removed it, which is fine."""

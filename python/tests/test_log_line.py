@@ -154,3 +154,22 @@ def test_logging_handler_that_fails_does_not_fail_the_save(at, monkeypatch):
         log.removeHandler(handler)
         log.setLevel(logging.NOTSET)
     assert [str(one.exc_value) for one in seen] == ["no log"] * 2
+
+
+def test_logging_handler_that_fails_is_reported_by_the_interpreter_s_own_hook(at):
+    code = """
+import logging, sys, ringstow
+
+class Broken(logging.Handler):
+    def emit(self, record):
+        raise RuntimeError("no log")
+
+logging.getLogger("ringstow").addHandler(Broken())
+logging.getLogger("ringstow").setLevel(logging.INFO)
+ringstow.save({"a": 1}, sys.argv[1])
+print(ringstow.load(sys.argv[1]))
+"""
+    done = python(code, at / "c")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "{'a': 1}\n"
+    assert done.stderr.count("RuntimeError: no log") == 2

@@ -176,6 +176,30 @@ def test_copy_that_waits_for_another_try_gives_way_to_a_newer_step(tmp_path, mon
     assert steps_in(tmp_path / "shared/run") == [2]
 
 
+def test_step_after_going_back_does_not_give_way_to_older_ones_of_higher_numbers(
+    tmp_path, monkeypatch
+):
+    with ringstow.CheckpointManager(tmp_path / "run") as manager:
+        for step in (1, 7, 8, 9):
+            manager.save(step, state_of(step))
+        manager.restore(1)
+        manager.save(2, state_of(2))
+    begun, may_go = threading.Event(), threading.Event()
+
+    def waiting(path, to):
+        begun.set()
+        assert may_go.wait(300)
+
+    before_copies(monkeypatch, waiting)
+    with manager_of(tmp_path, keep_last=9, keep_here=9) as manager:
+        assert manager.restore().step == 2  # and has all steps copied
+        assert begun.wait(300)
+        manager.save(3, state_of(3))
+        may_go.set()
+        assert manager.wait_promoted(60)
+        assert sorted(steps_in(tmp_path / "shared/run")) == [1, 2, 3, 7, 8, 9]
+
+
 def test_steps_that_stay_for_good_are_not_passed_over(tmp_path, monkeypatch):
     begun, may_go = threading.Event(), threading.Event()
 

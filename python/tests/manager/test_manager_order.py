@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -88,6 +89,21 @@ def test_drop_newer_removes_the_newer_steps_everywhere_but_those_that_are_kept(a
         assert manager.restore(2, drop_newer=True).step == 2
         assert [step.step for step in manager.steps()] == [1, 2, 4]
     assert [step.step for step in ringstow.steps(tier)] == [1, 2, 4]
+
+
+def test_drop_newer_leaves_no_step_whose_copy_is_in_progress(at):
+    run, tier = at / "run", at / "tier"
+    with ringstow.CheckpointManager(run, tiers=[tier], promotion_rate="2M") as manager:
+        manager.save(1, state(1))
+        assert manager.wait_promoted()
+        manager.save(2, {"w": torch.zeros(500_000)})  # its copy takes a second
+        while not (tier / "step-00000002").exists():
+            time.sleep(0.001)
+        assert manager.restore(1, drop_newer=True).step == 1
+        manager.wait_promoted()
+        assert [step.step for step in ringstow.steps(tier)] == [1]
+    with ringstow.CheckpointManager(run, tiers=[tier]) as manager:
+        assert manager.restore().step == 1
 
 
 def test_a_kept_step_stays_until_it_is_released(at):
