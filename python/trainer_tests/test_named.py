@@ -72,6 +72,19 @@ def test_a_save_of_another_engine_leaves_what_names_the_latest_tag(tmp_path, mon
     assert (tmp_path / "latest").read_text() == "critic1"
 
 
+def test_a_save_leaves_what_ringstow_keeps_in_a_run(tmp_path):
+    kept = ["run.json", "node.json", "history.jsonl", "history.jsonl.1", "manager", "keep-tag1"]
+    names = [f".ringstow-{name}" for name in [*kept, "tag0"]]
+    for name in names:
+        (tmp_path / name).touch()
+    for name in ("promotions", "spares"):
+        (tmp_path / f".ringstow-{name}").mkdir()
+    _named.end(_named.begin(str(tmp_path / "keep-tag1")))
+    left = {name.removeprefix(".ringstow-") for name in os.listdir(tmp_path)}
+    assert left == {*kept, "promotions", "spares"}
+    assert (tmp_path / ".ringstow-keep-tag1").is_dir(), "its own leftover goes"
+
+
 def test_what_a_killed_process_named_the_latest_tag_with_goes_with_the_next_save(tmp_path):
     left = tmp_path / ".ringstow-latest-critic1"
     left.touch()

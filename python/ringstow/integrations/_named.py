@@ -24,6 +24,9 @@ _HIDDEN = ".ringstow-"
 _REPLACED = ".ringstow_replaced-"
 _NO_SWAP = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
+# What ringstow itself keeps in a directory of checkpoints under hidden names: docs/format.md.
+_OF_THE_RUN = r"(?:run|node)\.json.*|history\.jsonl.*|keep-.*|manager|promotions|spares"
+
 # What `begin` has begun, and what `kept` keeps. Each engine of a program saves in a thread.
 _in_progress: set[str] = set()
 _lock = threading.RLock()  # re-entrant: a signal handler may save, too
@@ -77,10 +80,13 @@ def begin(final: str) -> str:
     Returns:
         The hidden directory.
     """
-    run = os.path.dirname(final)
+    run, own = os.path.split(final)
     with _lock:
-        busy = [re.escape(os.path.basename(o)) for o in _in_progress if os.path.dirname(o) == run]
-        part = prepare(final, re.compile(rf"(?!(?:{'|'.join(busy) or '(?!)'})\Z).*", re.DOTALL))
+        beside = [os.path.basename(one) for one in _in_progress if os.path.dirname(one) == run]
+        busy = "|".join(map(re.escape, beside)) or "(?!)"
+        others = rf"(?!(?:{_OF_THE_RUN})\Z).*"
+        names = re.compile(rf"(?!(?:{busy})\Z)(?:{re.escape(own)}|{others})", re.DOTALL)
+        part = prepare(final, names)
         _in_progress.add(final)
     return part
 
