@@ -6,22 +6,17 @@ import threading
 import forked
 import pytest
 import torch
-from tiered import before_copies, pause, save_step_2_again, state_of
+from tiered import (
+    before_copies,
+    manager_of,
+    pause,
+    save_step_1,
+    save_step_2_again,
+    state_of,
+    steps_in,
+)
 
 import ringstow
-
-
-def manager_of(tmp_path, **options):
-    return ringstow.CheckpointManager(tmp_path / "run", tiers=[tmp_path / "shared/run"], **options)
-
-
-def save_step_1(tmp_path):
-    with manager_of(tmp_path) as manager:
-        manager.save(1, state_of(1))
-
-
-def steps_in(directory):
-    return [found.step for found in ringstow.steps(directory)]
 
 
 def test_steps_are_copied_and_outlive_the_directory(tmp_path):
@@ -176,14 +171,9 @@ def test_copy_that_waits_for_another_try_gives_way_to_a_newer_step(tmp_path, mon
     assert steps_in(tmp_path / "shared/run") == [2]
 
 
-def test_step_after_going_back_does_not_give_way_to_older_ones_of_higher_numbers(
-    tmp_path, monkeypatch
-):
-    with ringstow.CheckpointManager(tmp_path / "run") as manager:
-        for step in (1, 7, 8, 9):
-            manager.save(step, state_of(step))
-        manager.restore(1)
-        manager.save(2, state_of(2))
+@pytest.fixture
+def held_copies(monkeypatch):
+    """Hold all copies: return what says that one has begun, and what lets them go on."""
     begun, may_go = threading.Event(), threading.Event()
 
     def waiting(path, to):
@@ -191,6 +181,18 @@ def test_step_after_going_back_does_not_give_way_to_older_ones_of_higher_numbers
         assert may_go.wait(300)
 
     before_copies(monkeypatch, waiting)
+    return begun, may_go
+
+
+def test_step_after_going_back_does_not_give_way_to_older_ones_of_higher_numbers(
+    tmp_path, held_copies
+):
+    with ringstow.CheckpointManager(tmp_path / "run") as manager:
+        for step in (1, 7, 8, 9):
+            manager.save(step, state_of(step))
+        manager.restore(1)
+        manager.save(2, state_of(2))
+    begun, may_go = held_copies
     with manager_of(tmp_path, keep_last=9, keep_here=9) as manager:
         assert manager.restore().step == 2  # and has all steps copied
         assert begun.wait(300)
@@ -200,14 +202,8 @@ def test_step_after_going_back_does_not_give_way_to_older_ones_of_higher_numbers
         assert sorted(steps_in(tmp_path / "shared/run")) == [1, 2, 3, 7, 8, 9]
 
 
-def test_steps_that_stay_for_good_are_not_passed_over(tmp_path, monkeypatch):
-    begun, may_go = threading.Event(), threading.Event()
-
-    def waiting(path, to):
-        begun.set()
-        assert may_go.wait(300)
-
-    before_copies(monkeypatch, waiting)
+def test_steps_that_stay_for_good_are_not_passed_over(tmp_path, held_copies):
+    begun, may_go = held_copies
     with manager_of(tmp_path, keep_last=1, keep_every=3) as manager:
         manager.save(1, state_of(1))
         assert begun.wait(300)
@@ -305,145 +301,6 @@ def test_disk_that_may_not_be_mounted_is_told(tmp_path, caplog):
     assert "does not exist" in caplog.text
 
 
-def another_run(tmp_path):
-    return ringstow.CheckpointManager(tmp_path / "other", tiers=[tmp_path / "shared/run"])
-
-
-def test_two_runs_do_not_replace_each_others_copies(tmp_path, caplog):
-    with manager_of(tmp_path) as first, another_run(tmp_path) as second:
-        assert (first.restore(), second.restore()) == (None, None)
-        first.save(1, state_of(1))
-        assert first.wait_promoted(60)
-        second.save(1, state_of(7))
-        assert not second.wait_promoted(60)
-        assert "has steps of another run" in str(second.promotion_error)
-        # Later, too: its own steps are none of those there.
-        with pytest.raises(
-            ringstow.InvalidStateError, match=r"shared/run has steps of another run"
-        ):
-            second.restore()
-    assert ringstow.load(tmp_path / "shared/run/step-00000001")["step"] == 1
-    assert "Name another place in tiers" in caplog.text
-
-
-def test_run_that_was_never_copied_takes_no_other_runs_steps(tmp_path):
-    with manager_of(tmp_path) as manager:
-        manager.save(9, state_of(9))
-    ringstow.save(state_of(1), tmp_path / "other/step-1", step=1)
-    with (
-        another_run(tmp_path) as manager,
-        pytest.raises(ringstow.InvalidStateError, match="of another run"),
-    ):
-        manager.restore()
-
-
-def test_new_directory_goes_on_with_the_run_that_it_restores(tmp_path):
-    save_step_1(tmp_path)
-    with another_run(tmp_path) as manager:
-        assert manager.restore().step == 1
-        manager.save(2, state_of(2))
-    assert manager.promotion_error is None
-    assert steps_in(tmp_path / "shared/run") == [1, 2]
-
-
-def test_program_whose_run_was_taken_over_is_shut_out(tmp_path, caplog):
-    with manager_of(tmp_path) as first, another_run(tmp_path) as second:
-        first.save(1, state_of(1))
-        assert first.wait_promoted(60)
-        assert second.restore().step == 1
-        assert "goes on with the run whose steps are in" in caplog.text
-        first.save(2, state_of(2))  # a restore alone, of an evaluation, harms nobody
-        assert first.wait_promoted(60)
-        second.save(3, state_of(3))
-        assert second.wait_promoted(60)
-        first.save(4, state_of(4))
-        assert not first.wait_promoted(60)
-        assert "has taken them over" in str(first.promotion_error)
-    assert steps_in(tmp_path / "shared/run") == [1, 2, 3]
-    with manager_of(tmp_path) as manager, pytest.raises(ringstow.InvalidStateError):
-        manager.restore()
-
-
-def test_kill_before_the_first_copy_shuts_the_other_program_out_all_the_same(tmp_path):
-    def killed(second):
-        assert second.restore().step == 1
-
-    shut_out_after(tmp_path, killed, killed)
-
-
-def test_look_at_the_newest_step_shuts_the_other_program_out_as_a_restore_does(tmp_path):
-    def looked(second):
-        assert second.latest().step == 1
-
-    shut_out_after(tmp_path, looked, lambda second: None)
-
-
-def shut_out_after(tmp_path, before, start):
-    """Have a manager go on with a run in a new directory after ``before`` was called in another."""
-    with manager_of(tmp_path) as first:
-        first.save(1, state_of(1))
-        assert first.wait_promoted(60)
-        with another_run(tmp_path) as ended:
-            before(ended)
-        with another_run(tmp_path) as second:  # it has forgotten what it was going to take over
-            start(second)
-            second.save(2, state_of(2))
-            assert second.wait_promoted(60)
-        first.save(2, state_of(20))
-        assert not first.wait_promoted(60)
-        assert "has taken them over" in str(first.promotion_error)
-    assert ringstow.load(tmp_path / "shared/run/step-00000002")["step"] == 2
-
-
-def test_tier_that_is_away_at_the_first_copy_of_a_new_directory_goes_on_too(tmp_path):
-    tiers = [tmp_path / "near", tmp_path / "far"]
-    with ringstow.CheckpointManager(tmp_path / "run", tiers=tiers) as manager:
-        manager.save(1, state_of(1))
-    away = tmp_path / "unmounted"
-    tiers[1].rename(away)
-    with ringstow.CheckpointManager(tmp_path / "new", tiers=tiers) as manager:
-        assert manager.restore().step == 1
-        manager.save(2, state_of(2))
-        assert manager.wait_promoted(60)
-    shutil.rmtree(tiers[1])  # what was made where the disk was not mounted
-    away.rename(tiers[1])
-    with ringstow.CheckpointManager(tmp_path / "new", tiers=tiers) as manager:
-        assert manager.restore().step == 2
-        manager.save(3, state_of(3))
-        assert manager.wait_promoted(60)
-    assert steps_in(tiers[1]) == [1, 2, 3]
-    shutil.rmtree(tmp_path / "new")
-    with ringstow.CheckpointManager(tmp_path / "third", tiers=tiers) as manager:
-        assert manager.restore().step == 3
-
-
-def test_new_directory_that_a_kill_leaves_without_a_copy_stays_that_runs(tmp_path):
-    save_step_1(tmp_path)
-    with another_run(tmp_path) as manager:
-        assert manager.restore().step == 1
-        ringstow.save(state_of(2), tmp_path / "other/step-00000002", step=2)  # and is killed
-    with another_run(tmp_path) as manager:
-        assert manager.restore().step == 2
-    assert steps_in(tmp_path / "shared/run") == [1, 2]
-
-
-def test_directory_that_is_filled_from_the_copies_is_the_same_run(tmp_path):
-    """By copies by hand, which take the names of the copied files along or not."""
-    save_step_1(tmp_path)
-    there = tmp_path / "shared/run/step-00000001"
-    shutil.rmtree(tmp_path / "run")
-    shutil.copytree(there, tmp_path / "run/step-00000001")
-    with manager_of(tmp_path) as manager:
-        assert manager.restore().step == 1
-        assert manager.wait_promoted(60)
-    assert manager.promoted is None  # it is there
-    ringstow.promote(there, tmp_path / "other/step-00000001")
-    with another_run(tmp_path) as manager:
-        assert manager.restore().path.startswith(str(tmp_path / "other"))
-        manager.save(2, state_of(2))
-    assert steps_in(tmp_path / "shared/run") == [1, 2]
-
-
 def test_copy_whose_manifest_is_gone_is_told(tmp_path, caplog):
     with manager_of(tmp_path) as manager:
         for step in (1, 2):
@@ -463,43 +320,6 @@ def test_damaged_manifest_is_told_where_its_copy_is_restored(tmp_path, caplog):
     with manager_of(tmp_path) as manager:
         assert manager.restore().path.startswith(str(tmp_path / "shared"))
     assert f"{near.parent} is damaged" in caplog.text or "passing over" in caplog.text
-
-
-def test_copy_by_hand_takes_no_other_runs_place(tmp_path):
-    with manager_of(tmp_path) as first, another_run(tmp_path) as second:
-        first.save(1, state_of(1))
-        assert first.wait_promoted(60)
-        second.save(9, state_of(9))
-        assert not second.wait_promoted(60)
-    with pytest.raises(ringstow.InvalidStateError, match="of another run"):
-        ringstow.promote(tmp_path / "other/step-00000009", tmp_path / "shared/run/step-00000009")
-
-
-def test_run_that_is_lost_before_its_first_copy_goes_on(tmp_path):
-    (tmp_path / "shared/run").mkdir(parents=True)
-    (tmp_path / "shared/run/step-00000001").write_text("")  # in the way
-    with manager_of(tmp_path) as manager:
-        manager.save(1, state_of(1))
-        assert not manager.wait_promoted(60)
-    shutil.rmtree(tmp_path / "run")
-    (tmp_path / "shared/run/step-00000001").unlink()
-    with manager_of(tmp_path) as manager:
-        assert manager.restore() is None
-        manager.save(1, state_of(1))
-    assert manager.promotion_error is None
-    assert steps_in(tmp_path / "shared/run") == [1]
-
-
-def test_directory_without_steps_becomes_that_of_the_run_it_restores(tmp_path):
-    with another_run(tmp_path) as manager:
-        manager.save(1, state_of(1))
-    with ringstow.CheckpointManager(tmp_path / "run", tiers=[tmp_path / "elsewhere"]) as manager:
-        manager.save(7, state_of(7))
-    ringstow.remove(tmp_path / "run/step-00000007")
-    with manager_of(tmp_path) as manager:
-        assert manager.restore().step == 1
-        manager.save(2, state_of(2))
-    assert steps_in(tmp_path / "shared/run") == [1, 2]
 
 
 def test_old_steps_that_cannot_be_removed_are_no_failed_copy(tmp_path, caplog, monkeypatch):

@@ -1,7 +1,8 @@
-"""States and programs for tests of tiers of any kind."""
+"""States, managers and programs for tests of tiers of any kind."""
 
 import torch
 
+import ringstow
 from ringstow import _copier, _promote
 
 AT_ONCE = (0.0, 0.0)
@@ -37,3 +38,16 @@ def save_step_2_again(manager):
         manager.restore(1)
         manager.save(2, state_of(2))
     assert manager.promotion_error is None
+
+
+def manager_of(tmp_path, **options):
+    return ringstow.CheckpointManager(tmp_path / "run", tiers=[tmp_path / "shared/run"], **options)
+
+
+def save_step_1(tmp_path):
+    with manager_of(tmp_path) as manager:
+        manager.save(1, state_of(1))
+
+
+def steps_in(directory):
+    return [found.step for found in ringstow.steps(directory)]
