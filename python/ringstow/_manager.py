@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
 from ringstow import _eviction, _native, _previous, _rules, _setup, _tiers
 from ringstow._arguments import StrPath, absolute, step_number
-from ringstow._config import Config, given, native_json, without_tiers
+from ringstow._config import Config, given, without_tiers
 from ringstow._damage import OnCorrupt
 from ringstow._errors import InvalidStateError, NotDurableError
 from ringstow._guard import Staging, check_staging
@@ -520,7 +520,10 @@ class CheckpointManager:
             if found:
                 _native.follow(self._root, max(one.order for one in found))
             if number is not None:
-                self._go_back(found[0], drop_newer)
+                there = self._tiers if self._side.is_first else ()
+                self._side.each(
+                    lambda: self._upkeep.go_back(found[0], there, self._config, drop_newer)
+                )
             is_here = restored is not None and self._steps.is_here(restored.path)
             lacking = self._steps.lacking(found)
             if number is None:
@@ -538,24 +541,6 @@ class CheckpointManager:
             if number is None and restored is None and self._side.is_first:
                 self._steps.tell_empty()
         return restored
-
-    def _go_back(self, restored: Step, drop_newer: bool) -> None:
-        """Warn of the steps that are newer than the restored one, or remove them."""
-        here = [self._root] if self._side.leads else []
-        there = self._tiers if self._side.is_first else ()
-        config = native_json(self._config)
-
-        def go_back(places: list[str]) -> None:
-            _native.go_back(self._root, places, restored.order, drop_newer, config)
-
-        def change() -> None:
-            if drop_newer:
-                # Copies that have begun go on without the step here, and would bring it back there.
-                go_back(here)
-                self._copier.wait()
-            go_back([*here, *there])
-
-        self._side.each(change)
 
     def keep(self, step: int) -> None:
         """Keep a step until `release`: no rule removes it, slims it or lets it leave ``root``.

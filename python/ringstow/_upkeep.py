@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ringstow import _native
+from ringstow._config import Config, native_json
 from ringstow._copier import Copier
 from ringstow._eviction import Eviction
 from ringstow._previous import Previous
@@ -16,6 +18,7 @@ from ringstow._rules import Retention
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from ringstow._catalog_report import Step
     from ringstow._save_future import SaveFuture
 
 _log = logging.getLogger("ringstow")
@@ -95,6 +98,29 @@ class Upkeep:
             # longer keep.
             self._copier.add(path, is_new=True, ended=copies)
         self._copy_found(lacking)
+
+    def go_back(
+        self, restored: Step, tiers: Sequence[str], config: Config | None, drop_newer: bool
+    ) -> None:
+        """Warn of the steps that are newer than the restored one, or remove them.
+
+        Args:
+            restored: the step.
+            tiers: where to look besides the run.
+            config: the settings of reading.
+            drop_newer: whether to remove them.
+        """
+        here = [self._root] if self._leads else []
+
+        def look(places: list[str]) -> None:
+            how = native_json(config)
+            _native.go_back(self._root, places, restored.order, drop_newer, how)
+
+        if drop_newer:
+            # Copies that have begun go on without the step here, and would bring it back there.
+            look(here)
+            self._copier.wait()
+        look([*here, *tiers])
 
     def rescue(self, path: str, copies: Future[bool] | None = None) -> None:
         """Copy a step whose last sync failed: the tiers may keep it."""
