@@ -10,7 +10,7 @@ from collections.abc import Iterator
 # More new objects than a process ever makes before the collector would start.
 _NEVER = 2_000_000_011
 
-# No lock: a thread that is interrupted as it lets it go would keep all others from saving.
+# No lock: a thread that Ctrl-C interrupts while it releases one would block all other saves.
 _holds: set[int] = set()
 """One number for each block that is running, in all threads."""
 _usual = gc.get_threshold()
@@ -42,7 +42,7 @@ def collector_paused() -> Iterator[None]:
 
 def _begin(hold: int) -> None:
     global _usual
-    _holds.add(hold)  # first: whoever ends meanwhile leaves the end to this block
+    _holds.add(hold)  # first: a block that ends now then leaves the thresholds alone
     now = gc.get_threshold()
     if now[0] != _NEVER:
         _usual = now

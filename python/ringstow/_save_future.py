@@ -1,4 +1,4 @@
-"""What the handles of background saves share: a future whose failure is told to somebody."""
+"""What all handles of background saves do: they wait, and report a failure that nobody saw."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-//! The staging memory through the whole library: as much of it as is needed, and never waited for in vain.
+//! The staging memory of saves and loads: each takes only what it needs, and none waits forever for some.
 
 use crate::common::{State, engine, load_all, load_opened, rig, scratch, small_config};
 use fake_engines::{AtOnce, Twist, Twisted};

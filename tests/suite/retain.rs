@@ -1,4 +1,4 @@
-//! Which checkpoints go and which stay, whatever their names, and whoever else removes some at the same time.
+//! Which checkpoints retention removes, whatever their names are, and while other processes remove some, too.
 
 use crate::common::{State, names_in, runtime, small_config};
 use ringstow::internals::store::Retained;

@@ -139,7 +139,7 @@ class Ranks:
         return self._save(state, path)
 
     def _save(self, state: dict[Any, Any], path: str) -> SaveReport:
-        self._writer.part = None
+        self._writer._part = None
         save(state, checkpoint_id=path, storage_writer=self._writer, process_group=self._group)
         return self._written()
 
@@ -158,7 +158,7 @@ class Ranks:
 
     def _start(self, state: dict[Any, Any], path: str) -> RanksHandle:
         options: dict[str, Any] = {}
-        part = self._writer.part = OwnPart()
+        part = self._writer._part = OwnPart()
         if _takes_stager():
             stager = self._writer if self._staging == "snapshot" else self._writer.stager()
             options["async_stager"] = _Together(stager, self._group)

@@ -99,9 +99,9 @@ mod tests {
     use crate::store::layout::summary::*;
     use crate::store::save;
 
-    /// Regression: where threads asked at the same time, each but one was told that nothing was read.
+    /// Regression: of several threads that asked at once, only one got the summary.
     #[test]
-    fn threads_that_ask_at_the_same_time_are_all_told_what_was_read() {
+    fn threads_that_ask_at_once_all_get_the_summary() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("step-1");
         let runtime = Runtime::new(Config::default()).unwrap();
