@@ -10,7 +10,7 @@ from ringstow import _others
 from ringstow._config import with_tiers
 from ringstow._damage import is_damage
 from ringstow._errors import InvalidStateError
-from ringstow._load import fill, load
+from ringstow._load import fill, loaded
 from ringstow._save import save, save_async
 from ringstow.tree._mismatch import Call
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ringstow._config import Config
     from ringstow._guard import Staging
     from ringstow._handle import SaveHandle
-    from ringstow._report import SaveReport
+    from ringstow._report import LoadReport, SaveReport
 
 _T = TypeVar("_T")
 _log = logging.getLogger("ringstow")
@@ -38,6 +38,16 @@ class Attempt(NamedTuple):
     """Why it failed."""
     is_damage: bool = False
     """Whether an earlier step may be intact: bytes are damaged, or sectors are bad."""
+    dropped: tuple[str, ...] = ()
+    """Names below which `slim` had dropped everything when it was loaded."""
+
+    @classmethod
+    def of(cls, state: dict[Any, Any], report: LoadReport) -> Attempt:
+        """Return one that has loaded a state; warn of what `slim` has dropped from it."""
+        if report.dropped:
+            parts = " and ".join(report.dropped)
+            _log.warning("%s: `slim` has dropped %s from this checkpoint", report.path, parts)
+        return cls(state, dropped=report.dropped)
 
 
 class Side(Protocol[_Handle]):
@@ -189,14 +199,10 @@ class Alone:
         """Try to load a step; ``call`` is what the caller's call takes."""
         config = with_tiers(self._config, tiers)
         options: dict[str, Any] = {"config": config, "allow_pickle": self._allow_pickle}
-        if found.dropped:
-            parts = " and ".join(found.dropped)
-            _log.warning("%s: `slim` has dropped %s from this checkpoint", found.path, parts)
         try:
             if into is None:
-                return Attempt(load(found.path, **options))
-            fill(into, found.path, call, strict=strict, **options)
-            return Attempt(into)
+                return Attempt.of(*loaded(found.path, **options))
+            return Attempt.of(into, fill(into, found.path, call, strict=strict, **options))
         except Exception as error:
             return Attempt(error=error, is_damage=is_damage(error))
 

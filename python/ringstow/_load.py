@@ -45,7 +45,6 @@ _T = TypeVar("_T")
 _log = logging.getLogger("ringstow")
 
 
-@real_tensors()
 @_arguments.explained(_arguments.LOAD_ARGUMENTS)
 def load(
     path: StrPath | Sequence[StrPath],
@@ -116,6 +115,34 @@ def load(
         FormatError: the manifest is not ringstow's, or a newer version's.
         OSError: the system refused: no such directory, no permission, a failing disk.
     """
+    state, _ = loaded(
+        path,
+        prefix=prefix,
+        keys=keys,
+        verify=verify,
+        on_corrupt=on_corrupt,
+        allow_pickle=allow_pickle,
+        config=config,
+        device=device,
+        framework=framework,
+    )
+    return state
+
+
+@real_tensors()
+def loaded(
+    path: StrPath | Sequence[StrPath],
+    *,
+    prefix: str | None = None,
+    keys: Iterable[str] | None = None,
+    verify: bool = True,
+    on_corrupt: Literal["raise", "skip"] = "raise",
+    allow_pickle: bool = False,
+    config: Config | None = None,
+    device: str | torch.device | None = None,
+    framework: Literal["torch", "numpy"] = "torch",
+) -> tuple[dict[Any, Any], LoadReport]:
+    """Do what `load` does, and return also what was done."""
     if prefix is not None and keys is not None:
         raise ValueError("give prefix or keys, not both")
     if isinstance(keys, str):
@@ -131,7 +158,7 @@ def load(
     names = None if keys is None else list(keys)
     progress = Progress(f"loading {os.path.basename(where)}")
     with _outcomes.failing("load", where), _nearest.telling(found), progress:
-        loaded, report = source.read(
+        state, report = source.read(
             lambda found: _load(
                 found.path,
                 _opened(
@@ -153,11 +180,11 @@ def load(
     tell(report)
     damaged = report.damaged
     if not skips:
-        return loaded
-    salvaged = Salvaged(loaded)
-    vars(salvaged).update(getattr(loaded, "__dict__", {}), damaged=damaged)
+        return state, report
+    salvaged = Salvaged(state)
+    vars(salvaged).update(getattr(state, "__dict__", {}), damaged=damaged)
     _salvage.warn(where, damaged, "the load left tensors out")
-    return salvaged
+    return salvaged, report
 
 
 def tell(report: LoadReport) -> None:

@@ -296,6 +296,8 @@ class LoadReport(_Copied):
     """Likewise, names that only the checkpoint has, in the order in which they were saved."""
     damaged: tuple[DamagedTensor, ...] = ()
     """What was left as it was by `load_into` with ``on_corrupt="skip"``."""
+    dropped: tuple[str, ...] = ()
+    """Names of the checkpoint below which `slim` has dropped everything."""
 
     def followed_by(self, other: LoadReport) -> LoadReport:
         """Return one report of this load followed by the other."""

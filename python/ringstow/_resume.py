@@ -106,7 +106,7 @@ def _first_intact(
         if attempt.error is None:
             assert attempt.state is not None
             assert found.step is not None
-            return Restored(found.step, found.path, found.metrics, attempt.state, found.dropped)
+            return Restored(found.step, found.path, found.metrics, attempt.state, attempt.dropped)
         if not tiers and from_first(functools.partial(_native.has_gone, found.path)):
             raise _Gone from attempt.error
         is_gone = isinstance(attempt.error, MissingFilesError | NoCheckpointError)

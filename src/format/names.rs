@@ -140,6 +140,11 @@ fn split_unique(name: &str) -> Option<(&str, &str)> {
     (unique.len() == 16 && unique.bytes().all(is_hex)).then_some((name, unique))
 }
 
+/// Whether this is the name of a label of a run or a node before it is renamed into place.
+pub fn is_uncommitted_label(name: &str) -> bool {
+    split_unique(name).is_some_and(|(name, _)| matches!(name, RUN | NODE))
+}
+
 /// The name of a shard once it is committed, from any of its names.
 pub fn committed(name: &str) -> &str {
     let part = || name.strip_suffix(UNCOMMITTED_SUFFIX).unwrap_or(name);

@@ -163,6 +163,8 @@ pub struct LoadReport {
     pub path: PathBuf,
     /// The step of training that it was saved as, if it has a number.
     pub step: Option<u64>,
+    /// Names of the checkpoint below which [`slim`](crate::slim) has dropped everything: it may lack what was asked for.
+    pub dropped: Vec<String>,
     /// Tensors loaded.
     pub tensors: usize,
     /// Bytes of their data.

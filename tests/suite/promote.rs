@@ -3,7 +3,9 @@
 use crate::common::copies::{Disks, LARGE, MIB, config, small_parts};
 use crate::common::{names_in, some_calls};
 use ringstow::internals::format::names;
-use ringstow::internals::store::{Promotion, Status, list, promote, prune, save};
+use ringstow::internals::store::{
+    Disposal, Promotion, Status, list, promote, prune, remove_checkpoint, save,
+};
 use ringstow::{Dtype, Error, Job, Session, StateDict};
 use std::fs;
 use std::io;
@@ -277,6 +279,18 @@ mod each_call {
         let swept = prune(&run, &config()).unwrap();
         assert!(swept.left.is_empty() && swept.removed.len() == 1, "{swept:?}");
         assert_eq!((names_in(&disks.to()).len(), names_in(&run).len()), (0, 1));
+    }
+
+    #[test]
+    fn clean_up_ends_the_copy_of_a_checkpoint_that_left_a_user_s_file() {
+        let disks = fail_in_the_middle();
+        let (run, notes) =
+            (disks.from().parent().unwrap().to_path_buf(), disks.from().join("notes"));
+        fs::write(&notes, "a user's").unwrap();
+        remove_checkpoint(&disks.from(), Disposal::Remove, &config()).unwrap();
+        let swept = prune(&run, &config()).unwrap();
+        assert!(swept.left.is_empty() && swept.removed.len() == 1, "{swept:?}");
+        assert!(notes.exists() && names_in(&run) == ["step-1"] && names_in(&disks.to()).is_empty());
     }
 
     #[test]

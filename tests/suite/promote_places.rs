@@ -237,6 +237,17 @@ mod crashes {
     }
 
     #[test]
+    fn clean_up_ends_a_copy_whose_place_is_gone() {
+        let disks = replaced_and_not_cleared();
+        remove_checkpoint(&disks.from(), Disposal::Remove, &config()).unwrap();
+        std::fs::remove_dir_all(disks.to()).unwrap();
+        let run = disks.from().parent().unwrap().to_path_buf();
+        let swept = prune(&run, &config()).unwrap();
+        assert!(swept.left.is_empty(), "{swept:?}");
+        assert!(names_in(&run).is_empty(), "{:?}", names_in(&run));
+    }
+
+    #[test]
     fn shards_of_a_checkpoint_that_was_never_committed_go_with_the_next_one() {
         let disks = Disks::new();
         disks.save(1);

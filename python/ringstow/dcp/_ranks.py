@@ -29,6 +29,7 @@ from ringstow._errors import Error, InvalidStateError
 from ringstow._metrics import metrics_of
 from ringstow.dcp import _latest, _paths, _private
 from ringstow.dcp._handle import OwnPart, RanksHandle
+from ringstow.dcp._metadata import dropped_from
 from ringstow.dcp._others_reader import OthersReader
 from ringstow.dcp._planner import LoadPlanner
 from ringstow.dcp._reader import StorageReader
@@ -242,14 +243,15 @@ class Ranks:
             )
         except (Exception, CheckpointException) as caught:  # DCP's is no Exception
             error = caught
-        return self._attempt(found.path, into, error)
+        dropped = () if error else dropped_from(planner.metadata)
+        return self._attempt(found.path, error, Attempt(into, dropped=dropped))
 
-    def _attempt(self, path: str, into: dict[Any, Any], error: BaseException | None) -> Attempt:
+    def _attempt(self, path: str, error: BaseException | None, loaded: Attempt) -> Attempt:
         """Return what has become of a load on all ranks; ``error`` is this rank's."""
         said = None if error is None else (_is_damage(error), sendable(error))
         failed = [(rank, one) for rank, one in enumerate(gathered(said, self._group)) if one]
         if not failed:
-            return Attempt(into)
+            return loaded
         if error is None:
             rank, (_, other) = failed[0]
             error = Error(f"rank {rank} could not load {path}: {other}")

@@ -105,8 +105,9 @@ class Ranks(_ranks.Ranks):
         if not self._is_ours(found.path):
             return super().load(found, into, tiers, strict=strict, call=call)
         error: BaseException | None = None
+        attempt = Attempt(into)
         try:
-            fill(
+            report = fill(
                 into,
                 found.path,
                 call or RESTORE,
@@ -115,9 +116,10 @@ class Ranks(_ranks.Ranks):
                 config=with_tiers(self._config, tiers),
                 allow_pickle=self._allow_pickle,
             )
+            attempt = Attempt.of(into, report)
         except BaseException as caught:  # Ctrl-C, too: the others must not wait for this rank
             error = caught
-        return self._attempt(found.path, into, error)
+        return self._attempt(found.path, error, attempt)
 
     def _is_ours(self, path: str) -> bool:
         """Whether the ranks load it without DCP's planner: also what DCP's own writer left."""

@@ -334,7 +334,7 @@ def test_a_damaged_manifest_and_a_cut_file_are_damage(run, how):
 def test_bad_sectors_are_damage_and_a_refusal_is_not(run, monkeypatch):
     from ringstow import _alone
 
-    real, numbers = _alone.load, iter([5, 13])
+    real, numbers = _alone.loaded, iter([5, 13])
 
     def load(path, **options):
         if path.endswith("3"):
@@ -342,7 +342,7 @@ def test_bad_sectors_are_damage_and_a_refusal_is_not(run, monkeypatch):
             raise OSError(number, os.strerror(number), path)
         return real(path, **options)
 
-    monkeypatch.setattr(_alone, "load", load)
+    monkeypatch.setattr(_alone, "loaded", load)
     with CheckpointManager(run) as manager:
         assert manager.restore(on_corrupt="previous").step == 2
         with pytest.raises(PermissionError):

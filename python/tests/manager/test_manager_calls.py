@@ -140,13 +140,13 @@ def test_a_load_never_meets_the_removal(root, monkeypatch):
         return report
 
     monkeypatch.setattr(_catalog, "retained", retain)
-    real_load = ringstow._alone.load
+    real_load = ringstow._alone.loaded
 
     def load(*args, **options):
         order.append("load")
         return real_load(*args, **options)
 
-    monkeypatch.setattr("ringstow._alone.load", load)
+    monkeypatch.setattr("ringstow._alone.loaded", load)
     with CheckpointManager(root, keep_last=1) as manager:
         manager.save_async(1, state())
         assert manager.restore().step == 1

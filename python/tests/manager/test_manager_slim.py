@@ -124,6 +124,21 @@ def test_restore_says_what_the_step_lacks(tmp_path, caplog):
     assert "`slim` has dropped optimizer from this checkpoint" in caplog.text
 
 
+def test_restore_says_what_the_step_has_lost_since_it_was_listed(tmp_path, monkeypatch, caplog):
+    with ringstow.CheckpointManager(tmp_path, slim_after=2) as manager:
+        save_all(manager, [1])
+        load = manager._side.load
+
+        def slimmed(found, *args, **options):
+            ringstow.slim(found.path, ["optimizer"])
+            return load(found, *args, **options)
+
+        monkeypatch.setattr(manager._side, "load", slimmed)
+        restored = manager.restore()
+    assert (list(restored.state), restored.dropped) == (["model"], ("optimizer",))
+    assert "`slim` has dropped optimizer from this checkpoint" in caplog.text
+
+
 def test_files_that_a_killed_slimming_left_go_after_the_next_save(tmp_path):
     step = tmp_path / "step-00000001"
     ringstow.save(state(1), step, step=1, apart=["optimizer"])

@@ -132,6 +132,19 @@ fn newer_steps_are_dropped_but_for_those_that_are_kept() {
 }
 
 #[test]
+fn history_says_that_a_newer_step_which_somebody_holds_is_not_removed() {
+    let root = tempfile::tempdir().unwrap();
+    let mut manager = manager(&root, Keep::default());
+    (1..4).for_each(|step| drop(save(&mut manager, step)));
+    let held = crate::sys::lock::DirLock::take(&manager.path(3).unwrap()).unwrap();
+    assert!(matches!(manager.drop_newer(2), Err(Error::Busy { .. })));
+    drop(held);
+    assert_eq!(numbers(&manager), [1, 2, 3]);
+    let last = crate::store::removals(manager.root()).pop().unwrap();
+    assert!(last.reason.starts_with("is not removed: "), "{last:?}");
+}
+
+#[test]
 fn kept_step_stays_until_it_is_released() {
     let root = tempfile::tempdir().unwrap();
     let mut manager = manager(&root, last(1));

@@ -6,7 +6,7 @@ use crate::format::manifest::Order;
 use crate::store::catalog::found::Found;
 use crate::store::catalog::pins::pinned;
 use crate::store::catalog::steps::steps;
-use crate::store::cleanup::history::note;
+use crate::store::cleanup::history::{note, note_failed};
 use crate::store::cleanup::remove::{Disposal, remove_checkpoint};
 use crate::store::write::place::follow;
 use std::cmp::Reverse;
@@ -73,7 +73,10 @@ impl<'a> Newer<'a> {
             note(&path, &reason); // first: a copy in progress asks why the step is gone
             match remove_checkpoint(&path, Disposal::of(config), config) {
                 Ok(_) => removed.push(path),
-                Err(error) => failure = failure.or(Some(error)),
+                Err(error) => {
+                    note_failed(&path, &error);
+                    failure = failure.or(Some(error));
+                }
             }
         }
         failure.map_or(Ok(removed), Err)

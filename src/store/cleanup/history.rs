@@ -2,7 +2,7 @@
 //! Nothing depends on the file: it may be removed.
 
 use crate::config::Config;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::{StepName, names};
 use crate::object::is_url;
 use crate::store::catalog::found::Found;
@@ -58,6 +58,15 @@ pub fn remove_step(
 /// Never fails: the step is gone.
 pub(in crate::store) fn note(path: &Path, reason: &str) {
     tracing::info!("{} is removed: {reason}", path.display());
+    append(path, reason);
+}
+
+/// Notes in the history that a removal which was noted before it began has failed.
+pub(in crate::store) fn note_failed(path: &Path, failure: &Error) {
+    append(path, &format!("is not removed: {failure}"));
+}
+
+fn append(path: &Path, reason: &str) {
     let (Some(run), Some(name)) = (path.parent(), path.file_name()) else { return };
     let history = run.join(FILE);
     if is_url(path) || !(dir::has(&history) || RunLock::is_own(run)) {

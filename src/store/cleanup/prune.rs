@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::format::names;
 use crate::store::cleanup::orphans::{self, Orphan};
 use crate::store::cleanup::remove::{check_parts, check_remains, lock_parts, remove_parts};
+use crate::store::layout::published::uncommitted_labels;
 use crate::store::layout::recycled::everywhere;
 use crate::store::layout::stripe_marker::stripe_owner;
 use crate::store::layout::stripes::Stripes;
@@ -108,6 +109,12 @@ impl CleanUp<'_> {
                         all.add(streams);
                     }
                 }
+            }
+        }
+        for label in all.or_left(dir, uncommitted_labels(dir)).unwrap_or_default() {
+            let removed = if self.act == Act::CarryOut { dir::remove(&label) } else { Ok(()) };
+            if all.or_left(&label, removed).is_some() {
+                all.removed.push(label);
             }
         }
         // After the checkpoints: nobody goes on with a copy of one that is removed.

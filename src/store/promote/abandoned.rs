@@ -149,10 +149,11 @@ fn checkpoint_of(journal: &Path) -> PathBuf {
     run.join(name.rsplit_once('-').map_or(&*name, |(name, _)| name))
 }
 
-/// Whether the directory still holds the checkpoint with this id. Also true if what it holds cannot be read.
+/// Whether the directory still holds the checkpoint with this id. Also true if its manifest cannot be read.
 fn is_there(checkpoint: &Path, id: u64) -> bool {
     match Checkpoint::open(checkpoint).and_then(|checkpoint| Copy::of(&checkpoint)) {
         Ok(copy) => copy.id == id,
+        Err(Error::NoCheckpoint { .. } | Error::NotCommitted { .. }) => false,
         Err(error) => dir::has(checkpoint) && !error.is_not_found(),
     }
 }

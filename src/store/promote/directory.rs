@@ -175,9 +175,13 @@ impl Target for Directory {
         Ok(missing)
     }
 
+    /// None if the directory is gone: somebody may remove it while a journal still names it.
     fn shards(&self) -> io::Result<Vec<String>> {
-        let names = dir::try_entries(&self.path)?.into_iter();
-        let names = names.filter_map(|entry| entry.file_name().into_string().ok());
+        let entries = match dir::try_entries(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries?,
+        };
+        let names = entries.into_iter().filter_map(|entry| entry.file_name().into_string().ok());
         let is_whole = |name: &String| names::split_write(name).is_none();
         let shards = names.filter(is_whole).map(|name| names::committed(&name).to_owned());
         Ok(shards.filter(|name| names::is_shard(name)).collect())

@@ -476,6 +476,7 @@ impl Checkpoint {
         LoadReport {
             path,
             step,
+            dropped: self.manifest().dropped.clone(),
             tensors,
             tensor_bytes,
             read_bytes,

@@ -10,6 +10,8 @@ fn prune_removes_what_its_dry_run_lists() {
     let killed = dir.killed(2);
     let stale = whole.join("rank00000-0.g9.safetensors.part");
     fs::write(&stale, "half").unwrap();
+    let label = Path::new(dir.path()).join(".ringstow-run.json.0123456789abcdef.part");
+    fs::write(&label, "{").unwrap();
     let damaged = dir.save(3);
     flip(&damaged.join("manifest.json"), 20);
 
@@ -21,8 +23,8 @@ fn prune_removes_what_its_dry_run_lists() {
 
     let done = ringstow(&["prune", dir.path(), "--json"]).json();
     assert_eq!(plan, done, "it does what it said");
-    assert_eq!(done["removed"].as_array().unwrap().len(), 3);
-    assert!(!stale.exists() && !killed.exists());
+    assert_eq!(done["removed"].as_array().unwrap().len(), 4);
+    assert!(!stale.exists() && !killed.exists() && !label.exists());
     assert_eq!(ringstow(&["verify", whole.to_str().unwrap()]).code, Some(0));
     assert!(damaged.join(SHARD).exists(), "what is damaged is left alone");
     assert_eq!(done["left"].as_array().unwrap().len(), 1);

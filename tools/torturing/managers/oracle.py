@@ -18,10 +18,6 @@ from .rules import Rules, Saved, is_number
 
 Found = dict[str, Any]
 
-# A defect that is known: a step that the job slims between a reader's look at the list and its load
-# lacks these, and the reader's `dropped` does not say so.
-SLIMMED = {"/optimizer", "/ema"}
-
 
 class Oracle:
     """Follows one run from its first save on, and collects the promises that were broken."""
@@ -393,7 +389,7 @@ class Oracle:
             if found is None:
                 if newest is not None:
                     self._break(f"a reader beside the job finds nothing; there was {newest}")
-            elif found["save"] not in self._numbers or set(found["wrong"]) - SLIMMED:
+            elif found["save"] not in self._numbers or found["wrong"]:
                 self._break(f"a reader beside the job loads wrong values: {found}")
             elif newest is not None and found["save"] < newest.number:
                 self._break(f"a reader beside the job loads {found}; there was {newest}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import traceback
 from pathlib import Path
 
@@ -16,14 +15,7 @@ from .place import PIN, Place, log_to_stderr
 from .rules import Limits, Rules, Saved
 from .user import User
 
-OWN = re.compile(
-    r"""\.ringstow-history\.jsonl
-    | \.ringstow-run\.json
-    # A defect that is known: a process that is killed while it writes this file leaves it under
-    # another name, and nothing removes that.
-    | \.ringstow-run\.json\.[0-9a-f]{16}\.part""",
-    re.VERBOSE,
-)
+OWN = {".ringstow-history.jsonl", ".ringstow-run.json"}
 
 
 def untidy(place: Place, oracle: Oracle, user: User, seen: Seen) -> list[str]:
@@ -70,7 +62,7 @@ def _may_be(
     name: str, steps: set[str], root: Path, place: Place, oracle: Oracle, user: User
 ) -> bool:
     """Return whether an entry may be in a directory before `prune`."""
-    if name in steps or OWN.fullmatch(name):
+    if name in steps or name in OWN:
         return True
     if name.startswith(PIN):
         return int(name.rpartition("-")[2]) in oracle.pinned | oracle.perhaps_pinned
@@ -115,7 +107,7 @@ def left_after_prune(place: Place, user: User, seen: Seen, told: list[str]) -> l
         steps = {entry.name for entry in seen.places[number]}
         for name in sorted(os.listdir(root)):
             path, is_own = root / name, number == 0 and user.owns(name)
-            if is_own or OWN.fullmatch(name) or name.startswith(PIN):
+            if is_own or name in OWN or name.startswith(PIN):
                 continue
             mine = user.has_in(path) if path.is_dir() else set()
             content = set(os.listdir(path)) - mine if path.is_dir() else {name}
