@@ -243,7 +243,8 @@ class Ranks:
             )
         except (Exception, CheckpointException) as caught:  # DCP's is no Exception
             error = caught
-        dropped = () if error else dropped_from(planner.metadata)
+        metadata = planner.metadata
+        dropped = () if error or metadata is None else dropped_from(metadata)
         return self._attempt(found.path, error, Attempt(into, dropped=dropped))
 
     def _attempt(self, path: str, error: BaseException | None, loaded: Attempt) -> Attempt:
