@@ -521,9 +521,9 @@ class CheckpointManager:
                 _native.follow(self._root, max(one.order for one in found))
             if number is not None:
                 there = self._tiers if self._side.is_first else ()
-                self._side.each(
-                    lambda: self._upkeep.go_back(found[0], there, self._config, drop_newer)
-                )
+                go_back = functools.partial(self._upkeep.go_back, drop_newer=drop_newer)
+                loadable = self._run.loadable
+                self._side.each(lambda: go_back(found[0], there, self._config, loadable))
             is_here = restored is not None and self._steps.is_here(restored.path)
             lacking = self._steps.lacking(found)
             if number is None:

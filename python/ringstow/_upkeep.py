@@ -100,7 +100,13 @@ class Upkeep:
         self._copy_found(lacking)
 
     def go_back(
-        self, restored: Step, tiers: Sequence[str], config: Config | None, drop_newer: bool
+        self,
+        restored: Step,
+        tiers: Sequence[str],
+        config: Config | None,
+        loadable: Callable[[], list[Step]],
+        *,
+        drop_newer: bool,
     ) -> None:
         """Warn of the steps that are newer than the restored one, or remove them.
 
@@ -108,6 +114,7 @@ class Upkeep:
             restored: the step.
             tiers: where to look besides the run.
             config: the settings of reading.
+            loadable: lists the steps of the run, newest first.
             drop_newer: whether to remove them.
         """
         here = [self._root] if self._leads else []
@@ -121,6 +128,10 @@ class Upkeep:
             look(here)
             self._copier.wait()
         look([*here, *tiers])
+        if drop_newer and not self._node_local:
+            # Its copy may have given way to that of a step that is gone.
+            for newest in loadable()[:1]:
+                self._copier.add_found(newest.path)
 
     def rescue(self, path: str, copies: Future[bool] | None = None) -> None:
         """Copy a step whose last sync failed: the tiers may keep it."""

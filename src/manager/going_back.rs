@@ -1,5 +1,6 @@
 //! Going back to an earlier step, and steps that stay whatever the rules say.
 
+use super::tiers::Copies;
 use super::{CheckpointManager, Shared};
 use crate::error::{Error, Result};
 use crate::format::manifest::Order;
@@ -27,6 +28,10 @@ impl CheckpointManager {
         let mut removed = here.remove(config).unwrap_or_default(); // what fails is tried again
         drop(copies.wait_idle());
         removed.extend(self.shared.newer(restored.order)?.remove(config)?);
+        // Its copy may have given way to that of a step that is gone.
+        if let Some((_, newest)) = self.shared.committed(None)?.first() {
+            Copies::add_found(&self.shared, &newest.path);
+        }
         Ok(removed)
     }
 

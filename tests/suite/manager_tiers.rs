@@ -126,6 +126,20 @@ fn dropped_step_whose_copy_is_in_progress_does_not_come_back() {
 }
 
 #[test]
+fn step_that_is_the_newest_again_is_copied_if_its_copy_gave_way() {
+    let disks = Disks::new();
+    let tiers = Tiers { places: vec![disks.shared()], rate: 20_000, ..Tiers::default() };
+    let mut manager =
+        CheckpointManager::found(disks.run(), Keep::default()).unwrap().tiers(tiers).unwrap();
+    // The copy of 1 takes half a second; that of 3 overtakes that of 2.
+    (1..=3).for_each(|step| save(&mut manager, step, step as u8));
+    manager.drop_newer(2).unwrap();
+    manager.wait_promoted().unwrap();
+    drop(manager);
+    assert_eq!((steps_in(&disks.run()), steps_in(&disks.shared())), (vec![1, 2], vec![1, 2]));
+}
+
+#[test]
 fn step_that_stays_for_good_and_was_not_copied_is_tried_again_with_the_next() {
     let disks = Disks::new();
     let in_the_way = disks.shared().join("step-00000003");

@@ -106,6 +106,17 @@ def test_drop_newer_leaves_no_step_whose_copy_is_in_progress(at):
         assert manager.restore().step == 1
 
 
+def test_step_that_is_the_newest_again_is_copied_if_its_copy_gave_way(at):
+    run, tier = at / "run", at / "tier"
+    with ringstow.CheckpointManager(run, tiers=[tier], promotion_rate="4M") as manager:
+        manager.save(1, {"w": torch.zeros(500_000)})  # its copy takes half a second
+        manager.save(2, state(2))
+        manager.save(3, state(3))  # whose copy overtakes that of 2
+        assert manager.restore(2, drop_newer=True).step == 2
+        assert manager.wait_promoted()
+        assert [step.step for step in ringstow.steps(tier)] == [1, 2]
+
+
 def test_a_kept_step_stays_until_it_is_released(at):
     run, tier = at / "run", at / "tier"
     with ringstow.CheckpointManager(run, keep_last=1, tiers=[tier], keep_promoted=1) as manager:
