@@ -321,10 +321,13 @@ impl CheckpointManager {
 
     /// Keeps other managers from saving into the root, from the first save on.
     fn own_run(&mut self) -> Result<()> {
-        if self.run.is_none() {
-            self.run = Some(RunLock::take(&self.shared.root)?);
+        match &self.run {
+            Some(held) => held.check(),
+            None => {
+                self.run = Some(RunLock::take(&self.shared.root, || Ok(()))?);
+                Ok(())
+            }
         }
-        Ok(())
     }
 
     /// Where a save of this step goes: over an earlier checkpoint of it, if that has one of the usual names.

@@ -590,9 +590,12 @@ class CheckpointManager:
             self._upkeep.clear()
         self._upkeep.make_room()
         previous = self._previous
-        return self._side.first(
-            lambda: (self._run.path_of(step), None if previous is None else previous.base())
-        )
+
+        def place() -> tuple[str, Base | None]:
+            self._lock.check()
+            return self._run.path_of(step), None if previous is None else previous.base()
+
+        return self._side.first(place)
 
     # Calls.
 

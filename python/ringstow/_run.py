@@ -182,6 +182,11 @@ class RunLock:
             self.release()
             raise
 
+    def check(self) -> None:
+        """Raise BusyError if a manager on another host has taken the run over meanwhile."""
+        if self._held is not None:
+            self._held.check()
+
     def release(self) -> None:
         """Let other managers save there."""
         held, self._held = self._held, None

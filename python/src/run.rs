@@ -2,8 +2,10 @@
 
 use crate::config;
 use crate::error::to_python;
+use crate::logging;
 use crate::owned::Owned;
 use pyo3::prelude::*;
+use ringstow::Error;
 use ringstow::internals::format::manifest::{Age, Order};
 use ringstow::internals::store;
 use ringstow::internals::sys::run_lock;
@@ -17,8 +19,23 @@ pub(crate) struct RunLock(Owned<run_lock::RunLock>);
 impl RunLock {
     #[new]
     fn new(py: Python<'_>, root: PathBuf) -> PyResult<Self> {
-        let lock = py.detach(|| run_lock::RunLock::take(&root)).map_err(to_python)?;
-        Ok(Self(Owned::new(lock)))
+        let mut interrupt = None;
+        let waits = || {
+            let seen = Python::attach(|py| logging::deliver(py).and_then(|()| py.check_signals()));
+            seen.map_err(|raised| {
+                interrupt = Some(raised);
+                Error::invalid("interrupted")
+            })
+        };
+        let lock = py.detach(|| run_lock::RunLock::take(&root, waits));
+        interrupt.map_or(Ok(()), Err)?;
+        Ok(Self(Owned::new(lock.map_err(to_python)?)))
+    }
+
+    /// Checks that no other host's manager has taken the run.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| self.0.lock().as_ref().map_or(Ok(()), run_lock::RunLock::check))
+            .map_err(to_python)
     }
 
     /// Whether this process holds the lock of a run.

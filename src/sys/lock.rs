@@ -374,16 +374,6 @@ impl FileLock {
 }
 
 impl FileLock {
-    /// Replaces the content of the file. Processes that find it locked read it.
-    ///
-    /// # Errors
-    /// [`Error::Io`].
-    pub(crate) fn write(&self, path: &Path, text: &str) -> Result<()> {
-        made(Call::Write, path, || self.file.set_len(0))
-            .map_err(|error| Error::io("writing", path, error))?;
-        file::write_start(&self.file, path, text.as_bytes())
-    }
-
     /// Removes the file, if it still has this path, and releases the lock.
     pub(crate) fn remove(self, path: &Path) {
         let is_same =

@@ -8,10 +8,12 @@ use nix::libc;
 use ringstow::internals::doctor::{Status, diagnose};
 use ringstow::internals::store::remove_checkpoint;
 use ringstow::internals::sys::file_system::play;
+use ringstow::internals::sys::run_lock::{Pace, RunLock};
 use ringstow::internals::sys::seam::{Call, Outcome, in_process};
 use ringstow::{Checkpoint, Config, Disposal, Error, Runtime, Switch};
 use std::fs::File;
 use std::path::Path;
+use std::time::Duration;
 use two_hosts::Rules;
 
 #[test]
@@ -133,4 +135,28 @@ fn doctor_says_whether_locks_reach_other_hosts_and_why() {
         let found = locks(dir.path());
         assert!(found.status == status && found.found.contains(says), "{found:?}");
     }
+}
+
+#[test]
+fn manager_of_another_host_is_refused_while_the_first_gives_signs_of_life_and_takes_over_once_it_is_silent()
+ {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let silent = Pace { beat: HOUR, silence: HOUR, lease: HOUR };
+    let alive = Pace { beat: Duration::from_millis(1), ..silent };
+    let impatient = Pace { silence: Duration::ZERO, ..silent };
+    with_hosts(STALE, 1, |share| {
+        let [a, b] = both(share, "run");
+        let first = RunLock::take_at(&a, alive, || Ok(())).unwrap();
+        let refused = RunLock::take_at(&b, silent, || Ok(())).unwrap_err();
+        assert!(matches!(refused, Error::RunBusy { .. }), "{refused}");
+        first.check().unwrap();
+        drop(first);
+        share.refresh();
+        let first = RunLock::take_at(&a, silent, || Ok(())).unwrap();
+        let second = RunLock::take_at(&b, impatient, || Ok(())).unwrap();
+        assert!(matches!(first.check().unwrap_err(), Error::RunBusy { .. }));
+        second.check().unwrap();
+        drop(first);
+        second.check().unwrap();
+    });
 }
