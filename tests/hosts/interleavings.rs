@@ -24,6 +24,8 @@ fn rules(random: &mut Rng) -> Rules {
 struct Run<'a> {
     share: &'a Share,
     random: Rng,
+    /// Of its own, so that old seeds still run what they ran.
+    clocks: Rng,
     portable: bool,
     shared_locks: bool,
     striped: bool,
@@ -34,7 +36,17 @@ struct Run<'a> {
 impl Run<'_> {
     fn order(&self, job: Job, at: impl Into<PathBuf>) -> Order {
         let Self { portable, shared_locks, striped, .. } = *self;
-        Order { job, at: at.into(), portable, shared_locks, striped }
+        Order { job, at: at.into(), portable, shared_locks, striped, clock: Vec::new() }
+    }
+
+    /// A program whose host's clock is right, wrong, or set while it runs.
+    fn clocked(&mut self, mut order: Order) -> Order {
+        const HOUR: i64 = 3_600_000;
+        const WRONG: [i64; 6] =
+            [0, -5, 3 * HOUR, -7 * HOUR, i64::MIN / 2, 10_000 * 365 * 24 * HOUR];
+        let settings = self.clocks.usize(..3);
+        order.clock = (0..settings).map(|_| WRONG[self.clocks.usize(..WRONG.len())]).collect();
+        order
     }
 
     fn id(&mut self) -> i64 {
@@ -90,6 +102,7 @@ impl Run<'_> {
     }
 
     fn run_both(&mut self, round: usize, chosen: [(Order, Option<u64>); 2]) {
+        let chosen = chosen.map(|(order, kill)| (self.clocked(order), kill));
         let outcomes = std::thread::scope(|scope| {
             let working = self.share.hosts().each_ref().map(|host| host.work());
             let programs = [0, 1].map(|host| {
@@ -116,7 +129,8 @@ impl Run<'_> {
         let id = self.id();
         let (coordinator, kill) = (self.random.usize(..2), None::<u64>);
         let hosts = [self.share.host(coordinator), self.share.host(1 - coordinator)];
-        let orders = [Job::Coordinate(id), Job::Rank(id)].map(|job| self.order(job, "last"));
+        let orders = [Job::Coordinate(id), Job::Rank(id)];
+        let orders = orders.map(|job| self.clocked(self.order(job, "last")));
         let (beside, beside_kill) = self.choose();
         let (outcome, beside_outcome) = std::thread::scope(|scope| {
             let working = hosts[0].work();
@@ -288,7 +302,9 @@ fn interleave(seed: u64) -> [usize; 3] {
         let shared_locks = rules.shared_locks;
         let history = History::default();
         let striped = random.u32(..4) == 0;
-        let run = Run { share, random, portable, shared_locks, striped, last_id: 0, history };
+        let clocks = Rng::with_seed(!seed);
+        let run =
+            Run { share, random, clocks, portable, shared_locks, striped, last_id: 0, history };
         let mut explain = Explain(seed, run);
         let run = &mut explain.1;
         for round in 0..ROUNDS {

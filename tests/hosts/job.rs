@@ -3,6 +3,7 @@
 use crate::common::{State, load_opened};
 use cut_disk::run;
 use ringstow::internals::store::{Wanted, export, remove_checkpoint};
+use ringstow::internals::sys::chance::{Chance, fix};
 use ringstow::{
     Checkpoint, Config, Disposal, Dtype, EngineChoice, Error, Loaded, Pruning, Receipt, Retention,
     Runtime, Session, StateDict, Store,
@@ -13,6 +14,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The [`Order`] of a child; set only for it.
 const ORDER: &str = "RINGSTOW_TEST_HOSTS_ORDER";
@@ -78,6 +80,23 @@ pub struct Order {
     pub shared_locks: bool,
     /// Whether it stripes checkpoints over `stripe` below the mount point.
     pub striped: bool,
+    /// What its host's clock is wrong by at each call, in milliseconds, over and over; empty for a clock that is right.
+    pub clock: Vec<i64>,
+}
+
+/// The clock of a host. It is wrong, and may be set at any call.
+struct Clock(Vec<i64>);
+
+impl Chance for Clock {
+    fn now_unix_ms(&mut self) -> u64 {
+        self.0.rotate_left(1);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as i64;
+        now.saturating_add(self.0[0]).max(0) as u64
+    }
+
+    fn random(&mut self) -> u64 {
+        fastrand::u64(..)
+    }
 }
 
 /// What became of it.
@@ -128,6 +147,9 @@ fn config(portable: bool, stripe: Option<PathBuf>) -> Config {
 fn program_of_a_host() {
     let Ok(order) = std::env::var(ORDER) else { return };
     let (point, order): (PathBuf, Order) = serde_json::from_str(&order).unwrap();
+    if !order.clock.is_empty() {
+        fix(Clock(order.clock.clone()));
+    }
     let outcome = match order.carry_out(&mount_as_all_hosts_do(&point)) {
         Ok(seen) => Outcome::Done(seen),
         Err(error) => {
