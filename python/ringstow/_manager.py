@@ -553,20 +553,23 @@ class CheckpointManager:
         """
         number = _numbered(step)
         with self._call("keep", number):
-            self._pin(number, _native.pin)
+            self._pin(lambda: self._run.named(number)[0].path, _native.pin)
 
     def release(self, step: int) -> bool:
         """Let a step go that was kept; from now on the rules decide. Return whether it was kept.
 
         Raises:
-            NoCheckpointError, OSError: as in `keep`.
+            NoCheckpointError: there is no such step in ``root``, and none was kept.
+            OSError: the system refused.
         """
         number = _numbered(step)
         with self._call("release", number):
-            return self._pin(number, _native.unpin)
+            return self._pin(
+                lambda: self._run.kept(number) or self._run.named(number)[0].path, _native.unpin
+            )
 
-    def _pin(self, step: int, change: Callable[[str], bool | None]) -> bool:
-        path = self._side.first(lambda: self._run.named(step)[0].path)
+    def _pin(self, find: Callable[[], str], change: Callable[[str], bool | None]) -> bool:
+        path = self._side.first(find)
         was_kept = path.rpartition("/")[2] in self._side.first(lambda: _native.pinned(self._root))
 
         def changed() -> None:

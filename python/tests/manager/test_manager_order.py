@@ -136,6 +136,18 @@ def test_a_kept_step_stays_until_it_is_released(at):
         assert [step.step for step in manager.steps()] == [4]
 
 
+def test_a_kept_step_that_somebody_has_removed_can_be_released(at):
+    with ringstow.CheckpointManager(at / "run") as manager:
+        manager.save(4, state(4))
+        manager.keep(4)
+        ringstow.remove(at / "run/step-00000004")
+        with pytest.raises(ringstow.NoCheckpointError):
+            manager.keep(4)
+        assert manager.release(4) is True, "else the next save of step 4 would be kept"
+        with pytest.raises(ringstow.NoCheckpointError):
+            manager.release(4)
+
+
 def test_each_removal_is_logged_with_its_reason_and_listed_by_ls(at, caplog):
     with caplog.at_level(logging.INFO, logger="ringstow"):
         save_all(at / "run", 1, 2, keep_last=1)

@@ -157,6 +157,10 @@ fn kept_step_stays_until_it_is_released() {
     assert!(manager.release(1).unwrap() && !manager.release(1).unwrap());
     save(&mut manager, 4);
     assert_eq!(numbers(&manager), [4]);
+    manager.keep(4).unwrap();
+    fs::remove_dir_all(manager.path(4).unwrap()).unwrap();
+    assert!(manager.release(4).unwrap(), "else the next save of step 4 would be kept");
+    assert!(matches!(manager.release(4), Err(Error::NoCheckpoint { .. })));
 }
 
 #[test]
