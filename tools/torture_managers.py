@@ -3,9 +3,10 @@
     torture_managers.py                        # 1,000 kills
     torture_managers.py --kills 10 --seed 57   # the 10 kills of one run, that of seed 57
 
-Each seed makes a run with tiers or without, and kills ten programs that open a manager with random
-rules, restore, save, keep, release, go back and close. Meanwhile a user copies and links steps and
-has files in the run, the clock steps, readers restore, and second jobs must be refused. After each
+Each seed makes a run with tiers or without, of one process or two ranks, and kills ten programs
+that open a manager with random rules, restore, save, keep, release, go back and close. Meanwhile a
+user copies and links steps and has files in the run, the clock steps, readers restore, and second
+jobs must be refused. After each
 kill a fresh process looks: the newest step, each step that the rules keep, every byte of those that
 it reads, and the user's files must be there. After a manager has saved once more and closed,
 nothing else may be.
@@ -28,7 +29,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import ringstow
-from torturing.managers import clock
+from torturing.managers import clock, ranks
 from torturing.managers.life import Life, Result
 
 KILLS_PER_LIFE = 10
@@ -42,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     os.environ["RINGSTOW_PROGRESS"] = "off"
     time_of_day = clock.found_or_started()
+    ranks.load()
     folder = Path(tempfile.mkdtemp(dir=options.dir, prefix="torture-managers-"))
     began = time.monotonic()
     results: list[Result] = []

@@ -30,6 +30,16 @@ class Ledger:
         os.write(self._pipe, BEGUN if when == "begin" else b")")
 
 
+class Silence(Ledger):
+    """Notes nothing, for a rank that is not the first."""
+
+    def __init__(self) -> None:
+        pass
+
+    def write(self, what: str, when: str, **about: Any) -> None:
+        pass
+
+
 class Lines:
     """Reads a ledger, in the parent."""
 

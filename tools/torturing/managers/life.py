@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import tidy
+from . import ranks, tidy
 from .children import Child, Trouble
 from .clock import Clock
 from .ledger import BEGUN, Line, Lines
@@ -101,7 +101,7 @@ class Life:
         finally:
             program.kill()
         self._end(program)
-        if program.wait() < 0:
+        if program.wait() < 0 or (isinstance(program, ranks.Ranks) and program.wait()):
             self.result.kills += 1
             self.result.within[_unfinished(self._done)] += 1
         self._compare()
@@ -112,7 +112,7 @@ class Life:
             return self._oracle.rules
         return Rules.of(self._rng, has_tiers=bool(self._place.tiers))
 
-    def _start(self, work: Callable[[Program], None]) -> Child:
+    def _start(self, work: Callable[[Program], None]) -> Child | ranks.Ranks:
         self._act_between()
         self._oracle.linked = self._user.linked
         self._programs += 1
@@ -120,12 +120,21 @@ class Life:
         self._done = []
         if self._rng.random() < 0.3:
             self._clock.step(self._rng)
-        return self._fork(lambda pipe: work(Program(self._place, number, pipe)))
+        count = self._place.shape.ranks
+        if count == 1:
+            return self._fork(lambda pipe: work(Program(self._place, number, pipe)))
+
+        def one(rank: int, pipe: int) -> None:
+            with ranks.joined(rank, count, self._place.folder, number):
+                work(Program(self._place, number, pipe, rank))
+
+        dice = f"ranks {self._place.shape.seed} {number}"
+        return ranks.Ranks(one, count, self._place.log, dice)
 
     def _fork(self, work: Callable[[int], None]) -> Child:
         return Child(work, self._place.log)
 
-    def _await_moment(self, program: Child) -> None:
+    def _await_moment(self, program: Child | ranks.Ranks) -> None:
         """Wait for the moment of the kill; meanwhile do what a user does."""
         lines = program.bytes_said + int(self._rng.expovariate(1 / 12))
         if self._rng.random() < 0.3 and program.await_bytes(lines // 2, HANG_S):
@@ -137,11 +146,15 @@ class Life:
             program.await_bytes(program.bytes_said + 1, HANG_S)
         time.sleep(self._rng.choice([0, 0.002, 0.01, 0.03]) * self._rng.random())
 
-    def _end(self, program: Child) -> None:
+    def _end(self, program: Child | ranks.Ranks) -> None:
         """Take note of what a program has done that is gone."""
         code = program.wait()
         self._oracle.linked = self._user.linked
-        self._follow(self._lines.all_new())
+        lines = self._lines.all_new()
+        if isinstance(program, ranks.Ranks) and program.is_killed:
+            # A rank may have found that another one is gone.
+            code, lines = min(code, 0), [line for line in lines if line["what"] != "program"]
+        self._follow(lines)
         if code > 0 and not self._oracle.broken:
             self.result.broken.append(f"a program ended with {code}: see {self._place.log}")
         for line in self._oracle.refused:
@@ -160,7 +173,7 @@ class Life:
 
     # Others beside a program.
 
-    def _refuse_second(self, program: Child) -> None:
+    def _refuse_second(self, program: Child | ranks.Ranks) -> None:
         """Start a second job once the first has saved; it must be refused."""
         goes_on = self._advance(program, 2)  # it is open
         while goes_on and not self._oracle.has_saved:
@@ -176,7 +189,7 @@ class Life:
         else:
             self.result.broken.append(f"a second job was not refused: {said}")
 
-    def _read_beside(self, program: Child) -> None:
+    def _read_beside(self, program: Child | ranks.Ranks) -> None:
         """Start a reader beside the job; it must find the newest step of then, or a later one."""
         if not self._advance(program, self._rng.choice([3, 6, 12])):
             return
@@ -190,7 +203,7 @@ class Life:
         self._oracle.check_read(said["read"], None if drops else newest)
         self.result.read += len(said["read"])
 
-    def _advance(self, program: Child, count: int) -> bool:
+    def _advance(self, program: Child | ranks.Ranks, count: int) -> bool:
         """Follow a program for some more lines; return whether it goes on."""
         goes_on = program.await_bytes(program.bytes_said + count, HANG_S)
         self._follow(self._lines.new())
@@ -254,7 +267,8 @@ class Life:
 
     def _story(self) -> list[str]:
         return [
-            f"tiers: {len(self._place.tiers)}, config: {self._place.config}",
+            f"ranks: {self._place.shape.ranks}, tiers: {len(self._place.tiers)}",
+            f"config: {self._place.config}",
             f"rules: {self._oracle.rules.arguments()}",
             *self._acts[-10:],
             *self._lines.last(LINES_TOLD),

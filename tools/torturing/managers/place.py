@@ -17,6 +17,8 @@ from .states import Shape
 # By this metric each step says which save it is of, without a load.
 SAVE = "save"
 PIN = ".ringstow-keep-"
+# Of every fourth run.
+RANKS = 2
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class Place:
             engine=rng.choice(["auto", "portable"]),
             recycle=rng.random() < 0.3,
         )
-        return cls(folder, tiers, Shape.of(rng, seed), config)
+        ranks = rng.choice([1, 1, 1, RANKS])
+        return cls(folder, tiers, Shape.of(rng, seed, ranks), config)
 
     @property
     def run(self) -> Path:

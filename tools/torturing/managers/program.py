@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 import ringstow
 
-from .ledger import Ledger
+from .ledger import Ledger, Silence
 from .place import SAVE, Place, label, log_to_stderr
 from .rules import METRIC, Rules
 
@@ -35,11 +35,14 @@ class Pending:
 class Program:
     """Calls a manager until it is killed, or has made so many calls."""
 
-    def __init__(self, place: Place, number: int, pipe: int) -> None:
+    def __init__(self, place: Place, number: int, pipe: int, rank: int = 0) -> None:
         log_to_stderr()
         self._place = place
+        is_alone = place.shape.ranks == 1
+        self._shape = dataclasses.replace(place.shape, is_whole=is_alone)
+        # All ranks throw the same dice, and must throw them alike.
         self._rng = random.Random(f"program {place.shape.seed} {number}")
-        self._ledger = Ledger(place.ledger, pipe)
+        self._ledger = Ledger(place.ledger, pipe) if rank == 0 else Silence()
         self._save_number = number * SAVES_MAX
         self._pending: Pending | None = None
         self._newest = 0
@@ -150,7 +153,7 @@ class Program:
         if loss is not None:
             metrics[METRIC] = loss
         about = {"step": step, "save": self._save_number, "loss": loss}
-        return self._place.shape.state(step, self._save_number), metrics, about
+        return self._shape.state(step, self._save_number), metrics, about
 
     def _save_next(self) -> None:
         self._save(self._next_step())
@@ -161,7 +164,7 @@ class Program:
         with self._noted("save", **about) as returned:
             try:
                 self._manager.save(step, state, metrics=metrics)
-            except ringstow.InvalidStateError as error:
+            except ringstow.Error as error:
                 returned["refused"] = _refusal(error)
         if "refused" in returned:
             return False
@@ -174,7 +177,7 @@ class Program:
         with self._noted("save_async", **about) as returned:
             try:
                 handle = self._manager.save_async(step, state, metrics=metrics)
-            except ringstow.InvalidStateError as error:
+            except ringstow.Error as error:
                 returned["refused"] = _refusal(error)
                 return
             returned["skipped"] = handle.skipped
@@ -187,14 +190,15 @@ class Program:
 
     def _follow(self, state: dict[str, Any]) -> None:
         """Do what a training does beside a save."""
+        overwrites, waits = self._rng.random() < 0.2, self._rng.random() < 0.3
         if self._pending is None:
             return
-        if self._rng.random() < 0.2 and self._pending.handle.wait_staged():
+        if overwrites and self._pending.handle.wait_staged():
             for part in ("model", "optimizer", "ema"):
                 for tensor in state[part].values():
                     if isinstance(tensor, np.ndarray):
                         tensor.fill(7)
-        if self._rng.random() < 0.3:
+        if waits:
             self._pending.handle.result()
             self._note_result()
 
@@ -202,7 +206,7 @@ class Program:
 
     def _restore(self) -> None:
         with self._noted("restore") as returned:
-            restored = self._manager.restore()
+            restored = self._manager.restore(**self._into())
             returned["found"] = None if restored is None else self._described(restored)
         self._newest = 0 if restored is None else restored.step
 
@@ -213,15 +217,20 @@ class Program:
         step = self._rng.choice(older)
         drops = self._rng.random() < 0.4
         with self._noted("go_back", step=step, drops=drops) as returned:
-            restored = self._manager.restore(step, drop_newer=drops)
+            restored = self._manager.restore(step, drop_newer=drops, **self._into())
             assert restored is not None
             returned["found"] = self._described(restored)
         self._newest = step
         if self._rng.random() < 0.7:
             self._save(step + 1)
 
+    def _into(self) -> dict[str, Any]:
+        """Return what `restore` takes: ranks need a state to fill, which may have dropped parts."""
+        return {} if self._shape.is_whole else {"into": self._shape.state(0, 0), "strict": False}
+
     def _described(self, restored: ringstow.Restored) -> dict[str, Any]:
-        wrong = self._place.shape.wrong(restored.state, restored.dropped)
+        kept = {name: part for name, part in restored.state.items() if name not in restored.dropped}
+        wrong = self._shape.wrong(kept, restored.dropped)
         found = label(restored.metrics, restored.step)
         return {**found, "dropped": restored.dropped, "wrong": wrong}
 
@@ -272,11 +281,11 @@ class Program:
         self._note_result()
 
 
-def _refusal(error: ringstow.InvalidStateError) -> str:
+def _refusal(error: ringstow.Error) -> str:
     """Return why a save is refused whose name a copy or a link of the user's has.
 
     Raises:
-        InvalidStateError: it is refused for another reason.
+        Error: it is refused for another reason.
     """
     if "is a copy of" in str(error) or "is a link" in str(error):
         return str(error)

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from . import ranks
+
 Array = npt.NDArray[Any]
 
 # A tensor that changes with every so many steps: files of a save with a base change with it.
@@ -23,15 +25,26 @@ class Shape:
     frozen: int
     slow: int
     weight: int
+    ranks: int = 1
+    """How many ranks save; several have a sharded tensor, too."""
+    is_whole: bool = True
+    """Whether a state has all of the sharded tensor, and not this rank's rows."""
 
     @classmethod
-    def of(cls, rng: random.Random, seed: int) -> Shape:
+    def of(cls, rng: random.Random, seed: int, ranks: int) -> Shape:
         """Choose one."""
-        sizes = [rng.choice([1, 1000, 20_000, 100_000]) for _ in range(3)]
-        return cls(seed, *sizes)
+        frozen, slow, weight = (rng.choice([1, 1000, 20_000, 100_000]) for _ in range(3))
+        return cls(seed, frozen, slow, weight, ranks)
 
     def state(self, step: int, save: int) -> dict[str, Any]:
         """Return the state of a step, as the save of this number stores it."""
+        state = self._replicated(step, save)
+        if self.ranks > 1:
+            rows = self._array(self.weight, 6, step, save)
+            state["model"]["rows"] = rows if self.is_whole else ranks.sharded(rows, self.ranks)
+        return state
+
+    def _replicated(self, step: int, save: int) -> dict[str, Any]:
         frozen = self._array(self.frozen, 1)
         return {
             "model": {
@@ -70,10 +83,17 @@ def differences(found: Any, wanted: Any, name: str = "") -> list[str]:
         for key in found.keys() & wanted.keys():
             wrong += differences(found[key], wanted[key], f"{name}/{key}")
         return wrong
+    found, wanted = _local(found), _local(wanted)
     if isinstance(wanted, np.ndarray):
         is_same = isinstance(found, np.ndarray) and _bits(found) == _bits(wanted)
         return [] if is_same else [name]
     return [] if type(found) is type(wanted) and found == wanted else [name]
+
+
+def _local(value: Any) -> Any:
+    """Return a tensor, or this rank's rows of it, as an array; anything else as it is."""
+    value = value.to_local() if hasattr(value, "to_local") else value
+    return value.numpy() if hasattr(value, "numpy") else value
 
 
 def _bits(array: Array) -> tuple[str, tuple[int, ...], bytes]:
