@@ -76,7 +76,9 @@ def model_of(kind, rank, ranks):
 
         model.blocks["1"] = checkpoint_wrapper(model.blocks["1"])
     if kind == "ddp":
-        return nn.parallel.DistributedDataParallel(model)
+        # Without it, DDP makes its buckets anew after the first iteration, in a process that was
+        # started again, too: on four ranks gradients are then added up in another order.
+        return nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
     if kind.startswith("fsdp1"):
         flat = kind == "fsdp1-flat"
         return FullyShardedDataParallel(
