@@ -126,7 +126,7 @@ fn take_over(stripes: &Stripes, rank: u32, generation: u64) -> Result<()> {
 
 /// Checks that no other process has removed the files of this write.
 fn check_there(dir: &Path, rank: u32, files: &[PathBuf]) -> Result<()> {
-    if files.iter().all(|file| dir::has(file)) {
+    if files.iter().all(dir::has) {
         return Ok(());
     }
     Err(Error::invalid(format!(
