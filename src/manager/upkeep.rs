@@ -77,7 +77,7 @@ impl Shared {
     /// save went well.
     fn evict(&self) -> Vec<PathBuf> {
         let Some((copies, eviction)) = self.eviction() else { return Vec::new() };
-        eviction.forget(dir::is_gone);
+        eviction.forget(|step| dir::is_gone(step));
         let (config, awaited) = (self.store.config(), copies.awaited());
         let done = match evict(&self.root, copies.places(), eviction.keep, &awaited, config) {
             Ok(done) => done,

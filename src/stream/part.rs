@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use crate::sys::chance::random;
 use crate::sys::file_system::{FileSystem, Reach};
 use crate::sys::lock::{FileLock, Hold, hold};
+use crate::sys::open_dir::Dir;
 use crate::sys::{dir, file, inodes};
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -127,25 +128,22 @@ pub(crate) struct Clearing<'a> {
 ///
 /// # Errors
 /// [`Error::Io`].
-pub(crate) fn clear(dir: &Path, clearing: Clearing<'_>) -> Result<Leftovers> {
+pub(crate) fn clear(dir: &Dir, clearing: Clearing<'_>) -> Result<Leftovers> {
     let wanted = clearing.of.and_then(Path::file_name).map(stem);
     let is_wanted = |name: &OsStr| {
         stem_of(name).is_some_and(|stem| wanted.as_ref().is_none_or(|wanted| wanted == stem))
     };
-    let entries = dir::entries(dir)?;
-    let mut found: Vec<PathBuf> = entries
-        .iter()
-        .filter(|entry| is_wanted(&entry.file_name()))
-        .map(std::fs::DirEntry::path)
-        .collect();
+    let names = dir.names()?.into_iter().filter(|(name, _)| is_wanted(name.as_os_str()));
+    let mut found: Vec<PathBuf> = names.map(|(name, _)| dir.path().join(name)).collect();
     found.sort();
     let mut leftovers = Leftovers::default();
     if found.is_empty() {
         return Ok(leftovers);
     }
-    let system = FileSystem::of(dir).map_err(|e| Error::io("opening", dir, e))?;
+    let system = FileSystem::of_open(dir.file());
+    let system = system.map_err(|e| Error::io("opening", dir.path(), e))?;
     for path in found {
-        let lock = match hold(&path).map_err(|e| Error::io("locking", &*path, e))? {
+        let lock = match hold(dir.at(&path)).map_err(|e| Error::io("locking", &*path, e))? {
             Hold::Gone => continue,
             Hold::Busy => {
                 leftovers.left.push((path, "a stream to it is open".into()));
@@ -164,7 +162,7 @@ pub(crate) fn clear(dir: &Path, clearing: Clearing<'_>) -> Result<Leftovers> {
             }
         };
         if clearing.removes {
-            dir::remove(&path)?;
+            dir::remove(dir.at(&path))?;
         }
         drop(lock); // only now: its writer must find that it is gone
         leftovers.stale.push(path);
@@ -204,13 +202,16 @@ mod tests {
         let dead = dir.path().join("a.0123456789abcdef.stream-part");
         let other = dir.path().join("b.0123456789abcdef.stream-part");
         [&dead, &other].iter().for_each(|path| fs::write(path, "x").unwrap());
-        let planned = clear(dir.path(), clearing(false)).unwrap();
+        let planned = clear(&Dir::open(dir.path()).unwrap(), clearing(false)).unwrap();
         assert_eq!(planned.stale, [dead.clone(), other.clone()]);
         assert_eq!(planned.left[0].0, living.path());
         let of_a = Clearing { of: Some(Path::new("a")), ..clearing(true) };
-        assert_eq!(clear(dir.path(), of_a).unwrap().stale, std::slice::from_ref(&dead));
+        assert_eq!(
+            clear(&Dir::open(dir.path()).unwrap(), of_a).unwrap().stale,
+            std::slice::from_ref(&dead)
+        );
         assert!(living.path().exists() && other.exists() && !dead.exists());
-        clear(dir.path(), clearing(true)).unwrap();
+        clear(&Dir::open(dir.path()).unwrap(), clearing(true)).unwrap();
         drop(living);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
@@ -222,9 +223,9 @@ mod tests {
         let dead = dir.path().join("a.0123456789abcdef.stream-part");
         fs::write(&dead, "x").unwrap();
         let _played = play(dir.path(), "nfs4", "nolock");
-        let found = clear(dir.path(), clearing(true)).unwrap();
+        let found = clear(&Dir::open(dir.path()).unwrap(), clearing(true)).unwrap();
         assert!(found.stale.is_empty() && found.left[0].1.contains("--no-other-writers"));
         let promised = Clearing { no_other_writers: true, ..clearing(true) };
-        assert_eq!(clear(dir.path(), promised).unwrap().stale, [dead]);
+        assert_eq!(clear(&Dir::open(dir.path()).unwrap(), promised).unwrap().stale, [dead]);
     }
 }

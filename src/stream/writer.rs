@@ -10,6 +10,7 @@ use crate::pipeline::job::Job;
 use crate::pipeline::report::{WriteReport, WriteSeconds};
 use crate::pipeline::runtime::Runtime;
 use crate::pipeline::stream::write::WriteStream;
+use crate::sys::open_dir::Dir;
 use crate::sys::{dir, file};
 use std::fmt;
 use std::io;
@@ -204,7 +205,7 @@ fn clear_leftovers(target: &Path) {
     for of in [target, &beside] {
         let clearing = Clearing { of: Some(of), removes: true, no_other_writers: false };
         if let Some(dir) = of.parent()
-            && let Err(error) = part::clear(dir, clearing)
+            && let Err(error) = Dir::open(dir).and_then(|dir| part::clear(&dir, clearing))
         {
             tracing::warn!(%error, "could not remove what killed streams left");
         }

@@ -2,9 +2,10 @@
 //! checkpoint is.
 
 use crate::error::{Error, Result, is_unsupported};
+use crate::sys::at::At;
 use crate::sys::inodes;
 use crate::sys::seam::{Call, made};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, Mode, OFlags, Stat, mkdirat, renameat, statat, unlinkat};
 use std::fs::{self, DirEntry, Metadata};
 use std::io;
 use std::os::fd::AsFd;
@@ -71,14 +72,18 @@ pub(crate) fn look_at(path: &Path) -> io::Result<Metadata> {
     made(Call::Look, path, || fs::symlink_metadata(path))
 }
 
+fn stat(at: At<'_>) -> io::Result<Stat> {
+    made(Call::Look, at.path, || Ok(statat(at.dir, at.name, AtFlags::SYMLINK_NOFOLLOW)?))
+}
+
 /// Whether anything has this path, a broken link included.
-pub(crate) fn has(path: &Path) -> bool {
-    look_at(path).is_ok()
+pub(crate) fn has<'a>(at: impl Into<At<'a>>) -> bool {
+    stat(at.into()).is_ok()
 }
 
 /// Whether nothing has this path; false if the system does not say.
-pub(crate) fn is_gone(path: &Path) -> bool {
-    look_at(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+pub(crate) fn is_gone<'a>(at: impl Into<At<'a>>) -> bool {
+    stat(at.into()).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 /// Whether this path is a symbolic link.
@@ -169,11 +174,12 @@ pub(crate) fn try_real(path: &Path) -> io::Result<PathBuf> {
 ///
 /// # Errors
 /// [`Error::Io`].
-pub(crate) fn make(dir: &Path) -> Result<bool> {
-    match made(Call::MakeDir, dir, || fs::create_dir(dir)) {
+pub(crate) fn make<'a>(at: impl Into<At<'a>>) -> Result<bool> {
+    let (at, mode) = (at.into(), Mode::from_raw_mode(0o777));
+    match made(Call::MakeDir, at.path, || Ok(mkdirat(at.dir, at.name, mode)?)) {
         Ok(()) => Ok(true),
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(false),
-        Err(e) => Err(inodes::creating(dir, e)),
+        Err(e) => Err(inodes::creating(at.path, e)),
     }
 }
 
@@ -195,19 +201,21 @@ pub(crate) fn make_all(dir: &Path) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::Io`].
-pub(crate) fn remove(path: &Path) -> Result<()> {
-    try_remove(path).map(drop).map_err(|e| Error::io("removing", path, e))
+pub(crate) fn remove<'a>(at: impl Into<At<'a>>) -> Result<()> {
+    let at = at.into();
+    try_remove(at).map(drop).map_err(|e| Error::io("removing", at.path, e))
 }
 
 /// [`remove`], with the system's own error. Says whether it was there.
 ///
 /// # Errors
 /// The system's.
-pub(crate) fn try_remove(path: &Path) -> io::Result<bool> {
-    match made(Call::Remove, path, || fs::remove_file(path)) {
+pub(crate) fn try_remove<'a>(at: impl Into<At<'a>>) -> io::Result<bool> {
+    let at = at.into();
+    match made(Call::Remove, at.path, || Ok(unlinkat(at.dir, at.name, AtFlags::empty())?)) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
         // Linux refuses before it looks whether the file is there.
-        Err(e) if e.kind() == io::ErrorKind::ReadOnlyFilesystem && is_gone(path) => Ok(false),
+        Err(e) if e.kind() == io::ErrorKind::ReadOnlyFilesystem && is_gone(at) => Ok(false),
         removed => removed.map(|()| true),
     }
 }
@@ -216,12 +224,13 @@ pub(crate) fn try_remove(path: &Path) -> io::Result<bool> {
 ///
 /// # Errors
 /// [`Error::Io`] if it is empty and the system refuses.
-pub(crate) fn remove_if_empty(dir: &Path) -> Result<bool> {
-    match made(Call::RemoveDir, dir, || fs::remove_dir(dir)) {
+pub(crate) fn remove_if_empty<'a>(at: impl Into<At<'a>>) -> Result<bool> {
+    let At { dir, name, path } = at.into();
+    match made(Call::RemoveDir, path, || Ok(unlinkat(dir, name, AtFlags::REMOVEDIR)?)) {
         Ok(()) => Ok(true),
         // Without the permission to remove it, the system does not look whether it is empty.
-        Err(error) if entries(dir).is_ok_and(|all| all.is_empty()) => {
-            Err(Error::io("removing", dir, error))
+        Err(error) if entries(path).is_ok_and(|all| all.is_empty()) => {
+            Err(Error::io("removing", path, error))
         }
         Err(_) => Ok(false),
     }
@@ -231,16 +240,18 @@ pub(crate) fn remove_if_empty(dir: &Path) -> Result<bool> {
 ///
 /// # Errors
 /// [`Error::Io`].
-pub(crate) fn rename(from: &Path, to: &Path) -> Result<()> {
-    try_rename(from, to).map_err(|e| Error::io("renaming a file to", to, e))
+pub(crate) fn rename<'a>(from: impl Into<At<'a>>, to: impl Into<At<'a>>) -> Result<()> {
+    let to = to.into();
+    try_rename(from, to).map_err(|e| Error::io("renaming a file to", to.path, e))
 }
 
 /// [`rename`], with the system's own error.
 ///
 /// # Errors
 /// The system's.
-pub(crate) fn try_rename(from: &Path, to: &Path) -> io::Result<()> {
-    made(Call::Rename, from, || fs::rename(from, to))
+pub(crate) fn try_rename<'a>(from: impl Into<At<'a>>, to: impl Into<At<'a>>) -> io::Result<()> {
+    let (from, to) = (from.into(), to.into());
+    made(Call::Rename, from.path, || Ok(renameat(from.dir, from.name, to.dir, to.name)?))
 }
 
 /// Gives a file a second name. A symbolic link is not followed.
@@ -256,7 +267,8 @@ pub(crate) fn link(from: &Path, to: &Path) -> io::Result<()> {
 ///
 /// # Errors
 /// [`Error::Io`], of [`io::ErrorKind::AlreadyExists`] naming `to` if it is there.
-pub fn rename_new(from: &Path, to: &Path) -> Result<()> {
+pub fn rename_new<'a>(from: impl Into<At<'a>>, to: impl Into<At<'a>>) -> Result<()> {
+    let (from, to) = (from.into(), to.into());
     match rename_to_free(from, to) {
         Err(error) if !error.is_taken() && has(to) && !has(from) => Ok(()),
         renamed => renamed,
@@ -268,20 +280,19 @@ pub fn rename_new(from: &Path, to: &Path) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::Io`], of [`io::ErrorKind::AlreadyExists`] naming `to` if it is there.
-pub(crate) fn rename_to_free(from: &Path, to: &Path) -> Result<()> {
+pub(crate) fn rename_to_free<'a>(from: impl Into<At<'a>>, to: impl Into<At<'a>>) -> Result<()> {
+    let (from, to) = (from.into(), to.into());
     let renamed = match rename_if_free(from, to) {
-        Err(e) if e.kind() == io::ErrorKind::InvalidInput || is_unsupported(&e) => {
-            match look_at(to) {
-                Err(e) if e.kind() == io::ErrorKind::NotFound => try_rename(from, to),
-                Err(e) => Err(e),
-                Ok(_) => Err(rustix::io::Errno::EXIST.into()),
-            }
-        }
+        Err(e) if e.kind() == io::ErrorKind::InvalidInput || is_unsupported(&e) => match stat(to) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => try_rename(from, to),
+            Err(e) => Err(e),
+            Ok(_) => Err(rustix::io::Errno::EXIST.into()),
+        },
         renamed => renamed,
     };
     renamed.map_err(|e| match e.kind() {
-        io::ErrorKind::AlreadyExists => Error::io("renaming a file to", to, e),
-        _ => Error::io("renaming", from, e),
+        io::ErrorKind::AlreadyExists => Error::io("renaming a file to", to.path, e),
+        _ => Error::io("renaming", from.path, e),
     })
 }
 
@@ -301,13 +312,14 @@ pub(crate) fn rename_once(from: &Path, to: &Path) -> Result<()> {
 }
 
 #[cfg(target_os = "linux")]
-fn rename_if_free(from: &Path, to: &Path) -> io::Result<()> {
-    use rustix::fs::{CWD, RenameFlags, renameat_with};
-    made(Call::Rename, from, || Ok(renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE)?))
+fn rename_if_free(from: At<'_>, to: At<'_>) -> io::Result<()> {
+    use rustix::fs::{RenameFlags, renameat_with};
+    let new = RenameFlags::NOREPLACE;
+    made(Call::Rename, from.path, || Ok(renameat_with(from.dir, from.name, to.dir, to.name, new)?))
 }
 
 #[cfg(not(target_os = "linux"))]
-fn rename_if_free(_: &Path, _: &Path) -> io::Result<()> {
+fn rename_if_free(_: At<'_>, _: At<'_>) -> io::Result<()> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
@@ -355,12 +367,19 @@ pub fn sync(dir: &Path) -> Result<()> {
 /// The system's.
 pub(crate) fn try_sync(dir: &Path) -> io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let opened = rustix::fs::open(dir, flags, Mode::empty())?;
-    made(Call::Sync, dir, || match rustix::fs::fsync(&opened) {
+    try_sync_open(&rustix::fs::open(dir, flags, Mode::empty())?, dir)
+}
+
+/// [`try_sync`] for an open directory.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn try_sync_open(opened: &impl AsFd, dir: &Path) -> io::Result<()> {
+    made(Call::Sync, dir, || match rustix::fs::fsync(opened) {
         Err(rustix::io::Errno::INVAL) => Ok(()),
         synced => Ok(synced?),
     })?;
-    check_journal(&opened)?;
+    check_journal(opened)?;
     made(Call::Synced, dir, || Ok(()))
 }
 

@@ -2,10 +2,11 @@
 //! transfer the bytes of shards.
 
 use crate::error::{Error, Result};
+use crate::sys::at::At;
 use crate::sys::dir::try_remove;
 use crate::sys::inodes;
 use crate::sys::seam::{Call, made};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::Errno;
 use std::fs::{File, FileType, Metadata};
 use std::io::{self, Read, Write};
@@ -21,41 +22,53 @@ use std::path::Path;
 /// The system's; a file system without O_DIRECT returns `EINVAL`, here or at the first write.
 /// [`io::ErrorKind::AlreadyExists`] if another process creates the same name at this moment.
 pub fn create(path: &Path, direct: bool) -> io::Result<File> {
-    match create_new(path, direct) {
+    create_at(path.into(), direct)
+}
+
+/// [`create`], in an open directory perhaps.
+///
+/// # Errors
+/// As [`create`].
+pub(crate) fn create_at(at: At<'_>, direct: bool) -> io::Result<File> {
+    let create_new = || made(Call::Create, at.path, || open(at, CREATE_NEW, direct));
+    match create_new() {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-            try_remove(path)?;
-            create_new(path, direct)
+            try_remove(at)?;
+            create_new()
         }
         created => created,
     }
 }
+
+const CREATE_NEW: OFlags = OFlags::WRONLY.union(OFlags::CREATE).union(OFlags::EXCL);
 
 /// Creates a file whose name is free.
 ///
 /// # Errors
 /// As [`create`]; [`io::ErrorKind::AlreadyExists`] if the name is taken.
 pub(crate) fn create_new(path: &Path, direct: bool) -> io::Result<File> {
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
-    made(Call::Create, path, || open(path, flags, direct))
+    made(Call::Create, path, || open(path, CREATE_NEW, direct))
 }
 
 /// Opens a file that is only ever locked. A lock that other hosts see needs a file that is open for writing.
 ///
 /// # Errors
 /// The system's; [`io::ErrorKind::InvalidInput`] if it is not a file.
-pub(crate) fn open_lock(path: &Path) -> io::Result<File> {
-    made(Call::Open, path, || open(path, OFlags::RDWR, false))
+pub(crate) fn open_lock<'a>(at: impl Into<At<'a>>) -> io::Result<File> {
+    let at = at.into();
+    made(Call::Open, at.path, || open(at, OFlags::RDWR, false))
 }
 
 /// Creates a file that is only ever locked, whose name is free. Every user who may write to its directory may lock it.
 ///
 /// # Errors
 /// As [`create_new`].
-pub(crate) fn create_lock(path: &Path) -> io::Result<File> {
+pub(crate) fn create_lock<'a>(at: impl Into<At<'a>>) -> io::Result<File> {
     use std::os::unix::fs::PermissionsExt;
+    let at = at.into();
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
-    let file = made(Call::Create, path, || open(path, flags, false))?;
-    if let Some(dir) = path.parent().and_then(|dir| dir.metadata().ok()) {
+    let file = made(Call::Create, at.path, || open(at, flags, false))?;
+    if let Some(dir) = at.path.parent().and_then(|dir| dir.metadata().ok()) {
         let mode = dir.permissions().mode() & 0o666 | 0o600;
         // Some file systems keep no modes. Then this user alone may lock it.
         let _refused = rustix::fs::fchmod(&file, Mode::from_raw_mode(mode));
@@ -76,7 +89,7 @@ pub(crate) fn create_or_empty(path: &Path) -> io::Result<File> {
 /// # Errors
 /// [`Error::Io`].
 pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    write_by(path, |mut file| file.write_all(bytes)).map(drop)
+    write_by(path.into(), |mut file| file.write_all(bytes)).map(drop)
 }
 
 /// Adds to the end of a file, which is created if it is missing. Does not sync it.
@@ -99,12 +112,13 @@ pub(crate) fn append(path: &Path, bytes: &[u8]) -> io::Result<()> {
 ///
 /// # Errors
 /// [`Error::Io`].
-pub(crate) fn write_durably(
-    path: &Path,
+pub(crate) fn write_durably<'a>(
+    at: impl Into<At<'a>>,
     content: impl FnOnce(&File) -> io::Result<()>,
 ) -> Result<()> {
-    let file = write_by(path, content)?;
-    sync(&file).map_err(writing(path))
+    let at = at.into();
+    let file = write_by(at, content)?;
+    sync(&file).map_err(writing(at.path))
 }
 
 /// Gives a file the mode, the time of its last change and, if this process may, the owner and group that another has.
@@ -175,8 +189,9 @@ pub(crate) fn write_at(file: &File, path: &Path, bytes: &[u8], offset: u64) -> i
     made(Call::Write, path, || file.write_all_at(bytes, offset))
 }
 
-fn write_by(path: &Path, content: impl FnOnce(&File) -> io::Result<()>) -> Result<File> {
-    let file = create(path, false).map_err(|error| inodes::creating(path, error))?;
+fn write_by(at: At<'_>, content: impl FnOnce(&File) -> io::Result<()>) -> Result<File> {
+    let path = at.path;
+    let file = create_at(at, false).map_err(|error| inodes::creating(path, error))?;
     // `write_all` repeats an interrupted write itself.
     let written = made(Call::Write, path, || Ok(())).and_then(|()| content(&file));
     written.map(|()| file).map_err(writing(path))
@@ -199,8 +214,9 @@ pub fn open_write(path: &Path, direct: bool) -> io::Result<File> {
 ///
 /// # Errors
 /// As [`create`]; `ELOOP` for a link.
-pub fn open_read(path: &Path, direct: bool) -> io::Result<File> {
-    made(Call::Open, path, || open(path, OFlags::RDONLY, direct))
+pub fn open_read<'a>(at: impl Into<At<'a>>, direct: bool) -> io::Result<File> {
+    let at = at.into();
+    made(Call::Open, at.path, || open(at, OFlags::RDONLY, direct))
 }
 
 /// Whether a file was not opened because its path is a symbolic link.
@@ -282,7 +298,8 @@ pub(crate) fn read_end<const N: usize>(path: &Path) -> io::Result<(u64, [u8; N])
 pub(crate) fn read_given(path: impl AsRef<Path>, bytes_max: u64) -> io::Result<Vec<u8>> {
     let path = path.as_ref();
     made(Call::Read, path, || {
-        let file = open_file(path, OFlags::RDONLY, |kind| kind.is_file() || kind.is_char_device())?;
+        let file =
+            open_file(path.into(), OFlags::RDONLY, |kind| kind.is_file() || kind.is_char_device())?;
         check_length(file.metadata()?.len(), bytes_max)?;
         read_to(&file, bytes_max)
     })
@@ -305,19 +322,19 @@ pub(crate) fn look(file: &File) -> io::Result<Metadata> {
     made(Call::Look, file, || file.metadata())
 }
 
-fn open(path: &Path, flags: OFlags, direct: bool) -> io::Result<File> {
+fn open<'a>(at: impl Into<At<'a>>, flags: OFlags, direct: bool) -> io::Result<File> {
     let flags = flags | OFlags::NOFOLLOW;
     let flags = if direct { flags | direct_flag()? } else { flags };
-    open_file(path, flags, FileType::is_file)
+    open_file(at.into(), flags, FileType::is_file)
 }
 
 /// Opens a file of a kind that fits, or the one that a link leads to unless the flags forbid it.
-fn open_file(path: &Path, flags: OFlags, fits: impl Fn(&FileType) -> bool) -> io::Result<File> {
+fn open_file(at: At<'_>, flags: OFlags, fits: impl Fn(&FileType) -> bool) -> io::Result<File> {
     // NONBLOCK: open() does not wait for the other end of a FIFO that has the file's name.
     let flags = flags | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let mode = Mode::from_raw_mode(0o666);
     let no_file = || io::Error::new(io::ErrorKind::InvalidInput, "not a regular file");
-    let file = match rustix::fs::open(path, flags, mode) {
+    let file = match openat(at.dir, at.name, flags, mode) {
         // A socket, or a device without a driver.
         Err(Errno::NXIO | Errno::NODEV) => return Err(no_file()),
         opened => File::from(opened?),

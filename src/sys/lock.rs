@@ -1,9 +1,11 @@
 //! One saver per directory at a time, on all hosts where the file system can tell them of each other.
 
 use crate::error::{Error, Result, is_one_of};
+use crate::sys::at::At;
 use crate::sys::file_system::{FileSystem, Reach};
 use crate::sys::fork::{GENERATIONS, PerProcess};
 use crate::sys::inherited::Inherited;
+use crate::sys::open_dir::Dir;
 use crate::sys::range_lock::{Lock, WHOLE};
 use crate::sys::seam::{Call, made};
 use crate::sys::{dir, file, range_lock};
@@ -13,8 +15,8 @@ use std::collections::BTreeSet;
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
 
 /// The file that is locked besides its directory where hosts share the file system. It stays as long as the directory.
 pub(crate) const FILE: &str = ".ringstow-lock";
@@ -27,7 +29,7 @@ pub(crate) const FILE: &str = ".ringstow-lock";
 /// system: this host may be the server.
 #[derive(Debug)]
 pub(crate) struct DirLock {
-    dir: PathBuf,
+    dir: Arc<Dir>,
     file: Option<FileLock>,
     _own: Option<Held>,
     reach: Reach,
@@ -39,23 +41,23 @@ pub(crate) struct DirLock {
 #[derive(Debug)]
 struct Held {
     _inherited: Inherited,
-    dir: File,
+    dir: Arc<Dir>,
 }
 
 impl Held {
-    fn take(dir: File, who: Who) -> io::Result<Self> {
+    fn take(dir: Arc<Dir>, who: Who) -> io::Result<Self> {
         let operation = match who {
             Who::One => FlockOperation::NonBlockingLockExclusive,
             Who::Several => FlockOperation::NonBlockingLockShared,
         };
-        made(Call::Lock, &dir, || Ok(flock(&dir, operation)?))?;
-        Ok(Self { _inherited: Inherited::note(&dir), dir })
+        made(Call::Lock, dir.file(), || Ok(flock(dir.file(), operation)?))?;
+        Ok(Self { _inherited: Inherited::note(dir.file()), dir })
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if let Err(error) = flock(&self.dir, FlockOperation::Unlock) {
+        if let Err(error) = flock(self.dir.file(), FlockOperation::Unlock) {
             tracing::debug!(%error, "cannot unlock; closing the directory will");
         }
     }
@@ -95,15 +97,24 @@ impl DirLock {
     /// # Errors
     /// [`Error::Busy`] if another save holds it; [`Error::Io`], also if the directory is gone.
     pub fn take(dir: &Path) -> Result<Self> {
-        Self::taken(dir, Who::One, true)
+        Self::taken(dir, || Dir::open(dir), (Who::One, true))
     }
 
-    /// [`DirLock::take`] for a process that will change nothing: it does not create [`FILE`].
+    /// [`DirLock::take`] of a directory that is open, while its path leads to it. The system grants it to those who share
+    /// what is open: one that holds a lock of this directory must not take another.
     ///
     /// # Errors
-    /// As for [`DirLock::take`].
-    pub fn take_to_look(dir: &Path) -> Result<Self> {
-        Self::taken(dir, Who::One, false)
+    /// As for [`DirLock::take`]; [`Error::Invalid`] if another directory or a link has its path by now.
+    pub fn take_open(dir: &Arc<Dir>) -> Result<Self> {
+        Self::taken(dir.path(), || dir.check().map(|()| Arc::clone(dir)), (Who::One, true))
+    }
+
+    /// [`DirLock::take_open`] for a process that will change nothing: it does not create [`FILE`].
+    ///
+    /// # Errors
+    /// As for [`DirLock::take_open`].
+    pub fn take_to_look(dir: &Arc<Dir>) -> Result<Self> {
+        Self::taken(dir.path(), || dir.check().map(|()| Arc::clone(dir)), (Who::One, false))
     }
 
     /// [`DirLock::take`] together with others that take it by this function: it keeps out those that take it alone.
@@ -111,32 +122,35 @@ impl DirLock {
     /// # Errors
     /// As for [`DirLock::take`].
     pub fn take_with_others(dir: &Path) -> Result<Self> {
-        Self::taken(dir, Who::Several, true)
+        Self::taken(dir, || Dir::open(dir), (Who::Several, true))
     }
 
-    fn taken(dir: &Path, who: Who, creates: bool) -> Result<Self> {
+    fn taken(
+        dir: &Path,
+        open: impl Fn() -> Result<Arc<Dir>>,
+        (who, creates): (Who, bool),
+    ) -> Result<Self> {
         /// How many times others may replace what is locked.
         const TRIES_MAX: usize = 1000;
         for _ in 0..TRIES_MAX {
-            let file = open_dir(dir).map_err(|e| Error::io("opening", dir, e))?;
-            if let Some(lock) = Self::of(file, dir, (who, creates))? {
+            if let Some(lock) = Self::of(open()?, (who, creates))? {
                 return Ok(lock);
             }
         }
         Err(Error::Busy { path: dir.into() })
     }
 
-    /// Locks a directory that was opened by this path. `None` if another directory has the path by now: a
-    /// clean-up has removed the opened one, and another process may hold the lock of the new one.
-    fn of(opened: File, dir: &Path, (who, creates): (Who, bool)) -> Result<Option<Self>> {
+    /// Locks an open directory. `None` if another one has its path by now: a clean-up has removed the opened one, and
+    /// another process may hold the lock of the new one.
+    fn of(opened: Arc<Dir>, (who, creates): (Who, bool)) -> Result<Option<Self>> {
+        let dir = opened.path();
         let io = |e| Error::io("opening", dir, e);
-        let system = FileSystem::of_open(&opened).map_err(io)?;
+        let system = FileSystem::of_open(opened.file()).map_err(io)?;
         let (mut reach, mut why) = (system.locks, system.why.clone());
         let shared = system.is_shared();
-        let identity = identity(file::look(&opened).map_err(io)?);
         let failed = |error: io::Error| format!("the lock failed on {}: {error}", system.name);
         let busy = || Error::Busy { path: dir.into() };
-        let own = match Held::take(opened, who) {
+        let own = match Held::take(Arc::clone(&opened), who) {
             Ok(own) => Some(own),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Err(busy()),
             Err(error) => {
@@ -146,7 +160,8 @@ impl DirLock {
                 None
             }
         };
-        let file = match FileLock::take(&dir.join(FILE), who, shared && creates) {
+        let path = dir.join(FILE);
+        let file = match FileLock::take(opened.at(&path), who, shared && creates) {
             Ok(Attempt::Locked(file)) => Some(file),
             Ok(Attempt::Absent) => None,
             Ok(Attempt::Replaced) => return Ok(None),
@@ -163,15 +178,20 @@ impl DirLock {
                     None
                 }
                 // The lock works for other hosts, and they rely on it: a save without it is not safe for anybody.
-                _ => return Err(Error::io("locking", dir.join(FILE), error)),
+                _ => return Err(Error::io("locking", path, error)),
             },
         };
-        if identity != self::identity(dir::look(dir).map_err(io)?) {
+        if !opened.is_here().map_err(io)? {
             return Ok(None);
         }
-        let lock = Self { dir: dir.into(), file, _own: own, reach, shared, why };
+        let lock = Self { dir: Arc::clone(&opened), file, _own: own, reach, shared, why };
         lock.warn();
         Ok(Some(lock))
+    }
+
+    /// The locked directory.
+    pub fn dir(&self) -> &Arc<Dir> {
+        &self.dir
     }
 
     /// Whom the lock keeps out.
@@ -197,14 +217,14 @@ impl DirLock {
     /// [`Error::Io`] if it is empty and the system refuses.
     pub fn remove_dir(mut self) -> Result<bool> {
         if let Some(file) = self.file.take() {
-            if !is_empty(&self.dir) {
+            if !holds_nothing(&self.dir) {
                 return Ok(false);
             }
             // NFS keeps a removed file under another name while it is open.
-            dir::remove(&self.dir.join(FILE))?;
+            dir::remove(self.dir.at(&self.dir.path().join(FILE)))?;
             drop(file);
         }
-        dir::remove_if_empty(&self.dir)
+        dir::remove_if_empty(self.dir.itself())
     }
 
     /// Releases the lock of a directory that turned out not to hold a checkpoint, and leaves no [`FILE`] of its own
@@ -219,7 +239,7 @@ impl DirLock {
     /// that has opened the file by now finds that it is gone, and tries again.
     pub fn remove_file(self) {
         if self.file.is_some()
-            && let Err(error) = dir::remove(&self.dir.join(FILE))
+            && let Err(error) = dir::remove(self.dir.at(&self.dir.path().join(FILE)))
         {
             tracing::debug!(%error, "cannot remove a lock file");
         }
@@ -230,7 +250,7 @@ impl DirLock {
             PerProcess::new([const { Mutex::new(BTreeSet::new()) }; GENERATIONS]);
         let is_new = || WARNED.lock().is_some_and(|mut warned| warned.insert(self.why.clone()));
         if self.reach == Reach::ThisHost && is_new() {
-            tracing::warn!(dir = %self.dir.display(), why = self.why, "the lock does not keep out every other process that may save here: a save removes only its own files and those of the checkpoint that it replaces; `ringstow prune --no-other-writers` removes what killed saves left");
+            tracing::warn!(dir = %self.dir.path().display(), why = self.why, "the lock does not keep out every other process that may save here: a save removes only its own files and those of the checkpoint that it replaces; `ringstow prune --no-other-writers` removes what killed saves left");
         }
     }
 }
@@ -240,25 +260,26 @@ impl DirLock {
 ///
 /// # Errors
 /// [`Error::Io`] if it is empty and the system refuses.
-pub(crate) fn remove_if_empty(dir: &Path) -> Result<bool> {
+pub(crate) fn remove_if_empty(dir: &Arc<Dir>) -> Result<bool> {
     // Locking may create the file.
-    if !is_empty(dir) {
+    if !holds_nothing(dir) {
         return Ok(false);
     }
-    match DirLock::take(dir) {
+    match DirLock::take_open(dir) {
         Err(Error::Busy { .. }) => Ok(false),
         Err(error) if error.is_not_found() => Ok(false),
         lock => lock?.remove_dir(),
     }
 }
 
-/// Whether a directory holds nothing (but [`FILE`]).
-pub(crate) fn is_empty(dir: &Path) -> bool {
-    dir::entries(dir).is_ok_and(|all| all.iter().all(is_lock))
+/// Whether an open directory holds nothing (but [`FILE`]).
+pub(crate) fn holds_nothing(dir: &Dir) -> bool {
+    dir.names().is_ok_and(|all| all.iter().all(|(name, _)| name.as_os_str() == FILE))
 }
 
-fn is_lock(entry: &std::fs::DirEntry) -> bool {
-    entry.file_name() == FILE
+/// Whether a directory holds nothing (but [`FILE`]).
+pub(crate) fn is_empty(dir: &Path) -> bool {
+    dir::entries(dir).is_ok_and(|all| all.iter().all(|entry| entry.file_name() == FILE))
 }
 
 fn identity(found: Metadata) -> (u64, u64) {
@@ -292,8 +313,8 @@ pub(crate) enum Hold {
 ///
 /// # Errors
 /// The system's.
-pub(crate) fn hold(path: &Path) -> io::Result<Hold> {
-    match FileLock::take(path, Who::One, false) {
+pub(crate) fn hold<'a>(at: impl Into<At<'a>>) -> io::Result<Hold> {
+    match FileLock::take(at.into(), Who::One, false) {
         Ok(Attempt::Locked(lock)) => Ok(Hold::Held(lock)),
         Ok(Attempt::Absent | Attempt::Replaced) => Ok(Hold::Gone),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(Hold::Busy),
@@ -309,7 +330,7 @@ pub(crate) fn hold(path: &Path) -> io::Result<Hold> {
 /// The system's, also if its directory is gone.
 pub(crate) fn hold_new(path: &Path) -> io::Result<Hold> {
     loop {
-        match FileLock::take(path, Who::One, true) {
+        match FileLock::take(path.into(), Who::One, true) {
             Ok(Attempt::Locked(lock)) => return Ok(Hold::Held(lock)),
             Ok(Attempt::Absent | Attempt::Replaced) => {} // its holder has just removed it
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Hold::Busy),
@@ -325,11 +346,12 @@ fn open_dir(dir: &Path) -> io::Result<File> {
 }
 
 impl FileLock {
-    /// Locks the file at `path`. Creates it if it is missing and `creates` is set.
-    fn take(path: &Path, who: Who, creates: bool) -> io::Result<Attempt> {
-        let opened = match file::open_lock(path) {
+    /// Locks a file. Creates it if it is missing and `creates` is set.
+    fn take(at: At<'_>, who: Who, creates: bool) -> io::Result<Attempt> {
+        let path = at.path;
+        let opened = match file::open_lock(at) {
             Err(error) if error.kind() == io::ErrorKind::NotFound && creates => {
-                file::create_lock(path).map(|file| (file, true))
+                file::create_lock(at).map(|file| (file, true))
             }
             opened => opened.map(|file| (file, false)),
         };
@@ -351,7 +373,7 @@ impl FileLock {
         }) {
             // Nobody can lock it. After any other failure, another host may have.
             if created && error.kind() != io::ErrorKind::WouldBlock && cannot_lock(&error) {
-                let _kept = dir::try_remove(path);
+                let _kept = dir::try_remove(at);
             }
             return Err(error);
         }
@@ -362,7 +384,7 @@ impl FileLock {
         if let Some(dir) = path.parent() {
             open_dir(dir)?;
         }
-        let now = match file::open_read(path, false) {
+        let now = match file::open_read(at, false) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 return Ok(Attempt::Replaced);
             }

@@ -6,6 +6,7 @@
 //! have callers that decide by it.
 #![allow(clippy::disallowed_methods)] // the only place for them
 
+pub mod at;
 pub mod chance;
 pub mod dir;
 pub mod file;
@@ -18,6 +19,7 @@ pub mod lease;
 pub(crate) mod lock;
 pub mod memlock;
 pub mod memory;
+pub(crate) mod open_dir;
 pub(crate) mod path;
 pub(crate) mod priority;
 mod range_lock;

@@ -4,6 +4,7 @@
 //! The note is an extended attribute. Where the file system has none, such a directory stays.
 
 use crate::sys::lock;
+use crate::sys::open_dir::Dir;
 use crate::sys::seam::{Call, made};
 use std::path::Path;
 
@@ -11,9 +12,9 @@ const NAME: &str = "user.ringstow.removing";
 
 /// Notes that a directory goes once it is empty. It may not be possible; then the directory only goes if this process gets
 /// to remove it.
-pub(crate) fn note(dir: &Path) {
-    if let Err(error) = made(Call::Attribute, dir, || set(dir)) {
-        tracing::debug!(dir = %dir.display(), %error, "cannot note that it is being removed");
+pub(crate) fn note(dir: &Dir) {
+    if let Err(error) = made(Call::Attribute, dir.path(), || set(dir)) {
+        tracing::debug!(dir = %dir.path().display(), %error, "cannot note that it is being removed");
     }
 }
 
@@ -23,8 +24,8 @@ pub(crate) fn is_left_empty(dir: &Path) -> bool {
 }
 
 #[cfg(target_os = "linux")]
-fn set(dir: &Path) -> std::io::Result<()> {
-    Ok(rustix::fs::lsetxattr(dir, NAME, b"", rustix::fs::XattrFlags::empty())?)
+fn set(dir: &Dir) -> std::io::Result<()> {
+    Ok(rustix::fs::fsetxattr(dir.file(), NAME, b"", rustix::fs::XattrFlags::empty())?)
 }
 
 #[cfg(target_os = "linux")]
@@ -38,7 +39,7 @@ fn has(dir: &Path) -> std::io::Result<bool> {
 
 /// Off Linux there is no note.
 #[cfg(not(target_os = "linux"))]
-fn set(_: &Path) -> std::io::Result<()> {
+fn set(_: &Dir) -> std::io::Result<()> {
     Err(std::io::ErrorKind::Unsupported.into())
 }
 

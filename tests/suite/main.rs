@@ -43,5 +43,6 @@ mod steps;
 mod stragglers;
 mod streams;
 mod striping;
+mod swapped;
 mod trace;
 mod write_rate;

@@ -18,13 +18,15 @@ use crate::store::write::scope::Scope;
 use crate::store::write::stripe_dir::remove_stripe_dir;
 use crate::store::write::swept::{Left, Swept};
 use crate::stream::part::{self, Clearing};
-use crate::sys::dir::{self, directories, file_names};
+use crate::sys::dir::{self, directories};
 use crate::sys::file;
 use crate::sys::file_system::Reach;
 use crate::sys::lock::{self, DirLock};
+use crate::sys::open_dir::Dir;
 use crate::sys::removal_note;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// How [`Store::prune_with`](crate::Store::prune_with) cleans up.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +70,8 @@ impl Checkpoint {
     /// As for [`prune`](crate::prune()).
     pub fn prune(&self) -> Result<Swept> {
         let (stripe, act) = (&*self.config().stripe, Act::CarryOut);
-        CleanUp { stripe, act, no_other_writers: false, takes_prepared: false }.one(self.path())
+        let clean_up = CleanUp { stripe, act, no_other_writers: false, takes_prepared: false };
+        clean_up.one(&Dir::open(self.path())?)
     }
 }
 
@@ -76,7 +79,7 @@ impl Checkpoint {
 /// empty.
 pub(in crate::store) fn clear(dir: &Path, stripe: &[PathBuf], act: Act) -> Swept {
     let clean_up = CleanUp { stripe, act, no_other_writers: false, takes_prepared: true };
-    clean_up.below(dir, CleanUp::checkpoint)
+    clean_up.below((None, dir), CleanUp::checkpoint)
 }
 
 /// Whether to carry out a clean-up, or only to plan it.
@@ -101,8 +104,9 @@ impl CleanUp<'_> {
     fn all(self, dir: &Path) -> Result<Swept> {
         let mut all = self.checkpoints(dir)?;
         let below = directories(dir).unwrap_or_default();
-        for dir in std::iter::once(dir).chain(below.iter().map(PathBuf::as_path)) {
-            match self.streams(dir) {
+        let below = below.iter().map(|dir| (dir.as_path(), Dir::open_real(dir)));
+        for (dir, open) in std::iter::once((dir, Dir::open(dir))).chain(below) {
+            match open.map_err(as_listing).and_then(|dir| self.streams(&dir)) {
                 Err(error) if is_denied(&error) => {} // not ringstow's (`lost+found`)
                 streams => {
                     if let Some(streams) = all.or_left(dir, streams) {
@@ -133,7 +137,7 @@ impl CleanUp<'_> {
     }
 
     /// Removes what killed writers of streams left in a directory.
-    fn streams(self, dir: &Path) -> Result<Swept> {
+    fn streams(self, dir: &Dir) -> Result<Swept> {
         let (removes, no_other_writers) = (self.act == Act::CarryOut, self.no_other_writers);
         let found = part::clear(dir, Clearing { of: None, removes, no_other_writers })?;
         let left = found.left.into_iter().map(|(path, reason)| Left::alone(path, reason));
@@ -141,7 +145,7 @@ impl CleanUp<'_> {
     }
 
     fn checkpoints(self, dir: &Path) -> Result<Swept> {
-        let mut all = match self.checkpoint(dir) {
+        let mut all = match Dir::open(dir).and_then(|dir| self.checkpoint(&dir)) {
             // If it cannot be listed, nothing below it can be cleared up.
             Err(error) => directories(dir).map(|_| Left::failed(dir, &error).into())?,
             Ok(swept) => swept,
@@ -151,7 +155,7 @@ impl CleanUp<'_> {
         }
         let below = all.or_left(dir, directories(dir)).unwrap_or_default();
         for path in below.iter().filter(|path| names::rank_of_dir(path).is_none()) {
-            all.add(self.below(path, Self::checkpoint));
+            all.add(self.below((None, path), Self::checkpoint));
         }
         let Some(root) = all.or_left(dir, dir::real(dir)) else { return Ok(all) };
         for stripe in self.stripe.iter().filter(|stripe| dir::is_dir(stripe)) {
@@ -196,10 +200,11 @@ impl CleanUp<'_> {
         match orphans::find(dir, root)? {
             None => return Ok(Swept::default()),
             Some(Orphan::Shards(checkpoint)) => return Ok(unclaimed(dir, &checkpoint).into()),
-            Some(Orphan::Unmarked) => return Ok(self.below(dir, Self::one)),
+            Some(Orphan::Unmarked) => return Ok(self.below((None, dir), Self::one)),
             Some(Orphan::Markers(_)) => {}
         }
-        let lock = match self.lock(dir) {
+        let open = Dir::open_real(dir)?;
+        let lock = match self.lock(&open) {
             Err(Error::Busy { .. }) => return Ok(Left::alone(dir, IN_PROGRESS).into()),
             lock => lock?,
         };
@@ -212,40 +217,55 @@ impl CleanUp<'_> {
         }
         if self.act == Act::CarryOut {
             // If something else is in it by now, the marker stays.
-            return remove_stripe_dir(dir, Some(lock), true);
+            return remove_stripe_dir(&open, Some(lock), true);
         }
         removed.push(dir.into());
         Ok(Swept { removed, ..Swept::default() })
     }
 
     /// A directory, and the rank checkpoints in it.
-    fn checkpoint(self, dir: &Path) -> Result<Swept> {
+    fn checkpoint(self, open: &Arc<Dir>) -> Result<Swept> {
+        let dir = open.path();
         let parts = rank_dirs::parts(dir)?;
         // Check before clearing one rank checkpoint, which removes the mark that all must be removed.
         if rank_dirs::removal_was_interrupted(&parts) {
-            return self.interrupted(dir, &parts);
+            return self.interrupted(open, &parts);
         }
-        let mut all = self.one(dir)?;
+        let mut all = self.one(open)?;
         for part in all.or_left(dir, rank_dirs::dirs(dir)).unwrap_or_default() {
-            all.add(self.below(&part, Self::one));
+            all.add(self.below((Some(open), &part), Self::one));
         }
         Ok(all)
     }
 
-    /// Clears a directory in another with `prune`, and removes it if it is then empty. If it cannot, the report says why.
-    fn below(self, dir: &Path, prune: impl Fn(Self, &Path) -> Result<Swept>) -> Swept {
-        let mut swept = match prune(self, dir) {
+    /// Clears a directory in another, which is open perhaps, with `prune`, and removes it if it is then empty. If it cannot,
+    /// the report says why.
+    fn below(
+        self,
+        (above, dir): (Option<&Arc<Dir>>, &Path),
+        prune: impl Fn(Self, &Arc<Dir>) -> Result<Swept>,
+    ) -> Swept {
+        let opened = match above {
+            Some(above) => above.open_in(dir),
+            None => Dir::open_real(dir),
+        };
+        let done = opened
+            .map_err(as_listing)
+            .and_then(|open| prune(self, &open).map(|swept| (swept, open)));
+        let (mut swept, open) = match done {
+            Ok((swept, open)) => (swept, open),
             // Another process removed it.
-            Err(error) if error.is_not_found() && !dir::leads_somewhere(dir) => Swept::default(),
+            Err(error) if error.is_not_found() && !dir::leads_somewhere(dir) => {
+                return Swept::default();
+            }
             // Not ringstow's (`lost+found`).
-            Err(error) if is_denied(&error) => Left::alone(dir, error.to_string()).into(),
-            Err(error) => Left::failed(dir, &error).into(),
-            Ok(swept) => swept,
+            Err(error) if is_denied(&error) => return Left::alone(dir, error.to_string()).into(),
+            Err(error) => return Left::failed(dir, &error).into(),
         };
         // After a failure it stays: it leads to what is left in its stripe directories.
         let is_done = !swept.left.iter().any(|left| left.failed);
         if is_done && (!swept.removed.is_empty() || removal_note::is_left_empty(dir)) {
-            match self.remove_emptied(dir, &swept) {
+            match self.remove_emptied(&open, &swept) {
                 Ok(true) => swept.removed.push(dir.into()),
                 Ok(false) => {}
                 Err(error) => swept.left.push(Left::emptied(dir, &error)),
@@ -255,8 +275,9 @@ impl CleanUp<'_> {
     }
 
     /// Finishes the killed removal of a checkpoint that consists of rank checkpoints.
-    fn interrupted(self, dir: &Path, parts: &[PathBuf]) -> Result<Swept> {
-        let locks = match lock_parts(parts, |part| self.lock(part)) {
+    fn interrupted(self, open: &Arc<Dir>, parts: &[PathBuf]) -> Result<Swept> {
+        let dir = open.path();
+        let locks = match lock_parts(open, parts, |part| self.lock(part)) {
             Err(Error::Busy { .. }) => return Ok(Left::alone(dir, IN_PROGRESS).into()),
             locks => locks?,
         };
@@ -277,7 +298,7 @@ impl CleanUp<'_> {
         let mut swept = Swept::default();
         if self.act == Act::CarryOut {
             let locks = (locks, self.no_other_writers);
-            let done = remove_parts(dir, parts, locks, self.stripe, &mut swept);
+            let done = remove_parts(open, parts, locks, self.stripe, &mut swept);
             swept.or_left(dir, done);
             if dir::has(dir) {
                 // Other programs' files are in it, or the system failed.
@@ -289,7 +310,8 @@ impl CleanUp<'_> {
     }
 
     /// Clears one directory.
-    fn one(self, dir: &Path) -> Result<Swept> {
+    fn one(self, open: &Arc<Dir>) -> Result<Swept> {
+        let dir = open.path();
         let stripes = match Stripes::to_clear(dir, self.stripe) {
             // Nobody knows whether a stripe directory is this checkpoint's: everything stays.
             Err(error) if dir::has(dir) => return Ok(Left::failed(dir, &error).into()),
@@ -299,7 +321,7 @@ impl CleanUp<'_> {
         let ours = |name: &String| {
             is_saved(name) || [names::REMOVAL_MARK, names::STRIPE_MARKER].contains(&name.as_str())
         };
-        let present = file_names(dir)?;
+        let present = open.file_names()?;
         if !present.iter().any(ours) && stripes.stripe_dirs().next().is_none() {
             return Ok(Swept::default());
         }
@@ -319,7 +341,7 @@ impl CleanUp<'_> {
             };
             return Ok(Left::alone(dir, reason).into());
         }
-        let lock = match self.lock(dir) {
+        let lock = match self.lock(open) {
             Err(Error::Busy { .. }) => return Ok(Left::alone(dir, IN_PROGRESS).into()),
             lock => lock?,
         };
@@ -329,8 +351,9 @@ impl CleanUp<'_> {
         if let Err(error) = check_remains(&stripes) {
             return Ok(Left::alone(dir, error.to_string()).into());
         }
-        let leftovers = manifest::read_files(dir)
-            .and_then(|listed| Leftovers::of_killed(&stripes, listed.as_ref(), &Scope::Everything));
+        let leftovers = manifest::read_files(dir).and_then(|listed| {
+            Leftovers::of_killed(&stripes, open, listed.as_ref(), &Scope::Everything)
+        });
         let leftovers = match leftovers {
             Ok(leftovers) => leftovers,
             Err(error @ Error::Io { .. }) if !tells_of_content(&error) => return Err(error),
@@ -351,9 +374,9 @@ impl CleanUp<'_> {
         Ok(swept)
     }
 
-    fn lock(self, dir: &Path) -> Result<DirLock> {
+    fn lock(self, dir: &Arc<Dir>) -> Result<DirLock> {
         match self.act {
-            Act::CarryOut => DirLock::take(dir),
+            Act::CarryOut => DirLock::take_open(dir),
             Act::Plan => DirLock::take_to_look(dir),
         }
     }
@@ -362,10 +385,10 @@ impl CleanUp<'_> {
     ///
     /// # Errors
     /// [`Error::Io`] if it is empty and the system refuses.
-    fn remove_emptied(self, dir: &Path, swept: &Swept) -> Result<bool> {
+    fn remove_emptied(self, dir: &Arc<Dir>, swept: &Swept) -> Result<bool> {
         match self.act {
             Act::CarryOut => lock::remove_if_empty(dir),
-            Act::Plan => Ok(dir::entries(dir).is_ok_and(|entries| {
+            Act::Plan => Ok(dir::entries(dir.path()).is_ok_and(|entries| {
                 let goes =
                     |path: PathBuf| swept.removed.contains(&path) || path.ends_with(lock::FILE);
                 entries.iter().all(|entry| goes(entry.path()))
@@ -389,6 +412,14 @@ impl CleanUp<'_> {
 /// Whether an error says what a manifest is: damaged, or a directory, FIFO or device of that name.
 fn tells_of_content(error: &Error) -> bool {
     error.is_damage() || error.io_error().is_some_and(file::is_no_file)
+}
+
+/// A directory that this process may not open is one that it may not list.
+fn as_listing(error: Error) -> Error {
+    match error {
+        Error::Io { path, cause, .. } => Error::io("listing", path, cause),
+        error => error,
+    }
 }
 
 /// Whether this process may not list a directory.
@@ -420,7 +451,8 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("step");
         std::fs::create_dir(&dir).unwrap();
-        let saver = DirLock::take(&dir).unwrap();
+        let dir = Dir::open_real(&dir).unwrap();
+        let saver = DirLock::take(dir.path()).unwrap();
         let clean_up = CleanUp {
             stripe: &[],
             act: Act::CarryOut,

@@ -18,13 +18,14 @@ use crate::store::read::{dcp_mark, diagnose};
 use crate::store::write::leftovers::Leftovers;
 use crate::store::write::scope::Scope;
 use crate::store::write::swept::{Left, Swept};
-use crate::sys::dir;
-use crate::sys::dir::remove;
+use crate::sys::dir::{self, remove};
 use crate::sys::lock::{self, DirLock};
+use crate::sys::open_dir::{Dir, refuse_link};
 use crate::sys::removal_note;
 use crate::sys::rlimit::make_room_for;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// What happens to the shards of a removed checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,7 +74,8 @@ pub fn remove_checkpoint(dir: &Path, disposal: Disposal, config: &Config) -> Res
         return Ok(Removed::of(dir, remove_object(dir)?));
     }
     refuse_link(dir)?;
-    remove_all(dir, disposal, config).map_err(|error| explained(dir, error))
+    let removed = Dir::open_real(dir).and_then(|dir| remove_all(&dir, disposal, config));
+    removed.map_err(|error| explained(dir, error))
 }
 
 /// Says why a checkpoint whose manifest cannot be read is not removed, and what to do.
@@ -94,41 +96,28 @@ fn explained(dir: &Path, error: Error) -> Error {
     }
 }
 
-fn remove_all(dir: &Path, disposal: Disposal, config: &Config) -> Result<Removed> {
+fn remove_all(open: &Arc<Dir>, disposal: Disposal, config: &Config) -> Result<Removed> {
+    let dir = open.path();
     if removal_note::is_left_empty(dir) {
-        let left = remove_if_empty(dir, None).into_iter().collect();
+        let left = remove_if_empty(open, None).into_iter().collect();
         return Ok(Removed::of(dir, Swept { left, ..Swept::default() }));
     }
     match rank_dirs::parts(dir)? {
-        parts if parts.is_empty() => remove_one(dir, disposal, config),
+        parts if parts.is_empty() => remove_one(open, disposal, config),
         parts => {
-            let locks = lock_parts(&parts, DirLock::take)?;
+            let locks = lock_parts(open, &parts, DirLock::take_open)?;
             let mut swept = Swept::default();
-            remove_parts(dir, &parts, (locks, false), &config.stripe, &mut swept)?;
+            remove_parts(open, &parts, (locks, false), &config.stripe, &mut swept)?;
             Ok(Removed::of(dir, swept))
         }
     }
 }
 
-/// Refuses a link: another program may rely on it, and would find no checkpoint there.
-pub(in crate::store) fn refuse_link(dir: &Path) -> Result<()> {
-    let itself: PathBuf = dir.components().collect(); // a path that ends in `/` would be followed
-    if !dir::is_link(&itself) {
-        return Ok(());
-    }
-    let to = dir::try_real(&itself).map_err(|e| Error::io("following the link", &itself, e))?;
-    Err(Error::invalid(format!(
-        "{} is a link to {}: pass that path instead, and change or remove the link yourself",
-        itself.display(),
-        to.display()
-    )))
-}
-
-fn remove_one(dir: &Path, disposal: Disposal, config: &Config) -> Result<Removed> {
-    let lock = DirLock::take(dir)?;
-    let begun = refuse_link(dir).and_then(|()| found(dir, &config.stripe)).and_then(|stripes| {
+fn remove_one(open: &Arc<Dir>, disposal: Disposal, config: &Config) -> Result<Removed> {
+    let (dir, lock) = (open.path(), DirLock::take_open(open)?);
+    let begun = found(dir, &config.stripe).and_then(|stripes| {
         let scope = Scope::of_removal(&lock, &stripes)?;
-        uncommit(dir).map(|()| (stripes, scope))
+        uncommit(open).map(|()| (stripes, scope))
     });
     let (stripes, scope) = match begun {
         Ok(begun) => begun,
@@ -137,26 +126,27 @@ fn remove_one(dir: &Path, disposal: Disposal, config: &Config) -> Result<Removed
             return Err(error);
         }
     };
-    let leftovers = retired(&stripes, scope)?;
+    let leftovers = retired(&stripes, open, scope)?;
     let mut swept = match disposal {
-        Disposal::Recycle => recycle(&stripes, leftovers),
+        Disposal::Recycle => recycle(&stripes.opened(open)?, leftovers),
         Disposal::Remove => leftovers.clear(),
     }?;
-    swept.left.extend(remove_if_empty(dir, Some(lock)));
+    swept.left.extend(remove_if_empty(open, Some(lock)));
     Ok(Removed::of(dir, swept))
 }
 
-/// Locks all rank checkpoints of a checkpoint: with [`DirLock::take`], or [`DirLock::take_to_look`] for a process that will
-/// change nothing.
+/// Locks all rank checkpoints of a checkpoint: with [`DirLock::take_open`], or [`DirLock::take_to_look`] for a process that
+/// will change nothing.
 ///
 /// # Errors
 /// [`Error::Busy`] if a rank is saving; [`Error::Io`].
 pub(in crate::store) fn lock_parts(
+    dir: &Arc<Dir>,
     parts: &[PathBuf],
-    take: impl Fn(&Path) -> Result<DirLock>,
+    take: impl Fn(&Arc<Dir>) -> Result<DirLock>,
 ) -> Result<Vec<DirLock>> {
     make_room_for(2 * parts.len()); // a lock is an open directory, and a file where hosts share
-    parts.iter().map(|part| take(part)).collect()
+    parts.iter().map(|part| dir.open_in(part).and_then(|part| take(&part))).collect()
 }
 
 /// Removes a checkpoint that consists of rank checkpoints, or what a killed removal left of it. `locks` are
@@ -166,12 +156,13 @@ pub(in crate::store) fn lock_parts(
 /// # Errors
 /// Those of [`check_parts`], before any change; [`Error::Io`].
 pub(in crate::store) fn remove_parts(
-    dir: &Path,
+    open: &Arc<Dir>,
     parts: &[PathBuf],
     (locks, alone): (Vec<DirLock>, bool),
     stripe: &[PathBuf],
     done: &mut Swept,
 ) -> Result<()> {
+    let dir = open.path();
     let stripes = parts.iter().map(|part| Stripes::to_clear(part, stripe));
     let stripes: Vec<Stripes> = stripes.collect::<Result<_>>()?;
     let scope = |(lock, stripes)| match alone {
@@ -179,24 +170,31 @@ pub(in crate::store) fn remove_parts(
         false => Scope::of_removal(lock, stripes),
     };
     let scopes: Vec<Scope> = locks.iter().zip(&stripes).map(scope).collect::<Result<_>>()?;
-    check_parts(dir, parts, stripe)?.into_iter().try_for_each(uncommit)?;
+    let committed = check_parts(dir, parts, stripe)?;
+    let open_parts: Vec<Arc<Dir>> = locks.iter().map(|lock| Arc::clone(lock.dir())).collect();
+    let is_committed = |part: &&Arc<Dir>| committed.contains(&part.path());
+    open_parts.iter().filter(is_committed).try_for_each(|part| uncommit(part))?;
     // An earlier call may have been killed before its rename was durable.
-    parts.iter().filter(|part| is_being_removed(part)).try_for_each(|part| dir::sync(part))?;
+    let going = open_parts.iter().filter(|part| is_being_removed(part.path()));
+    going.into_iter().try_for_each(|part| part.sync())?;
     // Remove the recycled files of ranks that saved over their own checkpoints first: once the last rank checkpoint
     // is gone, nothing marks them for removal.
-    RecycledFiles::under(dir).clear_but(std::iter::empty(), &mut done.removed)?;
-    removal_note::note(dir);
-    for (((part, lock), stripes), scope) in parts.iter().zip(locks).zip(stripes).zip(scopes) {
-        retired(&stripes, scope)?.carry_out(done)?;
+    RecycledFiles::inside(open).clear_but(std::iter::empty(), &mut done.removed)?;
+    removal_note::note(open);
+    for (((part, lock), stripes), scope) in open_parts.iter().zip(locks).zip(stripes).zip(scopes) {
+        retired(&stripes, part, scope)?.carry_out(done)?;
         done.left.extend(remove_if_empty(part, Some(lock)));
     }
     for part in rank_dirs::dirs(dir)? {
         // A killed call may have emptied this one.
         if !parts.contains(&part) {
-            done.left.extend(remove_if_empty(&part, None));
+            match open.open_in(&part) {
+                Err(error) if error.is_not_found() => {}
+                part => done.left.extend(remove_if_empty(&part?, None)),
+            }
         }
     }
-    done.left.extend(remove_if_empty(dir, None));
+    done.left.extend(remove_if_empty(open, None));
     Ok(())
 }
 
@@ -216,9 +214,10 @@ pub(in crate::store) fn check(dir: &Path, parts: &[PathBuf], stripe: &[PathBuf])
 /// # Errors
 /// [`Error::Busy`]; [`Error::Io`].
 pub(in crate::store) fn check_free(dir: &Path, parts: &[PathBuf]) -> Result<()> {
+    let dir = Dir::open_real(dir)?;
     match parts {
-        [] => DirLock::take_to_look(dir).map(drop),
-        parts => lock_parts(parts, DirLock::take_to_look).map(drop),
+        [] => DirLock::take_to_look(&dir).map(drop),
+        parts => lock_parts(&dir, parts, DirLock::take_to_look).map(drop),
     }
 }
 
@@ -302,10 +301,10 @@ fn how_to_find(stripes: &Stripes, listed: &Listed) -> String {
 
 /// What is left of a checkpoint whose manifest was renamed. If another host has committed since this process read the
 /// manifest, that is the checkpoint that was removed: its files are those that the renamed manifest lists.
-fn retired(stripes: &Stripes, mut scope: Scope) -> Result<Leftovers> {
+fn retired(stripes: &Stripes, own: &Arc<Dir>, mut scope: Scope) -> Result<Leftovers> {
     let listed = manifest::read_half_removed(stripes.own()).flatten();
     scope.retires(listed.as_ref().map(|listed| &*listed.files));
-    let mut found = Leftovers::find(stripes, None, &scope)?;
+    let mut found = Leftovers::find(stripes, own, None, &scope)?;
     let mark = stripes.own().join(names::REMOVAL_MARK);
     if !scope.covers(&mark) && dir::has(&mark) {
         found.leave(mark, UNKNOWN_FILES);
@@ -316,11 +315,11 @@ fn retired(stripes: &Stripes, mut scope: Scope) -> Result<Leftovers> {
 const UNKNOWN_FILES: &str = "it cannot be read, so nobody knows which files this removed checkpoint had, and no lock \
                              keeps out other hosts: if none saves there, run `ringstow prune --no-other-writers`";
 
-fn recycle(stripes: &Stripes, leftovers: Leftovers) -> Result<Swept> {
+fn recycle(dirs: &[Arc<Dir>], leftovers: Leftovers) -> Result<Swept> {
     // Find them first: clearing up may remove the directories beside them.
     let recycled: Vec<RecycledFiles> =
-        stripes.existing()?.into_iter().map(RecycledFiles::beside).collect::<Result<_>>()?;
-    let mut swept = leftovers.recycle(stripes)?.clear()?;
+        dirs.iter().map(|dir| RecycledFiles::beside(dir)).collect::<Result<_>>()?;
+    let mut swept = leftovers.recycle()?.clear()?;
     // No save would write over the recycled files of an earlier checkpoint with more ranks or shards.
     for files in recycled {
         let kept = swept.kept.iter().filter_map(|path| path.file_name()?.to_str());
@@ -330,31 +329,33 @@ fn recycle(stripes: &Stripes, leftovers: Leftovers) -> Result<Swept> {
 }
 
 /// Renames the manifest and syncs the directory: from then on there is no checkpoint.
-fn uncommit(dir: &Path) -> Result<()> {
+fn uncommit(open: &Dir) -> Result<()> {
+    let dir = open.path();
+    let [manifest, removed] = [names::MANIFEST, names::REMOVAL_MARK].map(|name| dir.join(name));
     match manifest::read_names(dir)? {
         Some(_) => {}
         // An earlier call may have been killed before its rename was durable.
-        None if is_being_removed(dir) => return dir::sync(dir),
+        None if is_being_removed(dir) => return open.sync(),
         None => return Err(diagnose::no_manifest(dir)),
     }
-    remove_mark(dir)?;
-    let manifest = dir.join(names::MANIFEST);
-    match dir::rename(&manifest, &dir.join(names::REMOVAL_MARK)) {
-        Err(error) if dir::has(&manifest) || !is_being_removed(dir) => Err(error),
+    let is_marked = dcp_mark::is_ours(dir)?;
+    open.check()?;
+    if is_marked {
+        remove_mark(open)?;
+    }
+    match dir::rename(open.at(&manifest), open.at(&removed)) {
+        Err(error) if dir::has(open.at(&manifest)) || !dir::has(open.at(&removed)) => Err(error),
         // Done, even if the server of a network file system did it and its answer was lost.
-        _ => dir::sync(dir),
+        _ => open.sync(),
     }
 }
 
 /// Removes the DCP mark, for good, before the manifest is renamed: programs that take the mark for a checkpoint must not
 /// find it without one, and a crash may undo a removal that was not synced, but keep the rename. If the rename fails after
 /// that, ringstow still loads the checkpoint, and those programs pass over it.
-fn remove_mark(dir: &Path) -> Result<()> {
-    if !dcp_mark::is_ours(dir)? {
-        return Ok(());
-    }
-    remove(&dir.join(names::DCP_MARK))?;
-    dir::sync(dir)
+fn remove_mark(dir: &Dir) -> Result<()> {
+    remove(dir.at(&dir.path().join(names::DCP_MARK)))?;
+    dir.sync()
 }
 
 pub(in crate::store) fn is_being_removed(dir: &Path) -> bool {
@@ -371,8 +372,8 @@ pub(in crate::store) fn is_gone(dir: &Path) -> bool {
 /// Removes a directory if it is empty. Takes its lock, unless this process holds it: a save may be about to begin.
 /// Returns it if it is empty and the system refuses to remove it. Does not sync: a directory that a crash brings back is
 /// empty or has the removal mark, and `tests/image` finds nothing that breaks.
-fn remove_if_empty(dir: &Path, held: Option<DirLock>) -> Option<Left> {
+fn remove_if_empty(dir: &Arc<Dir>, held: Option<DirLock>) -> Option<Left> {
     // False: other programs' files are in it.
     let removed = held.map_or_else(|| lock::remove_if_empty(dir), DirLock::remove_dir);
-    removed.err().map(|error| Left::emptied(dir, &error))
+    removed.err().map(|error| Left::emptied(dir.path(), &error))
 }

@@ -9,12 +9,12 @@ use crate::error::{Error, Result};
 use crate::store::catalog::found::{Found, Status};
 use crate::store::catalog::links::Links;
 use crate::store::catalog::steps::steps;
-use crate::store::cleanup::remove;
 use crate::store::layout::rank_dirs;
 use crate::store::layout::stripes::Stripes;
 use crate::store::read::checkpoint::Checkpoint;
 use crate::store::write::swept::Left;
 use crate::store::write::transaction::Transaction;
+use crate::sys::open_dir::refuse_link;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -39,7 +39,7 @@ pub struct Slimmed {
 
 /// See [`slim`](crate::slim()).
 pub fn slim(dir: &Path, drop: &[String], config: &Config) -> Result<Slimmed> {
-    remove::refuse_link(dir)?;
+    refuse_link(dir)?;
     if let Some(empty) = drop.iter().find(|name| name.is_empty() || name.ends_with('.')) {
         return Err(Error::invalid(format!(
             "{empty:?} is no name to drop: a name and all below it is dropped, as in \"optimizer\""

@@ -75,9 +75,14 @@ pub(in crate::store) fn publish(
     replaces: bool,
 ) -> Result<()> {
     let part = dir.join(format!("{name}.{}{}", unique(), names::UNCOMMITTED_SUFFIX));
-    let rename = if replaces { dir::rename } else { dir::rename_once };
-    let published = file::write_durably(&part, |mut file| file.write_all(content))
-        .and_then(|()| rename(&part, &dir.join(name)));
+    let path = dir.join(name);
+    let published =
+        file::write_durably(&part, |mut file| file.write_all(content)).and_then(
+            |()| match replaces {
+                true => dir::rename(&part, &path),
+                false => dir::rename_once(&part, &path),
+            },
+        );
     if published.is_err() {
         let _gone = dir::try_remove(&part);
     }

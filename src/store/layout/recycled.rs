@@ -21,23 +21,35 @@ use crate::error::{Error, Result};
 use crate::format::{FileEntry, names};
 use crate::plan::save::Shard;
 use crate::store::layout::access::Access;
-use crate::store::layout::stripes::Stripes;
-use crate::sys::dir;
-use crate::sys::dir::{directories, entries, file_names, remove, remove_if_empty};
+use crate::sys::dir::{self, directories, remove, remove_if_empty};
 use crate::sys::file;
 use crate::sys::inodes;
 use crate::sys::lease::is_sole_opener;
+use crate::sys::open_dir::Dir;
 use serde::Serialize;
 use std::collections::HashSet;
 use std::fs::Metadata;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The recycled files in one directory.
 #[derive(Debug)]
 pub(in crate::store) struct RecycledFiles {
     dir: PathBuf,
+    holder: Holder,
+}
+
+/// What the directory of recycled files is in.
+#[derive(Debug)]
+enum Holder {
+    /// It is opened when it is needed.
+    Named {
+        path: PathBuf,
+        is_real: bool,
+    },
+    Open(Arc<Dir>),
 }
 
 /// The part of a save that is written over recycled files.
@@ -52,27 +64,55 @@ pub(in crate::store) struct Claimed {
 }
 
 impl RecycledFiles {
-    /// Those beside the checkpoint in `dir`, which exists.
+    /// Those beside the checkpoint in `dir`.
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn beside(dir: &Path) -> Result<Self> {
-        // Its true parent: `dir` may be a link, or end in `..`.
-        let dir = dir::real(dir)?;
-        Ok(Self::under(dir.parent().unwrap_or(&dir)))
+    pub fn beside(dir: &Dir) -> Result<Self> {
+        dir.holder().map(|holder| Self::inside(&holder))
     }
 
-    /// Those beside the checkpoints in `root`.
-    pub fn under(root: &Path) -> Self {
-        Self { dir: root.join(names::RECYCLED_DIR) }
+    /// Those in an open directory.
+    pub fn inside(dir: &Arc<Dir>) -> Self {
+        let (at, holder) = (dir.path(), Holder::Open(Arc::clone(dir)));
+        Self { dir: at.join(names::RECYCLED_DIR), holder }
     }
 
-    /// Moves a shard of a removed checkpoint to the recycled files, where it replaces an older one of its rank and
-    /// number. Leaves a file that is unfit or not ringstow's.
+    /// Those beside the checkpoints in `root`; `is_real` if that must not be a link.
+    fn under(root: &Path, is_real: bool) -> Self {
+        let holder = Holder::Named { path: root.into(), is_real };
+        Self { dir: root.join(names::RECYCLED_DIR), holder }
+    }
+
+    /// What their directory is in.
+    fn holder(&self) -> Result<Arc<Dir>> {
+        match &self.holder {
+            Holder::Named { path, is_real: true } => Dir::open_real(path),
+            Holder::Named { path, is_real: false } => Dir::open(path),
+            Holder::Open(holder) => Ok(Arc::clone(holder)),
+        }
+    }
+
+    /// Their directory; `None` if it is gone. A link leads to a directory of somebody else.
+    fn open(&self) -> Result<Option<Arc<Dir>>> {
+        let opened = self.holder().and_then(|holder| holder.open_in(&self.dir));
+        match opened {
+            Err(error) if error.is_not_found() || matches!(error, Error::Invalid { .. }) => {
+                Ok(None)
+            }
+            Err(Error::Io { cause, .. }) if cause.kind() == io::ErrorKind::NotADirectory => {
+                Ok(None)
+            }
+            opened => opened.map(Some),
+        }
+    }
+
+    /// Moves a shard of a removed checkpoint, in `from`, to the recycled files, where it replaces an older one of its rank
+    /// and number. Leaves a file that is unfit or not ringstow's.
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn keep(&self, shard: &Path) -> Result<Kept> {
+    pub fn keep(&self, from: &Dir, shard: &Path) -> Result<Kept> {
         let Some(recycled) = shard.file_name().and_then(|name| names::recycled(name.to_str()?))
         else {
             return Ok(Kept::No);
@@ -89,14 +129,15 @@ impl RecycledFiles {
         if let Some(why) = unfit {
             return Ok(Kept::Refused(not_taken(shard, why)));
         }
-        dir::make(&self.dir)?;
-        match dir::rename(shard, &self.dir.join(recycled)) {
+        dir::make(self.holder()?.at(&self.dir))?;
+        let Some(dir) = self.open()? else { return Ok(Kept::No) };
+        match dir::rename(from.at(shard), dir.at(&self.dir.join(recycled))) {
             // The checkpoint is a file system of its own.
             Err(Error::Io { cause, .. }) if cause.kind() == io::ErrorKind::CrossesDevices => {
                 Ok(Kept::No)
             }
             // Another removal has just cleared the directory away.
-            Err(error) if error.is_not_found() && dir::has(shard) => Ok(Kept::No),
+            Err(error) if error.is_not_found() && dir::has(from.at(shard)) => Ok(Kept::No),
             renamed => renamed.map(|()| Kept::Yes),
         }
     }
@@ -106,36 +147,36 @@ impl RecycledFiles {
     /// # Errors
     /// [`Error::Io`].
     pub fn sync(&self) -> Result<()> {
-        match dir::sync(&self.dir) {
+        match self.open()? {
+            Some(dir) => dir.sync(),
             // Another removal has cleared the directory away, since it was empty.
-            Err(error) if error.is_not_found() => self.dir.parent().map_or(Ok(()), dir::sync),
-            synced => synced,
+            None => self.holder()?.sync(),
         }
     }
 
-    /// Moves the recycled file for a shard to the path at which the shard is about to be written.
+    /// Moves the recycled file for a shard to the path, in `to`, at which the shard is about to be written.
     ///
     /// # Errors
     /// [`Error::Io`] if a refused file cannot be removed.
-    fn take(&self, name: &str, part: &Path) -> Result<Taken> {
+    fn take(&self, name: &str, to: &Dir, part: &Path) -> Result<Taken> {
         let Some(recycled) = names::recycled(name).map(|name| self.dir.join(name)) else {
             return Ok(Taken::Nothing);
         };
-        if !dir::has(&recycled) {
+        let Some(from) = self.open()?.filter(|from| dir::has(from.at(&recycled))) else {
             return Ok(Taken::Nothing);
-        }
+        };
         // The rename replaces this new file. Until then it shows the access that a new file gets here.
-        let new = file::create(part, false).and_then(|file| Access::of(&file));
+        let new = file::create_at(to.at(part), false).and_then(|file| Access::of(&file));
         let new = new.map_err(|e| inodes::creating(part, e))?;
         // The process that moves it first has it. If it is missing or cannot be moved, the save creates a new file.
-        if dir::rename(&recycled, part).is_err() {
-            remove(part)?;
+        if dir::rename(from.at(&recycled), to.at(part)).is_err() {
+            remove(to.at(part))?;
             return Ok(Taken::Nothing);
         }
         match check(part, &new) {
             Ok(bytes) => Ok(Taken::File { bytes }),
             Err(reason) => {
-                remove(part)?;
+                remove(to.at(part))?;
                 Ok(Taken::Refused(not_taken(&recycled, &reason)))
             }
         }
@@ -146,23 +187,7 @@ impl RecycledFiles {
     /// # Errors
     /// [`Error::Io`].
     pub fn all_but<'a>(&self, shards: impl Iterator<Item = &'a str>) -> Result<Vec<PathBuf>> {
-        // A link leads to a directory of somebody else.
-        if !dir::look_at(&self.dir).is_ok_and(|found| found.is_dir()) {
-            return Ok(Vec::new());
-        }
-        let present = match file_names(&self.dir) {
-            // Another removal has cleared it away.
-            Err(error) if error.is_not_found() => return Ok(Vec::new()),
-            present => present?,
-        };
-        let stay: HashSet<String> = shards.filter_map(names::recycled).collect();
-        let goes = |name: &String| names::is_recycled(name) && !stay.contains(name);
-        let mut found: Vec<PathBuf> =
-            present.iter().filter(|name| goes(name)).map(|name| self.dir.join(name)).collect();
-        if entries(&self.dir).is_ok_and(|all| all.len() == found.len()) {
-            found.push(self.dir.clone());
-        }
-        Ok(found)
+        self.open()?.map_or_else(|| Ok(Vec::new()), |dir| all_but(&dir, shards))
     }
 
     /// Removes what [`RecycledFiles::all_but`] returns, and adds to `removed` what is removed.
@@ -174,11 +199,12 @@ impl RecycledFiles {
         shards: impl Iterator<Item = &'a str>,
         removed: &mut Vec<PathBuf>,
     ) -> Result<()> {
-        for path in self.all_but(shards)? {
+        let Some(dir) = self.open()? else { return Ok(()) };
+        for path in all_but(&dir, shards)? {
             let is_removed = match path == self.dir {
                 // Another removal may have moved a file there in the meantime.
-                true => matches!(remove_if_empty(&path), Ok(true)),
-                false => remove(&path).map(|()| true)?,
+                true => matches!(remove_if_empty(dir.itself()), Ok(true)),
+                false => remove(dir.at(&path)).map(|()| true)?,
             };
             removed.extend(is_removed.then_some(path));
         }
@@ -189,6 +215,19 @@ impl RecycledFiles {
     pub fn dir(&self) -> &Path {
         &self.dir
     }
+}
+
+/// See [`RecycledFiles::all_but`].
+fn all_but<'a>(dir: &Dir, shards: impl Iterator<Item = &'a str>) -> Result<Vec<PathBuf>> {
+    let stay: HashSet<String> = shards.filter_map(names::recycled).collect();
+    let goes = |name: &String| names::is_recycled(name) && !stay.contains(name);
+    let present = dir.file_names()?;
+    let mut found: Vec<PathBuf> =
+        present.iter().filter(|name| goes(name)).map(|name| dir.path().join(name)).collect();
+    if dir.names().is_ok_and(|all| all.len() == found.len()) {
+        found.push(dir.path().into());
+    }
+    Ok(found)
 }
 
 /// Whether a file was recycled.
@@ -210,22 +249,22 @@ enum Taken {
 }
 
 /// Moves the recycled file for each shard, if there is one, to the path at which the shard is about to be written:
-/// the path at its index in `paths`.
+/// the path at its index in `paths`, in one of `dirs`.
 ///
 /// # Errors
 /// [`Error::Io`] if a move cannot be made durable, or a refused file not be removed.
 pub(in crate::store) fn claim(
-    stripes: &Stripes,
+    dirs: &[Arc<Dir>],
     shards: &[Shard],
     paths: &[PathBuf],
 ) -> Result<Claimed> {
     assert_eq!(shards.len(), paths.len(), "each shard has a path");
     let mut claimed = Claimed::default();
-    for dir in stripes.existing()? {
+    for dir in dirs {
         let (recycled, mut moved) = (RecycledFiles::beside(dir)?, false);
-        let here = shards.iter().zip(paths).filter(|(_, path)| path.parent() == Some(dir));
+        let here = shards.iter().zip(paths).filter(|(_, path)| path.parent() == Some(dir.path()));
         for (shard, path) in here {
-            match recycled.take(&shard.name, path)? {
+            match recycled.take(&shard.name, dir, path)? {
                 Taken::Nothing => continue,
                 Taken::File { bytes } => {
                     claimed.bytes += bytes.min(shard.bytes);
@@ -270,7 +309,8 @@ fn allocated(path: &Path) -> u64 {
 
 /// Those of the checkpoints in `root`, on all disks.
 pub(in crate::store) fn beside_all(root: &Path, config: &Config) -> Vec<RecycledFiles> {
-    config.stripe.iter().map(PathBuf::as_path).chain([root]).map(RecycledFiles::under).collect()
+    let roots = config.stripe.iter().map(PathBuf::as_path).chain([root]);
+    roots.map(|root| RecycledFiles::under(root, false)).collect()
 }
 
 /// Also those of rank checkpoints.
@@ -284,7 +324,7 @@ pub(in crate::store) fn everywhere(root: &Path, config: &Config) -> Result<Vec<R
         below => below?,
     };
     let mut all = beside_all(root, config);
-    all.extend(below.iter().map(|dir| RecycledFiles::under(dir)));
+    all.extend(below.iter().map(|dir| RecycledFiles::under(dir, true)));
     Ok(all)
 }
 
@@ -306,14 +346,14 @@ fn clear(all: &[RecycledFiles]) -> Result<()> {
     all.iter().try_for_each(|files| files.clear_but(std::iter::empty(), &mut removed))
 }
 
-/// Removes the recycled files that a save could still write over, because its disk is full. Returns how many bytes
-/// they had.
+/// Removes the recycled files that a save into these directories could still write over, because its disk is full. Returns
+/// how many bytes they had.
 ///
 /// # Errors
 /// [`Error::Io`].
-pub(in crate::store) fn give_up(stripes: &Stripes) -> Result<u64> {
+pub(in crate::store) fn give_up(dirs: &[Arc<Dir>]) -> Result<u64> {
     let mut bytes = 0;
-    for dir in stripes.existing()? {
+    for dir in dirs {
         let all = [RecycledFiles::beside(dir)?];
         bytes += all_but_none(&all)?.iter().map(|path| allocated(path)).sum::<u64>();
         clear(&all)?;
@@ -321,17 +361,17 @@ pub(in crate::store) fn give_up(stripes: &Stripes) -> Result<u64> {
     Ok(bytes)
 }
 
-/// Removes recycled files that no shard of a save could have claimed; the save has just committed `files`. Those of
-/// checkpoints with more ranks or shards would otherwise stay for ever.
+/// Removes recycled files that no shard of a save into these directories could have claimed; the save has just committed
+/// `files`. Those of checkpoints with more ranks or shards would otherwise stay for ever.
 ///
 /// # Errors
 /// [`Error::Io`].
-pub(in crate::store) fn drop_unfit(stripes: &Stripes, files: &[FileEntry]) -> Result<()> {
-    for dir in stripes.existing()? {
-        let recycled = RecycledFiles::beside(dir)?;
-        for path in recycled.all_but(files.iter().map(|file| file.name.as_str()))? {
-            if path != recycled.dir {
-                remove(&path)?;
+pub(in crate::store) fn drop_unfit(dirs: &[Arc<Dir>], files: &[FileEntry]) -> Result<()> {
+    for dir in dirs {
+        let Some(recycled) = RecycledFiles::beside(dir)?.open()? else { continue };
+        for path in all_but(&recycled, files.iter().map(|file| file.name.as_str()))? {
+            if path != recycled.path() {
+                remove(recycled.at(&path))?;
             }
         }
     }

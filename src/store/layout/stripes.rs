@@ -12,10 +12,12 @@ use crate::format::names;
 use crate::plan::save::Shard;
 use crate::store::layout::stripe_marker::{self, stripe_owner};
 use crate::sys::file_system::{FileSystem, Hosts};
+use crate::sys::open_dir::Dir;
 use crate::sys::{dir, file, lock};
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf, absolute};
+use std::sync::Arc;
 
 /// The directories of one checkpoint.
 #[derive(Debug)]
@@ -246,6 +248,22 @@ impl Stripes {
             names => Some(names.map(|names| (dir, names))),
         };
         self.existing()?.into_iter().filter_map(listed).collect()
+    }
+
+    /// The directories that exist, open, to remove files from them: the own one, which the caller has locked, and the
+    /// stripe directories, whose name may not be a link.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Invalid`] for a link.
+    pub fn opened(&self, own: &Arc<Dir>) -> Result<Vec<Arc<Dir>>> {
+        let mut opened = vec![Arc::clone(own)];
+        for dir in self.stripe_dirs() {
+            match Dir::open_real(dir) {
+                Err(error) if error.is_not_found() => {}
+                dir => opened.push(dir?),
+            }
+        }
+        Ok(opened)
     }
 
     /// Why directories of the configuration are not searched.

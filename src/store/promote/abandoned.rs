@@ -14,6 +14,7 @@ use crate::store::read::checkpoint::Checkpoint;
 use crate::sys::dir;
 use crate::sys::holder::Holders;
 use crate::sys::lock::DirLock;
+use crate::sys::open_dir::Dir;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -82,7 +83,7 @@ pub(in crate::store) fn remove_empty(run: &Path) -> Result<()> {
 /// # Errors
 /// What the store or the system says.
 pub(in crate::store) fn end_abandoned(journal: &Path, removes: bool) -> Result<Ending> {
-    let lock = match DirLock::take_to_look(journal) {
+    let lock = match Dir::open_real(journal).and_then(|dir| DirLock::take_to_look(&dir)) {
         Err(Error::Busy { .. }) => return Ok(Ending::Left("a checkpoint is being copied".into())),
         lock => lock?,
     };

@@ -12,12 +12,14 @@ use crate::store::layout::stripes::Stripes;
 use crate::store::write::scope::Scope;
 use crate::store::write::stripe_dir::lock_and_remove;
 use crate::store::write::swept::{Left, Swept};
-use crate::sys::dir;
-use crate::sys::dir::{entries, remove};
+use crate::sys::at::At;
+use crate::sys::dir::{self, remove};
 use crate::sys::lock;
+use crate::sys::open_dir::Dir;
 use crate::sys::removal_note;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A plan that makes a checkpoint's directories hold what its manifest lists:
 ///
@@ -37,8 +39,11 @@ pub(in crate::store) struct Leftovers {
     recycled: Vec<PathBuf>,
     /// Why another one did not.
     pub refused: Option<Fallback>,
+    /// The checkpoint's directories, the own one first. What happens to their files happens there, whatever has their path
+    /// by then.
+    dirs: Vec<Arc<Dir>>,
     /// Directories in which a file is removed or renamed.
-    touched: Vec<PathBuf>,
+    touched: Vec<Arc<Dir>>,
     /// Stripe directories that will hold nothing but their marker.
     emptied: Vec<PathBuf>,
     /// The mark of a checkpoint that was being removed. Removed last.
@@ -47,24 +52,37 @@ pub(in crate::store) struct Leftovers {
     left: Vec<Left>,
     /// The checkpoint's own directory, if another process may have renamed the manifest without syncing it. A crash
     /// would bring the earlier manifest back, so that is synced before its files are removed.
-    unsynced: Option<PathBuf>,
+    unsynced: Option<Arc<Dir>>,
 }
 
 impl Leftovers {
     /// Finds the leftovers within a scope. `files` are those of a manifest that this process has synced; `None` if
-    /// there is no manifest.
+    /// there is no manifest. `own` is the checkpoint's own directory, which the caller has locked.
     ///
     /// # Errors
-    /// [`Error::Io`].
-    pub fn find(stripes: &Stripes, files: Option<&[FileEntry]>, scope: &Scope) -> Result<Self> {
+    /// [`Error::Io`]; those of [`Dir::check`].
+    pub fn find(
+        stripes: &Stripes,
+        own: &Arc<Dir>,
+        files: Option<&[FileEntry]>,
+        scope: &Scope,
+    ) -> Result<Self> {
         let listed: HashSet<&str> =
             files.iter().copied().flatten().map(|f| f.name.as_str()).collect();
         let mark = stripes.own().join(names::REMOVAL_MARK);
         let was_being_removed = scope.covers(&mark) && dir::has(&mark);
         let mut found = Self::default();
-        for (dir, present) in stripes.listed()? {
-            found.add(dir, &present, &listed, (scope, files.is_some() || was_being_removed));
-            if dir == stripes.own() || !found.empties(dir)? {
+        for open in stripes.opened(own)? {
+            let dir = open.path();
+            // What said which files stay was read by its path.
+            let present = match open.file_names().and_then(|names| open.check().map(|()| names)) {
+                // A clean-up has just removed the stripe directory.
+                Err(error) if error.is_not_found() && dir != stripes.own() => continue,
+                present => present?,
+            };
+            found.dirs.push(Arc::clone(&open));
+            found.add(&open, &present, &listed, (scope, files.is_some() || was_being_removed));
+            if dir == stripes.own() || !found.empties(&open)? {
                 continue;
             }
             match scope {
@@ -89,25 +107,30 @@ impl Leftovers {
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn of_killed(stripes: &Stripes, committed: Option<&Listed>, scope: &Scope) -> Result<Self> {
-        let found = Self::find(stripes, committed.map(|listed| &*listed.files), scope)?;
-        Ok(Self { unsynced: Some(stripes.own().into()), ..found })
+    pub fn of_killed(
+        stripes: &Stripes,
+        own: &Arc<Dir>,
+        committed: Option<&Listed>,
+        scope: &Scope,
+    ) -> Result<Self> {
+        let found = Self::find(stripes, own, committed.map(|listed| &*listed.files), scope)?;
+        Ok(Self { unsynced: Some(Arc::clone(own)), ..found })
     }
 
     /// Recycles shards that no manifest lists, if possible, instead of removing them. Logs once why one is unfit.
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn recycle(mut self, stripes: &Stripes) -> Result<Self> {
-        for dir in stripes.existing()? {
+    pub fn recycle(mut self) -> Result<Self> {
+        for dir in &self.dirs {
             let (recycled, before) = (RecycledFiles::beside(dir)?, self.recycled.len());
             for path in std::mem::take(&mut self.remove) {
-                let is_here = path.parent() == Some(dir);
-                match if is_here { recycled.keep(&path)? } else { Kept::No } {
+                let is_here = path.parent() == Some(dir.path());
+                match if is_here { recycled.keep(dir, &path)? } else { Kept::No } {
                     Kept::Yes => self.recycled.push(path),
                     Kept::No => self.remove.push(path),
                     Kept::Refused(why) => {
-                        warn_once_of(dir, &why.wanted, &why);
+                        warn_once_of(dir.path(), &why.wanted, &why);
                         self.refused.get_or_insert(why);
                         self.remove.push(path);
                     }
@@ -124,14 +147,14 @@ impl Leftovers {
     /// uncommitted files are removed: the shards may be all that is left of the user's data.
     fn add(
         &mut self,
-        dir: &Path,
+        dir: &Arc<Dir>,
         present: &[String],
         listed: &HashSet<&str>,
         (scope, shards_go): (&Scope, bool),
     ) {
         let so_far = self.remove.len() + self.rename.len();
         for name in present {
-            let path = dir.join(name);
+            let path = dir.path().join(name);
             if !scope.covers(&path) {
                 continue;
             }
@@ -141,7 +164,7 @@ impl Leftovers {
             match committed {
                 // `present` is sorted: the lookup takes logarithmic time.
                 Some(shard) if present.binary_search_by(|n| n.as_str().cmp(shard)).is_err() => {
-                    self.rename.push((path, dir.join(shard)));
+                    self.rename.push((path, dir.path().join(shard)));
                 }
                 Some(shard) => self.leave(path, twice(shard)),
                 _ if names::is_uncommitted(name) || stale_shard => self.remove.push(path),
@@ -149,20 +172,17 @@ impl Leftovers {
             }
         }
         if self.remove.len() + self.rename.len() > so_far {
-            self.touched.push(dir.into());
+            self.touched.push(Arc::clone(dir));
         }
     }
 
     /// Whether a stripe directory will hold nothing but its marker.
-    fn empties(&self, stripe_dir: &Path) -> Result<bool> {
+    fn empties(&self, stripe_dir: &Dir) -> Result<bool> {
         let removed: HashSet<&Path> = self.remove.iter().map(PathBuf::as_path).collect();
         let own = [names::STRIPE_MARKER, lock::FILE];
         let goes =
             |path: &Path| removed.contains(path) || own.iter().any(|name| path.ends_with(name));
-        match entries(stripe_dir) {
-            Err(error) if error.is_not_found() => Ok(false),
-            entries => Ok(entries?.iter().all(|entry| goes(&entry.path()))),
-        }
+        Ok(stripe_dir.names()?.iter().all(|(name, _)| goes(&stripe_dir.path().join(name))))
     }
 
     /// Notes a file that stays.
@@ -185,20 +205,20 @@ impl Leftovers {
     /// [`Error::Io`].
     pub fn carry_out(self, done: &mut Swept) -> Result<()> {
         if let Some(own) = self.unsynced.as_ref().filter(|_| self.changes_anything()) {
-            dir::sync(own)?;
+            own.sync()?;
         }
         done.kept.extend(self.recycled);
         // Remove stale shards first, so that programs that ignore the manifest never see them beside new ones.
         let mut outcome = Ok(());
         for path in self.remove {
-            match remove(&path) {
+            match remove(at(&self.dirs, &path)) {
                 Ok(_) => done.removed.push(path),
                 Err(error) => outcome = outcome.and(Err(error)),
             }
         }
         outcome?;
         for (from, to) in self.rename {
-            dir::rename_new(&from, &to)?;
+            dir::rename_new(at(&self.dirs, &from), at(&self.dirs, &to))?;
             done.renamed.push(to);
         }
         for Left { path, reason, .. } in &self.left {
@@ -206,7 +226,7 @@ impl Leftovers {
         }
         done.left.extend(self.left);
         for dir in &self.touched {
-            dir::sync(dir)?;
+            dir.sync()?;
         }
         for dir in self.emptied {
             let Swept { removed, left, .. } = lock_and_remove(&dir, true)?;
@@ -222,8 +242,8 @@ impl Leftovers {
         }
         if let Some(mark) = self.mark {
             // Without its mark, nothing else would tell the directory from an empty one of the user's.
-            mark.parent().into_iter().for_each(removal_note::note);
-            remove(&mark)?;
+            removal_note::note(&self.dirs[0]);
+            remove(self.dirs[0].at(&mark))?;
             done.removed.push(mark);
         }
         Ok(())
@@ -231,8 +251,9 @@ impl Leftovers {
 
     /// Whether there is anything to remove or rename.
     pub fn changes_anything(&self) -> bool {
-        let lists = [&self.remove, &self.touched, &self.emptied];
-        self.mark.is_some() || lists.iter().any(|list| !list.is_empty())
+        let lists = [&self.remove, &self.emptied];
+        let is_listed = lists.iter().any(|list| !list.is_empty());
+        self.mark.is_some() || is_listed || !self.touched.is_empty()
     }
 
     /// The report of what [`Leftovers::clear`] would do.
@@ -241,6 +262,12 @@ impl Leftovers {
         let removed = self.remove.into_iter().chain(self.emptied).chain(self.mark).collect();
         Swept { removed, renamed, kept: self.recycled, left: self.left }
     }
+}
+
+/// A file in one of these directories.
+fn at<'a>(dirs: &'a [Arc<Dir>], path: &'a Path) -> At<'a> {
+    let holds = |dir: &&Arc<Dir>| path.parent() == Some(dir.path());
+    dirs.iter().find(holds).expect("it was found in one of them").at(path)
 }
 
 const MARKER_STAYS: &str = "nothing but its marker is in it, and a save from elsewhere may be about to write into it: no \

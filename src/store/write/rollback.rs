@@ -4,12 +4,13 @@ use crate::error::{Error, Result};
 use crate::format::names;
 use crate::store::write::durable::Name;
 use crate::store::write::stripe_dir::lock_and_remove;
-use crate::sys::dir;
-use crate::sys::dir::remove;
+use crate::sys::dir::{self, remove};
 use crate::sys::lock::{self, DirLock};
+use crate::sys::open_dir::Dir;
 use crate::sys::path;
 use std::io::{self, ErrorKind::PermissionDenied, ErrorKind::ReadOnlyFilesystem};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Files and directories that a save has created. Dropping it removes them, unless [`Rollback::keep`] was called.
 #[derive(Debug)]
@@ -54,6 +55,17 @@ impl Rollback {
                 done => return done.map(|()| rollback),
             }
         }
+    }
+
+    /// One for a directory that is open and stays: locks it until the rollback is dropped.
+    ///
+    /// # Errors
+    /// As for [`DirLock::take_open`].
+    pub fn of_existing(dir: &Arc<Dir>) -> Result<Self> {
+        let lock = DirLock::take_open(dir)?;
+        let mut rollback = Self::new();
+        (rollback.dir, rollback.lock) = (dir.path().into(), Some(lock));
+        Ok(rollback)
     }
 
     fn make(&mut self, dir: &Path) -> Result<()> {
@@ -171,11 +183,22 @@ impl Rollback {
         Ok(())
     }
 
+    /// Removes a file that the save has written.
+    fn remove_file(&self, file: &Path) -> Result<()> {
+        match &self.lock {
+            Some(lock) if file.parent() == Some(lock.dir().path()) => remove(lock.dir().at(file)),
+            _ => remove(file),
+        }
+    }
+
     /// Removes a created directory if it is empty. Takes its lock first: another save may be about to write into it.
     fn remove_dir(&mut self, dir: &Path) -> Result<bool> {
         match self.lock.take_if(|_| dir == self.dir) {
             Some(lock) => lock.remove_dir(),
-            None => lock::remove_if_empty(dir),
+            None => match Dir::open_real(dir) {
+                Err(error) if error.is_not_found() => Ok(false),
+                open => lock::remove_if_empty(&open?),
+            },
         }
     }
 }
@@ -202,7 +225,7 @@ impl Rollback {
     fn roll_back(&mut self) {
         // What tells whose the rest is was written first, and goes last: this process may be killed in between.
         for file in self.files.iter().rev() {
-            if let Err(error) = remove(file) {
+            if let Err(error) = self.remove_file(file) {
                 tracing::warn!(%error, "could not remove what a failed save wrote; the next save into the directory or `ringstow prune` does");
                 return;
             }

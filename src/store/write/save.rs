@@ -21,6 +21,7 @@ use crate::store::write::link::Destination;
 use crate::store::write::reuse::Reuse;
 use crate::store::write::transaction::Transaction;
 use crate::sys::inodes;
+use crate::sys::open_dir::Dir;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -71,7 +72,8 @@ fn save_all(
     let plan = contents.plan(runtime, transaction.stripes(), 0, generation, unchanged)?;
     let mut paths = paths(&plan, transaction.stripes(), 0, names::uncommitted);
     transaction.begin_files(&paths);
-    let files = NewFiles { stripes: transaction.stripes(), paths: &paths, create };
+    let (stripes, dirs) = (transaction.stripes(), transaction.opened()?);
+    let files = NewFiles { stripes, dirs: &dirs, paths: &paths, create };
     let planned = planning.elapsed().as_secs_f64();
     job.note(What::Plan, planning, None, 0);
     let written = contents.write_recycling(runtime, &plan, files, job);
@@ -101,6 +103,8 @@ fn save_all(
 /// The files that a save writes its shards to.
 pub(in crate::store) struct NewFiles<'a> {
     pub stripes: &'a Stripes,
+    /// The directories that they are in, open.
+    pub dirs: &'a [Arc<Dir>],
     /// One for each shard.
     pub paths: &'a [PathBuf],
     /// Creates one. Never opens an existing one: another process may still write to it.
@@ -133,14 +137,14 @@ impl Contents<'_> {
         files: NewFiles<'_>,
         job: &Arc<Job>,
     ) -> Result<(Written, u64)> {
-        let NewFiles { stripes, paths, create } = files;
-        let claimed = recycled::claim(stripes, &plan.shards, paths)?;
+        let NewFiles { stripes, dirs, paths, create } = files;
+        let claimed = recycled::claim(dirs, &plan.shards, paths)?;
         for path in paths.iter().filter(|path| !claimed.files.contains(*path)) {
             create(path, false).map_err(|e| inodes::creating(path, e))?;
         }
         let (mut written, gave_up) = match plan.shards.is_empty() {
             true => (self.write_nothing(job)?, None),
-            false => self.write_giving_up(runtime, plan, (stripes, paths), job)?,
+            false => self.write_giving_up(runtime, plan, (stripes, dirs, paths), job)?,
         };
         written.moved.fallbacks.extend(claimed.refused);
         if let Some(gave_up) = gave_up {
@@ -159,7 +163,7 @@ impl Contents<'_> {
         &self,
         runtime: &Runtime,
         plan: &SavePlan,
-        (stripes, paths): (&Stripes, &[PathBuf]),
+        (stripes, dirs, paths): (&Stripes, &[Arc<Dir>], &[PathBuf]),
         job: &Arc<Job>,
     ) -> Result<(Written, Option<Fallback>)> {
         let write = || self.write(runtime, plan, (stripes.own(), paths), job);
@@ -170,7 +174,7 @@ impl Contents<'_> {
             }
             written => return Ok((written?, None)),
         };
-        match recycled::give_up(stripes)? {
+        match recycled::give_up(dirs)? {
             0 => Err(error),
             bytes => Ok((write()?, Some(recycled::gave_up(bytes, &error)))),
         }

@@ -417,7 +417,8 @@ mod tests {
         drop(session);
         drop(watch);
         let stripes = Stripes::to_clear(&dir, &config.stripe).unwrap();
-        let left = Leftovers::of_killed(&stripes, None, &Scope::Everything).unwrap();
+        let own = crate::sys::open_dir::Dir::open(&dir).unwrap();
+        let left = Leftovers::of_killed(&stripes, &own, None, &Scope::Everything).unwrap();
         assert_eq!(left.clear().unwrap().removed.len(), 2, "the shard, and the directory");
         assert!(!stripe.exists());
         // Without the marker, the shard would keep every save away.

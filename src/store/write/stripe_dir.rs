@@ -9,9 +9,13 @@ use crate::store::write::swept::{Left, Swept};
 use crate::sys::dir::{self, entries, remove};
 use crate::sys::file;
 use crate::sys::lock::{self, DirLock};
+use crate::sys::open_dir::Dir;
 use crate::sys::removal_note;
+use std::ffi::OsString;
+use std::fs::DirEntry;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The markers in a directory that holds nothing else, those without their final name included. `None` if something else
 /// is in it, or if it is gone.
@@ -23,13 +27,22 @@ pub(in crate::store) fn markers_alone(dir: &Path) -> Result<Option<Vec<PathBuf>>
         Err(error) if error.is_not_found() => return Ok(None),
         entries => entries?,
     };
-    let mut names: Vec<_> = entries.iter().map(|entry| entry.file_name()).collect();
+    Ok(alone(dir, entries.iter().map(DirEntry::file_name).collect()))
+}
+
+/// [`markers_alone`], given all names in the directory.
+fn alone(dir: &Path, mut names: Vec<OsString>) -> Option<Vec<PathBuf>> {
     names.retain(|name| name != lock::FILE);
     names.sort();
     let is_marker =
         |name: &str| name == names::STRIPE_MARKER || names::is_uncommitted_stripe_marker(name);
     let all = names.iter().all(|name| name.to_str().is_some_and(is_marker));
-    Ok(all.then(|| names.iter().map(|name| dir.join(name)).collect()))
+    all.then(|| names.iter().map(|name| dir.join(name)).collect())
+}
+
+fn markers_in(dir: &Dir) -> Result<Option<Vec<PathBuf>>> {
+    let names = dir.names()?.into_iter().map(|(name, _)| name.into_os_string());
+    Ok(alone(dir.path(), names.collect()))
 }
 
 /// [`remove_stripe_dir`] for a caller without the directory's lock. If it cannot be taken, nothing changes, and the directory
@@ -38,9 +51,12 @@ pub(in crate::store) fn markers_alone(dir: &Path) -> Result<Option<Vec<PathBuf>>
 /// # Errors
 /// As for [`remove_stripe_dir`].
 pub(in crate::store) fn lock_and_remove(dir: &Path, whole: bool) -> Result<Swept> {
-    match DirLock::take(dir) {
-        Ok(lock) => remove_stripe_dir(dir, Some(lock), whole),
-        Err(Error::Busy { .. }) => remove_stripe_dir(dir, None, whole),
+    let removed = Dir::open_real(dir).and_then(|open| match DirLock::take_open(&open) {
+        Err(Error::Busy { .. }) => Ok((open, None)),
+        lock => lock.map(|lock| (open, Some(lock))),
+    });
+    match removed {
+        Ok((open, lock)) => remove_stripe_dir(&open, lock, whole),
         Err(error) if error.is_not_found() && dir::is_gone(dir) => Ok(Swept::default()),
         Err(error) => Ok(Left::failed(dir, &error).into()),
     }
@@ -53,18 +69,20 @@ pub(in crate::store) fn lock_and_remove(dir: &Path, whole: bool) -> Result<Swept
 /// # Errors
 /// [`Error::Io`] before any change; also for a marker that cannot be read, and so not be put back.
 pub(in crate::store) fn remove_stripe_dir(
-    dir: &Path,
+    open: &Arc<Dir>,
     lock: Option<DirLock>,
     whole: bool,
 ) -> Result<Swept> {
-    let Some(markers) = markers_alone(dir)? else { return Ok(Swept::default()) };
+    let dir = open.path();
+    let Some(markers) = markers_in(open)? else { return Ok(Swept::default()) };
     let marker = read_marker(dir)?;
+    open.check()?;
     let mut left = Vec::new();
     if whole {
-        removal_note::note(dir);
+        removal_note::note(open);
     }
     // They are sorted: the one that says whose the directory is goes last.
-    let is_done = match markers.iter().rev().try_for_each(|marker| remove(marker)) {
+    let is_done = match markers.iter().rev().try_for_each(|marker| remove(open.at(marker))) {
         Err(error) => {
             left.push(Left::failed(dir, &error));
             false
@@ -74,31 +92,35 @@ pub(in crate::store) fn remove_stripe_dir(
                 left.push(Left::emptied(dir, &error));
                 false
             }),
-            Some(_) => lock::is_empty(dir),
-            None => markers_alone(dir).is_ok_and(|alone| alone.is_some()),
+            Some(_) => lock::holds_nothing(open),
+            None => markers_in(open).is_ok_and(|alone| alone.is_some()),
         },
     };
     if let Some(marker) = marker.filter(|_| !is_done) {
         // A rank that outlived its session has just written a shard, or the listing was old, as a network file system's
         // may be. Or the directory cannot be removed: the marker says whose it is.
-        left.extend(put_back(dir, &marker).err().map(|error| Left::failed(dir, &error)));
+        left.extend(put_back(open, &marker).err().map(|error| Left::failed(dir, &error)));
     }
-    let mut removed: Vec<PathBuf> = markers.into_iter().filter(|path| !dir::has(path)).collect();
+    let mut removed: Vec<PathBuf> =
+        markers.into_iter().filter(|path| !dir::has(open.at(path))).collect();
     removed.extend((whole && !dir::has(dir)).then(|| dir.into()));
     Ok(Swept { removed, left, ..Swept::default() })
 }
 
 /// Puts a marker back, whole or not at all, unless another process has written one.
-fn put_back(dir: &Path, marker: &[u8]) -> Result<()> {
-    let part = dir.join(names::unique_stripe_marker(&unique()));
+fn put_back(dir: &Dir, marker: &[u8]) -> Result<()> {
+    let part = dir.path().join(names::unique_stripe_marker(&unique()));
+    let path = dir.path().join(names::STRIPE_MARKER);
     let write = || {
-        file::write_durably(&part, |mut file| file.write_all(marker))?;
-        dir::rename_new(&part, &dir.join(names::STRIPE_MARKER))?;
-        dir::sync(dir)
+        file::write_durably(dir.at(&part), |mut file| file.write_all(marker))?;
+        dir::rename_new(dir.at(&part), dir.at(&path))?;
+        dir.sync()
     };
     match write() {
-        Err(Error::Io { cause, .. }) if cause.kind() == ErrorKind::AlreadyExists => remove(&part),
-        Err(error) if error.is_not_found() && dir::is_gone(dir) => Ok(()),
+        Err(Error::Io { cause, .. }) if cause.kind() == ErrorKind::AlreadyExists => {
+            remove(dir.at(&part))
+        }
+        Err(error) if error.is_not_found() && dir::is_gone(dir.path()) => Ok(()),
         written => written,
     }
 }
@@ -127,7 +149,7 @@ mod tests {
                 }
                 if number >= n { Outcome::Fail(5) } else { Outcome::Pass }
             });
-            let done = remove_stripe_dir(&dir, Some(lock), true);
+            let done = remove_stripe_dir(&lock.dir().clone(), Some(lock), true);
             let calls = watch.take().len() as u64;
             drop(watch);
             let text = std::fs::read_to_string(&marker).ok();

@@ -27,10 +27,12 @@ use crate::store::write::swept::{Left, Swept};
 use crate::sys::dir;
 use crate::sys::file;
 use crate::sys::file_system::Reach;
+use crate::sys::open_dir::Dir;
 use serde::Serialize;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// A save into a directory. Dropping it without a commit removes what it created.
 #[derive(Debug)]
@@ -76,7 +78,8 @@ impl Transaction {
                 let listed = listed?;
                 if clears_up {
                     let all = Scope::Everything;
-                    Leftovers::of_killed(&stripes, listed.as_ref(), &all)?.clear()?;
+                    let own = rollback.held().dir();
+                    Leftovers::of_killed(&stripes, own, listed.as_ref(), &all)?.clear()?;
                 }
                 generation = listed.map_or(0, |listed| listed.next_generation());
             }
@@ -109,7 +112,7 @@ impl Transaction {
     /// [`Error::Busy`] if a save holds the lock; [`Error::Unsupported`] if the lock does not keep out other hosts: one of
     /// them may be replacing the checkpoint; [`Error::Io`].
     pub fn begin_change(dir: &Path, stripes: Stripes) -> Result<Self> {
-        let rollback = Rollback::begin(dir)?;
+        let rollback = Rollback::of_existing(&Dir::open_real(dir)?)?;
         let lock = rollback.held();
         if lock.reach() != Reach::EveryHost {
             return Err(Error::Unsupported {
@@ -198,6 +201,19 @@ impl Transaction {
     /// The checkpoint's directory.
     pub fn dir(&self) -> &Path {
         self.stripes.own()
+    }
+
+    /// The checkpoint's directory, which this save has locked.
+    fn own(&self) -> &Arc<Dir> {
+        self.rollback.held().dir()
+    }
+
+    /// Its directories that exist, open.
+    ///
+    /// # Errors
+    /// As for [`Stripes::opened`].
+    pub fn opened(&self) -> Result<Vec<Arc<Dir>>> {
+        self.stripes.opened(self.own())
     }
 
     /// Where its files are.
@@ -299,7 +315,7 @@ impl Transaction {
     /// Removes what is not listed of a committed checkpoint.
     pub fn clear_but(&self, listed: &[FileEntry]) -> Swept {
         let mut swept = Swept::default();
-        let cleared = Leftovers::find(&self.stripes, Some(listed), &self.scope)
+        let cleared = Leftovers::find(&self.stripes, self.own(), Some(listed), &self.scope)
             .and_then(|leftovers| leftovers.carry_out(&mut swept));
         if let Err(error) = cleared {
             tracing::warn!(%error, "no manifest lists them, but files could not be removed; the next save into the directory or `ringstow prune` removes them");
@@ -365,16 +381,17 @@ impl Transaction {
         self.stripes.sync_stripe_dirs()?;
         let path = self.dir().join(&self.uncommitted_manifest);
         self.rollback.files.push(path.clone());
+        let own = self.own();
         let write = || {
-            file::write_durably(&path, |file| {
+            file::write_durably(own.at(&path), |file| {
                 manifest.write(file)?;
                 like.map_or(Ok(()), |like| file::take_after(file, like))
             })?;
-            dir::sync(self.dir())
+            own.sync()
         };
         match write() {
             // A checkpoint is worth more than recycled files.
-            Err(error) if error.is_disk_full() && recycled::give_up(&self.stripes)? > 0 => {
+            Err(error) if error.is_disk_full() && recycled::give_up(&self.opened()?)? > 0 => {
                 tracing::warn!(%error, "the disk is full: removed recycled files to make space for the manifest");
                 write()
             }
@@ -384,11 +401,13 @@ impl Transaction {
 
     /// The commit.
     fn publish<T, S>(&mut self, manifest: &Manifest<T, S>) -> Result<()> {
+        // Its shards were written by its path.
+        self.own().check()?;
         self.rename_manifest(manifest)?;
         // Keep everything, even if the sync fails: if a crash does not undo the rename, the shards must exist.
         self.rollback.keep();
         let not_durable = |cause| Error::NotDurable { path: self.dir().into(), cause };
-        dir::try_sync(self.dir()).map_err(not_durable)
+        self.own().try_sync().map_err(not_durable)
     }
 
     /// Renames the manifest. On a network file system a rename may fail and have taken effect: the server's answer was
@@ -396,13 +415,17 @@ impl Transaction {
     fn rename_manifest<T, S>(&mut self, written: &Manifest<T, S>) -> Result<()> {
         let [from, to] =
             [&*self.uncommitted_manifest, names::MANIFEST].map(|name| self.dir().join(name));
-        let rename = if self.only_new { dir::rename_to_free } else { dir::rename };
-        let Err(error) = rename(&from, &to) else { return Ok(()) };
+        let [from, to] = [&from, &to].map(|path| self.own().at(path));
+        let renamed = match self.only_new {
+            true => dir::rename_to_free(from, to),
+            false => dir::rename(from, to),
+        };
+        let Err(error) = renamed else { return Ok(()) };
         match read_files(self.dir()) {
-            _ if error.is_taken() && dir::has(&from) => Err(error),
+            _ if error.is_taken() && dir::has(from) => Err(error),
             Ok(Some(there)) if is_same(&there, written) => Ok(()),
             // Removed, it can no longer be renamed: not by a server that gets to it only now either.
-            Ok(_) if dir::has(&from) && matches!(dir::try_remove(&from), Ok(true)) => Err(error),
+            Ok(_) if dir::has(from) && matches!(dir::try_remove(from), Ok(true)) => Err(error),
             // Whichever is committed, its shards stay.
             _ => {
                 self.rollback.keep();
@@ -413,13 +436,13 @@ impl Transaction {
 
     /// Step 3.
     fn settle(&mut self, files: &[FileEntry]) -> Result<Option<Fallback>> {
-        let mut leftovers = Leftovers::find(&self.stripes, Some(files), &self.scope)?;
+        let mut leftovers = Leftovers::find(&self.stripes, self.own(), Some(files), &self.scope)?;
         if self.recycle {
-            leftovers = leftovers.recycle(&self.stripes)?;
+            leftovers = leftovers.recycle()?;
         }
         let refused = leftovers.refused.take();
         leftovers.clear()?;
-        recycled::drop_unfit(&self.stripes, files).map(|()| refused)
+        recycled::drop_unfit(&self.opened()?, files).map(|()| refused)
     }
 }
 
@@ -427,7 +450,8 @@ impl Transaction {
     /// Removes what the ranks wrote.
     fn clear_ranks(&self) -> Result<()> {
         let listed = read_files(self.dir())?;
-        Leftovers::of_killed(&self.stripes, listed.as_ref(), &self.scope)?.clear().map(drop)
+        let (own, listed) = (self.own(), listed.as_ref());
+        Leftovers::of_killed(&self.stripes, own, listed, &self.scope)?.clear().map(drop)
     }
 }
 

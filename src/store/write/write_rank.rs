@@ -20,6 +20,7 @@ use crate::store::write::save::{NewFiles, file_entries, paths, report};
 use crate::store::write::session::{UnderWay, under_way};
 use crate::sys::dir;
 use crate::sys::dir::file_names;
+use crate::sys::open_dir::Dir;
 use crate::sys::{file, path};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -74,7 +75,8 @@ fn write_part(
     rollback.files.extend_from_slice(&files);
     let planned = planning.elapsed().as_secs_f64();
     job.note(What::Plan, planning, None, 0);
-    let new = NewFiles { stripes: &stripes, paths: &files, create };
+    let dirs = stripes.opened(&Dir::open(path)?)?;
+    let new = NewFiles { stripes: &stripes, dirs: &dirs, paths: &files, create };
     let written = contents.write_recycling(runtime, &plan, new, job);
     let (mut written, recycled_bytes) = match written {
         // A fallback to another I/O mode opens the files again.
@@ -124,7 +126,7 @@ fn take_over(stripes: &Stripes, rank: u32, generation: u64) -> Result<()> {
 
 /// Checks that no other process has removed the files of this write.
 fn check_there(dir: &Path, rank: u32, files: &[PathBuf]) -> Result<()> {
-    if files.iter().all(|file| dir::has(file)) {
+    if files.iter().all(dir::has) {
         return Ok(());
     }
     Err(Error::invalid(format!(

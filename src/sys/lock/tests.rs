@@ -9,15 +9,14 @@ fn directory_that_was_removed_and_recreated_has_one_lock() {
     let dir = root.path().join("step");
     fs::create_dir(&dir).unwrap();
     // Opened, and removed by somebody else before it is locked.
-    let opened = File::open(&dir).unwrap();
+    let opened = Dir::open(&dir).unwrap();
     fs::remove_dir(&dir).unwrap();
-    let again = opened.try_clone().unwrap();
-    let error = DirLock::of(opened, &dir, (Who::One, true)).unwrap_err();
+    let error = DirLock::of(opened.clone(), (Who::One, true)).unwrap_err();
     assert!(error.is_not_found(), "{error}");
     fs::create_dir(&dir).unwrap();
     let held = DirLock::take(&dir).unwrap();
     assert_eq!((held.reach(), held.is_shared()), (Reach::EveryHost, false));
-    assert!(DirLock::of(again, &dir, (Who::One, true)).unwrap().is_none());
+    assert!(DirLock::of(opened, (Who::One, true)).unwrap().is_none());
     assert!(matches!(DirLock::take(&dir), Err(Error::Busy { .. })));
     drop(held);
     assert!(lock_file(&dir).is_none());
@@ -89,13 +88,13 @@ mod other_hosts {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().canonicalize().unwrap();
         let _nfs = play(&dir, "nfs4", "");
-        drop(DirLock::take_to_look(&dir).unwrap());
+        drop(DirLock::take_to_look(&Dir::open(&dir).unwrap()).unwrap());
         assert!(lock_file(&dir).is_none());
         DirLock::take(&dir).unwrap().withdraw();
         assert!(lock_file(&dir).is_none());
         drop(DirLock::take(&dir).unwrap());
         assert!(matches!(
-            (DirLock::take(&dir), DirLock::take_to_look(&dir)),
+            (DirLock::take(&dir), DirLock::take_to_look(&Dir::open(&dir).unwrap())),
             (Ok(_), Err(Error::Busy { .. }))
         ));
         DirLock::take(&dir).unwrap().withdraw();
@@ -125,9 +124,9 @@ mod other_hosts {
         let held = DirLock::take(&dir).unwrap();
         fs::write(dir.join("notes.txt"), "").unwrap();
         assert!(!held.remove_dir().unwrap() && lock_file(&dir).is_some());
-        assert!(!remove_if_empty(&dir).unwrap());
+        assert!(!remove_if_empty(&Dir::open(&dir).unwrap()).unwrap());
         fs::remove_file(dir.join("notes.txt")).unwrap();
-        assert!(remove_if_empty(&dir).unwrap() && !dir.exists());
+        assert!(remove_if_empty(&Dir::open(&dir).unwrap()).unwrap() && !dir.exists());
     }
 
     #[test]
