@@ -44,6 +44,7 @@ __all__ = [
     "deliver_log",
     "diff",
     "differing",
+    "duration",
     "encode",
     "end_jobs",
     "evict",
@@ -62,6 +63,7 @@ __all__ = [
     "join_run",
     "latest",
     "model_layout",
+    "moved",
     "name_run",
     "needed",
     "nesting",
@@ -83,6 +85,7 @@ __all__ = [
     "run_of",
     "shared_file_system",
     "shows_progress",
+    "size",
     "slim",
     "staging_bytes",
     "start_export",
@@ -566,6 +569,13 @@ def check_config(json: str) -> None: ...
 
 # Gives memory back that background saves have taken and none uses now.
 def release_memory() -> None: ...
+
+# Sizes and times in words, and what was moved in how many seconds, at how many GB/s, and how.
+def size(bytes: float) -> str: ...
+def duration(seconds: float) -> str: ...
+def moved(
+    figures: tuple[float, float, float], engine: str, fixed_buffers: int, direct: bool
+) -> str: ...
 
 # Bytes of staging memory that any save or load with a configuration may take.
 def staging_bytes(json: str) -> int: ...

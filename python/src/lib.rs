@@ -61,6 +61,30 @@ fn release_memory(py: Python<'_>) {
     py.detach(Runtime::release_memory);
 }
 
+/// A size in words: `4.19 MB`. Takes any number, since a prepared file may name any.
+#[pyfunction]
+fn size(bytes: f64) -> String {
+    ringstow::internals::units::size(bytes as u64)
+}
+
+/// A time in words: `1.52 s`.
+#[pyfunction]
+fn duration(seconds: f64) -> String {
+    ringstow::internals::units::duration(seconds)
+}
+
+/// How fast bytes were moved, and how: `3.41 GB in 1.52 s (2.24 GB/s, io_uring, O_DIRECT)`.
+#[pyfunction]
+fn moved(
+    (bytes, seconds, gb_per_s): (f64, f64, f64),
+    engine: String,
+    fixed_buffers: usize,
+    direct: bool,
+) -> String {
+    let moved = ringstow::Moved { engine, fixed_buffers, direct, ..Default::default() };
+    ringstow::internals::pipeline::line::done((bytes as u64, seconds, gb_per_s), &moved)
+}
+
 /// Bytes of staging memory that any save or load with a configuration may take.
 #[pyfunction]
 fn staging_bytes(json: &str) -> PyResult<u64> {
@@ -214,8 +238,8 @@ mod _native {
         watch::Watch,
         {check_config, check_own_share, cli, forget_after_fork, found_config},
         {
-            diff, nesting, outline, parse_pool_size, parse_size, release_memory, rename_new,
-            shows_progress, staging_bytes, swap_names, sync_dir, verify,
+            diff, duration, moved, nesting, outline, parse_pool_size, parse_size, release_memory,
+            rename_new, shows_progress, size, staging_bytes, swap_names, sync_dir, verify,
         },
     };
 

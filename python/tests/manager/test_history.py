@@ -85,7 +85,11 @@ def test_slower_ways_of_the_last_save_are_shown_with_their_remedies(tmp_path):
     with ringstow.CheckpointManager(tmp_path / "run") as manager:
         manager.save(1, STATE)
     fallback = Fallback(
-        wanted="O_DIRECT", got="the page cache", reason="tmpfs", remedy="use a disk <here>"
+        kind="io_mode",
+        wanted="O_DIRECT",
+        got="the page cache",
+        reason="tmpfs",
+        remedy="use a disk <here>",
     )
     [entry] = noted(tmp_path / "run")
     line = _history._fields(entry._replace(fallbacks=(fallback,)))
