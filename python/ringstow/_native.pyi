@@ -28,6 +28,7 @@ __all__ = [
     "Wanted",
     "Watch",
     "__version__",
+    "add_to_history",
     "adopt",
     "check_apart",
     "check_config",
@@ -591,6 +592,10 @@ def parse_size(text: str) -> int: ...
 
 # Likewise of the pool, 0 for "auto".
 def parse_pool_size(text: str) -> int: ...
+
+# Adds a line of JSON to the history of a run. Raises InvalidStateError if something else has the
+# file's name.
+def add_to_history(run: str, line: str) -> None: ...
 
 # Returns the name of the file system of a path, or of the directory in which it would be, if other
 # hosts may use it.

@@ -228,7 +228,10 @@ mod _native {
             check_apart, check_url, claim, claim_for, copies_of, is_one_run, join_run, name_run,
             promote, run_of, unfinished,
         },
-        run::{RunLock, check_own_name, follow, go_back, pin, pinned, unpin, was_removed},
+        run::{
+            RunLock, add_to_history, check_own_name, follow, go_back, pin, pinned, unpin,
+            was_removed,
+        },
         save::{SaveJob, check_metrics, start_export, start_save, start_write, start_write_dealt},
         session::{Receipts, Session, is_under_way},
         skeleton::parse_tree,
