@@ -55,10 +55,10 @@ fn check_config(json: &str) -> PyResult<()> {
     ringstow::internals::engine::io_mode::modes(&config).map(drop).map_err(error::to_python)
 }
 
-/// Gives memory back that background saves have taken and none uses now.
+/// Gives staging memory back that no save or load uses now. Returns how many bytes.
 #[pyfunction]
-fn release_memory(py: Python<'_>) {
-    py.detach(Runtime::release_memory);
+fn release_memory(py: Python<'_>) -> u64 {
+    py.detach(Runtime::release_memory)
 }
 
 /// A size in words: `4.19 MB`. Takes any number, since a prepared file may name any.
