@@ -75,13 +75,9 @@ fn duration(seconds: f64) -> String {
 
 /// How fast bytes were moved, and how: `3.41 GB in 1.52 s (2.24 GB/s, io_uring, O_DIRECT)`.
 #[pyfunction]
-fn moved(
-    (bytes, seconds, gb_per_s): (f64, f64, f64),
-    engine: String,
-    fixed_buffers: usize,
-    direct: bool,
-) -> String {
+fn moved(figures: (f64, f64, f64), engine: String, fixed_buffers: usize, direct: bool) -> String {
     let moved = ringstow::Moved { engine, fixed_buffers, direct, ..Default::default() };
+    let (bytes, seconds, gb_per_s) = figures;
     ringstow::internals::pipeline::line::done((bytes as u64, seconds, gb_per_s), &moved)
 }
 
