@@ -13,7 +13,7 @@ use crate::limits::{ALIGN, FIXED_BUFFERS_MAX, STRIPES_MAX};
 use crate::sys::path;
 use bytesize::ByteSize;
 use serde::de::{self, Deserializer, Visitor};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use std::fmt;
 use std::path::PathBuf;
 
@@ -62,7 +62,7 @@ pub struct Config {
     /// 0, the default, which texts call `auto`, means 256 MiB, but for background saves as much as the state needs, so that
     /// training waits for memory and not for the disk, as long as the background saves of all processes of the machine take
     /// no more than half of the memory that the machine and their control groups have available.
-    #[serde(deserialize_with = "size_or_auto")]
+    #[serde(deserialize_with = "size_or_auto", serialize_with = "auto_or_size")]
     pub pool_bytes: u64,
     /// Bytes of one staging buffer and of one transfer. A multiple of 4096. Default 4 MiB.
     #[serde(deserialize_with = "size")]
@@ -317,6 +317,11 @@ fn size<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<u64, D::Error
 /// Like [`size`], or `"auto"`.
 fn size_or_auto<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<u64, D::Error> {
     from.deserialize_any(Size { parse: parse_pool_size })
+}
+
+/// What [`size_or_auto`] reads: what one would write.
+fn auto_or_size<S: Serializer>(bytes: &u64, to: S) -> std::result::Result<S::Ok, S::Error> {
+    if *bytes == 0 { to.serialize_str("auto") } else { to.serialize_u64(*bytes) }
 }
 
 struct Size {

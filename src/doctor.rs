@@ -8,7 +8,6 @@ mod memory;
 mod tiers;
 
 use crate::config::Config;
-use bytesize::ByteSize;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
@@ -84,13 +83,6 @@ pub fn diagnose(dir: &Path, config: &Config) -> Diagnosis {
     Diagnosis { checks }
 }
 
-/// Formats a size in powers of two, as buffers have: `4 MiB`, `1.5 GiB`.
-pub(crate) fn binary_size(bytes: u64) -> String {
-    let unit = 1u64 << (bytes.max(1).ilog2() / 10 * 10);
-    let digits = usize::from(!bytes.is_multiple_of(unit));
-    format!("{:.digits$}", ByteSize(bytes).display().iec())
-}
-
 #[cfg(test)]
 mod tests {
     use crate::config::Switch;
@@ -106,13 +98,5 @@ mod tests {
                 assert!(check.remedy.is_some(), "{check:?}");
             }
         }
-    }
-
-    #[test]
-    fn bytes_are_said_in_the_largest_unit() {
-        assert_eq!(binary_size(512), "512 B");
-        assert_eq!(binary_size(8 << 20), "8 MiB");
-        assert_eq!(binary_size(6144), "6 KiB");
-        assert_eq!(binary_size(3 << 29), "1.5 GiB");
     }
 }

@@ -69,6 +69,7 @@ mod state;
 mod store;
 mod stream;
 mod sys;
+mod units;
 
 pub use api::{
     Store, diff, export, export_async, latest, latest_verified, list, load, load_async, open_read,
@@ -80,7 +81,7 @@ pub use config::{Config, EngineChoice, IoPriority, Switch};
 #[cfg(feature = "cuda")]
 pub use device::cuda::{CudaSource, DeviceMemory, Ready, StreamHandle};
 pub use device::{Source, StridedTarget, Target, TensorSource};
-pub use engine::fallback::Fallback;
+pub use engine::fallback::{Fallback, FallbackKind};
 pub use error::{Advice, Error, Result, Shortage};
 pub use format::names::rank_dir;
 pub use format::{
@@ -119,6 +120,6 @@ pub mod internals {
     }
     all_of!(
         config, device, doctor, engine, format, limits, object, path_text, pipeline, plan, pool,
-        store, stream, sys
+        store, stream, sys, units
     );
 }

@@ -61,11 +61,11 @@ class Config:
         OSError: the file can't be read.
     """
 
-    pool_bytes: int = _default("auto")
+    pool_bytes: int | Literal["auto"] = _default("auto")
     """Most bytes of staging memory, allocated as needed. Each process has a pool of its own: the
     ranks of a node take ranks * ``pool_bytes`` together. A save of any size streams through it.
 
-    ``"auto"``, the default, which is kept as 0, means 256 MiB, but for background saves as much as
+    ``"auto"``, the default, means 256 MiB, but for background saves as much as
     the state needs, so that training waits for memory and not for the disk, as long as the
     background saves of all processes of the machine take no more than half of the memory that the
     machine and their control groups have available. docs/background.md has the details."""
@@ -174,6 +174,8 @@ class Config:
             for name in unset:
                 object.__setattr__(self, name, found[name])
         self._check_size("pool_bytes", _native.parse_pool_size)
+        if self.pool_bytes == 0:
+            object.__setattr__(self, "pool_bytes", "auto")
         for name in ("block_bytes", "write_rate", "shard_bytes", "promotion_rate"):
             self._check_size(name)
         for name in ("queue_depth", "fillers", "nice", "files"):

@@ -86,24 +86,6 @@ def clear(path: str) -> None:
         os.unlink(path)
 
 
-def appending(path: str) -> BinaryIO:
-    """Open a file to append to, and create it if it is missing.
-
-    Raises:
-        OtherKindError: no regular file, a link, or a file with several names (hard links): somebody
-            else's file may be one of them.
-        OSError: the system refused.
-    """
-    file = _opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW)
-    try:
-        if os.fstat(file).st_nlink > 1:
-            raise _other(path, "a file with several names (hard links)")
-        return cast(BinaryIO, os.fdopen(file, "ab"))
-    except BaseException:
-        os.close(file)
-        raise
-
-
 def rewriting(path: str) -> BinaryIO:
     """Open a file that is there to read and write.
 

@@ -16,12 +16,13 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ringstow import _file_io, _metrics, _outcomes
+from ringstow import _file_io, _metrics, _native, _outcomes
+from ringstow._errors import InvalidStateError
 from ringstow._report import Fallback, SaveReport, bytes_of, seconds_of
 
 NAME = ".ringstow-history.jsonl"
-# A file that is larger becomes `NAME.1`, in place of the one before: 10,000 saves or so are kept.
-_MOST_BYTES = 2_000_000
+# Of the file, and of the one before, to which it is renamed at half of that: 10,000 saves or so.
+_MOST_BYTES = 4_000_000
 _ERROR_MAX = 500
 # A save may have 256 metrics, whose names are long: the file is to have room for many saves.
 _METRICS_MAX = 32
@@ -74,18 +75,12 @@ def _note(outcome: _outcomes.Outcome) -> None:
         return  # of steps that were left out there may be more than saves
     # A full disk, a run that was removed, an error whose text cannot be had.
     with contextlib.suppress(Exception):
-        # A kill may have left the line before without its end.
-        line = "\n" + json.dumps(_fields(_entry(outcome, name)))
-        path = os.path.join(directory, NAME)
+        line = json.dumps(_fields(_entry(outcome, name)))
         try:
-            with _file_io.appending(path) as file:
-                file.write(line.encode())
-        except _file_io.OtherKindError as error:
+            _native.add_to_history(directory, line)
+        except InvalidStateError as error:
             _directories.discard(directory)  # say it once
             _log.warning("what saves of %s take is not noted: %s", directory, error)
-            return
-        if os.path.getsize(path) > _MOST_BYTES:
-            os.replace(path, f"{path}.1")
 
 
 def _entry(outcome: _outcomes.Outcome, name: str) -> Entry:
@@ -118,7 +113,7 @@ def read(directory: str) -> list[Entry]:
     for name in (f"{NAME}.1", NAME):
         try:
             with _file_io.reading(os.path.join(directory, name), links=False) as file:
-                lines = file.read(2 * _MOST_BYTES).splitlines()
+                lines = file.read(_MOST_BYTES).splitlines()
         except OSError:
             continue
         entries += [entry for line in lines if (entry := _parsed(line)) is not None]

@@ -27,6 +27,8 @@ _claims: weakref.WeakValueDictionary[str, Claim] = weakref.WeakValueDictionary()
 """The save of this process that is in progress at a path."""
 enders: set[Callable[[], None]] = set()
 """What the exit calls to end the background saves in progress."""
+letting_go: list[Callable[[], None]] = []
+"""Each waits until threads have dropped the memory of saves that have ended."""
 unreported: list[Failure] = []
 """Failures of background saves that nobody has asked about."""
 has_exited = False

@@ -1,4 +1,4 @@
-"""Reports in one line, and sizes and times with three digits, as the program prints them.
+"""Reports in one line, as the program prints them.
 
 Knows of reports only what it prints: the reports themselves print these lines.
 """
@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-# What a background save that had too little of it wanted, by the first words.
-_MEMORY = "staging memory for all"
-# Settings have a shorter name for it.
-_ENGINES = {"uring": "io_uring", "": "no engine"}
+from ringstow import _native
+from ringstow._native import size
 
 
 class _Seconds(Protocol):
@@ -38,7 +36,7 @@ class Moved(Protocol):
 
 class _Fallback(Protocol):
     @property
-    def wanted(self) -> str: ...
+    def kind(self) -> str: ...
     @property
     def reason(self) -> str: ...
 
@@ -73,8 +71,8 @@ def of_save(report: _Saved, who: str = "") -> str:
         done = f"{done}, {size(report.linked_bytes)} linked"
     if report.blocked_seconds is None:
         return done
-    done = f"{done}, training waited {duration(report.blocked_seconds)}"
-    reasons = (one.reason for one in report.fallbacks if one.wanted.startswith(_MEMORY))
+    done = f"{done}, training waited {_native.duration(report.blocked_seconds)}"
+    reasons = (one.reason for one in report.fallbacks if one.kind == "staging_memory")
     memory = f"{size(report.pool_bytes)} of staging memory for {size(report.written_bytes)}"
     return done + "".join(f", with {memory}: {reason}" for reason in reasons)
 
@@ -87,28 +85,6 @@ def of_load(report: _Loaded, who: str = "") -> str:
 def of_move(report: Moved, count: int, who: str = "") -> str:
     """Return ``run/step-1000, rank 3: 3.41 GB in 1.52 s (2.24 GB/s, io_uring, O_DIRECT)``."""
     place = f"{report.path}, {who}" if who else report.path
-    words = [
-        f"{size(round(report.gb_per_s * 1e9))}/s",
-        _ENGINES.get(report.engine, report.engine),
-        *(["fixed buffers"] if report.fixed_buffers else []),
-        "O_DIRECT" if report.direct else "buffered",
-    ]
-    return f"{place}: {size(count)} in {duration(report.seconds.total)} ({', '.join(words)})"
-
-
-def size(count: int) -> str:
-    """Return a number of bytes in powers of ten: ``4.19 MB``."""
-    value, unit = float(count), "B"
-    for larger in ("kB", "MB", "GB", "TB", "PB"):
-        if value < 999.5:
-            break
-        value, unit = value / 1000, larger
-    digits = 0 if unit == "B" or value >= 99.95 else 1 if value >= 9.995 else 2
-    return f"{value:.{digits}f} {unit}"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds: ``12 ms``, ``1.52 s``, ``185 s``."""
-    if seconds < 0.9995:
-        return f"{seconds * 1e3:.{0 if seconds >= 0.00995 else 1}f} ms"
-    return f"{seconds:.{2 if seconds < 9.995 else 1 if seconds < 99.95 else 0}f} s"
+    figures = (count, report.seconds.total, report.gb_per_s)
+    done = _native.moved(figures, report.engine, report.fixed_buffers, report.direct)
+    return f"{place}: {done}"

@@ -360,12 +360,14 @@ class CheckpointManager:
         with self._turn.taken("save_async"):
             self._side.check()
             saving = self._saving
-            said = "over" if saving is None or saving.is_over.is_set() else "busy"
-            if saving is not None and saving.handle._was_cancelled:
-                said = "cancelled"  # it is gone soon: this step takes its place
-            all_said = self._side.meet(("save_async", step), None, said)
-            if all_said[0] != "busy" or "cancelled" in all_said:
-                return None
+            # Twice: the first to come may have said "busy" long before the last one came.
+            for _ in range(2):
+                said = "over" if saving is None or saving.is_over.is_set() else "busy"
+                if saving is not None and saving.handle._was_cancelled:
+                    said = "cancelled"  # it is gone soon: this step takes its place
+                all_said = self._side.meet(("save_async", step), None, said)
+                if all_said[0] != "busy" or "cancelled" in all_said:
+                    return None
             noted: dict[str, float] = {}
             self._side.each(lambda: noted.update(metrics_of(metrics)))
             from ringstow._handle import skip  # imports futures, which `import ringstow` does not

@@ -28,6 +28,7 @@ __all__ = [
     "Wanted",
     "Watch",
     "__version__",
+    "add_to_history",
     "adopt",
     "check_apart",
     "check_config",
@@ -44,6 +45,7 @@ __all__ = [
     "deliver_log",
     "diff",
     "differing",
+    "duration",
     "encode",
     "end_jobs",
     "evict",
@@ -62,6 +64,7 @@ __all__ = [
     "join_run",
     "latest",
     "model_layout",
+    "moved",
     "name_run",
     "needed",
     "nesting",
@@ -83,6 +86,7 @@ __all__ = [
     "run_of",
     "shared_file_system",
     "shows_progress",
+    "size",
     "slim",
     "staging_bytes",
     "start_export",
@@ -564,8 +568,15 @@ def gpus() -> str: ...
 def found_config() -> str: ...
 def check_config(json: str) -> None: ...
 
-# Gives memory back that background saves have taken and none uses now.
-def release_memory() -> None: ...
+# Gives staging memory back that no save or load uses now. Returns how many bytes.
+def release_memory() -> int: ...
+
+# Sizes and times in words, and what was moved in how many seconds, at how many GB/s, and how.
+def size(bytes: float) -> str: ...
+def duration(seconds: float) -> str: ...
+def moved(
+    figures: tuple[float, float, float], engine: str, fixed_buffers: int, direct: bool
+) -> str: ...
 
 # Bytes of staging memory that any save or load with a configuration may take.
 def staging_bytes(json: str) -> int: ...
@@ -581,6 +592,10 @@ def parse_size(text: str) -> int: ...
 
 # Likewise of the pool, 0 for "auto".
 def parse_pool_size(text: str) -> int: ...
+
+# Adds a line of JSON to the history of a run. Raises InvalidStateError if something else has the
+# file's name.
+def add_to_history(run: str, line: str) -> None: ...
 
 # Returns the name of the file system of a path, or of the directory in which it would be, if other
 # hosts may use it.

@@ -9,9 +9,9 @@ import dataclasses
 import functools
 import json
 import typing
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from ringstow import _lines, _metrics
+from ringstow import _lines, _metrics, _native
 from ringstow.tree._damaged import DamagedTensor
 
 
@@ -65,10 +65,27 @@ def _made(kind: type[Any] | None, value: Any) -> Any:
     return kind._of(value) if issubclass(kind, Report) else kind(**value)
 
 
+FallbackKind = Literal[
+    "io_mode",
+    "priority",
+    "staging_memory",
+    "pinned_memory",
+    "preallocation",
+    "base",
+    "recycling",
+    "stripes",
+    "copy",
+]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fallback(Report):
     """A step to a slower way of working, because the faster one was unavailable."""
 
+    kind: FallbackKind
+    """What it is about: the way of reading and writing, the priority of ringstow's threads, memory
+    for all that a background save copies, memory pinned for GPUs, preallocated files, files of the
+    base, recycled files, stripes on disks of their own, or a file read from its copy on a tier."""
     wanted: str
     """What was tried: ``"uring, fixed buffers, O_DIRECT"``."""
     got: str
@@ -416,7 +433,7 @@ class VerifyReport(_Moved):
         """Return path, verdict, bytes and seconds; `repr` has all fields."""
         lost = len(self.damaged_tensors)
         verdict = "intact" if self.ok else f"DAMAGED, {lost:,} of {self.tensors:,} tensors"
-        read = f"{_lines.size(self.read_bytes)} read in {_lines.duration(self.seconds)}"
+        read = f"{_native.size(self.read_bytes)} read in {_native.duration(self.seconds)}"
         return self._told(f"{self.path}: {verdict}, {read}", self.problem or "")
 
 
@@ -448,10 +465,10 @@ class PromotionReport(_Moved):
 
     def __str__(self) -> str:
         """Return both places, bytes and seconds; `repr` has all fields."""
-        sent = f"{_lines.size(self.sent_bytes)} of {_lines.size(self.file_bytes)} sent"
+        sent = f"{_native.size(self.sent_bytes)} of {_native.size(self.file_bytes)} sent"
         sent = "it was there" if self.was_there else sent
         waits = f"not committed: {self.missing} files of other nodes are missing"
-        line = f"{self.path} to {self.to}: {sent} in {_lines.duration(self.seconds)}"
+        line = f"{self.path} to {self.to}: {sent} in {_native.duration(self.seconds)}"
         return self._told(line, waits if self.missing else "")
 
 

@@ -238,13 +238,19 @@ def save_async(
     return handle
 
 
-def release_memory() -> None:
-    """Give memory back that background saves have taken and none uses now.
+def release_memory() -> int:
+    """Give the system all staging memory that saves and loads have taken and none uses now.
 
-    They keep it for the next one, an hour at most, and give it back if other programs come to need
-    it. `CheckpointManager.close` does it, too.
+    They keep it for the next one: ``pool_bytes`` of it until the process ends, and what background
+    saves have taken besides an hour at most, unless other programs come to need it. Right after
+    ``result()`` of a save nothing of it is in use any more. `CheckpointManager.close` does it, too.
+
+    Returns:
+        How many bytes that were.
     """
-    _native.release_memory()
+    for let_go in _jobs.letting_go:
+        let_go()
+    return _native.release_memory()
 
 
 def _prepared(

@@ -13,7 +13,7 @@ from typing import Any
 from ringstow import foreign
 from ringstow._arguments import absolute, object_url
 from ringstow._errors import CorruptCheckpointError, Error
-from ringstow._lines import size
+from ringstow._native import size
 from ringstow._open import Checkpoint
 from ringstow._open import open as open_checkpoint
 from ringstow.foreign import _steps

@@ -55,10 +55,30 @@ fn check_config(json: &str) -> PyResult<()> {
     ringstow::internals::engine::io_mode::modes(&config).map(drop).map_err(error::to_python)
 }
 
-/// Gives memory back that background saves have taken and none uses now.
+/// Gives staging memory back that no save or load uses now. Returns how many bytes.
 #[pyfunction]
-fn release_memory(py: Python<'_>) {
-    py.detach(Runtime::release_memory);
+fn release_memory(py: Python<'_>) -> u64 {
+    py.detach(Runtime::release_memory)
+}
+
+/// A size in words: `4.19 MB`. Takes any number, since a prepared file may name any.
+#[pyfunction]
+fn size(bytes: f64) -> String {
+    ringstow::internals::units::size(bytes as u64)
+}
+
+/// A time in words: `1.52 s`.
+#[pyfunction]
+fn duration(seconds: f64) -> String {
+    ringstow::internals::units::duration(seconds)
+}
+
+/// How fast bytes were moved, and how: `3.41 GB in 1.52 s (2.24 GB/s, io_uring, O_DIRECT)`.
+#[pyfunction]
+fn moved(figures: (f64, f64, f64), engine: String, fixed_buffers: usize, direct: bool) -> String {
+    let moved = ringstow::Moved { engine, fixed_buffers, direct, ..Default::default() };
+    let (bytes, seconds, gb_per_s) = figures;
+    ringstow::internals::pipeline::line::done((bytes as u64, seconds, gb_per_s), &moved)
 }
 
 /// Bytes of staging memory that any save or load with a configuration may take.
@@ -204,7 +224,10 @@ mod _native {
             check_apart, check_url, claim, claim_for, copies_of, is_one_run, join_run, name_run,
             promote, run_of, unfinished,
         },
-        run::{RunLock, check_own_name, follow, go_back, pin, pinned, unpin, was_removed},
+        run::{
+            RunLock, add_to_history, check_own_name, follow, go_back, pin, pinned, unpin,
+            was_removed,
+        },
         save::{SaveJob, check_metrics, start_export, start_save, start_write, start_write_dealt},
         session::{Receipts, Session, is_under_way},
         skeleton::parse_tree,
@@ -214,8 +237,8 @@ mod _native {
         watch::Watch,
         {check_config, check_own_share, cli, forget_after_fork, found_config},
         {
-            diff, nesting, outline, parse_pool_size, parse_size, release_memory, rename_new,
-            shows_progress, staging_bytes, swap_names, sync_dir, verify,
+            diff, duration, moved, nesting, outline, parse_pool_size, parse_size, release_memory,
+            rename_new, shows_progress, size, staging_bytes, swap_names, sync_dir, verify,
         },
     };
 

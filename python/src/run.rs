@@ -57,6 +57,12 @@ fn order((branch, step, sequence, created): Numbers) -> Order {
     Order { branch, step: Some(step), age: Age { sequence, created_unix_ms: Some(created) } }
 }
 
+/// Adds a line of JSON to the history of a run.
+#[pyfunction]
+pub(crate) fn add_to_history(py: Python<'_>, run: PathBuf, line: &str) -> PyResult<()> {
+    py.detach(|| store::add_to_history(&run, line)).map_err(to_python)
+}
+
 /// Notes the order of a step of the run that may be in another place.
 #[pyfunction]
 pub(crate) fn follow(root: PathBuf, newest: Numbers) {

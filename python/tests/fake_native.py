@@ -125,7 +125,15 @@ MOVED = {
     "fixed_buffers": 0,
     "device_bytes": 0,
     "pinned": None,
-    "fallbacks": [{"wanted": "uring", "got": "fake", "reason": "a stand-in", "remedy": "none"}],
+    "fallbacks": [
+        {
+            "kind": "io_mode",
+            "wanted": "uring",
+            "got": "fake",
+            "reason": "a stand-in",
+            "remedy": "none",
+        }
+    ],
 }
 SAVE_PARTS = ("compare", "plan", "prepare", "stage", "write", "sync", "commit", "total")
 SAVE_CPU_PARTS = ("copy_cpu", "checksum_cpu", "wait", "device_copy")

@@ -43,7 +43,9 @@ def test_help_shows_the_defaults():
         alone = ringstow.Config(**{field.name: default})
         assert getattr(alone, field.name) == getattr(config, field.name)
     shown = pydoc.plain(pydoc.render_doc(ringstow.Config))
-    assert re.search(r"pool_bytes: '?int'? = 'auto'", shown)
+    assert re.search(r"pool_bytes: .*int.* = 'auto'", shown)
+    automatic = ringstow.Config(pool_bytes=0)
+    assert (automatic, automatic.pool_bytes) == (ringstow.Config(), "auto")
 
 
 def test_no_public_call_shows_a_mark_as_a_default():

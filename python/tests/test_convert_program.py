@@ -14,7 +14,7 @@ from converted import Evil, read_hf, saved, trained
 from support import python
 
 import ringstow
-from ringstow import _lines, _replace
+from ringstow import _native, _replace
 from ringstow import convert as conversions
 from ringstow.convert import _cli, _targets, torch_to_ringstow
 
@@ -395,7 +395,7 @@ def test_ctrl_c_that_a_library_drops_ends_the_conversion(at, monkeypatch, capsys
     ],
 )
 def test_sizes_are_printed_as_by_the_other_commands(count, said):
-    assert _lines.size(count) == said
+    assert _native.size(count) == said
 
 
 def test_bar_shows_one_phase_and_ends_full():

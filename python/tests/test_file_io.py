@@ -144,7 +144,6 @@ def plant(kind, path, victim=None):
 
 OPEN = {
     "reading": lambda path: _file_io.reading(path, links=False),
-    "appending": _file_io.appending,
     "rewriting": _file_io.rewriting,
 }
 

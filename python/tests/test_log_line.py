@@ -13,7 +13,7 @@ import pytest
 from support import python
 
 import ringstow
-from ringstow import LoadReport, SaveReport, _lines
+from ringstow import LoadReport, SaveReport, _lines, _native
 
 STATE = {"w": np.arange(1000.0), "step": 1}
 
@@ -113,7 +113,7 @@ def test_line_has_size_time_rate_and_mode():
     ],
 )
 def test_times_have_few_digits(seconds, text):
-    assert _lines.duration(seconds) == text
+    assert _native.duration(seconds) == text
 
 
 @pytest.mark.parametrize("save", ["save", "save_async"])

@@ -81,7 +81,7 @@ def test_what_one_copy_lacks_or_has_damaged_comes_from_the_other(tiers, caplog):
     state = {"step": 0, "t": [torch.zeros(1 << 18) for _ in range(COUNT)]}
     report = ringstow.load_into(state, tiers)
     assert is_large(state, 2)
-    used = [step.wanted for step in report.fallbacks if "copy" in step.got]
+    used = [step.wanted for step in report.fallbacks if step.kind == "copy"]
     assert sorted(used) == [str(file) for file in here[:2]]
     assert not ringstow.load(tiers, on_corrupt="skip").damaged
     # Each copy is damaged still.

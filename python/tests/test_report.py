@@ -44,7 +44,7 @@ def test_save_report_has_fallbacks_and_times():
     report = SaveReport.from_json(json.dumps(fake_native.save_report("/a", 2, 5)))
     assert (report.tensors, report.tensor_bytes, report.file_bytes) == (2, 5, 5)
     assert report.fallbacks == (
-        Fallback(wanted="uring", got="fake", reason="a stand-in", remedy="none"),
+        Fallback(kind="io_mode", wanted="uring", got="fake", reason="a stand-in", remedy="none"),
     )
     assert report.seconds.total == 0.5
     assert report.gb_per_s == pytest.approx(5 / 1e9 / 0.5)
@@ -121,7 +121,8 @@ def test_text_of_a_report_is_a_line_and_its_repr_has_all_fields():
 
 
 def test_text_of_a_report_has_a_second_line_for_what_to_look_at():
-    fallback = {"wanted": "O_DIRECT", "got": "page cache", "reason": "tmpfs", "remedy": "a disk"}
+    fallback = {"kind": "io_mode", "wanted": "O_DIRECT", "got": "page cache"}
+    fallback |= {"reason": "tmpfs", "remedy": "a disk"}
     fields = fake_native.load_report("/run/a", 2, 1)
     lost = {"name": "w", "file": "/run/a/x", "offset": 1, "why": "crc"}
     report = of_json(LoadReport, fields, verified=False, damaged=[lost], fallbacks=[fallback] * 3)
@@ -162,7 +163,8 @@ def test_summed_loads_are_pinned_if_all_gpu_loads_are(one, other, both):
 
 
 def test_summed_loads_list_every_fallback_once():
-    other = {"wanted": "pinned", "got": "pageable", "reason": "a stand-in", "remedy": "none"}
+    other = {"kind": "pinned_memory", "wanted": "pinned", "got": "pageable"}
+    other |= {"reason": "a stand-in", "remedy": "none"}
     one = on_gpus(1)
     both = one.followed_by(on_gpus(1, fallbacks=[*fake_native.MOVED["fallbacks"], other]))
     assert both.fallbacks == (*one.fallbacks, Fallback(**other))

@@ -1,5 +1,6 @@
 """The memory of background saves: training waits for the copies, and not for the disk."""
 
+import queue
 import re
 
 import pytest
@@ -50,6 +51,34 @@ def test_plain_save_takes_no_more_than_before(tmp_path, state):
     ringstow.release_memory()
     report = ringstow.save(state, tmp_path / "c")
     assert report.pool_bytes == 256 << 20
+
+
+def test_released_bytes_are_those_that_the_save_had(tmp_path, state):
+    ringstow.release_memory()
+    config = ringstow.Config(pool_bytes="64M")
+    ringstow.save(state, tmp_path / "a", config=config)
+    kept = resident_bytes()
+    released = ringstow.release_memory()
+    assert 8 << 20 <= released <= 64 << 20
+    assert abs(kept - resident_bytes() - released) < 4 << 20
+    assert ringstow.release_memory() == 0
+    report = ringstow.save_async(state, tmp_path / "b").result()
+    assert 0 < ringstow.release_memory() <= report.pool_bytes
+
+
+@pytest.mark.parametrize("how", ["save_async", "manager"])
+def test_nothing_is_in_use_once_the_result_is_known(how, tmp_path, state):
+    """In the callback, which is the first to know."""
+    ringstow.release_memory()
+    released = queue.SimpleQueue()
+    with ringstow.CheckpointManager(tmp_path / "run", staging="snapshot") as manager:
+        if how == "manager":
+            handle = manager.save_async(1, state)
+        else:
+            handle = ringstow.save_async(state, tmp_path / "c", staging="snapshot")
+        handle.add_done_callback(lambda handle: released.put(ringstow.release_memory()))
+        assert released.get() > LARGE
+    assert ringstow.release_memory() == 0
 
 
 def test_memory_is_kept_for_the_next_save_until_it_is_released(tmp_path, state):
@@ -107,10 +136,8 @@ def test_copies_of_all_tensors_are_made_in_memory_that_is_kept(tmp_path, state):
     ringstow.release_memory()
     for step in range(2):
         ringstow.save_async(state, tmp_path / str(step), staging="snapshot").result()
-    kept = resident_bytes()
-    ringstow.release_memory()
     # Not twice: the writes from there need no more than a plain save's.
-    assert LARGE <= kept - resident_bytes() < LARGE + (32 << 20)
+    assert LARGE < ringstow.release_memory() <= LARGE + (256 << 20)
 
 
 def test_nothing_waits_for_the_disk_once_all_is_copied(tmp_path, state):

@@ -31,7 +31,7 @@ DEFAULTS |= {"engine": "auto", "direct": "auto", "fixed": "auto"}
 DEFAULTS |= {"shard_bytes": 0, "files": 1, "stripe": (), "recycle": False, "trace": None}
 DEFAULTS |= {"tiers": (), "promotion_rate": 0}
 # Automatic, which is 256 MiB for the plain saves that are measured.
-OF_CONFIG = DEFAULTS | {"pool_bytes": 0}
+OF_CONFIG = DEFAULTS | {"pool_bytes": "auto"}
 DOES = {"engine": "uring", "direct": "on", "fixed": "on", "fillers": 2}
 
 

@@ -1,9 +1,9 @@
 //! Formats sizes, times and names for people.
 
-pub(super) use crate::doctor::binary_size;
-pub(super) use crate::pipeline::line::size;
+pub(super) use crate::units::size;
 
 use crate::format::Metrics;
+use bytesize::ByteSize;
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -43,6 +43,13 @@ pub fn short(text: &str, max: usize) -> String {
     let begin: String = text.chars().take(head).collect();
     let end: String = text.chars().skip(count - tail).collect();
     format!("{}…{}", printable(&begin), printable(&end))
+}
+
+/// Formats a size in powers of two, as buffers have and settings are written: `4 MiB`, `1.5 GiB`.
+pub fn binary_size(bytes: u64) -> String {
+    let unit = 1u64 << (bytes.max(1).ilog2() / 10 * 10);
+    let digits = usize::from(!bytes.is_multiple_of(unit));
+    format!("{:.digits$}", ByteSize(bytes).display().iec())
 }
 
 /// `1 file`, `2 files`.
@@ -154,12 +161,11 @@ mod tests {
     }
 
     #[test]
-    fn sizes_have_three_digits() {
-        let said = [0, 999, 1000, 4_194_304, 99_960_000, 999_600_000, 1_073_741_824, u64::MAX];
-        assert_eq!(
-            said.map(size),
-            ["0 B", "999 B", "1.00 kB", "4.19 MB", "100 MB", "1.00 GB", "1.07 GB", "18.4 EB"]
-        );
+    fn bytes_are_said_in_the_largest_unit() {
+        assert_eq!(binary_size(512), "512 B");
+        assert_eq!(binary_size(8 << 20), "8 MiB");
+        assert_eq!(binary_size(6144), "6 KiB");
+        assert_eq!(binary_size(3 << 29), "1.5 GiB");
     }
 
     #[test]

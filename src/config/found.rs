@@ -287,11 +287,22 @@ mod tests {
             ("RINGSTOW_DIRECT", "ON"),
             ("RINGSTOW_FIXED", "Off"),
             ("RINGSTOW_ENGINE", "Uring"),
+            ("RINGSTOW_POOL_BYTES", "Auto"),
+            ("RINGSTOW_BLOCK_BYTES", "8MiB"),
             ("RINGSTOW_TRACE", "/Tmp/T"),
         ]);
         let (direct, fixed, engine) = (Switch::On, Switch::Off, EngineChoice::Uring);
         let trace = Some("/Tmp/T".into()); // a path keeps its case
-        assert_eq!(said.unwrap(), Config { direct, fixed, engine, trace, ..Config::default() });
+        let block_bytes = 8 << 20;
+        let expected = Config { direct, fixed, engine, trace, block_bytes, ..Config::default() };
+        assert_eq!(said.unwrap(), expected);
+    }
+
+    #[test]
+    fn setting_is_shown_as_one_would_write_it() {
+        let shown = |pool_bytes| json!(Config { pool_bytes, ..Config::default() });
+        assert_eq!((&shown(0)["pool_bytes"], &shown(9)["pool_bytes"]), (&json!("auto"), &json!(9)));
+        assert_eq!(serde_json::from_value::<Config>(shown(0)).unwrap(), Config::default());
     }
 
     #[test]

@@ -1,12 +1,13 @@
 //! Checks a directory: its file system, free space, and a trial file in it.
 
 use crate::config::{Config, Switch};
-use crate::doctor::{Check, binary_size};
+use crate::doctor::Check;
 use crate::error::{NO_INODES, is_full};
 use crate::limits::ALIGN;
 use crate::pool::Buffer;
 use crate::sys::file_system::{FileSystem, Reach};
 use crate::sys::{dir, file, inodes, space};
+use crate::units::size;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -85,7 +86,7 @@ pub(crate) fn space(dir: &Path, config: &Config) -> Check {
         Ok(free) => {
             let kind = FileSystem::of(dir).map_or("of unknown type".into(), |found| found.name);
             let space =
-                free.map_or("reports no size".into(), |free| format!("{} free", binary_size(free)));
+                free.map_or("reports no size".into(), |free| format!("{} free", size(free)));
             let found = format!("{kind}, {space}");
             if kind == "tmpfs" || kind == "ramfs" {
                 let remedy = "a checkpoint in memory is lost at the next boot: save to a disk";

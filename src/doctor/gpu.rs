@@ -119,8 +119,9 @@ fn absent(nodes: &Nodes, version: Option<(u32, u32)>, refused: Option<(String, S
 #[cfg(feature = "cuda")]
 mod present {
     use crate::device::cuda::{Device, Gpu, LargeCopy, measure};
-    use crate::doctor::{Check, binary_size};
+    use crate::doctor::Check;
     use crate::error::{Error, Result};
+    use crate::units::size;
     use std::sync::Arc;
 
     /// Pinned for a trial: as much as ringstow pins at once.
@@ -147,7 +148,7 @@ mod present {
     }
 
     fn pinning(name: &str, device: &Arc<Device>) -> Result<Check> {
-        let tried = binary_size(PINNED_BYTES as u64);
+        let tried = size(PINNED_BYTES as u64);
         let pinned = LargeCopy::new(device, PINNED_BYTES)?.pin();
         Ok(match pinned {
             Ok(()) => Check::ok(name, format!("works, tried with {tried}")),

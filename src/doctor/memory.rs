@@ -1,11 +1,12 @@
 //! Checks memory: limits, huge pages, and a virtual machine's balloon.
 
 use crate::config::{Config, Switch};
-use crate::doctor::{Check, binary_size};
+use crate::doctor::Check;
 use crate::pool::{self, Mapping};
 use crate::sys::dir::try_entries;
 use crate::sys::file::read_kernel_text;
 use crate::sys::{memlock, memory};
+use crate::units::size;
 use std::path::Path;
 
 /// Where the kernel lists the balloons of a virtual machine.
@@ -30,8 +31,7 @@ pub(crate) fn checks(config: &Config) -> Vec<Check> {
 /// save comes to use the whole pool, and the kernel kills the process.
 fn group(config: &Config, limit: u64) -> Check {
     let name = "memory limit";
-    let found =
-        format!("{}, the pool has {}", binary_size(limit), binary_size(config.staging_bytes()));
+    let found = format!("{}, the pool has {}", size(limit), size(config.staging_bytes()));
     if limit > config.staging_bytes() {
         return Check::ok(name, found);
     }
@@ -46,7 +46,7 @@ fn staging(config: &Config) -> Check {
     const NAME: &str = "background saves";
     const UNTIL: &str = "until then, training waits for the disk to take what is beyond that";
     if !config.is_pool_automatic() {
-        let bytes = binary_size(config.staging_bytes());
+        let bytes = size(config.staging_bytes());
         return Check::ok(NAME, format!("may take {bytes} in each process, as pool_bytes says"));
     }
     match pool::left() {
@@ -56,12 +56,12 @@ fn staging(config: &Config) -> Check {
             format!("give the job more memory; {UNTIL}"),
         ),
         Ok((left, of)) => {
-            let left = binary_size(left);
+            let left = size(left);
             Check::ok(NAME, format!("may take {left} together, half of what {of} has available"))
         }
         Err(why) => Check::warn(
             NAME,
-            format!("may take {}: {}", binary_size(config.staging_bytes()), why.reason()),
+            format!("may take {}: {}", size(config.staging_bytes()), why.reason()),
             format!("mount /proc, or set pool_bytes; {UNTIL}"),
         ),
     }
@@ -73,10 +73,10 @@ fn memory_lock(config: &Config) -> Check {
     match memlock::limit_bytes() {
         None => Check::ok(name, "unlimited"),
         Some(limit) if limit >= pool + memlock::RING_BYTES => {
-            Check::ok(name, format!("{}, the pool has {}", binary_size(limit), binary_size(pool)))
+            Check::ok(name, format!("{}, the pool has {}", size(limit), size(pool)))
         }
         Some(limit) => {
-            let (limit, pool) = (binary_size(limit), binary_size(pool));
+            let (limit, pool) = (size(limit), size(pool));
             let found = format!("{limit} of the pool's {pool} at most can be fixed buffers");
             let remedy = memlock::remedy(config.staging_bytes());
             Check::short(config.fixed == Switch::On, name, found, remedy)
@@ -101,7 +101,7 @@ fn huge_pages() -> Check {
             Check::ok(name, format!("{setting}; staging memory gets them"))
         }
         Some(bytes) => {
-            let (bytes, tried) = (binary_size(bytes), binary_size(TRIED as u64));
+            let (bytes, tried) = (size(bytes), size(TRIED as u64));
             Check::warn(name, format!("{setting}; {bytes} of {tried} tried got them"), remedy)
         }
         None => {

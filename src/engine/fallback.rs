@@ -4,9 +4,36 @@ use serde::{Deserialize, Serialize};
 use std::fmt::Display;
 use std::io;
 
+/// What a [`Fallback`] is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum FallbackKind {
+    /// An engine, O_DIRECT or fixed buffers.
+    IoMode,
+    /// Lower priorities for ringstow's threads.
+    Priority,
+    /// Memory for all that a background save copies, so that training does not wait for the disk.
+    StagingMemory,
+    /// Staging memory that is pinned for GPUs.
+    PinnedMemory,
+    /// Room on the disk that is taken before the files are written.
+    Preallocation,
+    /// Files of the base that need not be written again.
+    Base,
+    /// Files of removed or replaced checkpoints to write over.
+    Recycling,
+    /// Stripes on disks of their own.
+    Stripes,
+    /// A file that was read from its copy on another tier.
+    Copy,
+}
+
 /// Something that was unavailable, though the work went on without it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fallback {
+    /// What it is about.
+    pub kind: FallbackKind,
     /// What was tried: `"uring, fixed buffers, O_DIRECT"`.
     pub wanted: String,
     /// What was used instead.
@@ -38,10 +65,11 @@ impl Refusal {
         error.get_ref().and_then(|inner| inner.downcast_ref())
     }
 
-    /// The report's entry for using `got` instead of `wanted`.
+    /// The report's entry for using `got`, an I/O mode or a part of one, instead of `wanted`.
     pub fn fallback(self, wanted: impl Display, got: impl Display) -> Fallback {
         let Self { reason, remedy } = self;
-        Fallback { wanted: wanted.to_string(), got: got.to_string(), reason, remedy }
+        let (wanted, got) = (wanted.to_string(), got.to_string());
+        Fallback { kind: FallbackKind::IoMode, wanted, got, reason, remedy }
     }
 }
 

@@ -374,7 +374,7 @@ fn linking_manager_links_what_the_step_before_has_also_after_a_restart() {
     let save = |manager: &mut CheckpointManager, step| {
         let saved = manager.save(step, &mut partly_frozen(step), NO_METRICS).unwrap();
         assert!(saved.retained.unwrap().is_ok());
-        assert!(saved.report.moved.fallbacks.iter().all(|f| !f.wanted.contains("base")));
+        assert!(saved.report.moved.fallbacks.iter().all(|f| f.kind != crate::FallbackKind::Base));
         saved.report.linked_bytes > 50_000
     };
     // The first writes all, the second sorts it, and every third shares nothing.
@@ -398,7 +398,7 @@ fn linking_manager_saves_even_if_the_step_before_is_gone() {
     let saved = manager.save(1, &mut partly_frozen(1), NO_METRICS).unwrap();
     fs::remove_dir_all(&saved.path).unwrap();
     let saved = manager.save(2, &mut partly_frozen(2), NO_METRICS).unwrap();
-    assert!(saved.report.moved.fallbacks.iter().any(|f| f.wanted.contains("base")));
+    assert!(saved.report.moved.fallbacks.iter().any(|f| f.kind == crate::FallbackKind::Base));
     assert_eq!(numbers(&manager), [2]);
     let never = CheckpointManager::linking(store, root.path(), Keep::default(), Some(0));
     assert!(never.is_err());

@@ -21,7 +21,7 @@ pub(crate) fn warn_once<'a>(dir: &Path, steps: impl IntoIterator<Item = &'a Fall
 /// Like [`warn_once`], for a fallback whose reason names paths that change with every save: `about` takes
 /// the reason's place in telling whether it was logged.
 pub(crate) fn warn_once_of(dir: &Path, about: &str, step: &Fallback) {
-    let Fallback { wanted, got, reason, remedy } = step;
+    let Fallback { wanted, got, reason, remedy, .. } = step;
     // Logs after releasing the lock: a logger may wait for a thread that wants the lock.
     if is_new((file_system(dir), about.to_owned())) {
         tracing::warn!("{got} instead of {wanted}: {reason}; {remedy}");

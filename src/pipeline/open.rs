@@ -6,7 +6,7 @@ use super::report::Moved;
 use super::runtime::Runtime;
 use super::transfers::OpenFile;
 use crate::config::{Config, Priority};
-use crate::engine::fallback::{Fallback, Refusal};
+use crate::engine::fallback::{Fallback, FallbackKind, Refusal};
 use crate::engine::io_mode::{self, IoMode, Stage, Trial};
 use crate::engine::queue::Queue;
 use crate::error::{Error, Result, Shortage};
@@ -87,6 +87,7 @@ fn lowered(priority: Priority, paths: &[Option<&Path>]) -> Option<Fallback> {
     let thread = thread::Builder::new().spawn(move || priority.apply()).ok()?;
     let error = thread.join().ok()?.err()?;
     let fallback = Fallback {
+        kind: FallbackKind::Priority,
         wanted: "Config.nice and Config.io_priority".into(),
         got: "the priority of the process".into(),
         reason: format!("the system refused to lower a thread's priority: {error}"),
@@ -209,7 +210,7 @@ mod tests {
 
     fn step(wanted: &str) -> Fallback {
         let (got, reason, remedy) = ("buffered".into(), "no O_DIRECT".into(), "none".into());
-        Fallback { wanted: wanted.into(), got, reason, remedy }
+        Fallback { kind: FallbackKind::IoMode, wanted: wanted.into(), got, reason, remedy }
     }
 
     fn way(engine: &str, direct: bool, steps: &[&str]) -> Moved {

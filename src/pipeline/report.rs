@@ -2,10 +2,10 @@
 
 use super::fallbacks::{warn_once, warn_once_of};
 use crate::device::Pinning;
-use crate::engine::fallback::Fallback;
+use crate::engine::fallback::{Fallback, FallbackKind};
 use crate::error::{Advice, Error};
 use crate::pool::NoMore;
-use bytesize::ByteSize;
+use crate::units::size;
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -32,6 +32,7 @@ impl Moved {
     pub(super) fn note(&mut self, dir: &Path, pinning: Pinning) {
         self.pinned = pinning.as_ref().map(|pinned| pinned.is_ok());
         let pageable = pinning.and_then(|pinned| pinned.err()).map(|reason| Fallback {
+            kind: FallbackKind::PinnedMemory,
             wanted: "pinned staging memory".into(),
             got: "pageable copies".into(),
             reason,
@@ -53,8 +54,8 @@ impl Moved {
         no_more: Option<&NoMore>,
     ) {
         let Some(no_more) = no_more else { return };
-        let size = |bytes: u64| ByteSize(bytes).display().iec();
         let streamed = Fallback {
+            kind: FallbackKind::StagingMemory,
             wanted: format!("staging memory for all {} of the save", size(bytes)),
             got: format!("{}, so that training waited for the disk to take the rest", size(had)),
             reason: no_more.reason().into(),

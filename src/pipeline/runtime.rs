@@ -105,9 +105,11 @@ impl Runtime {
         drop(kept); // not under the lock: this joins threads
     }
 
-    /// Gives memory back that background saves have taken and none uses now; see [`Config::pool_bytes`].
-    pub fn release_memory() {
-        give_back(Duration::ZERO);
+    /// Gives the system all staging memory that shared runtimes have taken and no save or load uses now, and stops the engines
+    /// that nothing uses. Returns how many bytes.
+    pub fn release_memory() -> u64 {
+        let pools = kept().iter().map(|machine| machine.release()).sum::<usize>();
+        (pools + give_back_copies(Duration::ZERO)) as u64
     }
 
     /// Call this first in a forked child, which has neither the parent's threads nor its pools. Closes the files and
@@ -199,6 +201,27 @@ impl Machine {
         }
         let made = Pool::new(self.made_for.buffers, self.made_for.block_bytes as usize)?;
         Ok(pool.insert(made).clone())
+    }
+
+    /// Gives up the engines and the pool if nothing uses them; otherwise what the pool has taken for a while. Returns how many
+    /// bytes of memory that were.
+    fn release(&self) -> usize {
+        let is_idle = |running: &mut Running| Arc::strong_count(&running.queue) == 1;
+        let mut queues = self.queues.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let idle: Vec<_> = queues.extract_if(.., is_idle).collect();
+        drop(queues);
+        drop(idle); // first: they have the pool. Not under the lock: this joins threads
+        let pool = self.made_pool().take_if(|pool| pool.is_alone());
+        match pool {
+            Some(pool) => pool.taken_bytes(),
+            None => self.give_back(Duration::ZERO),
+        }
+    }
+
+    /// Gives memory back that the pool has taken for a while; see [`Pool::give_back`].
+    fn give_back(&self, idle: Duration) -> usize {
+        let pool = self.made_pool().clone();
+        pool.map_or(0, |pool| pool.give_back(idle)) // without the lock: it takes a while
     }
 
     fn queue(&self, mode: &IoMode) -> io::Result<Arc<Queue>> {
@@ -296,8 +319,7 @@ fn watch_memory() {
 fn give_back(idle: Duration) {
     give_back_copies(idle);
     for machine in kept() {
-        let pool = machine.made_pool().clone();
-        pool.inspect(|pool| pool.give_back(idle)); // without the lock: it takes a while
+        machine.give_back(idle);
     }
 }
 
@@ -385,6 +407,30 @@ mod tests {
         });
         tell.send(()).unwrap();
         ended.recv_timeout(LIMIT).expect("the thread goes on");
+    }
+
+    #[test]
+    fn pool_that_nothing_uses_is_released_with_its_engine_and_one_in_use_is_not() {
+        const BLOCK: usize = 64 << 10;
+        let config = Config { pool_bytes: 8 << 16, block_bytes: 1 << 16, ..Config::default() };
+        let machine = Machine::new(config.machine(), None);
+        let mode = IoMode { engine: EngineKind::Portable, fixed: true, direct: false };
+        let (pool, queue) = (machine.pool().unwrap(), machine.queue(&mode).unwrap());
+        let held = [pool.lease().unwrap(), pool.lease().unwrap()];
+        drop((pool, queue));
+        assert_eq!(machine.release(), 0);
+        assert!(machine.made_pool().is_some(), "a buffer of it is lent");
+        drop(held);
+        let queue = machine.queue(&mode).unwrap();
+        assert_eq!(machine.release(), 2 * BLOCK, "the engine has none of it");
+        let pool = machine.pool().unwrap();
+        drop(pool.lease().unwrap());
+        drop(queue);
+        assert_eq!(machine.release(), 0);
+        assert!(machine.queues.lock().unwrap().is_empty());
+        drop(pool);
+        assert_eq!((machine.release(), machine.has_anything()), (BLOCK, false));
+        assert_eq!(machine.release(), 0);
     }
 
     /// A forked child has one thread: what another one had locked stays locked.

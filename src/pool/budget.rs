@@ -8,7 +8,7 @@ use crate::sys::{
     memory::{Limit, limits},
     tally::Tally,
 };
-use bytesize::ByteSize;
+use crate::units::size;
 use std::io;
 use std::sync::Mutex;
 
@@ -198,14 +198,14 @@ impl Budget {
         if taken + more <= share {
             return Ok(());
         }
-        let size = |units: u64| ByteSize(units * UNIT_BYTES as u64).display().iec();
+        let units = |units: u64| size(units * UNIT_BYTES as u64);
         Err(NoMore::Taken(format!(
             "background saves may take half of what is available, {} of {} (limit {}, {} available), and they have {}",
-            size(share),
+            units(share),
             limit.of,
-            ByteSize(limit.bytes).display().iec(),
-            ByteSize(limit.available).display().iec(),
-            size(taken),
+            size(limit.bytes),
+            size(limit.available),
+            units(taken),
         )))
     }
 }
@@ -247,9 +247,7 @@ mod tests {
     fn the_reason_names_the_limit_and_what_is_left() {
         let said = Budget::new().check(&limit(6), 4).unwrap_err();
         let said = said.reason();
-        for part in
-            ["192.0 MiB of the control group /job (limit 6.2 GiB, 384.0 MiB available)", "0 B"]
-        {
+        for part in ["201 MB of the control group /job (limit 6.71 GB, 403 MB available)", "0 B"] {
             assert!(said.contains(part), "{part:?} is not in: {said}");
         }
         Budget::new().check(&limit(6), 3).unwrap();

@@ -1,8 +1,9 @@
 //! Memory for copies of a whole state, kept for the next copy.
 
-use super::Mapping;
 use super::budget::{self, NoMore, Ration, UNIT_BYTES};
+use super::{Mapping, growth};
 use crate::sys::fork::{GENERATIONS, PerProcess};
+use crate::units::size;
 use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -107,17 +108,19 @@ impl Memory {
     }
 }
 
-/// Takes units; if there are no more, those of memory that is only kept for a later copy.
+/// Takes units; if there are no more, those of memory that the process only keeps for a later copy or save.
 ///
 /// # Errors
 /// As for [`Ration::take`].
 pub(super) fn take_or_reclaim(units: u64) -> Result<Ration, NoMore> {
-    let taken = Ration::take(units);
-    if let Err(NoMore::Taken(_)) = &taken {
-        let spare = ALL.lock().map(|mut all| std::mem::take(&mut all.spare));
-        if spare.is_some_and(|spare| !spare.is_empty()) {
-            return Ration::take(units);
-        }
+    or_reclaim(|| Ration::take(units))
+}
+
+fn or_reclaim<T>(take: impl Fn() -> Result<T, NoMore>) -> Result<T, NoMore> {
+    let taken = take();
+    let is_used_up = matches!(taken, Err(NoMore::Taken(_)));
+    if is_used_up && give_back(Duration::ZERO) + growth::give_back_all() > 0 {
+        return take();
     }
     taken
 }
@@ -128,7 +131,7 @@ fn warn_beyond(len: usize, why: &NoMore) {
     ONCE.call_once(|| {
         tracing::warn!(
             "a copy of the state takes {} of memory: {why}. Give the job more memory, or stage without a copy",
-            bytesize::ByteSize(len as u64).display().iec(),
+            size(len as u64),
         );
     });
 }
@@ -145,13 +148,14 @@ fn spare(len: usize) -> Option<Memory> {
 }
 
 /// Gives memory back that no copy is in: what was not used during `idle`, or all of it if others have come to need some.
-pub fn give_back(idle: Duration) {
+/// Returns how many bytes.
+pub fn give_back(idle: Duration) -> usize {
     let is_wanted = budget::excess() > 0;
-    let Some(mut all) = ALL.lock() else { return };
+    let Some(mut all) = ALL.lock() else { return 0 };
     let is_old = |(_, since): &mut (Memory, Instant)| is_wanted || since.elapsed() >= idle;
     let given: Vec<_> = all.spare.extract_if(.., is_old).collect();
-    drop(all);
-    drop(given);
+    drop(all); // unmapping takes time
+    given.iter().map(|(memory, _)| memory.mapping.len()).sum()
 }
 
 /// Whether there is memory that may have to be given back one day.
@@ -161,13 +165,15 @@ pub fn is_any() -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{Pool, in_turn};
     use super::*;
+    use std::cell::Cell;
 
-    /// One test: the spare memory is that of the process.
     #[test]
     #[cfg(target_os = "linux")]
     fn memory_is_counted_used_again_and_given_back() {
         const LEN: usize = 200 << 20;
+        let _turn = in_turn();
         drop(CopyMemory::take(UNIT_BYTES - 1).unwrap());
         assert!(!is_any(), "what is small is neither counted nor kept");
         let large = CopyMemory::take(1 << 30).unwrap();
@@ -175,7 +181,7 @@ mod tests {
         large.discard();
         drop(large);
         assert!(budget::taken() < 16, "other tests take less");
-        give_back(Duration::ZERO);
+        assert_eq!(give_back(Duration::ZERO), 0);
         let first = CopyMemory::take(LEN).unwrap();
         let at = first.mapping().as_ptr() as usize;
         assert!(is_any());
@@ -194,8 +200,36 @@ mod tests {
         assert_eq!(spares().len(), 2);
         drop((CopyMemory::take(LEN).unwrap(), CopyMemory::take(LEN * 3).unwrap()));
         assert_eq!(spares(), [LEN, LEN * 3], "the two that were used last");
-        give_back(Duration::ZERO);
+        assert_eq!(give_back(Duration::ZERO), LEN * 4);
         assert!(!is_any());
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn idle_memory_of_the_process_is_given_back_before_it_is_said_that_there_is_no_more() {
+        let _turn = in_turn();
+        let (idle, busy) = (Pool::new(1, UNIT_BYTES).unwrap(), Pool::new(1, UNIT_BYTES).unwrap());
+        for pool in [&idle, &busy] {
+            pool.grow().unwrap(); // its own buffer
+            pool.grow().unwrap(); // a chunk
+        }
+        let held = [busy.lease().unwrap(), busy.try_lease_any().unwrap()];
+        drop(CopyMemory::take(UNIT_BYTES).unwrap());
+        let used_up = || Err::<(), _>(NoMore::Taken("used up".into()));
+        let asked = Cell::new(0);
+        let taken = or_reclaim(|| {
+            asked.set(asked.get() + 1);
+            if idle.further_bytes() + spares().len() > 0 { used_up() } else { Ok(()) }
+        });
+        assert_eq!((taken, asked.get()), (Ok(()), 2));
+        assert_eq!(busy.further_bytes(), UNIT_BYTES, "a save has it");
+        asked.set(0);
+        let refused = or_reclaim(|| {
+            asked.set(asked.get() + 1);
+            used_up()
+        });
+        assert_eq!((refused, asked.get()), (used_up(), 1), "there was nothing to give back");
+        drop(held);
     }
 
     fn spares() -> Vec<usize> {

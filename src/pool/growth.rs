@@ -1,16 +1,30 @@
 //! What a pool takes beyond its own buffers: chunks of memory, for background saves.
 
 use super::budget::{self, NoMore, Ration, UNIT_BYTES};
-use super::copy_memory::take_or_reclaim;
 use super::free_slots::FreeSlots;
 use super::{Buffer, Mapping};
+use crate::sys::fork::{GENERATIONS, PerProcess};
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// Called with each new chunk: pins it for a GPU, or says why not.
 type Prepare = Box<dyn Fn(&Mapping) -> Result<(), String> + Send + Sync>;
+
+/// Takes units of memory, or says why there are no more.
+pub(super) type Take = fn(u64) -> Result<Ration, NoMore>;
+
+/// What all pools of the process have, and the slots of each.
+static ALL: PerProcess<Vec<(Weak<Growth>, Weak<FreeSlots>)>> =
+    PerProcess::new([const { Mutex::new(Vec::new()) }; GENERATIONS]);
+
+/// Gives back all chunks of the process that no buffer is lent of. Returns their bytes.
+pub(super) fn give_back_all() -> usize {
+    let all = ALL.lock().map_or_else(Vec::new, |all| all.clone());
+    let there = all.iter().filter_map(|(growth, home)| Some((growth.upgrade()?, home.upgrade()?)));
+    there.map(|(growth, home)| growth.give_back(&home, Duration::ZERO)).sum()
+}
 
 /// The chunks, by their number.
 pub(super) struct Growth {
@@ -39,10 +53,15 @@ struct Chunk {
 }
 
 impl Growth {
-    pub fn new(own: usize, block_bytes: usize) -> Self {
+    pub fn new(home: &Arc<FreeSlots>, block_bytes: usize) -> Arc<Self> {
         let chunks = Mutex::new(Chunks { all: Vec::new(), used_at: Instant::now() });
-        let (first, own, prepare) = (own as u32, Mutex::default(), OnceLock::new());
-        Self { block_bytes, first, own, chunks, prepare }
+        let (first, own, prepare) = (home.count() as u32, Mutex::default(), OnceLock::new());
+        let growth = Arc::new(Self { block_bytes, first, own, chunks, prepare });
+        if let Some(mut all) = ALL.lock() {
+            all.retain(|(growth, _)| growth.strong_count() > 0);
+            all.push((Arc::downgrade(&growth), Arc::downgrade(home)));
+        }
+        growth
     }
 
     fn chunks(&self) -> MutexGuard<'_, Chunks> {
@@ -84,23 +103,23 @@ impl Growth {
     ///
     /// # Errors
     /// Why there is no more memory.
-    pub fn grow(&self, home: &FreeSlots) -> Result<(), NoMore> {
+    pub fn grow(&self, home: &FreeSlots, take: Take) -> Result<(), NoMore> {
         match home.granted() {
-            granted if granted == home.count() => self.add_chunk(home),
+            granted if granted == home.count() => self.add_chunk(home, take),
             0 | 1 => {
                 self.count_own(2, home);
                 Ok(())
             }
-            granted => self.grant_more(granted, home),
+            granted => self.grant_more(granted, home, take),
         }
     }
 
-    fn grant_more(&self, granted: usize, home: &FreeSlots) -> Result<(), NoMore> {
+    fn grant_more(&self, granted: usize, home: &FreeSlots, take: Take) -> Result<(), NoMore> {
         let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
         if home.granted() > granted {
             return Ok(()); // another thread was first
         }
-        own.push(match take_or_reclaim(self.units()) {
+        own.push(match take(self.units()) {
             Err(NoMore::Unknown(_)) => Ration::take_anyway(self.units()), // as any save
             taken => taken?,
         });
@@ -109,8 +128,8 @@ impl Growth {
     }
 
     /// Takes one more chunk, and adds its buffers to the free ones.
-    fn add_chunk(&self, home: &FreeSlots) -> Result<(), NoMore> {
-        let ration = take_or_reclaim(self.units())?;
+    fn add_chunk(&self, home: &FreeSlots, take: Take) -> Result<(), NoMore> {
+        let ration = take(self.units())?;
         let mapping = Mapping::new(self.chunk_bytes());
         let mapping = mapping.map_err(|error| NoMore::Taken(error.to_string()))?;
         mapping.keep_from_children();
@@ -154,11 +173,11 @@ impl Growth {
     }
 
     /// Gives chunks back that no buffer is lent of: all of them if none was asked for during `idle`, or as many as others
-    /// have come to need.
-    pub fn give_back(&self, home: &FreeSlots, idle: Duration) {
+    /// have come to need. Returns their bytes.
+    pub fn give_back(&self, home: &FreeSlots, idle: Duration) -> usize {
         let is_idle = self.chunks().used_at.elapsed() >= idle;
         let mut wanted = if is_idle { u64::MAX } else { budget::excess() };
-        let mut given = Vec::new(); // dropped without the lock: unmapping takes time
+        let mut given: Vec<Chunk> = Vec::new(); // dropped without the lock: unmapping takes time
         let mut chunks = self.chunks();
         for number in (0..chunks.all.len()).rev() {
             if wanted == 0 {
@@ -170,6 +189,7 @@ impl Growth {
             }
         }
         drop(chunks);
+        given.iter().map(|chunk| chunk.mapping.len()).sum()
     }
 
     /// Bytes of all chunks.

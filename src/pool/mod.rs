@@ -20,3 +20,10 @@ pub(crate) use copy_memory::{give_back as give_back_copies, is_any as has_copies
 pub use free_slots::FreeSlots;
 pub use mapping::Mapping;
 pub use staging::Pool;
+
+/// For tests of memory that all pools and copies of the process give back.
+#[cfg(test)]
+fn in_turn() -> std::sync::MutexGuard<'static, ()> {
+    static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

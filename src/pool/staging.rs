@@ -1,6 +1,7 @@
 //! The staging pool: a bounded number of equal buffers, taken from the system one by one as they are
 //! needed, and used again and again.
 
+use super::copy_memory::take_or_reclaim;
 use super::free_slots::{FreeSlots, Slot, Which};
 use super::growth::Growth;
 use super::{Buffer, Mapping, NoMore};
@@ -20,8 +21,9 @@ use std::time::Duration;
 pub struct Pool {
     mapping: Arc<Mapping>,
     block_bytes: usize,
-    home: Arc<FreeSlots>,
     growth: Arc<Growth>,
+    /// Dropped last: who has the only one of them has all of the pool.
+    home: Arc<FreeSlots>,
 }
 
 impl Pool {
@@ -43,8 +45,8 @@ impl Pool {
         let mapping = Mapping::new(len)?;
         mapping.keep_from_children();
         let home = Arc::new(FreeSlots::new(count));
-        let growth = Arc::new(Growth::new(count, block_bytes));
-        Ok(Self { mapping: Arc::new(mapping), block_bytes, home, growth })
+        let growth = Growth::new(&home, block_bytes);
+        Ok(Self { mapping: Arc::new(mapping), block_bytes, growth, home })
     }
 
     /// Takes a free buffer; waits until one is returned if there is none.
@@ -85,13 +87,23 @@ impl Pool {
     /// # Errors
     /// Why no more memory may be taken.
     pub fn grow(&self) -> Result<(), NoMore> {
-        self.growth.grow(&self.home)
+        self.growth.grow(&self.home, take_or_reclaim)
     }
 
     /// Gives memory back that a background save took and no save uses: all of it if none was used during `idle`, otherwise
-    /// what others have come to need.
-    pub fn give_back(&self, idle: Duration) {
-        self.growth.give_back(&self.home, idle);
+    /// what others have come to need. Returns how many bytes.
+    pub fn give_back(&self, idle: Duration) -> usize {
+        self.growth.give_back(&self.home, idle)
+    }
+
+    /// Whether nobody else has a handle of this pool or a buffer of it: its memory is given back when this is dropped.
+    pub fn is_alone(&self) -> bool {
+        Arc::strong_count(&self.home) == 1
+    }
+
+    /// Bytes of all memory that it has taken: that of its own buffers that were ever lent, and what is beyond them.
+    pub fn taken_bytes(&self) -> usize {
+        self.used() * self.block_bytes + self.further_bytes()
     }
 
     /// Bytes of memory that a background save may use without taking more.
@@ -245,6 +257,7 @@ mod tests {
     #[test]
     fn background_save_gets_more_buffers_than_the_pool_has() {
         const BLOCK: usize = 16 << 20;
+        let _turn = super::super::in_turn();
         let pool = Pool::new(2, BLOCK).unwrap();
         let lease = |pool: &Pool| {
             pool.try_lease_any().unwrap_or_else(|| {

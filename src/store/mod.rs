@@ -22,7 +22,7 @@ pub use catalog::runs::runs;
 pub use catalog::steps::{Before, steps};
 pub use cleanup::evict::{Evicted, Setting, Stay, check_covers, evict, is_everywhere};
 pub use cleanup::going_back::Newer;
-pub use cleanup::history::{Removal, removals, remove_step, was_removed};
+pub use cleanup::history::{Removal, add_to_history, removals, remove_step, was_removed};
 pub use cleanup::keep::{Best, Direction};
 pub use cleanup::prune::{Pruning, prune, prune_plan, prune_with};
 pub use cleanup::remove::{Disposal, Removed, remove_checkpoint};

@@ -92,20 +92,28 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     write_by(path.into(), |mut file| file.write_all(bytes)).map(drop)
 }
 
-/// Adds to the end of a file, which is created if it is missing. Does not sync it.
+/// Adds a line to the end of a file, which is created if it is missing, and ends the line before if a kill has cut it. Does
+/// not sync the file. Returns how long it is then.
 ///
 /// # Errors
 /// The system's; [`io::ErrorKind::InvalidInput`] if it is not a file, or has several names.
-pub(crate) fn append(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND;
+pub(crate) fn append_line(path: &Path, line: &str) -> io::Result<u64> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::APPEND;
     let mut file = made(Call::Open, path, || open(path, flags, false))?;
-    if file.metadata()?.nlink() > 1 {
+    let (found, mut last) = (file.metadata()?, *b"\n");
+    if found.nlink() > 1 {
         return Err(io::Error::new(
             io::ErrorKind::InvalidInput,
             "it has another name, elsewhere perhaps",
         ));
     }
-    made(Call::Write, path, || file.write_all(bytes))
+    if let Some(at) = found.len().checked_sub(1) {
+        made(Call::Read, path, || file.read_exact_at(&mut last, at))?;
+    }
+    let cut = if last == *b"\n" { "" } else { "\n" };
+    let text = format!("{cut}{line}\n");
+    made(Call::Write, path, || file.write_all(text.as_bytes()))?;
+    Ok(found.len() + text.len() as u64)
 }
 
 /// Has `content` write a small file that is [created](create) anew, and syncs it.

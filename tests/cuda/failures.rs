@@ -26,7 +26,12 @@ fn unpinnable_memory_is_copied_pageable_and_reported() {
     fake.fail("cuMemHostRegister_v2", 0, OUT_OF_MEMORY);
     let report = save(&runtime, &tensors, dir.path()).unwrap();
     assert_eq!(report.moved.pinned, Some(false));
-    let said = report.moved.fallbacks.iter().find(|f| f.wanted == "pinned staging memory").unwrap();
+    let said = report
+        .moved
+        .fallbacks
+        .iter()
+        .find(|f| f.kind == ringstow::FallbackKind::PinnedMemory)
+        .unwrap();
     assert!(said.reason.contains("CUDA_ERROR_OUT_OF_MEMORY"), "{}", said.reason);
     assert!(said.remedy.contains("pool_bytes"), "{}", said.remedy);
     assert_holds(&ringstow::load(dir.path()).unwrap(), &tensors);

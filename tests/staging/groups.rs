@@ -103,7 +103,7 @@ fn processes_of_a_group_take_half_of_its_memory_together() {
     assert!(had.iter().sum::<u64>() <= LIMIT / 2, "{had:?}");
     assert!(had.iter().any(|&bytes| bytes > 64 << 20), "{had:?}");
     let name = group.0.file_name().unwrap().to_str().unwrap();
-    assert!(said.contains(&format!("of the control group /{name} (limit 768.0 MiB,")), "{said}");
+    assert!(said.contains(&format!("of the control group /{name} (limit 805 MB,")), "{said}");
     for number in 0..PROCESSES {
         assert!(ringstow::verify(path(number)).unwrap().damage.is_empty());
     }

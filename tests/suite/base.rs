@@ -104,7 +104,7 @@ fn shared(one: &Path, other: &Path) -> usize {
 /// The fallback that a report has for the base.
 #[track_caller]
 fn fallback(report: &SaveReport) -> String {
-    let of_base = report.moved.fallbacks.iter().filter(|f| f.wanted.contains("base"));
+    let of_base = report.moved.fallbacks.iter().filter(|f| f.kind == ringstow::FallbackKind::Base);
     let reasons: Vec<&str> = of_base.map(|f| f.reason.as_str()).collect();
     assert_eq!(reasons.len(), 1, "{report:?}");
     reasons[0].to_owned()

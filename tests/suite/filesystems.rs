@@ -301,7 +301,8 @@ fn recycled_files_are_removed_when_a_save_needs_space() {
             let spares = leave_recycled(mount.path(), 4, (free / 8) as usize);
             let state = State::new(2, &[(free / 4 * 3) as usize]);
             let report = state.save(&runtime(), &new).unwrap();
-            let told = report.moved.fallbacks.iter().find(|f| f.wanted.contains("recycled files"));
+            let told =
+                report.moved.fallbacks.iter().find(|f| f.kind == ringstow::FallbackKind::Recycling);
             let told = told.unwrap_or_else(|| panic!("{:?}", report.moved.fallbacks));
             assert!(told.reason.contains("free some space"), "{told:?}");
             state.assert_at(&runtime(), &new);
@@ -449,7 +450,11 @@ fn report_says_why_nothing_is_recycled_on_a_file_system_that_copies_on_write() {
         let (runtime, dir) = (Runtime::new(config).unwrap(), mount.path().join("last"));
         let told = [1, 2].map(|step| {
             let report = State::new(step, &SIZES).save(&runtime, &dir).unwrap();
-            let told = report.moved.fallbacks.into_iter().find(|f| f.wanted.contains("recycled"));
+            let told = report
+                .moved
+                .fallbacks
+                .into_iter()
+                .find(|f| f.kind == ringstow::FallbackKind::Recycling);
             told.map(|told| told.reason)
         });
         assert_eq!(told[0], None);

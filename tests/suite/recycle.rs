@@ -48,7 +48,7 @@ fn next_save_overwrites_a_removed_checkpoints_files() {
     let state = State::new(2, &SIZES);
     let report = state.save(&runtime, &second).unwrap();
     assert_eq!(report.recycled_bytes, report.file_bytes);
-    assert!(report.moved.fallbacks.iter().all(|f| !f.wanted.contains("recycled")));
+    assert!(report.moved.fallbacks.iter().all(|f| f.kind != ringstow::FallbackKind::Recycling));
     assert_eq!(inode(&shard(&second)), file);
     state.assert_at(&runtime, &second);
     assert_no_litter(&second);
@@ -117,7 +117,12 @@ fn what_somebody_reads_is_not_written_over() {
     let state = State::new(2, &SIZES);
     let report = state.save(&runtime, &at(root.path(), 2)).unwrap();
     assert_eq!(report.recycled_bytes, 0);
-    let told = report.moved.fallbacks.iter().find(|f| f.wanted.contains("recycled")).unwrap();
+    let told = report
+        .moved
+        .fallbacks
+        .iter()
+        .find(|f| f.kind == ringstow::FallbackKind::Recycling)
+        .unwrap();
     assert!(told.reason.contains("open"), "{}", told.reason);
     let mut after = Vec::new();
     reader.read_to_end(&mut after).unwrap();
@@ -151,7 +156,12 @@ fn a_replaced_file_with_a_hard_link_is_not_recycled_and_the_report_says_why() {
     fs::hard_link(shard(&dir), root.path().join("copy")).unwrap();
     let copy = fs::read(root.path().join("copy")).unwrap();
     let report = State::new(2, &SIZES).save(&runtime, &dir).unwrap();
-    let told = report.moved.fallbacks.iter().find(|f| f.wanted.contains("recycled")).unwrap();
+    let told = report
+        .moved
+        .fallbacks
+        .iter()
+        .find(|f| f.kind == ringstow::FallbackKind::Recycling)
+        .unwrap();
     assert!(told.reason.contains("last/") && told.reason.contains("hard link"), "{told:?}");
     assert!(!root.path().join(RECYCLED_DIR).exists());
     assert!(fs::read(root.path().join("copy")).unwrap() == copy);

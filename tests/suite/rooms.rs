@@ -32,7 +32,7 @@ const ROOMS: &[&[&str]] = &[
     &["sys"],
     &["format"],
     &["path_text", "error"],
-    &["limits"],
+    &["limits", "units"],
 ];
 
 /// A file of `src/` as a module, such as `store::read::load`.

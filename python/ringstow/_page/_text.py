@@ -6,7 +6,7 @@ import html
 import math
 import unicodedata
 
-from ringstow._lines import size
+from ringstow._native import size
 
 # Marks that change the direction of the text after them, and spaces without width.
 _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}

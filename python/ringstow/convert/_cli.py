@@ -14,7 +14,7 @@ from typing import Any, Self
 from ringstow import _progress as _progress_bars
 from ringstow._errors import CorruptCheckpointError, Error
 from ringstow._kinds import KINDS, TARGETS
-from ringstow._lines import size
+from ringstow._native import size
 from ringstow._replace import complete
 from ringstow.convert import ConvertReport, Progress, convert
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ringstow import _native
+from ringstow import _jobs, _native
 from ringstow._collector import collector_paused
 from ringstow._errors import InvalidStateError
 from ringstow.dcp import _copies, _private
@@ -39,6 +39,8 @@ _POLL_S = 0.002
 # How long a save may take from stage() until it reads the snapshot, in a thread that may outlive
 # the save. After that the snapshot stays the save's, and the next one gets new memory.
 _UNCLAIMED_S = 10.0
+# How long a thread of DCP's may take to drop the snapshot that it has saved.
+_LET_GO_S = 1.0
 
 
 class Lease:
@@ -87,6 +89,11 @@ class Lease:
         """Note that a save has read the snapshot."""
         self._readings.discard(reading)
         self._was_read = True
+
+    def is_held(self) -> bool:
+        """Tell whether another thread, which has saved the snapshot, may be about to drop it."""
+        is_own = self._save is not None and self._save.is_here()
+        return self.is_over() and not self._is_gone and not is_own
 
     def gone(self) -> None:
         """Note that nobody has a tensor of the snapshot."""
@@ -177,6 +184,7 @@ class Snapshot:
         self._memory: _native.CopyMemory | None = None
         """That of the copy before, until nobody has a tensor of it."""
         self._lease: Lease | None = None
+        _all.add(self)
 
     def take(self, state: dict[str, Any], claim: Callable[[None], None]) -> Staged:
         """Return a copy of a state dict, once the save of the previous copy has read that.
@@ -225,6 +233,11 @@ class Snapshot:
         if memory is not None:
             memory.discard()
 
+    def is_held(self) -> bool:
+        """Tell whether the memory is free for others within a moment."""
+        lease = self._lease
+        return lease is not None and lease.is_held()
+
     def _let_go(self, lease: Lease) -> None:
         """Keep the memory for the next copy: nobody has a tensor of this one any more."""
         lease.gone()
@@ -253,6 +266,19 @@ class Snapshot:
             self.drop()  # before the larger one is there
             memory = _native.CopyMemory(nbytes)
         return memory
+
+
+_all: weakref.WeakSet[Snapshot] = weakref.WeakSet()
+
+
+def _wait_until_dropped() -> None:
+    """Wait for threads whose saves have ended: the caller of one may know that earlier."""
+    until = time.monotonic() + _LET_GO_S
+    while any(one.is_held() for one in list(_all)) and time.monotonic() < until:
+        time.sleep(_POLL_S)
+
+
+_jobs.letting_go.append(_wait_until_dropped)
 
 
 def _pieces(offset: int, nbytes: int) -> list[tuple[int, int]]:

@@ -333,6 +333,8 @@ class _Save:
             self._let_go(error)
             self._directory.abandon()
             raise
+        finally:
+            self._state = None  # copies of it must not outlive the result
 
     def _run(self) -> SaveReport:
         state, dealt = self._meet()

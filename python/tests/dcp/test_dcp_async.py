@@ -5,6 +5,8 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import threading
+import time
+import types
 
 import pytest
 import torch
@@ -123,6 +125,16 @@ def test_snapshot_lives_while_one_of_its_tensors_does(writer, monkeypatch):
     monkeypatch.setattr(_snapshot, "_UNCLAIMED_S", 0.05)
     writer.stage({"a": {"b": torch.zeros(5)}})
     assert_same(held, torch.ones(5))
+
+
+def test_snapshot_that_dcp_drops_after_the_result_is_released_too(writer, monkeypatch):
+    ringstow.release_memory()
+    staged = [writer.stage({"a": torch.ones(20_000_000)})]
+    lease = writer._snapshot._lease
+    lease.end(lease.read())  # it is saved, and the thread is about to end the call
+    clock = types.SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: staged.clear())
+    monkeypatch.setattr(_snapshot, "time", clock)
+    assert ringstow.release_memory() >= 80_000_000
 
 
 def test_torch_save_of_one_snapshot_tensor_is_small(writer, tmp_path):

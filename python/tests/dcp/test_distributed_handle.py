@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import queue
 
 import pytest
 import torch
@@ -44,6 +45,18 @@ def ask(rank, path):
 
 def test_it_is_awaited_and_says_how_far_it_is(ranks, tmp_path):
     assert ranks(2).run(ask, tmp_path / "c") == [3, 3]
+
+
+def release(rank, path):
+    ringstow.release_memory()
+    handle = distributed.save_async(state_of(rank, 80 << 20), path, staging="snapshot")
+    released = queue.SimpleQueue()
+    handle.add_done_callback(lambda handle: released.put(ringstow.release_memory()))
+    return released.get()
+
+
+def test_copies_are_no_longer_in_use_once_the_result_is_known(ranks, tmp_path):
+    assert all(released > 80 << 20 for released in ranks(2).run(release, tmp_path / "c"))
 
 
 def cancel_on_one(rank, path):

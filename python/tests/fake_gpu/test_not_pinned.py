@@ -17,7 +17,7 @@ def test_save_falls_back_to_pageable_copies(gpu, on_gpu, at):
     gpu.fail("cuMemHostRegister_v2", OUT_OF_MEMORY)
     report = ringstow.save({"t": on_gpu(torch.arange(1000.0))}, at / "c")
     assert report.pinned is False
-    (fallback,) = [f for f in report.fallbacks if f.wanted == "pinned staging memory"]
+    (fallback,) = [f for f in report.fallbacks if f.kind == "pinned_memory"]
     assert fallback.got == "pageable copies"
     assert fallback.reason
     assert fallback.remedy

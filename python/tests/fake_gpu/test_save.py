@@ -96,9 +96,7 @@ def test_report_counts_bytes_from_gpus(on_gpu, at):
     assert report.pinned is True
     assert report.seconds.device_copy > 0
     assert "pinned memory" in str(report)
-    assert report.fallbacks == () or all(
-        f.wanted != "pinned staging memory" for f in report.fallbacks
-    )
+    assert report.fallbacks == () or all(f.kind != "pinned_memory" for f in report.fallbacks)
 
 
 def test_report_of_a_cpu_save_mentions_no_gpu(at):

@@ -53,7 +53,7 @@ def test_metrics_are_noted_with_the_save(tmp_path):
     assert math.isnan(first.metrics["nan"])
     assert (second.metrics, loaded.metrics) == ({"loss": 0.25}, {})
     assert 1 <= len(third.metrics) < 256
-    for line in (tmp_path / "run" / _history.NAME).read_text().splitlines()[1:]:
+    for line in (tmp_path / "run" / _history.NAME).read_text().splitlines():
         json.loads(line, parse_constant=pytest.fail)
         assert len(line) < 20_000
 
@@ -85,7 +85,11 @@ def test_slower_ways_of_the_last_save_are_shown_with_their_remedies(tmp_path):
     with ringstow.CheckpointManager(tmp_path / "run") as manager:
         manager.save(1, STATE)
     fallback = Fallback(
-        wanted="O_DIRECT", got="the page cache", reason="tmpfs", remedy="use a disk <here>"
+        kind="io_mode",
+        wanted="O_DIRECT",
+        got="the page cache",
+        reason="tmpfs",
+        remedy="use a disk <here>",
     )
     [entry] = noted(tmp_path / "run")
     line = _history._fields(entry._replace(fallbacks=(fallback,)))
@@ -138,17 +142,28 @@ def test_values_that_are_no_numbers_make_a_page(tmp_path):
     )
 
 
-def test_file_stays_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(_history, "_MOST_BYTES", 1000)
+def test_file_stays_bounded(tmp_path):
+    history = tmp_path / "run" / _history.NAME
     with ringstow.CheckpointManager(tmp_path / "run", keep_last=1) as manager:
-        for step in range(20):
+        for step in range(7):
             manager.save(step, STATE)
+            if step in (2, 4):
+                with open(history, "ab") as file:
+                    file.write(b"x" * 2_000_000 + b"\n")
     steps = [one.step for one in noted(tmp_path / "run") if one.kind == "save"]
-    assert steps == list(range(steps[0], 20))
-    assert 3 <= len(steps) < 20
-    assert (
-        sum(os.path.getsize(file) for file in (tmp_path / "run").glob(f"{_history.NAME}*")) < 2500
-    )
+    assert steps == list(range(steps[0], 7))
+    assert 0 < steps[0] < 5
+    sizes = [file.stat().st_size for file in history.parent.glob(f"{_history.NAME}*")]
+    assert (len(sizes), sum(sizes) // 1_000_000) == (2, 2)
+
+
+def test_lines_follow_each_other_without_an_empty_one(tmp_path):
+    with ringstow.CheckpointManager(tmp_path / "run", keep_last=1) as manager:
+        manager.save(1, STATE)
+        manager.save(2, STATE)
+    text = (tmp_path / "run" / _history.NAME).read_text()
+    kinds = [json.loads(line)["kind"] for line in text.split("\n")[:-1]]
+    assert (sorted(kinds), text[-1]) == (["removal", "save", "save"], "\n")
 
 
 def test_file_that_cannot_be_written_fails_no_save(tmp_path):

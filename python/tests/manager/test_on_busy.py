@@ -94,6 +94,23 @@ def test_a_skip_is_told_to_those_who_ask(root, gate):
     )
 
 
+def test_a_step_is_saved_if_the_one_before_ends_while_other_ranks_are_awaited(
+    root, gate, monkeypatch
+):
+    with CheckpointManager(root, on_busy="skip") as manager:
+        manager.save_async(1, state(1))
+        meet, over = manager._side.meet, manager._saving.is_over
+
+        def meets_late(call, failure, said):
+            gate.set()
+            over.wait()
+            return meet(call, failure, said)
+
+        monkeypatch.setattr(manager._side, "meet", meets_late)
+        assert not manager.save_async(2, state(2)).skipped
+    assert numbers(root) == [1, 2]
+
+
 @pytest.mark.parametrize("is_last", [True, False])
 def test_the_end_says_if_the_last_step_was_left_out(root, gate, caplog, is_last):
     with CheckpointManager(root, on_busy="skip") as manager:

@@ -1,7 +1,7 @@
 //! The files of a save: opened and preallocated before its first block, durable after its last.
 
 use crate::engine::Action;
-use crate::engine::fallback::Fallback;
+use crate::engine::fallback::{Fallback, FallbackKind};
 use crate::engine::io_mode::{self, IoMode, Stage, Trial};
 use crate::engine::queue::{Answer, Queue};
 use crate::error::{Error, Result};
@@ -103,6 +103,7 @@ fn open_shared(
 
 fn no_preallocation() -> Fallback {
     Fallback {
+        kind: FallbackKind::Preallocation,
         wanted: "preallocated files".into(),
         got: "files that grow as they are written".into(),
         reason: "the file system has no fallocate".into(),

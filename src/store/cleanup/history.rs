@@ -18,7 +18,7 @@ use std::path::Path;
 /// The file in a run's directory.
 const FILE: &str = ".ringstow-history.jsonl";
 
-/// Bytes that are read at most. The writer starts a new file at half of that.
+/// Bytes that are read at most. [`add_to_history`] starts a new file at half of that.
 const BYTES_MAX: u64 = 4_000_000;
 
 /// A removal that is in the history of a run.
@@ -75,10 +75,33 @@ fn append(path: &Path, reason: &str) {
     let (name, reason) = (name.to_string_lossy().into_owned(), reason.into());
     let removal = Removal { kind: Kind::Removal, name, at_unix_ms: now_unix_ms(), reason };
     let Ok(line) = serde_json::to_string(&removal) else { return };
-    // A kill may have left the line before without its end.
-    if let Err(error) = file::append(&history, format!("\n{line}").as_bytes()) {
+    if let Err(error) = add_to_history(run, &line) {
         tracing::debug!(%error, "not noted in {}", history.display());
     }
+}
+
+/// Adds a line of JSON to the history of a run. A history that has become long gets another name, in place of the one
+/// before, and the next line begins a new one.
+///
+/// # Errors
+/// [`Error::Invalid`] if something else has the file's name; [`Error::Io`].
+pub fn add_to_history(run: &Path, line: &str) -> Result<()> {
+    let path = run.join(FILE);
+    let bytes = file::append_line(&path, line).map_err(|error| {
+        let why = match &error {
+            link if file::is_link(link) => "a symbolic link".into(),
+            other if file::is_no_file(other) => other.to_string(),
+            _ => return Error::io("noting in", &path, error),
+        };
+        let path = path.display();
+        Error::invalid(format!(
+            "{path} must be a regular file with one name, which only ringstow writes ({why}): remove it, or move it"
+        ))
+    })?;
+    if bytes > BYTES_MAX / 2 {
+        dir::rename(&path, &run.join(format!("{FILE}.1")))?;
+    }
+    Ok(())
 }
 
 /// The removals that are noted in a run, oldest first. Skips what cannot be read.
@@ -117,6 +140,18 @@ mod tests {
         let found = removals(run.path());
         assert_eq!(found.len(), 1);
         assert_eq!((&*found[0].name, &*found[0].reason), ("step-1", "no rule keeps it"));
+    }
+
+    #[test]
+    fn history_has_no_empty_line_and_one_that_a_kill_has_cut_costs_no_other() {
+        let run = tempfile::tempdir().unwrap();
+        let text = || std::fs::read_to_string(run.path().join(FILE)).unwrap();
+        add_to_history(run.path(), "a").unwrap();
+        add_to_history(run.path(), "b").unwrap();
+        assert_eq!(text(), "a\nb\n");
+        std::fs::write(run.path().join(FILE), "a\n{\"cut").unwrap();
+        add_to_history(run.path(), "c").unwrap();
+        assert_eq!(text(), "a\n{\"cut\nc\n");
     }
 
     #[test]

@@ -16,7 +16,7 @@
 //! must be those of a new file.
 
 use crate::config::Config;
-use crate::engine::fallback::Fallback;
+use crate::engine::fallback::{Fallback, FallbackKind};
 use crate::error::{Error, Result};
 use crate::format::{FileEntry, names};
 use crate::plan::save::Shard;
@@ -381,6 +381,7 @@ pub(in crate::store) fn drop_unfit(dirs: &[Arc<Dir>], files: &[FileEntry]) -> Re
 /// The fallback to report when a full disk took the recycled files.
 pub(in crate::store) fn gave_up(bytes: u64, error: &Error) -> Fallback {
     Fallback {
+        kind: FallbackKind::Recycling,
         wanted: "recycled files for later saves to write over".into(),
         got: format!("their room on the disk, {bytes} bytes, for this save"),
         reason: error.to_string(),
@@ -413,6 +414,7 @@ const HARD_LINK: &str = "it has another name, a hard link";
 
 fn not_taken(recycled: &Path, reason: &str) -> Fallback {
     Fallback {
+        kind: FallbackKind::Recycling,
         wanted: "the recycled files of a removed checkpoint".into(),
         got: "new files".into(),
         reason: format!("{} cannot be written over: {reason}", recycled.display()),

@@ -6,7 +6,7 @@
 //! directory holds shards, and a marker that names the checkpoint they belong to. The lock on the checkpoint's
 //! own directory therefore covers its stripe directories too.
 
-use crate::engine::fallback::Fallback;
+use crate::engine::fallback::{Fallback, FallbackKind};
 use crate::error::{Error, Result};
 use crate::format::names;
 use crate::plan::save::Shard;
@@ -373,6 +373,7 @@ impl Stripes {
             devices[..index].iter().find(same).map(|(_, other)| (dir, other))
         })?;
         Some(Fallback {
+            kind: FallbackKind::Stripes,
             wanted: "stripes on disks of their own".into(),
             got: "several stripes on one disk".into(),
             reason: format!("{} and {} are on one file system", other.display(), dir.display()),

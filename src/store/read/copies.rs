@@ -1,6 +1,6 @@
 //! Copies of a checkpoint on other tiers. A load reads from them what the checkpoint itself lacks, or has damaged.
 
-use crate::engine::fallback::Fallback;
+use crate::engine::fallback::{Fallback, FallbackKind};
 use crate::error::{Error, Result};
 use crate::pipeline::load::ShardFile;
 use crate::store::read::fault::Fault;
@@ -95,6 +95,7 @@ impl Copies {
     /// Notes that something of a file of a checkpoint is read from a copy, and warns of it once.
     pub fn note(&self, dir: &Path, file: &Path, copy: &Path, why: &dyn Display) {
         let step = Fallback {
+            kind: FallbackKind::Copy,
             wanted: file.display().to_string(),
             got: format!("its copy {}", copy.display()),
             reason: why.to_string(),
@@ -104,7 +105,7 @@ impl Copies {
         if !used.iter().any(|known| known.wanted == step.wanted) {
             used.push(step.clone());
             drop(used); // a logger may wait for a thread that wants the lock
-            let Fallback { wanted, got, reason, remedy } = step;
+            let Fallback { wanted, got, reason, remedy, .. } = step;
             tracing::warn!("reading {got} instead of {wanted}: {reason}; {remedy}");
         }
     }

@@ -1,7 +1,7 @@
 //! The base of a save: an earlier checkpoint, and which of its tensor chunks the new state may still have. Reads no
 //! tensor; [`reuse`](crate::store::write::reuse) compares them.
 
-use crate::engine::fallback::Fallback;
+use crate::engine::fallback::{Fallback, FallbackKind};
 use crate::error::{Error, Result};
 use crate::format::part::Part;
 use crate::format::{Chunk, FileEntry, Item, TensorEntry, names};
@@ -74,6 +74,7 @@ fn as_base(error: Error) -> Error {
 /// The fallback of a save that links nothing.
 pub(in crate::store) fn unused(base: &Path, why: &str) -> Fallback {
     Fallback {
+        kind: FallbackKind::Base,
         wanted: "the files of the base".into(),
         got: "new files".into(),
         reason: format!("{} cannot be used: {why}", base.display()),

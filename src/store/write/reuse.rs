@@ -7,7 +7,7 @@
 //! Nobody writes to a file with two names. A save writes to new files, and to recycled ones only if they have one name:
 //! see [`recycled`](crate::store::layout::recycled).
 
-use crate::engine::fallback::Fallback;
+use crate::engine::fallback::{Fallback, FallbackKind};
 use crate::error::Result;
 use crate::format::{FileEntry, names};
 use crate::pipeline::fallbacks::warn_once_of;
@@ -22,7 +22,7 @@ use crate::store::write::base::{self, Earlier, candidates, earlier};
 use crate::store::write::compare::compare;
 use crate::store::write::link::{Destination, link, make_durable};
 use crate::sys::dir;
-use bytesize::ByteSize;
+use crate::units::size;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -138,8 +138,9 @@ fn bytes_of(earlier: &[Option<Earlier>], is_same: &[bool]) -> u64 {
 /// The fallback for files of so many bytes that could not be linked.
 fn not_linked(base: &Path, (why, bytes): (String, u64)) -> Fallback {
     Fallback {
+        kind: FallbackKind::Base,
         wanted: "links to the unchanged files of the base".into(),
-        got: format!("new files, {} of them", ByteSize(bytes).display().si()),
+        got: format!("new files, {} of them", size(bytes)),
         reason: format!("those of {} cannot be linked: {why}", base.display()),
         remedy:
             "keep base and checkpoint on one file system that has hard links, and save as one user"
