@@ -6,6 +6,7 @@
 //! have callers that decide by it.
 #![allow(clippy::disallowed_methods)] // the only place for them
 
+pub(crate) mod at_exit;
 pub mod chance;
 pub mod dir;
 pub mod file;
