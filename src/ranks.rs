@@ -7,7 +7,7 @@ use crate::format::{Receipt, TensorEntry, Value};
 use crate::handle::SaveHandle;
 use crate::pipeline::report::SaveReport;
 use crate::state::StateDict;
-use crate::store::{Committed, Session};
+use crate::store::{Committed, Session, await_all_written};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::BTreeSet;
@@ -221,6 +221,8 @@ impl Coordinated {
         }
         let merged = merge_packed(&receipts)?;
         let tree = self.values.tree(&merged.tensors)?;
+        let session = &self.session;
+        await_all_written(session.path(), || true, || session.sees(&merged));
         self.session.commit_merged(merged, tree, &[])
     }
 }

@@ -36,6 +36,7 @@ mod wait;
 mod watch;
 
 use pyo3::prelude::*;
+use ringstow::internals::sys::late;
 use ringstow::{Config, Job, Runtime};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -78,6 +79,12 @@ fn parse_size(text: &str) -> PyResult<u64> {
 fn parse_pool_size(text: &str) -> PyResult<u64> {
     let parsed = ringstow::internals::config::parse_pool_size(text);
     parsed.map_err(pyo3::exceptions::PyValueError::new_err)
+}
+
+/// Has this process look at once, as often, where it waits for what another host has done. For tests.
+#[pyfunction]
+fn look_at_once() {
+    late::look_at_once();
 }
 
 /// Whether the environment allows progress bars.
@@ -181,6 +188,10 @@ mod _native {
 
     #[pymodule_export]
     const DEPTH_MAX: usize = crate::encode::DEPTH_MAX;
+    #[pymodule_export]
+    const SEEN_S: f64 = crate::late::SEEN.as_secs_f64();
+    #[pymodule_export]
+    const POLL_S: f64 = crate::late::POLL.as_secs_f64();
 
     #[pymodule_export]
     use crate::{
@@ -206,7 +217,7 @@ mod _native {
         },
         run::{RunLock, check_own_name, follow, go_back, pin, pinned, unpin, was_removed},
         save::{SaveJob, check_metrics, start_export, start_save, start_write, start_write_dealt},
-        session::{Receipts, Session, is_under_way},
+        session::{Receipts, Session},
         skeleton::parse_tree,
         snapshot::{copy_now, watch},
         stream::{FileReader, FileWriter},
@@ -214,8 +225,8 @@ mod _native {
         watch::Watch,
         {check_config, check_own_share, cli, forget_after_fork, found_config},
         {
-            diff, nesting, outline, parse_pool_size, parse_size, release_memory, rename_new,
-            shows_progress, staging_bytes, swap_names, sync_dir, verify,
+            diff, look_at_once, nesting, outline, parse_pool_size, parse_size, release_memory,
+            rename_new, shows_progress, staging_bytes, swap_names, sync_dir, verify,
         },
     };
 

@@ -15,6 +15,7 @@ pub(crate) mod fork;
 pub(crate) mod holder;
 pub(crate) mod inherited;
 pub(crate) mod inodes;
+pub mod late;
 pub mod lease;
 pub(crate) mod lock;
 pub mod memlock;
