@@ -81,6 +81,13 @@ fn parse_pool_size(text: &str) -> PyResult<u64> {
     parsed.map_err(pyo3::exceptions::PyValueError::new_err)
 }
 
+/// `os.environ` is changed under the GIL. Without an interpreter, nobody changes it.
+fn under_the_gil(look: &mut dyn FnMut()) {
+    if Python::try_attach(|_| look()).is_none() {
+        look();
+    }
+}
+
 /// Has this process look at once, as often, where it waits for what another host has done. For tests.
 #[pyfunction]
 fn look_at_once() {
@@ -233,6 +240,7 @@ mod _native {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         crate::logging::install(module.py())?;
+        ringstow::internals::sys::environment::look_within(crate::under_the_gil);
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -9,6 +9,7 @@
 pub(crate) mod at_exit;
 pub mod chance;
 pub mod dir;
+pub mod environment;
 pub mod file;
 pub mod file_system;
 pub(crate) mod fork;
