@@ -335,8 +335,8 @@ class Session:
         step: int | None = None,
         metrics: dict[str, float] = ...,
     ) -> Session: ...
-    # Waits until this host sees what the ranks wrote. Takes one receipt per rank, the JSON tree, and the names that must be there. Returns a
-    # Committed.
+    # Waits until this host sees what the ranks wrote. Takes one receipt per rank, the JSON tree,
+    # and the names that must be there. Returns a Committed.
     def commit(self, receipts: Receipts, state: str, names: list[str]) -> str: ...
     def abandon(self) -> None: ...
 
