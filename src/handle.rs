@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use crate::pipeline::job::{ENDED, Job, Progress, STAGED};
 use crate::pipeline::report::SaveReport;
 use crate::store::Loaded;
+use crate::sys::at_exit;
 use std::any::Any;
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,9 +24,9 @@ pub type LoadHandle<T = Loaded> = Handle<T>;
 /// A save or load that runs in the background, on threads of its own. Wait on it, poll it, or `.await` it under any
 /// runtime.
 ///
-/// - Dropping the handle of a save waits for the save to end, so that a program that leaves `main` does not lose it.
-/// - If the handle was awaited before, dropping it does not wait: a cancelled task must not block its runtime. The
-///   save continues; keep the [`Handle::job`] to wait for it or to cancel it.
+/// - Dropping the handle of a save does not wait, since that would block the runtime of a task. The save goes on: it owns its
+///   state, and the end of `main` and [`std::process::exit`] wait for it. Keep the [`Handle::job`] to wait for it or to
+///   cancel it.
 /// - If a save fails and its result is never read, the error is logged through `tracing`, unless it was cancelled.
 /// - Dropping the handle of a load cancels the load.
 #[must_use = "only `result` or `.await` returns the error of a failed save"]
@@ -34,7 +35,6 @@ pub struct Handle<T> {
     job: Arc<Job>,
     outcome: Arc<Outcome<T>>,
     thread: Option<JoinHandle<()>>,
-    awaited: bool,
 }
 
 /// What runs in the background.
@@ -104,7 +104,7 @@ impl<T: Send + 'static> Handle<T> {
             .name(name.into())
             .spawn(run)
             .map_err(|e| Error::io(doing, path, e))?;
-        Ok(Self { job, outcome, thread: Some(thread), awaited: false })
+        Ok(Self { job, outcome, thread: Some(thread) })
     }
 }
 
@@ -177,8 +177,7 @@ impl<T> Handle<T> {
 impl<T> Future for Handle<T> {
     type Output = Result<T>;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.awaited = true;
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         if self.job.wake(context.waker(), ENDED) {
             return Poll::Pending;
         }
@@ -191,9 +190,15 @@ impl<T> Drop for Handle<T> {
         if self.outcome.work == Work::Load {
             self.job.cancel();
         }
-        let Some(thread) = self.thread.take().filter(|_| !self.awaited) else { return };
+        let Some(thread) = self.thread.take() else { return };
         // The saved state may own this handle: then the save's own thread drops it, and cannot join itself.
-        if thread.thread().id() != thread::current().id() {
+        let is_own = thread.thread().id() == thread::current().id();
+        let left = match (self.job.ended(), self.outcome.work) {
+            (true, _) => Some(thread), // it only ends
+            (false, Work::Save) => at_exit::wait_for(thread),
+            (false, Work::Load) => None,
+        };
+        if let Some(thread) = left.filter(|_| !is_own) {
             let _ = thread.join();
         }
     }

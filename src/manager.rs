@@ -386,9 +386,12 @@ impl Shared {
 }
 
 impl Drop for CheckpointManager {
-    /// Waits for the save in progress and the copies of its step. A copy that failed is tried a last time.
+    /// Waits for the save in progress and the copies of its step. A copy that failed is tried a last time. Blocks the thread: a task
+    /// drops its manager where it may block.
     fn drop(&mut self) {
-        drop(self.saving.take());
+        if let Some((saving, _)) = self.saving.take() {
+            saving.wait(None);
+        }
         if let Some(copies) = &self.shared.copies {
             copies.close();
             drop(self.shared.evict_alone());

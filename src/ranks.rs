@@ -7,7 +7,7 @@ use crate::format::{Receipt, TensorEntry, Value};
 use crate::handle::SaveHandle;
 use crate::pipeline::report::SaveReport;
 use crate::state::StateDict;
-use crate::store::{Committed, Session};
+use crate::store::{Committed, Session, await_all_written};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::BTreeSet;
@@ -69,13 +69,14 @@ impl<'a> Wrote<'a> {
     }
 }
 
-/// A save by several ranks whose shares are being written. [`RanksSave::commit`] ends it. Dropping it on rank 0 gives the save up, and
-/// removes what was written.
+/// A save by several ranks whose shares are being written. [`RanksSave::commit`] ends it. Dropping it cancels this rank's share, and
+/// waits for the blocks in flight; on rank 0 it gives the save up, and removes what was written.
 #[must_use = "without `commit` nothing is saved"]
 #[derive(Debug)]
 pub struct RanksSave {
     path: PathBuf,
-    writing: Result<SaveHandle<(Receipt, SaveReport)>>,
+    /// `None` once it is committed.
+    writing: Option<Result<SaveHandle<(Receipt, SaveReport)>>>,
     coordinated: Option<Coordinated>,
 }
 
@@ -132,12 +133,12 @@ impl RanksSave {
                 "rank {rank} saves step {own_step:?} where rank 0 saves step {step:?}"
             ))),
         };
-        Ok(Self { path, writing, coordinated })
+        Ok(Self { path, writing: Some(writing), coordinated })
     }
 
     /// Waits until every byte of this rank is copied: from then on its tensors may change.
     pub fn wait_staged(&self) {
-        if let Ok(writing) = &self.writing {
+        if let Some(Ok(writing)) = &self.writing {
             writing.wait_staged(None);
         }
     }
@@ -147,9 +148,13 @@ impl RanksSave {
     /// # Errors
     /// On all ranks, naming those that could not write; as for [`Session::commit`]. Then nothing is committed, and what the ranks
     /// wrote is removed. [`Error::Io`] if the exchange fails: on another rank than 0, the save may be committed all the same.
-    pub fn commit(self, exchange: &mut impl Exchange) -> Result<Option<Committed>> {
-        let Self { path, writing, coordinated } = self;
-        let wrote = writing.and_then(SaveHandle::result).map(|(receipt, _)| receipt.encode());
+    pub fn commit(mut self, exchange: &mut impl Exchange) -> Result<Option<Committed>> {
+        let path = std::mem::take(&mut self.path);
+        let (writing, coordinated) = (self.writing.take(), self.coordinated.take());
+        let wrote = writing
+            .expect("only this takes it")
+            .and_then(SaveHandle::result)
+            .map(|(receipt, _)| receipt.encode());
         let said = match &wrote {
             Ok(receipt) => Wrote::Receipt(receipt).encode(),
             Err(error) => Wrote::Failed(&error.to_string()).encode(),
@@ -165,6 +170,15 @@ impl RanksSave {
         match (committed.transpose()?, failed) {
             (None, Some(why)) => Err(Error::invalid(why)),
             (committed, _) => Ok(committed),
+        }
+    }
+}
+
+impl Drop for RanksSave {
+    fn drop(&mut self) {
+        if let Some(Ok(writing)) = &self.writing {
+            writing.cancel();
+            writing.wait(None);
         }
     }
 }
@@ -207,6 +221,8 @@ impl Coordinated {
         }
         let merged = merge_packed(&receipts)?;
         let tree = self.values.tree(&merged.tensors)?;
+        let session = &self.session;
+        await_all_written(session.path(), || true, || session.sees(&merged));
         self.session.commit_merged(merged, tree, &[])
     }
 }

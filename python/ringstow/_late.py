@@ -17,9 +17,9 @@ from typing import TypeVar
 from ringstow import _native
 from ringstow._errors import MissingFilesError
 
-SEEN_S = 90.0
-"""How long to wait. NFS shows new names after 60 s at the latest: its mount option acdirmax."""
-POLL_S = 0.2
+SEEN_S = _native.SEEN_S
+"""How long to wait, as the native side does for what the ranks of a save have written."""
+POLL_S = _native.POLL_S
 OLD_S = 600.0
 """A checkpoint that was committed longer ago is seen by every host: what it lacks is lost.
 
@@ -87,32 +87,6 @@ def opened(
         except Exception as error:
             if time.monotonic() >= until or not is_late(error):
                 raise
-
-
-def awaited(path: str, what: str, is_seen: Callable[[], bool]) -> None:
-    """Wait until this host sees what another one has done.
-
-    Only where other hosts may use the file system, and for a bounded time.
-
-    Args:
-        path: the checkpoint's directory.
-        what: what must be seen, for the log.
-        is_seen: looks for it.
-    """
-    system = _native.shared_file_system(path)
-    if system is None or is_seen():
-        return
-    _log.warning(
-        "waiting up to %.0f s until this host sees %s in %s, which is on %s",
-        SEEN_S,
-        what,
-        path,
-        system,
-    )
-    until = time.monotonic() + SEEN_S
-    while not is_seen() and time.monotonic() < until:
-        time.sleep(POLL_S)
-        look_again(path)
 
 
 def look_again(path: str) -> None:

@@ -9,6 +9,8 @@ from ringstow.tensors._memory import Address, ItemSpec, LazyMemory, Memory, Plac
 
 __all__ = [
     "DEPTH_MAX",
+    "POLL_S",
+    "SEEN_S",
     "Block",
     "Checkpoint",
     "CopyMemory",
@@ -60,9 +62,9 @@ __all__ = [
     "has_gone",
     "is_everywhere",
     "is_one_run",
-    "is_under_way",
     "join_run",
     "latest",
+    "look_at_once",
     "model_layout",
     "moved",
     "name_run",
@@ -110,6 +112,9 @@ __version__: str
 
 # Most containers that may be nested in one another.
 DEPTH_MAX: int
+# How long to wait for what another host has done, and the pause before each further look.
+SEEN_S: float
+POLL_S: float
 
 _Shape: TypeAlias = tuple[int, ...]
 # Offsets and sizes in elements.
@@ -334,15 +339,10 @@ class Session:
         step: int | None = None,
         metrics: dict[str, float] = ...,
     ) -> Session: ...
-    # Whether this host sees what the ranks of these receipts wrote.
-    def sees(self, receipts: Receipts) -> bool: ...
-    # Takes one receipt per rank, the JSON tree, and the names that must be there. Returns a
-    # Committed.
+    # Waits until this host sees what the ranks wrote. Takes one receipt per rank, the JSON tree,
+    # and the names that must be there. Returns a Committed.
     def commit(self, receipts: Receipts, state: str, names: list[str]) -> str: ...
     def abandon(self) -> None: ...
-
-# Whether this host sees the session of a coordinator in a directory.
-def is_under_way(path: str) -> bool: ...
 
 # A node: its id, its host, the ranks that wrote there.
 _Node = tuple[str, str, list[int]]
@@ -582,6 +582,8 @@ def moved(
 def staging_bytes(json: str) -> int: ...
 
 # Whether the environment allows progress bars: RINGSTOW_PROGRESS is not 0, off, no or false.
+# Has this process look at once, as often, where it waits for what another host has done. For tests.
+def look_at_once() -> None: ...
 def shows_progress() -> bool: ...
 
 # Checks the number of metrics, and the length of their names.

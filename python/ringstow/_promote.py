@@ -46,7 +46,8 @@ def promote(
 
     Compares each block with its checksum on the way, and creates the manifest last, so that nobody
     sees half of a checkpoint. After a failure or a kill, the same call goes on where it was. Holds
-    no GIL, and takes ``uploads * part_bytes`` of memory, none of it from the saves' pool.
+    no GIL, and takes ``uploads * part_bytes`` of memory, 1 GiB at most, none of it from the saves'
+    pool.
 
     A store's credentials come from the environment, as the store's own programs take them, or from
     the machine's role: docs/tiers.md.

@@ -57,11 +57,7 @@ pub(crate) fn has_gone(py: Python<'_>, path: PathBuf) -> bool {
 /// The name of the file system of a path, or of the directory in which it would be, if other hosts may use it.
 #[pyfunction]
 pub(crate) fn shared_file_system(py: Python<'_>, path: PathBuf) -> Option<String> {
-    let find = || {
-        let mut found = path.ancestors().map(FileSystem::of);
-        found.find_map(Result::ok).filter(FileSystem::is_shared)
-    };
-    py.detach(find).map(|system| system.name)
+    py.detach(|| FileSystem::shared(&path)).map(|system| system.name)
 }
 
 #[pyfunction]

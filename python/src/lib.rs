@@ -36,6 +36,7 @@ mod wait;
 mod watch;
 
 use pyo3::prelude::*;
+use ringstow::internals::sys::late;
 use ringstow::{Config, Job, Runtime};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -98,6 +99,19 @@ fn parse_size(text: &str) -> PyResult<u64> {
 fn parse_pool_size(text: &str) -> PyResult<u64> {
     let parsed = ringstow::internals::config::parse_pool_size(text);
     parsed.map_err(pyo3::exceptions::PyValueError::new_err)
+}
+
+/// `os.environ` is changed under the GIL. Without an interpreter, nobody changes it.
+fn under_the_gil(look: &mut dyn FnMut()) {
+    if Python::try_attach(|_| look()).is_none() {
+        look();
+    }
+}
+
+/// Has this process look at once, as often, where it waits for what another host has done. For tests.
+#[pyfunction]
+fn look_at_once() {
+    late::look_at_once();
 }
 
 /// Whether the environment allows progress bars.
@@ -201,6 +215,10 @@ mod _native {
 
     #[pymodule_export]
     const DEPTH_MAX: usize = crate::encode::DEPTH_MAX;
+    #[pymodule_export]
+    const SEEN_S: f64 = crate::late::SEEN.as_secs_f64();
+    #[pymodule_export]
+    const POLL_S: f64 = crate::late::POLL.as_secs_f64();
 
     #[pymodule_export]
     use crate::{
@@ -229,7 +247,7 @@ mod _native {
             was_removed,
         },
         save::{SaveJob, check_metrics, start_export, start_save, start_write, start_write_dealt},
-        session::{Receipts, Session, is_under_way},
+        session::{Receipts, Session},
         skeleton::parse_tree,
         snapshot::{copy_now, watch},
         stream::{FileReader, FileWriter},
@@ -237,14 +255,16 @@ mod _native {
         watch::Watch,
         {check_config, check_own_share, cli, forget_after_fork, found_config},
         {
-            diff, duration, moved, nesting, outline, parse_pool_size, parse_size, release_memory,
-            rename_new, shows_progress, size, staging_bytes, swap_names, sync_dir, verify,
+            diff, duration, look_at_once, moved, nesting, outline, parse_pool_size, parse_size,
+            release_memory, rename_new, shows_progress, size, staging_bytes, swap_names, sync_dir,
+            verify,
         },
     };
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         crate::logging::install(module.py())?;
+        ringstow::internals::sys::environment::look_within(crate::under_the_gil);
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

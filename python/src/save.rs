@@ -150,9 +150,14 @@ impl Drop for SaveJob {
         }
         // One that has not ended was interrupted by Ctrl-C before anybody held it: nobody would wait for
         // it before changing the tensors.
-        self.job().cancel();
+        let job = self.job().clone();
+        job.cancel();
         let handle = self.handle.take();
-        Python::attach(|py| py.detach(|| drop(handle)));
+        let end = || {
+            job.wait_ended(None); // the tensors are Python's
+            drop(handle);
+        };
+        Python::attach(|py| py.detach(end));
     }
 }
 

@@ -1,21 +1,18 @@
 //! The coordinator's side of a save by several ranks.
 
 use crate::error::to_python;
+use crate::logging::deliver;
 use crate::owned::Owned;
 use crate::to_json;
+use crate::wait::without_gil;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use ringstow::internals::format::receipt::{Merged, merge_packed};
+use ringstow::internals::store::await_all_written;
 use ringstow::{Error, Metrics, RankShare, Result};
 use serde_json::value::RawValue;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
-
-/// Whether this host sees the session that a coordinator has begun in a directory.
-#[pyfunction]
-pub(crate) fn is_under_way(py: Python<'_>, path: PathBuf) -> PyResult<bool> {
-    py.detach(|| ringstow::internals::store::is_under_way(&path)).map_err(to_python)
-}
 
 /// The receipts of all ranks, merged, until they are committed.
 #[pyclass(frozen, module = "ringstow._native")]
@@ -64,15 +61,7 @@ impl Session {
         Ok(Self(Owned::new(py.detach(begin).map_err(to_python)?)))
     }
 
-    /// Whether this host sees what the ranks of these receipts wrote; true if there is no session any more.
-    fn sees(&self, py: Python<'_>, receipts: &Receipts) -> bool {
-        let sees = |merged: &mut Option<Merged>| match (self.0.lock().as_ref(), merged) {
-            (Some(session), Some(merged)) => session.sees(merged),
-            _ => true,
-        };
-        py.detach(|| receipts.look(sees))
-    }
-
+    /// Commits once this host sees what the ranks of these receipts wrote.
     fn commit(
         &self,
         py: Python<'_>,
@@ -80,6 +69,7 @@ impl Session {
         state: String,
         names: Vec<String>,
     ) -> PyResult<String> {
+        self.await_all_written(py, receipts)?;
         let Some(session) = self.0.take() else {
             return Err(to_python(Error::invalid(
                 "the save was given up before its commit: another one has begun, or it was closed",
@@ -99,6 +89,25 @@ impl Session {
     fn abandon(&self, py: Python<'_>) {
         let session = self.0.take();
         py.detach(|| drop(session));
+    }
+}
+
+impl Session {
+    /// Ends early if there is no session any more, and by Ctrl-C. Delivers log records meanwhile.
+    fn await_all_written(&self, py: Python<'_>, receipts: &Receipts) -> PyResult<()> {
+        let path = self.0.lock().as_ref().map(|session| session.path().to_path_buf());
+        let Some(path) = path else { return Ok(()) };
+        let mut raised = Ok(());
+        let goes_on = || {
+            raised = Python::attach(|py| deliver(py).and_then(|()| py.check_signals()));
+            raised.is_ok()
+        };
+        let sees = |merged: &mut Option<Merged>| match (self.0.lock().as_ref(), merged) {
+            (Some(session), Some(merged)) => session.sees(merged),
+            _ => true,
+        };
+        without_gil(py, || await_all_written(&path, goes_on, || receipts.look(sees)));
+        raised
     }
 }
 

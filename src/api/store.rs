@@ -146,6 +146,7 @@ impl Store {
         rank: u32,
         path: impl AsRef<Path>,
     ) -> Result<(Receipt, SaveReport)> {
+        self.config.refuse_tiers()?;
         let job = Job::of(&self.config);
         store::write_rank(&*self.runtime()?, state, rank, path.as_ref(), &job)
     }
@@ -157,6 +158,7 @@ impl Store {
         rank: u32,
         path: impl AsRef<Path>,
     ) -> Result<SaveHandle<(Receipt, SaveReport)>> {
+        self.config.refuse_tiers()?;
         state.lock()?;
         self.start(path.as_ref(), move |runtime, path, job| {
             store::write_rank(runtime, &state, rank, path, job)

@@ -1,6 +1,6 @@
 //! Paths as arguments: expands `~` where the shell does not (`--stripe=~/b`).
 
-use crate::sys::path;
+use crate::sys::{environment, path};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use nix::unistd::{Uid, User};
 use std::ffi::OsStr;
@@ -56,7 +56,7 @@ fn home_of(user: &OsStr) -> Option<PathBuf> {
     if !user.is_empty() {
         return User::from_name(user.to_str()?).ok().flatten().map(|user| user.dir);
     }
-    let home = std::env::var_os("HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
+    let home = environment::var_os("HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
     home.or_else(|| User::from_uid(Uid::current()).ok().flatten().map(|user| user.dir))
 }
 

@@ -4,6 +4,7 @@ use super::Config;
 use super::variables::{FILE_VARIABLE, fields, said_by, unknown, value, variable_of};
 use crate::error::{Error, Result};
 use crate::sys::dir::is_file;
+use crate::sys::environment;
 use crate::sys::file::read_given;
 use crate::sys::fork::{GENERATIONS, PerProcess};
 use std::ffi::OsString;
@@ -39,16 +40,16 @@ impl Config {
         static WARNED: AtomicBool = AtomicBool::new(false);
         // Not `Once`: a thread waiting for it may hold a lock that the logging thread waits for.
         if !WARNED.swap(true, Relaxed) {
-            let set = std::env::vars_os().filter(|(_, value)| !value.is_empty());
+            let set = environment::vars_os().into_iter().filter(|(_, value)| !value.is_empty());
             let names = set.filter_map(|(name, _)| name.into_string().ok());
             unknown(names).iter().for_each(|warning| tracing::warn!("{warning}"));
         }
-        found(Path::new(""), |name| std::env::var_os(name))
+        found(Path::new(""), |name| environment::var_os(name))
     }
 
     /// The file that [`Config::found`] reads, and whether `RINGSTOW_CONFIG` names it; `None` if there is none.
     pub fn found_file() -> Option<(PathBuf, bool)> {
-        match std::env::var_os(FILE_VARIABLE).filter(|value| !value.is_empty()) {
+        match environment::var_os(FILE_VARIABLE).filter(|value| !value.is_empty()) {
             Some(named) => Some((named.into(), true)),
             None => is_file(FILE_NAME.as_ref()).then(|| (absolute(FILE_NAME.as_ref()), false)),
         }

@@ -2,6 +2,7 @@
 
 use super::Config;
 use crate::error::{Error, Result};
+use crate::sys::environment;
 use std::ffi::OsString;
 use strsim::levenshtein;
 use toml::Value;
@@ -75,7 +76,8 @@ fn nearest<'k>(name: &str, known: &'k [String]) -> Option<&'k String> {
 
 /// Whether the environment allows progress bars: unless `RINGSTOW_PROGRESS` is `0`, `off`, `no` or `false`.
 pub fn shows_progress() -> bool {
-    let off = std::env::var(PROGRESS_VARIABLE).is_ok_and(|text| {
+    let off = environment::var_os(PROGRESS_VARIABLE).is_some_and(|text| {
+        let text = text.to_string_lossy();
         matches!(value(&text, &serde_json::Value::Bool(true)), Ok(Value::Boolean(false)))
     });
     !off

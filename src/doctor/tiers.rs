@@ -5,7 +5,7 @@ use crate::doctor::Check;
 use crate::doctor::directory::{self, nearest, trial_name};
 use crate::error::Error;
 use crate::object::{Bucket, is_url};
-use crate::sys::dir;
+use crate::sys::{dir, environment};
 use std::io;
 use std::path::Path;
 
@@ -94,7 +94,7 @@ fn store(tier: &Path) -> Check {
 /// What to do about a store that refuses.
 fn rights(tier: &Path) -> String {
     let is_s3 = tier.to_string_lossy().starts_with("s3://");
-    let keys = match is_s3 && std::env::var_os("AWS_ACCESS_KEY_ID").is_none() {
+    let keys = match is_s3 && environment::var_os("AWS_ACCESS_KEY_ID").is_none() {
         true => {
             "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (without them, ringstow uses the role of this machine, if \
              it has one; it never reads ~/.aws); "

@@ -3,11 +3,17 @@
 
 use crate::limits::{ALIGN, INTERRUPTIONS_MAX};
 use std::io;
+use std::time::Duration;
 
 /// Continued transfers in a row that may end where the one before did. A direct read at the end of a file
 /// whose length is not a multiple of [`ALIGN`] does that, so a file that is too short is detected after
 /// this many reads.
 const STALLED_MAX: u32 = 16;
+
+/// The pause before the system is asked again that was short of something (EAGAIN, EBUSY): longer each time in a row.
+pub(super) fn pause(times: u32) -> Duration {
+    Duration::from_millis(1 << times.min(6))
+}
 
 /// How far one request has come.
 #[derive(Debug)]
@@ -35,8 +41,8 @@ pub(super) enum Step {
     Continue {
         /// Bytes to leave out; a multiple of [`ALIGN`] for a direct file.
         skip: usize,
-        /// The system was short of something: let other threads run first.
-        pause: bool,
+        /// The system was short of something: first wait until an operation completes, or for so long if none is in flight.
+        pause: Option<Duration>,
     },
     /// Retrying does not help.
     Fail(io::Error),
@@ -58,7 +64,9 @@ impl Progress {
                     if self.interruptions >= INTERRUPTIONS_MAX {
                         return Step::Fail(error);
                     }
-                    Step::Continue { skip: self.from, pause: true }
+                    let is_short = error.kind() == io::ErrorKind::WouldBlock;
+                    let pause = is_short.then(|| pause(self.interruptions - 1));
+                    Step::Continue { skip: self.from, pause }
                 }
                 _ => Step::Fail(error),
             },
@@ -87,7 +95,7 @@ impl Progress {
         // A direct transfer starts at a multiple of ALIGN only: the bytes before the point reached
         // are moved once more, which is harmless.
         self.from = if self.direct { self.moved / ALIGN * ALIGN } else { self.moved };
-        Step::Continue { skip: self.from, pause: false }
+        Step::Continue { skip: self.from, pause: None }
     }
 
     /// The error when no more bytes can be moved.
@@ -157,6 +165,18 @@ mod tests {
             step = next(&mut progress, Ok(5000 - 4096));
         }
         assert_eq!(step, Next::Fail(io::ErrorKind::UnexpectedEof));
+    }
+
+    #[test]
+    fn shortage_pauses_for_longer_each_time_and_an_interruption_not_at_all() {
+        let mut progress = Progress::new(true, false, 10);
+        let mut pause = |kind: io::ErrorKind| match progress.next(Err(kind.into())) {
+            Step::Continue { pause, .. } => pause.map(|pause| pause.as_millis()),
+            ended => panic!("{ended:?}"),
+        };
+        assert_eq!(pause(io::ErrorKind::Interrupted), None);
+        let pauses: Vec<_> = (0..8).map(|_| pause(io::ErrorKind::WouldBlock).unwrap()).collect();
+        assert_eq!(pauses, [2, 4, 8, 16, 32, 64, 64, 64]);
     }
 
     #[test]

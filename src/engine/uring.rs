@@ -16,14 +16,14 @@ use crate::sys::inherited::Inherited;
 use files::Files;
 use io_uring::{IoUring, opcode, squeue, types};
 use nix::libc::iovec;
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use slab::Slab;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::thread;
 
 /// Marks the completion of the wakeup's read. Other completions carry a key of `in_flight`.
 const WAKEUP: u64 = u64::MAX;
@@ -41,6 +41,11 @@ pub struct Uring {
     in_flight: Slab<Op>,
     /// Completed, not returned yet.
     done: Vec<Completion>,
+    /// How often in a row the kernel was short of something.
+    shortages: u32,
+    /// How many submissions are yet to find the kernel short, and the pauses that were made.
+    #[cfg(test)]
+    short: (u32, Vec<std::time::Duration>),
 }
 
 /// An eventfd with a read always pending in the ring: a write to it from any thread completes that
@@ -79,6 +84,9 @@ impl Uring {
             wakeup: Wakeup { fd, count: Box::default(), armed: false },
             in_flight: Slab::with_capacity(depth.max(1)),
             done: Vec::new(),
+            shortages: 0,
+            #[cfg(test)]
+            short: Default::default(),
         })
     }
 
@@ -129,7 +137,7 @@ impl Uring {
             if let Err(error) = self.enter(0, &mut done) {
                 // Cannot be reported here; the next wait fails with it again.
                 tracing::warn!(%error, "io_uring_enter");
-                thread::yield_now();
+                self.pause();
             }
             self.done = done;
         }
@@ -138,16 +146,55 @@ impl Uring {
     /// Submits what is queued, waits for `want` completions, and takes what has completed. Returns
     /// whether the waker was called.
     fn enter(&mut self, want: usize, done: &mut Vec<Completion>) -> io::Result<bool> {
-        use nix::libc::{EAGAIN, EBUSY, EINTR};
-        if let Err(error) = self.ring.submit_and_wait(want) {
-            match error.raw_os_error() {
-                Some(EINTR) => {}
-                // Short of memory, or of room for completions: both pass once some are taken.
-                Some(EAGAIN | EBUSY) => thread::yield_now(),
-                _ => return Err(error),
-            }
+        let before = done.len();
+        let is_short = match self.submit_and_wait(want) {
+            Err(error) if !is_passing(&error) => return Err(error),
+            Err(error) => error.kind() != io::ErrorKind::Interrupted,
+            Ok(_) => false,
+        };
+        if !is_short {
+            self.shortages = 0;
+            return Ok(self.reap(done));
         }
-        Ok(self.reap(done))
+        // Short of memory, or of room for completions: both pass once some are taken.
+        self.finish_deferred()?;
+        let woken = self.reap(done);
+        if !woken && done.len() == before {
+            self.pause();
+        }
+        Ok(woken)
+    }
+
+    fn submit_and_wait(&mut self, want: usize) -> io::Result<usize> {
+        #[cfg(test)]
+        if self.short.0 > 0 {
+            self.short.0 -= 1;
+            return Err(io::Error::from_raw_os_error(nix::libc::EAGAIN));
+        }
+        self.ring.submit_and_wait(want)
+    }
+
+    /// Has the kernel put what it has completed where [`Uring::reap`] finds it. It skips that when it refuses a submission.
+    fn finish_deferred(&mut self) -> io::Result<()> {
+        const GETEVENTS: u32 = 1;
+        // SAFETY: submits nothing, and passes no memory.
+        match unsafe { self.ring.submitter().enter::<nix::libc::sigset_t>(0, 0, GETEVENTS, None) } {
+            Err(error) if !is_passing(&error) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits for a completion of what the kernel has; not for long, since what it has not taken yet may be all there is.
+    fn pause(&mut self) {
+        let pause = super::retry::pause(self.shortages);
+        self.shortages += 1;
+        #[cfg(test)]
+        self.short.1.push(pause);
+        // SAFETY: the ring is open until it is dropped, after this.
+        let fd = unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) };
+        let mut ring = [PollFd::new(fd, PollFlags::POLLIN)];
+        // If it fails, the next submission comes sooner.
+        let _ = poll(&mut ring, pause.as_millis() as u16);
     }
 
     fn reap(&mut self, done: &mut Vec<Completion>) -> bool {
@@ -189,6 +236,12 @@ impl Uring {
         }
         Ok(())
     }
+}
+
+/// Whether the same call may succeed later.
+fn is_passing(error: &io::Error) -> bool {
+    use nix::libc::{EAGAIN, EBUSY, EINTR};
+    matches!(error.raw_os_error(), Some(EAGAIN | EBUSY | EINTR))
 }
 
 fn too_old() -> io::Error {
@@ -335,5 +388,29 @@ impl Drop for Uring {
             std::mem::forget(std::mem::take(&mut self.wakeup.count));
         }
         unregister(&self.ring);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn ring_that_the_kernel_is_short_for_waits_longer_each_time_instead_of_spinning() {
+        let Ok(mut ring) = Uring::new(2, None, Switch::Off) else { return }; // no io_uring here
+        let file = ring.attach(Arc::new(tempfile::tempfile().unwrap())).unwrap();
+        ring.short.0 = 4;
+        ring.submit(Op { token: 7, file, action: Action::Sync });
+        let (mut done, began) = (Vec::new(), Instant::now());
+        ring.wait(&mut done).unwrap();
+        assert_eq!((done.len(), done[0].op.token), (1, 7));
+        assert_eq!(ring.short.1, [1, 2, 4, 8].map(Duration::from_millis));
+        assert!(began.elapsed() >= Duration::from_millis(15));
+        // The kernel has the wakeup alone: its completion ends the pause.
+        ring.short = (1, Vec::new());
+        ring.waker()();
+        ring.wait(&mut done).unwrap();
+        assert!(ring.short.1.is_empty(), "what has completed is taken at once");
     }
 }

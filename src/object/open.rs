@@ -2,6 +2,7 @@
 
 use super::answer;
 use super::connect::Connector;
+use crate::sys::environment;
 use crate::sys::fork::{GENERATIONS, PerProcess};
 use object_store::aws::{AmazonS3, AmazonS3Builder, Checksum};
 use object_store::azure::{MicrosoftAzure, MicrosoftAzureBuilder};
@@ -102,7 +103,12 @@ static KEPT: PerProcess<Vec<Kept>> =
 
 /// The store of a URL without a key, as the environment is now.
 fn kept(place: &str, retries: Retries) -> Result<Arc<Store>, String> {
-    let made_of = (place.to_owned(), retries, environment());
+    // The builders, and the HTTP client for proxies and certificates, read it.
+    environment::look(|| kept_here(place, retries))
+}
+
+fn kept_here(place: &str, retries: Retries) -> Result<Arc<Store>, String> {
+    let made_of = (place.to_owned(), retries, hash_of_variables());
     let mut kept = KEPT.lock().ok_or("this process is forked too many times")?;
     if let Some((_, store)) = kept.iter().find(|(of, _)| *of == made_of) {
         return Ok(store.clone());
@@ -130,9 +136,9 @@ const VARIABLES: [&str; 11] = [
 ];
 
 /// A hash of the variables that stores are made of.
-fn environment() -> u64 {
+fn hash_of_variables() -> u64 {
     let mut hasher = DefaultHasher::new();
-    for (name, value) in std::env::vars_os() {
+    for (name, value) in environment::vars_os() {
         let name = name.to_string_lossy();
         if VARIABLES.iter().any(|prefix| name.starts_with(prefix)) {
             (name, value).hash(&mut hasher);
@@ -156,7 +162,7 @@ fn build(place: &str, retries: Retries) -> object_store::Result<Store> {
 /// server checks. Names a checksum besides, which Amazon's checks. The environment can choose otherwise:
 /// `AWS_CHECKSUM_ALGORITHM`, `AWS_UNSIGNED_PAYLOAD`.
 fn s3(url: &Url, retries: RetryConfig) -> object_store::Result<AmazonS3> {
-    let has = |name: &str| std::env::var_os(name).is_some();
+    let has = |name: &str| environment::var_os(name).is_some();
     let builder = AmazonS3Builder::from_env().with_url(url.as_str()).with_retry(retries);
     // A removal of several objects at once takes no condition as a header.
     let mut builder = builder.with_disable_bulk_delete(true);
@@ -184,8 +190,8 @@ fn azure(url: &Url, retries: RetryConfig) -> object_store::Result<MicrosoftAzure
 
 /// Whether the environment says yes.
 fn is_on(variable: &str) -> bool {
-    let text = std::env::var(variable).unwrap_or_default();
-    ["1", "true", "yes", "on"].contains(&&*text.to_lowercase())
+    let text = environment::var_os(variable).unwrap_or_default();
+    ["1", "true", "yes", "on"].contains(&&*text.to_string_lossy().to_lowercase())
 }
 
 /// What the connector looks at: it sets the rest itself.
@@ -220,6 +226,14 @@ mod tests {
             let why = store_at(Path::new(url), Retries::Alone).unwrap_err().to_string();
             assert!(!why.contains("secret") && !why.contains("run"), "{why}");
         }
+    }
+
+    #[test]
+    fn store_is_made_while_nobody_changes_the_environment() {
+        let looks = crate::sys::environment::tests::looks_in(|| {
+            store_at(Path::new("s3://bucket-of-this-test/x"), Retries::Alone).unwrap();
+        });
+        assert!(looks > 0);
     }
 
     #[test]

@@ -50,6 +50,6 @@ pub use write::model_share::write_model_share;
 pub use write::node_session::{NodeSession, adopt};
 pub use write::place::{check_own_name, follow};
 pub use write::save::save;
-pub use write::session::{Committed, Session, is_under_way};
+pub use write::session::{Committed, Session, await_all_written};
 pub use write::swept::{Left, Swept};
 pub use write::write_rank::write_rank;

@@ -132,6 +132,11 @@ impl FileSystem {
         Self::of_open(&made(Call::Open, path, || File::open(path))?)
     }
 
+    /// That of a path, or of the directory in which it would be, if other hosts may use it.
+    pub fn shared(path: &Path) -> Option<Self> {
+        path.ancestors().map(Self::of).find_map(Result::ok).filter(Self::is_shared)
+    }
+
     /// The file system of an open file or directory.
     ///
     /// # Errors

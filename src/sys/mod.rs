@@ -7,14 +7,17 @@
 #![allow(clippy::disallowed_methods)] // the only place for them
 
 pub mod at;
+pub(crate) mod at_exit;
 pub mod chance;
 pub mod dir;
+pub mod environment;
 pub mod file;
 pub mod file_system;
 pub(crate) mod fork;
 pub(crate) mod holder;
 pub(crate) mod inherited;
 pub(crate) mod inodes;
+pub mod late;
 pub mod lease;
 pub(crate) mod lock;
 pub mod memlock;

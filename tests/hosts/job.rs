@@ -170,6 +170,7 @@ fn say(what: &str, value: &impl Serialize) {
 
 impl Order {
     fn carry_out(&self, point: &Path) -> Result<Seen, Error> {
+        ringstow::internals::sys::late::look_at_once();
         let stripe = self.striped.then(|| point.join(STRIPE));
         let (runtime, path) = (Runtime::new(config(self.portable, stripe))?, point.join(&self.at));
         let store = Store::new(runtime.config().clone())?;

@@ -42,6 +42,7 @@ impl Hosts {
 
     fn on(name: &str, options: &str, passes_locks: bool) -> Self {
         const ENOLCK: i32 = 37;
+        ringstow::internals::sys::late::look_at_once();
         let root = scratch();
         let played = play(root.path(), name, options);
         let shared = root.path().canonicalize().unwrap();

@@ -73,6 +73,7 @@ pub fn run(seed: u64, broken: Broken) -> Ended {
         std::fs::create_dir(root.join(dir)).expect("it is new");
     }
     // A file system that other hosts may use, and that passes locks on.
+    ringstow::internals::sys::late::look_at_once();
     let _played = (random.u32(..5) == 0).then(|| play(&root, "nfs4", ""));
     let config = config(&root, &mut random);
     let turns = Turns::new(seed, &root, broken);

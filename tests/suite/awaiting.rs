@@ -10,8 +10,10 @@ use ringstow::{
     TensorInfo, load_async,
 };
 use std::future::{Future, poll_fn};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::pin::Pin;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::task::Poll;
@@ -61,6 +63,7 @@ under_each_executor! {
     a_save_that_fails_is_never_staged_and_gives_its_error,
     a_cancelled_save_says_so,
     a_save_goes_on_when_its_future_is_dropped,
+    a_save_goes_on_when_its_handle_is_dropped_before_it_was_awaited,
     a_load_that_fails_gives_its_error,
 }
 
@@ -210,6 +213,19 @@ async fn a_save_goes_on_when_its_future_is_dropped() {
     assert_eq!(step_at(&path), 7);
 }
 
+async fn a_save_goes_on_when_its_handle_is_dropped_before_it_was_awaited() {
+    let root = scratch();
+    let path = root.path().join("ckpt");
+    let (saving, mut begun, go_on) = held_save(&path);
+    begun.recv().await.unwrap();
+    let job = saving.job().clone();
+    drop(saving);
+    assert!(!job.ended());
+    drop(go_on);
+    job.wait_ended(None);
+    assert_eq!(step_at(&path), 7);
+}
+
 async fn a_load_that_fails_gives_its_error() {
     let root = scratch();
     let missing = load_async(root.path().join("missing")).unwrap();
@@ -218,19 +234,48 @@ async fn a_load_that_fails_gives_its_error() {
     assert!(matches!(nothing.await, Err(Error::NoCheckpoint { .. })));
 }
 
+/// The path that a child saves to, and leaves.
+const LEFT: &str = "RINGSTOW_TEST_LEFT_SAVE";
+
 #[test]
-fn dropped_handle_joins_its_save_and_cancels_its_load() {
+fn a_process_ends_only_after_the_saves_whose_handles_it_dropped() {
+    if let Some(path) = std::env::var_os(LEFT) {
+        let (saving, mut begun, go_on) = held_save(path.as_ref());
+        begun.blocking_recv().unwrap();
+        drop(saving);
+        std::thread::spawn(move || {
+            // Ends once the parent knows that `main` has nothing else to do.
+            let _ = std::io::stdin().read_to_end(&mut Vec::new());
+            drop(go_on);
+        });
+        return;
+    }
     let root = scratch();
     let path = root.path().join("ckpt");
-    let saving = save_async(bytes("t", noise(1, BYTES)), &path, &small_config()).unwrap();
-    let job = saving.job().clone();
-    drop(saving);
-    assert!(job.ended());
+    let name = "awaiting::a_process_ends_only_after_the_saves_whose_handles_it_dropped";
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name])
+        .env(LEFT, &path)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(said.any(|line| line.contains("1 passed")));
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
     assert_eq!(step_at(&path), 7);
+}
+
+#[test]
+fn dropped_handle_cancels_its_load() {
+    let root = scratch();
+    let path = root.path().join("ckpt");
+    save_async(bytes("t", noise(1, BYTES)), &path, &small_config()).unwrap().result().unwrap();
     let loading = load_async(&path).unwrap();
     let job = loading.job().clone();
     drop(loading);
-    assert!(job.ended());
+    assert!(job.wait_ended(None));
 }
 
 #[test]

@@ -108,3 +108,7 @@ mod failing {
         }
     );
 }
+
+mod short {
+    contract!(null => faults { what_the_system_is_short_for_waits_for_a_completion });
+}

@@ -276,6 +276,8 @@ fn tiers_of_the_configuration_are_the_managers_and_refused_by_saves_without_one(
         store.save(&StateDict::new(), disks.run()).map(drop),
         store.save_async(StateDict::new(), disks.run()).map(drop),
         store.begin(disks.run(), 1).map(drop),
+        store.write_rank(&StateDict::new(), 0, disks.run()).map(drop),
+        store.write_rank_async(StateDict::new(), 0, disks.run()).map(drop),
     ];
     for refused in alone {
         let said = refused.unwrap_err().to_string();

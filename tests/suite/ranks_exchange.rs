@@ -10,6 +10,14 @@ use std::io;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
+#[cfg(debug_assertions)]
+use {
+    crate::common::warnings::Warnings,
+    ringstow::internals::sys::file_system::{Played, play},
+    ringstow::internals::sys::late,
+    ringstow::internals::sys::seam::{Call, Outcome, on_thread},
+    std::path::PathBuf,
+};
 
 /// A rank that is a thread. If it ends, the calls of the others fail.
 struct Thread {
@@ -88,9 +96,9 @@ fn state(rank: u32, step: u64) -> StateDict<'static> {
     state
 }
 
-type Outcome = ringstow::Result<Option<Committed>>;
+type Ended = ringstow::Result<Option<Committed>>;
 
-fn save(path: &Path, state: impl Fn(u32) -> StateDict<'static> + Sync) -> Vec<Outcome> {
+fn save(path: &Path, state: impl Fn(u32) -> StateDict<'static> + Sync) -> Vec<Ended> {
     let store = Store::new(small_config()).unwrap();
     ranks(|exchange| {
         let state = state(exchange.rank);
@@ -100,7 +108,7 @@ fn save(path: &Path, state: impl Fn(u32) -> StateDict<'static> + Sync) -> Vec<Ou
     })
 }
 
-fn messages(outcomes: Vec<Outcome>) -> Vec<String> {
+fn messages(outcomes: Vec<Ended>) -> Vec<String> {
     outcomes.into_iter().map(|outcome| outcome.unwrap_err().to_string()).collect()
 }
 
@@ -188,6 +196,122 @@ fn a_rank_that_cannot_write_fails_the_save_of_all_and_leaves_nothing() {
     assert!(!path.exists() || names_in(&path).is_empty());
 }
 
+/// Rank 0 of [`Thread`], on a host that does not see some files of the others: those are in `hidden`.
+#[cfg(debug_assertions)]
+struct Late<'a> {
+    of: &'a mut Thread,
+    path: &'a Path,
+    hidden: &'a Path,
+}
+
+#[cfg(debug_assertions)]
+impl Exchange for Late<'_> {
+    fn rank(&self) -> u32 {
+        self.of.rank
+    }
+
+    fn ranks(&self) -> u32 {
+        RANKS
+    }
+
+    fn gather(&mut self, own: &[u8]) -> io::Result<Vec<Vec<u8>>> {
+        let all = self.of.gather(own)?;
+        move_all(self.path, self.hidden, |name| name.starts_with("rank00001"));
+        Ok(all)
+    }
+
+    fn broadcast(&mut self, own: &[u8]) -> io::Result<Vec<u8>> {
+        self.of.broadcast(own)
+    }
+}
+
+#[cfg(debug_assertions)]
+fn move_all(from: &Path, to: &Path, which: impl Fn(&str) -> bool) {
+    for name in names_in(from).into_iter().filter(|name| which(name)) {
+        std::fs::rename(from.join(&name), to.join(&name)).unwrap();
+    }
+}
+
+/// Saves where rank 0 sees the files of rank 1 after so many listings of the directory; returns the outcomes, and what
+/// rank 0 was warned of.
+#[cfg(debug_assertions)]
+fn save_late(path: &Path, hidden: &Path, listings: usize) -> (Vec<Ended>, Vec<String>) {
+    let store = Store::new(small_config()).unwrap();
+    let (tell, told) = channel();
+    let outcomes = ranks(|exchange| {
+        let rank = exchange.rank;
+        let saving = RanksSave::begin(&store, state(rank, 5), path, exchange)?;
+        if rank != 0 {
+            return saving.commit(exchange);
+        }
+        let (mut count, here, there) = (0, path.to_owned(), hidden.to_owned());
+        let _watch = on_thread(move |_, call, on| {
+            count += usize::from(call == Call::List && on == here);
+            if count == listings {
+                move_all(&there, &here, |_| true);
+            }
+            Outcome::Pass
+        });
+        let warnings = Warnings(tell.clone());
+        tracing::subscriber::with_default(warnings, || {
+            saving.commit(&mut Late { of: exchange, path, hidden })
+        })
+    });
+    drop(tell);
+    (outcomes, told.into_iter().collect())
+}
+
+/// The directory of a run on a network file system, and one for what hosts do not see.
+#[cfg(debug_assertions)]
+fn network() -> (tempfile::TempDir, Played, PathBuf, PathBuf) {
+    late::look_at_once();
+    let dir = scratch();
+    let played = play(dir.path(), "nfs4", "");
+    let (path, hidden) = (dir.path().join("run/step-5"), dir.path().join("hidden"));
+    std::fs::create_dir(&hidden).unwrap();
+    (dir, played, path, hidden)
+}
+
+#[test]
+#[cfg(debug_assertions)] // the seam exists in these builds only
+fn rank_zero_waits_for_what_it_sees_late_of_the_other_ranks() {
+    let (_dir, _played, path, hidden) = network();
+    let (outcomes, warned) = save_late(&path, &hidden, 20);
+    assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+    assert_eq!(ringstow::load(&path).unwrap().tensor("w").unwrap().data().len(), 600);
+    assert!(warned[0].contains("up to 90 s") && warned[0].contains("on nfs4"), "{warned:?}");
+}
+
+#[test]
+#[cfg(debug_assertions)]
+fn rank_zero_gives_up_what_it_does_not_see_in_time() {
+    let (_dir, _played, path, hidden) = network();
+    let (outcomes, _) = save_late(&path, &hidden, usize::MAX);
+    for text in messages(outcomes) {
+        assert!(text.contains("rank 1"), "{text}");
+    }
+    assert!(!path.exists() || names_in(&path).is_empty());
+}
+
+#[test]
+#[cfg(debug_assertions)]
+fn rank_waits_for_the_session_that_it_sees_late() {
+    let (_dir, _played, path, hidden) = network();
+    let session = Session::begin(&path, 1).unwrap();
+    let is_note = |name: &str| name.starts_with("manifest");
+    move_all(&path, &hidden, is_note);
+    let (mut count, here, there) = (0, path.clone(), hidden.clone());
+    let _watch = on_thread(move |_, call, on| {
+        count += usize::from(call == Call::List && on == here);
+        if count == 5 {
+            move_all(&there, &here, |_| true);
+        }
+        Outcome::Pass
+    });
+    ringstow::write_rank(&state(0, 5), 0, &path).unwrap();
+    drop(session);
+}
+
 #[test]
 fn no_rank_begins_what_rank_zero_cannot_begin() {
     let dir = scratch();
@@ -226,7 +350,7 @@ fn a_rank_that_goes_away_ends_the_save_of_the_others() {
         }
         outcome
     });
-    let [zero, one, _]: [Outcome; 3] = ended.try_into().unwrap();
+    let [zero, one, _]: [Ended; 3] = ended.try_into().unwrap();
     for outcome in [zero, one] {
         let error = outcome.unwrap_err();
         assert!(matches!(error, Error::Io { .. }), "{error}");

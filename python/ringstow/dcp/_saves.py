@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from ringstow import _late, _native
+from ringstow import _native
 from ringstow._errors import InvalidStateError
 from ringstow._waited import Waited
 from ringstow.dcp import _private
@@ -170,7 +170,6 @@ class Save:
                 "dcp.async_save"
             )
         session, merged = self._session, _native.Receipts(receipts)
-        _late.awaited(self.path, "all that the ranks have written", lambda: session.sees(merged))
         done: dict[str, object] = json.loads(session.commit(merged, state, names))
         return done
 

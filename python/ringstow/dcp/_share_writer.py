@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import os
 from collections.abc import Callable
 
 import torch
 
-from ringstow import _jobs, _late, _native
+from ringstow import _jobs, _native
 from ringstow._config import Config
 from ringstow._patience import patiently
 from ringstow._report import SaveReport
@@ -186,8 +185,6 @@ class ShareWriter:
             (number_of[file], offset, item_of[-item] if item < 0 else item, begin, nbytes, turn)
             for file, offset, item, begin, nbytes, turn in self._places
         ]
-        seen = [path for path, _, _ in files]
-        _late.awaited(directory, "the files of the export", lambda: all(map(os.path.exists, seen)))
         _wait_for_gpus(local.tensor for local in self._held.values())
         return _native.start_model_share(items, directory, files, places, config.to_json())
 

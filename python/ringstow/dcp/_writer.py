@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from ringstow import _jobs, _late, _lines, _native, _others, _outcomes, _promoter
+from ringstow import _jobs, _lines, _native, _others, _outcomes, _promoter
 from ringstow._arguments import StrPath, names_of_parts
 from ringstow._base import Base, native
 from ringstow._collector import collector_paused
@@ -424,11 +424,6 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     def _write(
         self, save: Save, items: _items.Items, stream: StagingFuture | None
     ) -> tuple[bytes, int]:
-        _late.awaited(
-            save.path,
-            "the save that the coordinator has begun",
-            lambda: _native.is_under_way(save.path),
-        )
         since = time.perf_counter()
         lease = self._snapshot.lease_of(memory.address for _, memory, _, _ in items.specs)
         reading = None if lease is None else lease.read()

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from ringstow import _late, _native, _others
+from ringstow import _native, _others
 from ringstow._errors import Error
 from ringstow.dcp import _mark
 from ringstow.dcp._together import raise_first
@@ -74,7 +74,6 @@ class Shared:
         receipts, tree, names = _joined(all_written)
         session, path = self._session, self._asked.path
         assert session is not None
-        _late.awaited(path, "all that the ranks have written", lambda: session.sees(receipts))
         session.commit(receipts, tree, names)
         _mark.write(path)
         _others.saved(path)

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ringstow import _guard, _jobs, _late, _lines, _native, _outcomes, _promoter
+from ringstow import _guard, _jobs, _lines, _native, _outcomes, _promoter
 from ringstow._arguments import StrPath, absolute, names_of_parts, step_number
 from ringstow._base import Base, Native, native
 from ringstow._config import Config, given
@@ -393,9 +393,6 @@ class _Save:
 
     def _write_share(self, state: State) -> tuple[bytes, SaveReport]:
         path = self._asked.path
-        _late.awaited(
-            path, "the save that the first rank has begun", lambda: _native.is_under_way(path)
-        )
         job = _native.start_write_dealt(
             state.tensors,
             path,

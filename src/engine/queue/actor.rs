@@ -15,7 +15,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Everything that the I/O thread owns. The order of the first two fields matters: the engine is
 /// dropped first, so that it gives up its buffers before the requests in flight are answered; then
@@ -32,6 +32,8 @@ pub(super) struct Actor {
     in_flight: Slab<Pending>,
     /// Started, and failed by a test before the engine got them.
     refused: Vec<Completion>,
+    /// The system was short of something for them: they start again once an operation completes.
+    resting: Vec<(Pending, Action, Duration)>,
     stopping: bool,
 }
 
@@ -107,6 +109,7 @@ impl Actor {
             waiting: Waiting::default(),
             in_flight: Slab::new(),
             refused: Vec::new(),
+            resting: Vec::new(),
             stopping: false,
         }
     }
@@ -117,6 +120,9 @@ impl Actor {
             self.take_commands();
             self.start_waiting();
             self.shared.publish(&*self.engine); // before any request that changed it is answered
+            if self.in_flight.is_empty() && !self.resting.is_empty() {
+                self.rest();
+            }
             if self.stopping && self.in_flight.is_empty() && self.waiting.is_empty() {
                 return;
             }
@@ -125,9 +131,26 @@ impl Actor {
             } else if let Err(error) = self.engine.wait(&mut done) {
                 return self.give_up(&error);
             }
+            let mut has_freed = false;
             for completion in done.drain(..) {
-                self.settle(completion);
+                has_freed |= self.settle(completion);
             }
+            if has_freed {
+                self.start_resting();
+            }
+        }
+    }
+
+    /// Pauses, and starts again what rests: nothing is in flight whose completion could say when.
+    fn rest(&mut self) {
+        let pauses = self.resting.iter().map(|(_, _, pause)| *pause);
+        thread::sleep(pauses.min().unwrap_or_default());
+        self.start_resting();
+    }
+
+    fn start_resting(&mut self) {
+        for (pending, action, _) in std::mem::take(&mut self.resting) {
+            self.start(pending, action);
         }
     }
 
@@ -178,7 +201,7 @@ impl Actor {
     }
 
     fn start_waiting(&mut self) {
-        while self.in_flight.len() < self.engine.depth() {
+        while self.in_flight.len() + self.resting.len() < self.engine.depth() {
             let Some((pending, action)) = self.waiting.pop() else { return };
             self.start(pending, action);
         }
@@ -204,8 +227,9 @@ impl Actor {
         }
     }
 
-    /// Takes a completion: finishes the request, or starts the rest of it.
-    fn settle(&mut self, completion: Completion) {
+    /// Takes a completion: finishes the request, starts the rest of it, or has it rest. Tells whether the system may have more
+    /// of what it was short of.
+    fn settle(&mut self, completion: Completion) -> bool {
         let Completion { op: Op { token, mut action, .. }, result } = completion;
         // Panics at a token that is not in flight: an engine returns each of its own once.
         let mut pending = self.in_flight.remove(token as usize);
@@ -221,18 +245,21 @@ impl Actor {
             }
             Step::Fail(error) => self.finish(pending, Err(error), action),
             Step::Continue { skip, pause } => {
-                if pause {
-                    thread::yield_now();
-                }
                 if let Some(transfer) = action.transfer_mut() {
                     let (offset, start, len) = pending.asked;
                     transfer.offset = offset + skip as u64;
                     transfer.start = start + skip;
                     transfer.len = len - skip;
                 }
-                self.start(pending, action);
+                let Some(pause) = pause else {
+                    self.start(pending, action);
+                    return true;
+                };
+                self.resting.push((pending, action, pause));
+                return false;
             }
         }
+        true
     }
 
     fn finish(&mut self, pending: Pending, result: io::Result<()>, action: Action) {
@@ -253,7 +280,7 @@ impl Actor {
 
     /// The engine is broken: everything outstanding fails with its error.
     fn give_up(self, error: &io::Error) {
-        let Self { engine, alive, in_flight, waiting, .. } = self;
+        let Self { engine, alive, in_flight, waiting, resting, .. } = self;
         drop(engine);
         drop(alive);
         let broken = || io::Error::new(error.kind(), format!("the I/O engine broke: {error}"));
@@ -261,7 +288,8 @@ impl Actor {
             let started = pending.started;
             pending.reply.send(Outcome { result: Err(broken()), buffer: None, started });
         }
-        for (pending, action) in waiting.into_all() {
+        let resting = resting.into_iter().map(|(pending, action, _)| (pending, action));
+        for (pending, action) in waiting.into_all().chain(resting) {
             answer(pending.reply, Err(broken()), action);
         }
     }

@@ -51,7 +51,8 @@ pub(in crate::store) use there::lacks;
 pub struct Promotion {
     /// Bytes a second at most; 0 for no limit.
     pub rate: u64,
-    /// Parts that are sent at the same time. Each takes [`Promotion::part_bytes`] of memory.
+    /// Parts that are sent at the same time, 64 at most. Each takes its bytes of memory: fewer are sent if they would take more
+    /// than 1 GiB together.
     pub uploads: usize,
     /// Bytes of a part. Stores take 5 MiB at least, and 10,000 parts of one object: those of a larger file are larger.
     pub part_bytes: u64,
@@ -250,9 +251,6 @@ fn refuse_link(to: &Path) -> Result<()> {
 /// How often a promotion begins again by itself.
 const ATTEMPTS: usize = 3;
 
-/// Blocks in memory at most, however large the parts of a file must be.
-const BUFFERS_MAX: usize = 1 << 13;
-
 impl Copy {
     /// Sends what is not there, then the manifest. Returns the bytes sent, how they were read, and how many
     /// files other nodes have still to send: without them it commits nothing.
@@ -348,10 +346,10 @@ impl Copy {
         // One block of each file: it says which files to open.
         let block = |&file: &usize| BlockRead { file, block: 0, offset: 0, len: 1 };
         let opened: Vec<BlockRead> = missing.iter().map(block).collect();
-        let largest = parts.iter().map(|part| part.blocks(block_bytes)).max().unwrap_or(1);
-        let how = Promotion { uploads: how.uploads.min(BUFFERS_MAX / largest).max(1), ..how };
-        let memory = (largest * how.uploads, block_bytes);
-        let blocks = Blocks::open(runtime, checkpoint.reads(&opened, true), memory, job)?;
+        let (uploads, buffers) = parts::at_once(&parts, how.uploads, block_bytes);
+        let how = Promotion { uploads, ..how };
+        let reads = checkpoint.reads(&opened, true);
+        let blocks = Blocks::open(runtime, reads, (buffers, block_bytes), job)?;
         let sending = Sending::new((target, &self.names), &blocks, journal, how, job);
         match sending.run(parts) {
             Ok(sent) => Ok((sent, blocks.moved.clone())),

@@ -21,6 +21,8 @@ use std::time::Instant;
 pub(super) const PART_MIN: u64 = 5 << 20;
 /// Memory is bounded by parts, so these are, too.
 pub(super) const PART_MAX: u64 = 256 << 20;
+/// Memory of all parts that are sent at the same time, at most.
+const MEMORY_MAX: u64 = 1 << 30;
 /// Stores take no more parts of one object.
 const PARTS_MAX: u64 = 10_000;
 /// What is read at once.
@@ -49,6 +51,15 @@ impl Part {
     pub fn blocks(&self, block_bytes: u64) -> usize {
         self.bytes().div_ceil(block_bytes).max(1) as usize
     }
+}
+
+/// How many of these parts are sent at the same time, at most `uploads`, and the blocks of memory that they take: all of the
+/// largest. They fit into [`MEMORY_MAX`], unless a single one does not.
+pub(super) fn at_once(parts: &[Part], uploads: usize, block_bytes: u64) -> (usize, usize) {
+    let largest = parts.iter().map(|part| part.blocks(block_bytes)).max().unwrap_or(1);
+    let most = MEMORY_MAX / block_bytes / largest as u64;
+    let uploads = (uploads as u64).min(most).max(1) as usize;
+    (uploads, uploads * largest)
 }
 
 /// Bytes of a block: whole checksum chunks.
@@ -306,6 +317,7 @@ mod tests {
     use super::*;
 
     const MIB: u64 = 1 << 20;
+    const GIB: u64 = 1 << 30;
 
     fn file(bytes: u64) -> FileEntry {
         FileEntry { name: String::new(), bytes, crc32: Vec::new(), hashes: Vec::new() }
@@ -335,6 +347,26 @@ mod tests {
         assert!(parts.len() as u64 <= PARTS_MAX, "{}", parts.len());
         assert_eq!(parts.last().unwrap().range().end, bytes);
         assert!(parts.iter().all(|part| part.cut.parts() == parts.len()));
+    }
+
+    #[test]
+    fn parts_that_are_sent_at_the_same_time_fit_into_the_memory_for_them() {
+        // Bytes of a file, what was asked for: uploads and bytes of a part; then uploads, and the MiB that they take.
+        for (bytes, (uploads, part_bytes), expected) in [
+            (GIB, (4, 16 * MIB), (4, 64)),
+            (3 * MIB, (4, 16 * MIB), (4, 16)),
+            (64 * GIB, (64, 256 * MIB), (4, 1024)),
+            (5001 * GIB, (4, 16 * MIB), (1, 516)), // parts of 512 MiB and a little
+            (100_000 * GIB, (64, 16 * MIB), (1, 10_240)),
+        ] {
+            let parts: Vec<Part> = cut(0, bytes, part_bytes, MIB).take(2).collect();
+            let (uploads, blocks) = at_once(&parts, uploads, 4 * MIB);
+            assert_eq!((uploads, blocks * 4), expected, "{bytes}");
+        }
+        assert_eq!(at_once(&[], 4, 4 * MIB), (4, 4));
+        // Blocks are as long as a checkpoint's checksum chunks, which may be long.
+        let parts: Vec<Part> = cut(0, GIB, 16 * MIB, 512 * MIB).collect();
+        assert_eq!(at_once(&parts, 64, 512 * MIB), (2, 2));
     }
 
     #[test]

@@ -13,6 +13,7 @@ use crate::pipeline::trace::What;
 use crate::plan::share::{Place, SharedFile, plan_share};
 use crate::state::StateDict;
 use crate::store::write::save::report;
+use crate::sys::{dir, late};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -44,7 +45,15 @@ pub fn write_model_share(
                 job.set_staged();
                 Written::nothing()
             }
-            false => contents.write(runtime, &plan, (dir, &paths), job)?,
+            false => {
+                late::awaited(
+                    dir,
+                    "the files of the export",
+                    || !job.stopped(),
+                    || paths.iter().all(|path| dir::has(path)),
+                );
+                contents.write(runtime, &plan, (dir, &paths), job)?
+            }
         };
         let mut report = report(dir, 0, &plan, contents.items.len(), written);
         report.seconds.plan = planned;

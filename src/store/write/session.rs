@@ -4,10 +4,11 @@ use crate::config::Config;
 use crate::error::{Error, Result, numbered};
 use crate::format::receipt::{self, Merged, Write};
 use crate::format::{FileEntry, Manifest, Metrics, Node, RankShare, Receipt, metrics, names};
+use crate::pipeline::job::Job;
 use crate::store::layout::session_note::{Note, is_of_session};
 use crate::store::layout::unique::unique;
 use crate::store::write::transaction::Transaction;
-use crate::sys::{dir, file};
+use crate::sys::{dir, file, late};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use std::collections::HashSet;
@@ -96,16 +97,31 @@ pub(in crate::store) fn under_way(dir: &Path) -> Result<UnderWay> {
     }
 }
 
-/// Whether this host sees the session of a coordinator in a directory, so that ranks can write there.
+/// [`under_way`], once this host sees the session, unless the job is stopped before.
 ///
 /// # Errors
-/// [`Error::Io`].
-pub fn is_under_way(dir: &Path) -> Result<bool> {
-    match under_way(dir) {
-        Ok(_) => Ok(true),
-        Err(Error::Invalid { .. }) => Ok(false),
-        Err(error) => Err(error),
+/// As for [`under_way`].
+pub(in crate::store) fn await_under_way(dir: &Path, job: &Job) -> Result<UnderWay> {
+    let is_seen = |found: &Result<_>| !matches!(found, Err(Error::Invalid { .. }));
+    let mut found = under_way(dir);
+    if !is_seen(&found) {
+        let what = "the save that the coordinator has begun";
+        late::awaited(
+            dir,
+            what,
+            || !job.stopped(),
+            || {
+                found = under_way(dir);
+                is_seen(&found)
+            },
+        );
     }
+    found
+}
+
+/// Waits while `goes_on` until this host sees what all ranks have written: `sees` looks.
+pub fn await_all_written(dir: &Path, goes_on: impl FnMut() -> bool, sees: impl FnMut() -> bool) {
+    late::awaited(dir, "all that the ranks have written", goes_on, sees);
 }
 
 impl Session {
@@ -177,7 +193,8 @@ impl Session {
         self.transaction.dir()
     }
 
-    /// Commits what all ranks wrote as one checkpoint, with `state` as its tree of values.
+    /// Commits what all ranks wrote as one checkpoint, with `state` as its tree of values. On a network file system, waits up to
+    /// 90 s until this host sees what they wrote.
     ///
     /// # Errors
     /// - [`Error::Invalid`] for receipts that are missing, from an earlier save, inconsistent, or do not cover a tensor;
@@ -201,10 +218,12 @@ impl Session {
         state: Box<RawValue>,
         names: &[String],
     ) -> Result<Committed> {
-        self.commit_merged(receipt::merge(&receipts)?, state, names)
+        let merged = receipt::merge(&receipts)?;
+        await_all_written(self.path(), || true, || self.sees(&merged));
+        self.commit_merged(merged, state, names)
     }
 
-    /// [`Session::commit_names`] of receipts that have been merged.
+    /// [`Session::commit_names`] of receipts that have been merged, without waiting.
     ///
     /// # Errors
     /// As for [`Session::commit_names`].

@@ -17,7 +17,7 @@ use crate::store::layout::unique::unique;
 use crate::store::write::link::Destination;
 use crate::store::write::rollback::Rollback;
 use crate::store::write::save::{NewFiles, file_entries, paths, report};
-use crate::store::write::session::{UnderWay, under_way};
+use crate::store::write::session::{UnderWay, await_under_way};
 use crate::sys::dir;
 use crate::sys::dir::file_names;
 use crate::sys::open_dir::Dir;
@@ -50,7 +50,7 @@ fn write_part(
     let contents = state.contents();
     contents.check_sizes()?;
     path::check(path)?;
-    let UnderWay { session, generation } = under_way(path)?;
+    let UnderWay { session, generation } = await_under_way(path, job)?;
     // From here on, a receipt of an earlier write is void.
     let done = path.join(names::done(rank));
     dir::remove(&done)?;

@@ -20,8 +20,10 @@ pub struct Faults {
     pub seed: u64,
     /// Percentage of transfers that move less than requested.
     pub short_percent: u8,
-    /// Percentage of operations that are interrupted (`EINTR`) or deferred (`EAGAIN`).
+    /// Percentage of operations that are interrupted (`EINTR`).
     pub interrupt_percent: u8,
+    /// Percentage of operations for which the system is short of something (`EAGAIN`).
+    pub defer_percent: u8,
     /// Percentage of completions that are held back until others have passed them.
     pub reorder_percent: u8,
     /// After this many completions [`Engine::wait`] fails: the engine is broken.
@@ -31,8 +33,9 @@ pub struct Faults {
 impl Faults {
     /// Everything that a correct caller must survive without noticing.
     pub fn survivable(seed: u64) -> Self {
-        let (short_percent, interrupt_percent, reorder_percent) = (30, 20, 40);
-        Self { seed, short_percent, interrupt_percent, reorder_percent, ..Self::default() }
+        let (short_percent, interrupt_percent, defer_percent, reorder_percent) = (30, 10, 10, 40);
+        let defaults = Self::default();
+        Self { seed, short_percent, interrupt_percent, defer_percent, reorder_percent, ..defaults }
     }
 }
 
@@ -77,8 +80,10 @@ impl Faulty {
 
     /// How this operation is interrupted, if it is.
     fn interruption(&mut self) -> Option<i32> {
-        self.happens(self.faults.interrupt_percent)
-            .then(|| if self.random.bool() { EINTR } else { EAGAIN })
+        match self.happens(self.faults.interrupt_percent) {
+            true => Some(EINTR),
+            false => self.happens(self.faults.defer_percent).then_some(EAGAIN),
+        }
     }
 
     /// Makes the transfer a short one. A read moves everything and reports less; a direct write stays

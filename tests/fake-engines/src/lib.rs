@@ -3,8 +3,10 @@
 
 mod at_once;
 mod faulty;
+mod short;
 mod twisted;
 
 pub use at_once::AtOnce;
 pub use faulty::{Faults, Faulty};
+pub use short::{Short, Supply};
 pub use twisted::{Twist, Twisted};

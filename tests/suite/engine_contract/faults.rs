@@ -3,7 +3,7 @@
 use crate::common::fault_seeds;
 use crate::engine_contract::queue::write_blocks;
 use crate::engine_contract::setup::*;
-use fake_engines::{Faults, Faulty};
+use fake_engines::{Faults, Faulty, Short};
 use ringstow::internals::engine::Action;
 use ringstow::internals::engine::queue::Queue;
 use std::io;
@@ -52,4 +52,17 @@ pub fn a_broken_engine_answers_every_request(setup: &Setup) {
     assert!(sync(&queue, &file).is_err());
     drop((queue, file));
     setup.assert_no_buffer_is_lost();
+}
+
+pub fn what_the_system_is_short_for_waits_for_a_completion(setup: &Setup) {
+    let (engine, supply) = Short::new();
+    let queue = setup.queue_over(|_| Box::new(engine));
+    let file = queue.attach(setup.create("file")).unwrap();
+    let answers = [(); 3].map(|()| queue.start_one(&file, Action::Sync, 0));
+    // Each wakes the thread and is answered by it: it would ask again for what was refused.
+    (0..100).for_each(|_| drop(queue.attach(setup.open("file")).unwrap()));
+    assert_eq!(supply.refused(), 2);
+    supply.come();
+    answers.into_iter().for_each(|answer| answer.wait().result.unwrap());
+    assert_eq!(supply.refused(), 2);
 }
