@@ -50,7 +50,7 @@ pub fn write_model_share(
                     dir,
                     "the files of the export",
                     || !job.stopped(),
-                    || paths.iter().all(|path| dir::has(path)),
+                    || paths.iter().all(dir::has),
                 );
                 contents.write(runtime, &plan, (dir, &paths), job)?
             }
