@@ -224,6 +224,7 @@ class Ranks:
     ) -> Attempt:
         assert into is not None
         error: BaseException | None = None
+        attempt = Attempt(into)
         planner = LoadPlanner(strict=strict)
         planner.must_fill = not strict
         planner.call = call or Call("strict=False")
@@ -241,11 +242,11 @@ class Ranks:
                 planner=planner,
                 process_group=self._group,
             )
+            if planner.metadata is not None:
+                attempt = Attempt(into, dropped=dropped_from(planner.metadata))
         except (Exception, CheckpointException) as caught:  # DCP's is no Exception
             error = caught
-        metadata = planner.metadata
-        dropped = () if error or metadata is None else dropped_from(metadata)
-        return self._attempt(found.path, error, Attempt(into, dropped=dropped))
+        return self._attempt(found.path, error, attempt)
 
     def _attempt(self, path: str, error: BaseException | None, loaded: Attempt) -> Attempt:
         """Return what has become of a load on all ranks; ``error`` is this rank's."""

@@ -12,9 +12,10 @@ use crate::store::catalog::steps::steps;
 use crate::store::layout::rank_dirs;
 use crate::store::layout::stripes::Stripes;
 use crate::store::read::checkpoint::Checkpoint;
+use crate::store::write::rollback::Rollback;
 use crate::store::write::swept::Left;
 use crate::store::write::transaction::Transaction;
-use crate::sys::open_dir::refuse_link;
+use crate::sys::open_dir::{Dir, refuse_link};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
@@ -46,7 +47,8 @@ pub fn slim(dir: &Path, drop: &[String], config: &Config) -> Result<Slimmed> {
         )));
     }
     whole(dir, config)?; // so that the lock creates no directory
-    let transaction = Transaction::begin_change(dir, Stripes::to_clear(dir, &config.stripe)?)?;
+    let held = Rollback::of_existing(&Dir::open_real(dir)?)?;
+    let transaction = Transaction::begin_change(held, Stripes::to_clear(dir, &config.stripe)?)?;
     let checkpoint = whole(dir, config)?;
     let mut slimmer = checkpoint.manifest().clone();
     let dropped = slimmer.slim(drop)?;

@@ -11,6 +11,7 @@ use crate::format::receipt::Merged;
 use crate::format::{FileEntry, Manifest, Node, names};
 use crate::store::layout::node::{self, NodeId};
 use crate::store::layout::stripes::Stripes;
+use crate::store::write::rollback::Rollback;
 use crate::store::write::session::Session;
 use crate::store::write::transaction::Transaction;
 use serde_json::value::RawValue;
@@ -119,7 +120,8 @@ pub fn adopt(dir: &Path, manifest: Vec<u8>) -> Result<()> {
             dir.display()
         )));
     }
-    let mut transaction = Transaction::begin_change(dir, Stripes::to_save(dir, &[])?)?;
+    let mut transaction =
+        Transaction::begin_change(Rollback::begin(dir)?, Stripes::to_save(dir, &[])?)?;
     transaction.prepare(&manifest, &[] as &[FileEntry])?;
     transaction.conclude(&manifest).map(drop)
 }

@@ -106,14 +106,13 @@ impl Transaction {
         })
     }
 
-    /// Begins to change a committed checkpoint, whose files stay: locks its directory, and changes nothing.
+    /// Begins to change a committed checkpoint, whose files stay and whose directory is locked. Changes nothing.
     ///
     /// # Errors
-    /// [`Error::Busy`] if a save holds the lock; [`Error::Unsupported`] if the lock does not keep out other hosts: one of
-    /// them may be replacing the checkpoint; [`Error::Io`].
-    pub fn begin_change(dir: &Path, stripes: Stripes) -> Result<Self> {
-        let rollback = Rollback::of_existing(&Dir::open_real(dir)?)?;
+    /// [`Error::Unsupported`] if the lock does not keep out other hosts: one of them may be replacing the checkpoint.
+    pub fn begin_change(rollback: Rollback, stripes: Stripes) -> Result<Self> {
         let lock = rollback.held();
+        let dir = lock.dir().path();
         if lock.reach() != Reach::EveryHost {
             return Err(Error::Unsupported {
                 what: format!(
