@@ -21,6 +21,7 @@ use crate::pipeline::report::SaveReport;
 use crate::state::StateDict;
 use crate::store::{
     Direction, Disposal, Found, Retained, Retention, Slimmed, Status, Wanted, check_own_name,
+    check_run,
 };
 use crate::sys::dir;
 use crate::sys::path::absolute;
@@ -324,6 +325,7 @@ impl CheckpointManager {
         match &self.run {
             Some(held) => held.check(),
             None => {
+                check_run(&self.shared.root)?;
                 self.run = Some(RunLock::take(&self.shared.root, || Ok(()))?);
                 Ok(())
             }

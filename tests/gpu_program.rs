@@ -66,7 +66,7 @@ fn doctor_names_each_gpu_and_measures_its_copies() {
         .filter(|check| check["name"].as_str().unwrap().starts_with("GPU 0"))
         .collect();
     assert_says(of_first[0], "ok", "Fake GPU 0");
-    assert_says(of_first[1], "ok", "64 MiB");
+    assert_says(of_first[1], "ok", "67.1 MB");
     // The rates themselves depend on the machine.
     for check in &of_first[2..] {
         assert!(check["found"].as_str().unwrap().contains("GB/s pinned"), "{check}");
@@ -90,7 +90,7 @@ fn doctor_reports_refused_pinning_and_measures_without() {
     let refusals: Vec<String> =
         (0..8).map(|after| format!("cuMemHostRegister_v2:{after}:304")).collect();
     let checks = Machine::new().gpu_checks(&[("FAKE_CUDA_FAIL", &refusals.join(","))]);
-    assert_says(&checks[2], "warn", "64 MiB refused");
+    assert_says(&checks[2], "warn", "67.1 MB refused");
     assert!(checks[2]["remedy"].as_str().unwrap().contains("ulimit -l"));
     assert_says(&checks[3], "ok", "pageable");
     assert!(!checks[3]["found"].as_str().unwrap().contains("pinned"));

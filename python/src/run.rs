@@ -27,7 +27,8 @@ impl RunLock {
                 Error::invalid("interrupted")
             })
         };
-        let lock = py.detach(|| run_lock::RunLock::take(&root, waits));
+        let take = || store::check_run(&root).and_then(|()| run_lock::RunLock::take(&root, waits));
+        let lock = py.detach(take);
         interrupt.map_or(Ok(()), Err)?;
         Ok(Self(Owned::new(lock.map_err(to_python)?)))
     }

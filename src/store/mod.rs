@@ -48,7 +48,7 @@ pub use write::export::export;
 pub use write::model_session::{ModelLayout, ModelSession};
 pub use write::model_share::write_model_share;
 pub use write::node_session::{NodeSession, adopt};
-pub use write::place::{check_own_name, follow};
+pub use write::place::{check_own_name, check_run, follow};
 pub use write::save::save;
 pub use write::session::{Committed, Session, await_all_written};
 pub use write::swept::{Left, Swept};

@@ -120,7 +120,9 @@ impl World {
 
     fn drop_handle(&mut self, step: i64) {
         let (store, path, handle) = self.start(step);
-        drop(handle);
+        let job = handle.job().clone();
+        drop(handle); // the save goes on
+        job.wait_ended(None);
         self.settle(&store, path, step, Ok(()));
     }
 

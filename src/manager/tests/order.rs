@@ -145,6 +145,34 @@ fn history_says_that_a_newer_step_which_somebody_holds_is_not_removed() {
 }
 
 #[test]
+fn checkpoint_that_was_saved_with_a_step_s_number_beside_it_is_no_step_and_stays() {
+    let root = tempfile::tempdir().unwrap();
+    let mut manager = manager(&root, last(1));
+    save(&mut manager, 10);
+    let (mut state, best) = (crate::StateDict::new(), root.path().join("best"));
+    state.step(10);
+    crate::save(&state, &best).unwrap();
+    assert_eq!(
+        manager.restore(Some(10), OnDamage::Raise).unwrap().unwrap().path,
+        manager.path(10).unwrap()
+    );
+    assert_eq!(numbers(&manager), [10]);
+    [11, 12].into_iter().for_each(|step| drop(save(&mut manager, step)));
+    assert_eq!(numbers(&manager), [12]);
+    assert!(best.exists());
+}
+
+#[test]
+fn step_is_refused_as_the_directory_of_a_run() {
+    let root = tempfile::tempdir().unwrap();
+    let step = save(&mut manager(&root, last(1)), 1).path;
+    let mut mistaken = CheckpointManager::found(&step, Keep::default()).unwrap();
+    let refused = mistaken.save(2, &mut crate::StateDict::new(), [("loss", 1.0)]).unwrap_err();
+    assert!(refused.to_string().contains("give it"), "{refused}");
+    assert!(fs::read_dir(&step).unwrap().all(|one| one.unwrap().path().is_file()));
+}
+
+#[test]
 fn kept_step_stays_until_it_is_released() {
     let root = tempfile::tempdir().unwrap();
     let mut manager = manager(&root, last(1));

@@ -6,7 +6,7 @@ use crate::format::manifest::Age;
 use crate::format::{NoStep, Stem, StepName, StepPattern, names};
 use crate::store::catalog::found::{Found, Status};
 use crate::store::catalog::links::Link;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -18,6 +18,9 @@ pub(in crate::store) struct Row {
     rivals: Vec<Stem>,
     /// A checkpoint that is newer than all steps and has a number, but is the only one with its stem.
     newer: Option<PathBuf>,
+    /// Numbers of saved steps that a name says, too. Another checkpoint that was saved with such a number, as `best` beside
+    /// `step-10`, is no step: it would stand in the way of that one.
+    named: BTreeSet<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -46,7 +49,10 @@ impl Row {
         if let Some(newest) = newest_saved {
             let named = name_of(&newest.path).ok();
             let same_number = named.filter(|named| Some(named.step) == newest.saved_step);
-            return rule(Rule::Saved(same_number.map(|named| named.stem)));
+            let rule = Rule::Saved(same_number.map(|named| named.stem));
+            let saved = own.iter().filter(saved).filter(|found| says_its_number(found));
+            let named = saved.filter_map(|found| found.saved_step).collect();
+            return Self { rule, named, ..Self::default() };
         }
         match own.is_empty() {
             false => Self::named(&own),
@@ -82,7 +88,7 @@ impl Row {
         let newer = (newest(row) < Some(age(last))).then(|| last.path.clone());
         let rivals = by_stem.iter().filter(|(other, row)| *other != stem && is_row(row));
         let rivals = rivals.map(|(other, _)| other.clone()).collect();
-        Self { rule: Rule::Named(stem.clone()), rivals, newer }
+        Self { rule: Rule::Named(stem.clone()), rivals, newer, ..Self::default() }
     }
 
     /// The checkpoint's step number; `None` if it is not a step.
@@ -100,12 +106,18 @@ impl Row {
             Rule::Pattern(pattern) => pattern.step_in(file_name(&found.path)),
             // Somebody has copied a step, or given it another name, to keep it.
             Rule::Saved(_) if found.saved_step.is_some() && found.saved_as.is_some() => None,
+            Rule::Saved(_) if self.is_beside(found) => None,
             Rule::Saved(stem) => found
                 .saved_step
                 .filter(|_| link == Link::None)
                 .or_else(|| stem.as_ref().and_then(named)),
             Rule::Named(stem) => named(stem),
         }
+    }
+
+    /// Whether a checkpoint was saved with the number of a step that has a name of its own.
+    fn is_beside(&self, found: &Found) -> bool {
+        found.saved_step.is_some_and(|step| self.named.contains(&step)) && !says_its_number(found)
     }
 
     /// Why a checkpoint that can be loaded is not a step.
@@ -116,6 +128,10 @@ impl Row {
                 "it was saved as {:?}, and has been copied or renamed",
                 found.saved_as.as_deref().unwrap_or_default()
             ),
+            (Rule::Saved(_), _) if self.is_beside(found) => {
+                let step = found.saved_step.unwrap_or_default();
+                format!("it was saved as step {step}, and another one here is named so")
+            }
             (_, Err(why @ NoStep::NoNumber)) => format!("{why}"),
             (Rule::Saved(_), _) => "it was not saved with step=, as the steps here were".into(),
             (Rule::Named(stem), Ok(_)) => format!("the steps here are {stem}"),
@@ -192,6 +208,11 @@ fn may_lead(found: &Found, link: Link) -> bool {
 
 fn file_name(path: &Path) -> &[u8] {
     path.file_name().unwrap_or_default().as_bytes()
+}
+
+/// Whether a checkpoint's name has the number that it was saved with.
+fn says_its_number(found: &Found) -> bool {
+    name_of(&found.path).is_ok_and(|name| Some(name.step) == found.saved_step)
 }
 
 fn name_of(path: &Path) -> std::result::Result<StepName, NoStep> {

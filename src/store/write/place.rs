@@ -93,7 +93,8 @@ impl<T, S> Manifest<T, S> {
             let newest = before.newest.step.unwrap_or_default();
             tracing::warn!(
                 "step {step} is saved after step {newest} in {}: the run has gone back, and goes on from step {step}. It \
-                 counts as newer than those that were saved before",
+                 counts as newer than those that were saved before, which the rules remove first. If this is another \
+                 training, save into another directory; to go on from step {newest}, restore before you save",
                 run.display()
             );
         }
@@ -104,6 +105,23 @@ impl<T, S> Manifest<T, S> {
             branch: before.newest.branch + u64::from(goes_back),
         });
     }
+}
+
+/// Checks that a manager's directory is not itself a checkpoint, such as a step of the run that was meant: steps in it would
+/// not be found there.
+///
+/// # Errors
+/// [`Error::Invalid`] if it is, and holds no checkpoints.
+pub fn check_run(run: &Path) -> Result<()> {
+    let is_one = |dir: &Path| dir::has(&dir.join(names::MANIFEST));
+    if !is_one(run) || dir::directories(run)?.iter().any(|below| is_one(below)) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "{} is a checkpoint, and a manager saves steps below its directory: give it {}, or another one",
+        run.display(),
+        run.parent().unwrap_or(run).display()
+    )))
 }
 
 /// What was saved to a run before.
