@@ -156,6 +156,10 @@ __all__ = [
 ]
 
 
+# Imported on first use: some import torch.
+_MODULES = {"convert", "dcp", "distributed", "integrations", "monitoring"}
+
+
 def __getattr__(name: str) -> Any:
     # What takes a while is made on first use: the classes of reports and handles, and the version,
     # which the installed package's metadata has.
@@ -163,10 +167,10 @@ def __getattr__(name: str) -> Any:
         from ringstow._handle import SaveHandle
 
         return SaveHandle
-    if name == "monitoring":
+    if name in _MODULES:
         import importlib
 
-        return importlib.import_module("ringstow.monitoring")
+        return importlib.import_module(f"ringstow.{name}")
     if name == "__version__":
         from importlib.metadata import version
 

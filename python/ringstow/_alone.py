@@ -13,6 +13,7 @@ from ringstow._errors import InvalidStateError
 from ringstow._load import fill, loaded
 from ringstow._save import save, save_async
 from ringstow.tree._mismatch import Call
+from ringstow.tree._select import listed
 
 if TYPE_CHECKING:
     from ringstow._base import Base
@@ -40,14 +41,26 @@ class Attempt(NamedTuple):
     """Whether an earlier step may be intact: bytes are damaged, or sectors are bad."""
     dropped: tuple[str, ...] = ()
     """Names below which `slim` had dropped everything when it was loaded."""
+    missing: tuple[str, ...] = ()
+    """Names of the state that the checkpoint lacks."""
+    unexpected: tuple[str, ...] = ()
+    """Names of the checkpoint that the state lacks."""
 
     @classmethod
     def of(cls, state: dict[Any, Any], report: LoadReport) -> Attempt:
-        """Return one that has loaded a state; warn of what `slim` has dropped from it."""
+        """Return one that has loaded a state; warn of what it has not filled, and why."""
         if report.dropped:
             parts = " and ".join(report.dropped)
             _log.warning("%s: `slim` has dropped %s from this checkpoint", report.path, parts)
-        return cls(state, dropped=report.dropped)
+        for names, what in (
+            (report.missing, "not in the checkpoint, left as it was"),
+            (report.unexpected, "only in the checkpoint, not loaded"),
+        ):
+            if names:
+                _log.warning("%s: %s", report.path, listed(what, list(names)))
+        return cls(
+            state, dropped=report.dropped, missing=report.missing, unexpected=report.unexpected
+        )
 
 
 class Side(Protocol[_Handle]):

@@ -38,6 +38,10 @@ class Restored:
     """The state dict; the caller's own if it was passed as ``into``."""
     dropped: tuple[str, ...] = ()
     """Names below which `ringstow.slim` has dropped everything: the state lacks them."""
+    missing: tuple[str, ...] = ()
+    """With ``strict=False``: names that only ``into`` has, which stay as they were."""
+    unexpected: tuple[str, ...] = ()
+    """Likewise, names that only the checkpoint has. On ranks, both are this rank's."""
 
 
 class _Gone(Exception):
@@ -106,7 +110,15 @@ def _first_intact(
         if attempt.error is None:
             assert attempt.state is not None
             assert found.step is not None
-            return Restored(found.step, found.path, found.metrics, attempt.state, attempt.dropped)
+            return Restored(
+                found.step,
+                found.path,
+                found.metrics,
+                attempt.state,
+                attempt.dropped,
+                attempt.missing,
+                attempt.unexpected,
+            )
         if not tiers and from_first(functools.partial(_native.has_gone, found.path)):
             raise _Gone from attempt.error
         is_gone = isinstance(attempt.error, MissingFilesError | NoCheckpointError)

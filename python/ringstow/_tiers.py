@@ -92,7 +92,11 @@ class Steps:
         found = self._with_copies(lambda: self._named_here(step), lambda copy: copy.step == step)
         if not found:
             where = " and ".join((self._run.root, *self._tiers))
-            raise NoCheckpointError(f"{where} have no step {step}", path=self._run.root)
+            numbers = {one.step for one in self.loadable() if one.step is not None}
+            there = ", ".join(map(str, sorted(numbers))) or "none yet"
+            raise NoCheckpointError(
+                f"{where} have no step {step}; their steps: {there}", path=self._run.root
+            )
         return found
 
     def tell_empty(self) -> None:

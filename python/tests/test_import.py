@@ -43,6 +43,16 @@ def test_import_loads_no_slow_module():
     assert sorted(imported.intersection(UNWANTED)) == []
 
 
+def test_modules_that_import_torch_are_imported_on_first_use():
+    loaded = _imported_by("import ringstow; ringstow.distributed.save, ringstow.dcp.StorageWriter")
+    assert {"ringstow.distributed", "ringstow.dcp", "torch"} <= loaded
+    loaded = _imported_by("import ringstow; ringstow.integrations, ringstow.convert")
+    assert "ringstow.integrations" in loaded
+    assert "torch" not in loaded
+    assert not hasattr(ringstow, "integration")
+    assert not hasattr(ringstow.integrations, "_saves_of_nobody")
+
+
 def test_every_public_name_exists():
     imported = _imported_by("import ringstow; [getattr(ringstow, n) for n in ringstow.__all__]")
     assert "ringstow._report" in imported

@@ -124,7 +124,10 @@ def test_wrong_tiers_say_what_is_meant(tmp_path):
 def test_step_that_no_tier_has_is_named_with_the_tiers(tmp_path, bucket):
     with (
         manager_of(tmp_path, bucket) as manager,
-        pytest.raises(ringstow.NoCheckpointError, match=r"run and s3://.*/run have no step 7"),
+        pytest.raises(
+            ringstow.NoCheckpointError,
+            match=r"run and s3://.*/run have no step 7; their steps: none yet",
+        ),
     ):
         manager.restore(7)
 

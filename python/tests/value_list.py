@@ -266,6 +266,7 @@ REFUSED = {
     "Module": (lambda: torch.nn.Linear(1, 1), "x.state_dict()"),
     "optimizer": (lambda: torch.optim.SGD([torch.ones(1)], lr=0.1), "x.state_dict()"),
     "storage": (lambda: torch.ones(1).untyped_storage(), "the tensor over it"),
+    "loader": (lambda: torch.utils.data.DataLoader([1]), "torchdata's StatefulDataLoader"),
     "StringIO": (lambda: io.StringIO("a"), "x.getvalue()"),
     "closed BytesIO": (closed, "before it is closed"),
     "path that is not Unicode": (lambda: pathlib.Path("a\udcff"), "os.fsencode(x)"),

@@ -140,6 +140,11 @@ def _of_numpy(value: Any) -> str | None:
 _TYPES = {
     "torch._C.Generator": "x.get_state()",
     "torch.storage.UntypedStorage": "the tensor over it",
+    "torch.utils.data.dataloader.DataLoader": (
+        "a loader that has a state_dict, such as torchdata's StatefulDataLoader, or the number of "
+        "batches that it has given"
+    ),
+    "torch.utils.data.sampler.Sampler": "the number of the epoch and its generator's state",
     "torch.storage.TypedStorage": "the tensor over it",
     "numpy.random._generator.Generator": "x.bit_generator.state",
     "numpy.random.bit_generator.BitGenerator": "x.state",

@@ -331,6 +331,16 @@ def test_a_damaged_manifest_and_a_cut_file_are_damage(run, how):
         assert manager.latest().step == 2
 
 
+def test_restore_that_is_not_strict_says_what_it_has_not_filled(root, caplog):
+    with CheckpointManager(root) as manager:
+        manager.save(1, {"model": {"body": torch.ones(3), "head": torch.ones(2)}})
+        state = {"model": {"body": torch.zeros(3), "classifier": torch.zeros(2)}}
+        restored = manager.restore(into=state, strict=False)
+    assert (restored.missing, restored.unexpected) == (("model.classifier",), ("model.head",))
+    assert "not in the checkpoint, left as it was (1): model.classifier" in caplog.text
+    assert "only in the checkpoint, not loaded (1): model.head" in caplog.text
+
+
 def test_bad_sectors_are_damage_and_a_refusal_is_not(run, monkeypatch):
     from ringstow import _alone
 
