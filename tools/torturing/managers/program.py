@@ -42,7 +42,8 @@ class Program:
         self._shape = dataclasses.replace(place.shape, is_whole=is_alone)
         # All ranks throw the same dice, and must throw them alike.
         self._rng = random.Random(f"program {place.shape.seed} {number}")
-        self._ledger = Ledger(place.ledger, pipe) if rank == 0 else Silence()
+        self._is_first = rank == 0
+        self._ledger = Ledger(place.ledger, pipe) if self._is_first else Silence()
         self._save_number = number * SAVES_MAX
         self._pending: Pending | None = None
         self._newest = 0
@@ -273,6 +274,8 @@ class Program:
             self._manager.wait()
 
     def _wait_promoted(self) -> None:
+        if not self._is_first:
+            return  # the first rank alone copies
         with self._noted("wait_promoted") as returned:
             returned["all"] = self._manager.wait_promoted()
 

@@ -6,6 +6,7 @@ copy it, to link to it, or to put a file into its directory.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -91,8 +92,8 @@ class User:
 
     def _copy(self, step: Path) -> str | None:
         """Copy a step, or link its files."""
-        if any(name.endswith(".part") for name in os.listdir(step)):
-            return None  # a killed save has left this, and what it is changes
+        if any(name.endswith(".part") or name not in _listed(step) for name in os.listdir(step)):
+            return None  # a kill has left this, which `prune` removes from a copy, too
         soon = int(step.name.rpartition("-")[2]) + self._rng.randrange(1, 9)
         path = self._free([*NAMES, *[f"step-{soon:08}"] * 2, f"{KEPT}/{step.name}"])
         if path is None:
@@ -182,6 +183,13 @@ def held(path: Path) -> Holds:
             content = at.read_bytes()
             found[name] = (f"{len(content)} bytes", zlib.crc32(content))
     return found
+
+
+def _listed(step: Path) -> set[str]:
+    """Return the names in a step's directory that `prune` leaves."""
+    manifest = json.loads((step / "manifest.json").read_bytes())
+    own = {name for name in os.listdir(step) if not name.endswith(".safetensors")}
+    return own | {file["name"] for file in manifest["files"]}
 
 
 def _difference(before: Holds, after: Holds) -> str:
