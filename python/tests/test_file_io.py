@@ -214,7 +214,7 @@ def test_a_report_is_not_written_through_a_planted_link(tmp_path, victim):
 
 
 def test_dcps_mark_is_neither_waited_for_nor_written_through(tmp_path, victim):
-    os.symlink(victim, tmp_path / ".metadata.tmp")
+    os.symlink(victim, tmp_path / ".metadata.part")
     os.symlink(victim, tmp_path / ".metadata")
     _mark.write(str(tmp_path))
     assert not os.path.islink(tmp_path / ".metadata")

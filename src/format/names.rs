@@ -13,6 +13,9 @@ pub const REMOVAL_MARK: &str = "manifest.json.retired";
 /// programs that check that the file exists.
 pub const DCP_MARK: &str = ".metadata";
 
+/// The [`DCP_MARK`] until it is renamed.
+pub const UNCOMMITTED_DCP_MARK: &str = ".metadata.part";
+
 /// Bytes in every [`DCP_MARK`] that ringstow wrote.
 pub const DCP_MARK_WORDS: &[u8] = b"ringstow.dcp._mark";
 
@@ -219,7 +222,7 @@ pub fn generation(name: &str) -> u64 {
 
 /// Whether this is a file that an unfinished save left behind.
 pub fn is_uncommitted(name: &str) -> bool {
-    name == UNCOMMITTED_MANIFEST
+    [UNCOMMITTED_MANIFEST, UNCOMMITTED_DCP_MARK].contains(&name)
         || done_rank(name).is_some()
         || name.strip_suffix(UNCOMMITTED_SUFFIX).is_some_and(is_shard)
         || split_unique(name)
@@ -324,6 +327,7 @@ mod tests {
             assert!(!is_shard(foreign), "{foreign}");
         }
         assert!(is_uncommitted(UNCOMMITTED_MANIFEST) && !is_uncommitted("notes.part"));
+        assert!(is_uncommitted(UNCOMMITTED_DCP_MARK) && !is_uncommitted(DCP_MARK));
         assert!(
             is_trace(REMOVAL_MARK)
                 && is_trace(&uncommitted(&shard(0, 0, 0)))

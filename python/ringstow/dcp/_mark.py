@@ -53,7 +53,7 @@ def write(path: str) -> None:
     A checkpoint of torch's own writer ends with its ``.metadata``: the files that it lists go too.
     """
     target = os.path.join(path, NAME)
-    temporary = f"{target}.tmp"
+    temporary = f"{target}.part"  # what clean-ups know as left by a kill
     try:
         dead = _listed_in(target)
         with _file_io.fresh(temporary) as file:

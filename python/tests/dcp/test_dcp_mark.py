@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tracemalloc
 
+import ringstow
 from ringstow import _native
 from ringstow.dcp import _mark
 
@@ -14,7 +15,7 @@ def test_a_planted_link_is_not_followed(tmp_path):
     victim.write_text("precious")
     step = tmp_path / "step"
     step.mkdir()
-    for name in (".metadata", ".metadata.tmp"):
+    for name in (".metadata", ".metadata.part"):
         (step / name).symlink_to(victim)
     _mark.write(str(step))
     assert victim.read_text() == "precious"
@@ -51,4 +52,12 @@ def test_the_directory_is_synced_after_the_rename(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", recorded)
     monkeypatch.setattr(_native, "sync_dir", recorded_dir)
     _mark.write(str(tmp_path))
-    assert synced == [str(tmp_path / ".metadata.tmp"), str(tmp_path)]
+    assert synced == [str(tmp_path / ".metadata.part"), str(tmp_path)]
+
+
+def test_what_a_kill_has_left_of_it_goes_with_the_checkpoint(tmp_path):
+    step = tmp_path / "step-1"
+    ringstow.save({"step": 1}, step, step=1)
+    (step / ".metadata.part").write_bytes(b"half")
+    ringstow.remove(step)
+    assert not step.exists()
