@@ -13,7 +13,7 @@ from ringstow._errors import InvalidStateError
 from ringstow._load import fill, loaded
 from ringstow._save import save, save_async
 from ringstow.tree._mismatch import Call
-from ringstow.tree._select import listed
+from ringstow.tree._select import listed, said_of_slim
 
 if TYPE_CHECKING:
     from ringstow._base import Base
@@ -50,8 +50,7 @@ class Attempt(NamedTuple):
     def of(cls, state: dict[Any, Any], report: LoadReport) -> Attempt:
         """Return one that has loaded a state; warn of what it has not filled, and why."""
         if report.dropped:
-            parts = " and ".join(report.dropped)
-            _log.warning("%s: `slim` has dropped %s from this checkpoint", report.path, parts)
+            _log.warning("%s: %s", report.path, said_of_slim(report.dropped))
         for names, what in (
             (report.missing, "not in the checkpoint, left as it was"),
             (report.unexpected, "only in the checkpoint, not loaded"),

@@ -567,7 +567,8 @@ class CheckpointManager:
         number = _numbered(step)
         with self._call("release", number):
             return self._pin(
-                lambda: self._run.kept(number) or self._run.named(number)[0].path, _native.unpin
+                lambda: _native.kept(self._root, number) or self._run.named(number)[0].path,
+                _native.unpin,
             )
 
     def _pin(self, find: Callable[[], str], change: Callable[[str], bool | None]) -> bool:

@@ -63,6 +63,7 @@ __all__ = [
     "is_everywhere",
     "is_one_run",
     "join_run",
+    "kept",
     "latest",
     "look_at_once",
     "model_layout",
@@ -742,6 +743,9 @@ def pin(step: str) -> None: ...
 
 # Lets it go, and returns whether it was kept.
 def unpin(step: str) -> bool: ...
+
+# Returns where the step of this number is that is kept, also if somebody has removed it.
+def kept(run: str, step: int) -> str | None: ...
 
 # Returns the names of the steps of a run that are kept.
 def pinned(run: str) -> list[str]: ...

@@ -117,11 +117,6 @@ class Run:
             )
         return wanted[:1]
 
-    def kept(self, step: int) -> str | None:
-        """Return the path of a step that `keep` keeps, also if somebody has removed it."""
-        names = {f"step-{step:08}", f"step-{step}"} & set(_native.pinned(self.root))
-        return os.path.join(self.root, min(names)) if names else None
-
     def path_of(self, step: int) -> str:
         """Return where to save a step: in place of the step of that number, if there was one.
 

@@ -243,7 +243,7 @@ mod _native {
             promote, run_of, unfinished,
         },
         run::{
-            RunLock, add_to_history, check_own_name, follow, go_back, pin, pinned, unpin,
+            RunLock, add_to_history, check_own_name, follow, go_back, kept, pin, pinned, unpin,
             was_removed,
         },
         save::{SaveJob, check_metrics, start_export, start_save, start_write, start_write_dealt},

@@ -9,6 +9,7 @@ use ringstow::Error;
 use ringstow::internals::format::manifest::{Age, Order};
 use ringstow::internals::store;
 use ringstow::internals::sys::run_lock;
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// A lock on a run's directory, until it is released or dropped.
@@ -112,6 +113,12 @@ pub(crate) fn pin(py: Python<'_>, step: PathBuf) -> PyResult<()> {
 #[pyfunction]
 pub(crate) fn unpin(py: Python<'_>, step: PathBuf) -> PyResult<bool> {
     py.detach(|| store::unpin(&step)).map_err(to_python)
+}
+
+/// Where the step of this number is that is kept, also if somebody has removed it.
+#[pyfunction]
+pub(crate) fn kept(py: Python<'_>, run: PathBuf, step: u64) -> Option<OsString> {
+    py.detach(|| store::kept(&run, step)).map(PathBuf::into_os_string)
 }
 
 #[pyfunction]

@@ -10,7 +10,7 @@ use std::time::Duration;
 /// this many reads.
 const STALLED_MAX: u32 = 16;
 
-/// The pause before the system is asked again that was short of something (EAGAIN, EBUSY): longer each time in a row.
+/// How long to wait after EAGAIN or EBUSY: longer each time in a row.
 pub(super) fn pause(times: u32) -> Duration {
     Duration::from_millis(1 << times.min(6))
 }

@@ -4,7 +4,7 @@ use super::tiers::Copies;
 use super::{CheckpointManager, Shared};
 use crate::error::{Error, Result};
 use crate::format::manifest::Order;
-use crate::store::{Found, Newer, pin, pinned, unpin};
+use crate::store::{Found, Newer, kept, pin, unpin};
 use std::path::PathBuf;
 
 impl CheckpointManager {
@@ -50,13 +50,10 @@ impl CheckpointManager {
     /// As for [`CheckpointManager::keep`].
     pub fn release(&mut self, step: u64) -> Result<bool> {
         self.wait()?;
-        let root = &self.shared.root;
-        let names = [format!("step-{step:08}"), format!("step-{step}")];
-        // Also if somebody has removed the step.
-        match pinned(root).iter().find(|name| names.contains(name)) {
-            Some(name) => unpin(&root.join(name)),
-            None => unpin(&self.shared.here(step)?),
-        }
+        unpin(&match kept(&self.shared.root, step) {
+            Some(kept) => kept,
+            None => self.shared.here(step)?,
+        })
     }
 }
 

@@ -16,7 +16,7 @@ pub use catalog::join::join;
 pub use catalog::latest::{Wanted, latest};
 pub use catalog::list::list;
 pub use catalog::own_share::check_own_share;
-pub use catalog::pins::{pin, pinned, unpin};
+pub use catalog::pins::{kept, pin, pinned, unpin};
 #[cfg(feature = "cli")]
 pub use catalog::runs::runs;
 pub use catalog::steps::{Before, steps};

@@ -2,15 +2,31 @@
 //! checkpoint is.
 
 use crate::error::{Error, Result, is_unsupported};
-use crate::sys::at::At;
 use crate::sys::inodes;
 use crate::sys::seam::{Call, made};
-use rustix::fs::{AtFlags, Mode, OFlags, Stat, mkdirat, renameat, statat, unlinkat};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, mkdirat, renameat, statat, unlinkat};
 use std::fs::{self, DirEntry, Metadata};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+/// Where a call finds a file: by its path or, in an open directory (`Dir::at`).
+#[derive(Debug, Clone, Copy)]
+pub struct At<'a> {
+    pub(crate) dir: BorrowedFd<'a>,
+    /// As the system gets it.
+    pub(crate) name: &'a Path,
+    /// For messages and the [seam](crate::sys::seam).
+    pub(crate) path: &'a Path,
+}
+
+impl<'a, P: AsRef<Path> + ?Sized> From<&'a P> for At<'a> {
+    fn from(path: &'a P) -> Self {
+        let path = path.as_ref();
+        Self { dir: CWD, name: path, path }
+    }
+}
 
 /// All that is in a directory, in no order.
 ///

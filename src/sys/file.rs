@@ -2,8 +2,7 @@
 //! transfer the bytes of shards.
 
 use crate::error::{Error, Result};
-use crate::sys::at::At;
-use crate::sys::dir::try_remove;
+use crate::sys::dir::{At, try_remove};
 use crate::sys::inodes;
 use crate::sys::seam::{Call, made};
 use rustix::fs::{Mode, OFlags, openat};
@@ -320,6 +319,14 @@ pub(crate) fn read_given(path: impl AsRef<Path>, bytes_max: u64) -> io::Result<V
 pub(crate) fn read_kernel_text(path: impl AsRef<Path>) -> io::Result<String> {
     let text = String::from_utf8(read_given(path, 64 << 20)?);
     text.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+/// What identifies this run of the machine's kernel.
+///
+/// # Errors
+/// The system's: where there is no `/proc`.
+pub(crate) fn boot_id() -> io::Result<String> {
+    Ok(read_kernel_text("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
 
 /// What the system knows about an open file: length, owner, mode.

@@ -21,6 +21,11 @@ pub struct FileSystem {
     pub why: String,
 }
 
+/// The name of this host, for people.
+pub(crate) fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
 /// Which hosts may use a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hosts {

@@ -1,7 +1,7 @@
 //! One saver per directory at a time, on all hosts where the file system can tell them of each other.
 
 use crate::error::{Error, Result, is_one_of};
-use crate::sys::at::At;
+use crate::sys::dir::At;
 use crate::sys::file_system::{FileSystem, Reach};
 use crate::sys::fork::{GENERATIONS, PerProcess};
 use crate::sys::inherited::Inherited;

@@ -6,7 +6,6 @@
 //! have callers that decide by it.
 #![allow(clippy::disallowed_methods)] // the only place for them
 
-pub mod at;
 pub(crate) mod at_exit;
 pub mod chance;
 pub mod dir;

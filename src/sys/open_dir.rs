@@ -2,8 +2,7 @@
 //! whatever has its path by now: another program may move it away, and put a link to somebody's data in its place.
 
 use crate::error::{Error, Result};
-use crate::sys::at::At;
-use crate::sys::dir;
+use crate::sys::dir::{self, At};
 use crate::sys::file;
 use crate::sys::seam::{Call, made};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, openat, statat};

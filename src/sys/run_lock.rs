@@ -73,7 +73,7 @@ impl RunLock {
         let path = root.join(FILE);
         let wanted = Wanted { root: &root, path: &path, kernel: kernel(&root), pace, system };
         let file = wanted.wait_free(waits)?;
-        let note = Note::own(&root);
+        let note = Note::own(wanted.kernel);
         let heartbeat = match wanted.system.is_shared() {
             true => Some(Heartbeat::start(&path, note, &pace)?),
             false => {
@@ -286,7 +286,7 @@ mod tests {
 
     /// A note of another host's manager.
     fn others(root: &Path) -> Note {
-        let note = Note { host: "node-3".into(), kernel: "another".into(), ..Note::own(root) };
+        let note = Note { host: "node-3".into(), ..Note::own(String::new()) };
         note.write(&root.join(FILE)).unwrap();
         note
     }
@@ -327,7 +327,7 @@ mod tests {
     fn note_of_a_killed_process_of_this_host_or_of_a_host_that_locks_reach_keeps_nobody_out() {
         let root = tempfile::tempdir().unwrap();
         let played = play(root.path(), "nfs4", "nolock");
-        Note::own(root.path()).write(&root.path().join(FILE)).unwrap();
+        Note::own(kernel(root.path())).write(&root.path().join(FILE)).unwrap();
         drop(RunLock::take_at(root.path(), NEVER, || Err(ended())).unwrap());
         drop(played);
         let _played = play(root.path(), "nfs4", "");

@@ -6,7 +6,8 @@ use crate::common::{
 };
 use ringstow::internals::store::Status;
 use ringstow::{
-    Config, Disposal, EngineChoice, Error, Retention, Runtime, list, prune, remove, retain,
+    Config, Disposal, EngineChoice, Error, Fallback, FallbackKind, Retention, Runtime, SaveReport,
+    list, prune, remove, retain,
 };
 use std::fs;
 use std::io::Read;
@@ -108,6 +109,12 @@ fn fresh_checkpoint_is_recycled_at_once() {
     }
 }
 
+/// Why a save has not written over old files.
+fn not_recycled(report: &SaveReport) -> &Fallback {
+    let fallbacks = &report.moved.fallbacks;
+    fallbacks.iter().find(|fallback| fallback.kind == FallbackKind::Recycling).unwrap()
+}
+
 #[test]
 fn what_somebody_reads_is_not_written_over() {
     let (root, runtime) = root(&[1]);
@@ -117,12 +124,7 @@ fn what_somebody_reads_is_not_written_over() {
     let state = State::new(2, &SIZES);
     let report = state.save(&runtime, &at(root.path(), 2)).unwrap();
     assert_eq!(report.recycled_bytes, 0);
-    let told = report
-        .moved
-        .fallbacks
-        .iter()
-        .find(|f| f.kind == ringstow::FallbackKind::Recycling)
-        .unwrap();
+    let told = not_recycled(&report);
     assert!(told.reason.contains("open"), "{}", told.reason);
     let mut after = Vec::new();
     reader.read_to_end(&mut after).unwrap();
@@ -156,12 +158,7 @@ fn a_replaced_file_with_a_hard_link_is_not_recycled_and_the_report_says_why() {
     fs::hard_link(shard(&dir), root.path().join("copy")).unwrap();
     let copy = fs::read(root.path().join("copy")).unwrap();
     let report = State::new(2, &SIZES).save(&runtime, &dir).unwrap();
-    let told = report
-        .moved
-        .fallbacks
-        .iter()
-        .find(|f| f.kind == ringstow::FallbackKind::Recycling)
-        .unwrap();
+    let told = not_recycled(&report);
     assert!(told.reason.contains("last/") && told.reason.contains("hard link"), "{told:?}");
     assert!(!root.path().join(RECYCLED_DIR).exists());
     assert!(fs::read(root.path().join("copy")).unwrap() == copy);

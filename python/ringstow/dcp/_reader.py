@@ -169,8 +169,7 @@ class StorageReader(storage.StorageReader):
         dropped = () if self._checkpoint is None else tuple(self._checkpoint.dropped)
         note_dropped(metadata, dropped)
         if dropped:
-            parts = " and ".join(dropped)
-            _log.warning("%s: `slim` has dropped %s from this checkpoint", self._path, parts)
+            _log.warning("%s: %s", self._path, _select.said_of_slim(dropped))
 
     def _is_meant(self, rank: int | None) -> bool:
         """Return whether this is the kind of checkpoint that DCP looks for; it tries both kinds."""

@@ -104,7 +104,12 @@ def by_slim(missing: Iterable[str], dropped: Iterable[str]) -> list[str]:
     """Return the sentence that says which of the missing names `slim` has dropped, if any."""
     names = [name.removesuffix(".") for name in missing]
     lost = [part for part in dropped if any(is_below(name, part) for name in names)]
-    return [f"`slim` has dropped {' and '.join(lost)} from this checkpoint"] if lost else []
+    return [said_of_slim(lost)] if lost else []
+
+
+def said_of_slim(dropped: Iterable[str]) -> str:
+    """Return the sentence that says what `slim` has dropped."""
+    return f"`slim` has dropped {' and '.join(dropped)} from this checkpoint"
 
 
 def _hint(name: str, names: list[str]) -> str:

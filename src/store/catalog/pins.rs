@@ -42,6 +42,12 @@ pub fn unpin(step: &Path) -> Result<bool> {
     Ok(is_pin)
 }
 
+/// Where the step of this number is that is kept, or was when somebody removed it; `None` if none is kept.
+pub fn kept(run: &Path, step: u64) -> Option<PathBuf> {
+    let names = [format!("step-{step:08}"), format!("step-{step}")];
+    pinned(run).iter().find(|name| names.contains(name)).map(|name| run.join(name))
+}
+
 /// The names of the steps of a run that are kept.
 pub fn pinned(run: &Path) -> Vec<String> {
     let entries = dir::try_entries(run).unwrap_or_default().into_iter();

@@ -6,6 +6,7 @@ use crate::store::layout::published::{read_label, write_label};
 use crate::store::layout::unique::unique;
 use crate::sys::dir;
 use crate::sys::file;
+use crate::sys::file_system::host_name;
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::io;
@@ -43,7 +44,7 @@ pub fn node_id(run: &Path) -> Result<NodeId> {
     if let Some(id) = read(run)? {
         return Ok(id);
     }
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let host = host_name();
     write_label(
         run,
         names::NODE,

@@ -43,8 +43,7 @@ pub(super) struct Directory {
 impl Directory {
     /// A directory that need not be there yet.
     pub fn at(path: &Path, job: &Arc<Job>) -> Self {
-        let boot = file::read_kernel_text("/proc/sys/kernel/random/boot_id");
-        let boot = boot.map_or_else(|_| unique(), |boot| boot.trim().to_owned());
+        let boot = file::boot_id().unwrap_or_else(|_| unique());
         Self { path: path.into(), job: job.clone(), boot, direct: true.into() }
     }
 

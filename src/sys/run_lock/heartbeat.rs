@@ -7,6 +7,7 @@
 
 use crate::error::{Error, Result};
 use crate::sys::chance::{now_unix_ms, random};
+use crate::sys::file_system::host_name;
 use crate::sys::{dir, file};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -56,13 +57,13 @@ pub(super) struct Note {
 }
 
 impl Note {
-    /// This process's note on a run.
-    pub fn own(root: &Path) -> Self {
+    /// This process's note on a run whose directory has this [`kernel`].
+    pub fn own(kernel: String) -> Self {
         Self {
-            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            host: host_name(),
             process: std::process::id(),
             since_unix_ms: now_unix_ms(),
-            kernel: kernel(root),
+            kernel,
             id: random(),
             beats: 0,
         }
@@ -102,8 +103,8 @@ impl fmt::Display for Note {
 
 /// What identifies this run of the machine's kernel, and the mount of a path.
 pub(super) fn kernel(root: &Path) -> String {
-    let boot = file::read_kernel_text("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    format!("{} {}", boot.trim(), dir::device(root).unwrap_or_default())
+    let boot = file::boot_id().unwrap_or_default();
+    format!("{boot} {}", dir::device(root).unwrap_or_default())
 }
 
 /// What a watched note says of its writer.
