@@ -27,6 +27,8 @@ class Boxed(NamedTuple):
     """A local tensor, and the box of a stored one to fill it with."""
 
     local: torch.Tensor
+    dtype: str
+    """The local tensor's."""
     offsets: Shape
     """Where the box begins, in elements of the stored dtype."""
     leaf: Leaf
@@ -78,7 +80,7 @@ def _split(boxes: Iterable[Boxed]) -> tuple[list[Boxed], list[Boxed]]:
 def _takes_bytes(box: Boxed) -> bool:
     local = box.local
     return (
-        _torch.code_of(local, describe(box.path)) == box.stored.dtype
+        box.dtype == box.stored.dtype
         and _torch.in_reach(local)
         and not share_elements(local.shape, local.stride())
         # Half a byte an element has no stride in bytes.

@@ -374,15 +374,16 @@ class Merge:
         if not (isinstance(node, Leaf) and node.tag == "$tensor"):
             return self._differ(path, "a sharded tensor", kind_there(node))
         stored = self.contents.stored(node, path)
-        shape, pieces, _ = _shards.sharded(tensor, functools.partial(describe, path))
-        code = _torch.code_of(tensor, describe(path))
+        key = functools.partial(describe, path)
+        shape, pieces, _ = _shards.sharded(tensor, key)
+        code = _torch.code_of(tensor, key)
         here = (code, in_elements(shape, code))
         if not self._fits(stored, here, path, cast=can_cast(stored, *here)):
             return None
         for local, offsets, _ in pieces:
             at = in_elements(offsets, code)
             if node.body not in self.damaged:
-                self.boxes.append(Boxed(local.detach(), at, node, stored, path))
+                self.boxes.append(Boxed(local.detach(), code, at, node, stored, path))
         return None
 
     def _dict(self, target: dict[Any, Any], node: Any, path: Path) -> None:

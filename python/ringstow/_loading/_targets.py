@@ -56,8 +56,9 @@ _FAMILIES = (
 
 def can_cast(stored: Stored, dtype: str, shape: tuple[int, ...]) -> bool:
     """Return whether ``cast=True`` makes a stored tensor one of that dtype and shape."""
-    is_family = any({stored.dtype, dtype} <= family for family in _FAMILIES)
-    return stored.dtype != dtype and stored.shape == shape and is_family
+    if stored.dtype == dtype or stored.shape != shape:
+        return False
+    return any({stored.dtype, dtype} <= family for family in _FAMILIES)
 
 
 def leaves(

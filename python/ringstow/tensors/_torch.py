@@ -59,6 +59,7 @@ def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+@functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
     """Return torch's own name of a dtype: ``"float32"``."""
     return str(dtype).removeprefix("torch.")
@@ -256,8 +257,12 @@ def check_storage(tensor: torch.Tensor, key: str) -> None:
         )
 
 
-def code_of(tensor: torch.Tensor, key: str) -> str:
+def code_of(tensor: torch.Tensor, key: str | Callable[[], str]) -> str:
     """Return safetensors' name of the tensor's dtype.
+
+    Args:
+        tensor: it.
+        key: its name in messages, or what returns that.
 
     Raises:
         UnsupportedError: it has none.
@@ -265,8 +270,8 @@ def code_of(tensor: torch.Tensor, key: str) -> str:
     code = CODES.get(dtype_name(tensor.dtype))
     if code is None:
         raise UnsupportedError(
-            f"{key} has dtype {tensor.dtype}, which the format does not know; use a .view() of it "
-            "as another dtype"
+            f"{key if isinstance(key, str) else key()} has dtype {tensor.dtype}, which the format "
+            "does not know; use a .view() of it as another dtype"
         )
     return code
 
