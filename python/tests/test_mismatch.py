@@ -294,6 +294,24 @@ def test_sizes_say_that_strict_alone_does_not_help(tmp_path):
     assert into["w"].tolist() == [1, 1]
 
 
+def test_a_layer_of_another_size_stays_by_another_name_and_the_others_get_their_moments(tmp_path):
+    def trained(classes):
+        model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, classes))
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.ones(2)).sum().backward()
+        optimizer.step()
+        return {"model": model, "optimizer": optimizer}
+
+    old, new = trained(4), trained(5)
+    path = saved(old, tmp_path / "c")
+    before = new["model"][1].weight.clone()
+    assert 'rename={"head": "old_head"}' in mismatch(new, path, strict=False)
+    ringstow.load_into(new, path, rename={"1": "old"}, strict=False)
+    assert torch.equal(new["model"][1].weight, before)
+    moments = [one["optimizer"].state[one["model"][0].weight]["exp_avg_sq"] for one in (old, new)]
+    assert torch.equal(*moments)
+
+
 def test_dtypes_that_cast_does_not_convert_are_told_from_those_that_it_does(tmp_path):
     path = saved({"w": torch.ones(2), "n": torch.ones(2, dtype=torch.int64)}, tmp_path / "c")
     text = mismatch({"w": torch.zeros(2).half(), "n": torch.zeros(2, dtype=torch.int64)}, path)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from ringstow import _patience
-from ringstow._errors import Error, SaveCancelledError
+from ringstow._errors import Error, InvalidStateError, SaveCancelledError
 from ringstow.dcp._errors import survives
 
 T = TypeVar("T")
@@ -22,10 +22,18 @@ def sendable(error: BaseException) -> BaseException:
     return error if survives(error) else Error(f"{type(error).__name__}: {error}")
 
 
+def lives(group: dist.ProcessGroup | None) -> bool:
+    """Return whether nobody has destroyed the group."""
+    try:
+        return dist.is_initialized() and dist.get_rank(group) >= 0
+    except Exception:  # of a process group that was destroyed
+        return False
+
+
 def gathered(value: T, group: dist.ProcessGroup | None) -> list[T]:
     """Return every rank's value."""
-    values: list[Any] = [None] * dist.get_world_size(group)
     with patient(group):
+        values: list[Any] = [None] * dist.get_world_size(group)
         dist.all_gather_object(values, value, group=group)
     return values
 
@@ -42,7 +50,8 @@ def from_rank(rank: int, look: Callable[[], T], group: dist.ProcessGroup | None)
         Exception: what it raises there, on all ranks.
         Error: that rank was interrupted; the interrupt itself is raised there.
     """
-    source = rank if group is None else dist.get_global_rank(group, rank)
+    with _needing(group):
+        source = rank if group is None else dist.get_global_rank(group, rank)
     answer: list[Any] = [None, None]
     interrupt: BaseException | None = None
     if dist.get_rank() == source:
@@ -192,12 +201,31 @@ def raise_first(errors: Iterable[BaseException | None]) -> None:
 
 @contextlib.contextmanager
 def patient(group: dist.ProcessGroup | None) -> Iterator[None]:
-    """Log a warning if the other ranks are late."""
-    ranks = f"{dist.get_rank(group)} of {dist.get_world_size(group)}"
-    with _patience.patient(
-        f"rank {ranks} waits for the other ranks, all of which must make this call"
-    ):
+    """Log a warning if the other ranks are late.
+
+    Raises:
+        InvalidStateError: somebody has destroyed the group.
+    """
+    with _needing(group):
+        ranks = f"{dist.get_rank(group)} of {dist.get_world_size(group)}"
+        with _patience.patient(
+            f"rank {ranks} waits for the other ranks, all of which must make this call"
+        ):
+            yield
+
+
+@contextlib.contextmanager
+def _needing(group: dist.ProcessGroup | None) -> Iterator[None]:
+    """Say in ringstow's words what fails because the group is gone."""
+    try:
         yield
+    except Exception as error:
+        if lives(group):
+            raise
+        raise InvalidStateError(
+            "the process group was destroyed while a save, load or copy needed it: call the "
+            "handle's result(), or close the manager, before destroy_process_group()"
+        ) from error
 
 
 def explained(failure: BaseException, what: str) -> BaseException:

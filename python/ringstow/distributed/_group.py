@@ -100,7 +100,7 @@ class Group:
 
 
 # The groups made so far, by the caller's; those of a default group that has ended are forgotten.
-_made: dict[int, tuple[object, Group]] = {}
+_made: dict[int, tuple[Any, Group]] = {}
 _making = CallLock("a save or load of several ranks")
 
 
@@ -126,14 +126,7 @@ def group_of(given: dist.ProcessGroup | None) -> Group:
         if known is not asked or made is None:
             own = dist.new_group(backend="gloo") if asked is world else _private.beside(asked)
             made = Group(cast("dist.ProcessGroup", own))
-            for key in [key for key, (one, _) in _made.items() if not _lives(one)]:
+            for key in [key for key, (one, _) in _made.items() if not _together.lives(one)]:
                 del _made[key]
             _made[id(asked)] = (asked, made)
     return made
-
-
-def _lives(group: object) -> bool:
-    try:
-        return dist.get_rank(cast("dist.ProcessGroup", group)) >= 0
-    except Exception:  # of a process group that was destroyed
-        return False

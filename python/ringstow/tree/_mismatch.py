@@ -289,9 +289,11 @@ class Mismatch:
         """Say what to do about tensors and values that are not alike."""
         if "size" in self.kinds:
             rest = f"; {self.call.strict} then loads the others" if self.call.strict else ""
+            way = self.call.way('rename={"head": "old_head"}')
+            way = f", or give their layer another name by {way}" if way else ""
             yield (
                 "sizes differ: make the model with the checkpoint's sizes, or leave these out of "
-                f"the state dict{rest}"
+                f"the state dict{way}{rest}"
             )
         if "cast" in self.kinds:
             way = self.call.way("cast=True")

@@ -6,7 +6,9 @@ import logging
 import os
 
 import pytest
+import torch.distributed as dist
 
+import ringstow
 from ringstow import _patience
 from ringstow.dcp import _together
 
@@ -34,6 +36,25 @@ def test_each_raises_on_all_ranks_what_one_raises(ranks, victim):
     kind, text = said[1 - victim]
     assert kind == "Error"
     assert f"rank {victim} failed: KeyError" in text
+
+
+def asked_of_no_group(rank):
+    group = dist.new_group(backend="gloo")
+    dist.destroy_process_group(group)
+    said = []
+    for ask in (_together.gathered, _together.agree):
+        with pytest.raises(ringstow.InvalidStateError) as caught:
+            ask(None, group)
+        said.append(str(caught.value))
+    with pytest.raises(ringstow.InvalidStateError) as caught:
+        _together.from_first(lambda: 1, group)
+    return {*said, str(caught.value)}
+
+
+def test_a_group_that_was_destroyed_too_early_is_named_with_what_to_call_first(ranks):
+    for said in ranks(2).run(asked_of_no_group):
+        (text,) = said
+        assert "result(), or close the manager, before destroy_process_group()" in text
 
 
 def one_is_late(rank, mark):
