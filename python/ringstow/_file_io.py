@@ -18,6 +18,8 @@ import stat
 from collections.abc import Iterator
 from typing import BinaryIO, cast
 
+from ringstow import _native
+
 # Without O_NONBLOCK, opening a FIFO waits for its other end. Regular files ignore the flag.
 _NEVER_WAIT = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _OTHERS = {
@@ -28,6 +30,8 @@ _OTHERS = {
 }
 # What the system says to O_NOFOLLOW on a link; FreeBSD says EMLINK.
 _IS_LINK = (errno.ELOOP, errno.EMLINK)
+# What it says of two names on a file system that cannot swap them.
+_NO_SWAP = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 # What it says of a socket, and of a FIFO that is to be written and that nobody reads.
 _NOBODY_THERE = (errno.ENXIO, errno.EOPNOTSUPP)
 
@@ -161,3 +165,33 @@ def _other(path: str, kind: str) -> OtherKindError:
     return OtherKindError(
         errno.ENXIO, f"is {kind}, where a regular file is expected: remove it, or move it", path
     )
+
+
+def take_place(new: str, path: str, old: str) -> None:
+    """Give something the name of something else, which gets a third name.
+
+    Where the file system can swap two names, the path always names one of the two. Elsewhere it
+    names nothing between two renames: a kill there leaves what was there under the third name.
+
+    Args:
+        new: what takes the place.
+        path: the name that it gets.
+        old: the name of what is at the path now; nothing has it.
+
+    Raises:
+        OSError: the system refused; what was at the path is still there.
+    """
+    try:
+        _native.swap_names(new, path)
+    except OSError as error:
+        if error.errno not in _NO_SWAP:
+            raise
+        try:
+            os.rename(path, old)
+            os.rename(new, path)
+        except BaseException:  # also Ctrl-C, which Python raises right after a call
+            if os.path.lexists(old) and not os.path.lexists(path):
+                os.rename(old, path)
+            raise
+    else:
+        os.rename(new, old)

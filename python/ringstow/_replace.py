@@ -1,9 +1,9 @@
 """Where a conversion writes, and how the result gets its name, for kinds without a commit.
 
 A checkpoint that replaces one in a directory is written into a directory beside that,
-``NAME.convert.part``. When it is complete, the two directories swap their names in one system call,
-so that the path holds either the complete old checkpoint or the complete new one. The old one is
-removed once the swap is durable. A file is written to ``NAME.part`` and then renamed. Locks keep
+``NAME.convert.part``. When it is complete, it takes the path's name, so that the path holds either
+the complete old checkpoint or the complete new one. The old one, now ``NAME.convert.old``, is
+removed once that is durable. A file is written to ``NAME.part`` and then renamed. Locks keep
 two conversions to one path apart, and what appears at the path meanwhile is replaced only on
 request. The next conversion to that path removes what a kill leaves beside it. On a file system
 that other hosts may use, that could be what another host is writing: the next conversion refuses
@@ -13,7 +13,6 @@ instead, and says what to remove.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import logging
 import os
@@ -41,9 +40,6 @@ from ringstow._kinds import (
 # Which files make up a checkpoint.
 _KINDS: dict[str, Callable[[str], bool]] = {"dcp": is_dcp, "hf": is_model}
 
-# Error numbers of `swap_names` on file systems that can't swap.
-_UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
-
 _log = logging.getLogger("ringstow")
 
 
@@ -53,7 +49,7 @@ def beside(path: str) -> str:
 
 
 def aside(path: str) -> str:
-    """Return where the old checkpoint waits on file systems that can't swap two directories."""
+    """Return where the old checkpoint waits for its removal."""
     return f"{path}.convert.old"
 
 
@@ -296,17 +292,7 @@ def _take_place(new: str, path: str, is_part_of: Callable[[str], bool]) -> None:
             with contextlib.suppress(OSError):
                 os.link(os.path.join(path, name), os.path.join(new, name), follow_symlinks=False)
     _native.sync_dir(new)
-    try:
-        _native.swap_names(new, path)
-    except OSError as error:
-        if error.errno not in _UNSUPPORTED:
-            raise
-        try:
-            os.rename(path, aside(path))
-            os.rename(new, path)
-        except BaseException:  # also Ctrl-C, which Python raises right after a call
-            _put_back(path)
-            raise
+    _file_io.take_place(new, path, aside(path))
 
 
 def _refuse_left(path: str) -> None:

@@ -34,7 +34,7 @@ class Restored:
     """The checkpoint's directory."""
     metrics: Mapping[str, float]
     """The metrics that were saved with it."""
-    state: dict[Any, Any]
+    state: dict[Any, Any] = dataclasses.field(repr=False)
     """The state dict; the caller's own if it was passed as ``into``."""
     dropped: tuple[str, ...] = ()
     """Names below which `ringstow.slim` has dropped everything: the state lacks them."""

@@ -197,7 +197,7 @@ def test_replaced_checkpoint_stays_until_the_swap_is_durable(at, monkeypatch):
         with pytest.raises(ringstow.NotDurableError, match="to is written"):
             convert(new, at / "to", target="hf", overwrite=True)
     assert same(read_hf(at / "to"), NEW)
-    assert same(read_hf(at / "to.convert.part"), OLD)
+    assert same(read_hf(at / "to.convert.old"), OLD)
 
     done = []
     monkeypatch.setattr(_replace._native, "sync_dir", lambda at: done.append(at) or sync(at))

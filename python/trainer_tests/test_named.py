@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
 
 import pytest
+import torch
 
 from ringstow import _file_io, _native
 from ringstow.integrations import _named
 from ringstow.integrations._deepspeed import _tags
+from ringstow.integrations._lightning import _paths
 
 NAMES = re.compile(r"checkpoint-\d+")
 
@@ -91,3 +94,48 @@ def test_what_a_killed_process_named_the_latest_tag_with_goes_with_the_next_save
     with _named.kept(str(tmp_path / "latest-critic2")) as new, open(new, "x"):
         _named.end(_named.begin(str(tmp_path / "actor1")))
     assert sorted(os.listdir(tmp_path)) == [".ringstow-actor1", ".ringstow-latest-critic2"]
+
+
+def refuse_to_swap(*_):
+    raise OSError(errno.EINVAL, "Invalid argument")
+
+
+@pytest.mark.parametrize("can_swap", [True, False])
+@pytest.mark.parametrize("kind", ["link", "file"])
+def test_what_lightning_left_gives_its_place_to_a_checkpoint(tmp_path, monkeypatch, kind, can_swap):
+    last, beside = str(tmp_path / "last.ckpt"), tmp_path / ".last.ckpt.saving"
+    torch.save({}, last) if kind == "file" else os.symlink("away", last)
+    if not can_swap:
+        monkeypatch.setattr(_native, "swap_names", refuse_to_swap)
+    assert _paths.place_for(last, striped=False) == str(beside)
+    (beside / "new").mkdir(parents=True)
+    _paths.put(str(beside), last)
+    assert os.listdir(last) == ["new"]
+    assert os.listdir(tmp_path) == ["last.ckpt"]
+
+
+@pytest.mark.parametrize("call", ["first", "second"])
+def test_kill_between_two_renames_leaves_lightning_what_it_had(tmp_path, monkeypatch, call):
+    last, beside = str(tmp_path / "last.ckpt"), str(tmp_path / ".last.ckpt.saving")
+    os.symlink("away", last)
+    os.mkdir(beside)
+    rename, calls = os.rename, []
+
+    class Killed(BaseException):
+        pass
+
+    def killed(one, other):
+        rename(one, other)
+        calls.append(other)
+        if call == "first" or len(calls) == 2:
+            monkeypatch.setattr(os, "rename", lambda *_: None)  # nothing happens any more
+            raise Killed
+
+    monkeypatch.setattr(_native, "swap_names", refuse_to_swap)
+    monkeypatch.setattr(os, "rename", killed)
+    with pytest.raises(Killed):
+        _paths.put(beside, last)
+    monkeypatch.setattr(os, "rename", rename)
+    _paths.place_for(last, striped=False)
+    assert os.path.islink(last) if call == "first" else os.path.isdir(last)
+    assert not list(tmp_path.glob(".*replaced"))

@@ -102,7 +102,7 @@ pub(super) fn missing_resource(doing: &str, cause: &io::Error) -> Option<&'stati
              container or cgroup (pids.max)",
         ),
         Some(ENOMEM) if doing.starts_with("taking") => Some(
-            "raise the limit of address space (`ulimit -v`) or of memory of this process, or set `pool_bytes` lower",
+            "set `pool_bytes` lower, or raise the limit of memory or of address space (`ulimit -v`) of this process",
         ),
         _ => None,
     }

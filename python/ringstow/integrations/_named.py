@@ -9,7 +9,6 @@ save.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import re
@@ -20,9 +19,8 @@ from collections.abc import Callable, Iterator
 from ringstow import _file_io, _native
 
 _HIDDEN = ".ringstow-"
-# Where two names cannot be swapped, the older checkpoint has this one between two renames.
+# An older checkpoint has this one until it is removed.
 _REPLACED = ".ringstow_replaced-"
-_NO_SWAP = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 
 # What ringstow itself keeps in a directory of checkpoints under hidden names: docs/format.md.
 _OF_THE_RUN = r"(?:run|node)\.json.*|history\.jsonl.*|keep-.*|manager|promotions|spares"
@@ -190,15 +188,7 @@ def take_name(part: str, final: str, may_replace: Callable[[str], None] | None =
     if may_replace is not None:
         may_replace(final)
     old = replaced(final)
-    try:
-        _native.swap_names(part, final)
-    except OSError as error:
-        if error.errno not in _NO_SWAP:
-            raise
-        os.rename(final, old)
-        os.rename(part, final)
-    else:
-        os.rename(part, old)  # if the sync fails, the caller discards `part`, and must not this
+    _file_io.take_place(part, final, old)
     _native.sync_dir(run)
     with contextlib.suppress(OSError):
         _delete(old)  # or the next save does

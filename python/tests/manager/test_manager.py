@@ -51,6 +51,7 @@ def test_loop_saves_and_resumes(root):
         assert (restored.step, restored.metrics) == (400, {"loss": 1 / 401})
         assert restored.path == str(root / "step-00000400")
         assert torch.equal(restored.state["w"], state(400)["w"])
+        assert "tensor" not in repr(restored)
         assert manager.restore(300).state["step"] == 300
         assert manager.latest().step == 400
 

@@ -91,6 +91,15 @@ def test_drop_newer_removes_the_newer_steps_everywhere_but_those_that_are_kept(a
     assert [step.step for step in ringstow.steps(tier)] == [1, 2, 4]
 
 
+def test_save_after_drop_newer_goes_on_and_does_not_warn(at, caplog):
+    save_all(at / "run", 1, 2, 3)
+    with ringstow.CheckpointManager(at / "run") as manager:
+        manager.restore(1, drop_newer=True)
+        manager.save(2, state(22))
+    assert "gone back" not in caplog.text
+    assert value(ringstow.latest(at / "run")) == 22
+
+
 def test_drop_newer_leaves_no_step_whose_copy_is_in_progress(at):
     run, tier = at / "run", at / "tier"
     with ringstow.CheckpointManager(run, tiers=[tier], promotion_rate="2M") as manager:

@@ -58,7 +58,8 @@ impl<'a> Newer<'a> {
         );
     }
 
-    /// Removes them, except those that are [kept](pinned). Returns what was removed.
+    /// Removes them, except those that are [kept](pinned). Returns what was removed. The next save goes on from the restored
+    /// step, and does not warn that it is lower than the newest.
     ///
     /// # Errors
     /// The first failure of a removal, after trying all of them.
@@ -66,6 +67,11 @@ impl<'a> Newer<'a> {
         let kept = pinned(self.root);
         let reason = format!("the run goes back to step {}", self.step);
         let (mut removed, mut failure) = (Vec::new(), None);
+        let gone_back = self.found.first().map(|newest| Order {
+            branch: newest.order.branch + 1,
+            step: Some(self.step),
+            ..newest.order
+        });
         for Found { path, .. } in self.found {
             if kept.iter().any(|name| path.ends_with(name)) {
                 continue;
@@ -78,6 +84,9 @@ impl<'a> Newer<'a> {
                     failure = failure.or(Some(error));
                 }
             }
+        }
+        if let (Some(order), None) = (gone_back, &failure) {
+            follow(self.root, order);
         }
         failure.map_or(Ok(removed), Err)
     }

@@ -57,7 +57,7 @@ def save_now(path: str, save: Callable[[str], object], *, striped: bool) -> None
 
     Raises:
         InvalidStateError: the path is a file that torch.save did not write.
-        OSError: the file system cannot swap two names.
+        OSError: the system refused.
     """
     beside = place_for(path, striped=striped)
     save(beside or path)
@@ -71,6 +71,7 @@ def place_for(path: str, *, striped: bool) -> str | None:
     Raises:
         InvalidStateError: the path is a file that torch.save did not write.
     """
+    _recover(path)
     replaced = _is_replaced(path)
     if replaced:
         _refuse_other_file(path)
@@ -84,22 +85,32 @@ def put(beside: str, path: str) -> None:
     """Let a path name the checkpoint that was saved beside it.
 
     Raises:
-        OSError: the file system cannot swap two names.
+        OSError: the system refused; what was at the path is still there.
     """
-    folder = os.path.dirname(path)
-    if not _is_replaced(path):
+    replaces = _is_replaced(path)
+    if replaces:
+        _file_io.take_place(beside, path, _replaced(path))
+    else:
         os.rename(beside, path)
-        _native.sync_dir(folder)
-        _others.saved(path)
-        return
-    try:
-        _native.swap_names(beside, path)
-    except OSError as error:
-        error.add_note(f"The new checkpoint is complete: rename {path}, and {beside} to {path}.")
-        raise
-    _native.sync_dir(folder)
+    _native.sync_dir(os.path.dirname(path))
     _others.saved(path)
-    os.unlink(beside)  # the link, or the file of torch.save
+    if replaces:
+        os.unlink(_replaced(path))
+
+
+def _recover(path: str) -> None:
+    """Put back, or remove, what a kill has left of what a checkpoint was to replace."""
+    old = _replaced(path)
+    if not os.path.lexists(path) and os.path.lexists(old):
+        os.rename(old, path)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(old)
+
+
+def _replaced(path: str) -> str:
+    """Return the name of the link, or the file of torch.save, that a checkpoint has replaced."""
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f".{name}.replaced")
 
 
 def remove(path: str, remove_ours: Callable[[], object]) -> None:
