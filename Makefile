@@ -69,7 +69,7 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 	\( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name '*.toml' \) \
 	-not -path 'python/tests/*' -not -path 'python/trainer_tests/*' -not -path '*/target/*' 2>/dev/null)
 
-.PHONY: help check check-format check-types check-rust demo stores test test-rust test-mpi test-python test-trainers test-gpu fuzz \
+.PHONY: help check check-format check-types check-rust demo stores test test-rust test-portable test-mpi test-python test-trainers test-gpu fuzz \
 	torture torture-address torture-background torture-calls torture-calls-python torture-cuts torture-faults torture-flips \
 	torture-fuzz torture-hosts torture-image torture-kills torture-leaks torture-managers torture-miri torture-promotes torture-restarts torture-simulation torture-soak \
 	torture-threads \
@@ -81,6 +81,7 @@ help:
 	@echo "make check    before each commit, minutes: formatting, types, clippy, unit tests, the core of the Python tests"
 	@echo "make test     every Rust and Python test (test-rust, test-python; TORCH=2.11 for that PyTorch)"
 	@echo "make test-trainers  training frameworks that save by ringstow; installs it in .venv the first time"
+	@echo "make test-portable  Rust tests without io_uring, as on other systems than Linux"
 	@echo "make test-mpi ranks in Rust over MPI; needs libopenmpi-dev, openmpi-bin, libclang-dev"
 	@echo "make test-gpu the tests that need a GPU; says so and goes on where there is none"
 	@echo "make fuzz     all fuzz targets in turn, on a nightly toolchain (MINUTES=$(MINUTES) in all)"
@@ -153,10 +154,18 @@ test: test-python test-rust
 # One set of features, so that nothing is built twice.
 test-rust:
 	tools/preflight.sh $(PYTHON)
-	cargo test $(RUN) --features ringstow/object-store,ringstow/candle -p ringstow -p durable-image -p fake-cuda -p interleavings \
+	cargo test $(RUN) --features ringstow/object-store,ringstow/candle,ringstow/tokio-uring -p ringstow -p durable-image -p fake-cuda -p interleavings \
 		-p ringstow-cudarc-example -p ringstow-candle-example -p ringstow-ranks-example \
 		$(if $(BURN),-p ringstow-burn -p ringstow-burn-example)
 	$(if $(BURN),,@echo "burn: skipped, it needs Rust 1.95")
+
+# What does not depend on the engine is tested with all features, by test-rust.
+WITHOUT_IO_URING := cargo test --no-default-features --features cli
+test-portable:
+	$(WITHOUT_IO_URING) --lib --test suite --no-run
+	$(WITHOUT_IO_URING) --lib
+	$(WITHOUT_IO_URING) --test suite -- awaiting:: copies:: damage:: engine_contract:: faults:: promote:: retain:: \
+		round_trip:: streams:: striping::
 
 # Needs Open MPI and libclang.
 test-mpi:
