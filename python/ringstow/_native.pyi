@@ -87,6 +87,7 @@ __all__ = [
     "rename_new",
     "retain",
     "run_of",
+    "safetensors_header",
     "shared_file_system",
     "shows_progress",
     "size",
@@ -762,6 +763,13 @@ def prune(
 # A hash of a JSON tree's structure, one of its values, and the names of the tensors in it. Two
 # processes with the same build get the same.
 def outline(tree: str) -> tuple[int, int, list[str]]: ...
+
+# The tensors that a safetensors file's header lists, in the order of their bytes, each with its name,
+# dtype, shape, and where it begins and ends in the data section; and whether they may be regions of
+# larger tensors. ValueError says what is wrong with the header.
+def safetensors_header(
+    text: bytes,
+) -> tuple[list[tuple[str, str, list[int], int, int]], bool]: ...
 
 # The nesting depth of valid JSON.
 def nesting(json: str) -> int: ...

@@ -35,6 +35,7 @@ mod tensors;
 mod wait;
 mod watch;
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use ringstow::internals::sys::late;
 use ringstow::{Config, Job, Runtime};
@@ -175,6 +176,25 @@ fn outline(py: Python<'_>, tree: &str) -> PyResult<(u64, u64, Vec<String>)> {
     Ok((structure, values, names))
 }
 
+/// A tensor that a safetensors file holds: its name, dtype, shape, and where it begins and ends in the data section.
+type InFile = (String, &'static str, Vec<u64>, u64, u64);
+
+/// The tensors that a safetensors file's header lists, in the order of their bytes, and whether they may be regions of
+/// larger ones.
+#[pyfunction]
+fn safetensors_header(py: Python<'_>, text: &[u8]) -> PyResult<(Vec<InFile>, bool)> {
+    use ringstow::internals::format::safetensors_header::Header;
+    let header = py.detach(|| Header::read(text)).map_err(PyValueError::new_err)?;
+    let mut end = 0;
+    let tensors = header.tensors.into_iter().map(|tensor| {
+        let begin = end;
+        end += tensor.nbytes();
+        let shape = tensor.shape.to_vec();
+        (tensor.name.to_string(), tensor.dtype.name(), shape, begin, end)
+    });
+    Ok((tensors.collect(), header.sharding.is_some()))
+}
+
 /// Renames a file to a name that must be free.
 #[pyfunction]
 fn rename_new(py: Python<'_>, from: PathBuf, to: PathBuf) -> PyResult<()> {
@@ -256,8 +276,8 @@ mod _native {
         {check_config, check_own_share, cli, forget_after_fork, found_config},
         {
             diff, duration, look_at_once, moved, nesting, outline, parse_pool_size, parse_size,
-            release_memory, rename_new, shows_progress, size, staging_bytes, swap_names, sync_dir,
-            verify,
+            release_memory, rename_new, safetensors_header, shows_progress, size, staging_bytes,
+            swap_names, sync_dir, verify,
         },
     };
 

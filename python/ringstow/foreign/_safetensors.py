@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
-from ringstow import _file_io
-from ringstow._errors import CorruptCheckpointError, MissingFilesError, UnsupportedError
+from ringstow import _file_io, _native
+from ringstow._errors import CorruptCheckpointError, MissingFilesError
 from ringstow.foreign._pickles import REMEDY, reading
 from ringstow.foreign._states import State
 from ringstow.tensors import _torch
-from ringstow.tensors._memory import overlapping
 
 _LENGTH = 8
-_METADATA = "__metadata__"
-# What torch's writer of Hugging Face's format notes in each file of a sharded checkpoint.
-_SHARDING = "DCP_SHARDING_INFO"
 _HEADER_BYTES_MAX = 100_000_000
 
 
@@ -31,23 +26,39 @@ def read(path: str) -> State:
     import torch
 
     with reading(path, "its header"):
-        header, base = _header(path)
-        header.pop(_METADATA, None)
-        spans = ((*one["data_offsets"], name) for name, one in header.items())
-        if (twice := overlapping(spans)) is not None:
-            raise _damaged(path, f"has bytes of {twice} in another tensor, too")
+        header = _header(path)
         mapped = torch.UntypedStorage.from_file(path, False, os.path.getsize(path))
-        return {name: _tensor(path, name, one, mapped, base) for name, one in header.items()}
+        state = {one[0]: _tensor(one, mapped, header.base) for one in header.tensors}
+        if len(state) < len(header.tensors):
+            raise _damaged(path, "lists a tensor twice")
+        return state
 
 
-def _header(path: str) -> tuple[dict[str, Any], int]:
-    """Return the header of a file, and where its data begins."""
+class _Header(NamedTuple):
+    tensors: list[tuple[str, str, list[int], int, int]]
+    """Name, dtype, shape, and where the bytes begin and end in the data."""
+    is_sharded: bool
+    """Whether they may be regions of larger tensors."""
+    base: int
+    """Where the data begins."""
+
+
+def _header(path: str) -> _Header:
     size = os.path.getsize(path)
     with _file_io.reading(path) as file:
         length = int.from_bytes(file.read(_LENGTH), "little")
         if not 2 <= length <= min(_HEADER_BYTES_MAX, size - _LENGTH):
             raise _damaged(path, f"has {size} bytes, which is no safetensors file")
-        return json.loads(file.read(length)), _LENGTH + length
+        text = file.read(length)
+    try:
+        tensors, is_sharded = _native.safetensors_header(text)
+    except ValueError as why:
+        raise _damaged(path, f"has no valid header: {why}") from None
+    base = _LENGTH + length
+    end = base + max((end for *_, end in tensors), default=0)
+    if end != size:
+        raise _damaged(path, f"is cut short, or too long: {size} bytes, not {end}")
+    return _Header(tensors, is_sharded, base)
 
 
 def is_as_listed(path: str, index: str) -> bool:
@@ -61,10 +72,10 @@ def is_as_listed(path: str, index: str) -> bool:
     held: set[tuple[str, str]] = set()
     for file in listed(path, index):
         with reading(file, "its header"):
-            header, _ = _header(file)
-            if _SHARDING in header.pop(_METADATA, {}):
+            header = _header(file)
+            if header.is_sharded:
                 return True  # its tensors are in several files
-            held.update((name, os.path.basename(file)) for name in header)
+            held.update((name, os.path.basename(file)) for name, *_ in header.tensors)
     where = _weight_map(path, index)
     return where.items() <= held or not where.keys() <= {name for name, _ in held}
 
@@ -105,26 +116,20 @@ def listed(path: str, index: str) -> list[str]:
     return [os.path.join(path, name) for name in names]
 
 
-def _tensor(path: str, name: str, entry: dict[str, Any], mapped: Any, base: int) -> Any:
+def _tensor(entry: tuple[str, str, list[int], int, int], mapped: Any, base: int) -> Any:
     import torch
 
-    if entry["dtype"] not in _torch.NAMES:
-        raise UnsupportedError(f"{path}: {name} has the dtype {entry['dtype']!r}, unknown here")
-    dtype = _torch.dtype_of(entry["dtype"], name)
-    shape = list(entry["shape"])
-    if entry["dtype"] == "F4":  # torch counts pairs
-        shape[-1] //= 2
-    begin, end = (base + offset for offset in entry["data_offsets"])
-    count = math.prod(shape)
-    if min(shape, default=0) < 0 or end - begin != count * dtype.itemsize:
-        raise _damaged(path, f"has {end - begin} bytes for {name}, {entry['dtype']} {shape}")
-    if not base <= begin <= end <= mapped.nbytes():
-        raise _damaged(path, f"is cut short: {name} ends at byte {end} of {mapped.nbytes()}")
+    name, code, shape, begin, end = entry
+    dtype = _torch.dtype_of(code, name)
+    if code == "F4":  # torch counts pairs
+        shape = [*shape[:-1], shape[-1] // 2]
+    if begin == end:
+        return _torch.empty(tuple(shape), dtype)
     flat = torch.empty(0, dtype=torch.uint8, device="cpu")
-    flat.set_(mapped, begin, (end - begin,), (1,))
-    if begin % dtype.itemsize:  # a view of this dtype must be aligned
+    flat.set_(mapped, base + begin, (end - begin,), (1,))
+    if (base + begin) % dtype.itemsize:  # a view of this dtype must be aligned
         flat = flat.clone()
-    return flat.view(dtype).reshape(shape) if count else _torch.empty(tuple(shape), dtype)
+    return flat.view(dtype).reshape(shape)
 
 
 def _damaged(path: str, what: str) -> CorruptCheckpointError:
