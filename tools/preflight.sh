@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Check that this machine has everything to build ringstow; name what is missing and how to fix it.
-#   tools/preflight.sh PYTHON [lint]
+#   tools/preflight.sh PYTHON [lint|ci]
 set -euo pipefail
 
 python=$1
@@ -51,11 +51,12 @@ check_python() {
 }
 
 check_disk() { # PyTorch's wheel unpacks to more than 5 GB
-    local free_kb
+    local free_gb wanted=10 for="PyTorch and the build"
+    [ "$purpose" != ci ] || { wanted=15 && for="all stages of .ci/run"; }
     [ -e "$root/.venv/.ready" ] && return
-    free_kb=$(df -Pk "$root" | awk 'NR == 2 { print $4 }')
-    [ "$free_kb" -ge 10000000 ] || lacks "disk space: $((free_kb / 1000000)) GB free at $root" \
-        "free 10 GB: PyTorch and the build need that much"
+    free_gb=$(($(df -Pk "$root" | awk 'NR == 2 { print $4 }') / 1000000))
+    [ "$free_gb" -ge "$wanted" ] || lacks "disk space: $free_gb GB free at $root" \
+        "free $wanted GB: $for need that much"
 }
 
 check_rust

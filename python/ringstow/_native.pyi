@@ -764,8 +764,8 @@ def prune(
 # processes with the same build get the same.
 def outline(tree: str) -> tuple[int, int, list[str]]: ...
 
-# The tensors that a safetensors file's header lists, in the order of their bytes, each with its name,
-# dtype, shape, and where it begins and ends in the data section; and whether they may be regions of
+# The tensors that a safetensors file's header lists, in the order of their bytes: name, dtype,
+# shape, and where each begins and ends in the data section; and whether they may be regions of
 # larger tensors. ValueError says what is wrong with the header.
 def safetensors_header(
     text: bytes,
