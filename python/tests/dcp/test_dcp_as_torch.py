@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from layouts import HIDDEN, INPUT, Model, _whole, differences
+from ranks import on_ranks
 from torch import nn
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec
@@ -261,7 +262,9 @@ def test_some_keys_of_a_checkpoint_load_alone(storage, tmp_path):
     assert found["optimizer"].keys() == {"state"}
 
 
-def _in_another_order(rank, storage, path):
+@pytest.mark.parametrize("storage", STORAGES)
+@on_ranks(2)
+def test_ranks_may_order_their_keys_differently(rank, storage, tmp_path):
     class Gathers:
         def state_dict(self):
             return {}
@@ -277,13 +280,8 @@ def _in_another_order(rank, storage, path):
     if rank:
         state = dict(reversed(state.items()))
     with chosen(storage):
-        dcp.save(state, checkpoint_id=path)
-        dcp.load(state, checkpoint_id=path)
-
-
-@pytest.mark.parametrize("storage", STORAGES)
-def test_ranks_may_order_their_keys_differently(ranks, tmp_path, storage):
-    ranks(2).run(_in_another_order, storage, tmp_path)
+        dcp.save(state, checkpoint_id=tmp_path)
+        dcp.load(state, checkpoint_id=tmp_path)
 
 
 # Options of the planners.
@@ -329,21 +327,18 @@ def test_planners_with_and_without_flattening(storage, tmp_path, flatten):
     assert target["b"]["d"] == state["b"]["d"]
 
 
-def _deduplicated(rank, storage, path, to_lowest):
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("to_lowest", [True, False])
+@on_ranks(2)
+def test_replicated_data_is_saved_once(rank, storage, tmp_path, to_lowest):
     state = {"both": torch.arange(100.0), "own": {str(rank): torch.full((3,), float(rank))}}
     with chosen(storage):
         planner = DefaultSavePlanner(dedup_save_to_lowest_rank=to_lowest)
-        dcp.save(state, checkpoint_id=path, planner=planner)
+        dcp.save(state, checkpoint_id=tmp_path, planner=planner)
         target = {"both": torch.zeros(100), "own": {str(rank): torch.zeros(3)}}
-        dcp.load(target, checkpoint_id=path)
+        dcp.load(target, checkpoint_id=tmp_path)
     assert torch.equal(target["both"], state["both"])
     assert torch.equal(target["own"][str(rank)], state["own"][str(rank)])
-
-
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("to_lowest", [True, False])
-def test_replicated_data_is_saved_once(ranks, tmp_path, storage, to_lowest):
-    ranks(2).run(_deduplicated, storage, tmp_path, to_lowest)
 
 
 # The choice of a storage for a path.

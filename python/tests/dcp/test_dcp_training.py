@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from layouts import INPUT, differences, load, trained, whole
+from ranks import on_ranks
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch_has import needs_async_stager
@@ -92,15 +93,16 @@ def _local(value):
     return value
 
 
-def _save_own_shards(rank, path):
+@on_ranks(2)
+def test_a_rank_saves_its_own_shards_while_it_trains(rank, tmp_path):
     model, optimizer = trained("fsdp2", HIDDEN, seed=1)
     state = [_local(part) for part in get_state_dict(model, optimizer)]
     expected = _frozen(state)
-    handle = ringstow.save_async({"state": state}, path / str(rank))
+    handle = ringstow.save_async({"state": state}, tmp_path / str(rank))
     model(torch.randn(5, INPUT)).square().sum().backward()
     optimizer.step()
     handle.result()
-    found = ringstow.load(path / str(rank))["state"]
+    found = ringstow.load(tmp_path / str(rank))["state"]
     assert differences(expected, found) == []
 
 
@@ -110,7 +112,3 @@ def _frozen(value):
     if isinstance(value, dict):
         return {key: _frozen(item) for key, item in value.items()}
     return [_frozen(item) for item in value] if type(value) is list else value
-
-
-def test_a_rank_saves_its_own_shards_while_it_trains(ranks, tmp_path):
-    ranks(2).run(_save_own_shards, tmp_path)

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from ranks import on_ranks
 from states import blank
 from support import assert_same, codec
 from test_dcp_ranks import failure
@@ -102,20 +103,17 @@ def test_every_rank_raises_with_all_refused_values(ranks, tmp_path):
     ranks(2).run(_refused, tmp_path / "c")
 
 
-def _saved_by_ranks(rank, path):
+@on_ranks(2)
+def test_ranks_get_their_values_back(rank, tmp_path):
     names = ["BytesIO", "dataclass of tensors", "numpy get_state()", "Path", "Enum"]
     state = {"w": torch.ones(2), "same": {n: EQUAL[n]() for n in names}}
     state[f"own{rank}"] = Config(lr=float(rank))
-    dcp.save(state, checkpoint_id=path, storage_writer=StorageWriter())
+    dcp.save(state, checkpoint_id=tmp_path, storage_writer=StorageWriter())
     for broadcast in (None, True):
         target = {"w": torch.zeros(2), "same": dict.fromkeys(names), f"own{rank}": None}
         reader = StorageReader(broadcast=broadcast)
-        dcp.load(target, checkpoint_id=path, storage_reader=reader)
+        dcp.load(target, checkpoint_id=tmp_path, storage_reader=reader)
         assert_same(target, state)
-
-
-def test_ranks_get_their_values_back(ranks, tmp_path):
-    ranks(2).run(_saved_by_ranks, tmp_path)
 
 
 class TrainState:
