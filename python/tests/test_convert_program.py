@@ -433,8 +433,3 @@ def test_environment_turns_the_lines_of_progress_off(at, monkeypatch, capsys, va
     assert "verified bit by bit" in told.out
     assert ("verifying: 12 B of 12 B\n" in told.err) == is_shown
     assert bool(told.err) == is_shown
-
-
-def test_import_loads_neither_torch_nor_converters():
-    code = "import sys, ringstow; print({'torch', 'ringstow.convert'} & set(sys.modules))"
-    assert python(code).stdout.strip() == "set()"
