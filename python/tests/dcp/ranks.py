@@ -58,6 +58,15 @@ def _run_body(rank, module, name, given):
     getattr(importlib.import_module(module), name).body(rank=rank, **given)
 
 
+def raised(call):
+    """Return the name and the text of what a call raises; None if it returns."""
+    try:
+        call()
+    except BaseException as error:
+        return type(error).__name__, str(error)
+    return None
+
+
 class Ranks:
     """A pool of one world size."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from layouts import INPUT, differences, load, trained, whole
 from ranks import on_ranks
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from test_dcp_async import Held
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch_has import needs_async_stager
 
@@ -24,18 +23,6 @@ pytestmark = pytest.mark.torch_seam
 SECONDS = 240
 # Enough rows that each rank's shard is streamed instead of copied at the call.
 HIDDEN = 40_000
-
-
-class _Held(DefaultSavePlanner):
-    """Holds a save before it resolves its first tensor, until a step waits for it."""
-
-    def __init__(self):
-        super().__init__()
-        self.go_on = threading.Event()
-
-    def resolve_data(self, item):
-        assert self.go_on.wait(SECONDS)
-        return super().resolve_data(item)
 
 
 @contextlib.contextmanager
@@ -58,7 +45,7 @@ def _released_by_a_step(planner):
 def _train_on(rank, layout, path):
     model, optimizer = trained(layout, HIDDEN, seed=1)
     expected, parts = whole(model, optimizer), get_state_dict(model, optimizer)
-    planner = _Held()
+    planner = Held()
     writer = StorageWriter()
     response = dcp.async_save(
         {"model": parts[0], "optim": parts[1], "step": 7},

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from layouts import EVEN_HIDDEN, differences, trained, whole
+from ranks import raised
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -267,14 +268,6 @@ def test_ranks_with_different_keys(ranks, tmp_path):
 
 
 # Failures.
-
-
-def raised(call):
-    try:
-        call()
-    except BaseException as error:
-        return type(error).__name__, str(error)
-    return None
 
 
 def bad_states(rank, path):

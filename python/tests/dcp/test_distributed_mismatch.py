@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from ranks import raised
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -24,14 +25,6 @@ NAMES = [f"layers.{i}.weight" for i in range(4)]
 
 def weights(prefix="", names=NAMES, value=0.0):
     return {f"{prefix}{name}": torch.full((3,), value) for name in names}
-
-
-def raised(call):
-    try:
-        call()
-    except BaseException as error:
-        return type(error).__name__, str(error)
-    return None
 
 
 class Warned(logging.Handler):
