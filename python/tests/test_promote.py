@@ -506,7 +506,7 @@ def test_ctrl_c_ends_a_promotion_to_a_silent_store(saved, bucket, proxy):
     held = proxy.on(faults.Hold(), "PUT")
     program = forked.Program(INTERRUPTED, path, f"{bucket.url}/x")
     held.wait()
-    os.kill(program._process.pid, signal.SIGINT)
+    program.send_signal(signal.SIGINT)
     assert "interrupted" in program.wait().stdout
 
 
