@@ -282,17 +282,6 @@ def test_dtype_unknown_to_safetensors_is_refused_by_name(at):
     assert not (at / "hf").exists()
 
 
-def test_existing_model_files_are_never_mixed(at):
-    ringstow.save({"w": torch.ones(2)}, at / "ckpt")
-    (at / "hf").mkdir()
-    (at / "hf" / "config.json").write_text("{}")
-    ringstow_to_hf(at / "ckpt", at / "hf")  # other files may be there
-    before = (at / "hf" / "model.safetensors").read_bytes()
-    with pytest.raises(FileExistsError, match=r"model\.safetensors.*--overwrite"):
-        ringstow_to_hf(at / "ckpt", at / "hf")
-    assert (at / "hf" / "model.safetensors").read_bytes() == before
-
-
 @pytest.mark.parametrize(
     ("text", "size"), [("5GB", 5 * 10**9), ("512MiB", 512 << 20), ("1.5kB", 1500), (7, 7)]
 )
