@@ -131,6 +131,8 @@ def test_loser_of_a_race_does_not_harm_the_winner(saved, place, proxy, tmp_path)
     thread.join()
     assert len(raised) == 1
     assert_same(ringstow.load(f"{place.url}/x"), winner)
+    assert len(shards_of(place)) == 1
+    assert not place.has_unfinished()
 
 
 BUSY = faults.SlowDown(503, "ServiceUnavailable")

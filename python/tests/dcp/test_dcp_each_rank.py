@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from support import assert_same
+from support import assert_same, logged
 from test_dcp_killed import die_at
 from torch.distributed.checkpoint.api import CheckpointException
 from torch_has import needs_use_collectives
@@ -143,17 +142,13 @@ def test_rank_count_is_unknown_without_a_process_group(tmp_path, capfd):
 
 
 def save_without_a_store(rank, path):
-    said = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())
-    logger, get = logging.getLogger("ringstow"), dist.distributed_c10d._get_default_store
-    logger.addHandler(handler)
+    get = dist.distributed_c10d._get_default_store
     dist.distributed_c10d._get_default_store = lambda: None
     try:
-        save(rank, path, 1)
+        with logged() as said:
+            save(rank, path, 1)
     finally:
         dist.distributed_c10d._get_default_store = get
-        logger.removeHandler(handler)
     return said
 
 
