@@ -49,6 +49,10 @@ class Program:
         """Send SIGKILL."""
         self._process.kill()
 
+    def send_signal(self, number):
+        """Send another signal."""
+        os.kill(self._process.pid, number)
+
     def wait(self, timeout=300):
         """Return the completed process, with text; kill it after the timeout."""
         self._process.join(timeout)

@@ -15,8 +15,11 @@ import tempfile
 import traceback
 
 import torch
+import torch._dynamo  # distribute_tensor imports it, for two seconds in each child
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import ringstow
 import ringstow.dcp
@@ -135,9 +138,6 @@ def exports_by_ranks(number):
         in_children(RANKS, lambda rank: export(rank, store, step, path, overwrite, begins))
 
     def export(rank, store, step, path, overwrite, begins):
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.tensor import Shard, distribute_tensor
-
         join(rank, RANKS, store)
         mesh = init_device_mesh("cpu", (RANKS,))
         shards = {

@@ -1,11 +1,12 @@
 """Cut a file system's power during Python operations, for ``test_power_cut.py``.
 
-``unshare --mount python power_cuts.py CUT_DISK ext4|xfs|btrfs CUTS SEED OUTSIDE``. Each operation
-runs in a forked child, which has torch imported already and keeps no file open.
+``python power_cuts.py CUT_DISK ext4|xfs|btrfs CUTS SEED OUTSIDE``. Each operation runs in a forked
+child, which has torch imported already and keeps no file open.
 """
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import os
 import pathlib
@@ -81,16 +82,11 @@ class Row:
         OPERATIONS[self.name](number(step), path, self.outside, lambda: None)
 
     def prepare(self):
-        """Have an earlier checkpoint, and sources of later ones."""
-        if self.step:
-            return
-        self.folder.mkdir()
-        self.outside.mkdir()
-        sync(self.folder.parent)
+        """Have an earlier checkpoint, and sources of later ones; print how long one takes."""
         for step in (1, 2):
             began = time.monotonic()
-            must(start(self.write, step, self.folder / "c")(), self.name)
-            self.step, self.usual = step, time.monotonic() - began
+            self.write(step, self.folder / "c")
+        print(time.monotonic() - began)
 
     def recover(self, path, allowed, step):
         """Check what the cut has left; write a step, print how long that took, and check it."""
@@ -106,6 +102,17 @@ class Row:
         print(took)
 
 
+def prepare(rows):
+    """Prepare the rows that are not: at the same time, as they run later."""
+    new = [row for row in rows if not row.step]
+    for row in new:
+        row.folder.mkdir()
+        row.outside.mkdir()
+        sync(row.folder.parent)
+    for row, wait in [(row, start(row.prepare)) for row in new]:
+        row.step, row.usual = 2, float(must(wait(), row.name).split()[-1])
+
+
 def cut_and_check(disk, outside, kind, cuts, seed):
     chance = random.Random(seed)
     rows = [Row(name, disk.path / name, outside / name) for name in OPERATIONS]
@@ -114,9 +121,9 @@ def cut_and_check(disk, outside, kind, cuts, seed):
     # A few cuts do not come to each operation: the next file system goes on where this one ends.
     begin = DISKS.index(kind) * cuts
     for cut in range(begin, begin + cuts):
-        running = []
-        for row in (rows[(cut * AT_ONCE + i) % len(rows)] for i in range(AT_ONCE)):
-            row.prepare()
+        running, its_rows = [], [rows[(cut * AT_ONCE + i) % len(rows)] for i in range(AT_ONCE)]
+        prepare(its_rows)
+        for row in its_rows:
             fresh = chance.random() < 0.3
             running.append((row, row.folder / f"fresh-{cut}" if fresh else row.folder / "c"))
         waits = [start(row.write, row.step + 1, path) for row, path in running]
@@ -141,8 +148,17 @@ def cut_and_check(disk, outside, kind, cuts, seed):
     print(f"seed {seed}: {within} of {total} operations had not ended when the power went")
 
 
+def leave_the_mounts_of_others():
+    """Get a mount namespace, as ``unshare --mount`` does."""
+    new_namespace = 0x20000  # CLONE_NEWNS
+    if ctypes.CDLL(None).unshare(new_namespace):
+        sys.exit("no rig: unshare of mounts is refused")
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+
+
 def main():
     program, kind, cuts, seed, outside = sys.argv[1:]
+    leave_the_mounts_of_others()
     disk = Disk(program, kind, seed)
     try:
         cut_and_check(disk, pathlib.Path(outside), kind, int(cuts), int(seed))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import ctypes
 import dataclasses
 import io
 import json
+import logging
 import math
 import os
 import pathlib
@@ -113,6 +115,18 @@ def reseal(path, manifest):
         text = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()[:-1]
     sealed = text + b',"crc32":"%08x"}\n' % zlib.crc32(text)
     (pathlib.Path(path) / "manifest.json").write_bytes(sealed)
+
+
+@contextlib.contextmanager
+def logged(words=""):
+    """Collect the messages of ringstow's log that have these words; yield their list."""
+    said, handler, logger = [], logging.Handler(), logging.getLogger("ringstow")
+    handler.emit = lambda record: words in record.getMessage() and said.append(record.getMessage())
+    logger.addHandler(handler)
+    try:
+        yield said
+    finally:
+        logger.removeHandler(handler)
 
 
 def flip(file, offset):

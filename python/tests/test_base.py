@@ -9,7 +9,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from support import assert_same, flip, litter
+from support import assert_same, flip
 
 import ringstow
 from ringstow import Base, CheckpointManager
@@ -83,16 +83,6 @@ def test_state_that_has_not_changed_is_linked_whole(tmp_path):
     assert handle.progress().total == 0
 
 
-def test_checkpoint_outlives_its_base_and_a_copy_is_whole(tmp_path):
-    save_steps(tmp_path, [1, 2, 3])
-    shutil.copytree(tmp_path / "step-3", tmp_path / "copy")
-    for step in (1, 2):
-        ringstow.remove(tmp_path / f"step-{step}")
-    assert_same(ringstow.load(tmp_path / "step-3"), state(3))
-    ringstow.remove(tmp_path / "step-3")
-    assert_same(ringstow.load(tmp_path / "copy"), state(3))
-
-
 def test_log_line_says_how_much_was_linked(tmp_path, caplog):
     with caplog.at_level(logging.INFO, logger="ringstow"):
         save_steps(tmp_path, [1, 2, 3])
@@ -108,16 +98,6 @@ def test_background_save_links_as_well(tmp_path):
         assert_same(ringstow.load(path), state(3))
 
 
-def test_path_can_be_its_own_base(tmp_path):
-    linked = []
-    for step in range(4):
-        report = ringstow.save(state(step), tmp_path / "last", base=tmp_path / "last")
-        linked.append(report.linked_bytes > FROZEN)
-        assert_same(ringstow.load(tmp_path / "last"), state(step))
-        assert litter(tmp_path / "last") == []
-    assert linked == [False, False, True, True]
-
-
 def test_base_that_is_not_there_is_an_error_unless_it_is_optional(tmp_path):
     missing = tmp_path / "step-9"
     with pytest.raises(OSError, match="base") as caught:
@@ -131,22 +111,6 @@ def test_base_that_is_not_there_is_an_error_unless_it_is_optional(tmp_path):
     report = ringstow.save(state(1), tmp_path / "step-1", base=optional)
     assert ["step-9" in reason for reason in fallbacks(report)] == [True]
     assert_same(ringstow.load(tmp_path / "step-1"), state(1))
-
-
-def test_base_without_hashes_is_reported(tmp_path):
-    ringstow.save(state(1), tmp_path / "step-1")
-    report = ringstow.save(state(2), tmp_path / "step-2", base=tmp_path / "step-1")
-    assert "no hashes" in fallbacks(report)[0]
-
-
-def test_rewritten_checkpoint_shares_nothing(tmp_path):
-    save_steps(tmp_path, [1, 2, 3])
-    base = Base(tmp_path / "step-3", rewrite=True)
-    report = ringstow.save(state(4), tmp_path / "step-4", base=base)
-    assert (report.linked_bytes, report.unchanged_bytes > FROZEN) == (0, True)
-    assert not inodes(tmp_path / "step-3") & inodes(tmp_path / "step-4")
-    report = ringstow.save(state(5), tmp_path / "step-5", base=tmp_path / "step-4")
-    assert report.linked_bytes > FROZEN
 
 
 @pytest.mark.parametrize("base", [7, b"step", "", "s3://bucket/step-1"])

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -356,19 +357,50 @@ def test_two_peers_are_compared_in_a_small_run(at, run):
     assert sorted(path.name for path in at.iterdir()) == ["out"]
 
 
+# compare.py, whose workers of the first round are forked, and which is ended when a worker of the
+# second runs, in a session of its own.
+INTERRUPTED = """
+import os, signal, subprocess, sys
+import compare, forked
+from comparing import measuring, processes
+
+run_kept, measure_round = processes.run_kept, measuring.measure_round
+forked_worker, round_number, started = sys.argv.pop(1), 0, []
+
+class Interrupting(subprocess.Popen):
+    def wait(self, timeout=None):
+        if self not in started:
+            started.append(self)
+            print("worker", self.pid, flush=True)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().wait(timeout)
+
+def run(command, log, seconds_max, environment=None, *rest):
+    if round_number == 0:
+        done = forked.python(forked_worker, sys.path[0], *command[4:], env=environment)
+        return done.returncode, done.stdout + done.stderr
+    subprocess.Popen = Interrupting
+    return run_kept(command, log, seconds_max, environment, *rest)
+
+def measure(rounds, number, *rest):
+    global round_number
+    round_number = number
+    return measure_round(rounds, number, *rest)
+
+processes.run_kept, measuring.measure_round = run, measure
+sys.exit(compare.main())
+"""
+
+
 def test_interrupted_run_keeps_rounds_and_leaves_no_process(at):
-    command = [sys.executable, *compare(at, 1000, "torch.save")]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=WITHOUT_FIO)
-    for line in running.stdout:
-        if line.startswith("  round 2/"):  # the first was written before the second began
-            running.terminate()
-            break
-    told = running.stdout.read()
-    assert running.wait() == 130
+    name, *words = compare(at, 1000, "torch.save")
+    done = forked.python(INTERRUPTED, WORKER, *words, name=name, env=WITHOUT_FIO)
+    assert done.returncode == 130, done.stderr
+    [worker] = re.findall(r"worker (\d+)", done.stdout)
+    assert not is_running(int(worker))
     kept = json.loads((at / "out" / "result.json").read_text())["rounds"]
-    assert f"{len(kept)} of 1000 rounds were finished" in told
-    assert kept
-    assert all("torch.save" in measured for measured in kept)
+    assert "1 of 1000 rounds were finished" in done.stdout
+    assert [set(measured) for measured in kept] == [{"torch.save"}]
     assert sorted(path.name for path in at.iterdir()) == ["out"]
 
 

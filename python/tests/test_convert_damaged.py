@@ -34,10 +34,12 @@ JUNK = [
 
 
 def said_of(at, data, **options):
-    """Return the error of a conversion of these bytes."""
+    """Return the error of a conversion of these bytes, which is that of a load."""
     (at / "x.pt").write_bytes(data)
     with pytest.raises((ringstow.Error, OSError)) as caught:
         convert(at / "x.pt", at / "ckpt", **options)
+    with pytest.raises(type(caught.value)):
+        ringstow.load(at / "x.pt", **options)
     assert str(at / "x.pt") in str(caught.value)
     assert not (at / "ckpt").exists()
     return caught.value

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import collections
 import errno
 import fcntl
 import os
 from types import SimpleNamespace
 
-import forked
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -376,30 +374,6 @@ def test_foreign_files_are_refused_or_kept(at):
     (at / "killed" / "rank00000-0.safetensors.part").write_text("half")
     convert(at / "new.pt", at / "killed")
     assert same(ringstow.load(at / "killed"), NEW)
-
-
-def test_checkpoint_is_replaced_only_by_a_complete_one(at):
-    ringstow.save({"old": 1}, at / "ckpt")
-    saved({"a": torch.ones(1), "s": collections.Counter([(1, 2)])}, at / "bad.pt")
-    with pytest.raises(ringstow.InvalidStateError):
-        convert(at / "bad.pt", at / "ckpt", overwrite=True)
-    assert ringstow.load(at / "ckpt") == {"old": 1}
-    convert(saved({"new": 2}, at / "good.pt"), at / "ckpt", overwrite=True)
-    assert ringstow.load(at / "ckpt") == {"new": 2}
-
-
-def test_the_program_refuses_and_replaces(at):
-    ringstow.save({"old": 1}, at / "ckpt")
-    saved({"new": 2}, at / "new.pt")
-    run = "from ringstow import _cli; _cli.main()"
-    ran = forked.python(run, "convert", at / "new.pt", at / "ckpt")
-    assert ran.returncode == 2, ran.stderr
-    assert "manifest.json" in ran.stderr
-    assert "--overwrite" in ran.stderr
-    assert ringstow.load(at / "ckpt") == {"old": 1}
-    ran = forked.python(run, "convert", at / "new.pt", at / "ckpt", "--overwrite")
-    assert ran.returncode == 0, ran.stderr
-    assert ringstow.load(at / "ckpt") == {"new": 2}
 
 
 @pytest.mark.parametrize("swaps", [True, False])

@@ -14,11 +14,19 @@ from converted import Evil, read_hf, saved, trained
 from support import python
 
 import ringstow
-from ringstow import _native, _replace
+from ringstow import _replace
 from ringstow import convert as conversions
 from ringstow.convert import _cli, _targets, torch_to_ringstow
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+@pytest.fixture(autouse=True)
+def warnings_as_before():
+    """Undo how the program, which has a process of its own, shows warnings."""
+    before = _cli.warnings.showwarning
+    yield
+    _cli.warnings.showwarning = before
 
 
 def test_progress_reaches_the_total_of_both_phases(at):
@@ -145,7 +153,6 @@ def test_exit_code_is_that_of_the_error(at, monkeypatch, capsys, error, code, wo
         raise error
 
     monkeypatch.setattr(_cli, "convert", fail)
-    monkeypatch.setattr(_cli.warnings, "showwarning", _cli.warnings.showwarning)
     assert _cli.main(["--quiet", "a", "b"]) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert words in line
@@ -162,7 +169,6 @@ def test_interrupted_program_says_what_is_left(at, monkeypatch, capsys, phase):
         monkeypatch.setitem(_targets.WRITERS, "ringstow", interrupt)
     else:
         monkeypatch.setattr(conversions.Comparison, "check", interrupt)
-    monkeypatch.setattr(_cli.warnings, "showwarning", _cli.warnings.showwarning)
     assert _cli.main(["--quiet", str(at / "a.pt"), str(at / "ckpt")]) == 130
     said = capsys.readouterr().err
     assert (
@@ -182,7 +188,6 @@ def test_program_interrupted_after_the_swap_says_that_the_new_checkpoint_is_comp
         raise KeyboardInterrupt
 
     monkeypatch.setattr(_replace, "_clear_replaced", interrupt)
-    monkeypatch.setattr(_cli.warnings, "showwarning", _cli.warnings.showwarning)
     options = ["--quiet", "--overwrite", "--to", "dcp"]
     assert _cli.main([*options, str(new), str(at / "to")]) == 130
     assert f"{at / 'to'} is written and complete, but not verified" in capsys.readouterr().err
@@ -226,9 +231,7 @@ def test_ctrl_c_at_the_commit_says_whether_the_target_is_complete(
         return done
 
     (monkeypatch.setitem if is_dict else monkeypatch.setattr)(holder, name, interrupted)
-    shown = _cli.warnings.showwarning
     assert _cli.main([*options, str(at / "new"), str(at / "to")]) == 130
-    _cli.warnings.showwarning = shown
     said = capsys.readouterr().err
     assert (f"{at / 'to'} is written and complete, but not verified" in said) == is_after, said
     assert ("unfinished files are removed" in said) != is_after, said
@@ -252,7 +255,6 @@ def test_ctrl_c_that_is_dropped_at_the_end_says_that_the_target_is_complete(
         return report
 
     monkeypatch.setattr(_cli, "convert", dropping)
-    monkeypatch.setattr(_cli.warnings, "showwarning", _cli.warnings.showwarning)
     before = signal.getsignal(signal.SIGINT)
     assert _cli.main([str(at / "a.pt"), str(at / "to")]) == 130
     told = capsys.readouterr()
@@ -366,7 +368,6 @@ def test_ctrl_c_that_a_library_turns_into_another_error_counts(at, monkeypatch, 
             raise hides("something else") from None
 
     monkeypatch.setattr(_cli, "convert", convert)
-    monkeypatch.setattr(_cli.warnings, "showwarning", _cli.warnings.showwarning)
     before = signal.getsignal(signal.SIGINT)
     assert _cli.main(["--quiet", "a", "b"]) == 130
     assert capsys.readouterr().err.startswith("ringstow: interrupted")
@@ -380,22 +381,7 @@ def test_ctrl_c_that_a_library_drops_ends_the_conversion(at, monkeypatch, capsys
         progress("writing", 0, 1)
 
     monkeypatch.setattr(_cli, "convert", convert)
-    monkeypatch.setattr(_cli.warnings, "showwarning", _cli.warnings.showwarning)
     assert _cli.main(["--quiet", "a", "b"]) == 130
-
-
-@pytest.mark.parametrize(
-    ("count", "said"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (4_194_304, "4.19 MB"),
-        (99_960_000, "100 MB"),
-        (10**9, "1.00 GB"),
-    ],
-)
-def test_sizes_are_printed_as_by_the_other_commands(count, said):
-    assert _native.size(count) == said
 
 
 def test_bar_shows_one_phase_and_ends_full():
@@ -426,15 +412,9 @@ def test_environment_turns_the_lines_of_progress_off(at, monkeypatch, capsys, va
     """Regression: lines were printed even so, on a slow machine only."""
     monkeypatch.setenv("RINGSTOW_PROGRESS", value)
     monkeypatch.setattr(_cli, "_SLICE_S", 0.0)
-    monkeypatch.setattr(_cli.warnings, "showwarning", _cli.warnings.showwarning)
     ringstow.save({"a": torch.ones(3)}, at / "ckpt")
     assert _cli.main([str(at / "ckpt"), str(at / "to.pt")]) == 0
     told = capsys.readouterr()
     assert "verified bit by bit" in told.out
     assert ("verifying: 12 B of 12 B\n" in told.err) == is_shown
     assert bool(told.err) == is_shown
-
-
-def test_import_loads_neither_torch_nor_converters():
-    code = "import sys, ringstow; print({'torch', 'ringstow.convert'} & set(sys.modules))"
-    assert python(code).stdout.strip() == "set()"

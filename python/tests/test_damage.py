@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-
 import pytest
 import torch
 from support import flip, manifest_of, reseal, shards_of
@@ -63,26 +60,6 @@ def test_verify_finds_a_flipped_bit_anywhere(path, shard, where):
     assert damage.expected != damage.got
 
 
-def test_verify_names_every_damaged_block(path, shard):
-    flip(shard, 8192)
-    flip(shard, 3 * 8192)
-    assert [damage.offset for damage in ringstow.verify(path).damage] == [8192, 3 * 8192]
-
-
-def test_a_flipped_bit_anywhere_in_the_manifest_is_found(path):
-    manifest = path / "manifest.json"
-    whole = manifest.read_bytes()
-    for offset in range(0, len(whole), max(1, len(whole) // 200)):
-        for bit in (0x01, 0x80):
-            data = bytearray(whole)
-            data[offset] ^= bit
-            manifest.write_bytes(data)
-            with pytest.raises((ringstow.CorruptCheckpointError, ringstow.FormatError)):
-                ringstow.load(path)
-    manifest.write_bytes(whole)
-    ringstow.load(path)
-
-
 @pytest.mark.parametrize("cut", [1, 8192, 10**9])
 def test_a_truncated_shard_is_found(path, shard, cut):
     data = shard.read_bytes()
@@ -94,23 +71,6 @@ def test_a_truncated_shard_is_found(path, shard, cut):
     (damage,) = ringstow.verify(path).damage
     assert (damage.file, damage.what) == (str(shard), "length in bytes")
     assert (damage.expected, damage.got) == (str(len(data)), str(max(0, len(data) - cut)))
-
-
-def test_a_grown_shard_is_found(path, shard):
-    with shard.open("ab") as file:
-        file.write(b"\0")
-    with pytest.raises(ringstow.CorruptCheckpointError, match="length"):
-        ringstow.load(path)
-    (damage,) = ringstow.verify(path).damage
-    assert (damage.file, damage.what) == (str(shard), "length in bytes")
-
-
-@pytest.mark.parametrize("keep", [0, 1, 100, -1, -2])
-def test_a_truncated_manifest_is_found(path, keep):
-    manifest = path / "manifest.json"
-    manifest.write_bytes(manifest.read_bytes()[:keep])
-    with pytest.raises((ringstow.CorruptCheckpointError, ringstow.FormatError)):
-        ringstow.load(path)
 
 
 def test_checkpoint_without_a_shard_is_incomplete(path, shard):
@@ -128,12 +88,6 @@ def test_checkpoint_without_manifest_is_incomplete(path):
         ringstow.verify(path)
 
 
-def test_an_empty_directory_is_incomplete(tmp_path):
-    (tmp_path / "c").mkdir()
-    with pytest.raises(ringstow.IncompleteCheckpointError):
-        ringstow.load(tmp_path / "c")
-
-
 @pytest.mark.parametrize("act", [ringstow.load, ringstow.verify])
 def test_missing_path_raises_file_not_found(act, tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
@@ -144,21 +98,6 @@ def test_missing_path_raises_file_not_found(act, tmp_path):
 def test_file_instead_of_a_directory_is_refused(act, path, shard):
     with pytest.raises((NotADirectoryError, ringstow.Error), match=shard.name):
         act(shard)
-
-
-def test_saving_over_a_file_is_refused_and_leaves_it(tmp_path):
-    (tmp_path / "c").write_text("mine")
-    with pytest.raises((FileExistsError, NotADirectoryError)):
-        ringstow.save({"a": 1}, tmp_path / "c")
-    assert (tmp_path / "c").read_text() == "mine"
-
-
-def test_a_newer_version_is_named(path):
-    manifest = manifest_of(path)
-    manifest["version"] += 1
-    reseal(path, manifest)
-    with pytest.raises((ringstow.FormatError, ringstow.UnsupportedError), match="version"):
-        ringstow.load(path)
 
 
 def test_a_resealed_manifest_loads(path):
@@ -178,19 +117,6 @@ def set_chunk(**fields):
     return lambda manifest: manifest["tensors"][0]["chunks"][0].update(fields)
 
 
-def share_ranges(manifest):
-    first, second = (tensor["chunks"][0] for tensor in manifest["tensors"])
-    second["begin"] = first["begin"]
-
-
-def name_twice(manifest):
-    manifest["tensors"][1]["name"] = manifest["tensors"][0]["name"]
-
-
-def file_twice(manifest):
-    manifest["files"].append(dict(manifest["files"][0]))
-
-
 def forget(*names):
     def act(manifest):
         *path, last = names
@@ -201,43 +127,24 @@ def forget(*names):
     return act
 
 
+# More of them: tests/suite/hostile_manifest.rs, src/format/manifest/check.rs.
 HOSTILE = {
-    "name above the directory": set_file(name="../outside.safetensors"),
-    "name far above": set_file(name="../../../../etc/passwd"),
-    "name with dots inside": set_file(name="a/../../outside.safetensors"),
-    "absolute name": set_file(name="/etc/passwd"),
-    "empty name": set_file(name=""),
     "dot": set_file(name="."),
-    "NUL in the name": set_file(name="a\0b"),
-    "the manifest as a shard": set_file(name="manifest.json"),
     "name of another type": set_file(name=5),
     "negative length": set_file(bytes=-1),
     "length beyond 64 bits": set_file(bytes=1 << 70),
-    "length of an exabyte": set_file(bytes=1 << 60),
-    "no checksums": set_file(crc32=""),
     "half a checksum": set_file(crc32="0123"),
     "checksums that are no hex": lambda m: set_file(crc32="z" * len(m["files"][0]["crc32"]))(m),
-    "a file twice": file_twice,
     "no files": lambda m: m.update(files=[]),
-    "a tensor twice": name_twice,
-    "overlapping ranges": share_ranges,
-    "shape of a terabyte": set_tensor(shape=[1 << 38]),
-    "shape that overflows": set_tensor(shape=[1 << 40, 1 << 40]),
-    "shape that overflows to nothing": set_tensor(shape=[1 << 32, 1 << 32]),
     "negative shape": set_tensor(shape=[-1]),
     "shape of another type": set_tensor(shape=["x"]),
     "unknown dtype": set_tensor(dtype="F7"),
     "another dtype": set_tensor(dtype="F64"),
-    "no chunks": set_tensor(chunks=[]),
     "two chunks for one": lambda m: m["tensors"][0]["chunks"].append(m["tensors"][0]["chunks"][0]),
-    "file out of range": set_chunk(file=1),
     "negative file": set_chunk(file=-1),
-    "beginning beyond the end": set_chunk(begin=1 << 50),
     "beginning that overflows": set_chunk(begin=(1 << 64) - 1),
-    "negative beginning": set_chunk(begin=-1),
     "beginning of another type": set_chunk(begin="0"),
     "no block size": forget("block_bytes"),
-    "block size zero": lambda m: m.update(block_bytes=0),
     "block size that is not aligned": lambda m: m.update(block_bytes=4097),
     "block size beyond memory": lambda m: m.update(block_bytes=1 << 60),
     "no version": forget("version"),
@@ -257,48 +164,3 @@ def test_a_hostile_manifest_is_refused(what, path):
     with pytest.raises(ringstow.Error) as caught:
         ringstow.load(path)
     assert not isinstance(caught.value, ringstow.InvalidStateError)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"",
-        b"{",
-        b"null",
-        b"[]",
-        b'"x"',
-        b"\xff\xfe",
-        b'{"version":1',
-        b'{"version":1,"version":1',
-        b"[" * 200_000,
-        b'{"state":' + b"[" * 200_000,
-        b"\0" * 1000,
-    ],
-    ids=lambda text: text[:20],
-)
-def test_manifest_with_invalid_text_is_refused(text, path):
-    reseal(path, text)
-    with pytest.raises((ringstow.FormatError, ringstow.CorruptCheckpointError)):
-        ringstow.load(path)
-
-
-def test_duplicate_keys_are_refused(path):
-    text = (path / "manifest.json").read_bytes().rpartition(b',"crc32"')[0]
-    assert text.startswith(b"{")
-    reseal(path, b'{"files":[],' + text[1:])
-    with pytest.raises(ringstow.FormatError):
-        ringstow.load(path)
-
-
-def test_a_link_out_of_the_directory_is_refused(path, shard, tmp_path):
-    shutil.move(shard, tmp_path / "outside.safetensors")
-    shard.symlink_to(tmp_path / "outside.safetensors")
-    with pytest.raises(ringstow.Error):
-        ringstow.load(path)
-
-
-def test_tampered_header_fails_verify_and_not_load(path, shard):
-    header = json.loads(shard.read_bytes()[8 : data_begins(shard)])
-    assert set(header) >= {"w", "b"}
-    flip(shard, 12)
-    assert not ringstow.verify(path).ok

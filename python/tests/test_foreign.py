@@ -308,18 +308,6 @@ def test_convert_reads_it(at, name):
     assert_same(ringstow.load(at / "ckpt"), ringstow.load(LEFT / name))
 
 
-def test_convert_writes_deepspeeds_joined_weights_as_a_model(at):
-    ran = forked.python(
-        "from ringstow import _cli; _cli.main()",
-        *("convert", LEFT / "deepspeed-3", at / "hf", "--to", "hf", "--prefix", "fp32."),
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert_same(
-        dict(sorted(ringstow.load(at / "hf").items())),
-        dict(sorted(ringstow.load(LEFT / "deepspeed-3", prefix="fp32")["fp32"].items())),
-    )
-
-
 def test_convert_reads_a_trainers_folder(at):
     path, _ = trainers_folder(at)
     assert convert(path, at / "ckpt").source_kind == "trainer"

@@ -13,7 +13,7 @@ import pytest
 from support import python
 
 import ringstow
-from ringstow import LoadReport, SaveReport, _lines, _native
+from ringstow import LoadReport, SaveReport, _lines
 
 STATE = {"w": np.arange(1000.0), "step": 1}
 
@@ -98,22 +98,6 @@ def test_line_has_size_time_rate_and_mode():
     assert _lines.of_load(reported(LoadReport)) == (
         "loaded /run/step-1000: 3.41 GB in 500 ms (6.82 GB/s, fake, buffered)"
     )
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.0004, "0.4 ms"),
-        (0.00994, "9.9 ms"),
-        (0.00996, "10 ms"),
-        (0.9994, "999 ms"),
-        (0.9996, "1.00 s"),
-        (9.996, "10.0 s"),
-        (99.96, "100 s"),
-    ],
-)
-def test_times_have_few_digits(seconds, text):
-    assert _native.duration(seconds) == text
 
 
 @pytest.mark.parametrize("save", ["save", "save_async"])

@@ -257,19 +257,6 @@ def test_replaced_checkpoint_is_not_read_instead(path):
         assert ckpt.value("step") == 1000  # from the opened checkpoint
 
 
-def test_read_of_damaged_tensor_raises(tmp_path):
-    config = ringstow.Config(block_bytes=64 << 10, pool_bytes=1 << 20)
-    ringstow.save({"w": torch.zeros(1 << 18)}, tmp_path / "c", config=config)
-    shard = next((tmp_path / "c").glob("*.safetensors"))
-    data = bytearray(shard.read_bytes())
-    data[-1] ^= 1
-    shard.write_bytes(data)
-    with ringstow.open(tmp_path / "c") as ckpt:
-        assert ckpt["w"][:100].tolist() == [0] * 100
-        with pytest.raises(ringstow.CorruptCheckpointError):
-            ckpt["w"][-1]
-
-
 def test_values_are_not_unpickled_by_default(tmp_path):
     ringstow.save({"odd": Odd(), "w": torch.ones(1)}, tmp_path / "c", allow_pickle=True)
     with ringstow.open(tmp_path / "c") as ckpt:

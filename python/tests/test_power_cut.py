@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 import pathlib
-import subprocess
-import sys
 
+import forked
 import pytest
 from support import cargo_build, missing
 
@@ -30,10 +29,9 @@ def cut_disk():
 @pytest.mark.timeout(600 + 30 * int(CUTS))
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs"])
 def test_power_cut_keeps_one_complete_checkpoint(kind, cut_disk, tmp_path):
-    program = ["unshare", "--mount", sys.executable, HERE / "power_cuts.py"]
-    done = subprocess.run(
-        [*program, cut_disk, kind, CUTS, SEED, tmp_path], capture_output=True, text=True
-    )
+    program = HERE / "power_cuts.py"
+    started = forked.Program(forked.SCRIPT, cut_disk, kind, CUTS, SEED, tmp_path, name=program)
+    done = started.wait(timeout=600 + 30 * int(CUTS))
     if "no rig:" in done.stderr:
         missing(done.stderr)
     assert done.returncode == 0, done.stdout + done.stderr

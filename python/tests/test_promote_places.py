@@ -71,12 +71,6 @@ def test_newer_of_two_that_replace_one_at_once_gets_the_place(saved, bucket, pro
     assert_alone(bucket, url, 2)
 
 
-def test_loser_of_a_free_place_removes_what_it_has_sent(saved, bucket, proxy):
-    url = f"{bucket.url}/x"
-    assert "another checkpoint" in str(promoted_beside(proxy, saved[1], saved[0], url))
-    assert_alone(bucket, url, 0)
-
-
 def test_place_is_replaced_on_each_server(saved, each_bucket):
     url = f"{each_bucket.url}/x"
     for path in saved:

@@ -139,13 +139,3 @@ def test_tensors_that_the_model_shares_with_the_part_keep_none_of_its_files(tmp_
     loaded = ringstow.load(path)
     assert list(loaded) == ["model"]
     assert torch.equal(loaded["model"]["w"], weight)
-
-
-def test_checkpoint_opened_before_reads_the_rest_and_says_what_was_dropped(tmp_path):
-    path, state = tmp_path / "step-1", state_of()
-    ringstow.save(state, path, apart=["optimizer"])
-    with ringstow.open(path) as opened:
-        ringstow.slim(path, drop=["optimizer"])
-        assert torch.equal(opened["model.weight"][:], state["model"]["weight"])
-        with pytest.raises(ringstow.ReplacedCheckpointError, match="`slim` has dropped optimizer"):
-            opened["optimizer.state.0.exp_avg"][:]

@@ -230,33 +230,6 @@ class Settings(dict):
     """A type that the format cannot represent."""
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        Settings(a=1),
-        np.array(["a"]),
-        np.array([object()], dtype=object),
-        np.array(["2020-01-01"], dtype="M8[D]"),
-        np.zeros(1, dtype=[("a", "f4")]),
-        np.datetime64("2020-01-01"),
-        np.longdouble(1),
-        np.ma.masked_array([1, 2]),
-    ],
-    ids=lambda value: type(value).__name__ + str(getattr(value, "dtype", "")),
-)
-def test_values_that_would_change_are_refused_by_name(value):
-    state = {"optimizer": {"state": [{"foo": value}]}}
-    with pytest.raises(InvalidStateError) as caught:
-        _encode.encode(state)
-    message = str(caught.value)
-    assert "optimizer['state'][0]['foo']" in message
-    assert type(value).__name__ in message
-    assert "allow_pickle=True" in message
-    back = codec(state, allow_pickle=True)["optimizer"]["state"][0]["foo"]
-    assert type(back) is type(value)
-    assert str(back) == str(value) or isinstance(value, np.ndarray)
-
-
 def test_load_of_pickles_needs_allow_pickle():
     tree = _encode.encode({"a": {"b": Settings(a=1)}}, allow_pickle=True).tree
     with pytest.raises(UnsupportedError, match=r"a\['b'\].*allow_pickle=True"):
@@ -340,13 +313,6 @@ def test_a_tensor_as_a_key_is_refused(wrap):
         _encode.encode({"a": {wrap(torch.ones(1)): 1}})
 
 
-def test_cycles_are_named():
-    inner: dict[str, object] = {}
-    inner["again"] = [inner]
-    with pytest.raises(InvalidStateError, match=r"a\['again'\]\[0\] contains itself"):
-        _encode.encode({"a": inner})
-
-
 def test_container_may_occur_twice():
     shared = [1, 2]
     assert codec({"a": shared, "b": shared}) == {"a": [1, 2], "b": [1, 2]}
@@ -409,14 +375,6 @@ def test_ordered_dict_keeps_its_changed_order():
 def test_a_counter_of_large_and_endless_numbers_comes_back():
     counts = collections.Counter({"a": 2**80, 2**70: 1, 0.5: math.inf})
     assert_same(codec({"x": counts}), {"x": counts})
-
-
-def test_values_are_frozen_at_the_call():
-    state = {"step": 1, "history": [1]}
-    encoded = _encode.encode(state)
-    state["step"] = 2
-    state["history"].append(2)
-    assert json.loads(encoded.tree) == {"step": 1, "history": [1]}
 
 
 @pytest.mark.parametrize(

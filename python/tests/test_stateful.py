@@ -101,18 +101,6 @@ def test_an_optimizer_that_has_not_stepped_is_filled(tmp_path, optimizer):
     assert_alike(whole, again)
 
 
-def test_a_new_optimizers_state_dict_is_filled_in(tmp_path):
-    whole = training()
-    steps(whole, 0, 3)
-    ringstow.save({key: one.state_dict() for key, one in whole.items()}, tmp_path / "a")
-    again = training(seed=1)
-    state = {key: one.state_dict() for key, one in again.items()}
-    ringstow.load_into(state, tmp_path / "a")
-    for key, one in again.items():
-        one.load_state_dict(state[key])
-    assert_alike(whole, again)
-
-
 @pytest.mark.parametrize("saved", ["objects", "dicts"])
 def test_what_one_form_saves_the_other_loads(tmp_path, saved):
     whole = training()

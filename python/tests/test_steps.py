@@ -52,35 +52,6 @@ def flip(path):
     shard.write_bytes(data)
 
 
-def test_other_numbered_names_are_not_steps(tmp_path):
-    save(tmp_path, "step-900", "step-1000", "best-7", "gpt2", "swa_v3", "ema-1000")
-    assert newest(tmp_path) == "step-1000"
-    done = ringstow.retain(tmp_path, 2)
-    assert names(done.kept) == ["step-900", "step-1000"]
-    assert {"best-7", "gpt2", "swa_v3", "ema-1000"} <= set(os.listdir(tmp_path))
-
-
-def test_loss_in_a_name_is_not_a_step(tmp_path):
-    save(tmp_path, "epoch=1-loss=0.25", "epoch=2-loss=0.3", "epoch=10-loss=0.2")
-    assert newest(tmp_path) == "epoch=10-loss=0.2"
-    ringstow.retain(tmp_path, 1)
-    assert len(os.listdir(tmp_path)) == 3
-
-
-def test_a_known_suffix_may_follow_the_step(tmp_path):
-    save(tmp_path, "ckpt_100.pt", "ckpt_200.pt", "ckpt_1000.pt")
-    ringstow.retain(tmp_path, 1)
-    assert set(os.listdir(tmp_path)) - {".ringstow-spares"} == {"ckpt_1000.pt"}
-
-
-def test_target_of_a_link_is_kept(tmp_path):
-    save(tmp_path, "step-1", "step-2", "step-3")
-    (tmp_path / "best").symlink_to("step-1")
-    ringstow.retain(tmp_path, 1)
-    assert ringstow.load(tmp_path / "best")["name"] == "step-1"
-    assert not (tmp_path / "step-2").exists()
-
-
 def test_report_lists_steps_and_reasons_for_the_rest(tmp_path, caplog):
     save(tmp_path, "gpt2", "v1.5", "best", "step-1", "step-2", "step-3")
     (tmp_path / "good").symlink_to("step-1")

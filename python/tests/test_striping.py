@@ -61,14 +61,6 @@ def test_a_load_without_the_stripes_names_them(tmp_path, disks, monkeypatch):
     assert ringstow.latest(tmp_path) == str(path)
 
 
-def test_background_saves_replace_all_stripes(tmp_path, disks):
-    config = ringstow.Config(stripe=disks)
-    for seed in range(3):
-        ringstow.save_async(state(seed), tmp_path / "step", config=config).result()
-    assert_equal(ringstow.load(tmp_path / "step", config=config), state(2))
-    assert [len(os.listdir(disk / "step")) for disk in disks] == [2, 2]
-
-
 def test_config_validates_stripes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = ringstow.Config(stripe=["here", pathlib.Path("/mnt/b")])

@@ -12,6 +12,7 @@ import sys
 import time
 import typing
 
+import forked
 import numpy
 import pytest
 from support import missing
@@ -235,12 +236,7 @@ def test_python_takes_the_setting_from_the_file(best_file, monkeypatch, tmp_path
 def test_the_program_takes_the_setting_from_the_file(best_file):
     command = "import sys; from ringstow._cli import main; sys.argv[0] = 'ringstow'; main()"
     arguments = ["bench", ".", "--json", "--gb", "0.001", "--rounds", "1", "--queue-depth", "4"]
-    told = subprocess.run(
-        [sys.executable, "-c", command, *arguments],
-        cwd=best_file.parent,
-        capture_output=True,
-        check=True,
-    )
+    told = forked.python(command, *arguments, cwd=best_file.parent, check=True)
     measured_by_it = json.loads(told.stdout)
     assert measured_by_it["config"] | dict(BEST.changes) == {
         **measured_by_it["config"], **dict(BEST.changes)
@@ -317,26 +313,19 @@ def test_plan_option_measures_nothing(least, tmp_path, capsys, monkeypatch):
 
 def test_ctrl_c_keeps_measured_rounds(tmp_path):
     out = tmp_path / "out"
-    command = [sys.executable, TOOLS / "sweep.py", tmp_path, *FEW, "--out", out]
     surroundings = {**os.environ, "RINGSTOW_QUEUE_DEPTH": "3", "PATH": ""}
-    with subprocess.Popen(
-        [*map(str, command), "--minutes", "10"],
-        env=surroundings,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        # A shell makes its background processes ignore SIGINT.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    ) as process:
-        deadline = time.monotonic() + 300
-        while not (out / "results.json").exists():
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        time.sleep(0.3)  # into the second round
-        process.send_signal(signal.SIGINT)
-        told = process.communicate(timeout=300)[0]
-    assert process.returncode == 130
+    words = [tmp_path, *FEW, "--out", out, "--minutes", "10"]
+    running = forked.Program(forked.SCRIPT, *words, name=TOOLS / "sweep.py", env=surroundings)
+    deadline = time.monotonic() + 300
+    while not (out / "results.json").exists():
+        assert running.is_running()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.3)  # into the second round
+    running.send_signal(signal.SIGINT)
+    done = running.wait()
+    told = done.stdout
+    assert done.returncode == 130, done.stderr
     assert "Not complete: stopped by Ctrl-C" in told
     assert "no fio here" in told
     found = json.loads((out / "results.json").read_text())

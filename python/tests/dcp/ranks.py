@@ -8,12 +8,17 @@ A test passes a module's function to every rank::
         results = ranks(2).run(save, tmp_path)
 
 The ranks keep only their default process group between functions. A function's result must pickle;
-`run` raises its exception.
+`run` raises its exception. Of a test that does nothing else, all ranks run the body::
+
+    @on_ranks(2)
+    def test_it(rank, tmp_path): ...
 """
 
 from __future__ import annotations
 
 import faulthandler
+import importlib
+import inspect
 import multiprocessing.connection
 import os
 import shutil
@@ -31,6 +36,35 @@ from forked import CONTEXT, leave_to_the_server
 COLLECTIVE_S = 300
 RUN_S = 400
 THREADS_MAX = 100
+
+
+def on_ranks(world_size):
+    """Run a test's body on every rank of the pool; its parameter ``rank`` is the rank's number."""
+
+    def decorate(body):
+        def test(ranks, **given):
+            ranks(world_size).run(_run_body, body.__module__, body.__name__, given)
+
+        given = [one for one in inspect.signature(body).parameters.values() if one.name != "rank"]
+        first = inspect.Parameter("ranks", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        test.__signature__ = inspect.Signature([first, *given])
+        test.__name__, test.__doc__, test.body = body.__name__, body.__doc__, body
+        return test
+
+    return decorate
+
+
+def _run_body(rank, module, name, given):
+    getattr(importlib.import_module(module), name).body(rank=rank, **given)
+
+
+def raised(call):
+    """Return the name and the text of what a call raises; None if it returns."""
+    try:
+        call()
+    except BaseException as error:
+        return type(error).__name__, str(error)
+    return None
 
 
 class Ranks:

@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from layouts import HIDDEN, INPUT, Model, _whole, differences
+from ranks import on_ranks
 from torch import nn
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict import (
     _patch_model_state_dict,
     _patch_optimizer_state_dict,
@@ -261,7 +261,9 @@ def test_some_keys_of_a_checkpoint_load_alone(storage, tmp_path):
     assert found["optimizer"].keys() == {"state"}
 
 
-def _in_another_order(rank, storage, path):
+@pytest.mark.parametrize("storage", STORAGES)
+@on_ranks(2)
+def test_ranks_may_order_their_keys_differently(rank, storage, tmp_path):
     class Gathers:
         def state_dict(self):
             return {}
@@ -277,73 +279,17 @@ def _in_another_order(rank, storage, path):
     if rank:
         state = dict(reversed(state.items()))
     with chosen(storage):
-        dcp.save(state, checkpoint_id=path)
-        dcp.load(state, checkpoint_id=path)
-
-
-@pytest.mark.parametrize("storage", STORAGES)
-def test_ranks_may_order_their_keys_differently(ranks, tmp_path, storage):
-    ranks(2).run(_in_another_order, storage, tmp_path)
+        dcp.save(state, checkpoint_id=tmp_path)
+        dcp.load(state, checkpoint_id=tmp_path)
 
 
 # Options of the planners.
-
-
-def test_missing_key_is_refused_unless_allowed(storage, tmp_path):
-    dcp.save({"module": nn.Linear(2, 2)}, checkpoint_id=tmp_path)
-    module = nn.Linear(2, 2)
-    module.more = nn.Parameter(torch.ones(2))
-    planner = DefaultLoadPlanner(allow_partial_load=True)
-    dcp.load({"module": module}, checkpoint_id=tmp_path, planner=planner)
-    planner = DefaultLoadPlanner(allow_partial_load=False)
-    with pytest.raises(CheckpointException, match="Missing key in checkpoint"):
-        dcp.load({"module": module}, checkpoint_id=tmp_path, planner=planner)
 
 
 def test_another_size_is_refused(storage, tmp_path):
     dcp.save({"module": nn.Linear(2, 2)}, checkpoint_id=tmp_path)
     with pytest.raises(CheckpointException, match="Size mismatch"):
         dcp.load({"module": nn.Linear(3, 2)}, checkpoint_id=tmp_path)
-
-
-def test_another_dtype_is_converted(storage, tmp_path):
-    saved = torch.rand(4, 3)
-    dcp.save({"w": saved}, checkpoint_id=tmp_path)
-    state = {"w": torch.zeros(4, 3, dtype=torch.bfloat16)}
-    dcp.load(state, checkpoint_id=tmp_path)
-    assert torch.equal(state["w"], saved.bfloat16())
-
-
-@pytest.mark.parametrize("flatten", [True, False])
-def test_planners_with_and_without_flattening(storage, tmp_path, flatten):
-    state = {"a": torch.ones(3), "b": {"c": torch.ones(2), "d": [1, "x"]}}
-    planners = [
-        kind(flatten_state_dict=flatten, flatten_sharded_tensors=flatten)
-        for kind in (DefaultSavePlanner, DefaultLoadPlanner)
-    ]
-    dcp.save(state, checkpoint_id=tmp_path, planner=planners[0])
-    target = {"a": torch.zeros(3), "b": {"c": torch.zeros(2), "d": None}}
-    dcp.load(target, checkpoint_id=tmp_path, planner=planners[1])
-    assert torch.equal(target["a"], state["a"])
-    assert torch.equal(target["b"]["c"], state["b"]["c"])
-    assert target["b"]["d"] == state["b"]["d"]
-
-
-def _deduplicated(rank, storage, path, to_lowest):
-    state = {"both": torch.arange(100.0), "own": {str(rank): torch.full((3,), float(rank))}}
-    with chosen(storage):
-        planner = DefaultSavePlanner(dedup_save_to_lowest_rank=to_lowest)
-        dcp.save(state, checkpoint_id=path, planner=planner)
-        target = {"both": torch.zeros(100), "own": {str(rank): torch.zeros(3)}}
-        dcp.load(target, checkpoint_id=path)
-    assert torch.equal(target["both"], state["both"])
-    assert torch.equal(target["own"][str(rank)], state["own"][str(rank)])
-
-
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("to_lowest", [True, False])
-def test_replicated_data_is_saved_once(ranks, tmp_path, storage, to_lowest):
-    ranks(2).run(_deduplicated, storage, tmp_path, to_lowest)
 
 
 # The choice of a storage for a path.

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from ranks import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -136,11 +137,8 @@ def test_ranks_with_different_or_missing_bases_fail_together(ranks, tmp_path):
     assert not (tmp_path / "step-2").exists()
 
 
-def save_alone(rank, root):
-    writer = ringstow.dcp.StorageWriter(root / "step-1", base=ringstow.Base())
+@on_ranks(2)
+def test_ranks_that_save_each_by_itself_take_no_base(rank, tmp_path):
+    writer = ringstow.dcp.StorageWriter(tmp_path / "step-1", base=ringstow.Base())
     with pytest.raises(BaseException, match="use_collectives=False"):
         dcp.save(state(1), storage_writer=writer, use_collectives=False)
-
-
-def test_ranks_that_save_each_by_itself_take_no_base(ranks, tmp_path):
-    ranks(2).run(save_alone, tmp_path)

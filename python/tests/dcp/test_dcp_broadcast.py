@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from ranks import on_ranks
 from support import assert_same, shards_of
 from test_dcp_ranks import failure, local, save, shards, zeros_like
 from test_dcp_reader import Weird
@@ -73,20 +74,17 @@ def test_a_mix_of_sharded_and_replicated(world_size, ranks, tmp_path):
     ranks(world_size).run(_mixed, tmp_path)
 
 
-def _own_targets(rank, path):
+@on_ranks(2)
+def test_ranks_may_request_other_dtypes_and_keys(rank, tmp_path):
     values = torch.arange(3_000_000.0)
-    save({"a": values, "tied": values, "only": torch.ones(3)}, path)
+    save({"a": values, "tied": values, "only": torch.ones(3)}, tmp_path)
     tied = torch.zeros(3_000_000, dtype=torch.float64 if rank else torch.float32)
     state = {"a": tied[::1], "tied": tied}
     if rank:
         state["only"] = torch.zeros(6)[::2]
-    dcp.load(state, checkpoint_id=path, storage_reader=StorageReader(broadcast=True))
+    dcp.load(state, checkpoint_id=tmp_path, storage_reader=StorageReader(broadcast=True))
     assert_same(tied, values.to(tied.dtype))
     assert not rank or state["only"].tolist() == [1, 1, 1]
-
-
-def test_ranks_may_request_other_dtypes_and_keys(ranks, tmp_path):
-    ranks(2).run(_own_targets, tmp_path)
 
 
 def _damage(rank, path, state, bad):
@@ -100,20 +98,17 @@ def _damage(rank, path, state, bad):
     dist.barrier()
 
 
-def _corrupt(rank, path, bad):
+@pytest.mark.parametrize("bad", [0, 1])
+@on_ranks(2)
+def test_damage_on_the_reading_rank_fails_every_rank(rank, tmp_path, bad):
     state = {"whole": replicated()["whole"]}
-    save(state, path)
-    _damage(rank, path, state, bad)
-    errors = failure(lambda: load(path, state))
+    save(state, tmp_path)
+    _damage(rank, tmp_path, state, bad)
+    errors = failure(lambda: load(tmp_path, state))
     assert type(errors[bad]) is ringstow.CorruptCheckpointError
     assert f"rank {bad} could not" in str(errors[1 - bad])
-    save(state, path)
-    assert_same(load(path, state)[0], state)  # the group works
-
-
-@pytest.mark.parametrize("bad", [0, 1])
-def test_damage_on_the_reading_rank_fails_every_rank(bad, ranks, tmp_path):
-    ranks(2).run(_corrupt, tmp_path, bad)
+    save(state, tmp_path)
+    assert_same(load(tmp_path, state)[0], state)  # the group works
 
 
 class Planner(DefaultLoadPlanner):
@@ -132,66 +127,54 @@ class Planner(DefaultLoadPlanner):
         return tensor[:1].expand(tensor.shape)
 
 
-def _receiver(rank, path, how):
+@pytest.mark.parametrize("how", ["shape", "expanded"])
+@on_ranks(2)
+def test_failure_on_a_receiving_rank_fails_every_rank(rank, tmp_path, how):
     state = {"whole": replicated()["whole"]}
-    save(state, path)
-    errors = failure(lambda: load(path, state, planner=Planner(how)))
+    save(state, tmp_path)
+    errors = failure(lambda: load(tmp_path, state, planner=Planner(how)))
     assert sorted(errors) == [0, 1]
     assert "rank 1 could not" in str(errors[0])
-    assert_same(load(path, state)[0], state)
+    assert_same(load(tmp_path, state)[0], state)
 
 
-@pytest.mark.parametrize("how", ["shape", "expanded"])
-def test_failure_on_a_receiving_rank_fails_every_rank(how, ranks, tmp_path):
-    ranks(2).run(_receiver, tmp_path, how)
-
-
-def _pickles(rank, path):
+@on_ranks(2)
+def test_objects_need_allow_pickle_with_broadcast_too(rank, tmp_path):
     writer = StorageWriter(allow_pickle=True)
-    dcp.save({"a": Weird(), "w": torch.ones(9)}, checkpoint_id=path, storage_writer=writer)
+    dcp.save({"a": Weird(), "w": torch.ones(9)}, checkpoint_id=tmp_path, storage_writer=writer)
     state = {"a": None, "w": torch.zeros(9)}
     reader = StorageReader(broadcast=True)
-    errors = failure(lambda: dcp.load(state, checkpoint_id=path, storage_reader=reader))
+    errors = failure(lambda: dcp.load(state, checkpoint_id=tmp_path, storage_reader=reader))
     assert [type(error) for error in errors.values()] == [ringstow.UnsupportedError] * 2
     assert state["w"].sum() == 0
     reader = StorageReader(broadcast=True, allow_pickle=True)
-    assert type(load(path, {"a": None}, reader)[0]["a"]) is Weird
+    assert type(load(tmp_path, {"a": None}, reader)[0]["a"]) is Weird
 
 
-def test_objects_need_allow_pickle_with_broadcast_too(ranks, tmp_path):
-    ranks(2).run(_pickles, tmp_path)
-
-
-def _without(rank, path):
+@on_ranks(2)
+def test_broadcast_on_some_ranks_only_is_not_used(rank, tmp_path):
     state = {"a": torch.arange(5.0)}
     if takes(dcp.save, "use_collectives"):
-        save(state, path / "local", use_collectives=False)
-        assert_same(load(path / "local", state)[0], state)
+        save(state, tmp_path / "local", use_collectives=False)
+        assert_same(load(tmp_path / "local", state)[0], state)
     if takes(dcp.save, "no_dist"):
-        save(state, path / str(rank), no_dist=True)
-        assert_same(load(path / str(rank), state, no_dist=True)[0], state)
-    save(state, path / "c")
+        save(state, tmp_path / str(rank), no_dist=True)
+        assert_same(load(tmp_path / str(rank), state, no_dist=True)[0], state)
+    save(state, tmp_path / "c")
     some = StorageReader(broadcast=rank == 0)
-    assert_same(load(path / "c", state, some)[0], state)
+    assert_same(load(tmp_path / "c", state, some)[0], state)
 
 
-def test_broadcast_on_some_ranks_only_is_not_used(ranks, tmp_path):
-    ranks(2).run(_without, tmp_path)
-
-
-def _groups(rank, path):
+@on_ranks(3)
+def test_a_group_of_some_ranks(rank, tmp_path):
     group = dist.new_group([2, 1], backend="gloo")
     state = replicated()
     if rank:
-        save(state, path, process_group=group, writer=StorageWriter(config=CONFIG))
+        save(state, tmp_path, process_group=group, writer=StorageWriter(config=CONFIG))
         reader = StorageReader(config=CONFIG, broadcast=group)
-        found, nbytes = load(path, state, reader, process_group=group)
+        found, nbytes = load(tmp_path, state, reader, process_group=group)
         assert_same(found, state)
         assert nbytes < NBYTES
-        errors = failure(lambda: load(path, state, process_group=group))
+        errors = failure(lambda: load(tmp_path, state, process_group=group))
         assert type(errors[0]) is ringstow.InvalidStateError
     dist.barrier()
-
-
-def test_a_group_of_some_ranks(ranks, tmp_path):
-    ranks(3).run(_groups, tmp_path)

@@ -12,11 +12,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 from states import blank, every_kind, plain
 from support import assert_same
-from test_dcp_writer import cause
 from torch.distributed.checkpoint import _storage_utils, filesystem, format_utils
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
-from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 from torch_has import needs_use_collectives
 
 import ringstow
@@ -62,18 +59,6 @@ def test_the_stock_names_are_ours(swapped, tmp_path):
     assert pickle.loads(pickle.dumps(writer)).path == tmp_path
 
 
-def test_overwrite_false_keeps_the_checkpoint(swapped, tmp_path):
-    for wanted in (1, 2):
-        writer = dcp.FileSystemWriter(tmp_path, overwrite=False)
-        if wanted == 2:
-            with pytest.raises(CheckpointException, match="Checkpoint already exists") as caught:
-                dcp.save({"a": wanted}, storage_writer=writer)
-            assert type(cause(caught)) is ringstow.InvalidStateError
-        else:
-            dcp.save({"a": wanted}, storage_writer=writer)
-    assert fetch(tmp_path, {"a": None}) == {"a": 1}
-
-
 @pytest.mark.parametrize(
     "options", [{}, pytest.param({"use_collectives": False}, marks=needs_use_collectives)]
 )
@@ -85,18 +70,6 @@ def test_a_stock_checkpoint_still_loads(options, tmp_path):
         assert_same(fetch(tmp_path, state), plain(state))
         dcp.save({"a": 1}, checkpoint_id=tmp_path)  # over it
         assert fetch(tmp_path, {"a": None}) == {"a": 1}
-
-
-def test_whole_state_loads_without_a_target(swapped, tmp_path):
-    dcp.save({"a": {"b": torch.ones(2)}}, checkpoint_id=tmp_path)
-    state = {}
-    _load_state_dict(
-        state,
-        storage_reader=dcp.FileSystemReader(tmp_path),
-        planner=_EmptyStateDictLoadPlanner(),
-        no_dist=True,
-    )
-    assert_same(state, {"a": {"b": torch.ones(2)}})
 
 
 @pytest.mark.parametrize("how", ["call", "leave"])

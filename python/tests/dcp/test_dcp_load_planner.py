@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from layouts import EVEN_HIDDEN, HIDDEN, differences, trained, whole
+from ranks import on_ranks
 from torch.distributed.checkpoint import _version
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -99,22 +100,19 @@ def test_plans_are_those_of_torchs_planner(ranks, tmp_path, world_size, pairs):
     ranks(world_size).run(plan_layouts, tmp_path, pairs)
 
 
-def load_loaded(rank, path):
+@on_ranks(2)
+def test_resharded_load_restores_every_element(rank, tmp_path):
     state = model_state("fsdp2", 1)
-    dcp.save(state, storage_writer=StorageWriter(path), planner=SavePlanner())
+    dcp.save(state, storage_writer=StorageWriter(tmp_path), planner=SavePlanner())
     model, optimizer = trained("hsdp", HIDDEN, seed=2)
     expected = [value.full_tensor() for value in state["model"].values() if hasattr(value, "mesh")]
     parts = get_state_dict(model, optimizer)
     into = {"model": parts[0], "optim": parts[1], "step": 0, "list": [0, torch.zeros(1)]}
-    dcp.load(into, storage_reader=StorageReader(path), planner=LoadPlanner())
+    dcp.load(into, storage_reader=StorageReader(tmp_path), planner=LoadPlanner())
     loaded = [value.full_tensor() for value in into["model"].values() if hasattr(value, "mesh")]
     assert differences(loaded, expected) == []
     assert into["step"] == 1
     assert whole(model, optimizer)
-
-
-def test_resharded_load_restores_every_element(ranks, tmp_path):
-    ranks(2).run(load_loaded, tmp_path)
 
 
 def random_layout(rng, tensor, mesh):
@@ -215,35 +213,29 @@ def test_plans_do_not_travel_back(ranks, tmp_path):
     assert ranks(2).run(count_answers, tmp_path)[0] in range(1, 1000)
 
 
-def mix_planners(rank, path):
+@on_ranks(2)
+def test_ranks_may_use_different_planners(rank, tmp_path):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    dcp.save(many(mesh, 5), storage_writer=StorageWriter(path))
+    dcp.save(many(mesh, 5), storage_writer=StorageWriter(tmp_path))
     for ours in range(2):
         into = {name: torch.zeros(8, 4) for name in many(mesh, 5)}
         planner = LoadPlanner() if rank == ours else DefaultLoadPlanner()
-        dcp.load(into, storage_reader=StorageReader(path), planner=planner)
+        dcp.load(into, storage_reader=StorageReader(tmp_path), planner=planner)
         assert all(torch.all(one == n) for n, one in enumerate(into.values()))
 
 
-def test_ranks_may_use_different_planners(ranks, tmp_path):
-    ranks(2).run(mix_planners, tmp_path)
-
-
-def load_with_broadcast(rank, path):
+@on_ranks(2)
+def test_readers_that_broadcast_see_the_plans(rank, tmp_path):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     saved = {"same": torch.arange(100.0), "t": many(mesh, 2)["layer.1"]}
-    dcp.save(saved, storage_writer=StorageWriter(path))
+    dcp.save(saved, storage_writer=StorageWriter(tmp_path))
     for broadcast in (True, rank == 0 or None):
         into = {"same": torch.zeros(100), "t": DTensor.from_local(torch.zeros(4, 4), mesh)}
         into["t"] = DTensor.from_local(torch.zeros(4, 4), mesh, [Shard(0)])
-        reader = StorageReader(path, broadcast=broadcast)
+        reader = StorageReader(tmp_path, broadcast=broadcast)
         dcp.load(into, storage_reader=reader, planner=LoadPlanner())
         assert torch.equal(into["same"], saved["same"])
         assert torch.equal(into["t"].to_local(), saved["t"].to_local())
-
-
-def test_readers_that_broadcast_see_the_plans(ranks, tmp_path):
-    ranks(2).run(load_with_broadcast, tmp_path)
 
 
 def test_checkpoint_by_torch_2_3_loads_by_its_own_names(tmp_path):
@@ -301,15 +293,16 @@ class Finishing:
         return super().finish_plan(new_plan)
 
 
-def derive(rank, path):
+@on_ranks(2)
+def test_derived_classes_load_as_they_do_over_torchs_planner(rank, tmp_path):
     state = {"a": torch.ones(3), "b": torch.ones(3), "n": 5}
-    dcp.save(state, storage_writer=StorageWriter(path))
+    dcp.save(state, storage_writer=StorageWriter(tmp_path))
     for mixin in (Scaled, Skipping, Watching, Finishing):
         results = []
         for base in (LoadPlanner, DefaultLoadPlanner):
             planner = type(f"{mixin.__name__}{base.__name__}", (mixin, base), {})()
             into = {"a": torch.zeros(3), "b": torch.zeros(3), "n": None}
-            dcp.load(into, storage_reader=StorageReader(path), planner=planner)
+            dcp.load(into, storage_reader=StorageReader(tmp_path), planner=planner)
             results.append([into, [getattr(planner, name, None) for name in ("looked", "counts")]])
         assert differences(*results) == [], mixin
     if rank == 0:
@@ -317,13 +310,10 @@ def derive(rank, path):
     dist.barrier()
 
 
-def test_derived_classes_load_as_they_do_over_torchs_planner(ranks, tmp_path):
-    ranks(2).run(derive, tmp_path)
-
-
-def lose(rank, path):
+@on_ranks(2)
+def test_plan_that_gets_lost_is_an_error_on_all_ranks(rank, tmp_path):
     """Lose the plan that comes back, as no program does."""
-    dcp.save({"a": torch.ones(2)}, storage_writer=StorageWriter(path))
+    dcp.save({"a": torch.ones(2)}, storage_writer=StorageWriter(tmp_path))
 
     class Forgetful(StorageReader):
         def prepare_local_plan(self, plan):
@@ -333,14 +323,10 @@ def lose(rank, path):
             return plan
 
     with pytest.raises(CheckpointException, match="does not know"):
-        dcp.load({"a": torch.zeros(2)}, storage_reader=Forgetful(path), planner=LoadPlanner())
+        dcp.load({"a": torch.zeros(2)}, storage_reader=Forgetful(tmp_path), planner=LoadPlanner())
     into = {"a": torch.zeros(2)}
-    dcp.load(into, storage_reader=StorageReader(path), planner=LoadPlanner())
+    dcp.load(into, storage_reader=StorageReader(tmp_path), planner=LoadPlanner())
     assert torch.equal(into["a"], torch.ones(2))
-
-
-def test_plan_that_gets_lost_is_an_error_on_all_ranks(ranks, tmp_path):
-    ranks(2).run(lose, tmp_path)
 
 
 def test_planner_pickles_in_mid_load():
@@ -349,15 +335,12 @@ def test_planner_pickles_in_mid_load():
     assert pickle.loads(pickle.dumps(planner)).allow_partial_load
 
 
-def other_sizes(rank, path):
+@on_ranks(2)
+def test_one_tensor_of_another_shape_is_named(rank, tmp_path):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    dcp.save(many(mesh, 3), storage_writer=StorageWriter(path))
+    dcp.save(many(mesh, 3), storage_writer=StorageWriter(tmp_path))
     into = many(mesh, 3)
     into["layer.2"] = torch.zeros(5, 5)
     for planner in (LoadPlanner(), LoadPlanner(strict=False)):
         with pytest.raises(CheckpointException, match=r"layer\.2 is \[5, 5\] here"):
-            dcp.load(dict(into), storage_reader=StorageReader(path), planner=planner)
-
-
-def test_one_tensor_of_another_shape_is_named(ranks, tmp_path):
-    ranks(2).run(other_sizes, tmp_path)
+            dcp.load(dict(into), storage_reader=StorageReader(tmp_path), planner=planner)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from ranks import on_ranks
 from support import assert_same, litter, manifest_of
 from test_dcp_writer import Failing
 from torch.distributed.checkpoint.api import CheckpointException
@@ -185,23 +186,22 @@ def test_full_disk_on_one_rank_fails_every_rank(bad, ranks, tmp_path):
     assert found == [(OSError, 27)] * 2
 
 
-def _busy(rank, path):
+@on_ranks(2)
+def test_busy_directory_fails_every_rank(rank, tmp_path):
     if rank == 0:
-        hold = ringstow._native.Session(str(path), 1, ringstow.Config().to_json())
+        hold = ringstow._native.Session(str(tmp_path), 1, ringstow.Config().to_json())
     dist.barrier()
-    errors = failure(lambda: save({"a": torch.ones(2)}, path))
+    errors = failure(lambda: save({"a": torch.ones(2)}, tmp_path))
     assert type(errors[0]) is ringstow.BusyError
     dist.barrier()
     if rank == 0:
         hold.abandon()
-    save({"a": torch.ones(2)}, path)
+    save({"a": torch.ones(2)}, tmp_path)
 
 
-def test_busy_directory_fails_every_rank(ranks, tmp_path):
-    ranks(2).run(_busy, tmp_path)
-
-
-def _background(rank, path, how):
+@pytest.mark.parametrize("how", ["snapshot", pytest.param("streaming", marks=needs_async_stager)])
+@on_ranks(2)
+def test_background_saves_keep_the_values_of_the_call(rank, tmp_path, how):
     group = dist.new_group(backend="gloo")
     writer = StorageWriter()
     stager = writer.stager() if how == "streaming" else None
@@ -210,7 +210,7 @@ def _background(rank, path, how):
         expected = local(state)
         found = dcp.async_save(
             state,
-            checkpoint_id=path / str(step),
+            checkpoint_id=tmp_path / str(step),
             storage_writer=writer,
             **stager_option(stager),
             process_group=group,
@@ -225,17 +225,14 @@ def _background(rank, path, how):
         dist.barrier()  # training continues on its own process group
         upload.result(SECONDS)
         found = shards()
-        dcp.load(found, checkpoint_id=path / str(step), storage_reader=StorageReader())
+        dcp.load(found, checkpoint_id=tmp_path / str(step), storage_reader=StorageReader())
         assert_same(local(found), expected)
     writer.close()
 
 
 @pytest.mark.parametrize("how", ["snapshot", pytest.param("streaming", marks=needs_async_stager)])
-def test_background_saves_keep_the_values_of_the_call(how, ranks, tmp_path):
-    ranks(2).run(_background, tmp_path, how)
-
-
-def _background_failure(rank, path, how):
+@on_ranks(2)
+def test_background_failure_on_one_rank_fails_on_all(rank, tmp_path, how):
     group = dist.new_group(backend="gloo")
     writer = StorageWriter()
     stager = writer.stager() if how == "streaming" else None
@@ -243,7 +240,7 @@ def _background_failure(rank, path, how):
     def start(planner=None):
         return dcp.async_save(
             shards(),
-            checkpoint_id=path,
+            checkpoint_id=tmp_path,
             storage_writer=writer,
             **stager_option(stager),
             process_group=group,
@@ -258,15 +255,13 @@ def _background_failure(rank, path, how):
     assert list(found.exception(SECONDS).failures) == [1]
     found = start()
     (found.upload_completion if how == "streaming" else found).result(SECONDS)
-    check(path, shards())
+    check(tmp_path, shards())
 
 
-@pytest.mark.parametrize("how", ["snapshot", pytest.param("streaming", marks=needs_async_stager)])
-def test_background_failure_on_one_rank_fails_on_all(how, ranks, tmp_path):
-    ranks(2).run(_background_failure, tmp_path, how)
-
-
-def _in_a_process(rank, path):
+@needs_background_process
+@needs_async_stager
+@on_ranks(1)  # its process imports torch; test_dcp_as_torch has such saves by two ranks
+def test_async_save_in_a_process_works(rank, tmp_path):
     from torch.distributed.checkpoint import _async_process_executor as executor
     from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
@@ -276,7 +271,7 @@ def _in_a_process(rank, path):
             state = {"a": torch.full((1000,), step), "n": step}
             dcp.async_save(
                 state,
-                checkpoint_id=path / str(step),
+                checkpoint_id=tmp_path / str(step),
                 storage_writer=writer,
                 async_checkpointer_type=AsyncCheckpointerType.PROCESS,
             ).result(SECONDS)
@@ -290,7 +285,7 @@ def _in_a_process(rank, path):
         assert "is not a path" in str(error)
         found = dcp.async_save(
             state,
-            checkpoint_id=path / "live",
+            checkpoint_id=tmp_path / "live",
             storage_writer=writer,
             async_stager=writer.stager(),
             async_checkpointer_type=AsyncCheckpointerType.PROCESS,
@@ -300,13 +295,7 @@ def _in_a_process(rank, path):
     finally:
         executor._CHECKPOINT_PROCESS = None  # ends the process
     for name, step in (("1.0", 1.0), ("2.0", 2.0), ("live", 2.0)):
-        check(path / name, {"a": torch.full((1000,), step), "n": step})
-
-
-@needs_background_process
-@needs_async_stager
-def test_async_save_in_a_process_works(ranks, tmp_path):
-    ranks(2).run(_in_a_process, tmp_path)
+        check(tmp_path / name, {"a": torch.full((1000,), step), "n": step})
 
 
 def _without_collectives(rank, path):
@@ -349,28 +338,22 @@ class OlderWriter(StorageWriter):
         super().set_up_storage_writer(is_coordinator)
 
 
-def _older_torch(rank, path):
+@on_ranks(3)
+def test_subgroup_saves_if_torch_passes_no_rank(rank, tmp_path):
     group = dist.new_group([1, 2], backend="gloo")
     if rank:
         state = {str(rank): torch.full((3,), float(rank))}
-        save(state, path, process_group=group, writer=OlderWriter())
-        check(path, state, process_group=group)
+        save(state, tmp_path, process_group=group, writer=OlderWriter())
+        check(tmp_path, state, process_group=group)
     dist.barrier()
 
 
-def test_subgroup_saves_if_torch_passes_no_rank(ranks, tmp_path):
-    ranks(3).run(_older_torch, tmp_path)
-
-
-def _alone(rank, path):
-    state = {"a": torch.full((3,), float(rank))}
-    save(state, path / str(rank), no_dist=True)
-    check(path / str(rank), state, no_dist=True)
-
-
 @needs_no_dist
-def test_without_distribution_each_process_saves_for_itself(ranks, tmp_path):
-    ranks(2).run(_alone, tmp_path)
+@on_ranks(2)
+def test_without_distribution_each_process_saves_for_itself(rank, tmp_path):
+    state = {"a": torch.full((3,), float(rank))}
+    save(state, tmp_path / str(rank), no_dist=True)
+    check(tmp_path / str(rank), state, no_dist=True)
 
 
 def _other_coordinator(rank, path):
@@ -392,7 +375,9 @@ def test_another_rank_than_the_first_coordinates(ranks, tmp_path):
     assert litter(tmp_path) == [".metadata"]
 
 
-def _cached_plans(rank, path):
+@needs_plan_caching
+@on_ranks(2)
+def test_cached_plans_save_current_values(rank, tmp_path):
     writer = StorageWriter()
 
     def planner():
@@ -401,23 +386,18 @@ def _cached_plans(rank, path):
     try:
         for step in (1.0, 2.0, 3.0):
             state = shards(fill=step)
-            save(state, path / str(step), writer=writer, planner=planner())
-            check(path / str(step), state)
+            save(state, tmp_path / str(step), writer=writer, planner=planner())
+            check(tmp_path / str(step), state)
         errors = failure(
             lambda: save({"rows": torch.ones(1)}, "/proc/no", writer=writer, planner=planner())
         )
         assert isinstance(errors[0], OSError)
         bigger = shards(fill=4.0, rows=7)
-        save(bigger, path / "bigger", writer=writer, planner=planner())
-        check(path / "bigger", bigger)
+        save(bigger, tmp_path / "bigger", writer=writer, planner=planner())
+        check(tmp_path / "bigger", bigger)
     finally:
         for cache in (n for n in vars(dcp.SavePlanner) if n.startswith("_cached")):
             getattr(dcp.SavePlanner, cache).clear()
-
-
-@needs_plan_caching
-def test_cached_plans_save_current_values(ranks, tmp_path):
-    ranks(2).run(_cached_plans, tmp_path)
 
 
 def _several_shards(rank, path):
@@ -463,22 +443,19 @@ def test_several_shards_of_a_tensor_on_one_rank(ranks, tmp_path):
     assert ranks(2).run(_several_shards, tmp_path) == [2, 2]
 
 
-def _unfit(rank, path):
+@on_ranks(2)
+def test_mismatch_on_one_rank_fails_every_rank(rank, tmp_path):
     from ringstow.dcp import LoadPlanner
 
-    save({"a": torch.ones(2), "b": torch.ones(2)}, path)
+    save({"a": torch.ones(2), "b": torch.ones(2)}, tmp_path)
     target = {"a": torch.zeros(3 if rank else 2), "b": torch.zeros(2)}
     errors = failure(
         lambda: dcp.load(
-            target, checkpoint_id=path, storage_reader=StorageReader(), planner=LoadPlanner()
+            target, checkpoint_id=tmp_path, storage_reader=StorageReader(), planner=LoadPlanner()
         )
     )
     assert list(errors) == [1]
     assert errors[1].mismatched == ["a is [3] here and [2] in the checkpoint"]
-
-
-def test_mismatch_on_one_rank_fails_every_rank(ranks, tmp_path):
-    ranks(2).run(_unfit, tmp_path)
 
 
 def _die(rank, path):

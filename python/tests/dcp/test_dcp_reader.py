@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from states import blank, load
+from states import load
 from support import assert_same, reseal, shards_of
 from test_dcp_writer import cause
 from torch.distributed.checkpoint.api import CheckpointException
@@ -289,36 +289,6 @@ def test_pairs_of_4_bit_floats(saved):
     target = torch.zeros(4, 6, dtype=torch.uint8)
     fetch({"a": target.view(torch.float4_e2m1fn_x2)}, path)
     assert_same(target, raw)
-
-
-def test_directories_of_plain_safetensors_load(tmp_path):
-    from safetensors.torch import save_file
-
-    state = {"a.b": torch.arange(6.0).reshape(2, 3), "c": torch.ones(2, dtype=torch.bfloat16)}
-    save_file(state, tmp_path / "model.safetensors")
-    target = {"a": {"b": torch.zeros(2, 3)}, "c": torch.zeros(2, dtype=torch.bfloat16)}
-    reader = fetch(target, tmp_path)
-    assert_same(target, {"a": {"b": state["a.b"]}, "c": state["c"]})
-    assert not reader.report.verified
-
-
-def test_the_other_values_that_ringstow_saved_load_too(tmp_path):
-    state = {
-        "model": {"w": torch.ones(3), "tied": [torch.zeros(2), {"n": 1}]},
-        "step": 7,
-        "none": None,
-        "cfg": {"lr": 0.1, "betas": (0.9, 0.99), "names": ["a", "b"], "nested": [[1], [2, "x"]]},
-        "array": np.arange(6, dtype="<i4").reshape(2, 3),
-        "arrays": [np.arange(3.0), np.float32(2.5)],
-        "pair": (torch.ones(2), 5),
-        "groups": [{"lr": 0.5, "params": [0, 1]}],
-        "size": torch.Size([1, 2]),
-        "dtype": torch.bfloat16,
-    }
-    ringstow.save(state, tmp_path)
-    target = blank(state)
-    fetch(target, tmp_path, planner=LoadPlanner())
-    assert_same(target, state)
 
 
 def test_values_pickled_by_ringstow_need_allow_pickle(tmp_path, caplog):

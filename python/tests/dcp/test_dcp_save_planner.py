@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 import random
 
@@ -12,6 +11,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from layouts import EVEN_HIDDEN, HIDDEN, differences, trained
 from planned import is_as_torch, planned
+from ranks import on_ranks
 from torch.distributed._shard.sharded_tensor import Shard as LocalShard
 from torch.distributed._shard.sharded_tensor import init_from_local_shards
 from torch.distributed.checkpoint.api import CheckpointException
@@ -62,7 +62,8 @@ def test_plans_and_metadata_are_those_of_torchs_planner(ranks, world_size, names
     ranks(world_size).run(plan_layouts, names)
 
 
-def plan_with_options(rank):
+@on_ranks(2)
+def test_options_mean_what_they_mean_to_torch(rank):
     flat = {"same": torch.ones(4), "n": rank, f"own {rank}": torch.ones(rank + 1), 3: 4}
     for lowest in (False, True):
         is_as_torch(mixed_state(rank, "fsdp2"), arguments={"dedup_save_to_lowest_rank": lowest})
@@ -74,10 +75,6 @@ def plan_with_options(rank):
     is_as_torch(mixed_state(rank, "fsdp2"), arguments={"dedup_replicated_tensors": True})
     is_as_torch(flat | {"lone": {"x": 1}}, use_collectives=False)
     is_as_torch(flat, no_dist=True)
-
-
-def test_options_mean_what_they_mean_to_torch(ranks):
-    ranks(2).run(plan_with_options)
 
 
 def sharded_tensors(rank):
@@ -98,12 +95,9 @@ def sharded_tensors(rank):
     }
 
 
-def plan_sharded_tensors(rank):
+@on_ranks(2)
+def test_sharded_tensors_of_fsdp1_are_planned_as_by_torch(rank):
     is_as_torch({"s": sharded_tensors(rank), "t": torch.ones(2)})
-
-
-def test_sharded_tensors_of_fsdp1_are_planned_as_by_torch(ranks):
-    ranks(2).run(plan_sharded_tensors)
 
 
 def random_state(seed, rank, mesh):
@@ -156,7 +150,8 @@ def test_any_state_is_planned_as_by_torch_however_it_changes(ranks, world_size):
     ranks(world_size).run(plan_random_states, range(12 if world_size == 4 else 25))
 
 
-def mix_planners(rank):
+@on_ranks(2)
+def test_ranks_may_use_different_planners(rank):
     state = mixed_state(rank, "fsdp2")
     expected = planned(state, DefaultSavePlanner())
     for ours in (0, 1, 0, 1):
@@ -164,10 +159,6 @@ def mix_planners(rank):
             planner = SavePlanner() if rank == ours else DefaultSavePlanner()
             assert planned(state, planner) == expected
     is_as_torch(state)
-
-
-def test_ranks_may_use_different_planners(ranks):
-    ranks(2).run(mix_planners)
 
 
 # With storage.
@@ -299,12 +290,6 @@ def test_planner_pickles_without_its_memory():
 def test_enable_plan_caching_is_refused():
     with pytest.raises(TypeError, match="enable_plan_caching"):
         SavePlanner(enable_plan_caching=True)
-
-
-def test_values_are_pickled_as_by_torch(tmp_path):
-    state = {"a": {"b": {1, 2}}, "stream": io.BytesIO(b"x")}
-    dcp.save(state, storage_writer=StorageWriter(tmp_path), planner=SavePlanner(), no_dist=True)
-    assert ringstow.load(str(tmp_path))["stream"].getvalue() == b"x"
 
 
 def test_torch_has_what_the_planner_checks_for():

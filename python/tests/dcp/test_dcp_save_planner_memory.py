@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from planned import Recorder, is_as_torch, planned
+from ranks import on_ranks
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.device_mesh import init_device_mesh
@@ -64,7 +65,8 @@ def test_change_on_one_rank_changes_the_plan_of_all(ranks, changing):
     assert again < 1000
 
 
-def change_like(rank):
+@on_ranks(2)
+def test_every_change_of_a_value_is_seen(rank):
     """Change what a digest of names would not show."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     whole = torch.zeros(4, 4)
@@ -82,10 +84,6 @@ def change_like(rank):
     ]
     for value in changes:
         is_as_torch({"one": value, "two": torch.ones(1)})
-
-
-def test_every_change_of_a_value_is_seen(ranks):
-    ranks(2).run(change_like)
 
 
 def fail_and_go_on(rank, step, on_rank):
@@ -130,17 +128,14 @@ class Broken:
         raise RuntimeError("broken value")
 
 
-def raise_on_one(rank):
+@on_ranks(2)
+def test_rank_that_cannot_plan_fails_all(rank):
     state = {"a": torch.ones(2), "b": 1}
     planned(state, SavePlanner())
     bad = state | ({"c": Broken()} if rank == 1 else {})
     with pytest.raises(CheckpointException, match="broken value"):
         planned(bad, SavePlanner())
     is_as_torch(state)
-
-
-def test_rank_that_cannot_plan_fails_all(ranks):
-    ranks(2).run(raise_on_one)
 
 
 def lose_memory(rank, loser):
@@ -227,7 +222,8 @@ def test_background_saves_remember_too(ranks, tmp_path):
         assert torch.equal(loaded["t"], torch.full((4, 4), float(step)))
 
 
-def change_in_place(rank):
+@on_ranks(2)
+def test_plans_that_a_writer_changes_are_not_remembered(rank):
     """A writer, or a caller, changes the lists that it gets."""
 
     class Dropping(Recorder):
@@ -245,7 +241,3 @@ def change_in_place(rank):
     metadata = dcp.save(state, storage_writer=Recorder(), planner=SavePlanner())
     metadata.state_dict_metadata.clear()
     is_as_torch(state)
-
-
-def test_plans_that_a_writer_changes_are_not_remembered(ranks):
-    ranks(2).run(change_in_place)

@@ -228,13 +228,6 @@ def test_metadata_holds_save_and_load_ids(whose, tmp_path):
     assert reader.load_id != read.storage_meta.load_id
 
 
-def test_two_saves_have_two_ids(tmp_path):
-    writer = StorageWriter(tmp_path)
-    ids = [dcp.save({"a": n}, storage_writer=writer).storage_meta.save_id for n in (1, 2)]
-    assert ids[0] != ids[1]
-    assert StorageReader(tmp_path).read_metadata().storage_meta.save_id == ids[1]
-
-
 def test_a_load_by_either_reader_has_torchs_id(tmp_path):
     dcp.save({"a": 1}, storage_writer=_stock.StockWriter(tmp_path))
     reader = dcp.FileSystemReader(tmp_path)

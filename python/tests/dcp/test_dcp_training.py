@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from layouts import INPUT, differences, load, trained, whole
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from ranks import on_ranks
+from test_dcp_async import Held
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch_has import needs_async_stager
 
@@ -23,18 +23,6 @@ pytestmark = pytest.mark.torch_seam
 SECONDS = 240
 # Enough rows that each rank's shard is streamed instead of copied at the call.
 HIDDEN = 40_000
-
-
-class _Held(DefaultSavePlanner):
-    """Holds a save before it resolves its first tensor, until a step waits for it."""
-
-    def __init__(self):
-        super().__init__()
-        self.go_on = threading.Event()
-
-    def resolve_data(self, item):
-        assert self.go_on.wait(SECONDS)
-        return super().resolve_data(item)
 
 
 @contextlib.contextmanager
@@ -57,7 +45,7 @@ def _released_by_a_step(planner):
 def _train_on(rank, layout, path):
     model, optimizer = trained(layout, HIDDEN, seed=1)
     expected, parts = whole(model, optimizer), get_state_dict(model, optimizer)
-    planner = _Held()
+    planner = Held()
     writer = StorageWriter()
     response = dcp.async_save(
         {"model": parts[0], "optim": parts[1], "step": 7},
@@ -92,15 +80,16 @@ def _local(value):
     return value
 
 
-def _save_own_shards(rank, path):
+@on_ranks(2)
+def test_a_rank_saves_its_own_shards_while_it_trains(rank, tmp_path):
     model, optimizer = trained("fsdp2", HIDDEN, seed=1)
     state = [_local(part) for part in get_state_dict(model, optimizer)]
     expected = _frozen(state)
-    handle = ringstow.save_async({"state": state}, path / str(rank))
+    handle = ringstow.save_async({"state": state}, tmp_path / str(rank))
     model(torch.randn(5, INPUT)).square().sum().backward()
     optimizer.step()
     handle.result()
-    found = ringstow.load(path / str(rank))["state"]
+    found = ringstow.load(tmp_path / str(rank))["state"]
     assert differences(expected, found) == []
 
 
@@ -110,7 +99,3 @@ def _frozen(value):
     if isinstance(value, dict):
         return {key: _frozen(item) for key, item in value.items()}
     return [_frozen(item) for item in value] if type(value) is list else value
-
-
-def test_a_rank_saves_its_own_shards_while_it_trains(ranks, tmp_path):
-    ranks(2).run(_save_own_shards, tmp_path)

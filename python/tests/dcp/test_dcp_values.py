@@ -11,8 +11,8 @@ import forked
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from ranks import on_ranks
 from states import blank
 from support import assert_same, codec
 from test_dcp_ranks import failure
@@ -72,12 +72,7 @@ def test_ringstow_loads_the_same(name, tmp_path):
 @pytest.mark.filterwarnings("ignore")
 def test_is_refused_with_a_remedy(name, tmp_path):
     make, remedy = REFUSED.get(name) or (EQUAL[name], "")
-    if name in (
-        "sub-class of dict",
-        "mappingproxy",
-        "Counter of tuples",
-        "defaultdict of a lambda",
-    ):
+    if name in TAKEN_APART:
         pytest.skip("DCP takes mappings apart")
     value = make()
     state = {"w": torch.ones(2), "a": [value, 1] if name != "sparse tensor" else value}
@@ -102,57 +97,17 @@ def test_every_rank_raises_with_all_refused_values(ranks, tmp_path):
     ranks(2).run(_refused, tmp_path / "c")
 
 
-def _saved_by_ranks(rank, path):
+@on_ranks(2)
+def test_ranks_get_their_values_back(rank, tmp_path):
     names = ["BytesIO", "dataclass of tensors", "numpy get_state()", "Path", "Enum"]
     state = {"w": torch.ones(2), "same": {n: EQUAL[n]() for n in names}}
     state[f"own{rank}"] = Config(lr=float(rank))
-    dcp.save(state, checkpoint_id=path, storage_writer=StorageWriter())
+    dcp.save(state, checkpoint_id=tmp_path, storage_writer=StorageWriter())
     for broadcast in (None, True):
         target = {"w": torch.zeros(2), "same": dict.fromkeys(names), f"own{rank}": None}
         reader = StorageReader(broadcast=broadcast)
-        dcp.load(target, checkpoint_id=path, storage_reader=reader)
+        dcp.load(target, checkpoint_id=tmp_path, storage_reader=reader)
         assert_same(target, state)
-
-
-def test_ranks_get_their_values_back(ranks, tmp_path):
-    ranks(2).run(_saved_by_ranks, tmp_path)
-
-
-class TrainState:
-    """A trainer's other state, as in torch's own DCP test."""
-
-    def __init__(self, losses):
-        self.step = len(losses)
-        self.losses = losses
-
-    def state_dict(self):
-        stream = io.BytesIO()
-        torch.save(self.losses, stream)
-        return {"step": torch.tensor(self.step), "losses": stream}
-
-    def load_state_dict(self, state):
-        self.step = state["step"].item()
-        state["losses"].seek(0)
-        self.losses = torch.load(state["losses"], weights_only=True)
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_stateful_with_a_stream_passes_by_default(is_async, tmp_path):
-    with ringstow.dcp.use_by_default():
-        state = {"train": TrainState([0.5, 0.25])}
-        if is_async:
-            started = not dist.is_initialized()
-            if started:
-                dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-            dcp.async_save(state, checkpoint_id=tmp_path).result()
-            if started:
-                dist.destroy_process_group()
-        else:
-            dcp.save(state, checkpoint_id=tmp_path)
-        assert (tmp_path / "manifest.json").exists()
-        found = TrainState([1.0])
-        dcp.load({"train": found}, checkpoint_id=tmp_path)
-    assert (found.step, found.losses) == (2, [0.5, 0.25])
 
 
 class Compressing(DefaultSavePlanner):

@@ -10,6 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from layouts import EVEN_HIDDEN, differences, trained, whole
+from ranks import raised
+from support import logged
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -223,19 +225,11 @@ def values_of_two(rank, path):
 
 
 def differing(rank, path):
-    import logging
-
-    said = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())
-    logging.getLogger("ringstow").addHandler(handler)
-    try:
+    with logged("different") as said:
         for step in range(2):
             state = {"rng": torch.full((9,), rank), "loss": rank / 2, "same": 1, "step": step}
             distributed.save(state, f"{path}/{step}")
-    finally:
-        logging.getLogger("ringstow").removeHandler(handler)
-    return [text for text in said if "different" in text]
+    return said
 
 
 def test_values_that_differ_are_the_first_ranks_and_named(ranks, tmp_path):
@@ -267,14 +261,6 @@ def test_ranks_with_different_keys(ranks, tmp_path):
 
 
 # Failures.
-
-
-def raised(call):
-    try:
-        call()
-    except BaseException as error:
-        return type(error).__name__, str(error)
-    return None
 
 
 def bad_states(rank, path):

@@ -7,6 +7,7 @@ import collections
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import raised
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -17,14 +18,6 @@ from ringstow.distributed import PerRank
 from ringstow.tensors import _shards
 
 pytestmark = pytest.mark.torch_seam
-
-
-def raised(call):
-    try:
-        call()
-    except Exception as error:
-        return type(error).__name__, str(error)
-    return None
 
 
 def own(number):
@@ -153,14 +146,6 @@ class Interrupts:
         raise KeyboardInterrupt
 
 
-def interrupted(call):
-    try:
-        call()
-    except BaseException as error:
-        return type(error).__name__, str(error)
-    return None
-
-
 def fail_early(rank, path):
     """Fail on rank 1 alone, in ways that its arguments or its memory can."""
     state = {"w": torch.ones(2)}
@@ -174,17 +159,17 @@ def fail_early(rank, path):
         raise MemoryError("no memory")
 
     said = [
-        interrupted(lambda: distributed.save(state, wrong)),
-        interrupted(lambda: distributed.save_async(state, wrong).result()),
-        interrupted(lambda: distributed.save_async(state, path, staging=unknown).result()),
-        interrupted(lambda: distributed.save({"x": value}, path, allow_pickle=True)),
+        raised(lambda: distributed.save(state, wrong)),
+        raised(lambda: distributed.save_async(state, wrong).result()),
+        raised(lambda: distributed.save_async(state, path, staging=unknown).result()),
+        raised(lambda: distributed.save({"x": value}, path, allow_pickle=True)),
     ]
     if rank == 1:
         guard.stage = no_memory
     try:
         said += [
-            interrupted(lambda: distributed.save(state, path)),
-            interrupted(lambda: distributed.save_async(state, path).result()),
+            raised(lambda: distributed.save(state, path)),
+            raised(lambda: distributed.save_async(state, path).result()),
         ]
     finally:
         guard.stage = stage
@@ -212,7 +197,7 @@ def interrupt_commit(rank, path):
     if rank == 0:
         distributed._apart._mark.write = interrupt
     try:
-        return interrupted(lambda: distributed.save({"w": torch.ones(2)}, path))
+        return raised(lambda: distributed.save({"w": torch.ones(2)}, path))
     finally:
         distributed._apart._mark.write = write
 
@@ -237,12 +222,12 @@ def load_differently(rank, path):
         else (lambda: distributed.save(into, first))
     )
     said = [
-        interrupted(lambda: distributed.load_into(into, mine)),
-        interrupted(lambda: distributed.load(mine)),
-        interrupted(lambda: distributed.load_into(into, first, strict=rank == 1)),
-        interrupted(either),
-        interrupted(lambda: distributed.load_into(into, wrong)),
-        interrupted(lambda: distributed.load_into(into, first, config=bad)),
+        raised(lambda: distributed.load_into(into, mine)),
+        raised(lambda: distributed.load(mine)),
+        raised(lambda: distributed.load_into(into, first, strict=rank == 1)),
+        raised(either),
+        raised(lambda: distributed.load_into(into, wrong)),
+        raised(lambda: distributed.load_into(into, first, config=bad)),
     ]
     assert into["w"].tolist() == [9, 9]
     distributed.load_into(into, first)
@@ -269,6 +254,6 @@ def load_nothing(rank, path):
     wait, waits = _latest._wait_for, []
     _latest._wait_for = lambda path: waits.append(path) or False
     try:
-        return interrupted(lambda: distributed.load_into({"w": own(0)}, path)), bool(waits)
+        return raised(lambda: distributed.load_into({"w": own(0)}, path)), bool(waits)
     finally:
         _latest._wait_for = wait

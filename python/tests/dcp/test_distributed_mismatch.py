@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from ranks import raised
+from support import logged
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -24,33 +24,6 @@ NAMES = [f"layers.{i}.weight" for i in range(4)]
 
 def weights(prefix="", names=NAMES, value=0.0):
     return {f"{prefix}{name}": torch.full((3,), value) for name in names}
-
-
-def raised(call):
-    try:
-        call()
-    except BaseException as error:
-        return type(error).__name__, str(error)
-    return None
-
-
-class Warned(logging.Handler):
-    """Collects what is logged about what a load fills."""
-
-    def __init__(self):
-        super().__init__()
-        self.said = []
-
-    def emit(self, record):
-        if " fills " in record.getMessage():
-            self.said.append(record.getMessage())
-
-    def __enter__(self):
-        logging.getLogger("ringstow").addHandler(self)
-        return self.said
-
-    def __exit__(self, *_):
-        logging.getLogger("ringstow").removeHandler(self)
 
 
 def wrapped(rank, path):
@@ -111,7 +84,7 @@ def partly(rank, path):
     distributed.save({"model": weights(value=1.0)}, path)
     nothing = {"model": weights("module.")}
     empty = raised(lambda: distributed.load_into(nothing, path, strict=False))
-    with Warned() as said:
+    with logged(" fills ") as said:
         into = {"model": weights()} if rank == 0 else nothing
         distributed.load_into(into, path, strict=False)
     return empty, said
@@ -158,7 +131,7 @@ def of_stock(rank, root):
         into = {"model": weights("module."), "new": torch.ones(1)}
         manager.restore(into=into, strict=False)
         assert all(value.eq(1).all() for value in into["model"].values())
-        with Warned() as said:
+        with logged(" fills ") as said:
             manager.restore(into={"model": weights(), "step": 0}, strict=False)
         return wrong, nothing, said
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 
 import pytest
 import torch
+from support import logged
 
 import ringstow
 import ringstow.distributed
@@ -42,17 +42,11 @@ def save_loaders(rank, path):
 
 
 def load_loaders(rank, path):
-    said = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())
-    logging.getLogger("ringstow").addHandler(handler)
     state = {"loader": Loader(-1), "alike": Loader(-1), "rng": ringstow.RngState()}
     random.seed(77)
     torch.manual_seed(77)
-    try:
+    with logged() as said:
         ringstow.distributed.load_into(state, path)
-    finally:
-        logging.getLogger("ringstow").removeHandler(handler)
     alike = state["alike"].state
     drawn = (random.random(), torch.rand(2).tolist())
     return state["loader"].state["at"], alike["at"], alike["extra"].tolist(), drawn, said

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import os
 
 import pytest
 import torch
 import torch.distributed as dist
+from support import logged
 
 import ringstow
 from ringstow import _native, _others
@@ -44,12 +44,8 @@ def test_rank_does_not_replace_a_save_of_another_rank(how, ranks, tmp_path):
 
 
 def _rank_0_comes_last(rank, path):
-    said = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())
-    logging.getLogger("ringstow").addHandler(handler)
-    assert _in_turn(rank, path, "save", (1, 0)) is None
-    logging.getLogger("ringstow").removeHandler(handler)
+    with logged() as said:
+        assert _in_turn(rank, path, "save", (1, 0)) is None
     return said
 
 

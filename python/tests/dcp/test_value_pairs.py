@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from ranks import on_ranks
 from support import assert_same
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict, unflatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
@@ -318,33 +319,27 @@ def _own_and_common(rank):
     }
 
 
-def _ranks_save(rank, path):
+@on_ranks(2)
+def test_ranks_note_the_containers_that_each_has(rank, tmp_path):
     for name, planner in (("torch", None), ("own", ringstow.dcp.SavePlanner())):
         writer = ringstow.dcp.StorageWriter()
         state = _own_and_common(rank)
-        dcp.save(state, checkpoint_id=path / name, storage_writer=writer, planner=planner)
+        dcp.save(state, checkpoint_id=tmp_path / name, storage_writer=writer, planner=planner)
         expected = _own_and_common(0) | _own_and_common(1)
-        found = ringstow.load(path / name)
+        found = ringstow.load(tmp_path / name)
         assert_same({key: found[key] for key in expected}, expected)
         target = blank(state)
-        ringstow.distributed.load_into(target, path / name)
+        ringstow.distributed.load_into(target, tmp_path / name)
         assert_same(target, state)
 
 
-def test_ranks_note_the_containers_that_each_has(ranks, tmp_path):
-    ranks(2).run(_ranks_save, tmp_path)
-
-
-def _ranks_restore_stock(rank, root):
+@on_ranks(2)
+def test_ranks_restore_the_number_keys_of_a_stock_checkpoint(rank, tmp_path):
     state = _own_and_common(0)
-    dcp.save(state, checkpoint_id=root / "step-3")
-    with ringstow.CheckpointManager(root) as manager:
+    dcp.save(state, checkpoint_id=tmp_path / "step-3")
+    with ringstow.CheckpointManager(tmp_path) as manager:
         restored = manager.restore(into=blank(state))
     assert_same(restored.state, state)
-
-
-def test_ranks_restore_the_number_keys_of_a_stock_checkpoint(ranks, tmp_path):
-    ranks(2).run(_ranks_restore_stock, tmp_path)
 
 
 def test_a_stock_checkpoint_is_loaded_under_the_number_keys_by_default_storage(tmp_path):

@@ -12,8 +12,8 @@ import torch.distributed.checkpoint as dcp
 from driver import AWHILE_S
 from states import blank, every_kind, load, plain
 from support import assert_same
+from test_dcp_async import Held
 from test_load import host
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch_has import needs_async_stager, needs_background_process, stager_option
 
@@ -136,18 +136,6 @@ def test_work_queued_on_the_callers_stream_is_saved(which, gpu, on_gpu, writer, 
     upload.result(SECONDS)
     assert keep is ones
     assert_same(load(at, {"t": torch.ones(1000)}), {"t": torch.ones(1000)})
-
-
-class Held(DefaultSavePlanner):
-    """Holds a save, in its own thread, before it resolves its first tensor."""
-
-    def __init__(self):
-        super().__init__()
-        self.go_on = threading.Event()
-
-    def resolve_data(self, item):
-        assert self.go_on.wait(SECONDS)
-        return super().resolve_data(item)
 
 
 @needs_async_stager

@@ -42,3 +42,14 @@ def growth():
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     return lambda: torch.cuda.max_memory_allocated() - before
+
+
+@pytest.fixture
+def group(tmp_path):
+    """One rank, with NCCL for the GPU and gloo for background saves."""
+    import torch.distributed as dist
+
+    store = f"file://{tmp_path}/store"
+    dist.init_process_group("cpu:gloo,cuda:nccl", init_method=store, rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()

@@ -40,15 +40,6 @@ def writer():
     writer.close()
 
 
-@pytest.fixture
-def group(tmp_path):
-    """One rank, with NCCL for the GPU and gloo for background saves."""
-    store = f"file://{tmp_path}/store"
-    dist.init_process_group("cpu:gloo,cuda:nccl", init_method=store, rank=0, world_size=1)
-    yield dist.group.WORLD
-    dist.destroy_process_group()
-
-
 def moved(value):
     if isinstance(value, torch.Tensor):
         return on_gpu(value)

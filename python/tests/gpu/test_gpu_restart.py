@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -16,14 +15,6 @@ OPTIMIZERS = {
     "capturable": lambda p: torch.optim.Adam(p, lr=torch.tensor(1e-2).cuda(), capturable=True),
     "sgd": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9),
 }
-
-
-@pytest.fixture
-def group(tmp_path):
-    store = f"file://{tmp_path}/store"
-    dist.init_process_group("cpu:gloo,cuda:nccl", init_method=store, rank=0, world_size=1)
-    yield dist.group.WORLD
-    dist.destroy_process_group()
 
 
 def training(optimizer, *, sharded):
