@@ -1,4 +1,5 @@
 mod order;
+mod table;
 
 use super::*;
 use crate::Dtype;
