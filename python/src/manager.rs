@@ -17,6 +17,9 @@ fn texts(paths: Vec<PathBuf>) -> Vec<OsString> {
 /// What `keep_last`, `keep_every` and `keep_best` are.
 type Rules = (Option<usize>, Option<u64>, Option<(String, String, usize)>);
 
+/// A Retained, why something failed, and the steps that a place lacks.
+type Cleared = (Option<String>, Option<Py<PyAny>>, Vec<OsString>);
+
 /// What goes from a run's directory after a save.
 #[pyclass(frozen, module = "ringstow._native")]
 pub(crate) struct Clearing(manager::Clearing);
@@ -43,12 +46,8 @@ impl Clearing {
         Ok(Self(clearing))
     }
 
-    /// Removes and slims steps. Returns a Retained, why something failed, and the steps that a place lacks.
-    fn after_save(
-        &self,
-        py: Python<'_>,
-        waiting: Vec<PathBuf>,
-    ) -> PyResult<(Option<String>, Option<Py<PyAny>>, Vec<OsString>)> {
+    /// Removes and slims steps.
+    fn after_save(&self, py: Python<'_>, waiting: Vec<PathBuf>) -> PyResult<Cleared> {
         let cleared = py.detach(|| self.0.after_save(&waiting));
         let (retained, mut failure) = match cleared.retained {
             Some(Ok(retained)) => (Some(to_json(&retained)?), None),
