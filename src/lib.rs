@@ -119,7 +119,7 @@ pub mod internals {
         };
     }
     all_of!(
-        config, device, doctor, engine, format, limits, object, path_text, pipeline, plan, pool,
-        store, stream, sys, units
+        config, device, doctor, engine, format, limits, manager, object, path_text, pipeline, plan,
+        pool, store, stream, sys, units
     );
 }

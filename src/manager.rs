@@ -4,8 +4,9 @@
 //! newer step is committed, nor what it is restoring.
 
 mod base;
-mod eviction;
+mod clearing;
 mod going_back;
+mod line;
 mod queue;
 mod restore;
 mod rules;
@@ -20,23 +21,24 @@ use crate::pipeline::job::Job;
 use crate::pipeline::report::SaveReport;
 use crate::state::StateDict;
 use crate::store::{
-    Direction, Disposal, Found, Retained, Retention, Slimmed, Status, Wanted, check_own_name,
-    check_run,
+    Direction, Disposal, Found, Retained, Slimmed, Status, Wanted, check_own_name, check_run,
 };
 use crate::sys::dir;
 use crate::sys::path::absolute;
 use crate::sys::run_lock::RunLock;
-use base::Previous;
-use slim::Slimming;
+pub use base::Previous;
+pub use clearing::{Cleared, Clearing, Eviction};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
-pub use restore::{OnDamage, Restored};
+pub use line::{Around, Line, Turn};
+pub use queue::{Added, Pauses, Stays};
+pub use restore::{Failure, OnDamage, Restored, Seen, Verdict, best_of, lacking};
 pub use rules::Keep;
 use rules::{besides, check_keeps, room};
 pub use slim::Slim;
-pub use tiers::Tiers;
-use tiers::{Copies, Stays};
+use tiers::Copies;
+pub use tiers::{PAUSES, Tiers};
 
 /// What a save of a [`CheckpointManager`] did.
 #[derive(Debug)]
@@ -96,9 +98,8 @@ pub struct CheckpointManager {
 struct Shared {
     store: Store,
     root: PathBuf,
-    retention: Option<Retention>,
     slim: Option<Slim>,
-    slimming: Mutex<Slimming>,
+    clearing: Clearing,
     previous: Option<Previous>,
     copies: Option<Copies>,
     /// Held for reading by a restore, and for writing by a removal: nothing goes that is being restored.
@@ -140,13 +141,11 @@ impl CheckpointManager {
         let mut config = store.config().clone();
         let (places, rate) = (std::mem::take(&mut config.tiers), config.promotion_rate);
         let (has_tiers, store) = (!places.is_empty(), Store::new(config)?);
-        let retention = keep.retention(Disposal::of(store.config()));
-        retention.as_ref().map_or(Ok(()), Retention::check)?;
-        slim.as_ref().map_or(Ok(()), Slim::check)?;
         let (root, in_use) = (absolute(root)?, RwLock::new(()));
-        let slimming = Mutex::default();
+        let config = store.config().clone();
+        let clearing = Clearing::new(root.clone(), keep, config)?;
         let copies = None;
-        let shared = Shared { store, root, retention, slim, slimming, previous, copies, in_use };
+        let shared = Shared { store, root, slim, clearing, previous, copies, in_use };
         let manager = Self { shared: Arc::new(shared), saving: None, run: None };
         match has_tiers {
             true => manager.tiers(Tiers { places, rate, ..Tiers::default() }),
@@ -169,15 +168,18 @@ impl CheckpointManager {
             return Err(Error::invalid("tiers are named before the first save"));
         };
         let retention = tiers.keep.clone().retention(Disposal::Remove);
-        let own = shared.retention.as_ref();
+        let own = shared.clearing.retention();
         let retention = retention.map(|there| besides(there, own));
         if let (Some(there), Some(keep_here)) = (&retention, tiers.keep_here) {
             check_keeps(there, own, keep_here)?;
         }
-        let every = shared.retention.as_ref().and_then(|retention| retention.keep_every);
-        let stays = Stays { has_rule: shared.retention.is_some(), every };
-        let stripe = &*shared.store.config().stripe;
+        let every = own.and_then(|retention| retention.keep_every);
+        let stays = Stays { has_rule: own.is_some(), evicts: tiers.keep_here.is_some(), every };
+        let (stripe, keep_here) = (&*shared.store.config().stripe, tiers.keep_here);
         let copies = Copies::new(&shared.root, tiers, (retention, stays), stripe)?;
+        if let Some(keep) = keep_here {
+            shared.clearing.set_eviction(Eviction { places: copies.places().to_vec(), keep })?;
+        }
         shared.copies = Some(copies);
         Ok(self)
     }
@@ -306,18 +308,16 @@ impl CheckpointManager {
     /// # Errors
     /// As for [`steps`](crate::steps); what a place says that cannot be asked.
     pub fn best(&self, metric: &str, direction: Direction) -> Result<Option<Found>> {
-        let number = |found: &Found| {
-            let number = found.metrics.get(metric).copied();
-            number.filter(|number| found.status == Status::Committed && !number.is_nan())
-        };
         let newest_first: Vec<Found> = match self.shared.copies {
             None => self.steps()?.into_iter().rev().collect(),
             Some(_) => self.shared.candidates(None)?.into_iter().map(|(_, found)| found).collect(),
         };
-        let newest_first = newest_first.into_iter();
-        let numbered = newest_first.filter_map(|found| Some((number(&found)?, found)));
-        let best = numbered.min_by(|(a, _), (b, _)| direction.compare(*a, *b)); // the first of equals
-        Ok(best.map(|(_, found)| found))
+        let number = |found: &Found| {
+            let number = found.metrics.get(metric).copied();
+            number.filter(|_| found.status == Status::Committed)
+        };
+        let best = best_of(newest_first.iter().map(number), direction);
+        Ok(best.and_then(|at| newest_first.into_iter().nth(at)))
     }
 
     /// Keeps other managers from saving into the root, from the first save on.
@@ -365,21 +365,14 @@ impl Shared {
     /// The error of a save to `path`, with what the rules have to do with it; copies a step that may not survive a crash.
     fn failed(self: &Arc<Self>, path: &Path, error: Error) -> Error {
         self.rescue(path, &error);
-        error.needing_room(&room(self.retention.as_ref()))
+        error.needing_room(&room(self.clearing.retention()))
     }
 
     /// Removes the steps that no rule keeps, and parts of older ones, after a commit.
     fn clean_up(self: &Arc<Self>, path: PathBuf, report: SaveReport) -> Saved {
         self.previous.iter().for_each(|previous| previous.saved(&path));
         let _alone = self.in_use.write().unwrap_or_else(PoisonError::into_inner);
-        let retained =
-            self.retention.as_ref().map(|retention| self.store.retain(&self.root, retention));
-        if let Some(Err(error)) = &retained {
-            let path = path.display();
-            tracing::warn!(%path, %error, "the step is committed, and old steps could not be removed");
-        }
-        let slimmed = self.slim();
-        let lacking = self.evict_after(report.file_bytes);
+        let Cleared { retained, slimmed, lacking } = self.clearing.after_save(&self.awaited());
         // After the look at the places: the copy of this step removes there what their rules no longer keep.
         Copies::add(self, &path);
         lacking.iter().for_each(|path| Copies::add_found(self, path));

@@ -32,7 +32,6 @@ from ringstow.foreign import _steps
 if TYPE_CHECKING:
     from ringstow._catalog_report import (
         DiffReport,
-        Evicted,
         Removed,
         Retained,
         Slimmed,
@@ -143,38 +142,6 @@ def steps(
     return Step.list_from_json(
         _native.steps(directory_to_read(directory), pattern, native_json(config))
     )
-
-
-def older_steps(directory: str, after: int, config: Config | None) -> list[Step]:
-    """List the steps that a manager slims: not the newest, the last saves and targets of links.
-
-    Raises:
-        OSError: as in `steps`.
-    """
-    from ringstow._catalog_report import Step
-
-    return Step.list_from_json(_native.older_steps(directory, after, native_json(config)))
-
-
-def evict(
-    root: str, tiers: Sequence[str], keep: int, waiting: Sequence[str], config: Config | None
-) -> Evicted:
-    """Remove the steps of `older_steps` that all tiers have whole at this moment.
-
-    Args:
-        root: the directory of the run.
-        tiers: the directories and URLs to check.
-        keep: as the ``after`` of `older_steps`.
-        waiting: paths of steps that stay, since they are to be copied yet.
-        config: the settings.
-
-    Raises:
-        OSError: as in `steps`.
-    """
-    from ringstow._catalog_report import Evicted
-
-    knobs = native_json(config)
-    return Evicted.from_json(_native.evict(root, tiers, keep, waiting, knobs))
 
 
 def latest(

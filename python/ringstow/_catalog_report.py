@@ -225,27 +225,6 @@ class Left(Report):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Stay(Report):
-    """A step that `Evicted` left in its place."""
-
-    path: str
-    reason: str
-    """Which tier does not have it, and why."""
-    is_lacking: bool
-    """Whether another copy is needed; False if a tier did not say what it has."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Evicted(Report):
-    """Which steps a manager removed, since all tiers have them."""
-
-    removed: tuple[str, ...]
-    stay: tuple[Stay, ...]
-    left: tuple[Left, ...]
-    """What could not be removed."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Retained(Report):
     """What `retain` did, or would do."""
 

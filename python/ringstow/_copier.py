@@ -1,14 +1,17 @@
-"""Copies of a manager's steps, in the background, once they are committed."""
+"""Copies of a manager's steps, in the background, once they are committed.
+
+Which step is copied next and tried again, the native side decides.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
+from ringstow import _native
 from ringstow._errors import BusyError
 from ringstow._patience import patiently
 
@@ -25,16 +28,15 @@ class Added(NamedTuple):
 
     path: str
     is_new: bool
-    """Whether it was just saved, and not restored."""
-    ended: Future[bool] | None
-    """Becomes whether all copies are there: False if a newer step came first. The first try of a
-    copy decides."""
+    """Whether it was just saved, and not found."""
 
+
+Stays = tuple[bool, bool, int | None]
+"""Which steps are never passed over: whether a rule removes steps, whether they leave once all
+tiers have them, and which numbers stay for good."""
 
 _PAUSES_S = (30.0, 900.0)
 """The pause before a copy that failed is tried again, and the longest one."""
-_LOOK_S = 0.5
-"""How often a thread looks within it whether the interpreter is exiting."""
 
 
 class Copier:
@@ -46,76 +48,54 @@ class Copier:
     tried it a last time.
     """
 
-    _stays: Callable[[str], bool] | None = None
-    """Which steps stay for good, by path."""
+    _agree: Callable[[int, bool], tuple[int, bool]] | None = None
+    """How many steps all ranks have added, and whether one is closing; None for one process."""
 
-    def __init__(self, places: Iterable[str]) -> None:
+    def __init__(self, places: Iterable[str], stays: Stays = (True, False, None)) -> None:
         """Name where the copies are; without a name, nothing is copied."""
         self._places = " and ".join(places)
-        self._changed = threading.Condition()
-        self._added: list[Added] = []
-        self._done = 0
-        """How many of those are copied, or passed over."""
-        self._is_running = False
-        self._is_resting = False
-        """Whether the thread waits before it tries a copy again."""
-        self._is_closing = False
-        self._failed: list[Added] = []
-        """Steps whose copies failed, and that are tried again."""
-        self._batch: list[Added] = []
-        """The step that is being copied, and those that are copied after it."""
-        self._left: list[Added] = []
-        """Steps that were found, and that a save came before."""
-        self._tries = 0
-        """How often they were, since a step was added."""
+        self._line = _native.CopyLine(*stays)
+        self._lock = threading.RLock()  # re-entrant: a signal handler may save, too
+        self._ended: dict[str, list[Future[bool]]] = {}
+        """What becomes how the copies end, by path. The first try of a copy decides."""
+        self._errors: dict[str, BaseException] = {}
+        """Why copies failed, by path, since the last step was saved."""
         self.report: PromotionReport | None = None
         """What the last copy to a store did."""
         self.error: BaseException | None = None
-        """Why the last copy failed; None after one that went well."""
+        """Why a copy failed; None once all went well."""
 
-    def add(
-        self,
-        path: str,
-        *,
-        is_new: bool,
-        ended: Future[bool] | None = None,
-    ) -> None:
-        """Copy a step as soon as the copy in progress has ended, which ``ended`` becomes."""
+    def add(self, path: str, *, is_new: bool, ended: Future[bool] | None = None) -> None:
+        """Copy a step as soon as the copy in progress has ended.
+
+        Args:
+            path: the step's directory.
+            is_new: whether it was just saved.
+            ended: becomes whether all copies are there: False if a newer step came first.
+        """
         if not self._places:
             return
-        with self._changed:
-            self._added.append(Added(path, is_new, ended))
-            if self._is_running:
-                self._changed.notify_all()
-                return
-            # First: a signal handler that saves may interrupt the start of the thread.
-            self._is_running = True
-            if threading.main_thread().is_alive():
-                try:
-                    # The interpreter's exit waits for it.
-                    threading.Thread(
-                        target=self._work, name="ringstow-copies", daemon=False
-                    ).start()
-                    return
-                except RuntimeError as error:  # there can be no more threads
-                    self._is_running = False
-                    self._give_up(error)
-                    return
+        if ended is not None:
+            with self._lock:
+                self._ended.setdefault(path, []).append(ended)
+        if not self._line.add(path, is_new):
+            return
+        if threading.main_thread().is_alive():
+            try:
+                # The interpreter's exit waits for it.
+                threading.Thread(target=self._work, name="ringstow-copies", daemon=False).start()
+            except RuntimeError as error:  # there can be no more threads
+                self._give_up(error)
+            return
         self._work()  # the interpreter is exiting, and waits for no new thread
 
     def add_found(self, path: str) -> None:
-        """Copy a step that was not just saved."""
+        """Copy a step that was not just saved, unless it waits for that."""
         self.add(path, is_new=False)
-
-    def has(self, path: str) -> bool:
-        """Return whether a step has yet to be copied, or is being copied."""
-        return path in self.waiting()
 
     def waiting(self) -> list[str]:
         """Return the paths of the steps that have yet to be copied, or are being copied."""
-        with self._changed:
-            waiting = [*self._added[self._done :], *self._batch, *self._left, *self._failed]
-        return [step.path for step in waiting]
+        return self._line.waiting()
 
     def rescue(self, path: str, ended: Future[bool] | None = None) -> None:
         """Copy a step that is committed, and may not survive a crash where it is."""
@@ -135,183 +115,99 @@ class Copier:
         Does not wait for another try of a copy that failed.
         """
         if timeout is None:
-            self._await(self._is_over)
-        with self._changed:
-            is_over = self._changed.wait_for(self._is_over, timeout)
-            return is_over and self.error is None
+            self._await(self._line.wait_idle)
+        return self._line.wait_idle(timeout) and self.error is None
 
-    def _await(self, is_over: Callable[[], bool]) -> None:
-        def wait(seconds: float | None) -> bool:
-            with self._changed:
-                return self._changed.wait_for(is_over, seconds)
-
-        left = self._added[self._done :]
-        patiently(wait, f"the program waits for the copy of {left[0].path if left else 'a step'}")
-
-    def _is_over(self) -> bool:
-        rests = self._is_resting and len(self._added) == self._done
-        return rests or not self._is_running
+    def _await(self, wait: Callable[[float | None], bool]) -> None:
+        left = self._line.waiting()
+        patiently(wait, f"the program waits for the copy of {left[0] if left else 'a step'}")
 
     def close(self) -> None:
         """Wait until nothing is left to copy, and try a copy that failed a last time."""
         self.end_retries()
-        self._await(lambda: not self._is_running)
+        self._await(self._line.wait_ended)
 
     def end_retries(self) -> None:
         """Try a copy that failed a last time, now; waits for nothing."""
-        with self._changed:
-            self._is_closing = True
-            self._changed.notify_all()
+        self._line.end_retries()
 
     def pause_s(self) -> float | None:
         """Return after how many seconds the copy that just failed is tried again; None if never."""
-        return self._next_pause_s() if self._may_repeat() and not self._was_last() else None
+        return self._line.pause_s(_PAUSES_S) if self._may_repeat() else None
 
     def _may_repeat(self) -> bool:
         """Whether the copy that just ended is worth another try."""
         return passes(self.error)
 
-    def _was_last(self) -> bool:
-        """Whether the copies that just ended are not tried again."""
-        return self._is_closing
-
     def _is_left(self, step: Added) -> bool:
         """Whether a step can still be copied."""
         return os.path.lexists(step.path)
 
-    def _next_pause_s(self) -> float:
-        first, longest = _PAUSES_S
-        return min(first * 2.0 ** min(self._tries, 20), longest)
-
-    def _rest(self) -> bool:
-        """Wait before failed copies are tried again; return whether there is anything to do."""
-        self._failed = [step for step in self._failed if self._is_left(step)]
-        if not self._failed or self._was_last():
-            self._failed, self._tries = [], 0
-            return False
-        self._is_resting = True
-        self._changed.notify_all()
-        until = time.monotonic() + self._next_pause_s()
-        while time.monotonic() < until and not self._changed.wait_for(self._is_wanted, _LOOK_S):
-            if not threading.main_thread().is_alive():  # the exit waits for this thread
-                self._is_closing = True
-        self._is_resting = False
-        return True
-
-    def _is_wanted(self) -> bool:
-        return self._is_closing or len(self._added) > self._done
-
     def _work(self) -> None:
         try:
-            self._copy_all()
+            while self._take_turn():
+                pass
         except BaseException as error:
-            with self._changed:  # together: what is added after that starts another thread
-                self._give_up(error)
-                self._is_running = False
-                self._changed.notify_all()
+            self._give_up(error)
 
-    def _copy_all(self) -> None:
-        while True:
-            with self._changed:
-                if len(self._added) == self._done and not self._rest():
-                    self._is_running = False
-                    self._changed.notify_all()
-                    return
-                added = len(self._added)
-            newest = self._newest(added)
-            if newest is None:
-                continue
-            batch = self._added[self._done : newest]
-            self._done = newest
-            self._tries = 0 if batch else self._tries + 1
-            left, self._left = self._left, []
-            self._copy_batch([*self._taken_again(batch), *self._new_first([*batch, *left])])
-            # Nothing is kept of those but their number.
-            self._added[newest - len(batch) : newest] = [one._replace(ended=None) for one in batch]
-
-    def _new_first(self, steps: list[Added]) -> list[Added]:
-        """Return the steps in the order of their copies, without found ones that give way."""
-        new = [step for step in steps if step.is_new]
-        found = [step for step in steps if not step.is_new]
-        late = [step for step in found if self._gives_way(step, new)]
-        for step in late:
-            self._pass_over(step)
-            _set(step, is_there=False)
-        return [*new, *(step for step in found if step not in late)]
-
-    def _taken_again(self, batch: list[Added]) -> list[Added]:
-        """Return the failed steps to try again: those that no later step overtakes."""
-        failed, self._failed = self._failed, []
-        return [
-            step
-            for number, step in enumerate(failed, 1)
-            if not self._gives_way(step, [*failed[number:], *batch])
-        ]
-
-    def _copy_batch(self, batch: list[Added]) -> None:
-        """Copy what is not passed over; ``error`` is that of the first copy that failed."""
-        failure: BaseException | None = None
-        for index, step in enumerate(batch):
-            self._batch = batch[index:]
-            if not step.is_new and self._was_step_saved():
-                self._left = self._batch
-                break
-            if self._gives_way(step, batch[index + 1 :]):
-                self._pass_over(step)
-                _set(step, is_there=False)
-                continue
-            self.error = None
-            is_there = self._copy(step)
-            _set(step, is_there=is_there, error=self.error)
-            if self._may_repeat():
-                self._failed.append(step._replace(ended=None))
-            failure = failure or self.error
-        self._batch = []
-        self.error = failure
-
-    def _was_step_saved(self) -> bool:
-        """Whether a step has been saved since the batch began: it goes before those found."""
-        return any(step.is_new for step in self._added[self._done :])
-
-    def _gives_way(self, step: Added, later: list[Added]) -> bool:
-        """Whether a step is passed over, since those were added after it."""
-        # What was saved never gives way to what was found: that is older, also if its number is
-        # higher, since the run may have gone back.
-        rivals = (other for other in later if other.is_new or not step.is_new)
-        is_overtaken = any(self._overtakes(other, step) for other in rivals)
-        return is_overtaken and not (self._stays and self._stays(step.path))
-
-    def _overtakes(self, later: Added, step: Added) -> bool:
-        """Whether a step need not be copied, since that one was added after it."""
+    def _take_turn(self) -> bool:
+        """Copy the next step; return False if there is none."""
+        step, overtaken, is_fresh = self._line.next(_PAUSES_S, self._agree, _is_exiting)
+        if is_fresh:
+            self._errors, self.error = {}, None
+        for path in overtaken:
+            self._pass_over(path)
+            self._tell_end(path, is_there=False)
+        if step is None:
+            return False
+        added = Added(*step)
+        is_again = self._try(added) and self._is_left(added)
+        self.error = next(iter(self._errors.values()), None)
+        self._line.ended(is_again)
         return True
 
-    def _newest(self, added: int) -> int | None:
-        """Return up to which of so many added steps to go; None after giving up."""
-        return added
+    def _try(self, step: Added) -> bool:
+        """Copy a step; return whether that is worth another try."""
+        with self._lock:
+            ended = self._ended.pop(step.path, [])
+        self._errors.pop(step.path, None)
+        self.error = None
+        try:
+            is_there = self._copy(step)
+        except BaseException as error:
+            _set(ended, is_there=False, error=error)
+            raise
+        if self.error is not None:
+            self._errors[step.path] = self.error
+        _set(ended, is_there=is_there, error=self.error)
+        return self._may_repeat()
 
     def _copy(self, step: Added) -> bool:
         """Copy a step; put a failure into ``error``. Return False if it was passed over."""
         raise NotImplementedError
 
-    def _pass_over(self, step: Added, place: str | None = None) -> None:
+    def _pass_over(self, path: str, place: str | None = None) -> None:
         _log.warning(
             "%s is not copied to %s: another one is newer, and the copies are slower than the "
             "saves",
-            step.path,
+            path,
             place or self._places,
         )
 
+    def _tell_end(self, path: str, *, is_there: bool, error: BaseException | None = None) -> None:
+        with self._lock:
+            ended = self._ended.pop(path, [])
+        _set(ended, is_there=is_there, error=error)
+
     def _give_up(self, error: BaseException) -> None:
         """Copy none of the steps that were added."""
-        with self._changed:
-            given_up = self._added[self._done :] or self._added[-1:]
-            self._done = len(self._added)
-            self._batch, self._left = [], []
-            self.error = error
-        for step in self._added:
-            _set(step, is_there=False, error=error)
-        for step in given_up:
-            _log.error("%s is saved, but not copied to %s: %s", step.path, self._places, error)
+        given_up = self._line.waiting()
+        self.error = error
+        for path in list(self._ended):
+            self._tell_end(path, is_there=False, error=error)
+        self._line.give_up()
+        for path in given_up:
+            _log.error("%s is saved, but not copied to %s: %s", path, self._places, error)
 
 
 def passes(error: BaseException | None) -> bool:
@@ -319,10 +215,14 @@ def passes(error: BaseException | None) -> bool:
     return isinstance(error, (OSError, BusyError))
 
 
-def _set(step: Added, *, is_there: bool, error: BaseException | None = None) -> None:
-    if step.ended is None or step.ended.done():  # a copy that is tried again
-        return
-    if error is None:
-        step.ended.set_result(is_there)
-    else:
-        step.ended.set_exception(error)
+def _is_exiting() -> bool:
+    """Whether the interpreter's exit waits for the thread."""
+    return not threading.main_thread().is_alive()
+
+
+def _set(ended: list[Future[bool]], *, is_there: bool, error: BaseException | None = None) -> None:
+    for one in ended:
+        if error is None:
+            one.set_result(is_there)
+        else:
+            one.set_exception(error)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
-from ringstow import _eviction, _native, _previous, _rules, _setup, _tiers
+from ringstow import _native, _previous, _rules, _setup, _tiers
 from ringstow._arguments import StrPath, absolute, step_number
 from ringstow._config import Config, given, without_tiers
 from ringstow._damage import OnCorrupt
@@ -25,7 +25,7 @@ from ringstow._metrics import metrics_of
 from ringstow._patience import patiently
 from ringstow._promoter import checked
 from ringstow._resume import Restored, newest_intact, passed_over
-from ringstow._rules import Mode, Retention
+from ringstow._rules import Mode
 from ringstow._run import RunLock, usual_path
 from ringstow._turn import Turn
 from ringstow._upkeep import Upkeep
@@ -168,16 +168,17 @@ class CheckpointManager:
             rate: Any = promotion_rate
             found = dataclasses.replace(found, promotion_rate=rate)  # checks it
         config = without_tiers(found)  # the manager copies by itself
-        eviction = _eviction.checked(keep_here, self._root, places, self._rules, there, config)
-        plan = _tiers.Plan(places, found.promotion_rate, there, self._rules, eviction)
-        self._retention = Retention(self._rules, self._root, config)
+        _rules.check_keep_here(keep_here, self._rules, there)
+        evicts = keep_here is not None
+        plan = _tiers.Plan(places, found.promotion_rate, there, self._rules, evicts)
+        clearing = _rules.clearing(self._root, self._rules, places, keep_here, config)
         check_staging(staging)
         _setup.check_on_busy(on_busy)
         self._on_busy = on_busy
         _setup.check_nodes(node_local, replicas, config, base=base, slim_after=slim_after)
         self._node_local = node_local
         # Each node removes old steps by itself, so all ranks need the same rules.
-        rules = (self._rules, plan._replace(eviction=None), keep_here) if node_local else None
+        rules = (self._rules, plan, keep_here) if node_local else None
         same = {
             "node_local": node_local,
             "replicas": replicas,
@@ -189,18 +190,19 @@ class CheckpointManager:
         if node_local:
             made = _setup.for_nodes(self._root, plan, replicas, same, saves, group)
         else:
-            made = _setup.for_ranks(self._root, plan, self._rules.apart, same, saves, group)
+            given_to = (self._root, plan, self._rules.apart, same, saves, group)
+            made = _setup.for_ranks(*given_to, clearing.note_damage)
         self._side, self._run, self._steps, self._copier, self._from_first = made
         self._previous = _previous.previous(base, base_full_every, self._run.newest)
         self._copies_elsewhere = bool(places) and not node_local and not self._side.is_first
         self._upkeep = Upkeep(
             self._root,
             self._copier,
-            self._retention,
-            eviction,
+            clearing,
             self._previous,
             self._from_first,
             leads=self._side.leads,
+            evicts=evicts,
             node_local=node_local,
         )
         if self._side.leads:
@@ -241,12 +243,12 @@ class CheckpointManager:
 
         Several ranks get rank 0's report with their next call.
         """
-        return self._retention.report
+        return self._upkeep.report
 
     @property
     def retention_error(self) -> Exception | None:
         """Why the last removal or slimming of old steps failed, or None. Rank 0 alone knows it."""
-        return self._retention.error
+        return self._upkeep.error
 
     @property
     def promoted(self) -> PromotionReport | None:
@@ -455,7 +457,7 @@ class CheckpointManager:
         metric, mode = self._rules.best(metric, mode)
         with self._call("best", metric, mode):
             steps = self._side.first(self._steps.loadable)
-        return _rules.best_of(reversed(steps), metric, mode)
+        return _rules.best_of(steps, metric, mode)
 
     # Resume.
 
@@ -612,8 +614,8 @@ class CheckpointManager:
             self._side.check()
             try:
                 failure = self._ended()
-                reports = self._side.meet((name, *arguments), failure, self._retention.report)
-                self._retention.report = reports[0]
+                reports = self._side.meet((name, *arguments), failure, self._upkeep.report)
+                self._upkeep.report = reports[0]
                 yield
             finally:
                 if name == "close" and self._saving is None:

@@ -3,7 +3,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias, final
+from typing import Any, Protocol, Self, TypeAlias, final
 
 from ringstow.tensors._memory import Address, ItemSpec, LazyMemory, Memory, Placed
 
@@ -13,6 +13,8 @@ __all__ = [
     "SEEN_S",
     "Block",
     "Checkpoint",
+    "Clearing",
+    "CopyLine",
     "CopyMemory",
     "Exchange",
     "FileReader",
@@ -22,6 +24,7 @@ __all__ = [
     "Matches",
     "ModelSession",
     "NodeSession",
+    "Previous",
     "Receipts",
     "RunLock",
     "SaveJob",
@@ -32,6 +35,8 @@ __all__ = [
     "__version__",
     "add_to_history",
     "adopt",
+    "after_failure",
+    "best_of",
     "check_apart",
     "check_config",
     "check_covers",
@@ -50,7 +55,6 @@ __all__ = [
     "duration",
     "encode",
     "end_jobs",
-    "evict",
     "fail_exit",
     "files_of",
     "fill",
@@ -60,10 +64,10 @@ __all__ = [
     "go_back",
     "gpus",
     "has_gone",
-    "is_everywhere",
     "is_one_run",
     "join_run",
     "kept",
+    "lacking",
     "latest",
     "look_at_once",
     "model_layout",
@@ -73,7 +77,6 @@ __all__ = [
     "nesting",
     "node_id",
     "nodes_of",
-    "older_steps",
     "outline",
     "parse_pool_size",
     "parse_size",
@@ -679,18 +682,80 @@ def latest(
 # Returns the steps in a directory as a list of Found, oldest first.
 def steps(directory: str, pattern: str | None, config: str) -> str: ...
 
-# Returns those that can be loaded, except the newest ``after``, the last ``after`` saves, and what
-# a link leads to.
-def older_steps(directory: str, after: int, config: str) -> str: ...
+# What goes from a run's directory after a save. `rules` are keep_last, keep_every and keep_best,
+# `slim` how many of the newest steps stay whole and the parts that older ones lose, `eviction` the
+# tiers and how many of the newest steps stay once all of them have them.
+@final
+class Clearing:
+    def __new__(
+        cls,
+        root: str,
+        rules: tuple[int | None, int | None, tuple[str, str, int] | None],
+        slim: tuple[int, list[str]] | None,
+        eviction: tuple[Sequence[str], int] | None,
+        config: str,
+    ) -> Self: ...
+    # Removes and slims steps on one look at the run, but none that are `waiting` for a copy.
+    # Returns a Retained, why something failed, and the steps that a tier lacks.
+    def after_save(
+        self, waiting: Sequence[str]
+    ) -> tuple[str | None, Exception | None, list[str]]: ...
+    # Removes what all tiers have; returns the steps that one lacks.
+    def evict(self, waiting: Sequence[str]) -> list[str]: ...
+    # Whether so many free bytes are enough for a save like the newest step.
+    def has_room(self, free_bytes: int) -> bool: ...
+    # The steps that can be copied, oldest first.
+    def copyable(self) -> list[str]: ...
+    def note_damage(self, path: str) -> None: ...
+    def is_damaged(self, path: str) -> bool: ...
 
-# Removes those of `older_steps` that all places have whole at this moment, except those that are
-# `awaited`. Returns Evicted.
-def evict(
-    root: str, places: Sequence[str], keep: int, awaited: Sequence[str], config: str
+# What a manager remembers of the steps that it saved, to link their files.
+@final
+class Previous:
+    def __new__(cls, full_every: int | None) -> Self: ...
+    # Returns the last step, and whether the next save is to share no file with earlier ones.
+    def next(self) -> tuple[str | None, bool]: ...
+    def saved(self, path: str) -> None: ...
+    def restored(self, path: str) -> None: ...
+
+# Returns what follows a load that failed: "again" looks at the run again, "raise" raises, "pass"
+# goes on to the next copy or an earlier step.
+def after_failure(
+    path: str, has_copies: bool, is_damage: bool, is_missing: bool, previous: bool
 ) -> str: ...
 
-# Whether each of these places has a step whole at this moment.
-def is_everywhere(step: str, places: Sequence[str]) -> bool: ...
+# Returns the paths of the whole steps in a run's directory of which a tier lacks a whole copy:
+# paths, orders, and whether they are whole.
+def lacking(
+    found: Sequence[tuple[str, tuple[int, int, int, int], bool]], places: Sequence[str]
+) -> list[str]: ...
+
+# Returns which of these steps, newest first, has the best number; of equals, the newest.
+def best_of(numbers: Sequence[float | None], mode: str) -> int | None: ...
+
+# The steps that wait for their copies. See `ringstow._copier.Stays` for what it is made with.
+@final
+class CopyLine:
+    def __new__(cls, has_rule: bool, evicts: bool, every: int | None) -> Self: ...
+    # Adds a step; returns whether the caller is to start a thread that takes turns.
+    def add(self, path: str, is_new: bool) -> bool: ...
+    def waiting(self) -> list[str]: ...
+    # Waits for the next step. Returns its path and whether it was just saved, or None after which
+    # the thread ends; those that are passed over; and whether a step was saved since the turn
+    # before. `agree` takes and returns how many steps were added, and whether the line is closing.
+    def next(
+        self,
+        pauses: tuple[float, float],
+        agree: Callable[[int, bool], tuple[int, bool]] | None,
+        is_exiting: Callable[[], bool],
+    ) -> tuple[tuple[str, bool] | None, list[str], bool]: ...
+    def ended(self, is_worth_another: bool) -> None: ...
+    def pause_s(self, pauses: tuple[float, float]) -> float | None: ...
+    # Wait until nothing is left to copy but what failed; or until the thread has ended.
+    def wait_idle(self, timeout: float | None) -> bool: ...
+    def wait_ended(self, timeout: float | None) -> bool: ...
+    def end_retries(self) -> None: ...
+    def give_up(self) -> None: ...
 
 # Checks that what a setting keeps in the places, a name and a number of steps, is all that the
 # other settings keep. Raises InvalidStateError.

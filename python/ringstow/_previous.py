@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import operator
-import threading
 from typing import TYPE_CHECKING, Literal
 
+from ringstow import _native
 from ringstow._base import Base
 from ringstow._errors import Error
 
@@ -22,32 +22,15 @@ class Previous:
     """What a manager remembers of the steps that it saved, to link their files."""
 
     def __init__(self, full_every: int | None, newest: Callable[[], Step | None]) -> None:
-        self._full_every = full_every
+        self._last = _native.Previous(full_every)
         self._newest = newest
-        self._lock = threading.RLock()  # re-entrant: a signal handler may save, too
-        self._last: str | None = None
-        self._linked = 0
-        """Saves since the last one that shared no file."""
+        self.saved = self._last.saved
+        self.restored = self._last.restored
 
     def base(self) -> Base:
         """Return the base of the next save."""
-        with self._lock:
-            last, is_full = self._last, self._is_full()
+        last, is_full = self._last.next()
         return Base(last or self._found(), optional=True, rewrite=is_full)
-
-    def saved(self, path: str) -> None:
-        """Remember a step that was committed."""
-        with self._lock:
-            self._linked = 1 if self._is_full() else self._linked + 1
-            self._last = path
-
-    def restored(self, path: str) -> None:
-        """Remember the step that was restored: newer ones may be damaged."""
-        with self._lock:
-            self._last = path
-
-    def _is_full(self) -> bool:
-        return self._full_every is not None and self._linked >= self._full_every
 
     def _found(self) -> str | None:
         """Return the newest step that an earlier process has saved."""

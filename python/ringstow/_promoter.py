@@ -6,7 +6,6 @@ import contextlib
 import errno
 import logging
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 from ringstow import _native, _promote
 from ringstow._arguments import StrPath, absolute, object_url
 from ringstow._config import given, native_json, without_tiers
-from ringstow._copier import Added, Copier, passes
+from ringstow._copier import Added, Copier, Stays, passes
 from ringstow._errors import CorruptCheckpointError, InvalidStateError
 
 if TYPE_CHECKING:
@@ -85,8 +84,8 @@ class Promoter(Copier):
         config: Config | None,
         clear: Callable[[str], object] | None = None,
         *,
-        stays: Callable[[str], bool] | None = None,
-        is_damaged: Callable[[str], object] | None = None,
+        stays: Stays = (True, False, None),
+        note_damage: Callable[[str], object] | None = None,
         unchecked: tuple[str, ...] = (),
     ) -> None:
         """Make one, which starts a thread when there is something to copy.
@@ -97,25 +96,19 @@ class Promoter(Copier):
             rate: bytes a second at most; 0 for no limit.
             config: the settings of reading.
             clear: removes old steps from a tier, after a new one was copied there.
-            stays: which steps are never passed over, by path.
-            is_damaged: is called with the path of each step that is damaged here.
+            stays: which steps are never passed over.
+            note_damage: is called with the path of each step that is damaged here.
             unchecked: directories among the tiers of which nobody has looked yet whether they are
                 on another disk.
         """
-        super().__init__(tiers)
+        super().__init__(tiers, stays)
         self._root = root
         self._tiers = tiers
         self._rate = rate
         self._config = config
         self._clear = clear
-        self._stays = stays
         self._unchecked = unchecked
-        self._is_damaged = is_damaged
-
-    def add_found(self, path: str) -> None:
-        """Copy a step that was not just saved, unless it waits for that."""
-        if not self.has(path):
-            super().add_found(path)
+        self._note_damage = note_damage
 
     def _copy(self, step: Added) -> bool:
         self._warn_of_one_disk()
@@ -130,13 +123,13 @@ class Promoter(Copier):
             self.report = report = self._sent(step, tier, to)
         except BaseException as error:  # a panic, too: the step is saved, training goes on
             if self._was_removed(step):
-                self._pass_over(step, tier)
+                self._pass_over(step.path, tier)
                 return False
             if not passes(self.error):  # one that is worth another try stays
                 self.error = error
             is_here = isinstance(error, CorruptCheckpointError) and error.file.startswith(step.path)
-            if is_here and self._is_damaged is not None:
-                self._is_damaged(step.path)
+            if is_here and self._note_damage is not None:
+                self._note_damage(step.path)
             _promote.tell_failure(step.path, to, error)
             self._tell(step, tier, error)
             return True
@@ -189,9 +182,6 @@ class Promoter(Copier):
             with contextlib.suppress(OSError):
                 warn_of_one_disk(place, self._root)
 
-    def _overtakes(self, later: Added, step: Added) -> bool:
-        return _is_newer(later.path, step.path)
-
     def _was_removed(self, step: Added) -> bool:
         """Whether a step is gone because a rule removed it, which is fine."""
         return _native.was_removed(step.path, native_json(self._config))
@@ -215,17 +205,6 @@ class Promoter(Copier):
             self._clear(tier)
         except BaseException as error:  # the step is copied
             _log.error("%s is copied to %s, and old steps stay there: %s", step.path, tier, error)
-
-
-def _is_newer(one: str, other: str) -> bool:
-    """Whether a checkpoint is the same as another, or a later one of its kind: step-2 of step-1."""
-    (kind, numbers), (other_kind, other_numbers) = map(_numbered, (one, other))
-    return kind == other_kind and numbers >= other_numbers
-
-
-def _numbered(path: str) -> tuple[str, list[int]]:
-    name = os.path.basename(path)
-    return re.sub("[0-9]+", "0", name), [int(number) for number in re.findall("[0-9]+", name)]
 
 
 _promoters: dict[tuple[str, Config], Promoter] = {}

@@ -13,7 +13,6 @@ from ringstow import _native
 from ringstow._alone import Side
 from ringstow._damage import OnCorrupt
 from ringstow._errors import MissingFilesError, NoCheckpointError
-from ringstow._nearest import newest_first
 from ringstow._patience import Again
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def newest_intact(
     look: Callable[[], list[Step]],
     into: dict[Any, Any] | None,
     on_corrupt: OnCorrupt,
-    from_first: Callable[[Callable[[], bool]], bool],
+    from_first: Callable[[Callable[[], Any]], Any],
     *,
     strict: bool = True,
 ) -> tuple[list[Step], Restored | None]:
@@ -94,7 +93,7 @@ def _first_intact(
     candidates: list[Step],
     into: dict[Any, Any] | None,
     on_corrupt: OnCorrupt,
-    from_first: Callable[[Callable[[], bool]], bool],
+    from_first: Callable[[Callable[[], Any]], Any],
     *,
     strict: bool = True,
 ) -> Restored | None:
@@ -119,13 +118,14 @@ def _first_intact(
                 attempt.missing,
                 attempt.unexpected,
             )
-        if not tiers and from_first(functools.partial(_native.has_gone, found.path)):
+        is_missing = isinstance(attempt.error, MissingFilesError | NoCheckpointError)
+        met = found.path, bool(tiers), attempt.is_damage, is_missing, on_corrupt == "previous"
+        verdict = from_first(functools.partial(_native.after_failure, *met))
+        if verdict == "again":
             raise _Gone from attempt.error
-        is_gone = isinstance(attempt.error, MissingFilesError | NoCheckpointError)
-        if not (attempt.is_damage or (tiers and is_gone)):
-            raise attempt.error
-        if on_corrupt == "raise" and not tiers:
-            _advise(attempt.error, candidates[: number - 1], found, candidates[number:])
+        if verdict == "raise":
+            if attempt.is_damage:
+                _advise(attempt.error, candidates[: number - 1], found, candidates[number:])
             raise attempt.error
         _log.warning("passing over %s, which cannot be loaded: %s", found.path, attempt.error)
         damage = damage or attempt.error
@@ -154,4 +154,4 @@ def _advise(error: BaseException, copies: list[Step], step: Step, others: list[S
 
 def _is_copy(one: Step, other: Step) -> bool:
     """Whether two are copies of one save: a run that went back saves a number again."""
-    return newest_first(one) == newest_first(other)
+    return one.order == other.order

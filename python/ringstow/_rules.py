@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import errno
-import logging
-import math
 import operator
 import re
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
-from ringstow import _catalog
+from ringstow import _catalog, _native
 from ringstow._arguments import names_of_parts
+from ringstow._config import native_json
 from ringstow._errors import InvalidStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from ringstow._catalog_report import Retained, Step
     from ringstow._config import Config
 
 Mode = Literal["min", "max"]
-
-_log = logging.getLogger("ringstow")
 
 
 class Rules(NamedTuple):
@@ -100,93 +97,14 @@ class Rules(NamedTuple):
         return metric, mode
 
 
-class Retention:
-    """The removal of the steps that no rule keeps, and of parts of older ones, after each save."""
-
-    def __init__(self, rules: Rules, root: str, config: Config | None) -> None:
-        self._rules = rules
-        self._root = root
-        self._config = config
-        self.report: Retained | None = None
-        """What the last one did; None before the first, or if it failed."""
-        self.error: Exception | None = None
-        """Why the last removal or slimming failed."""
-        self._settled: set[tuple[str, int | None]] = set()
-        """Saves that this process need not slim: done, or their parts are not apart."""
-
-    def run(self, is_awaited: Callable[[str], bool]) -> None:
-        """Remove steps, slim others; log a failure, and never raise one: the save went well.
-
-        Args:
-            is_awaited: whether the step at a path is to be copied whole yet: it is slimmed later.
-        """
-        self.error = None
-        if not self._rules.keeps_all:
-            self._remove()
-        if self._rules.slim_after is not None:
-            self._slim(self._rules.slim_after, is_awaited)
-
-    def _slim(self, after: int, is_awaited: Callable[[str], bool]) -> None:
-        try:
-            steps = _catalog.older_steps(self._root, after, self._config)
-        except Exception as error:
-            self.error = self.error or error
-            _log.error("old steps in %s were not slimmed: %s", self._root, error)
-            return
-        for step in steps:
-            # A later save to the path may have the parts apart.
-            save = (step.path, step.created_unix_ms)
-            if save in self._settled or is_awaited(step.path):
-                continue
-            if self._is_settled(step.path):
-                self._settled.add(save)
-
-    def _is_settled(self, path: str) -> bool:
-        """Slim a step, or remove what a killed slimming left; return whether nothing is left."""
-        try:
-            report = _catalog.slim(path, self._rules.slim, config=self._config)
-        except InvalidStateError as error:
-            _log.warning("%s was not slimmed, and stays as it is: %s", path, error)
-            return True
-        except Exception as error:
-            self.error = self.error or error
-            _log.warning("%s was not slimmed: %s. The next save tries again", path, error)
-            return False
-        for left in report.left:
-            _log.warning(
-                "%s was not removed: %s. The next save tries again", left.path, left.reason
-            )
-        return not report.left
-
-    def _remove(self) -> None:
-        try:
-            report = retain(self._root, self._rules, self._config)
-        except Exception as error:
-            self.report, self.error = None, error
-            _log.error(
-                "the step is saved, but the old steps in %s were not all removed: %s. The next "
-                "save tries again; `ringstow retain %s` does it now",
-                self._root,
-                error,
-                self._root,
-            )
-            return
-        self.report = report
-        for left in report.left:
-            if left.failed:
-                _log.warning(
-                    "%s was not removed: %s. The next save tries again", left.path, left.reason
-                )
-
-
-def retain(root: str, rules: Rules, config: Config | None, pinned: Iterable[str] = ()) -> Retained:
-    """Remove the steps of a directory, or of a URL, that no rule keeps and that are not pinned."""
+def retain(tier: str, rules: Rules, config: Config | None, root: str) -> Retained:
+    """Remove the steps of a tier that no rule keeps and that are not pinned in the run."""
     return _catalog.retained(
-        root,
+        tier,
         rules.keep_last or 1,  # retain keeps the newest in any case
         rules.keep_every,
         rules.keep_best,
-        pinned=pinned,
+        pinned=_native.pinned(root),
         config=config,
     )
 
@@ -227,6 +145,31 @@ def checked(
     )
 
 
+def clearing(
+    root: str, rules: Rules, tiers: tuple[str, ...], keep_here: int | None, config: Config | None
+) -> _native.Clearing:
+    """Return what removes and slims the steps of a run."""
+    slim = None if rules.slim_after is None else (rules.slim_after, list(rules.slim))
+    eviction = None if keep_here is None else (tiers, keep_here)
+    return _native.Clearing(root, rules[:3], slim, eviction, native_json(config))
+
+
+def check_keep_here(keep: int | None, here: Rules, there: Rules) -> None:
+    """Check how many steps stay in the run's directory once all tiers have them.
+
+    Raises:
+        TypeError, ValueError: it is no number of steps.
+        InvalidStateError: ``keep_promoted`` removes from the tiers what is to be kept.
+    """
+    if keep is None:
+        return
+    positive(keep, "keep_here")
+    if there.keep_last is not None:
+        others = {"keep_here": keep, "keep_last": here.keep_last}
+        given = [(name, count) for name, count in others.items() if count is not None]
+        _native.check_covers(("keep_promoted", there.keep_last), given)
+
+
 def on_tiers(rules: Rules, keep: int | None) -> Rules:
     """Return the rules for further tiers: the same, but for the number of the newest steps.
 
@@ -265,17 +208,15 @@ def positive(number: object, name: str) -> int:
     return value
 
 
-def best_of(steps: Iterable[Step], metric: str, mode: Mode) -> Step | None:
+def best_of(steps: list[Step], metric: str, mode: Mode) -> Step | None:
     """Return the step with the best value of a metric, of several the newest.
 
     Steps without that metric, or whose value is not a number, do not count.
+
+    Args:
+        steps: the steps, newest first.
+        metric: the metric's name.
+        mode: ``"min"`` or ``"max"``.
     """
-    sign = -1.0 if mode == "min" else 1.0
-    best: tuple[float, Step] | None = None
-    for step in steps:  # oldest first
-        value = step.metrics.get(metric)
-        if value is None or math.isnan(value):
-            continue
-        if best is None or sign * value >= best[0]:
-            best = sign * value, step
-    return None if best is None else best[1]
+    at = _native.best_of([step.metrics.get(metric) for step in steps], mode)
+    return None if at is None else steps[at]

@@ -48,6 +48,7 @@ def for_ranks(
     same: Mapping[str, object],
     saves: Saves,
     group: dist.ProcessGroup | None,
+    note_damage: Callable[[str], object],
 ) -> Setup:
     """Return the setup of one process, or of ranks that all see the directory.
 
@@ -58,6 +59,7 @@ def for_ranks(
         same: arguments that all ranks must give alike.
         saves: how saves and loads are made.
         group: the ranks; None means all, or this process if there are no ranks.
+        note_damage: is called with the path of each step that cannot be copied.
     """
     side: Side[Any] = Alone(*saves, apart)
     if group is not None or _others.ranks() is not None:
@@ -67,7 +69,7 @@ def for_ranks(
     run = Run(root, saves.config)
     steps = Steps(run, plan.tiers, saves.config)
     copied = plan if side.is_first else plan._replace(tiers=())
-    return Setup(side, run, steps, promoter(root, copied, saves.config), side.first)
+    return Setup(side, run, steps, promoter(root, copied, saves.config, note_damage), side.first)
 
 
 def for_nodes(

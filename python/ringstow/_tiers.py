@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ringstow import _catalog, _native, _rules, _run
 from ringstow._config import native_json
+from ringstow._copier import Stays
 from ringstow._errors import Error, NoCheckpointError
 from ringstow._nearest import (
     newest_first,
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from ringstow._catalog_report import Step
     from ringstow._config import Config
     from ringstow._damage import OnCorrupt
-    from ringstow._eviction import Eviction
     from ringstow._run import Run
 
 _log = logging.getLogger("ringstow")
@@ -108,14 +108,8 @@ class Steps:
 
     def lacking(self, found: list[Step]) -> list[str]:
         """Return the paths of the whole steps here that a tier lacks, going by what was found."""
-        whole = [step for step in found if step.status == "committed"]
-        has = {(newest_first(step), os.path.dirname(step.path)) for step in whole}
-        here = (step for step in whole if self.is_here(step.path))
-        return [
-            step.path
-            for step in here
-            if any((newest_first(step), tier) not in has for tier in self._tiers)
-        ]
+        seen = [(step.path, step.order, step.status == "committed") for step in found]
+        return _native.lacking(seen, self._tiers)
 
     def is_here(self, path: str) -> bool:
         """Whether a step is in the run's own directory."""
@@ -186,22 +180,21 @@ class Plan(NamedTuple):
     """What stays on each tier; all, if there is no rule."""
     here: Rules
     """What stays in the run's directory."""
-    eviction: Eviction | None = None
-    """What removes steps there that are on all tiers."""
+    evicts: bool = False
+    """Whether steps leave that once all tiers have them."""
 
-    def stays(self, path: str) -> bool:
-        """Return whether a step must get to the tiers, however many newer ones wait."""
-        if self.eviction is None:
-            return self.here.stays(path)
-        is_kept = self.here.keeps_all or self.here.stays(path)
-        return is_kept or path in self.eviction.awaited
+    def stays(self) -> Stays:
+        """Return which steps must get to the tiers, however many newer ones wait."""
+        return not self.here.keeps_all, self.evicts, self.here.keep_every
 
 
-def promoter(root: str, plan: Plan, config: Config | None) -> Promoter:
+def promoter(
+    root: str, plan: Plan, config: Config | None, note_damage: Callable[[str], object]
+) -> Promoter:
     """Return what copies a manager's steps. `CheckpointManager.close` waits for it."""
 
     def clear(tier: str) -> None:
-        _rules.retain(tier, plan.rules, config, _native.pinned(root))
+        _rules.retain(tier, plan.rules, config, root)
 
     removes = None if plan.rules.keeps_all else clear
     return Promoter(
@@ -210,6 +203,6 @@ def promoter(root: str, plan: Plan, config: Config | None) -> Promoter:
         plan.rate,
         config,
         removes,
-        stays=plan.stays,
-        is_damaged=None if plan.eviction is None else plan.eviction.damaged.add,
+        stays=plan.stays(),
+        note_damage=note_damage,
     )

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 from ringstow import _native
 from ringstow._config import Config, native_json
 from ringstow._copier import Copier
-from ringstow._eviction import Eviction
 from ringstow._previous import Previous
-from ringstow._rules import Retention
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from ringstow._catalog_report import Step
+    from ringstow._catalog_report import Retained, Step
     from ringstow._save_future import SaveFuture
 
 _log = logging.getLogger("ringstow")
@@ -31,12 +29,12 @@ class Upkeep:
         self,
         root: str,
         copier: Copier,
-        retention: Retention,
-        eviction: Eviction | None,
+        clearing: _native.Clearing,
         previous: Previous | None,
         from_first: Callable[[Callable[[], list[str]]], list[str]],
         *,
         leads: bool,
+        evicts: bool,
         node_local: bool,
     ) -> None:
         """Name the parts.
@@ -44,47 +42,55 @@ class Upkeep:
         Args:
             root: the directory of the run.
             copier: copies steps.
-            retention: removes the steps that no rule keeps.
-            eviction: removes those that all tiers have, if there are rules for that.
+            clearing: removes steps, and decides which.
             previous: remembers the base of the next save, if saves have one.
             from_first: has all ranks get what the first one returns.
             leads: whether this process removes steps.
+            evicts: whether steps leave once all tiers have them.
             node_local: whether all ranks copy together, and so must copy the same steps.
         """
         self._root = root
         self._copier = copier
-        self._retention = retention
-        self._eviction = eviction
+        self._clearing = clearing
         self._previous = previous
         self._from_first = from_first
         self._leads = leads
+        self._evicts = evicts
         self._node_local = node_local
+        self.report: Retained | None = None
+        """What the last removal of old steps did; None before the first, or if it failed."""
+        self.error: Exception | None = None
+        """Why the last removal or slimming failed."""
 
     def make_room(self) -> None:
-        """Before a save, wait for copies if the disk is full and they let steps go."""
-        if self._eviction is not None and self._leads:
-            self._eviction.make_room(self._evict, self._wait)
-
-    def _wait(self) -> bool:
-        """Wait for copies; return False if no step waits for one."""
-        if not self._copier.waiting():
-            return False
+        """Before a save for which there is no room, wait for copies, and remove what they allow."""
+        if not (self._evicts and self._leads) or self._has_room():
+            return
+        self._evict()
+        if self._has_room() or not self._copier.waiting():
+            return
         _log.warning(
             "%s is full: the save waits until earlier steps are on the tiers and leave", self._root
         )
         self._copier.wait()
-        return True
+        self._evict()
+
+    def _has_room(self) -> bool:
+        """Whether a save of the size of the newest step fits; without an answer, it will say so."""
+        try:
+            return self._clearing.has_room(_free(self._root))
+        except OSError:
+            return True
 
     def _evict(self) -> None:
         """Remove the steps that all tiers have, and have those copied that a tier lacks."""
-        if self._eviction is not None:
-            self._copy_found(self._eviction.run(self._copier.waiting()))
+        self._copy_found(self._clearing.evict(self._copier.waiting()))
 
     def _copy_found(self, paths: list[str]) -> None:
         """Have older steps copied, unless other ranks must do so, too, and do not know them."""
         if not self._node_local:
             for path in paths:
-                self._await(path)
+                self._copier.add_found(path)
 
     def committed(self, path: str, copies: Future[bool] | None = None) -> None:
         """Copy a step that was saved, and remove old ones. ``copies`` becomes how the copy ends."""
@@ -177,37 +183,46 @@ class Upkeep:
             lacking: paths of these steps.
             passed_over: paths of steps that cannot be loaded, and so not be copied.
         """
-        if self._eviction is None:
+        if not self._evicts:
             return
-        self._eviction.damaged.update(passed_over)
+        for path in passed_over:
+            self._clearing.note_damage(path)
         if self._node_local:
-            names = self._from_first(self._eviction.names)
+            names = self._from_first(lambda: list(map(os.path.basename, self._clearing.copyable())))
             lacking = [os.path.join(self._root, name) for name in names]
         for path in lacking:
-            if path not in self._eviction.damaged:
-                self._await(path)
-
-    def _await(self, path: str) -> None:
-        """Have a step copied, however many newer ones wait."""
-        if self._eviction is not None:
-            self._eviction.awaited.add(path)
-            self._copier.add_found(path)
+            if not self._clearing.is_damaged(path):
+                self._copier.add_found(path)
 
     def clear(self) -> list[str]:
         """Remove old steps; return those that a rule keeps and that a tier lacks."""
         if not self._leads:
             return []
-        self._retention.run(self._is_awaited)
-        return [] if self._eviction is None else self._eviction.run(self._copier.waiting())
-
-    def _is_awaited(self, path: str) -> bool:
-        """Whether a step is to stay whole here, since a tier lacks it yet."""
-        if self._copier.has(path):
-            return True
-        return self._eviction is not None and not self._eviction.is_everywhere(path)
+        self.report, self.error, lacking = cleared(self._clearing, self._copier.waiting())
+        return lacking
 
     def close(self) -> None:
         """Wait for the copies, and remove what they allow."""
         self._copier.close()
-        if self._eviction is not None and self._leads:
-            self._eviction.run(self._copier.waiting())
+        if self._leads:
+            self._clearing.evict(self._copier.waiting())
+
+
+def cleared(
+    clearing: _native.Clearing, waiting: list[str]
+) -> tuple[Retained | None, Exception | None, list[str]]:
+    """Remove and slim the steps of a run after a save, which no failure of that fails.
+
+    Returns:
+        What was removed, what failed, and the steps that a tier lacks.
+    """
+    from ringstow._catalog_report import Retained
+
+    done, failure, lacking = clearing.after_save(waiting)
+    return None if done is None else Retained.from_json(done), failure, lacking
+
+
+def _free(directory: str) -> int:
+    """Return how many bytes its file system has for this user."""
+    status = os.statvfs(directory)
+    return status.f_bavail * status.f_frsize

@@ -15,7 +15,7 @@ fn disposal(recycle: bool) -> Disposal {
     if recycle { Disposal::Recycle } else { Disposal::Remove }
 }
 
-fn best((metric, direction, count): (String, String, usize)) -> PyResult<Best> {
+pub(crate) fn best((metric, direction, count): (String, String, usize)) -> PyResult<Best> {
     Ok(Best { metric, direction: direction.parse().map_err(to_python)?, count })
 }
 
@@ -70,39 +70,6 @@ pub(crate) fn steps(
     let (pattern, config) = (self::pattern(pattern)?, self::config(config)?);
     let steps = || ringstow::internals::store::steps(&directory, pattern.as_ref(), &config);
     to_json(&py.detach(steps).map_err(to_python)?)
-}
-
-#[pyfunction]
-pub(crate) fn older_steps(
-    py: Python<'_>,
-    directory: PathBuf,
-    after: usize,
-    config: &str,
-) -> PyResult<String> {
-    let config = self::config(config)?;
-    let steps = || ringstow::internals::store::older_steps(&directory, after, &config);
-    to_json(&py.detach(steps).map_err(to_python)?)
-}
-
-/// Removes the older steps that all places have.
-#[pyfunction]
-pub(crate) fn evict(
-    py: Python<'_>,
-    root: PathBuf,
-    places: Vec<PathBuf>,
-    keep: usize,
-    awaited: Vec<PathBuf>,
-    config: &str,
-) -> PyResult<String> {
-    let config = self::config(config)?;
-    let evict = || ringstow::internals::store::evict(&root, &places, keep, &awaited, &config);
-    to_json(&py.detach(evict).map_err(to_python)?)
-}
-
-/// Whether each of these places has a step whole at this moment.
-#[pyfunction]
-pub(crate) fn is_everywhere(py: Python<'_>, step: PathBuf, places: Vec<PathBuf>) -> bool {
-    py.detach(|| ringstow::internals::store::is_everywhere(&step, &places))
 }
 
 /// Checks that places keep each step that the other settings keep.

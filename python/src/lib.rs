@@ -15,6 +15,7 @@ mod lazy;
 mod lent;
 mod load;
 mod logging;
+mod manager;
 mod matches;
 mod memory;
 mod model;
@@ -243,8 +244,7 @@ mod _native {
     #[pymodule_export]
     use crate::{
         catalog::{
-            check_covers, evict, has_gone, is_everywhere, latest, older_steps, prune, remove,
-            retain, shared_file_system, slim, steps,
+            check_covers, has_gone, latest, prune, remove, retain, shared_file_system, slim, steps,
         },
         encode::encode,
         exchange::Exchange,
@@ -252,6 +252,7 @@ mod _native {
         fill::{Loading, Wanted, fill, survey},
         load::Checkpoint,
         logging::deliver,
+        manager::{Clearing, CopyLine, Previous, after_failure, best_of, lacking},
         matches::Matches,
         memory::Block,
         model::{ModelSession, model_layout, start_model_share, tiles},

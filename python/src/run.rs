@@ -53,9 +53,9 @@ impl RunLock {
 }
 
 /// What Python has of an [`Order`].
-type Numbers = (u64, u64, u64, u64);
+pub(crate) type Numbers = (u64, u64, u64, u64);
 
-fn order((branch, step, sequence, created): Numbers) -> Order {
+pub(crate) fn order((branch, step, sequence, created): Numbers) -> Order {
     Order { branch, step: Some(step), age: Age { sequence, created_unix_ms: Some(created) } }
 }
 

@@ -8,7 +8,7 @@ import pytest
 from tiered import before_copies, state_of
 
 import ringstow
-from ringstow import _eviction
+from ringstow import _rules, _upkeep
 
 
 def manager_of(tmp_path, *names, **options):
@@ -156,8 +156,9 @@ def test_step_stays_while_a_tier_does_not_answer(tmp_path, monkeypatch, caplog):
     with ringstow.CheckpointManager(tmp_path / "run") as manager:
         manager.save(1, state_of(1))
         manager.save(2, state_of(2))
-    eviction = _eviction.Eviction(str(tmp_path / "run"), ("s3://bucket/run",), 1, None)
-    assert eviction.run([]) == []  # nobody knows whether another copy is needed
+    rules = _rules.checked(None, None, None, None, [])
+    clearing = _rules.clearing(str(tmp_path / "run"), rules, ("s3://bucket/run",), 1, None)
+    assert clearing.evict([]) == []  # nobody knows whether another copy is needed
     assert "step-00000001 stays: s3://bucket/run does not answer" in caplog.text
     assert here(tmp_path) == [1, 2]
 
@@ -238,7 +239,7 @@ def test_save_for_which_there_is_no_room_waits_for_the_copies(tmp_path, monkeypa
         return copies_wait()
 
     before_copies(monkeypatch, held)
-    monkeypatch.setattr(_eviction, "_free", free)
+    monkeypatch.setattr(_upkeep, "_free", free)
     with manager_of(tmp_path, keep_here=1) as manager:
         copies_wait = manager._copier.wait
         monkeypatch.setattr(manager._copier, "wait", wait)
@@ -410,7 +411,7 @@ def test_program_that_restored_nothing_asks_the_tiers_when_there_is_no_room(tmp_
         rooms.append(len(here(tmp_path)))
         return 0 if rooms[-1] >= 2 else 1 << 40
 
-    monkeypatch.setattr(_eviction, "_free", free)
+    monkeypatch.setattr(_upkeep, "_free", free)
     with manager_of(tmp_path, keep_here=1) as manager:
         manager.save(4, state_of(4))
     assert rooms[0] == 3

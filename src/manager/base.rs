@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 /// What a manager remembers of the steps that it saved, to link their files.
 #[derive(Debug, Default)]
-pub(super) struct Previous {
+pub struct Previous {
     /// Every which save shares no file with the ones before; 0 for none.
     full_every: u64,
     last: Mutex<Last>,
@@ -22,6 +22,7 @@ struct Last {
 }
 
 impl Previous {
+    /// Nothing yet. With `full_every`, every save of that number shares no file with the ones before.
     pub fn new(full_every: Option<u64>) -> Self {
         Self { full_every: full_every.unwrap_or(0), last: Mutex::default() }
     }
@@ -38,6 +39,12 @@ impl Previous {
         last.path = Some(path.into());
     }
 
+    /// The step that was saved or restored last, and whether the next save is to share no file with earlier ones.
+    pub fn next(&self) -> (Option<PathBuf>, bool) {
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        (last.path.clone(), self.is_full(&last))
+    }
+
     fn is_full(&self, last: &Last) -> bool {
         self.full_every > 0 && last.linked >= self.full_every
     }
@@ -46,17 +53,16 @@ impl Previous {
 impl Shared {
     /// The base of the next save; `None` if the manager has none.
     pub(super) fn base(&self) -> Option<Base> {
-        let previous = self.previous.as_ref()?;
-        let last = previous.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let path = match &last.path {
-            Some(path) => Some(path.clone()),
-            // A save must not fail because an older step cannot be read.
-            None => self.store.latest(&self.root, &Wanted::default()).unwrap_or_else(|error| {
-                tracing::warn!(%error, "no earlier step can be the base of this save");
+        let (last, is_full) = self.previous.as_ref()?.next();
+        // A save must not fail because an older step cannot be read.
+        let newest = || match self.store.latest(&self.root, &Wanted::default()) {
+            Ok(newest) => newest,
+            Err(error) => {
+                tracing::warn!("no earlier step can be the base of this save: {error}");
                 None
-            }),
+            }
         };
-        let base = path.map_or_else(Base::none, |path| Base::at(path).or_none());
-        Some(if previous.is_full(&last) { base.rewritten() } else { base })
+        let base = last.or_else(newest).map_or_else(Base::none, |path| Base::at(path).or_none());
+        Some(if is_full { base.rewritten() } else { base })
     }
 }

@@ -26,7 +26,7 @@ impl CheckpointManager {
         // A copy that has begun goes on without the step here, and would bring it back there.
         let here = Newer::find(root, std::slice::from_ref(root), restored.order, config)?;
         let mut removed = here.remove(config).unwrap_or_default(); // what fails is tried again
-        drop(copies.wait_idle());
+        copies.wait_idle();
         removed.extend(self.shared.newer(restored.order)?.remove(config)?);
         // Its copy may have given way to that of a step that is gone.
         if let Some((_, newest)) = self.shared.committed(None)?.first() {

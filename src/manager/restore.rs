@@ -3,12 +3,13 @@
 use super::tiers::Copies;
 use super::{CheckpointManager, Shared};
 use crate::error::{Error, Result};
-use crate::store::{self, Found, Loaded, Status, again};
+use crate::format::manifest::Order;
+use crate::store::{self, Direction, Found, Loaded, Status, again};
 use crate::sys::dir;
 use std::cell::Cell;
 use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 /// What [`CheckpointManager::restore`] does if a step is damaged or incomplete.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -73,53 +74,40 @@ impl CheckpointManager {
         let _in_use = self.shared.in_use.read().unwrap_or_else(PoisonError::into_inner);
         let mut passed_over: Vec<(PathBuf, Error)> = Vec::new();
         let candidates = self.shared.candidates(step)?;
-        for (at, (number, Found { path, dropped, created_unix_ms, .. })) in
-            candidates.iter().enumerate()
-        {
-            let (number, dropped) = (*number, dropped.clone());
-            // Other copies of the same save.
-            let copies = candidates[at + 1..].iter().take_while(|(other, found)| {
-                (*other, found.created_unix_ms) == (number, *created_unix_ms)
-            });
-            let copies: Vec<PathBuf> = copies.map(|(_, found)| found.path.clone()).collect();
-            match self.shared.store.load_copied(path, &copies) {
+        for (at, (number, found)) in candidates.iter().enumerate() {
+            let later = candidates[at + 1..].iter();
+            let copies = later.take_while(|(_, copy)| copy.order == found.order);
+            let copies: Vec<PathBuf> = copies.map(|(_, copy)| copy.path.clone()).collect();
+            let error = match self.shared.store.load_copied(&found.path, &copies) {
                 Ok(loaded) => {
-                    if !dropped.is_empty() {
-                        let dropped = dropped.join(" and ");
-                        tracing::warn!("`slim` has dropped {dropped} from {}", path.display());
-                    }
-                    self.shared.restored(path);
-                    let found = || candidates.iter().map(|(_, found)| found);
-                    found().for_each(|found| store::follow(&self.shared.root, found.order));
-                    step.and_then(|_| found().next())
-                        .iter()
-                        .for_each(|one| self.shared.tell_newer(one));
-                    let has_all = self.shared.copies.as_ref().is_some_and(|tiers| {
-                        let same = &candidates[at + 1..=at + copies.len()];
-                        tiers.have_all(same.iter().map(|(_, copy)| copy))
-                    });
-                    let may_lack = step.is_none() && dropped.is_empty() && !has_all;
-                    let is_looked_up =
-                        step.is_none() && self.shared.find_out(&candidates, &passed_over);
-                    if may_lack && !is_looked_up && path.starts_with(&self.shared.root) {
-                        // A kill may have cut its copy short.
-                        Copies::add_found(&self.shared, path);
-                    }
-                    let path = path.clone();
-                    return Ok(Some(Restored { step: number, path, loaded, dropped, passed_over }));
+                    self.shared.follow_restore(found, step.is_some(), &candidates, &passed_over);
+                    let (path, dropped) = (found.path.clone(), found.dropped.clone());
+                    return Ok(Some(Restored {
+                        step: *number,
+                        path,
+                        loaded,
+                        dropped,
+                        passed_over,
+                    }));
                 }
-                Err(error) if copies.is_empty() && store::has_gone(path) => {
+                Err(error) => error,
+            };
+            let failure = Failure {
+                path: &found.path,
+                has_copies: !copies.is_empty(),
+                is_damage: error.is_damage(),
+                is_missing: error.is_of_checkpoint(),
+            };
+            match failure.verdict(on_damage) {
+                Verdict::LookAgain => {
                     has_gone.set(true);
                     return Err(error);
                 }
-                Err(error)
-                    if (on_damage == OnDamage::Previous && is_damage(&error))
-                        || (!copies.is_empty() && error.is_of_checkpoint()) =>
-                {
-                    tracing::warn!("passing over step {number}, {}: {error}", path.display());
-                    passed_over.push((path.clone(), error));
+                Verdict::Raise => return Err(error),
+                Verdict::PassOver => {
+                    tracing::warn!("passing over step {number}, {}: {error}", found.path.display());
+                    passed_over.push((found.path.clone(), error));
                 }
-                Err(error) => return Err(error),
             }
         }
         match passed_over.into_iter().next() {
@@ -132,7 +120,113 @@ impl CheckpointManager {
     }
 }
 
+/// What a load that failed means for a restore.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// The step was removed since it was listed: the run is looked at again.
+    LookAgain,
+    /// The restore fails.
+    Raise,
+    /// The next copy is loaded, or an earlier step.
+    PassOver,
+}
+
+/// A load of a step, of which further places may have copies, that failed.
+#[derive(Debug, Clone, Copy)]
+pub struct Failure<'a> {
+    /// The step's directory.
+    pub path: &'a Path,
+    /// Whether further places may have copies of it that were not tried yet.
+    pub has_copies: bool,
+    /// Whether bytes are not those that were written, or cannot be read.
+    pub is_damage: bool,
+    /// Whether files are missing, as they also are on a disk that is not mounted.
+    pub is_missing: bool,
+}
+
+impl Failure<'_> {
+    /// Missing files must not cost progress: only damage leads to an earlier step, and either to a copy.
+    pub fn verdict(&self, on_damage: OnDamage) -> Verdict {
+        match self.has_copies {
+            false if store::has_gone(self.path) => Verdict::LookAgain,
+            true if self.is_damage || self.is_missing => Verdict::PassOver,
+            false if self.is_damage && on_damage == OnDamage::Previous => Verdict::PassOver,
+            _ => Verdict::Raise,
+        }
+    }
+}
+
+/// A step that a look at a run and its places has found. Copies of one save have the same order.
+#[derive(Debug)]
+pub struct Seen {
+    /// Its directory.
+    pub path: PathBuf,
+    /// The greater is the newer.
+    pub order: Order,
+    /// Whether it can be loaded.
+    pub is_whole: bool,
+}
+
+/// The whole steps in a run's directory of which one of its places lacks a whole copy.
+pub fn lacking(found: &[Seen], places: &[PathBuf]) -> Vec<PathBuf> {
+    let in_place = |seen: &Seen, place: &Path| seen.path.parent() == Some(place);
+    let has = |place: &PathBuf, order: &Order| {
+        found.iter().any(|copy| copy.is_whole && copy.order == *order && in_place(copy, place))
+    };
+    let is_here = |seen: &&Seen| seen.is_whole && !places.iter().any(|place| in_place(seen, place));
+    let lacks = |seen: &&Seen| !places.iter().all(|place| has(place, &seen.order));
+    found.iter().filter(is_here).filter(lacks).map(|seen| seen.path.clone()).collect()
+}
+
+/// Which of some steps, newest first, has the best number; of equals, the newest. NaN counts as none.
+pub fn best_of(
+    numbers: impl IntoIterator<Item = Option<f64>>,
+    direction: Direction,
+) -> Option<usize> {
+    let numbers = numbers.into_iter().enumerate();
+    let numbers = numbers.filter_map(|(at, number)| Some((number.filter(|n| !n.is_nan())?, at)));
+    numbers.min_by(|(a, _), (b, _)| direction.compare(*a, *b)).map(|(_, at)| at) // the first of equals
+}
+
 impl Shared {
+    /// After a step was loaded: says what it lacks and which steps are newer, and has copies made that are missing.
+    fn follow_restore(
+        self: &Arc<Self>,
+        restored: &Found,
+        is_named: bool,
+        candidates: &[(u64, Found)],
+        passed_over: &[(PathBuf, Error)],
+    ) {
+        let path = &restored.path;
+        if !restored.dropped.is_empty() {
+            let dropped = restored.dropped.join(" and ");
+            tracing::warn!("`slim` has dropped {dropped} from {}", path.display());
+        }
+        self.restored(path);
+        let found = || candidates.iter().map(|(_, found)| found);
+        found().for_each(|found| store::follow(&self.root, found.order));
+        if is_named {
+            return found().take(1).for_each(|one| self.tell_newer(one));
+        }
+        let lacking = self.lacking(candidates);
+        let is_lacking = lacking.contains(path);
+        if !self.find_out(lacking, passed_over) && restored.dropped.is_empty() && is_lacking {
+            // A kill may have cut its copy short.
+            Copies::add_found(self, path);
+        }
+    }
+
+    /// The whole steps in the root that a place lacks, going by what was found.
+    fn lacking(&self, found: &[(u64, Found)]) -> Vec<PathBuf> {
+        let Some(copies) = &self.copies else { return Vec::new() };
+        let seen = found.iter().map(|(_, found)| Seen {
+            path: found.path.clone(),
+            order: found.order,
+            is_whole: found.status == Status::Committed,
+        });
+        lacking(&seen.collect::<Vec<_>>(), copies.places())
+    }
+
     /// Warns that there is nothing to restore: the root may be mistyped.
     fn tell_empty(&self) {
         let root = self.root.display();
@@ -197,7 +291,37 @@ impl Shared {
     }
 }
 
-/// Whether a step's bytes are not what was written. Files that are missing may be on a disk that is not mounted.
-fn is_damage(error: &Error) -> bool {
-    error.is_of_checkpoint() && !matches!(error, Error::MissingFiles { .. })
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::manifest::Age;
+
+    fn seen(path: &str, sequence: u64) -> Seen {
+        let age = Age { sequence, created_unix_ms: Some(7) };
+        Seen { path: path.into(), order: Order { branch: 0, step: Some(2), age }, is_whole: true }
+    }
+
+    #[test]
+    fn another_save_of_the_number_at_the_same_time_is_no_copy() {
+        let places = [PathBuf::from("/there")];
+        let lacks =
+            |there| lacking(&[seen("/here/step-2", 2), seen("/there/step-2", there)], &places);
+        assert_eq!(lacks(1), [PathBuf::from("/here/step-2")]);
+        assert!(lacks(2).is_empty());
+    }
+
+    #[test]
+    fn missing_files_lead_to_a_copy_and_never_to_an_earlier_step() {
+        let step = tempfile::tempdir().unwrap();
+        std::fs::write(step.path().join("manifest.json"), "{}").unwrap();
+        let verdict = |has_copies, is_damage| {
+            let failure =
+                Failure { path: step.path(), has_copies, is_damage, is_missing: !is_damage };
+            [OnDamage::Raise, OnDamage::Previous].map(|on_damage| failure.verdict(on_damage))
+        };
+        assert_eq!(verdict(true, false), [Verdict::PassOver; 2]);
+        assert_eq!(verdict(false, false), [Verdict::Raise; 2]);
+        assert_eq!(verdict(true, true), [Verdict::PassOver; 2]);
+        assert_eq!(verdict(false, true), [Verdict::Raise, Verdict::PassOver]);
+    }
 }

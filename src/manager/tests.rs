@@ -1,4 +1,5 @@
 mod order;
+mod table;
 
 use super::*;
 use crate::Dtype;
@@ -14,7 +15,11 @@ fn state(step: u64) -> StateDict<'static> {
 
 /// A manager of an empty directory below `root`.
 fn manager(root: &tempfile::TempDir, keep: Keep) -> CheckpointManager {
-    CheckpointManager::found(root.path().join("run"), keep).unwrap()
+    manager_at(&root.path().join("run"), keep)
+}
+
+fn manager_at(root: &Path, keep: Keep) -> CheckpointManager {
+    CheckpointManager::found(root, keep).unwrap()
 }
 
 const NO_METRICS: [(&str, f64); 0] = [];
@@ -413,8 +418,7 @@ fn save_for_which_there_is_no_room_waits_until_copies_let_steps_go() {
     let mut manager = manager(&root, Keep::default()).tiers(tiers).unwrap();
     save(&mut manager, 1);
     save(&mut manager, 2);
-    let copies = manager.shared.copies.as_ref().unwrap();
-    copies.eviction.as_ref().unwrap().expect(u64::MAX); // more than any disk has
+    manager.shared.clearing.expect(u64::MAX); // more than any disk has
     save(&mut manager, 3);
     assert_eq!(numbers(&manager), [3]);
     drop(manager);
@@ -456,8 +460,7 @@ fn program_that_restored_nothing_asks_the_places_when_there_is_no_room() {
     (1..=3).for_each(|step| drop(save(&mut first, step)));
     drop(first);
     let mut manager = manager(&root, Keep::default()).tiers(tiers(Some(1))).unwrap();
-    let copies = manager.shared.copies.as_ref().unwrap();
-    copies.eviction.as_ref().unwrap().expect(u64::MAX); // more than any disk has
+    manager.shared.clearing.expect(u64::MAX); // more than any disk has
     save(&mut manager, 4);
     assert_eq!(numbers(&manager), [4]);
     drop(manager);

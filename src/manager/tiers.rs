@@ -1,18 +1,19 @@
 //! Copies of a manager's steps in further places, made by a thread.
 
 use super::Shared;
-use super::eviction::Eviction;
-use super::queue::{Added, Queue};
+use super::line::{Around, Line};
+use super::queue::{Added, Pauses, Stays};
 use crate::error::{Error, Result};
 use crate::handle::panicked;
 use crate::store::{
-    Found, Promotion, Retention, Status, check_apart, claim_for, join, pinned, was_removed,
+    Found, Promotion, Retention, check_apart, claim_for, join, pinned, was_removed,
 };
 use crate::sys::dir;
 use crate::sys::path::absolute_or_object;
+use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Further places for the steps of a [`CheckpointManager`](crate::CheckpointManager).
@@ -38,26 +39,32 @@ pub(super) struct Copies {
     places: Vec<PathBuf>,
     retention: Option<Retention>,
     rate: u64,
-    /// What removes steps from the root that all places have.
-    pub(super) eviction: Option<Eviction>,
-    /// What stays in the root by its rules.
-    stays: Stays,
-    queue: Mutex<Queue>,
-    /// A step was added, or the manager is closing, or the thread has ended or rests.
-    changed: Condvar,
-}
-
-/// Which steps are not passed over.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Stays {
-    /// Whether there is a rule that removes steps.
-    pub has_rule: bool,
-    /// Steps that this number divides stay for good.
-    pub every: Option<u64>,
+    line: Line,
+    /// Why a step was not copied, of those that were tried since the last one was saved.
+    failure: Mutex<Option<Error>>,
 }
 
 /// The pause before a copy that failed is tried again, and the longest one.
-const PAUSES: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(900));
+pub const PAUSES: Pauses = (Duration::from_secs(30), Duration::from_secs(900));
+
+/// The one process of a manager.
+struct Alone;
+
+impl Around for Alone {
+    type Error = Infallible;
+
+    fn agree(
+        &mut self,
+        added: usize,
+        is_closing: bool,
+    ) -> std::result::Result<(usize, bool), Infallible> {
+        Ok((added, is_closing))
+    }
+
+    fn is_exiting(&mut self) -> bool {
+        false
+    }
+}
 
 impl Copies {
     /// # Errors
@@ -83,35 +90,25 @@ impl Copies {
                 "keep_here is for steps that further places have: name places",
             ));
         }
-        let eviction = tiers.keep_here.map(Eviction::new).transpose()?;
-        let (queue, changed) = Default::default();
-        Ok(Self { places, retention, rate: tiers.rate, eviction, stays, queue, changed })
+        let (line, failure) = (Line::new(stays), Mutex::default());
+        Ok(Self { places, retention, rate: tiers.rate, line, failure })
     }
 
     /// Copies a step that was saved as soon as the copy in progress has ended. A step that waits for that is passed over,
     /// unless it must get to the places.
     pub fn add(shared: &Arc<Shared>, path: &Path) {
-        let Some(copies) = &shared.copies else { return };
-        let mut queue = copies.queue();
-        if let Some(overtaken) = queue.add(path, |waiting| copies.stays(waiting)) {
-            pass_over(&overtaken);
-        }
-        copies.run(shared, queue);
+        Self::add_to_line(shared, path, true);
     }
 
     /// Copies a step that was found, after those that were saved.
     pub fn add_found(shared: &Arc<Shared>, path: &Path) {
-        let Some(copies) = &shared.copies else { return };
-        let mut queue = copies.queue();
-        if queue.add_found(path) {
-            copies.run(shared, queue);
-        }
+        Self::add_to_line(shared, path, false);
     }
 
-    /// Has the thread take up what was queued.
-    fn run(&self, shared: &Arc<Shared>, mut queue: MutexGuard<'_, Queue>) {
-        if queue.is_running {
-            return self.changed.notify_all();
+    fn add_to_line(shared: &Arc<Shared>, path: &Path, is_new: bool) {
+        let Some(copies) = &shared.copies else { return };
+        if !copies.line.add(path, is_new) {
+            return;
         }
         let worker = shared.clone();
         let work = move || {
@@ -121,12 +118,9 @@ impl Copies {
                 copies.give_up(panicked("copy", panic));
             }
         };
-        match std::thread::Builder::new().name("ringstow-copies".into()).spawn(work) {
-            Ok(_) => queue.is_running = true,
-            Err(error) => {
-                queue.clear();
-                queue.failure = Some(Error::io("starting a thread to copy", &shared.root, error));
-            }
+        let thread = std::thread::Builder::new().name("ringstow-copies".into());
+        if let Err(error) = thread.spawn(work) {
+            copies.give_up(Error::io("starting a thread to copy", &shared.root, error));
         }
     }
 
@@ -135,25 +129,23 @@ impl Copies {
     /// # Errors
     /// Why the last step was not copied.
     pub fn wait(&self) -> Result<()> {
-        self.wait_idle().failure.take().map_or(Ok(()), Err)
+        self.wait_idle();
+        self.failure().take().map_or(Ok(()), Err)
     }
 
     /// Waits until nothing is left to copy, and leaves a failure to [`Copies::wait`].
-    pub fn wait_idle(&self) -> MutexGuard<'_, Queue> {
-        let ended = self.changed.wait_while(self.queue(), |queue| !queue.is_idle());
-        ended.unwrap_or_else(PoisonError::into_inner)
+    pub fn wait_idle(&self) {
+        self.line.wait_idle(None);
     }
 
     pub fn is_idle(&self) -> bool {
-        self.queue().is_idle()
+        self.line.wait_idle(Some(Duration::ZERO))
     }
 
     /// Waits until nothing is left to copy, and tries a copy that failed a last time.
     pub fn close(&self) {
-        let mut queue = self.queue();
-        queue.is_closing = true;
-        self.changed.notify_all();
-        drop(self.changed.wait_while(queue, |queue| queue.is_running));
+        self.line.end_retries();
+        self.line.wait_ended(None);
     }
 
     /// The committed steps of all places.
@@ -170,64 +162,31 @@ impl Copies {
         Ok(all)
     }
 
-    /// Whether each place has one of these copies of a step, whole.
-    pub fn have_all<'a>(&self, copies: impl Iterator<Item = &'a Found>) -> bool {
-        let whole = copies.filter(|copy| copy.status == Status::Committed);
-        let in_place: Vec<Option<&Path>> = whole.map(|copy| copy.path.parent()).collect();
-        self.places.iter().all(|place| in_place.contains(&Some(place.as_path())))
-    }
-
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    fn failure(&self) -> MutexGuard<'_, Option<Error>> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn work(&self, shared: &Shared) {
-        let mut pause = PAUSES.0;
         loop {
-            let mut queue = self.queue();
-            let Some(step) = queue.take() else {
-                if queue.is_closing || !queue.has_failed_ones() {
-                    queue.clear();
-                    queue.is_running = false;
-                    return self.changed.notify_all();
-                }
-                (queue, pause) = self.rest(queue, pause);
-                queue.retry();
-                continue;
-            };
-            drop(queue);
-            let is_worth_another = self.copy_to_all(shared, &step, pause);
-            self.queue().ended(is_worth_another);
+            let Ok(turn) = self.line.next(PAUSES, &mut Alone);
+            turn.overtaken.iter().for_each(|step| pass_over(step));
+            if turn.is_fresh {
+                *self.failure() = None;
+            }
+            let Some(step) = turn.step else { return };
+            self.line.ended(self.copy_to_all(shared, &step));
         }
     }
 
     /// Ends the thread after a panic, so that nobody waits for it.
     fn give_up(&self, error: Error) {
         tracing::error!(%error, "steps are saved, but no longer copied until the next save");
-        let mut queue = self.queue();
-        queue.clear();
-        (queue.is_running, queue.is_resting, queue.failure) = (false, false, Some(error));
-        self.changed.notify_all();
+        *self.failure() = Some(error);
+        self.line.give_up();
     }
 
-    /// Waits until another step is there, the manager closes, or the pause is over. Returns the pause before the next try.
-    fn rest<'a>(
-        &self,
-        mut queue: MutexGuard<'a, Queue>,
-        pause: Duration,
-    ) -> (MutexGuard<'a, Queue>, Duration) {
-        queue.is_resting = true;
-        self.changed.notify_all();
-        let rests = |queue: &mut Queue| !queue.is_due() && !queue.is_closing;
-        let rested = self.changed.wait_timeout_while(queue, pause, rests);
-        let mut queue = rested.unwrap_or_else(PoisonError::into_inner).0;
-        queue.is_resting = false;
-        let next = if queue.is_due() { PAUSES.0 } else { (pause * 2).min(PAUSES.1) };
-        (queue, next)
-    }
-
-    /// Copies a step to all places; tells whether that is to be tried again, after this pause.
-    fn copy_to_all(&self, shared: &Shared, step: &Added, pause: Duration) -> bool {
+    /// Copies a step to all places; tells whether that is to be tried again.
+    fn copy_to_all(&self, shared: &Shared, step: &Added) -> bool {
         let mut is_worth_another = false;
         for place in &self.places {
             if let Err(error) = self.copy(shared, step, place) {
@@ -237,7 +196,7 @@ impl Copies {
                 }
                 let passes = matches!(error, Error::Io { .. } | Error::Busy { .. });
                 is_worth_another |= passes;
-                self.failed(step, place, error, Some(pause).filter(|_| passes));
+                self.failed(shared, step, place, error, passes);
             }
         }
         is_worth_another && dir::has(&step.path)
@@ -283,10 +242,9 @@ impl Copies {
         }
     }
 
-    fn failed(&self, step: &Added, place: &Path, error: Error, pause: Option<Duration>) {
-        let mut queue = self.queue();
+    fn failed(&self, shared: &Shared, step: &Added, place: &Path, error: Error, passes: bool) {
         let (path, to) = (step.path.display(), place.display());
-        match pause.filter(|_| !queue.is_closing) {
+        match self.line.pause(PAUSES).filter(|_| passes) {
             Some(pause) => tracing::error!(
                 %error,
                 "{path} is saved, but not copied to {to}. It is tried again in {} s, or the next step once that is saved",
@@ -294,28 +252,15 @@ impl Copies {
             ),
             None => tracing::error!(%error, "{path} is saved, but not copied to {to}"),
         }
-        if let Some(eviction) = self.eviction.as_ref().filter(|_| error.is_damage_in(&step.path)) {
-            eviction.note_damage(&step.path);
+        if error.is_damage_in(&step.path) {
+            shared.clearing.note_damage(&step.path);
         }
-        queue.failure = Some(error);
-    }
-
-    /// Whether a step is to get to the places, however many newer ones wait: it stays for good by its number, which its name
-    /// ends in, or here until it is copied.
-    fn stays(&self, path: &Path) -> bool {
-        let divides = |every| number_of(path).is_some_and(|number| number.is_multiple_of(every));
-        // Without a rule, nothing else removes it here.
-        self.stays.every.is_some_and(divides) || self.eviction.is_some() && !self.stays.has_rule
-    }
-
-    /// Whether a step has yet to be copied.
-    pub fn awaits(&self, path: &Path) -> bool {
-        self.queue().has(path)
+        *self.failure() = Some(error);
     }
 
     /// The steps that have yet to be copied.
     pub fn awaited(&self) -> Vec<PathBuf> {
-        self.queue().all().map(Path::to_owned).collect()
+        self.line.waiting()
     }
 
     /// The places, the nearest first.
@@ -329,10 +274,4 @@ fn pass_over(path: &Path) {
     tracing::warn!(
         "{path} is not copied on: another step is newer, and the copies are slower than the saves"
     );
-}
-
-/// The number that a step's name ends in.
-fn number_of(path: &Path) -> Option<u64> {
-    let name = path.file_name()?.to_string_lossy();
-    name.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }

@@ -24,9 +24,10 @@ pub use cleanup::evict::{Evicted, Setting, Stay, check_covers, evict, is_everywh
 pub use cleanup::going_back::Newer;
 pub use cleanup::history::{Removal, add_to_history, removals, remove_step, was_removed};
 pub use cleanup::keep::{Best, Direction};
+pub use cleanup::look::Look;
 pub use cleanup::prune::{Pruning, prune, prune_plan, prune_with};
 pub use cleanup::remove::{Disposal, Removed, remove_checkpoint};
-pub use cleanup::retain::{Retained, Retention, retain, retain_plan};
+pub use cleanup::retain::{Retained, Retention, retain, retain_plan, retain_seen};
 pub use cleanup::slim::{Slimmed, older_steps, slim};
 pub use diff::{DiffReport, ElementDiff, TensorChange, TensorDiff, ValueDiff, diff};
 pub use layout::node::{NodeId, node_id};

@@ -45,12 +45,11 @@ class AfterCommit(Copier):
         *,
         leads: bool,
     ) -> None:
-        super().__init__([*(["other nodes"] if copies > 1 else []), *plan.tiers])
+        super().__init__([*(["other nodes"] if copies > 1 else []), *plan.tiers], plan.stays())
         self._group = group
         self._root = root
         self._copies = copies
         self._plan = plan
-        self._stays = plan.stays
         self._config = config
         self._leads = leads
         """Whether this rank acts for its node."""
@@ -58,8 +57,6 @@ class AfterCommit(Copier):
         """Whether this rank can no longer agree with the others on what to copy."""
         self._is_temporary = False
         """Whether what just failed on any rank may go well later."""
-        self._was_closing = False
-        """Whether any rank was closing when all began the last copies."""
         self._unlink(COPYING)
         if copies == 1:
             self._unlink(COPIED)
@@ -80,26 +77,15 @@ class AfterCommit(Copier):
             return
         super().add(path, is_new=is_new, ended=ended)
 
-    def _newest(self, added: int) -> int | None:
-        """Return the newest step that all ranks have added."""
-        try:
-            answers = self._group.gathered((added, self._is_closing))
-        except BaseException as error:
-            self._give_up(error)
-            return None
-        self._was_closing = any(is_closing for _, is_closing in answers)
-        return min(number for number, _ in answers)
-
-    def _was_step_saved(self) -> bool:
-        return False  # other ranks may not know of it yet
+    def _agree(self, added: int, is_closing: bool) -> tuple[int, bool]:
+        """Return how many steps all ranks have added, and whether any of them is closing."""
+        answers = self._group.gathered((added, is_closing))
+        return min(number for number, _ in answers), any(closes for _, closes in answers)
 
     # Whether to try again is decided alike by all ranks: they copy together.
 
     def _may_repeat(self) -> bool:
         return self._is_temporary
-
-    def _was_last(self) -> bool:
-        return self._was_closing or self._is_broken
 
     def _is_left(self, step: Added) -> bool:
         return True  # `_copy` looks, on all ranks
@@ -114,7 +100,7 @@ class AfterCommit(Copier):
         self._link(COPYING, step.path)
         if any(self._group.gathered(not os.path.lexists(step.path))):
             # Another rank's newer save has removed it already, before all had added that.
-            self._pass_over(step)
+            self._pass_over(step.path)
             return False
         if self._copies > 1 and self._is_done(step, "other nodes", self._to_nodes):
             self._link(COPIED, step.path)
@@ -226,7 +212,7 @@ class AfterCommit(Copier):
         if not self._group.is_first or self._plan.rules.keeps_all:
             return
         try:
-            _rules.retain(tier, self._plan.rules, self._config)
+            _rules.retain(tier, self._plan.rules, self._config, self._root)
         except Exception as error:  # the step is copied
             _log.error("old steps stay in %s: %s", tier, error)
 

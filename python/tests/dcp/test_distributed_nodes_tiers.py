@@ -209,3 +209,18 @@ def test_replica_is_sent_for_a_node_that_is_lost(ranks, tmp_path, bucket):
     assert ringstow.promote(path, url, replicas=False).missing > 0
     assert ringstow.promote(path, url).missing == 0
     assert ringstow.verify(url).ok
+
+
+def keep_the_first(rank, root):
+    options = {"tiers": [root / "shared" / "run"], "keep_last": 1, "keep_promoted": 1}
+    with manager_on(rank, root, **options) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, {"own": PerRank(torch.full((100,), 10.0 * step + rank))})
+            assert manager.wait_promoted()
+            if step == 1:
+                manager.keep(1)
+
+
+def test_kept_step_outlives_the_rules_of_the_tier_of_nodes(ranks, tmp_path):
+    ranks(2).run(keep_the_first, tmp_path)
+    assert [one.step for one in ringstow.steps(tmp_path / "shared/run")] == [1, 3]

@@ -8,21 +8,21 @@ import pytest
 import torch
 
 import ringstow
-from ringstow import CheckpointManager, _rules
+from ringstow import CheckpointManager, _upkeep
 
 
 def train(rank, root, node_local, slow_rank):
     """Save steps of which one comes while a rank is busy; return which were skipped, and why."""
     root = root / f"node{rank}" if node_local else root
     gate = threading.Event()
-    run = _rules.Retention.run
+    clear = _upkeep.cleared
 
-    def held(self, is_awaited):
+    def held(*given):
         gate.wait()
-        run(self, is_awaited)
+        return clear(*given)
 
     if rank == slow_rank:
-        _rules.Retention.run = held
+        _upkeep.cleared = held
     try:
         state = {"w": torch.zeros(1000)}
         options = {"node_local": node_local, "on_busy": "skip"}
@@ -37,7 +37,7 @@ def train(rank, root, node_local, slow_rank):
             handles[-1].result()
             return [handle.skipped for handle in handles], [s.step for s in manager.steps()]
     finally:
-        _rules.Retention.run = run
+        _upkeep.cleared = clear
 
 
 @pytest.mark.parametrize("node_local", [False, True])
@@ -63,8 +63,8 @@ def test_ranks_that_save_different_steps_are_told(ranks, tmp_path):
 def bad_metrics(rank, root):
     """Leave a step out with metrics that rank 1 alone gives wrongly; return what each rank gets."""
     gate = threading.Event()
-    run = _rules.Retention.run
-    _rules.Retention.run = lambda self, is_awaited: (gate.wait(), run(self, is_awaited))
+    clear = _upkeep.cleared
+    _upkeep.cleared = lambda *given: (gate.wait(), clear(*given))[1]
     try:
         with CheckpointManager(root, on_busy="skip") as manager:
             manager.save_async(1, {"w": torch.zeros(4)})
@@ -75,7 +75,7 @@ def bad_metrics(rank, root):
             finally:
                 gate.set()
     finally:
-        _rules.Retention.run = run
+        _upkeep.cleared = clear
     return ""
 
 

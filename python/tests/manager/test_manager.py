@@ -15,7 +15,7 @@ import torch
 from support import flip, shards_of
 
 import ringstow
-from ringstow import CheckpointManager, _catalog
+from ringstow import CheckpointManager, _catalog, _upkeep
 
 
 def state(step):
@@ -196,17 +196,23 @@ def test_checkpoints_that_are_no_steps_are_not_begun_beside(root):
 
 
 def test_retention_that_fails_is_logged_and_tried_again(root, monkeypatch, caplog):
-    real, fails = _catalog.retained, [True, True, False]
+    real, fails = _upkeep.cleared, [True, True, False]
 
-    def retain(*args, **options):
-        if fails.pop(0):
-            raise PermissionError(13, "Permission denied", str(root / "step-00000001"))
-        return real(*args, **options)
+    def clear(*given):
+        if not fails.pop(0):
+            return real(*given)
+        root.rename(f"{root}-away")
+        root.write_bytes(b"a file in its place")
+        try:
+            return real(*given)
+        finally:
+            root.unlink()
+            pathlib.Path(f"{root}-away").rename(root)
 
-    monkeypatch.setattr(_catalog, "retained", retain)
+    monkeypatch.setattr(_upkeep, "cleared", clear)
     with CheckpointManager(root, keep_last=1) as manager:
         manager.save(1, state(1))
-        assert isinstance(manager.retention_error, PermissionError)
+        assert isinstance(manager.retention_error, NotADirectoryError)
         assert manager.retained is None
         manager.save_async(2, state(2)).result()
         manager.wait()
@@ -222,19 +228,20 @@ def test_retention_that_fails_is_logged_and_tried_again(root, monkeypatch, caplo
 
 
 def test_what_the_system_refused_to_remove_is_logged(root, monkeypatch, caplog):
-    left = ringstow.Left(path=str(root / "x"), reason="busy", failed=True)
-    real = _catalog.retained
+    manifest = root / "step-00000001/manifest.json"
+    real = _upkeep.cleared
 
-    def retain(*args, **options):
-        import dataclasses
+    def clear(*given):
+        (root / "step-00000001/manifest.json.retired/in the way").mkdir(parents=True)
+        return real(*given)
 
-        return dataclasses.replace(real(*args, **options), left=(left,))
-
-    monkeypatch.setattr(_catalog, "retained", retain)
     with CheckpointManager(root, keep_last=1) as manager:
         manager.save(1, state(1))
-        assert manager.retained.left == (left,)
-    assert any("x was not removed: busy" in r.getMessage() for r in caplog.records)
+        monkeypatch.setattr(_upkeep, "cleared", clear)
+        manager.save(2, state(2))
+        assert manifest.exists()
+        assert [left.path for left in manager.retained.left if left.failed]
+    assert any("was not removed: " in r.getMessage() for r in caplog.records)
 
 
 def test_pickles_and_settings_are_those_of_the_manager(root):

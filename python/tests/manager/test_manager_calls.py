@@ -13,7 +13,7 @@ import torch
 from support import python
 
 import ringstow
-from ringstow import CheckpointManager, _catalog, _jobs, _native
+from ringstow import CheckpointManager, _jobs, _native, _upkeep
 
 
 def state(step=1):
@@ -112,14 +112,14 @@ def test_removal_holds_up_neither_the_call_nor_the_handle(root, monkeypatch, end
             return handle
 
         monkeypatch.setattr(ringstow._alone, "save_async", started)
-    real, may_remove, removing = _catalog.retained, threading.Event(), threading.Event()
+    real, may_remove, removing = _upkeep.cleared, threading.Event(), threading.Event()
 
     def retain(*args, **options):
         removing.set()
         assert may_remove.wait(60)
         return real(*args, **options)
 
-    monkeypatch.setattr(_catalog, "retained", retain)
+    monkeypatch.setattr(_upkeep, "cleared", retain)
     with CheckpointManager(root, keep_last=1) as manager:
         manager.save_async(1, state()).result()  # returns while the removal waits
         assert removing.wait(60)
@@ -131,7 +131,7 @@ def test_removal_holds_up_neither_the_call_nor_the_handle(root, monkeypatch, end
 
 def test_a_load_never_meets_the_removal(root, monkeypatch):
     """The next call begins only when the removal after the save before has ended."""
-    real, order = _catalog.retained, []
+    real, order = _upkeep.cleared, []
 
     def retain(*args, **options):
         order.append("removal begins")
@@ -139,7 +139,7 @@ def test_a_load_never_meets_the_removal(root, monkeypatch):
         order.append("removal ends")
         return report
 
-    monkeypatch.setattr(_catalog, "retained", retain)
+    monkeypatch.setattr(_upkeep, "cleared", retain)
     real_load = ringstow._alone.loaded
 
     def load(*args, **options):
@@ -193,13 +193,13 @@ def test_a_signal_handler_within_a_call_is_refused(root, monkeypatch):
         except ringstow.BusyError as error:
             refused.append(str(error))
 
-    real = _catalog.retained
+    real = _upkeep.cleared
 
     def retain(*args, **options):
         signal.raise_signal(signal.SIGUSR1)
         return real(*args, **options)
 
-    monkeypatch.setattr(_catalog, "retained", retain)
+    monkeypatch.setattr(_upkeep, "cleared", retain)
     before = signal.signal(signal.SIGUSR1, handler)
     try:
         with CheckpointManager(root, keep_last=1) as manager:
@@ -211,14 +211,14 @@ def test_a_signal_handler_within_a_call_is_refused(root, monkeypatch):
 
 
 def test_a_second_thread_waits_for_the_call_of_the_first(root, monkeypatch):
-    real, may_remove, removing = _catalog.retained, threading.Event(), threading.Event()
+    real, may_remove, removing = _upkeep.cleared, threading.Event(), threading.Event()
 
     def retain(*args, **options):
         removing.set()
         assert may_remove.wait(60)
         return real(*args, **options)
 
-    monkeypatch.setattr(_catalog, "retained", retain)
+    monkeypatch.setattr(_upkeep, "cleared", retain)
     found = []
     with CheckpointManager(root, keep_last=1) as manager:
         first = threading.Thread(target=manager.save, args=(1, state()))

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+import stepped_clock
 import torch
 
 import ringstow
@@ -168,24 +169,6 @@ def test_each_removal_is_logged_with_its_reason_and_listed_by_ls(at, caplog):
     assert "mine was saved as step-00000002, and copied or renamed" in told
 
 
-CLOCK = r"""
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
-int clock_gettime(clockid_t id, struct timespec *t) {
-    static int (*real)(clockid_t, struct timespec *);
-    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
-    int done = real(id, t);
-    FILE *file = id == CLOCK_REALTIME ? fopen(getenv("CLOCK_FILE"), "r") : 0;
-    long ahead = 0;
-    if (file) { if (fscanf(file, "%ld", &ahead) != 1) ahead = 0; fclose(file); }
-    t->tv_sec += ahead;
-    return done;
-}
-"""
-
 PROGRAM = """
 import os, sys, torch, ringstow
 run, file = sys.argv[1], os.environ["CLOCK_FILE"]
@@ -203,11 +186,7 @@ print(sorted(found))
 
 
 def test_clocks_that_step_back_and_forth_change_no_order(at):
-    (at / "clock.c").write_text(CLOCK)
-    library = at / "clock.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, at / "clock.c", "-ldl"], check=True)
-    env = {**os.environ, "LD_PRELOAD": str(library), "CLOCK_FILE": str(at / "ahead")}
-    (at / "ahead").write_text("0")
+    env = stepped_clock.environment(at)
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM, at / "run"], env=env, capture_output=True, text=True
     )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import resource
+
 import numpy as np
 import pytest
 
 import ringstow
+from ringstow import _upkeep
 
 
 def state(step):
@@ -67,23 +70,29 @@ def test_state_without_the_part_is_refused(tmp_path):
 
 
 def test_slimming_that_fails_fails_no_save_and_is_tried_again(tmp_path, monkeypatch, caplog):
-    from ringstow import _catalog
+    real = _upkeep.cleared
+
+    def full(*given):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+        try:
+            return real(*given)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
     with ringstow.CheckpointManager(tmp_path, slim_after=1) as manager:
         with monkeypatch.context() as broken:
-            broken.setattr(_catalog, "slim", lambda *_, **__: (_ for _ in ()).throw(OSError("no")))
+            broken.setattr(_upkeep, "cleared", full)
             save_all(manager, [1, 2])
-        assert "was not slimmed: no" in caplog.text
+            assert isinstance(manager.retention_error, OSError)
+        assert "step-00000001 was not slimmed: " in caplog.text
+        assert "The next save tries again" in caplog.text
         assert whole(tmp_path) == [1, 2]
         save_all(manager, [3])
     assert whole(tmp_path) == [3]
 
 
-def test_files_that_a_slimming_could_not_remove_go_after_the_next_save(
-    tmp_path, monkeypatch, caplog
-):
-    from ringstow import _catalog
-
+def test_files_that_a_slimming_could_not_remove_go_after_the_next_save(tmp_path, monkeypatch):
     step = tmp_path / "step-00000001"
     ringstow.save(state(1), step, step=1, apart=["optimizer"])
     before = {file: file.read_bytes() for file in step.glob("*.safetensors")}
@@ -93,9 +102,8 @@ def test_files_that_a_slimming_could_not_remove_go_after_the_next_save(
         file.write_bytes(before[file])
     with ringstow.CheckpointManager(tmp_path, slim_after=1) as manager:
         with monkeypatch.context() as broken:
-            broken.setattr(_catalog, "slim", lambda *_, **__: (_ for _ in ()).throw(OSError("no")))
+            broken.setattr(_upkeep, "cleared", lambda *_: (None, OSError("no"), []))
             manager.save(2, state(2))
-        assert "The next save tries again" in caplog.text
         assert left
         assert all(file.exists() for file in left)
         manager.save(3, state(3))

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 
 import ringstow
-from ringstow import CheckpointManager, _outcomes, _rules
+from ringstow import CheckpointManager, _outcomes, _upkeep
 
 
 @pytest.fixture
 def gate(monkeypatch):
     """Holds every save in its last part, the removal of old steps, until it is set."""
     gate = threading.Event()
-    run = _rules.Retention.run
+    clear = _upkeep.cleared
 
-    def held(self, is_awaited):
+    def held(*given):
         gate.wait()
-        run(self, is_awaited)
+        return clear(*given)
 
-    monkeypatch.setattr(_rules.Retention, "run", held)
+    monkeypatch.setattr(_upkeep, "cleared", held)
     yield gate
     gate.set()
 

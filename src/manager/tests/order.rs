@@ -4,7 +4,7 @@ use super::*;
 use crate::sys::chance::{Chance, fix};
 
 /// A clock that says these times, the last one for ever.
-struct Clock(Vec<u64>);
+pub struct Clock(pub Vec<u64>);
 
 impl Chance for Clock {
     fn now_unix_ms(&mut self) -> u64 {

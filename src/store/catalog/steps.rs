@@ -9,6 +9,7 @@ use crate::store::catalog::links::Link;
 use crate::store::catalog::list::survey;
 use crate::store::catalog::row::{Row, Rule};
 use crate::sys::dir;
+use std::borrow::Borrow;
 use std::path::{Path, PathBuf};
 
 /// See [`Store::steps`](crate::Store::steps).
@@ -37,19 +38,25 @@ pub(in crate::store) fn steps_and_row(
         }
         surveyed => surveyed?,
     };
+    keep_steps(dir, &row, &mut all);
+    Ok((all, row))
+}
+
+/// Keeps the steps of `all`, what a survey of `dir` has found, and what may be one.
+pub(in crate::store) fn keep_steps<F: Borrow<Found>>(dir: &Path, row: &Row, all: &mut Vec<F>) {
     // A rank checkpoint in `dir` is not a step: all ranks cannot resume from one rank's share.
     let is_one = |found: &Found| {
         !names::is_never_a_step(&found.path) && Link::of(&found.path) != Link::Inside
     };
-    all.retain(|found| found.path == dir || is_one(found));
-    if matches!(row.rule, Rule::Pattern(_)) || all.iter().any(|found| found.step.is_some()) {
+    all.retain(|found| found.borrow().path == dir || is_one(found.borrow()));
+    let has_step = |found: &F| found.borrow().step.is_some();
+    if matches!(row.rule, Rule::Pattern(_)) || all.iter().any(has_step) {
         // Only the unreadable manifest says whether it was saved as a step.
         let is_unknown = |found: &Found| {
             found.status == Status::Unreadable && matches!(row.rule, Rule::Saved(None))
         };
-        all.retain(|found| found.step.is_some() || is_unknown(found));
+        all.retain(|found| has_step(found) || is_unknown(found.borrow()));
     }
-    Ok((all, row))
 }
 
 /// Limits a search to older steps.

@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::format::manifest::Listed;
 use crate::pipeline::job::Job;
 use crate::store::cleanup::history::remove_step;
+use crate::store::cleanup::look::Look;
 use crate::store::cleanup::remove::Disposal;
 use crate::store::cleanup::slim::older_steps;
 use crate::store::layout::manifest;
@@ -46,13 +47,13 @@ pub struct Stay {
     pub is_lacking: bool,
 }
 
-/// Removes the steps of `root` that each of `places` has whole at this moment, except the newest `keep`, the last `keep`
+/// Removes the steps of a run that each of `places` has whole at this moment, except the newest `keep`, the last `keep`
 /// saves, and what a link leads to: see [`older_steps`]. Passes over steps that are `awaited`, which are to be copied yet.
 ///
 /// # Errors
 /// As for [`older_steps`]. What fails for one step is in [`Evicted`].
 pub fn evict(
-    root: &Path,
+    look: &Look,
     places: &[PathBuf],
     keep: usize,
     awaited: &[PathBuf],
@@ -60,7 +61,7 @@ pub fn evict(
 ) -> Result<Evicted> {
     let mut done = Evicted::default();
     let mut looks = Looks::new(places);
-    for step in older_steps(root, keep, config)? {
+    for step in older_steps(look, keep, config)? {
         if awaited.contains(&step.path) {
             continue;
         }
@@ -71,9 +72,9 @@ pub fn evict(
         match remove_step(&step.path, "all tiers have it", Disposal::of(config), config) {
             Ok(removed) => {
                 done.left.extend(removed.left);
-                done.removed.push(step.path);
+                done.removed.push(step.path.clone());
             }
-            Err(error) => done.left.push(Left::failed(step.path, &error)),
+            Err(error) => done.left.push(Left::failed(&step.path, &error)),
         }
     }
     Ok(done)
@@ -202,7 +203,9 @@ mod tests {
         let hung = Instant::now().checked_sub(LOOKS_MAX).unwrap();
         ASKED.lock().unwrap().insert(place.clone(), hung);
         let places = [place.clone()];
-        let evict = || evict(&run, &places, 1, &[], &Config::default()).unwrap();
+        let config = Config::default();
+        let look = || Look::of_run(&run, &config).unwrap();
+        let evict = || evict(&look(), &places, 1, &[], &config).unwrap();
         let done = evict();
         assert!(done.removed.is_empty() && !done.stay[0].is_lacking, "{done:?}");
         assert!(done.stay[0].reason.contains("does not answer"), "{done:?}");

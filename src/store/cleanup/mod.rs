@@ -4,6 +4,7 @@ pub(crate) mod evict;
 pub(crate) mod going_back;
 pub(crate) mod history;
 pub(crate) mod keep;
+pub(crate) mod look;
 mod objects;
 mod orphans;
 pub(crate) mod prune;

@@ -7,10 +7,10 @@ use crate::format::{StepPattern, names};
 use crate::object::is_url;
 use crate::store::catalog::found::{Found, Status};
 use crate::store::catalog::links::Links;
-use crate::store::catalog::list::survey;
 use crate::store::catalog::row::Row;
 use crate::store::cleanup::history::{self, remove_step};
 use crate::store::cleanup::keep::{Best, Candidate, Rules, Verdict};
+use crate::store::cleanup::look::Look;
 use crate::store::cleanup::prune::{self, Act};
 use crate::store::cleanup::remove::{Disposal, check, check_free, is_being_removed, is_gone};
 use crate::store::layout::rank_dirs;
@@ -87,9 +87,21 @@ pub struct Retained {
 
 /// See [`retain`](crate::retain()).
 pub fn retain(root: impl AsRef<Path>, retention: &Retention, config: &Config) -> Result<Retained> {
-    let root = root.as_ref();
-    let plan = plan(root, retention, config, Act::CarryOut)?;
-    Ok(carry_out(plan, root, retention.disposal, config))
+    retention.check()?;
+    let mut look = Look::at(root.as_ref(), retention.pattern.as_ref(), config)?;
+    retain_seen(&mut look, retention, config)
+}
+
+/// [`retain`](crate::retain()) of what a look has found, which then knows what is gone.
+///
+/// # Errors
+/// As for [`retain`](crate::retain()).
+pub fn retain_seen(look: &mut Look, retention: &Retention, config: &Config) -> Result<Retained> {
+    let plan = plan(look, retention, config, Act::CarryOut)?;
+    let done = carry_out(plan, &look.dir, retention.disposal, config);
+    look.forget(&done.removed);
+    look.forget(&done.cleared);
+    Ok(done)
 }
 
 fn carry_out(mut plan: Retained, root: &Path, disposal: Disposal, config: &Config) -> Retained {
@@ -118,32 +130,35 @@ pub fn retain_plan(
     retention: &Retention,
     config: &Config,
 ) -> Result<Retained> {
-    plan(root.as_ref(), retention, config, Act::Plan)
+    retention.check()?;
+    let look = Look::at(root.as_ref(), retention.pattern.as_ref(), config)?;
+    plan(&look, retention, config, Act::Plan)
 }
 
-fn plan(root: &Path, retention: &Retention, config: &Config, act: Act) -> Result<Retained> {
+fn plan(look: &Look, retention: &Retention, config: &Config, act: Act) -> Result<Retained> {
     retention.check()?;
-    let (row, all) = survey(root, retention.pattern.as_ref(), config)?;
-    let (counted, warnings) = (row.counted(), row.warnings(root, &all));
+    let Look { dir: root, row, all } = look;
+    let (counted, warnings) = (row.counted(), row.warnings(root, all));
     for warning in &warnings {
         tracing::warn!("{warning}");
     }
     let mut plan = Retained { counted, warnings, ..Retained::default() };
     let links = if is_url(root) { Links::default() } else { Links::of(root)? };
     let (mut steps, mut going) = (Vec::new(), Vec::new());
-    let is_step = |found: &&Found| matches!(fate(found, &row, None), Fate::Step);
+    let is_step = |found: &&Found| matches!(fate(found, row, None), Fate::Step);
     let newest = all.iter().filter(is_step).filter_map(|found| found.step).max();
     for found in all {
-        match fate(&found, &row, newest) {
+        let path = found.path.clone();
+        match fate(found, row, newest) {
             Fate::Step => steps.push(found),
             Fate::Interrupted => going.push(found),
-            Fate::Killed(problem) => match links.to(&found.path) {
-                Some(link) => plan.left.push(protected(found.path, link)),
-                None => plan.clear(found.path, config, Act::Plan, Some(problem)),
+            Fate::Killed(problem) => match links.to(&path) {
+                Some(link) => plan.left.push(protected(path, link)),
+                None => plan.clear(path, config, Act::Plan, Some(problem)),
             },
             Fate::Left(reason) => {
                 let failed = found.status == Status::Unreadable;
-                plan.left.push(Left { path: found.path, reason, failed });
+                plan.left.push(Left { path, reason, failed });
             }
         }
     }
@@ -156,27 +171,28 @@ fn plan(root: &Path, retention: &Retention, config: &Config, act: Act) -> Result
     let is_pinned =
         |path: &Path| retention.pinned.iter().any(|name| path.ends_with(Path::new(name)));
     for (found, verdict) in plan.judge(steps, &retention.rules(), root) {
-        match (verdict, links.to(&found.path)) {
-            (Verdict::Stays(reason), _) => plan.keep(found.path, reason),
-            (_, _) if is_pinned(&found.path) => {
-                plan.keep(found.path, "it is kept until `release`".into());
+        let path = found.path.clone();
+        match (verdict, links.to(&path)) {
+            (Verdict::Stays(reason), _) => plan.keep(path, reason),
+            (_, _) if is_pinned(&path) => {
+                plan.keep(path, "it is kept until `release`".into());
             }
-            (_, Some(link)) => plan.left.push(protected(found.path, link)),
-            (Verdict::SavedLast, None) => plan.leave_last(found.path),
+            (_, Some(link)) => plan.left.push(protected(path, link)),
+            (Verdict::SavedLast, None) => plan.leave_last(path),
             (Verdict::Goes, None) => going.push(found),
         }
     }
     if is_url(root) {
-        plan.removed.extend(going.into_iter().map(|found| found.path));
+        plan.removed.extend(going.into_iter().map(|found| found.path.clone()));
         return Ok(plan);
     }
     for Found { path, parts, .. } in going {
-        let goes = check(&path, &parts, &config.stripe).and_then(|()| match act {
+        let goes = check(path, parts, &config.stripe).and_then(|()| match act {
             // The removal takes the locks itself.
             Act::CarryOut => Ok(()),
-            Act::Plan => check_free(&path, &parts),
+            Act::Plan => check_free(path, parts),
         });
-        plan.note(path, goes.map(|()| Vec::new()));
+        plan.note(path.clone(), goes.map(|()| Vec::new()));
     }
     if retention.disposal == Disposal::Remove && act == Act::Plan {
         for files in beside_all(root, config) {
@@ -198,12 +214,12 @@ fn protected(path: PathBuf, link: &Path) -> Left {
 
 impl Retained {
     /// Decides on all steps, oldest first. Warns if there is nothing to compare.
-    fn judge(
+    fn judge<'a>(
         &mut self,
-        steps: Vec<Found>,
+        steps: Vec<&'a Found>,
         rules: &Rules<'_>,
         root: &Path,
-    ) -> Vec<(Found, Verdict)> {
+    ) -> Vec<(&'a Found, Verdict)> {
         let candidates = steps.iter().map(|found| Candidate {
             step: found.step.unwrap_or_default(),
             metrics: &found.metrics,

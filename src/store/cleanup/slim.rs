@@ -6,9 +6,9 @@
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::store::catalog::found::{Found, Status};
+use crate::store::catalog::found::Found;
 use crate::store::catalog::links::Links;
-use crate::store::catalog::steps::steps;
+use crate::store::cleanup::look::Look;
 use crate::store::layout::rank_dirs;
 use crate::store::layout::stripes::Stripes;
 use crate::store::read::checkpoint::Checkpoint;
@@ -74,14 +74,13 @@ pub fn slim(dir: &Path, drop: &[String], config: &Config) -> Result<Slimmed> {
 /// leads to is not among them: something may rely on it.
 ///
 /// # Errors
-/// As for [`steps`].
-pub fn older_steps(root: &Path, after: usize, config: &Config) -> Result<Vec<Found>> {
-    let mut found = steps(root, None, config)?;
+/// As for [`steps`](crate::steps).
+pub fn older_steps<'a>(look: &'a Look, after: usize, config: &Config) -> Result<Vec<&'a Found>> {
+    let mut found = look.committed(config)?;
     if found.is_empty() {
         return Ok(found);
     }
-    let links = Links::of(root)?;
-    found.retain(|step| step.status == Status::Committed && step.step.is_some());
+    let links = Links::of(&look.dir)?;
     let mut last_saves: Vec<usize> = (0..found.len()).collect();
     last_saves.sort_by_key(|&number| found[number].order.age); // a stable sort
     last_saves.drain(..found.len().saturating_sub(after));
