@@ -42,15 +42,20 @@ _PAUSE_S = 0.001
 _U64_MAX = (1 << 64) - 1
 
 
-def check_staging(staging: object) -> None:
-    """Refuse an unknown kind of staging.
+def check_staging(staging: object, *, is_for_ranks: bool = False) -> None:
+    """Refuse an unknown kind of staging, and what several ranks cannot use.
 
     Raises:
-        InvalidStateError: names the known ones.
+        InvalidStateError: names the known ones, or what to use instead.
     """
     if staging not in get_args(Staging):
         known = ", ".join(map(repr, get_args(Staging)))
         raise InvalidStateError(f"staging={staging!r} is not one of {known}")
+    if is_for_ranks and staging == "unguarded":
+        raise InvalidStateError(
+            'staging="unguarded" is not for several ranks: use "guard", which copies no large '
+            'tensor either, or "snapshot"'
+        )
 
 
 def stage(

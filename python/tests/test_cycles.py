@@ -15,7 +15,7 @@ import ringstow
 import ringstow.dcp
 from ringstow.dcp import _copies
 from ringstow.foreign import _dcp, _private
-from ringstow.integrations import _values
+from ringstow.integrations._kit import _values
 from ringstow.tree import _cycles, _encode
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -63,7 +63,7 @@ ALLOWED = {
     "integrations/_lightning/_paths.py: zipfile.ZipFile": STREAM,
     "integrations/_lightning/_paths.py: zipfile.is_zipfile": STREAM,
     "integrations/_named.py: shutil.copy2": "it refuses FIFOs itself, and follows no link",
-    "integrations/_values.py: torch.save": STREAM,
+    "integrations/_kit/_values.py: torch.save": STREAM,
     "integrations/transformers.py: torch.save": STREAM,
     "tree/_build.py: torch.load": STREAM,
 }

@@ -181,11 +181,12 @@ def killed(rank, ranks, folder, moment, victims, how="background", fixed=False):
 
         setattr(kind, method, wrapper)
 
-    from ringstow.dcp._writer import StorageWriter
+    from ringstow.distributed._apart import Shared
+    from ringstow.distributed._save import _Save
 
     die_before("beginning", megatron.RingstowSaveStrategy, "_begin")
-    die_before("writing", StorageWriter, "write_data")
-    die_before("committing", StorageWriter, "finish")
+    die_before("writing", _Save, "_write_share")
+    die_before("committing", Shared, "_commit")
     die_before("finalizing", megatron, "_complete")
     die_before("renaming", _named, "take_name")
     train(folder, how, fixed)

@@ -207,7 +207,8 @@ def arrange(moment, root):
     """Let this worker die, or its disk be full, at a moment of its next save."""
     import ringstow.integrations.ray as ringstow_ray
     from ringstow._alone import Alone
-    from ringstow.dcp._writer import StorageWriter
+    from ringstow.distributed._apart import Shared
+    from ringstow.distributed._save import _Save
     from ringstow.tensors._memory import LazyTensor
 
     save, failure_of = Alone.save_async, ringstow_ray._failure_of
@@ -244,11 +245,11 @@ def arrange(moment, root):
         case "committed":
             ringstow_ray._failure_of = after_commit
         case "shard":
-            StorageWriter.write_data = die
+            _Save._write_share = die
         case "committing":
-            StorageWriter.finish = die
+            Shared._commit = die
         case "full shard":
-            StorageWriter.write_data = full
+            _Save._write_share = full
 
 
 # What each worker notes in `agree`.

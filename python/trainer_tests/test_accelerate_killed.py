@@ -96,10 +96,10 @@ class Deadly(runs.Progress):
 
 def killed(rank, ranks, root, moment, number, victims, options):
     """Train, and be killed at a moment, counted from 1."""
-    from ringstow.dcp import _writer
+    from ringstow.distributed import _apart, _save
 
-    calls = {**CALLS, "writing": (_writer.StorageWriter, "write_data")}
-    calls |= {"written": calls["writing"], "committing": (_writer.StorageWriter, "finish")}
+    calls = {**CALLS, "writing": (_save._Save, "_write_share")}
+    calls |= {"written": calls["writing"], "committing": (_apart.Shared, "_commit")}
     owner, name = calls[moment]
     call, count = getattr(owner, name), 0
     one = runs.accelerator(root, limit=LIMIT, **options)

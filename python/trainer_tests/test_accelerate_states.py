@@ -302,11 +302,12 @@ def test_whole_fsdp_files_and_saves_on_each_node_are_refused(tmp_path):
     assert "all nodes share" in str(raised.value)
 
 
-@pytest.mark.parametrize("name", integration._METHODS)
+@pytest.mark.parametrize("name", integration._SEAM.calls[accelerate.Accelerator])
 def test_an_accelerator_without_one_of_the_methods_is_refused(name):
     Changed = type("Changed", (accelerate.Accelerator,), {name: lambda self, other: None})
-    with pytest.raises(ringstow.UnsupportedError, match=f"its {name} is not"):
-        integration._check_seam(Changed)
+    calls = {Changed: integration._SEAM.calls[accelerate.Accelerator]}
+    with pytest.raises(ringstow.UnsupportedError, match=f"its Changed.{name} is not"):
+        integration._SEAM._replace(calls=calls).check()
 
 
 def test_an_accelerator_without_one_of_the_attributes_is_refused(monkeypatch):

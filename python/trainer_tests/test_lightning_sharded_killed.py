@@ -36,32 +36,33 @@ def killed(rank, ranks, kind, root, moment, number, victims):
     """Train, and be killed at a moment of one of the saves."""
     from lightning_processes import Batches, die
 
-    from ringstow.dcp import _mark, _writer
+    from ringstow.dcp import _mark
+    from ringstow.distributed import _apart, _save
     from ringstow.integrations._lightning import _paths, _ranks
 
     batches, count = Batches(), 0
-    set_up = _writer.StorageWriter.set_up_storage_writer
+    meet = _save._Save._meet
     start = _ranks.Ranks.save_async
-    write, finish = _writer.StorageWriter.write_data, _writer.StorageWriter.finish
+    write, finish = _save._Save._write_share, _apart.Shared._commit
 
-    def begin(self, *args, **kwargs):
+    def begin(self):
         nonlocal count
         count += 1
-        return set_up(self, *args, **kwargs)
+        return meet(self)
 
-    def save_async(*args):  # in training's thread: no batch begins meanwhile
+    def save_async(*args, **more):  # in training's thread: no batch begins meanwhile
         batches.has_begun.clear()
-        return start(*args)
+        return start(*args, **more)
 
     def is_now(*moments):
         return count == number and rank in victims and moment in moments
 
-    def write_data(self, plan, planner):
+    def write_share(self, state):
         if is_now("training"):
             assert batches.has_begun.wait(300)
         if is_now("writing", "training"):
             die()
-        done = write(self, plan, planner)
+        done = write(self, state)
         if is_now("written"):
             die()
         return done
@@ -73,9 +74,9 @@ def killed(rank, ranks, kind, root, moment, number, victims):
         return lambda *args, **more: die() if is_now(moment) else function(*args, **more)
 
     _ranks.Ranks.save_async = save_async
-    _writer.StorageWriter.set_up_storage_writer = begin
-    _writer.StorageWriter.write_data = write_data
-    _writer.StorageWriter.finish = commit
+    _save._Save._meet = begin
+    _save._Save._write_share = write_share
+    _apart.Shared._commit = commit
     _mark.write = after("committed", _mark.write)
     _paths.remove = after("removing", _paths.remove)
     _paths.put = after("naming", _paths.put)

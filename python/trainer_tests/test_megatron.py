@@ -125,8 +125,8 @@ def test_a_full_disk_of_one_rank_fails_the_save_on_all_ranks(how, victim, tmp_pa
     assert codes == [0, 0]
     for rank in range(2):
         said, found = torch.load(f"{results}-{rank}")
-        assert "CheckpointException" in said
-        assert f"ranks:dict_keys([{victim}])" in said or "File too large" in said
+        assert "File too large" in said
+        assert f"rank {victim} failed: OSError" in said or rank == victim
         assert "iter_0000002" not in found
     assert sorted(os.listdir(folder)) == ["iter_0000001", "iter_0000002"]
 
@@ -260,18 +260,14 @@ def page(rank, ranks, folder):
         exec(compile("\n" * (line - 1) + code, str(PAGE), "exec"), names)
 
 
-@pytest.mark.parametrize(("where", "name"), list(_seam.CALLS))
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [(one, name) for one, calls in _seam.SEAM.calls.items() for name in calls],
+)
 def test_a_call_that_differs_is_refused_by_its_name(where, name, monkeypatch):
     monkeypatch.setattr(where, name, lambda other_argument: None)
     with pytest.raises(ringstow.UnsupportedError, match=name):
-        _seam.check()
-
-
-def test_an_abstract_method_that_is_new_is_refused(monkeypatch):
-    kind = next(iter(_seam._ABSTRACT))
-    monkeypatch.setattr(kind, "__abstractmethods__", frozenset({"async_save", "new"}))
-    with pytest.raises(ringstow.UnsupportedError, match=kind.__name__):
-        _seam.check()
+        _seam.SEAM.check()
 
 
 def test_the_package_is_not_imported_before_it_is_used():

@@ -43,12 +43,13 @@ def killed(rank, ranks, root, moment, victims, **options):
     import torchtitan_runs
 
     from ringstow.dcp import _mark
-    from ringstow.dcp._writer import StorageWriter
+    from ringstow.distributed._apart import Shared
+    from ringstow.distributed._save import _Save
     from ringstow.integrations import _named
     from ringstow.integrations._torchtitan import _steps
 
     count, has_begun = 0, threading.Event()
-    set_up, write = StorageWriter.set_up_storage_writer, StorageWriter.write_data
+    meet, write = _Save._meet, _Save._write_share
 
     def die_at(*moments):
         if rank in victims and moment in moments and count == NUMBER:
@@ -56,15 +57,15 @@ def killed(rank, ranks, root, moment, victims, **options):
                 assert has_begun.wait(300)
             processes.die()
 
-    def begin(self, *args, **more):
+    def begin(self):
         nonlocal count
         count += 1
         die_at("beginning")
-        return set_up(self, *args, **more)
+        return meet(self)
 
-    def write_data(self, plan, planner):
+    def write_share(self, state):
         die_at("writing", "training")
-        done = write(self, plan, planner)
+        done = write(self, state)
         die_at("written")
         return done
 
@@ -75,9 +76,9 @@ def killed(rank, ranks, root, moment, victims, **options):
 
         return wrapper
 
-    StorageWriter.set_up_storage_writer = begin
-    StorageWriter.write_data = write_data
-    StorageWriter.finish = before("committing", StorageWriter.finish)
+    _Save._meet = begin
+    _Save._write_share = write_share
+    Shared._commit = before("committing", Shared._commit)
     _mark.write = before("committed", _mark.write)
     _steps.Steps._remove = before("removing", _steps.Steps._remove)
     _steps.remove = before("marked", _steps.remove)  # once `.metadata` is away

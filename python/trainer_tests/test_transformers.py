@@ -14,8 +14,9 @@ from support import assert_same, flip
 from transformers_runs import EVERY, STEPS, checkpoints, fit, model, state, trainer
 
 import ringstow
-from ringstow.integrations import _named, _saves
+from ringstow.integrations import _named
 from ringstow.integrations import transformers as integration
+from ringstow.integrations._kit._in_flight import InFlight
 from ringstow.integrations._transformers import _refusals
 
 
@@ -178,7 +179,7 @@ class Fails(integration.RingstowTrainer):
     def _save_checkpoint(self, model, trial):
         super()._save_checkpoint(model, trial)
         if self.state.global_step == 2 * EVERY:
-            saves = self._RingstowTrainerMixin__saves
+            saves = self._RingstowTrainerMixin__flight
             end = saves.end
 
             def failing():
@@ -280,18 +281,18 @@ def test_ctrl_c_in_a_wait_does_not_lose_the_save():
                 raise KeyboardInterrupt
             return super().exception(timeout)
 
-    saves = _saves.Saves("test", "limit")
-    saves._in_flight = Interrupted()
+    saves = InFlight()
+    saves.handle = Interrupted()
     with pytest.raises(KeyboardInterrupt):
         saves.end()
-    saves._in_flight.set_exception(OSError("lost"))
+    saves.handle.set_exception(OSError("lost"))
     assert str(saves.end()) == "lost"
     assert saves.end() is None  # once
 
 
-@pytest.mark.parametrize("name", _refusals.SEAM)
+@pytest.mark.parametrize("name", _refusals.METHODS)
 def test_a_trainer_without_one_of_the_methods_is_refused(name):
-    Other = type("Other", (), {seam: None for seam in _refusals.SEAM if seam != name})
+    Other = type("Other", (), {seam: None for seam in _refusals.METHODS if seam != name})
     with pytest.raises(ringstow.UnsupportedError, match=f"no {name}\\."):
 
         class Changed(integration.RingstowTrainerMixin, Other):

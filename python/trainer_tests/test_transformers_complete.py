@@ -18,7 +18,8 @@ from transformers.trainer_utils import get_last_checkpoint
 from transformers_runs import EVERY, STEPS, RingstowTrainer, checkpoints, fit, state, trainer
 
 import ringstow
-from ringstow.integrations import _named, _saves
+from ringstow.integrations import _named
+from ringstow.integrations._kit._in_flight import InFlight
 from ringstow.integrations._transformers import _refusals
 
 NAMES = [f"checkpoint-{step}" for step in range(EVERY, STEPS + 1, EVERY)]
@@ -189,7 +190,7 @@ def test_a_run_that_says_so_does_not_wait_for_on_save(tmp_path, monkeypatch):
 
 def test_the_last_checkpoint_is_there_at_the_end_of_training(tmp_path, monkeypatch):
     is_waited_for = threading.Event()
-    end, take = _saves.Saves.end, _named.take_name
+    end, take = InFlight.end, _named.take_name
 
     def noting(saves):
         if run.state.global_step == STEPS:
@@ -205,7 +206,7 @@ def test_the_last_checkpoint_is_there_at_the_end_of_training(tmp_path, monkeypat
         def on_train_end(self, args, one, control, **_):
             self.found = checkpoints(tmp_path)
 
-    monkeypatch.setattr(_saves.Saves, "end", noting)
+    monkeypatch.setattr(InFlight, "end", noting)
     monkeypatch.setattr(_named, "take_name", waits)
     run = trainer(
         tmp_path,

@@ -114,5 +114,5 @@ def test_a_failure_of_rank_0_ends_both_ranks(tmp_path):
     codes, texts = both_ended(root, tmp_path / "results", "failing", 2)
     assert codes == [1, 1], texts
     assert "OSError: [Errno 28]" in texts[0]
-    assert "rank 0 could not save: OSError: [Errno 28]" in texts[1]
+    assert "rank 0 failed: OSError: [Errno 28]" in texts[1]
     assert checkpoints(root) == [f"checkpoint-{EVERY}"]

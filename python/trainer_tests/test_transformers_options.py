@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+
 import pytest
 import torch
 import transformers
@@ -19,7 +21,6 @@ from transformers_runs import (
 )
 
 import ringstow
-from ringstow.integrations import _saves
 from ringstow.integrations import transformers as integration
 from ringstow.integrations.transformers import RingstowTrainerMixin
 
@@ -192,11 +193,10 @@ def test_an_optimizer_that_writes_outside_of_its_step_waits_for_the_copies(
 
 
 def test_a_torn_save_names_the_attribute_that_prevents_it(tmp_path, monkeypatch):
-    def torn(saves):
-        return ringstow.TornSaveError("model.weight has changed")
-
+    handle = Future()
+    handle.set_exception(ringstow.TornSaveError("model.weight has changed"))
     run = trainer(tmp_path)
-    monkeypatch.setattr(_saves.Saves, "end", torn)
+    monkeypatch.setattr(integration, "save_async", lambda *_, **options: handle)
     with pytest.raises(ringstow.TornSaveError) as caught:
         run.train()
     assert caught.value.__notes__ == ['In a Trainer: ringstow_staging = "wait"']

@@ -13,7 +13,8 @@ from transformers_runs import adapters, fit, model, state
 
 from ringstow.integrations import _named
 from ringstow.integrations import transformers as integration
-from ringstow.integrations._transformers import _adapters, _shards, _weights
+from ringstow.integrations._kit import _ranks
+from ringstow.integrations._transformers import _adapters, _weights
 
 children.preload(__name__)
 
@@ -23,7 +24,7 @@ CALLS = {
     "copying": (integration, "save_async"),
     "committed": (_weights, "write_index"),
     "filling": (_adapters, "_folder"),
-    "sharding": (_shards.Shards, "start"),
+    "sharding": (_ranks.Ranks, "save_async"),
     "complete": (_named, "take_name"),
     "named": (_named, "remove"),
     "removing": (shutil, "rmtree"),

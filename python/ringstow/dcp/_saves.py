@@ -74,8 +74,6 @@ class Save:
         """Of a background save that copies no tensor."""
         self.waited: Waited | None = None
         """Of a background save, how long it has held up training; None if unknown."""
-        self.tells_failure = False
-        """Whether to log a background save's failure: DCP's future has it, which nobody may ask."""
         self.is_over = False
         """Whether DCP has returned from it, as far as this thread has shown."""
         self._call = _private.Call()
@@ -103,7 +101,7 @@ class Save:
             yield
         except BaseException as error:
             self._is_done = True
-            if self.tells_failure and self._call.is_save:
+            if self._call.is_save:  # DCP's future has it, which nobody may ask
                 _log.error("the background save to %s failed: %s", self.path, error)
             if self._ranks == 1:
                 try:

@@ -44,7 +44,6 @@ from ringstow.dcp import (
 )
 from ringstow.dcp._destination import Destination
 from ringstow.dcp._errors import picklable
-from ringstow.dcp._handle import OwnPart
 from ringstow.dcp._note import Notes
 from ringstow.dcp._saves import Save, Saves, end_here
 from ringstow.dcp._snapshot import Lease, Snapshot
@@ -163,8 +162,6 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         """The save's id, as in torch's StorageMeta; from the commit on, loads have the same."""
         self.report: SaveReport | None = None
         """Report of this rank's last successful save."""
-        self._part: OwnPart | None = None
-        """What this rank writes, of a save whose handle reports failures."""
         weakref.finalize(self, self._saves.abandon)
 
     def _adopt(self) -> None:
@@ -307,7 +304,6 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             save.rank = 0
         save.stream, self._here.stream = self._here.stream, None
         save.waited, self._here.waited = self._here.waited, None
-        save.tells_failure = self._part is None
         self._here.save = save
 
     def _current(self) -> Save:
@@ -438,8 +434,6 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 self._apart,
                 self._base,
             )
-            if self._part is not None:
-                self._part.begins(job)
             what = f"rank {save.own_rank()} waits for the save to {save.path}"
             patiently(job.wait_staged, f"{what}, which has not copied all tensors")
             if stream is not None and job.staged():

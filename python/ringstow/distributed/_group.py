@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
@@ -130,3 +131,12 @@ def group_of(given: dist.ProcessGroup | None) -> Group:
                 del _made[key]
             _made[id(asked)] = (asked, made)
     return made
+
+
+def end_beside(given: dist.ProcessGroup) -> None:
+    """End what `group_of` has made for a process group, whose saves and loads have ended."""
+    with _making.held():
+        known, made = _made.pop(id(given), (None, None))
+    if known is given and made is not None and dist.is_initialized():
+        with contextlib.suppress(Exception):  # it may have ended with the ranks
+            dist.destroy_process_group(made._own)

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ringstow import _arguments, _late, _load, _native, _nearest, _outcomes, foreign
@@ -118,8 +118,12 @@ def fill(
     verify: bool = True,
     allow_pickle: bool = False,
     config: Config | None = None,
+    ignored: Callable[[str], bool] = lambda name: False,
 ) -> LoadReport:
-    """Do what `load_into` does, for a call that takes what ``call`` says."""
+    """Do what `load_into` does, for a call that takes what ``call`` says.
+
+    Names of the checkpoint that ``ignored`` accepts may be missing from all ranks.
+    """
     ranks = group_of(group)
     names = names or Names()
     with ranks.turn.held(), _outcomes.failing("load", _nearest.shown(path)):
@@ -131,7 +135,16 @@ def fill(
         again = Again()
         while True:
             with _fetching(ranks, where, found, settings) as needs:
-                one = _Load(ranks, where, copies, needs, strict=strict, names=names, call=call)
+                one = _Load(
+                    ranks,
+                    where,
+                    copies,
+                    needs,
+                    strict=strict,
+                    names=names,
+                    call=call,
+                    ignored=ignored,
+                )
                 try:
                     report = one.run(
                         state_dict,
@@ -354,6 +367,7 @@ class _Load:
         strict: bool,
         names: Names,
         call: Call,
+        ignored: Callable[[str], bool],
     ) -> None:
         self._ranks = ranks
         self._path = path
@@ -362,6 +376,7 @@ class _Load:
         self._strict = strict
         self._names = names
         self._call = call
+        self._ignored = ignored
         self._stamp: str | None = None
         self.errors: list[BaseException | None] = []
         """Why the load has failed, on each rank."""
@@ -383,7 +398,8 @@ class _Load:
         class Merge(_merge.Merge):
             def check(self, found: Mismatch, *, strict: bool) -> None:
                 # `_ready` judges: other ranks may have what this one has not.
-                load._found = found
+                more = [gap for gap in found.unexpected if not load._ignored(flat_name(gap[0]))]
+                load._found = dataclasses.replace(found, unexpected=more)
                 if not load._fits():
                     load._ready()
 

@@ -67,7 +67,7 @@ class NodeRanks(Ranks):
         """Return what this rank sees: `NodeRun` asks all ranks."""
         return look()
 
-    def _is_ours(self, path: str) -> bool:
+    def _knows(self, path: str) -> bool:
         return True
 
     def close(self) -> None:

@@ -1,21 +1,34 @@
-"""How several ranks save and load for a `CheckpointManager`: without a planner.
+"""How several ranks save and load, for a `CheckpointManager` and for adapters: without a planner.
 
-What ranks have saved each by itself loads by torch.distributed.checkpoint.
+Rank 0 looks into the directory and removes old steps. Before each call the ranks tell each other
+what they call and what has failed, so that all of them fail together. What ranks have saved each by
+itself loads by torch.distributed.checkpoint.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from ringstow import foreign
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load as load_by_dcp
+from torch.distributed.checkpoint.stateful import Stateful
+
+from ringstow import _native, foreign
 from ringstow._alone import Attempt
 from ringstow._arguments import object_url
-from ringstow._config import with_tiers
-from ringstow._errors import InvalidStateError
-from ringstow.dcp import _paths, _ranks
-from ringstow.dcp._together import agree, gathered
+from ringstow._config import Config, native_json, with_tiers
+from ringstow._damage import is_damage
+from ringstow._errors import Error, InvalidStateError
+from ringstow._guard import check_staging
+from ringstow.dcp import _latest, _paths, _private
+from ringstow.dcp._metadata import dropped_from
+from ringstow.dcp._planner import LoadPlanner
+from ringstow.dcp._reader import StorageReader
+from ringstow.dcp._together import agree, each, from_first, gathered, sendable
 from ringstow.distributed._load import fill
 from ringstow.distributed._save import save, save_async
 from ringstow.tree._mismatch import Call
@@ -23,8 +36,11 @@ from ringstow.tree._mismatch import Call
 if TYPE_CHECKING:
     from ringstow._base import Base
     from ringstow._catalog_report import Step
+    from ringstow._guard import Staging
     from ringstow._report import SaveReport
     from ringstow.dcp._handle import RanksHandle
+
+_T = TypeVar("_T")
 
 # What `CheckpointManager.restore` takes on several ranks.
 RESTORE = Call(
@@ -32,18 +48,40 @@ RESTORE = Call(
 )
 
 
-class Ranks(_ranks.Ranks):
+class Ranks:
     """The ranks of one process group, each of which knows what it writes and reads."""
 
-    _stages_by_dcp = False
     _node_local = False
 
-    def __init__(self, arguments: Mapping[str, object], *given: Any) -> None:
-        """Make it of what the base class is made of, once all ranks have the same arguments."""
-        super().__init__(*given)
-        all_arguments = gathered(dict(arguments), self._group)
+    def __init__(
+        self,
+        arguments: Mapping[str, object],
+        config: Config | None,
+        staging: Staging,
+        allow_pickle: bool,
+        group: dist.ProcessGroup | None,
+        apart: tuple[str, ...] = (),
+    ) -> None:
+        """Make it, once all ranks have the same arguments."""
+        check_staging(staging, is_for_ranks=True)
+        self._config = config
+        self._staging = staging
+        self._given = group
+        self._allow_pickle = allow_pickle
+        self._apart = apart
+        # A background save communicates in a thread: not in a group that training uses.
+        self._own = dist.new_group(backend="gloo") if group is None else None
+        self._group = cast("dist.ProcessGroup", self._own if group is None else group)
+        if dist.get_rank(self._group) < 0:
+            raise InvalidStateError(
+                f"rank {dist.get_rank()} is not in the manager's group: make the manager on the "
+                "group's ranks only"
+            )
+        self.is_first = dist.get_rank(self._group) == 0
+        self.leads = self.is_first
+        all_arguments = gathered(dict(arguments), self._group) if arguments else []
         for name in arguments:
-            values = [each.get(name) for each in all_arguments]
+            values = [one.get(name) for one in all_arguments]
             if any(value != values[0] for value in values):
                 told = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
                 raise InvalidStateError(
@@ -51,35 +89,71 @@ class Ranks(_ranks.Ranks):
                     "same"
                 )
 
-    _noted: Mapping[str, Any]
-    """What the next save gets beside its state and path."""
+    def check(self) -> None:
+        if not dist.is_initialized():
+            raise InvalidStateError(
+                "the process group has ended, and the manager needs it: close the manager first"
+            )
 
-    def _note(
+    def meet(self, call: tuple[object, ...], failure: BaseException | None, said: _T) -> list[_T]:
+        """Fail on all ranks if the save before failed on one, or if they call different things."""
+        own = (call, None if failure is None else sendable(failure), said)
+        try:
+            all_said = gathered(own, self._group)
+        except BaseException:
+            if failure is not None:
+                raise failure from None
+            raise
+        if failure is not None:
+            raise failure
+        for rank, (_, other, _) in enumerate(all_said):
+            if other is not None:
+                raise Error(f"the save before failed on rank {rank}: {other}") from other
+        if any(other != call for other, _, _ in all_said):
+            calls = "; ".join(
+                f"rank {rank}: {name}{arguments}"
+                for rank, ((name, *arguments), _, _) in enumerate(all_said)
+            )
+            raise InvalidStateError(
+                f"the ranks do not make the same call of the manager: {calls}. Call each method on "
+                "every rank, in the same order and with the same step"
+            )
+        return [one for _, _, one in all_said]
+
+    def each(self, work: Callable[[], _T]) -> _T:
+        """Return what a function returns on this rank, once it has returned on all ranks."""
+        return each(work, self._group)
+
+    def first(self, look: Callable[[], _T]) -> _T:
+        return from_first(look, self._group)
+
+    def save(
         self,
+        state: dict[Any, Any],
+        path: str,
         step: int | None,
-        metrics: Mapping[str, Any] | None,
-        base: Base | None,
-        apart: Iterable[str] | None,
-    ) -> None:
-        self._noted = {
-            "group": self._given,
-            "step": step,
-            "metrics": metrics,
-            "base": base,
-            "node_local": self._node_local,
-            "apart": self._apart if apart is None else tuple(apart),
-            "config": self._config,
-            "allow_pickle": self._allow_pickle,
-        }
+        metrics: Mapping[str, Any] | None = None,
+        base: Base | None = None,
+        apart: Iterable[str] | None = None,
+    ) -> SaveReport:
+        """Save; ``apart`` is the same on all ranks, and None means that of all saves."""
+        return save(state, path, **self._options(step, metrics, base, apart))
 
-    def _save(self, state: dict[Any, Any], path: str) -> SaveReport:
-        return save(state, path, **self._noted)
-
-    def _start(self, state: dict[Any, Any], path: str) -> RanksHandle:
+    def save_async(
+        self,
+        state: dict[Any, Any],
+        path: str,
+        step: int | None,
+        metrics: Mapping[str, Any] | None = None,
+        base: Base | None = None,
+        apart: Iterable[str] | None = None,
+    ) -> RanksHandle:
+        """Save in the background, as `save` does; fail at the call on all ranks."""
         handle: RanksHandle | None = None
         failure: BaseException | None = None
+        options = self._options(step, metrics, base, apart)
         try:
-            handle = save_async(state, path, staging=self._staging, **self._noted)
+            handle = save_async(state, path, staging=self._staging, **options)
         except BaseException as error:  # Ctrl-C, too: the others must not wait for this rank
             failure = error
         try:
@@ -92,6 +166,33 @@ class Ranks(_ranks.Ranks):
         assert handle is not None
         return handle
 
+    def _options(
+        self,
+        step: int | None,
+        metrics: Mapping[str, Any] | None,
+        base: Base | None,
+        apart: Iterable[str] | None,
+    ) -> dict[str, Any]:
+        return {
+            "group": self._given,
+            "step": step,
+            "metrics": metrics,
+            "base": base,
+            "node_local": self._node_local,
+            "apart": self._apart if apart is None else tuple(apart),
+            "config": self._config,
+            "allow_pickle": self._allow_pickle,
+        }
+
+    def check_into(self, into: dict[Any, Any] | None) -> None:
+        error = None
+        if not isinstance(into, dict):
+            error = InvalidStateError(
+                "several ranks restore into a state dict, which says which shards each of them "
+                "has: restore(into={'model': model, 'optimizer': optimizer})"
+            )
+        agree(error, self._group)
+
     def load(
         self,
         found: Step,
@@ -102,30 +203,108 @@ class Ranks(_ranks.Ranks):
         call: Call | None = None,
     ) -> Attempt:
         assert into is not None
-        if not self._is_ours(found.path):
-            return super().load(found, into, tiers, strict=strict, call=call)
+        config = with_tiers(self._config, tiers)
         error: BaseException | None = None
         attempt = Attempt(into)
         try:
-            report = fill(
-                into,
-                found.path,
-                call or RESTORE,
-                group=self._given,
-                strict=strict,
-                config=with_tiers(self._config, tiers),
-                allow_pickle=self._allow_pickle,
-            )
-            attempt = Attempt.of(into, report)
+            if self._knows(found.path):
+                report = fill(
+                    into,
+                    found.path,
+                    call or RESTORE,
+                    group=self._given,
+                    strict=strict,
+                    config=config,
+                    allow_pickle=self._allow_pickle,
+                )
+                attempt = Attempt.of(into, report)
+            else:
+                dropped = self._load_by_dcp(found, into, config, strict=strict, call=call)
+                attempt = Attempt(into, dropped=dropped)
         except BaseException as caught:  # Ctrl-C, too: the others must not wait for this rank
             error = caught
         return self._attempt(found.path, error, attempt)
 
-    def _is_ours(self, path: str) -> bool:
+    def _knows(self, path: str) -> bool:
         """Whether the ranks load it without DCP's planner: also what DCP's own writer left."""
 
         def look() -> bool:
             is_here = os.path.exists(os.path.join(path, _paths.MANIFEST))
-            return is_here or (not _ranks.is_ours(path) and foreign.kind_of(path) == "dcp")
+            return is_here or (not _is_of_ranks(path) and foreign.kind_of(path) == "dcp")
 
         return object_url(path) is not None or self.first(look)
+
+    def _load_by_dcp(
+        self,
+        found: Step,
+        into: dict[Any, Any],
+        config: Config | None,
+        *,
+        strict: bool,
+        call: Call | None,
+    ) -> tuple[str, ...]:
+        """Load what ranks have saved each by itself; return what `slim` had dropped."""
+        kind = self.first(lambda: None if _is_of_ranks(found.path) else foreign.kind_of(found.path))
+        if kind is not None:
+            raise InvalidStateError(
+                f"{found.path} is a checkpoint of another program ({kind}), and several ranks "
+                "restore ringstow's and torch.distributed.checkpoint's: load it by "
+                "ringstow.load(path) on each rank and put it into the model, or convert it once "
+                "by `ringstow convert`"
+            )
+        planner = LoadPlanner(strict=strict)
+        planner.must_fill = not strict
+        planner.call = call or Call("strict=False")
+        planner.elsewhere = self._names(into)
+        if found.status != "committed":  # DCP hides why: open it once for the reason
+            knobs = native_json(self._config)
+            self.first(lambda: str(_native.Checkpoint(found.path, knobs).kind))
+        reader = StorageReader(config=config, allow_pickle=self._allow_pickle)
+        _latest.agree_on(found.path, self._group)
+        load_by_dcp(
+            into,
+            checkpoint_id=found.path,
+            storage_reader=reader,
+            planner=planner,
+            process_group=self._group,
+        )
+        return () if planner.metadata is None else dropped_from(planner.metadata)
+
+    def _attempt(self, path: str, error: BaseException | None, loaded: Attempt) -> Attempt:
+        """Return what has become of a load on all ranks; ``error`` is this rank's."""
+        said = None if error is None else (_is_damage(error), sendable(error))
+        failed = [(rank, one) for rank, one in enumerate(gathered(said, self._group)) if one]
+        if not failed:
+            return loaded
+        if error is None:
+            rank, (_, other) = failed[0]
+            error = Error(f"rank {rank} could not load {path}: {other}")
+        return Attempt(error=error, is_damage=all(one[0] for _, one in failed))
+
+    def _names(self, into: dict[Any, Any]) -> set[str]:
+        """Return the keys of all ranks' state dicts: each may have some of its own."""
+        states = {k: v.state_dict() if isinstance(v, Stateful) else v for k, v in into.items()}
+        return set().union(*gathered(list(_private.flattened(states)[0]), self._group))
+
+    def close(self) -> None:
+        if self._own is not None and dist.is_initialized():
+            with contextlib.suppress(Exception):  # it may have ended with the ranks
+                dist.destroy_process_group(self._own)
+            # Its connections end with the last reference: ranks that wait for this one notice.
+            self._own = self._group = cast("dist.ProcessGroup", None)
+
+
+def _is_damage(error: BaseException) -> bool:
+    """Return whether all ranks that failed met damage: DCP raises one error for all."""
+    if isinstance(error, CheckpointException):
+        return all(is_damage(one) for one, _ in error.failures.values())
+    # The cause of another rank's failure is the error that it met.
+    return any(is_damage(one) for one in (error, error.__cause__) if one is not None)
+
+
+def _is_of_ranks(path: str) -> bool:
+    """Return whether a directory is a checkpoint of ringstow's, also of ranks each by itself."""
+    return any(
+        os.path.exists(os.path.join(one, _paths.MANIFEST))
+        for one in (path, _paths.of_rank(path, 0))
+    )

@@ -231,7 +231,7 @@ def _begun(
         promoter = _promoter.of_ranks(asked.path, config, is_first=ranks.is_first)
         _jobs.log_unreported()
         if staging is not None:
-            _check_staging(staging)
+            _guard.check_staging(staging, is_for_ranks=True)
             hold.let_steps_end()
         state = encode(state_dict, parts, ranks.rank, allow_pickle=allow_pickle)
         if staging == "snapshot":  # copies of them are saved
@@ -251,15 +251,6 @@ def _refuse_tiers(config: Config) -> None:
         raise InvalidStateError(
             "Config.tiers without a manager is for ranks that all see the path. Of nodes that "
             "share none, CheckpointManager(node_local=True, tiers=[...]) copies"
-        )
-
-
-def _check_staging(staging: Staging) -> None:
-    _guard.check_staging(staging)
-    if staging == "unguarded":
-        raise InvalidStateError(
-            'staging="unguarded" is not for several ranks: use "guard", which copies no large '
-            'tensor either, or "snapshot"'
         )
 
 

@@ -6,34 +6,37 @@ not support.
 
 from __future__ import annotations
 
-import inspect
 import os
 from pathlib import Path
 from typing import Any
 
-import accelerate
 from accelerate import Accelerator
 
 from ringstow._config import Config
-from ringstow._errors import InvalidStateError, UnsupportedError
+from ringstow._errors import UnsupportedError
 from ringstow._guard import Staging, check_staging
-from ringstow.integrations import _saves
 from ringstow.integrations._accelerate._checkpoints import Checkpoints, Options
 from ringstow.integrations._accelerate._limits import full_state_dict, refuse_unsupported
+from ringstow.integrations._kit._refusals import refuse_places
+from ringstow.integrations._kit._seam import Seam
 
 __all__ = ["RingstowAccelerator"]
 
-_DOCS = "docs/trainers/accelerate.md has the versions that work"
-
-# What the Accelerator does not document and this module uses: its methods with their arguments,
-# and its attributes.
-_METHODS = {
-    "save_state": ["output_dir", "safe_serialization", "save_model_func_kwargs"],
-    "load_state": ["input_dir", "load_kwargs", "load_model_func_kwargs"],
-    "prepare": ["args", "device_placement"],
-    "end_training": [],
-    "unwrap_model": ["model", "keep_fp32_wrapper", "keep_torch_compile"],
-}
+# What the Accelerator does not document and this module uses: its methods, and its attributes.
+_SEAM = Seam(
+    "accelerate",
+    "1.15",
+    "accelerate",
+    calls={
+        Accelerator: {
+            "save_state": "output_dir safe_serialization save_model_func_kwargs",
+            "load_state": "input_dir load_kwargs load_model_func_kwargs",
+            "prepare": "args",
+            "end_training": "",
+            "unwrap_model": "model keep_torch_compile",
+        }
+    },
+)
 _ATTRIBUTES = (
     "_custom_objects",
     "_dataloaders",
@@ -47,20 +50,7 @@ _ATTRIBUTES = (
     "scaler",
     "step",
 )
-
-
-def _check_seam(kind: type[Accelerator]) -> None:
-    """Refuse an Accelerator that saves in another way."""
-    for name, arguments in _METHODS.items():
-        method = getattr(kind, name, None)
-        if method is None or list(inspect.signature(method).parameters)[1:] != arguments:
-            raise UnsupportedError(
-                f"accelerate {accelerate.__version__} saves in another way: its {name} is not "
-                f"{name}({', '.join(arguments)}). {_DOCS}"
-            )
-
-
-_check_seam(Accelerator)
+_SEAM.check()
 
 
 class RingstowAccelerator(Accelerator):  # type: ignore[misc, unused-ignore]
@@ -100,19 +90,11 @@ class RingstowAccelerator(Accelerator):  # type: ignore[misc, unused-ignore]
         allow_pickle: bool = False,
         **kwargs: Any,
     ) -> None:
-        check_staging(staging)
-        if staging == "unguarded":
-            raise InvalidStateError(
-                'staging="unguarded" is not for RingstowAccelerator: use "guard", which copies no '
-                "large tensor either"
-            )
-        _saves.refuse_places(config, "")
+        check_staging(staging, is_for_ranks=True)
+        refuse_places(config)
         super().__init__(*args, **kwargs)
-        if gone := [name for name in _ATTRIBUTES if not hasattr(self, name)]:
-            raise UnsupportedError(
-                f"accelerate {accelerate.__version__} saves in another way: its Accelerator has no "
-                f"{', '.join(gone)}. {_DOCS}"
-            )
+        gone = [name for name in _ATTRIBUTES if not hasattr(self, name)]
+        _SEAM.refuse(f"its Accelerator has no {name}" for name in gone)
         self._ringstow_background = background
         self._ringstow = Checkpoints(self, Options(config, staging, allow_pickle))
 

@@ -28,10 +28,13 @@ from ringstow._config import Config
 from ringstow._errors import InvalidStateError, NoCheckpointError, UnsupportedError
 from ringstow._guard import Staging, check_staging
 from ringstow._handle import SaveHandle
-from ringstow.integrations import _named, _saves, _values
+from ringstow.integrations import _named
 from ringstow.integrations._deepspeed import _seam, _tags
 from ringstow.integrations._deepspeed._ranks import Ranks
 from ringstow.integrations._deepspeed._states import packed, to_stock, unpacked
+from ringstow.integrations._kit import _values
+from ringstow.integrations._kit._in_flight import InFlight
+from ringstow.integrations._kit._refusals import refuse_places
 
 __all__ = ["RingstowCheckpointEngine", "to_stock", "use"]
 
@@ -72,13 +75,8 @@ def use(
             saves by ringstow already.
         UnsupportedError: the engine's configuration cannot be saved; the message has the remedy.
     """
-    check_staging(staging)
-    if staging == "unguarded":
-        raise InvalidStateError(
-            'staging="unguarded" is not for DeepSpeed: use "guard", which copies no large tensor '
-            "either"
-        )
-    _saves.refuse_places(config, "")
+    check_staging(staging, is_for_ranks=True)
+    refuse_places(config)
     _seam.refuse_unsupported(engine)
     if isinstance(engine, PipelineEngine) and staging == "guard":
         staging = "wait"  # a pipeline's step does not ask the checkpoint engine before
@@ -131,7 +129,7 @@ class RingstowCheckpointEngine(CheckpointEngine):
         self._staging = staging
         self._allow_pickle = allow_pickle
         self._ranks = Ranks()
-        self._saves = _saves.Saves("deepspeed", "a limit")
+        self._flight = InFlight()
         self._call: _Call | None = None
         self._unstaged: list[SaveHandle] = []
 
@@ -141,7 +139,7 @@ class RingstowCheckpointEngine(CheckpointEngine):
         Raises:
             BaseException: what it failed of on any rank, on all ranks; once.
         """
-        if (error := self._saves.end()) is not None:
+        if (error := self._flight.end()) is not None:
             raise error
 
     # What DeepSpeed calls.
@@ -175,7 +173,7 @@ class RingstowCheckpointEngine(CheckpointEngine):
             BaseException: what it failed of. The process still exits with 1, because DeepSpeed
                 drops the error if the engine is destroyed by the garbage collector.
         """
-        if (error := self._saves.ended()) is not None:
+        if (error := self._flight.failure()) is not None:
             raise error
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
@@ -313,7 +311,7 @@ class RingstowCheckpointEngine(CheckpointEngine):
                 _values.explain_pickles(error, "use", allow_pickle=self._allow_pickle)
             raise
         self._unstaged = list(call.handles)
-        self._saves.run(call.final, lambda: self._complete(call, save_dir, tag))
+        self._flight.run(call.final, lambda: self._complete(call, save_dir, tag))
         if not self._background:
             self.wait()
 

@@ -28,15 +28,17 @@ from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 from megatron.core.msc_utils import MultiStorageClientFeature
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_by_dcp
+from torch.distributed.checkpoint.state_dict_saver import save as save_by_dcp
 
 from ringstow._config import Config
-from ringstow._errors import InvalidStateError, UnsupportedError
+from ringstow._errors import UnsupportedError
 from ringstow._guard import Staging, check_staging
-from ringstow.dcp import StorageReader
+from ringstow.dcp import SavePlanner, StorageReader, StorageWriter
 from ringstow.dcp._handle import RanksHandle
-from ringstow.dcp._ranks import Ranks
 from ringstow.dcp._together import agree, from_first
-from ringstow.integrations import _named, _saves
+from ringstow.integrations import _named
+from ringstow.integrations._kit._ranks import Ranks
+from ringstow.integrations._kit._refusals import refuse_places
 from ringstow.integrations._megatron import _seam as _seam  # checks when it is imported
 
 __all__ = ["RingstowLoadStrategy", "RingstowSaveStrategy", "save"]
@@ -79,10 +81,8 @@ class RingstowSaveStrategy(base.AsyncSaveShardedStrategy):
         allow_pickle: bool = False,
     ) -> None:
         super().__init__(_BACKEND, _VERSION)
-        check_staging(staging)
-        if staging == "unguarded":
-            raise InvalidStateError('staging="unguarded" is not for several ranks: use "guard"')
-        _saves.refuse_places(config, "")
+        check_staging(staging, is_for_ranks=True)
+        refuse_places(config)
         self._options = config, staging, allow_pickle
         self._ranks: Ranks | None = None
         self._handle: RanksHandle | None = None
@@ -96,10 +96,16 @@ class RingstowSaveStrategy(base.AsyncSaveShardedStrategy):
         """Save the shards of all ranks, and return once they are durable.
 
         Raises:
-            CheckpointException: a rank failed; on all ranks.
+            Exception: this rank's failure, or one that names another rank's; of shards that form
+                no regular grid, torch's CheckpointException.
             UnsupportedError: it is not called by `save` of this module.
         """
-        self._begin(checkpoint_dir).save(_state(sharded_state_dict)[0], str(checkpoint_dir), None)
+        ranks = self._begin(checkpoint_dir)
+        state, is_regular = _state(sharded_state_dict)
+        if is_regular:
+            ranks.save(state, str(checkpoint_dir), None)
+        else:
+            self._save_by_dcp(ranks, state, str(checkpoint_dir))
 
     def async_save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> AsyncRequest:
         """Start to save the shards of all ranks; the next optimizer step waits for the copies.
@@ -113,7 +119,7 @@ class RingstowSaveStrategy(base.AsyncSaveShardedStrategy):
         ranks = self._begin(checkpoint_dir)
         state, is_regular = _state(sharded_state_dict)
         if not is_regular:
-            ranks.save(state, str(checkpoint_dir), None)
+            self._save_by_dcp(ranks, state, str(checkpoint_dir))
             return AsyncRequest(None, (), [])
         self._handle = handle = ranks.save_async(state, str(checkpoint_dir), None)
         descriptor, mark = tempfile.mkstemp(prefix="ringstow-")
@@ -129,6 +135,21 @@ class RingstowSaveStrategy(base.AsyncSaveShardedStrategy):
         handle.add_done_callback(note)
         return AsyncRequest(_wait_for, (mark, os.getpid()), [finalize])
 
+    def _save_by_dcp(self, ranks: Ranks, state: dict[str, Any], path: str) -> None:
+        """Save shards that form no regular grid, which Megatron describes to DCP alone."""
+        config, _, allow_pickle = self._options
+        writer = StorageWriter(config=config, allow_pickle=allow_pickle)
+        try:
+            save_by_dcp(
+                state,
+                checkpoint_id=path,
+                storage_writer=writer,
+                planner=SavePlanner(),
+                process_group=ranks.group,
+            )
+        finally:
+            writer.close()
+
     def _begin(self, checkpoint_dir: Any) -> Ranks:
         """Wait for the save before, whose request raises its failure."""
         if not _named.is_hidden(os.path.basename(str(checkpoint_dir))):
@@ -137,7 +158,7 @@ class RingstowSaveStrategy(base.AsyncSaveShardedStrategy):
                 "dist_checkpointing.save: it completes a checkpoint by one rename"
             )
         if self._ranks is None:
-            self._ranks = Ranks(*self._options, None)
+            self._ranks = Ranks(*self._options)
         handle, self._handle = self._handle, None
         if handle is not None:
             concurrent.futures.wait([handle])

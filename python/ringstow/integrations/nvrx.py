@@ -6,7 +6,6 @@ does not support.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import re
@@ -35,29 +34,32 @@ from ringstow._errors import (
     BusyError,
     Error,
     InvalidStateError,
-    UnsupportedError,
 )
 from ringstow._load import load
 from ringstow._save import save
 from ringstow.dcp._together import agree
-from ringstow.integrations import _saves
+from ringstow.integrations._kit._refusals import refuse_tiers
+from ringstow.integrations._kit._seam import Seam
 
 __all__ = ["LocalCheckpointManager"]
 
 _NAME = re.compile(r"iter_(\d{7,})_(\d+)_local")
 _log = logging.getLogger("ringstow")
 
-# The methods of NVRx's manager that this one has its own of, with their arguments.
+# The methods of NVRx's manager that this one has its own of: those it must have, and others.
+_HOOKS = {
+    "_my_ckpt_ids": "",
+    "_load": "ckpt_id",
+    "_save": "state_dict ckpt_id",
+    "_cleanup": "iteration",
+    "_cleanup_failed_save": "iteration",
+}
 _METHODS = {
-    "_my_ckpt_ids": [],
-    "_load": ["ckpt_id"],
-    "_save": ["state_dict", "ckpt_id"],
-    "_cleanup": ["iteration"],
-    "_cleanup_failed_save": ["iteration"],
-    "_save_fn": ["id_to_state_dict"],
-    "find_latest": [],
-    "load": [],
-    "save": ["state_dict", "iteration", "is_async"],
+    **_HOOKS,
+    "_save_fn": "id_to_state_dict",
+    "find_latest": "",
+    "load": "",
+    "save": "state_dict iteration is_async",
 }
 
 
@@ -65,18 +67,10 @@ def _check_seam(base: Any) -> None:
     """Refuse an NVRx whose manager calls other methods.
 
     Raises:
-        UnsupportedError: names those that are new, gone or changed.
+        UnsupportedError: names what differs.
     """
-    differing = set(base.__abstractmethods__) - set(_METHODS)
-    for name, arguments in _METHODS.items():
-        method = getattr(base, name, None)
-        if method is None or list(inspect.signature(method).parameters)[1:] != arguments:
-            differing.add(name)
-    if differing:
-        raise UnsupportedError(
-            "this nvidia-resiliency-ext has another BaseCheckpointManager than ringstow knows: "
-            f"{', '.join(sorted(differing))}. docs/trainers/nvrx.md has the versions that work"
-        )
+    hooks = {base: frozenset(_HOOKS)}
+    Seam("nvidia-resiliency-ext", "0.4", "nvrx", {base: _METHODS}, hooks).check()
 
 
 _check_seam(BaseCheckpointManager)
@@ -115,7 +109,7 @@ class LocalCheckpointManager(BaseCheckpointManager):
         allow_pickle: bool = False,
     ) -> None:
         super().__init__(session_id, repl_strategy)
-        _saves.refuse_tiers(config)
+        refuse_tiers(config)
         self._root = absolute(root_local_ckpt_dir)
         self._classes = {_name_of(one): one for one in (BasicTensorAwareStateDict, *state_dicts)}
         self._verifies = verify

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import datetime
 import functools
-import inspect
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import pyarrow.fs
 import ray
@@ -29,9 +28,10 @@ from ringstow._errors import InvalidStateError, UnsupportedError
 from ringstow._guard import Staging, check_staging
 from ringstow._run import step_at
 from ringstow.dcp import _mark, _private
-from ringstow.dcp._ranks import Ranks
-from ringstow.dcp._together import agree, explained, from_first, gathered
-from ringstow.integrations import _saves, _values
+from ringstow.integrations._kit import _values
+from ringstow.integrations._kit._ranks import Ranks
+from ringstow.integrations._kit._refusals import refuse_places
+from ringstow.integrations._kit._seam import Seam
 from ringstow.tree._mismatch import Call
 
 if TYPE_CHECKING:
@@ -40,22 +40,21 @@ if TYPE_CHECKING:
 
 __all__ = ["report", "restore"]
 
-_T = TypeVar("_T")
 _log = logging.getLogger("ringstow")
 
-# What Ray's report must take: without one of them a checkpoint could count before its commit.
-_ARGUMENTS = {
-    "checkpoint_dir_name",
-    "checkpoint_upload_mode",
-    "checkpoint_upload_fn",
-    "delete_local_checkpoint_after_upload",
-    "validation",
-}
-if _gone := _ARGUMENTS - set(inspect.signature(ray.train.report).parameters):
-    raise UnsupportedError(
-        f"ray {ray.__version__} reports in another way: its ray.train.report does not take "
-        f"{', '.join(sorted(_gone))}. docs/trainers/ray.md has the versions that work"
-    )
+# Without one of these a checkpoint could count before its commit.
+_SEAM = Seam(
+    "ray",
+    "2.60",
+    "ray",
+    calls={
+        ray.train: {
+            "report": "metrics checkpoint checkpoint_dir_name checkpoint_upload_mode "
+            "delete_local_checkpoint_after_upload checkpoint_upload_fn validation"
+        }
+    },
+)
+_SEAM.check()
 
 
 def report(
@@ -94,13 +93,8 @@ def report(
             not for Ray; or a value cannot be saved.
         UnsupportedError: the storage is not local, or several workers have no process group.
     """
-    check_staging(staging)
-    _saves.refuse_tiers(config)
-    if (config or Config()).stripe:
-        raise InvalidStateError(
-            "checkpoints cannot be striped here: Ray removes old checkpoints, and would leave "
-            "their stripes. Give a config with stripe=[]"
-        )
+    check_staging(staging, is_for_ranks=True)
+    refuse_places(config, "Ray removes old checkpoints, and would leave their stripes")
     worker = _worker()
     ranks = worker.ranks(config, staging, allow_pickle)
     name, is_sharded = worker.plan(state)
@@ -123,7 +117,7 @@ def report(
         if is_sharded:
             return ranks.save_async(state or {}, path, step, numbers)
         alone = Alone(config, staging, allow_pickle, ())
-        return worker.together(
+        return worker.all.each(
             lambda: alone.save_async(state or {}, path, step, numbers) if saves else None
         )
 
@@ -172,11 +166,11 @@ def restore(
     """
     worker = _worker()
     worker.end()
-    path = from_first(lambda: getattr(ray.train.get_checkpoint(), "path", None), worker.group)
+    path = worker.all.first(lambda: getattr(ray.train.get_checkpoint(), "path", None))
     if path is None:
         return None
-    found = from_first(lambda: step_at(path, config), worker.group)
-    is_sharded = from_first(lambda: os.path.lexists(f"{path}/{_mark.NAME}"), worker.group)
+    found = worker.all.first(lambda: step_at(path, config))
+    is_sharded = worker.all.first(lambda: os.path.lexists(f"{path}/{_mark.NAME}"))
     if is_sharded and into is None:
         raise InvalidStateError(
             f"{path} is sharded: restore(into=state) with the state of a new model and optimizer, "
@@ -188,9 +182,9 @@ def restore(
     else:
         call = Call(instead="ringstow.load_into")
         attempt = Alone(config, "guard", allow_pickle, ()).load(found, into, call=call)
-        agree(attempt.error, worker.group)
+        worker.all.agree(attempt.error)
     if attempt.error is not None:
-        raise explained(attempt.error, f"{path} could not be loaded.")
+        raise attempt.error
     return attempt.state
 
 
@@ -214,9 +208,10 @@ class _Worker:
                 "the workers agree on a checkpoint by torch.distributed, which has no process "
                 "group: use ray.train.torch.TorchTrainer"
             )
-        self.group: Any = dist.new_group(backend="gloo")  # training must not use it
+        group = dist.new_group(backend="gloo")  # training must not use it
+        self._group = cast("dist.ProcessGroup", group)
+        self.all = Ranks(group=self._group)
         self.handle: SaveHandle | RanksHandle | None = None
-        self._ranks: tuple[Ranks, tuple[Any, ...]] | None = None
         if dist.get_rank() == 0:
             try:
                 prune(self.root)  # Ray gives each new save another name
@@ -224,32 +219,18 @@ class _Worker:
                 _log.warning("%s: leftovers of killed saves stay: %s", self.root, error)
 
     def ranks(self, config: Config | None, staging: Staging, allow_pickle: bool) -> Ranks:
-        """Return what saves and loads shards, the same for the same options: it keeps memory."""
-        options = (config, staging, allow_pickle)
-        if self._ranks is None or self._ranks[1] != options:
-            self._ranks = Ranks(config, staging, allow_pickle, self.group), options
-        return self._ranks[0]
+        """Return what saves and loads shards."""
+        return Ranks(config, staging, allow_pickle, self._group)
 
     def end(self) -> None:
         """Wait for the save in flight, and raise what it failed of, on all workers."""
         handle, self.handle = self.handle, None
-        agree(_failure_of(handle), self.group)
-
-    def together(self, call: Callable[[], _T]) -> _T:
-        """Return what a function returns here; raise what it raises on a worker, on all."""
-        result: Any = None
-        failure: BaseException | None = None
-        try:
-            result = call()
-        except Exception as error:
-            failure = error
-        agree(failure, self.group)
-        return cast("_T", result)
+        self.all.agree(_failure_of(handle))
 
     def plan(self, state: dict[Any, Any] | None) -> tuple[str | None, bool]:
         """Return the name of the next checkpoint, None without one, and whether it is sharded."""
         self.end()
-        plans = gathered(self.together(lambda: _plan(state)), self.group)
+        plans = self.all.gathered(self.all.each(lambda: _plan(state)))
         is_sharded = any(one.is_sharded for one in plans)
         has_state = [one.name is not None for one in plans]
         for rank, one in enumerate(plans):
@@ -315,7 +296,5 @@ def _is_sharded(state: dict[Any, Any]) -> bool:
 
 
 def _failure_of(handle: SaveHandle | RanksHandle | None) -> BaseException | None:
-    """Wait for a save; return what it failed of, as an Exception: Ray catches no others."""
-    if handle is None or (failure := handle.exception()) is None:
-        return None
-    return explained(failure, f"{handle.path} was not saved.")
+    """Wait for a save; return what it failed of."""
+    return None if handle is None else handle.exception()

@@ -6,9 +6,11 @@ not support.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
@@ -34,11 +36,14 @@ from ringstow._arguments import absolute
 from ringstow._errors import InvalidStateError
 from ringstow._guard import Staging
 from ringstow.dcp._handle import RanksHandle
-from ringstow.integrations import _saves
-from ringstow.integrations._flight import Flight
+from ringstow.dcp._stock import StockReader
+from ringstow.integrations._kit import _refusals
+from ringstow.integrations._kit._in_flight import InFlight
+from ringstow.integrations._kit._ranks import names_in
 from ringstow.integrations._torchtitan import _seam
-from ringstow.integrations._torchtitan._ranks import Ranks, explained
-from ringstow.integrations._torchtitan._steps import Steps
+from ringstow.integrations._torchtitan._ranks import Ranks
+from ringstow.integrations._torchtitan._steps import Steps, kind_of
+from ringstow.tree._mismatch import Call
 
 __all__ = ["CheckpointManager"]
 
@@ -46,7 +51,13 @@ _log = logging.getLogger("ringstow")
 
 _Mode = Literal["disabled", "async", "async_with_pinned_mem"]
 
-_seam.check(BaseCheckpointManager)
+_seam.check(BaseCheckpointManager, _Stock)
+# What `ringstow.slim` can drop later.
+_APART = {OPTIMIZER}
+_TORN = (
+    "In torchtitan: call trainer.checkpointer.maybe_wait_for_staging() before you change weights "
+    'outside of optimizers.step(), or set async_mode="async_with_pinned_mem".'
+)
 
 
 class _Source(NamedTuple):
@@ -114,7 +125,7 @@ class CheckpointManager(BaseCheckpointManager):
         self.folder = filesystem.join(base_folder, config.folder)
         self.sd_adapter = sd_adapter
         _seam.refuse_unsupported(config, self.folder, sd_adapter)
-        _saves.refuse_tiers(config.ringstow_config)
+        _refusals.refuse_tiers(config.ringstow_config)
         self.states = states
         self.states.update(
             {
@@ -126,7 +137,7 @@ class CheckpointManager(BaseCheckpointManager):
         )
         self._config = config
         self._steps = Steps(absolute(self.folder), config.ringstow_config)
-        self._flight = Flight(self._steps.remove)
+        self._flight = InFlight(self._steps.remove, _TORN)
         staging: Staging = "snapshot" if config.async_mode == "async_with_pinned_mem" else "guard"
         self._ranks = Ranks(config.ringstow_config, staging, config.allow_pickle)
         self._staging: RanksHandle | None = None
@@ -157,10 +168,12 @@ class CheckpointManager(BaseCheckpointManager):
             self._save_last(path, curr_step)
             return True
         state = self._values()
+        apart = _APART & state.keys()
         if self._config.async_mode == "disabled":
-            self._ranks.save(state, path, curr_step)
+            with _noted(path):
+                self._ranks.save(state, path, curr_step, apart=apart)
         else:
-            self._staging = self._ranks.save_async(state, path, curr_step)
+            self._staging = self._ranks.save_async(state, path, curr_step, apart=apart)
             self._flight.handle = self._staging
         if self._ranks.is_first:
             for old in self._steps.stale(self._config.keep_latest_k, curr_step):
@@ -243,21 +256,23 @@ class CheckpointManager(BaseCheckpointManager):
     def _others(self, states: dict[str, Any]) -> dict[str, Any]:
         """Return what states other than the model hold."""
         others = {key: one for key, one in states.items() if key != MODEL}
-        values: dict[str, Any] = self._ranks.together(
+        values: dict[str, Any] = self._ranks.each(
             lambda: {k: v.state_dict() if isinstance(v, Stateful) else v for k, v in others.items()}
         )
         return values
 
     def _model(self) -> dict[str, Any]:
         """Return the model's tensors. The ranks may communicate for that, so nothing else fails."""
-        tensors: dict[str, Any] = self._ranks.together(self.states[MODEL].state_dict)
+        tensors: dict[str, Any] = self._ranks.each(self.states[MODEL].state_dict)
         return tensors
 
     def _save_last(self, path: str, step: int) -> None:
         """Save the last step, and return at the commit. As in torchtitan, no older step goes."""
         config = self._config
         if not config.last_save_model_only:
-            self._ranks.save(self._values(), path, step)
+            state = self._values()
+            with _noted(path):
+                self._ranks.save(state, path, step, apart=_APART & state.keys())
             return
         dtype = TORCH_DTYPE_MAP[config.export_dtype]
         state = {
@@ -265,7 +280,8 @@ class CheckpointManager(BaseCheckpointManager):
             for key, one in self._model().items()
         }
         if not config.last_save_in_hf:
-            self._ranks.save(state, path, step)
+            with _noted(path):
+                self._ranks.save(state, path, step)
             return
 
         def write(part: str) -> None:  # torchtitan's own export, which uses `sd_adapter` alone
@@ -276,14 +292,15 @@ class CheckpointManager(BaseCheckpointManager):
     def _ended(self) -> BaseException | None:
         """Wait for the save in flight and its removals; return what failed, once."""
         path = getattr(self._flight.handle, "path", "")
-        failure = self._flight.end()
-        return None if failure is None else explained(failure, f"{path} was not saved")
+        if (failure := self._flight.end()) is not None:
+            failure.add_note(f"{path} was not saved.")
+        return failure
 
     def _meet(self, *call: object) -> None:
         """Begin a call on all ranks, once the save in flight has ended on all of them."""
         if self._is_closed:
             raise InvalidStateError(f"the checkpoint manager of {self.folder} is closed")
-        self._ranks.meet(call, self._ended())
+        self._ranks.meet(call, self._ended(), None)
 
     # Loads.
 
@@ -344,7 +361,7 @@ class CheckpointManager(BaseCheckpointManager):
         is_hf = self._steps.kind(source.step or 0) == "hf"
         if not wanted and not is_hf:
             return
-        if is_hf or not any(name.startswith(wanted) for name in self._ranks.names(source.path)):
+        if is_hf or not any(name.startswith(wanted) for name in self._names(source.path)):
             raise InvalidStateError(
                 f"{source.path} holds the model only, as the last step of a run does with "
                 "last_save_model_only=True. To go on from an earlier step, set "
@@ -352,14 +369,20 @@ class CheckpointManager(BaseCheckpointManager):
                 f"checkpoint.folder, and initial_load_path={source.path}"
             )
 
-    def _load_values(self, states: dict[str, Any], path: str) -> None:
-        """Load the model and other states.
+    def _names(self, path: str) -> set[str]:
+        """Return the names of all values in a checkpoint of ringstow's or torch's."""
+        if kind_of(path) == "torch":
+            return set(StockReader(path).read_metadata().state_dict_metadata)
+        return names_in(path, self._config.ringstow_config)
 
-        DCP gets their values: a state that fails within DCP would leave the other ranks waiting.
+    def _load_values(self, states: dict[str, Any], path: str) -> None:
+        """Load the model and other states, from a checkpoint that may hold more.
+
+        The load gets their values: a state that fails within it would leave the others waiting.
         """
         ranks = self._ranks
         values = {**self._others(states), **self._model()}
-        ranks.load(values, path)
+        ranks.fill(values, path, Call(), ignored=lambda name: True)
 
         def give(*keys: str) -> None:
             for key in keys:
@@ -367,16 +390,26 @@ class CheckpointManager(BaseCheckpointManager):
                     one.load_state_dict(values[key])
 
         # The ranks may communicate while they give the optimizer or the model its values.
-        ranks.together(lambda: give(*(key for key in states if key not in (OPTIMIZER, MODEL))))
+        ranks.each(lambda: give(*(key for key in states if key not in (OPTIMIZER, MODEL))))
         if OPTIMIZER in states:
-            ranks.together(lambda: give(OPTIMIZER))
-        ranks.together(lambda: self.states[MODEL].load_state_dict(values))
+            ranks.each(lambda: give(OPTIMIZER))
+        ranks.each(lambda: self.states[MODEL].load_state_dict(values))
 
     def _load_hf(self, path: str) -> None:
         ranks, adapter, model = self._ranks, self.sd_adapter, self._model()
-        state = ranks.together(lambda: adapter.to_hf(model))
+        state = ranks.each(lambda: adapter.to_hf(model))
         is_quantized = self._config.initial_load_in_hf_quantized
-        reader = ranks.together(lambda: adapter.get_hf_storage_reader(path, is_quantized))
-        ranks.load_from(state, path, reader)
-        loaded = ranks.together(lambda: adapter.from_hf(state))
-        ranks.together(lambda: self.states[MODEL].load_state_dict(loaded))
+        reader = ranks.each(lambda: adapter.get_hf_storage_reader(path, is_quantized))
+        ranks.load_hf(state, path, reader)
+        loaded = ranks.each(lambda: adapter.from_hf(state))
+        ranks.each(lambda: self.states[MODEL].load_state_dict(loaded))
+
+
+@contextlib.contextmanager
+def _noted(path: str) -> Iterator[None]:
+    """Note in a failure which save it has ended."""
+    try:
+        yield
+    except Exception as failure:
+        failure.add_note(f"{path} was not saved.")
+        raise

@@ -14,17 +14,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-import torch.distributed as dist
 import transformers
-from torch.distributed.checkpoint.api import CheckpointException
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 
 from ringstow import _file_io
 from ringstow._config import Config
-from ringstow._errors import Error, InvalidStateError, TornSaveError
+from ringstow._errors import InvalidStateError
 from ringstow._guard import Staging
 from ringstow._save import save_async
-from ringstow.integrations import _named, _saves
+from ringstow.integrations import _named
+from ringstow.integrations._kit._alone import Alone, ranks_or_alone
+from ringstow.integrations._kit._in_flight import InFlight, Publication
 from ringstow.integrations._transformers import (
     _adapters,
     _refusals,
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from ringstow._handle import SaveHandle
     from ringstow.dcp._handle import RanksHandle
+    from ringstow.integrations._kit._ranks import Ranks
 else:
     _Base = object
 
@@ -75,8 +76,8 @@ class RingstowTrainerMixin(_Base):
     ringstow_staging: ClassVar[Staging] = "guard"
     """How a background save keeps the values of the call: as in `ringstow.save_async`."""
 
-    __saves: _saves.Saves | None = None
-    __shards: _shards.Shards | None = None
+    __flight: InFlight | None = None
+    __made: Ranks | Alone | None = None
     __has_said = False
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -93,19 +94,19 @@ class RingstowTrainerMixin(_Base):
         """
         _refusals.refuse_run(self)
         _refusals.refuse_resume(resume_from_checkpoint)
-        self.__agree(self.__attempt(lambda: _named.recover(self.args.output_dir, _NAMES)))
+        self.__on_savers(lambda: _named.recover(self.args.output_dir, _NAMES))
         try:
             result = super().train(resume_from_checkpoint, *args, **options)
         except BaseException:
-            if error := self.__ended():
+            if self.__flight is not None and (error := self.__flight.end()):
                 _log.error("the last save failed, too: %s", error)
             raise
-        self.__agree(self.__ended())
+        self.__end()
         return result
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         _refusals.refuse_run(self)
-        self.__agree(self.__ended())
+        self.__end()
         if self.hp_search_backend is None and trial is None:
             self.store_flos()
         run = self._get_output_dir(trial=trial)
@@ -114,7 +115,7 @@ class RingstowTrainerMixin(_Base):
         name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         final = os.path.abspath(os.path.join(run, name))
         part = _named.hidden(final)
-        self.__agree(self.__attempt(lambda: _named.prepare(final, _NAMES)))
+        self.__on_savers(lambda: _named.prepare(final, _NAMES))
         try:
             self.__begin(part, final)
         except BaseException:
@@ -122,22 +123,20 @@ class RingstowTrainerMixin(_Base):
                 shutil.rmtree(part, ignore_errors=True)
             raise
         if self.__is_awaited():
-            self.__agree(self.__ended())
+            self.__end()
 
     def __begin(self, part: str, final: str) -> None:
         """Write the small files, and start the save of all else."""
-        self.__agree(self.__attempt(lambda: self.__write_files(part), everywhere=True))
-        is_sharded = self.__kind() == "shards"
+        ranks = self.__ranks()
+        ranks.each(lambda: self.__write_files(part))
+        saves = self.__kind() == "shards" or self.args.should_save
         # In two steps: no rank begins a save that waits for one that has failed.
-        saved: list[dict[str, Any]] = []
-        collect = self.__attempt(lambda: saved.append(self.__state()), everywhere=is_sharded)
-        self.__agree(collect)
-        start = self.__attempt(lambda: self.__start(saved[0], part, final), everywhere=is_sharded)
-        self.__agree(start)
+        state = ranks.each(lambda: self.__state() if saves else {})
+        ranks.each(lambda: self.__start(state, part, final) if saves else None)
 
     def _finalize_training(self, *args: Any, **options: Any) -> Any:
         # The Trainer cleans up next, and callbacks see the end: all checkpoints have their names.
-        self.__agree(self.__ended())
+        self.__end()
         if not self.args.load_best_model_at_end:
             self.__keep_best_alone()
         return super()._finalize_training(*args, **options)
@@ -163,7 +162,7 @@ class RingstowTrainerMixin(_Base):
         self.__load_weights(self.model if model is None else model, resume_from_checkpoint)
 
     def _load_best_model(self) -> None:
-        self.__agree(self.__ended())
+        self.__end()
         best = self.state.best_model_checkpoint
         if best is None or _weights.kind_of(best) is None:
             super()._load_best_model()
@@ -176,7 +175,7 @@ class RingstowTrainerMixin(_Base):
         """Remove all but the best checkpoint at the end, as the Trainer does for a limit of 1."""
         best = self.state.best_model_checkpoint
         if best is not None and self.args.save_total_limit == 1 and os.path.isdir(best):
-            self.__agree(self.__attempt(lambda: _removals.remove_others(best)))
+            self.__on_savers(lambda: _removals.remove_others(best))
 
     def __is_awaited(self) -> bool:
         """Return whether this save returns once it is complete; all ranks return the same."""
@@ -190,7 +189,7 @@ class RingstowTrainerMixin(_Base):
                 "set ringstow_background = True",
                 " and ".join(readers),
             )
-        return any(self.__gathered(bool(readers)))
+        return any(self.__ranks().gathered(bool(readers)))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         kind = None if checkpoint is None else _weights.kind_of(checkpoint)
@@ -199,7 +198,7 @@ class RingstowTrainerMixin(_Base):
             return
         if kind == "shards":
             model = self.__unwrapped(self.model)
-            scheduler = self.__sharded().load_trainer(model, self.optimizer, checkpoint)
+            scheduler = _shards.load_trainer(self.__of_several(), model, self.optimizer, checkpoint)
         else:
             saved = _weights.load_trainer(checkpoint, self.ringstow_config)
             scheduler = None if saved is None else saved["scheduler"]
@@ -239,17 +238,20 @@ class RingstowTrainerMixin(_Base):
 
     def __start(self, state: dict[str, Any], part: str, final: str) -> None:
         """Start the save of all tensors and of what the optimizer holds."""
-        if self.__saves is None:
-            self.__saves = _saves.Saves("transformers", "save_total_limit")
+        if self.__flight is None:
+            self.__flight = InFlight(torn='In a Trainer: ringstow_staging = "wait"')
         kind, config = self.__kind(), self.ringstow_config
         is_sharded = kind == "shards"
         handle: SaveHandle | RanksHandle
         if is_sharded:
-            handle = self.__sharded().start(state, part, self.state.global_step)
+            apart = [_weights.TRAINER] if _weights.TRAINER in state else []
+            handle = self.__of_several().save_async(
+                state, part, self.state.global_step, apart=apart
+            )
         else:
             handle = self.__save(state, part)
         if not self.args.should_save:
-            self.__saves.follow(handle)
+            self.__flight.handle = handle
             return
         seal: dict[_weights.Kind, Callable[[], None]] = {
             "a whole model": lambda: _weights.write_index(part),
@@ -258,14 +260,15 @@ class RingstowTrainerMixin(_Base):
         }
         limit, best = self.args.save_total_limit, self.state.best_model_checkpoint
         kept = None if best is None else os.path.abspath(best)
-        self.__saves.start(
-            handle,
+        how = Publication(
             part,
             final,
             seal=seal[kind],
             stale=lambda: _removals.stale(final, limit, kept),
+            limit="save_total_limit",
             announce=lambda: self.__announce(final),
         )
+        self.__flight.publish(handle, how)
 
     def __save(self, state: dict[str, Any], part: str) -> SaveHandle:
         try:
@@ -289,11 +292,19 @@ class RingstowTrainerMixin(_Base):
             error.add_note(f"on_checkpoint_complete raised it. {final} is complete.")
             raise
 
-    def __sharded(self) -> _shards.Shards:
-        """Return what saves and loads shards; all ranks make it together."""
-        if self.__shards is None:
-            self.__shards = _shards.Shards(config=self.ringstow_config, staging=self.__staging())
-        return self.__shards
+    def __ranks(self) -> Ranks | Alone:
+        """Return the ranks, or this process; all ranks make it together."""
+        if self.__made is None:
+            # Without shards only ranks that save use the setting, each by itself.
+            staging = self.__staging() if self.is_fsdp_enabled else "guard"
+            self.__made = ranks_or_alone(self.ringstow_config, staging)
+        return self.__made
+
+    def __of_several(self) -> Ranks:
+        """Return the ranks of FSDP, which needs a process group also for one."""
+        ranks = self.__ranks()
+        assert not isinstance(ranks, Alone)
+        return ranks
 
     def __staging(self) -> Staging:
         is_guarded = self.ringstow_staging == "guard"
@@ -355,7 +366,7 @@ class RingstowTrainerMixin(_Base):
             )
         module = self.__unwrapped(model)
         if held == "shards":
-            self.__sharded().load_weights(module, path)
+            _shards.load_weights(self.__of_several(), module, path)
         elif held == "adapters":
             _adapters.load_adapters(module, path, self.ringstow_config)
         else:
@@ -364,41 +375,13 @@ class RingstowTrainerMixin(_Base):
     def __unwrapped(self, model: Any) -> Any:
         return self.accelerator.unwrap_model(model, keep_torch_compile=False)
 
-    def __attempt(
-        self, call: Callable[[], object], *, everywhere: bool = False
-    ) -> BaseException | None:
-        """Call on the ranks that save, or everywhere; return what it failed of."""
-        if everywhere or self.args.should_save:
-            try:
-                call()
-            except (Exception, CheckpointException) as error:  # DCP's is no Exception
-                return error
-        return None
+    def __on_savers(self, call: Callable[[], object]) -> None:
+        """Call on the ranks that save; raise on all if it raises on one."""
+        self.__ranks().each(lambda: call() if self.args.should_save else None)
 
-    def __ended(self) -> BaseException | None:
-        """Wait for the save in flight; return what it failed of."""
-        if self.__saves is None:
-            return None
-        error = self.__saves.end()
-        if isinstance(error, TornSaveError):
-            error.add_note('In a Trainer: ringstow_staging = "wait"')
-        return error
-
-    def __agree(self, error: BaseException | None) -> None:
-        """Wait for all ranks, and raise if one failed."""
-        texts = self.__gathered(error and f"{type(error).__name__}: {error}")
-        if error is not None:
-            raise error
-        failed = [(rank, text) for rank, text in enumerate(texts) if text]
-        if failed:
-            raise Error(f"rank {failed[0][0]} could not save: {failed[0][1]}")
-
-    def __gathered(self, value: Any) -> list[Any]:
-        """Return every rank's value."""
-        values: list[Any] = [value] * self.args.world_size
-        if self.args.world_size > 1:
-            dist.all_gather_object(values, value)
-        return values
+    def __end(self) -> None:
+        """Wait for the save in flight; raise on all ranks what it failed of."""
+        self.__ranks().agree(None if self.__flight is None else self.__flight.end())
 
 
 class RingstowTrainer(RingstowTrainerMixin, transformers.Trainer):

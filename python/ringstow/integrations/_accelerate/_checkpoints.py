@@ -11,16 +11,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringstow._arguments import absolute
-from ringstow._errors import InvalidStateError, TornSaveError
-from ringstow.integrations import _named, _saves, _values
+from ringstow._errors import InvalidStateError
+from ringstow.integrations import _named
 from ringstow.integrations._accelerate import _places, _states, _whole
-from ringstow.integrations._accelerate._together import Together
+from ringstow.integrations._kit import _values
+from ringstow.integrations._kit._alone import Alone, ranks_or_alone
+from ringstow.integrations._kit._in_flight import InFlight, Publication
 
 if TYPE_CHECKING:
     from ringstow._config import Config
     from ringstow._guard import Staging
     from ringstow._handle import SaveHandle
     from ringstow.dcp._handle import RanksHandle
+    from ringstow.integrations._kit._ranks import Ranks
 
 _log = logging.getLogger("ringstow")
 
@@ -39,13 +42,21 @@ class Checkpoints:
     def __init__(self, accelerator: Any, options: Options) -> None:
         self._accelerator = accelerator
         self._options = options
-        self._ranks = Together()
-        self._saves = _saves.Saves("accelerate", "total_limit")
+        self._made: Ranks | Alone | None = None
+        torn = f'In Accelerate: {type(accelerator).__name__}(staging="wait")'
+        self._flight = InFlight(torn=torn)
         self._part: str | None = None
 
     def __reduce__(self) -> tuple[type[Checkpoints], tuple[Any, Options]]:
         """Pickle without saves and ranks: a dataloader's worker may get the Accelerator."""
         return type(self), (self._accelerator, self._options)
+
+    @property
+    def _ranks(self) -> Ranks | Alone:
+        """The ranks; all of them make it together, before the first use."""
+        if self._made is None:
+            self._made = ranks_or_alone(*self._options)
+        return self._made
 
     # A save.
 
@@ -70,21 +81,15 @@ class Checkpoints:
         Raises:
             BaseException: what it failed of, on all ranks; once.
         """
-        error = self._saves.end()
-        causes = [error, *(one for one, _ in getattr(error, "failures", {}).values())]
-        if error is not None and any(isinstance(one, TornSaveError) for one in causes):
-            error.add_note(f'In Accelerate: {type(self._accelerator).__name__}(staging="wait")')
-        if error is not None:
-            self._ranks.tidy()
         try:
-            self._ranks.agree(error)
+            self._ranks.agree(self._flight.end())
         except BaseException:
             self._discard()  # now that no rank writes there any more
             raise
 
     def close(self) -> None:
         """Give up what ends with the process group."""
-        self._ranks.close()
+        self._made = None
 
     def _discard(self) -> None:
         """Remove the hidden directory of a save that failed."""
@@ -150,18 +155,19 @@ class Checkpoints:
     def _follow(self, handle: RanksHandle | SaveHandle, part: str, final: str) -> None:
         """Let rank 0 complete the save, once it has committed."""
         if not self._ranks.is_first:
-            self._saves.follow(handle)
+            self._flight.handle = handle
             return
         limit = self._project().total_limit if self._is_named() else None
-        self._saves.start(
-            handle,
+        how = Publication(
             part,
             final,
             seal=lambda: _places.seal(part),
             stale=lambda: _places.stale(final, limit),
-            is_alone=not self._is_sharded(),
+            limit="total_limit",
             may_replace=_places.check_replaced,
+            is_alone=not self._is_sharded(),
         )
+        self._flight.publish(handle, how)
 
     def _start_whole(
         self, part: str, meta: Callable[[], dict[str, Any]], weights: list[dict[str, Any]]
@@ -192,12 +198,16 @@ class Checkpoints:
             return _shards.collect(self._accelerator, more)
 
         state = self._ranks.each(collect)
-        writers = self._ranks.writers(*self._options)
         apart = [name for name in state if _states.is_optimizers(name)]
-        handle = writers.save_async(state, part, self._step(), apart=apart)
+        handle = self._of_several().save_async(state, part, self._step(), apart=apart)
         if _values.has_large(state.get(_states.ACCELERATOR)):
             handle.wait_staged()
         return handle
+
+    def _of_several(self) -> Ranks:
+        """Return the ranks of FSDP2, which needs a process group also for one."""
+        assert not isinstance(self._ranks, Alone)
+        return self._ranks
 
     def _run_hooks(self, folder: str) -> list[dict[str, Any]]:
         """Call the save hooks; return the weights that they leave to the save."""
@@ -299,17 +309,10 @@ class Checkpoints:
     def _load_shards(self, path: str, mark: _places.Mark, strict: bool) -> dict[str, Any]:
         from ringstow.integrations._accelerate import _shards
 
-        accelerator, options = self._accelerator, self._options
-        # All ranks together: a rank with other objects must not leave the others in DCP's load.
+        accelerator = self._accelerator
+        # All ranks together: a rank with other objects must not leave the others in the load.
         self._ranks.each(lambda: _states.check_counts(accelerator, mark.counts, None, path))
-        meta = _shards.load_into(
-            accelerator,
-            path,
-            self._ranks.group,
-            strict=strict,
-            config=options.config,
-            allow_pickle=options.allow_pickle,
-        )
+        meta = _shards.load_into(accelerator, path, self._of_several(), strict=strict)
         self._run_load_hooks([], path)
         return meta
 

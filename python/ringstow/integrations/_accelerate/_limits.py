@@ -13,7 +13,8 @@ from accelerate.utils import DistributedType
 from torch.distributed.fsdp import StateDictType
 from torch.distributed.tensor import DTensor
 
-from ringstow._errors import InvalidStateError, UnsupportedError
+from ringstow._errors import InvalidStateError
+from ringstow.integrations._kit._refusals import refuse
 
 _WHOLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 _STOCK = "use Accelerator"
@@ -64,9 +65,7 @@ def refuse_unsupported(accelerator: Any) -> None:
             "save to a directory that all nodes share",
         ),
     }
-    found = [f"{name}: {remedy}" for name, (is_used, remedy) in used.items() if is_used]
-    if found:
-        raise UnsupportedError(f"RingstowAccelerator does not go with {'; nor with '.join(found)}")
+    refuse("RingstowAccelerator", used)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""FSDP2: every rank saves and loads its shards, by torch.distributed.checkpoint."""
+"""FSDP2: every rank saves and loads its shards."""
 
 from __future__ import annotations
 
@@ -13,18 +13,13 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.checkpoint.state_dict_loader import load
 
-from ringstow.dcp import LoadPlanner, StorageReader, _private
-from ringstow.dcp._together import from_first, gathered
-from ringstow.integrations import _values
 from ringstow.integrations._accelerate._states import ACCELERATOR, key, put_scaler
+from ringstow.integrations._kit import _values
 from ringstow.tree._mismatch import Call
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
-
-    from ringstow._config import Config
+    from ringstow.integrations._kit._ranks import Ranks
 
 _FRESH = "fresh"
 """Optimizers that have not made a step yet: their groups of parameters."""
@@ -51,27 +46,21 @@ def collect(accelerator: Any, meta: dict[str, Any] | None) -> dict[str, Any]:
         else:  # torch would make a step to have a state
             fresh[name] = optimizer.state_dict()["param_groups"]
     if meta is not None:
-        # A tuple is one value to DCP, which takes dicts apart and makes all keys text.
+        # A tuple is one value, also to DCP, which takes dicts apart and makes all keys text.
         state[ACCELERATOR] = ({**meta, _FRESH: fresh},)
     return state
 
 
-def load_into(
-    accelerator: Any,
-    path: str,
-    group: dist.ProcessGroup,
-    *,
-    strict: bool,
-    config: Config | None,
-    allow_pickle: bool,
-) -> dict[str, Any]:
+def load_into(accelerator: Any, path: str, ranks: Ranks, *, strict: bool) -> dict[str, Any]:
     """Load models and optimizers from any number of ranks; return the rest.
 
     Raises:
         KeyMismatchError: the checkpoint has other names, or tensors of other shapes.
-        CheckpointException: torch's, if a rank cannot read.
+        Exception: what else a rank cannot read, on all ranks.
     """
-    meta = _load_meta(path, group, config, allow_pickle)
+    rest: dict[str, Any] = {ACCELERATOR: None}
+    ranks.fill(rest, path, Call())  # before anything changes
+    meta = dict(rest[ACCELERATOR][0])
     fresh = meta[_FRESH]
     for name, _, optimizer in _optimizers(accelerator):
         if name in fresh:
@@ -83,41 +72,13 @@ def load_into(
     optimizers = [one for one in _optimizers(accelerator) if one[0] not in fresh]
     for name, model, optimizer in optimizers:
         state[name] = get_optimizer_state_dict(model, optimizer)
-    names = set().union(*gathered(list(_private.flattened(state)[0]), group))
-    reader = StorageReader(path, config=config, allow_pickle=allow_pickle)
-    saved = from_first(lambda: set(reader.read_metadata().state_dict_metadata), group)
-    planner = LoadPlanner(strict=strict)
-    planner.call = Call("strict=False")
-    planner.elsewhere = names | {one for one in saved if one.partition(".")[0] not in state}
-    load(
-        state,
-        checkpoint_id=path,
-        storage_reader=reader,
-        planner=planner,
-        process_group=group,
-    )
+    ranks.fill(state, path, Call("strict=False"), strict=strict)
     options = StateDictOptions(strict=strict)
     for name, model in models.items():
         set_model_state_dict(model, state[name], options=options)
     for name, model, optimizer in optimizers:
         set_optimizer_state_dict(model, optimizer, state[name], options=options)
     return meta
-
-
-def _load_meta(
-    path: str, group: dist.ProcessGroup, config: Config | None, allow_pickle: bool
-) -> dict[str, Any]:
-    """Return the values that are not sharded, before anything changes."""
-    state: dict[str, Any] = {ACCELERATOR: None}
-    load(
-        state,
-        checkpoint_id=path,
-        storage_reader=StorageReader(path, config=config, allow_pickle=allow_pickle),
-        planner=LoadPlanner(strict=False),
-        process_group=group,
-    )
-    (meta,) = state[ACCELERATOR]
-    return dict(meta)
 
 
 def _optimizers(accelerator: Any) -> Iterator[tuple[str, torch.nn.Module, torch.optim.Optimizer]]:

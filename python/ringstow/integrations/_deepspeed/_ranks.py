@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar, cast
-
 import torch
-import torch.distributed as dist
 
 from ringstow._errors import Error, InvalidStateError
-from ringstow.dcp._together import agree, from_first, gathered
+from ringstow.integrations._kit import _ranks
 
-_T = TypeVar("_T")
 _TEXT_BYTES = 4096
 
 
-class Ranks:
+class Ranks(_ranks.Ranks):
     """All ranks; they make it together."""
-
-    def __init__(self) -> None:
-        self._group = cast("dist.ProcessGroup", dist.new_group(backend="gloo"))
-        self.is_first = dist.get_rank() == 0
-
-    def first(self, look: Callable[[], _T]) -> _T:
-        """Return what a function returns on rank 0, or raise what it raises, on all ranks."""
-        return from_first(look, self._group)
-
-    def agree(self, error: BaseException | None) -> None:
-        """Raise on all ranks if one has failed."""
-        agree(error, self._group)
 
     def same(self, path: str) -> None:
         """Raise on all ranks if they do not save to the same path."""
-        paths = gathered(path, self._group)
+        paths = self.gathered(path)
         if len(set(paths)) > 1:
             named = "; ".join(f"rank {rank}: {one}" for rank, one in enumerate(paths))
             raise InvalidStateError(

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, ClassVar
 
 from ringstow._arguments import absolute
 from ringstow._catalog import remove
 from ringstow._config import Config
-from ringstow._errors import InvalidStateError, TornSaveError
+from ringstow._errors import InvalidStateError
 from ringstow._guard import Staging, check_staging
 from ringstow._load import load
 from ringstow._save import save, save_async
-from ringstow.integrations import _saves, _values
-from ringstow.integrations._flight import Flight
+from ringstow.integrations._kit import _refusals, _values
+from ringstow.integrations._kit._in_flight import InFlight
 from ringstow.integrations._lightning import _parts, _paths, _placement
 
 # The parts of a checkpoint whose tensors only an optimizer's step changes.
 _OF_STEPS = ("state_dict", "optimizer_states")
-
-
-def within(function: Callable[..., Any]) -> tuple[CodeType, ...]:
-    """Return the functions that a function defines."""
-    return tuple(one for one in function.__code__.co_consts if isinstance(one, CodeType))
 
 
 class Saves:
@@ -60,12 +54,12 @@ class Saves:
         staging: Staging = "guard",
     ) -> None:
         check_staging(staging)
-        _saves.refuse_tiers(config)
+        _refusals.refuse_tiers(config)
         self._background = background
         self._config = config
         self._allow_pickle = allow_pickle
         self._staging: Staging = staging
-        self._flight = Flight(self._remove)
+        self._flight = self._new_flight()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings: strategies that spawn processes pickle the plugin."""
@@ -73,7 +67,10 @@ class Saves:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._flight = Flight(self._remove)
+        self._flight = self._new_flight()
+
+    def _new_flight(self) -> InFlight:
+        return InFlight(self._remove, f'In Lightning: {type(self).__name__}(staging="wait")')
 
     def save_checkpoint(
         self,
@@ -181,8 +178,6 @@ class Saves:
         """
         failure = self._flight.end()
         if failure is not None:
-            if isinstance(failure, TornSaveError):
-                failure.add_note(f'In Lightning: {type(self).__name__}(staging="wait")')
             raise failure
 
     def _refuse_callers(self) -> None:

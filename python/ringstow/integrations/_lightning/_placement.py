@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ringstow.integrations._values import tensors_of
+from ringstow.integrations._kit._values import tensors_of
 
 Move = Callable[[Any, str], Any]
 """Returns the storage to use in place of one that is at a location, or None to keep it."""

@@ -1,4 +1,4 @@
-"""Sharded checkpoints of Lightning's strategies for FSDP and model parallelism, by ringstow.dcp.
+"""Sharded checkpoints of Lightning's strategies for FSDP and model parallelism.
 
 Lightning commits the shards, and writes its own values (loops, callbacks, hyperparameters) to
 ``meta.pt`` after that: a kill between the two leaves what Lightning rejects. Here they are part of
@@ -16,12 +16,12 @@ from ringstow import _guard
 from ringstow._arguments import absolute
 from ringstow._catalog import remove
 from ringstow._config import Config
-from ringstow._errors import InvalidStateError, TornSaveError
+from ringstow._errors import InvalidStateError
 from ringstow._guard import Staging, check_staging
-from ringstow.integrations import _saves, _values
-from ringstow.integrations._flight import Flight
+from ringstow.integrations._kit import _refusals, _values
+from ringstow.integrations._kit._in_flight import InFlight
 from ringstow.integrations._lightning import _paths
-from ringstow.integrations._lightning._parts import META, MODEL, optimizer_key
+from ringstow.integrations._lightning._parts import META, MODEL, is_optimizers, optimizer_key
 
 if TYPE_CHECKING:
     from ringstow.integrations._lightning._ranks import Ranks
@@ -81,16 +81,15 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
             self.checkpoint_io = kwargs["checkpoint_io"]  # refuses it
         from ringstow.integrations._lightning import _ranks  # needs a newer torch than the plugin
 
-        check_staging(staging)
-        _saves.refuse_tiers(config)
-        if staging == "unguarded":
-            raise InvalidStateError('staging="unguarded" is not for several ranks: use "guard"')
+        check_staging(staging, is_for_ranks=True)
+        _refusals.refuse_tiers(config)
         super().__init__(*args, **kwargs)
         self._background = background
         self._config = config
         self._allow_pickle = allow_pickle
         self._staging: Staging = staging
-        self._flight = Flight(self._remove)
+        torn = f'In Lightning: {type(self).__name__}(staging="wait")'
+        self._flight = InFlight(self._remove, torn)
         self._together = _ranks
         self._made: Ranks | None = None
         self._unraised: Exception | None = None
@@ -128,20 +127,21 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
                 "leave them out"
             )
         ranks = self._ranks()
-        ranks.meet("save_checkpoint", self._ended())
+        ranks.meet(("save_checkpoint",), self._ended(), None)
         meta, state = _parted(checkpoint)
         plan = ranks.first(lambda: self._plan(filepath, meta))
         if self.is_global_zero:
-            # A tuple is one value to DCP, which takes dicts apart and makes all keys text.
+            # A tuple is one value, also to DCP, which takes dicts apart and makes all keys text.
             state[META] = (meta,)
         step = meta.get("global_step")
         number = step if isinstance(step, int) else None
+        apart = list(filter(is_optimizers, state))
         if plan.is_awaited:
-            ranks.save(state, plan.beside or plan.path, number)
+            ranks.save(state, plan.beside or plan.path, number, apart=apart)
             if plan.beside is not None:
                 ranks.first(lambda: _paths.put(plan.beside or "", plan.path))
             return
-        self._flight.handle = handle = ranks.save_async(state, plan.path, number)
+        self._flight.handle = handle = ranks.save_async(state, plan.path, number, apart=apart)
         if _values.has_large(meta):
             with contextlib.suppress(Exception):  # the next call raises it, on all ranks
                 handle.wait_staged()
@@ -167,7 +167,7 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
             BaseException: what a save in flight failed of, or what a rank cannot load.
         """
         ranks = self._ranks()
-        ranks.meet("load_checkpoint", self._ended())
+        ranks.meet(("load_checkpoint",), self._ended(), None)
         path, kind = ranks.first(lambda: self._together.kind_of(os.fspath(checkpoint_path)))
         if kind == "theirs":
             loaded: dict[str, Any] = super().load_checkpoint(path, weights_only=weights_only)
@@ -221,9 +221,6 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
 
     def _ended(self) -> BaseException | None:
         failure = self._flight.end()
-        causes = getattr(failure, "failures", {}).values()
-        if failure is not None and any(isinstance(error, TornSaveError) for error, _ in causes):
-            failure.add_note(f'In Lightning: {type(self).__name__}(staging="wait")')
         unraised, self._unraised = self._unraised, None
         return failure or unraised
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import Any
 
 from torchtitan.tools import filesystem
 
 from ringstow._errors import InvalidStateError, UnsupportedError
+from ringstow.integrations._kit._seam import Seam
 
-# What torchtitan's trainer calls of a manager, and what it has in its configuration. With any
-# other, this manager could miss a call or ignore a setting.
-_HOOKS = {"_close", "_load", "_maybe_wait_for_staging", "_save", "_wait_for_saving"}
+_log = logging.getLogger("ringstow")
+
+# What torchtitan has in a manager's configuration, and this one honours.
 _FIELDS = {
     "create_seed_checkpoint",
     "enable",
@@ -32,21 +34,40 @@ _FIELDS = {
 }
 
 
-def check(base: Any) -> None:
+def seam(base: Any, stock: Any) -> Seam:
+    """Return what torchtitan's trainer calls of a manager, and what this one uses."""
+    hooks = {
+        "_close": "",
+        "_load": "step",
+        "_maybe_wait_for_staging": "",
+        "_save": "curr_step last_step",
+        "_wait_for_saving": "",
+    }
+    return Seam(
+        "torchtitan",
+        "0.3",
+        "torchtitan",
+        calls={base: hooks, stock: {"dcp_save": "state_dict checkpoint_id async_mode to_hf"}},
+        hooks={base: frozenset(hooks)},
+    )
+
+
+def check(base: Any, stock: Any) -> None:
     """Refuse a torchtitan whose trainer calls checkpoint managers in another way.
 
     Args:
         base: torchtitan's BaseCheckpointManager.
+        stock: its CheckpointManager.
 
     Raises:
         UnsupportedError: names what differs.
     """
     fields = {field.name for field in dataclasses.fields(base.Config)}
-    if differ := (base.__abstractmethods__ ^ _HOOKS) | (fields ^ _FIELDS):
-        raise UnsupportedError(
-            "this torchtitan has other checkpoint managers than ringstow knows. New or gone: "
-            f"{', '.join(sorted(differ))}. docs/trainers/torchtitan.md has the versions that work"
-        )
+    one = seam(base, stock)
+    one.refuse(f"a manager's Config has no {name}" for name in sorted(_FIELDS - fields))
+    one.check()
+    if more := sorted(fields - _FIELDS):
+        _log.warning("ringstow ignores these settings of checkpoints: %s", ", ".join(more))
 
 
 def refuse_unsupported(config: Any, folder: str, sd_adapter: Any) -> None:

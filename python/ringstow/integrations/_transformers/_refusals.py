@@ -14,11 +14,13 @@ from torch.distributed.tensor import DTensor
 from transformers.utils import is_sagemaker_mp_enabled
 
 from ringstow._errors import InvalidStateError, UnsupportedError
-from ringstow.integrations import _named, _saves
+from ringstow.integrations import _named
+from ringstow.integrations._kit._refusals import refuse, refuse_places
+from ringstow.integrations._kit._seam import Seam
 from ringstow.integrations._transformers import _adapters
 
 # The Trainer has no public seam for saves. These are its methods that the mixin replaces or calls.
-SEAM = (
+METHODS = (
     "_finalize_training",
     "_get_output_dir",
     "_load_best_model",
@@ -29,6 +31,8 @@ SEAM = (
     "_save_scaler",
     "store_flos",
 )
+SEAM = Seam("transformers", "5.23", "transformers")
+SEAM.check()
 # A checkpoint of the stock Trainer calls these, and one of the mixin's does not.
 _UNUSED = ("save_model", "_save", "_save_optimizer_and_scheduler")
 # Transformers' own callbacks whose on_save leaves the checkpoint alone, by their setting.
@@ -59,11 +63,8 @@ def check_class(cls: type, mixin: type) -> None:
             that would not be called.
     """
     others = [base for base in cls.__mro__ if base is not mixin]
-    if gone := [name for name in SEAM if not any(name in vars(base) for base in others)]:
-        raise UnsupportedError(
-            f"transformers {transformers.__version__} saves in another way: its Trainer has no "
-            f"{', '.join(gone)}. docs/trainers/transformers.md has the versions that work"
-        )
+    gone = [name for name in METHODS if not any(name in vars(base) for base in others)]
+    SEAM.refuse(f"its Trainer has no {name}" for name in gone)
     place = cls.__mro__.index(mixin)
     before, after = cls.__mro__[:place], cls.__mro__[place + 1 :]
     for name in _UNUSED:
@@ -88,7 +89,10 @@ def refuse_run(trainer: Any) -> None:
         InvalidStateError: the settings stripe checkpoints.
         UnsupportedError: names each, with what to do instead.
     """
-    _saves.refuse_places(trainer.ringstow_config, ", and from_pretrained opens one directory")
+    refuse_places(
+        trainer.ringstow_config,
+        "they get their name by a rename, and from_pretrained opens one directory",
+    )
     args = trainer.args
     model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
     is_peft = hasattr(model, "peft_config")
@@ -124,9 +128,7 @@ def refuse_run(trainer: Any) -> None:
             "it makes an empty checkpoint-N first. Save more often",
         ),
     }
-    used = [f"{name}: {remedy}" for name, (is_used, remedy) in remedies.items() if is_used]
-    if used:
-        raise UnsupportedError(f"RingstowTrainer does not go with {'; nor with '.join(used)}")
+    refuse("RingstowTrainer", remedies)
 
 
 def refuse_resume(path: object) -> None:

@@ -1,0 +1,1 @@
+"""What the integrations share. Imports no framework."""

@@ -1,0 +1,148 @@
+"""The save in flight of one training, and what follows its commit: a name, removals.
+
+A trainer decides which older checkpoint to remove when it saves, which is before a background save
+commits. Such a removal waits for the commit, and does not happen if the save fails.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from ringstow import _jobs
+from ringstow._errors import TornSaveError
+from ringstow.integrations import _named
+
+_log = logging.getLogger("ringstow")
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+class Publication(NamedTuple):
+    """How a save into a hidden directory ends."""
+
+    part: str
+    """The hidden directory, by `_named.prepare`."""
+    final: str
+    """The path that it gets."""
+    seal: Callable[[], None] = _nothing
+    """Adds the last files to the hidden directory, after the commit."""
+    stale: Callable[[], Iterable[str]] = tuple
+    """Returns the older checkpoints to remove, once this one is complete."""
+    limit: str = "a limit"
+    """The framework's name of the limit on the number of checkpoints, for the log."""
+    may_replace: Callable[[str], None] | None = None
+    """Raises if what has the name by then must stay."""
+    announce: Callable[[], None] = _nothing
+    """Called at the end; what it raises counts as the save's failure."""
+    is_alone: bool = True
+    """No other rank writes there, so a failure can remove the hidden directory."""
+
+
+class InFlight:
+    """One save at most.
+
+    Args:
+        remove: removes the checkpoint at a path, if one is there.
+        torn: the remedy to note on a failure for tensors that were changed too early.
+    """
+
+    def __init__(self, remove: Callable[[str], None] = _nothing, torn: str = "") -> None:
+        self.handle: Future[Any] | None = None
+        """The save, or what follows it; None if there is none."""
+        self._remove_now = remove
+        self._torn = torn
+        self._worker: ThreadPoolExecutor | None = None
+        self._removals: list[Future[None]] = []
+        self._failure: _jobs.Failure | None = None
+
+    def run(self, path: str, finish: Callable[[], None]) -> None:
+        """Complete a save by a function, in the background; what it raises is the failure."""
+
+        def work() -> None:
+            try:
+                finish()
+            except BaseException as error:
+                # Until `end` returns it: the exit reports what nobody has asked about.
+                self._failure = _jobs.Failure(path, error)
+                _jobs.unreported.append(self._failure)
+                raise
+
+        self.handle = self._submit(work)
+
+    def publish(self, handle: Future[Any], how: Publication) -> None:
+        """Give a save its name once it has committed, in the background."""
+
+        def commit() -> None:
+            try:
+                handle.result()
+                how.seal()
+                _named.complete(how.part, how.final, how.may_replace)
+            except BaseException:
+                if how.is_alone:
+                    shutil.rmtree(how.part, ignore_errors=True)
+                raise
+
+        def finish() -> None:
+            commit()
+            try:  # the save has succeeded, whatever becomes of older ones
+                for path in how.stale():
+                    _named.remove(path, how.limit)
+            except OSError as error:
+                _log.warning("checkpoints over %s could not be listed: %s", how.limit, error)
+            how.announce()
+
+        self.run(how.final, finish)
+
+    def remove(self, path: str) -> None:
+        """Remove a checkpoint: once the save has committed, else now."""
+        if self.handle is None:
+            self._remove_now(path)
+        else:
+            self._removals.append(self._submit(self._remove_after, self.handle, path))
+
+    def failure(self) -> BaseException | None:
+        """Wait for the save, and return what it failed of, which `end` still returns."""
+        return None if self.handle is None else self.handle.exception()
+
+    def end(self) -> BaseException | None:
+        """Wait until the save has committed and what follows it is done.
+
+        Returns:
+            What one of them failed of, once; None if nothing did.
+        """
+        if self.handle is None:
+            return None
+        failure = self.handle.exception()  # Ctrl-C here leaves it in flight
+        if self._worker is not None:
+            self._worker.shutdown(wait=True)
+        removals, self._removals = self._removals, []
+        reported, self._failure = self._failure, None
+        self._worker = self.handle = None
+        if reported in _jobs.unreported:
+            _jobs.unreported.remove(reported)
+        if failure is None:
+            return next((error for one in removals if (error := one.exception())), None)
+        if removals:
+            failure.add_note("The older checkpoints that it was to replace are kept.")
+        if self._torn and any(
+            isinstance(one, TornSaveError) for one in (failure, failure.__cause__)
+        ):
+            failure.add_note(self._torn)
+        return failure.with_traceback(None)
+
+    def _submit(self, work: Callable[..., None], *args: object) -> Future[None]:
+        if self._worker is None:
+            self._worker = ThreadPoolExecutor(1, thread_name_prefix="ringstow-after-save")
+        return self._worker.submit(work, *args)
+
+    def _remove_after(self, handle: Future[Any], path: str) -> None:
+        # Not by the handle's own method: it would count as the caller's, and a failure that no
+        # caller ever learns of makes the process exit with 1.
+        if Future.exception(handle) is None:
+            self._remove_now(path)
