@@ -54,7 +54,7 @@ class Copier:
     def __init__(self, places: Iterable[str], stays: Stays = (True, False, None)) -> None:
         """Name where the copies are; without a name, nothing is copied."""
         self._places = " and ".join(places)
-        self._line = _native.CopyLine(*stays)
+        self._line = _native.CopyLine(*stays, self._agree is not None)
         self._lock = threading.RLock()  # re-entrant: a signal handler may save, too
         self._ended: dict[str, list[Future[bool]]] = {}
         """What becomes how the copies end, by path. The first try of a copy decides."""

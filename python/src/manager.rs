@@ -179,8 +179,8 @@ type Turn = (Option<(OsString, bool)>, Vec<OsString>, bool);
 #[pymethods]
 impl CopyLine {
     #[new]
-    fn new(has_rule: bool, evicts: bool, every: Option<u64>) -> Self {
-        Self(manager::Line::new(Stays { has_rule, evicts, every }))
+    fn new(has_rule: bool, evicts: bool, every: Option<u64>, is_shared: bool) -> Self {
+        Self(manager::Line::new(Stays { has_rule, evicts, every }, is_shared))
     }
 
     fn add(&self, path: PathBuf, is_new: bool) -> bool {

@@ -20,6 +20,11 @@ pub struct Line {
 #[derive(Debug, Default)]
 struct State {
     queue: Queue,
+    /// Whether ranks copy together, so that a step counts once all of them have added it.
+    is_shared: bool,
+    /// What the next turn says of steps that were admitted as they were added.
+    overtaken: Vec<PathBuf>,
+    is_fresh: bool,
     is_running: bool,
     /// Whether the thread waits before it tries a copy again.
     is_resting: bool,
@@ -54,10 +59,18 @@ pub trait Around {
     fn is_exiting(&mut self) -> bool;
 }
 
+impl State {
+    fn admit(&mut self, added: usize) {
+        let (mut overtaken, is_fresh) = self.queue.admit(added);
+        self.overtaken.append(&mut overtaken);
+        self.is_fresh |= is_fresh;
+    }
+}
+
 impl Line {
-    /// An empty one.
-    pub fn new(stays: Stays) -> Self {
-        let state = State { queue: Queue::new(stays), ..State::default() };
+    /// An empty one, of one process or of ranks that copy together.
+    pub fn new(stays: Stays, is_shared: bool) -> Self {
+        let state = State { queue: Queue::new(stays), is_shared, ..State::default() };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -66,6 +79,11 @@ impl Line {
     pub fn add(&self, path: &Path, is_new: bool) -> bool {
         let mut state = self.state();
         state.queue.add(path, is_new);
+        if !state.is_shared {
+            // Now: what is overtaken waits no more.
+            let added = state.queue.added();
+            state.admit(added);
+        }
         self.changed.notify_all();
         !std::mem::replace(&mut state.is_running, true)
     }
@@ -97,7 +115,9 @@ impl Line {
         let (added, was_closing) = around.agree(own.0, own.1)?;
         let mut state = self.state();
         state.was_closing = was_closing;
-        let (overtaken, is_fresh) = state.queue.admit(added);
+        state.admit(added);
+        let overtaken = std::mem::take(&mut state.overtaken);
+        let is_fresh = std::mem::take(&mut state.is_fresh);
         Ok(Turn { step: state.queue.take(), overtaken, is_fresh })
     }
 

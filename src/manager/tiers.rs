@@ -90,7 +90,7 @@ impl Copies {
                 "keep_here is for steps that further places have: name places",
             ));
         }
-        let (line, failure) = (Line::new(stays), Mutex::default());
+        let (line, failure) = (Line::new(stays, false), Mutex::default());
         Ok(Self { places, retention, rate: tiers.rate, line, failure })
     }
 

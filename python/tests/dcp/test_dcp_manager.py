@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import ringstow
-from ringstow import CheckpointManager, _catalog
+from ringstow import CheckpointManager, _upkeep
 from ringstow.distributed import PerRank, _save
 
 LAYOUTS = ["plain", "fsdp2"]
@@ -239,10 +239,10 @@ def test_ranks_need_a_state_to_restore_into(ranks, tmp_path):
 
 
 def retention_fails(rank, root):
-    def fail(*_, **__):
-        raise PermissionError(13, "Permission denied")
+    def fail(*_):
+        return None, PermissionError(13, "Permission denied"), []
 
-    real, _catalog.retained = _catalog.retained, fail
+    real, _upkeep.cleared = _upkeep.cleared, fail
     try:
         with CheckpointManager(root, keep_last=1) as manager:
             for step in (1, 2):
@@ -251,12 +251,12 @@ def retention_fails(rank, root):
             assert manager.retained is None
             assert (manager.retention_error is not None) == (rank == 0)
             assert [found.step for found in manager.steps()] == [1, 2]
-            _catalog.retained = real
+            _upkeep.cleared = real
             manager.save_async(3, shard_of(rank, 3))
             manager.wait()
             return len(manager.retained.removed)
     finally:
-        _catalog.retained = real
+        _upkeep.cleared = real
 
 
 def test_retention_that_fails_is_tried_again(ranks, tmp_path):

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch_has import needs_use_collectives
 
 import ringstow
-from ringstow import CheckpointManager, _catalog
+from ringstow import CheckpointManager, _upkeep
 from ringstow.dcp import LoadPlanner, StorageReader, StorageWriter
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
@@ -224,23 +224,23 @@ def test_state_without_the_part_fails_on_all_ranks(ranks, tmp_path):
 
 
 def slimming_fails(rank, root):
-    slim = _catalog.slim
+    clear = _upkeep.cleared
     if rank == 0:
-        _catalog.slim = refusing
+        _upkeep.cleared = refusing
     try:
         with CheckpointManager(root, slim_after=1, slim=APART) as manager:
             manager.save(1, state_of("fsdp2", 1)[2])
             manager.save(2, state_of("fsdp2", 2)[2])
             errors = [str(manager.retention_error)]
-            _catalog.slim = slim
+            _upkeep.cleared = clear
             manager.save(3, state_of("fsdp2", 3)[2])
             return [*errors, manager.retention_error]
     finally:
-        _catalog.slim = slim
+        _upkeep.cleared = clear
 
 
-def refusing(*_, **__):
-    raise OSError("refused")
+def refusing(*_):
+    return None, OSError("refused"), []
 
 
 def test_slimming_that_fails_fails_no_save_and_is_tried_again(ranks, tmp_path):
