@@ -105,8 +105,7 @@ def kind_of(path: str) -> tuple[str, str]:
             StorageReader(path).read_metadata()  # raises what is wrong with it
         return path, "theirs"
     path = absolute(path)
-    names = StorageReader(path).read_metadata().state_dict_metadata
-    if META in names:
+    if META in _ranks.names_in(path, None):
         return path, "ours"
     if has_theirs:
         return path, "by default"
