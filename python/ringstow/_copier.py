@@ -35,8 +35,7 @@ Stays = tuple[bool, bool, int | None]
 """Which steps are never passed over: whether a rule removes steps, whether they leave once all
 tiers have them, and which numbers stay for good."""
 
-_PAUSES_S = (30.0, 900.0)
-"""The pause before a copy that failed is tried again, and the longest one."""
+_PAUSES_S = _native.COPY_PAUSES_S
 
 
 class Copier:

@@ -179,7 +179,7 @@ def take_place(new: str, path: str, old: str) -> None:
         old: the name of what is at the path now; nothing has it.
 
     Raises:
-        OSError: the system refused; what was at the path is still there.
+        OSError: the system refused. Both are still there, one of them at the path.
     """
     try:
         _native.swap_names(new, path)

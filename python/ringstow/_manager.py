@@ -342,7 +342,7 @@ class CheckpointManager:
             Exception: as in `ringstow.save_async`.
         """
         number, begun = _numbered(step), time.perf_counter()
-        if self._on_busy == "skip" and not self._rules.stays(str(number)):
+        if self._on_busy == "skip" and not self._rules.stays(number):
             skipped = self._skipped(number, metrics)
             if skipped is not None:
                 return skipped
@@ -523,28 +523,33 @@ class CheckpointManager:
             )
             if found:
                 _native.follow(self._root, max(one.order for one in found))
-            if number is not None:
+            if number is None:
+                self._follow_newest(found, restored)
+            else:
                 there = self._tiers if self._side.is_first else ()
                 go_back = functools.partial(self._upkeep.go_back, drop_newer=drop_newer)
                 loadable = self._run.loadable
                 self._side.each(lambda: go_back(found[0], there, self._config, loadable))
             is_here = restored is not None and self._steps.is_here(restored.path)
-            lacking = self._steps.lacking(found)
-            if number is None:
-                self._upkeep.find_out(lacking, passed_over(found, restored))
-            if restored is not None and is_here:
-                if self._previous is not None:
-                    self._previous.restored(restored.path)
-                may_lack = self._node_local or restored.path in lacking
-                if number is None and not restored.dropped and may_lack:
-                    # A kill may have cut its copy short, and a node may be new.
-                    self._copier.add_found(restored.path)
-            if number is None and restored is not None:
-                is_newest = restored.path == found[0].path and not self._run.passed_over
-                self._has_read_newest = is_here and is_newest
-            if number is None and restored is None and self._side.is_first:
-                self._steps.tell_empty()
+            if restored is not None and is_here and self._previous is not None:
+                self._previous.restored(restored.path)
         return restored
+
+    def _follow_newest(self, found: list[Step], restored: Restored | None) -> None:
+        """After a restore of the newest intact step, have copied what the tiers lack."""
+        lacking = self._steps.lacking(found)
+        self._upkeep.find_out(lacking, passed_over(found, restored))
+        if restored is None:
+            if self._side.is_first:
+                self._steps.tell_empty()
+            return
+        is_here = self._steps.is_here(restored.path)
+        may_lack = self._node_local or restored.path in lacking
+        if is_here and not restored.dropped and may_lack:
+            # A kill may have cut its copy short, and a node may be new.
+            self._copier.add_found(restored.path)
+        is_newest = restored.path == found[0].path and not self._run.passed_over
+        self._has_read_newest = is_here and is_newest
 
     def keep(self, step: int) -> None:
         """Keep a step until `release`: no rule removes it, slims it or lets it leave ``root``.

@@ -8,6 +8,7 @@ from typing import Any, Protocol, Self, TypeAlias, final
 from ringstow.tensors._memory import Address, ItemSpec, LazyMemory, Memory, Placed
 
 __all__ = [
+    "COPY_PAUSES_S",
     "DEPTH_MAX",
     "POLL_S",
     "SEEN_S",
@@ -120,6 +121,9 @@ DEPTH_MAX: int
 # How long to wait for what another host has done, and the pause before each further look.
 SEEN_S: float
 POLL_S: float
+
+# The pause before a manager tries a copy again that failed, and the longest one.
+COPY_PAUSES_S: tuple[float, float]
 
 _Shape: TypeAlias = tuple[int, ...]
 # Offsets and sizes in elements.

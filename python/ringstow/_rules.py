@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import operator
-import re
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from ringstow import _catalog, _native
@@ -42,12 +41,9 @@ class Rules(NamedTuple):
         """The parts that a save writes into files of their own."""
         return () if self.slim_after is None else self.slim
 
-    def stays(self, path: str) -> bool:
-        """Return whether a step stays for good by its number, which its name ends in."""
-        number = re.search(r"\d+$", path)
-        if self.keep_every is None or number is None:
-            return False
-        return int(number[0]) % self.keep_every == 0
+    def stays(self, step: int) -> bool:
+        """Return whether a step stays for good by its number."""
+        return self.keep_every is not None and step % self.keep_every == 0
 
     def room(self) -> str:
         """Say how many steps need room on the disk, and which rule to change."""

@@ -286,6 +286,8 @@ mod _native {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         crate::logging::install(module.py())?;
         ringstow::internals::sys::environment::look_within(crate::under_the_gil);
+        let (first, longest) = ringstow::internals::manager::PAUSES;
+        module.add("COPY_PAUSES_S", (first.as_secs_f64(), longest.as_secs_f64()))?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

@@ -175,6 +175,7 @@ impl Line {
         let mut state = self.state();
         (state.is_running, state.is_resting) = (false, false);
         state.queue.clear();
+        state.overtaken.clear();
         self.changed.notify_all();
     }
 
@@ -197,5 +198,37 @@ impl Line {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::convert::Infallible;
+
+    struct Alone;
+
+    impl Around for Alone {
+        type Error = Infallible;
+
+        fn agree(&mut self, added: usize, is_closing: bool) -> Result<(usize, bool), Infallible> {
+            Ok((added, is_closing))
+        }
+
+        fn is_exiting(&mut self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn what_was_overtaken_before_the_thread_broke_is_not_told_to_the_next_one() {
+        let line = Line::new(Stays { has_rule: true, ..Stays::default() }, false);
+        assert!(line.add(Path::new("s1"), true));
+        line.add(Path::new("s2"), true);
+        line.give_up();
+        assert!(line.add(Path::new("s3"), true));
+        let Ok(turn) = line.next((Duration::ZERO, Duration::ZERO), &mut Alone);
+        assert_eq!(turn.overtaken, Vec::<PathBuf>::new());
+        assert_eq!(turn.step.unwrap().path, Path::new("s3"));
     }
 }

@@ -52,9 +52,10 @@ def from_rank(rank: int, look: Callable[[], T], group: dist.ProcessGroup | None)
     """
     with _needing(group):
         source = rank if group is None else dist.get_global_rank(group, rank)
+        is_source = dist.get_rank() == source
     answer: list[Any] = [None, None]
     interrupt: BaseException | None = None
-    if dist.get_rank() == source:
+    if is_source:
         try:
             answer[0] = look()
         except Exception as error:  # the others must not wait for this rank

@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from converted import Evil
 from layouts import HIDDEN, differences, trained, whole
+from ranks import raised
 from support import flip, shards_of
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -97,14 +98,6 @@ def within_a_group(rank, root):
 
 def test_a_group_of_some_ranks_saves_without_the_others(ranks, tmp_path):
     assert ranks(2).run(within_a_group, tmp_path) == [None, (5, [1.0] * 3)]
-
-
-def raised(call):
-    try:
-        call()
-    except BaseException as error:
-        return type(error).__name__, str(error)
-    return None
 
 
 def shard_of(rank, value):
