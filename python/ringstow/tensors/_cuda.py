@@ -122,11 +122,6 @@ def address_of(tensor: torch.Tensor, streams: Streams | None = None) -> Address:
     return (*place, (Streams() if streams is None else streams)[place[1]])
 
 
-def is_in_use() -> bool:
-    """Return whether this process has begun to use CUDA: before that no tensor is on a GPU."""
-    return bool(runtime().is_initialized())
-
-
 def finder() -> Callable[[torch.Tensor], Address]:
     """Return `address_of` for many tensors: it asks torch once for each device's stream."""
     return functools.partial(address_of, streams=Streams())

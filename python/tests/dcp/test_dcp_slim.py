@@ -172,6 +172,16 @@ def save_with_cached_plans(rank, root):
         dcp.save(state, checkpoint_id=root / str(step), storage_writer=writer, planner=planner)
 
 
+def test_names_that_a_writer_is_given_later_count_for_the_saves_after_it(tmp_path):
+    writer, state = StorageWriter(), {"model": {"w": torch.ones(9)}, "optim": {"m": torch.ones(9)}}
+    dcp.save(state, checkpoint_id=tmp_path / "before", storage_writer=writer, no_dist=True)
+    writer.set_apart(APART)
+    dcp.save(state, checkpoint_id=tmp_path / "after", storage_writer=writer, no_dist=True)
+    with pytest.raises(ringstow.InvalidStateError):
+        ringstow.slim(tmp_path / "before", drop=APART)
+    assert ringstow.slim(tmp_path / "after", drop=APART).tensors == 1
+
+
 def test_plans_that_torch_keeps_set_the_part_apart_too(ranks, tmp_path):
     if "enable_plan_caching" not in inspect.signature(DefaultSavePlanner).parameters:
         pytest.skip("this torch keeps no plans")
