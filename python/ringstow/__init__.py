@@ -37,6 +37,7 @@ from ringstow._load import load, load_into
 from ringstow._manager import CheckpointManager
 from ringstow._open import Checkpoint, Entry, open
 from ringstow._outcomes import Listener, Outcome, on_done
+from ringstow._policies import Nodes, Previous, Retention, Tiers
 from ringstow._promote import promote
 from ringstow._promoter import wait_promoted
 from ringstow._resume import Restored
@@ -106,17 +107,20 @@ __all__ = [
     "MissingFilesError",
     "MissingShareError",
     "NoCheckpointError",
+    "Nodes",
     "NotCommittedError",
     "NotDurableError",
     "Outcome",
     "PanickedError",
     "PerRank",
+    "Previous",
     "Progress",
     "PromotionReport",
     "Removed",
     "ReplacedCheckpointError",
     "Restored",
     "Retained",
+    "Retention",
     "RngState",
     "Salvaged",
     "SaveCancelledError",
@@ -128,6 +132,7 @@ __all__ = [
     "Swept",
     "TensorChange",
     "TensorDiff",
+    "Tiers",
     "TornSaveError",
     "UnsupportedError",
     "ValueDiff",

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import operator
 import os
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, cast
 
-from ringstow import _native
+from ringstow import _native, _policies
 from ringstow._arguments import (
     StrPath,
     absolute,
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
         Step,
         Swept,
     )
+    from ringstow._policies import Retention
     from ringstow._report import VerifyReport
 
 _log = logging.getLogger("ringstow")
@@ -259,26 +259,25 @@ def own_latest(
 
 def retain(
     directory: StrPath,
-    keep: int,
+    keep: int | Retention,
     *,
-    keep_every: int | None = None,
-    keep_best: tuple[str, Literal["min", "max"], int] | None = None,
     recycle: bool | None = None,
     pattern: str | None = None,
     dry_run: bool = False,
     config: Config | None = None,
 ) -> Retained:
-    """Remove all steps directly in a directory except the newest ``keep``, and others that stay.
+    """Remove all steps directly in a directory, except those that stay.
 
     ::
 
-        ringstow.retain("run", keep=3, keep_every=1000, keep_best=("loss", "min", 2))
+        ringstow.retain("run", keep=3)
+        ringstow.retain("run", keep=ringstow.Retention(last=3, every=1000, best=("loss", "min", 2)))
 
-    A step stays if one of the three rules keeps it; the report says which. `steps` says which
-    checkpoints are steps. All others are left alone, and so are links and what a link in the
-    directory leads to. The report says what counted as a step, and what was left alone and why. If
-    nothing counted, or several kinds of names looked like steps, the report has a warning, which is
-    also logged. Where the system fails to remove a checkpoint, the others are still removed.
+    A step stays if one of the rules keeps it; the report says which. `steps` says which checkpoints
+    are steps. All others are left alone, and so are links and what a link in the directory leads
+    to. The report says what counted as a step, and what was left alone and why. If nothing counted,
+    or several kinds of names looked like steps, the report has a warning, which is also logged.
+    Where the system fails to remove a checkpoint, the others are still removed.
 
     Each checkpoint is removed entirely or not at all, even if the process is killed. A load that
     has begun completes. With several ranks, one of them calls this after the save has ended on all.
@@ -287,11 +286,8 @@ def retain(
 
     Args:
         directory: the directory that holds the checkpoints.
-        keep: how many steps to keep. Steps that can't be loaded are neither counted nor removed.
-        keep_every: also keep the steps that this number divides.
-        keep_best: also keep the best steps by a metric that their saves noted (``metrics=``): its
-            name, ``"min"`` or ``"max"``, and how many. NaN is never best; of equals, the newer step
-            is. If no step has the metric, none is removed, with a warning: the name may be wrong.
+        keep: how many of the newest steps to keep, or a `Retention`, which keeps the newest in any
+            case. Steps that can't be loaded are neither counted nor removed.
         recycle: keep the files of the last removed checkpoint in ``.ringstow-spares``. The next
             save into a directory there writes over them, which is faster than new files and takes
             no more space. `prune` with ``recycled=True`` removes them, and so does a save on a full
@@ -306,29 +302,27 @@ def retain(
         What was kept, removed, cleared up and left alone.
 
     Raises:
-        TypeError, ValueError: a number is none, or is negative; ``keep_best`` has other parts.
-        InvalidStateError: a number is 0; ``keep_best`` says neither ``"min"`` nor ``"max"``; or the
+        TypeError: ``keep`` is neither a number nor a `Retention`.
+        InvalidStateError: ``keep`` is below 1, or has no rule, or has ``slim_after``; or the
             pattern does not have exactly one place for the step.
         OSError: ``directory`` can't be listed. What fails below it is in `Retained.left`, and the
             rest is done.
     """
-    return retained(
-        directory_to_read(directory),
-        _count(keep, "keep"),
-        step_number(keep_every, "keep_every"),
-        None if keep_best is None else _best(keep_best),
-        recycle=recycle,
-        pattern=pattern,
-        dry_run=dry_run,
-        config=config,
-    )
+    where = directory_to_read(directory)
+    kept = _policies.retention(keep)
+    if (kept.last, kept.every, kept.best) == (None, None, None):
+        raise InvalidStateError("keep says not which steps to keep: keep=3, or Retention(last=3)")
+    if kept.slim_after is not None:
+        raise InvalidStateError(
+            "Retention.slim_after is for a CheckpointManager: retain removes whole steps, and "
+            "ringstow.slim drops parts of one"
+        )
+    return retained(where, kept, recycle=recycle, pattern=pattern, dry_run=dry_run, config=config)
 
 
 def retained(
     directory: str,
-    keep: int,
-    keep_every: int | None,
-    keep_best: tuple[str, str, int] | None,
+    keep: Retention,
     *,
     recycle: bool | None = None,
     pattern: str | None = None,
@@ -339,8 +333,9 @@ def retained(
     """Do what `retain` does; ``pinned`` are names of steps that stay besides."""
     from ringstow._catalog_report import Retained
 
+    last = keep.last or 1  # the newest stays in any case
     how = (_recycles(recycle, config), pattern, dry_run, list(pinned), native_json(config))
-    return Retained.from_json(_native.retain(directory, keep, keep_every, keep_best, *how))
+    return Retained.from_json(_native.retain(directory, last, keep.every, keep.best, *how))
 
 
 def prune(
@@ -440,25 +435,6 @@ def slim(path: StrPath, drop: Iterable[str], *, config: Config | None = None) ->
 
     names = names_of_parts(drop, "drop")
     return Slimmed.from_json(_native.slim(of_checkpoint(path), names, native_json(config)))
-
-
-def _best(keep_best: Any) -> tuple[str, str, int]:
-    """Check the parts of ``keep_best``."""
-    if not isinstance(keep_best, tuple | list) or len(keep_best) != 3:
-        raise TypeError(f'keep_best is (metric, "min" or "max", count), not {keep_best!r}')
-    metric, direction, count = keep_best
-    if not isinstance(metric, str) or not isinstance(direction, str):
-        raise TypeError(f'keep_best is (metric, "min" or "max", count), not {keep_best!r}')
-    return metric, direction, _count(count, "the count of keep_best")
-
-
-def _count(count: Any, name: str) -> int:
-    if isinstance(count, bool) or not hasattr(count, "__index__"):
-        raise TypeError(f"{name} is a number of checkpoints, not {count!r}")
-    number = operator.index(count)
-    if not 0 <= number < 1 << 64:
-        raise ValueError(f"{name} is a number of checkpoints, not {number}")
-    return number
 
 
 def _recycles(recycle: bool | None, config: Config | None) -> bool:

@@ -7,7 +7,6 @@ that is in `_alone` and `distributed._ranks`. It never reads or writes a checkpo
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import logging
 import threading
@@ -15,7 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
 
-from ringstow import _native, _previous, _rules, _setup, _tiers
+from ringstow import _native, _policies, _rules, _setup, _tiers
 from ringstow._arguments import StrPath, absolute, step_number
 from ringstow._config import Config, given, without_tiers
 from ringstow._damage import OnCorrupt
@@ -23,9 +22,9 @@ from ringstow._errors import InvalidStateError, NotDurableError
 from ringstow._guard import Staging, check_staging
 from ringstow._metrics import metrics_of
 from ringstow._patience import patiently
+from ringstow._previous import PreviousSteps
 from ringstow._promoter import checked
 from ringstow._resume import Restored, newest_intact, passed_over
-from ringstow._rules import Mode
 from ringstow._run import RunLock, usual_path
 from ringstow._turn import Turn
 from ringstow._upkeep import Upkeep
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from ringstow._base import Base
     from ringstow._catalog_report import Retained, Step
     from ringstow._handle import SaveHandle, SkippedHandle
+    from ringstow._policies import Mode, Nodes, Previous, Retention, Tiers
     from ringstow._report import PromotionReport, SaveReport
     from ringstow.dcp._handle import RanksHandle
 
@@ -50,7 +50,7 @@ class CheckpointManager:
 
     ::
 
-        with ringstow.CheckpointManager("run", keep_last=3) as manager:
+        with ringstow.CheckpointManager("run", keep=3) as manager:
             restored = manager.restore()  # None if nothing was committed yet
             if restored is not None:
                 model.load_state_dict(restored.state["model"])
@@ -73,128 +73,81 @@ class CheckpointManager:
         self,
         root: StrPath,
         *,
-        keep_last: int | None = None,
-        keep_every: int | None = None,
-        keep_best: tuple[str, Mode, int] | None = None,
-        slim_after: int | None = None,
-        slim: Iterable[str] = ("optimizer",),
-        base: Literal["previous"] | None = None,
-        base_full_every: int | None = None,
-        tiers: Iterable[StrPath] | None = None,
-        keep_promoted: int | None = None,
-        keep_here: int | None = None,
-        promotion_rate: int | str | None = None,
-        node_local: bool = False,
-        replicas: int = 1,
-        config: Config | None = None,
+        keep: int | Retention | None = None,
+        tiers: Iterable[StrPath] | Tiers | None = None,
+        nodes: Nodes | None = None,
+        base: Literal["previous"] | Previous | None = None,
         staging: Staging = "guard",
-        on_busy: _setup.OnBusy = "wait",
+        config: Config | None = None,
         allow_pickle: bool = False,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        """Make a manager. Without ``node_local`` it creates no directory before the first save.
-
-        A step is kept if any rule keeps it. Without rules nothing is ever removed.
+        """Make a manager. Without ``nodes`` it creates no directory before the first save.
 
         Args:
             root: the directory of the run.
-            keep_last: how many of the newest steps to keep.
-            keep_every: keep each step whose number is a multiple of this.
-            keep_best: a metric's name, ``"min"`` or ``"max"``, and how many of the steps with the
-                smallest or largest values to keep: ``("loss", "min", 2)``.
-            slim_after: how many of the newest steps, and of the last saves, stay whole: older ones
-                lose the parts that ``slim`` names, and keep the rest. None means that all stay
-                whole.
-            slim: the names of these parts, which each state must have; see `ringstow.slim`.
-            base: ``"previous"`` links files of the step before whose tensors have not changed,
-                instead of writing them again; see `ringstow.save`. None writes all.
-            base_full_every: every which save of this manager writes all files, so that it shares
-                none with an earlier step: damage to a shared file is damage to all steps that share
-                it. None means none.
+            keep: which steps to keep: a number of the newest, or a `Retention`. None removes none.
             tiers: where to copy each step in the background, nearest first: directories on other
-                disks and object stores, such as ``["/shared/run", "s3://bucket/run"]``. See
-                `ringstow.promote`. All ranks must see these directories. If saves are faster than
-                copies, steps in between are passed over. `restore` takes the newest step of all
-                tiers, and what is damaged on one from the next. On several ranks, rank 0 copies;
-                with ``node_local`` the first rank of each node copies its files. None means those
-                of ``config``, and ``[]`` none.
-            keep_promoted: how many of the newest steps to keep on each of ``tiers``, and those that
-                ``keep_every`` and ``keep_best`` keep. None keeps all.
-            keep_here: how many of the newest steps stay in ``root`` once all ``tiers`` have them:
-                after each save, older ones that every tier has whole are removed here, also those
-                that ``keep_every`` and ``keep_best`` keep there. None leaves them to the rules.
-            promotion_rate: bytes a second of these copies at most, or a size such as ``"200M"``; 0
-                for no limit. None means that of ``config``.
-            node_local: ``root`` is on each node's own disk, and ranks on other nodes do not see it:
-                as in ``ringstow.distributed.save``. The first rank of each node removes old steps
-                there.
-            replicas: on how many nodes the files of each node are: 2 copies them to the next node
-                in the background, so that a node can be lost with its disk. `restore` passes over
-                steps of which files are lost.
-            config: the settings of saves and loads; None means the defaults.
+                disks and object stores, such as ``["/shared/run", "s3://bucket/run"]``, or `Tiers`,
+                which also says how many stay in each place. If saves are faster than copies, steps
+                in between are passed over. `restore` takes the newest step of all tiers, and what
+                is damaged on one from the next. On several ranks, rank 0 copies; with ``nodes`` the
+                first rank of each node copies its files. None means those of ``config``, and ``[]``
+                none.
+            nodes: ``Nodes()`` if ``root`` is on each node's own disk, and ranks on other nodes do
+                not see it; ``Nodes(replicas=2)`` also copies each node's files to the next one. The
+                first rank of each node removes old steps there. None means that all ranks see
+                ``root``.
+            base: ``"previous"`` links files of the step before whose tensors have not changed,
+                instead of writing them again; see `ringstow.save`. `Previous` also says which saves
+                write all. None writes all.
             staging: how `save_async` keeps the values of the call, as in `ringstow.save_async`.
                 ``"unguarded"`` is refused on several ranks.
-            on_busy: what `save_async` does while the save before it, or the removal of old steps
-                after that, is in progress. ``"wait"`` waits for it. ``"skip"`` does not save this
-                step: it logs a warning, and the handle's ``skipped`` is true. Steps that
-                ``keep_every`` keeps are never skipped, nor is a `save`: they wait. On several ranks
-                rank 0 decides for all.
+            config: the settings of saves and loads; None means the defaults.
             allow_pickle: pickle values of other types, and unpickle them, as in `ringstow.save`.
             group: the ranks that share the run's checkpoints: a gloo group that training does not
                 use, since a background save communicates in it. None means all ranks, in a new
                 group.
 
         Raises:
-            TypeError, ValueError: a rule cannot be used; ``keep_promoted``, ``keep_here`` or
-                ``promotion_rate`` without ``tiers``; an unknown ``on_busy``.
-            InvalidStateError: ``root`` is a URL, or one of ``tiers`` is in ``root`` or is a URL
-                that cannot be understood; or with ``keep_here``, ``keep_promoted`` is less than it
-                or ``keep_last``, so that steps would be nowhere; or ``staging`` is unknown, or not
-                for several ranks; or a name in ``slim`` is none; or ``node_local`` goes with one
-                process, ``base`` or ``slim_after``; or there are fewer nodes than ``replicas``.
+            TypeError: an argument has a value of the wrong type.
+            InvalidStateError: ``keep`` is below 1; or ``root`` is a URL, or one of ``tiers`` is in
+                ``root`` or is a URL that cannot be understood; or `Tiers` has a field for places
+                and names none; or with ``Tiers.keep_here``, ``Tiers.keep`` is less than ``keep``,
+                so that steps would be nowhere; or ``staging`` or ``base`` is unknown, or not for
+                several ranks; or ``nodes`` goes with one process, ``base`` or
+                ``Retention.slim_after``; or there are fewer nodes than ``Nodes.replicas``.
         """
-        self._rules = _rules.checked(keep_last, keep_every, keep_best, slim_after, slim)
+        self._keep = _policies.retention(keep)
         self._root = absolute(root)
         found = given(config)
-        places = checked(found.tiers if tiers is None else tiers, self._root, found)
-        _tiers.refuse_without(
-            places,
-            keep_promoted=keep_promoted,
-            keep_here=keep_here,
-            promotion_rate=promotion_rate,
-        )
-        there = _rules.on_tiers(self._rules, keep_promoted)
-        if promotion_rate is not None:
-            rate: Any = promotion_rate
-            found = dataclasses.replace(found, promotion_rate=rate)  # checks it
+        there = _policies.tiers(tiers)
+        places = checked(found.tiers if there.places is None else there.places, self._root, found)
+        _tiers.refuse_without(places, there)
+        rate = found.promotion_rate if there.rate is None else there.rate
         config = without_tiers(found)  # the manager copies by itself
-        _rules.check_keep_here(keep_here, self._rules, there)
-        evicts = keep_here is not None
-        plan = _tiers.Plan(places, found.promotion_rate, there, self._rules, evicts)
-        clearing = _rules.clearing(self._root, self._rules, places, keep_here, config)
+        evicts = there.keep_here is not None
+        on_tiers = _rules.on_tiers(self._keep, there)
+        plan = _tiers.Plan(places, rate, on_tiers, self._keep, evicts)
+        clearing = _rules.clearing(self._root, self._keep, places, there.keep_here, config)
         check_staging(staging)
-        _setup.check_on_busy(on_busy)
-        self._on_busy = on_busy
-        _setup.check_nodes(node_local, replicas, config, base=base, slim_after=slim_after)
-        self._node_local = node_local
+        previous = _policies.previous(base)
+        not_for_nodes = {"base": base, "Retention.slim_after": self._keep.slim_after}
+        _setup.check_nodes(_policies.nodes(nodes), config, **not_for_nodes)
+        self._node_local = nodes is not None
         # Each node removes old steps by itself, so all ranks need the same rules.
-        rules = (self._rules, plan, keep_here) if node_local else None
-        same = {
-            "node_local": node_local,
-            "replicas": replicas,
-            "rules and tiers": rules,
-            "on_busy": on_busy,
-            "keep_every": keep_every if on_busy == "skip" else None,  # no rank skips these steps
-        }
+        same = {"nodes": nodes, "keep and tiers": None if nodes is None else (self._keep, plan)}
         saves = _setup.Saves(config, staging, allow_pickle)
-        if node_local:
-            made = _setup.for_nodes(self._root, plan, replicas, same, saves, group)
+        if nodes is not None:
+            made = _setup.for_nodes(self._root, plan, nodes.replicas, same, saves, group)
         else:
-            given_to = (self._root, plan, self._rules.apart, same, saves, group)
+            given_to = (self._root, plan, _rules.parts_to_slim(self._keep), same, saves, group)
             made = _setup.for_ranks(*given_to, clearing.note_damage)
         self._side, self._run, self._steps, self._copier, self._from_first = made
-        self._previous = _previous.previous(base, base_full_every, self._run.newest)
-        self._copies_elsewhere = bool(places) and not node_local and not self._side.is_first
+        self._previous: PreviousSteps | None = None
+        if previous is not None:
+            self._previous = PreviousSteps(previous.full_every, self._run.newest)
+        self._copies_elsewhere = bool(places) and nodes is None and not self._side.is_first
         self._upkeep = Upkeep(
             self._root,
             self._copier,
@@ -203,7 +156,7 @@ class CheckpointManager:
             self._from_first,
             leads=self._side.leads,
             evicts=evicts,
-            node_local=node_local,
+            node_local=self._node_local,
         )
         if self._side.leads:
             from ringstow import _history  # needs the reports: `import ringstow` does not
@@ -215,7 +168,7 @@ class CheckpointManager:
         self._owns_run = False
         self._saving: _Saving | None = None
         self._left_out: int | None = None
-        """The last step, if it was left out."""
+        """The last step, if it was left out by ``on_busy="skip"``."""
         self._has_read_newest = False
 
     def __repr__(self) -> str:
@@ -259,21 +212,21 @@ class CheckpointManager:
     def promotion_error(self) -> BaseException | None:
         """Why the last copy to one of the ``tiers`` failed, or None. Rank 0 alone knows it.
 
-        With ``replicas``, why the last copy to another node failed.
+        With ``Nodes.replicas``, why the last copy to another node failed.
         """
         return self._copier.error
 
     def wait_promoted(self, timeout: float | None = None) -> bool:
         """Wait for the save in progress, and until its step has all copies, or has failed to.
 
-        These are the copies on ``tiers``, and with ``replicas`` on other nodes.
+        These are the copies on ``tiers``, and with ``Nodes.replicas`` on other nodes.
 
         Returns:
             Whether they are there; False if ``timeout`` seconds were not enough, or the copy
             failed, as `promotion_error` says, or the save, as the next call raises.
 
         Raises:
-            InvalidStateError: without ``node_local`` rank 0 alone copies, and this is another one.
+            InvalidStateError: without ``nodes`` rank 0 alone copies, and this is another one.
         """
         if self._copies_elsewhere:
             raise InvalidStateError("rank 0 alone copies to the tiers, and knows what is there")
@@ -300,7 +253,8 @@ class CheckpointManager:
             step: the step's number.
             state: as in `ringstow.save`; on several ranks, as in ``ringstow.distributed.save``, and
                 there objects with ``state_dict`` and ``load_state_dict``, whose dict is saved.
-            metrics: numbers by name, for ``keep_best`` and `best`. On several ranks rank 0's count.
+            metrics: numbers by name, for ``Retention.best`` and `best`. On several ranks rank 0's
+                count.
 
         Returns:
             What was done, on several ranks by this rank.
@@ -320,39 +274,56 @@ class CheckpointManager:
                 self._upkeep.rescue(path)
                 raise
             except BaseException as error:
-                self._rules.explain(error)
+                _rules.explain(self._keep, error)
                 raise
             self._upkeep.committed(path)
         return report
 
     def save_async(
-        self, step: int, state: dict[Any, Any], metrics: Mapping[str, Any] | None = None
+        self,
+        step: int,
+        state: dict[Any, Any],
+        metrics: Mapping[str, Any] | None = None,
+        *,
+        on_busy: _setup.OnBusy = "wait",
     ) -> SaveHandle | RanksHandle | SkippedHandle:
         """Start to save a step in the background, and return; otherwise as `save`.
 
-        The old steps are removed in the background, after the commit. While the save before is in
-        progress, the manager's ``on_busy`` says whether this call waits for it.
+        The old steps are removed in the background, after the commit.
+
+        Args:
+            step: the step's number.
+            state: as in `save`.
+            metrics: as in `save`.
+            on_busy: what to do while the save before, or the removal of old steps after it, is in
+                progress. ``"wait"`` waits for it. ``"skip"`` does not save this step: it logs a
+                warning, and the handle's ``skipped`` is true. A step that ``Retention.every`` keeps
+                is never skipped: the call waits. On several ranks all must say the same, and rank 0
+                decides for all.
 
         Returns:
             The handle to wait on, a `concurrent.futures.Future`. You need not keep it: the next
-            call, or the end of the ``with`` block, raises a failure. Its ``skipped`` is true if
-            ``on_busy="skip"`` has left the step out.
+            call, or the end of the ``with`` block, raises a failure.
 
         Raises:
+            InvalidStateError: an unknown ``on_busy``; or the ranks make different calls.
             Exception: as in `ringstow.save_async`.
         """
         number, begun = _numbered(step), time.perf_counter()
-        if self._on_busy == "skip" and not self._rules.stays(number):
+        _setup.check_on_busy(on_busy)
+        if _rules.stays(self._keep, number):
+            on_busy = "wait"  # the ranks compare it, so they must have the same ``every``, too
+        if on_busy == "skip":
             skipped = self._skipped(number, metrics)
             if skipped is not None:
                 return skipped
-        with self._call("save_async", number):
+        with self._call("save_async", number, on_busy):
             path, base = self._prepare(number)
             with counted_since(begun):
                 handle: SaveHandle | RanksHandle = self._side.save_async(
                     state, path, number, metrics, base
                 )
-            handle._explained_by(self._rules.explain)
+            handle._explained_by(functools.partial(_rules.explain, self._keep))
             self._saving = _Saving(handle, self._upkeep.follow(handle, path))
             self._left_out = None
         return handle
@@ -367,7 +338,7 @@ class CheckpointManager:
                 said = "over" if saving is None or saving.is_over.is_set() else "busy"
                 if saving is not None and saving.handle._was_cancelled:
                     said = "cancelled"  # it is gone soon: this step takes its place
-                all_said = self._side.meet(("save_async", step), None, said)
+                all_said = self._side.meet(("save_async", step, "skip"), None, said)
                 if all_said[0] != "busy" or "cancelled" in all_said:
                     return None
             noted: dict[str, float] = {}
@@ -444,17 +415,17 @@ class CheckpointManager:
         Looks at the ``tiers``, too, and returns the nearest copy.
 
         Args:
-            metric: the metric's name; None means that of ``keep_best``.
+            metric: the metric's name; None means that of ``Retention.best``.
             mode: whether the smallest value is the best, ``"min"``, or the largest, ``"max"``.
 
         Returns:
             The step; None if no step that can be loaded has a number for the metric.
 
         Raises:
-            InvalidStateError: neither the call nor ``keep_best`` names a metric.
+            InvalidStateError: neither the call nor ``Retention.best`` names a metric.
             OSError: as in `steps`; or a tier does not answer.
         """
-        metric, mode = self._rules.best(metric, mode)
+        metric, mode = _rules.metric_of_best(self._keep, metric, mode)
         with self._call("best", metric, mode):
             steps = self._side.first(self._steps.loadable)
         return _rules.best_of(steps, metric, mode)
@@ -670,8 +641,8 @@ class CheckpointManager:
     def _shut(self) -> None:
         if self._left_out is not None and self._side.is_first:
             _log.warning(
-                'the last step of %s, %d, is not saved: the manager has on_busy="skip", and the '
-                "save before was in progress. End a training with save(), which is never left out",
+                "the last step of %s, %d, is not saved: the save before was in progress, and "
+                'on_busy="skip" leaves it out. End a training with save(), which waits',
                 self._root,
                 self._left_out,
             )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import operator
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ringstow import _native
 from ringstow._base import Base
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("ringstow")
 
 
-class Previous:
+class PreviousSteps:
     """What a manager remembers of the steps that it saved, to link their files."""
 
     def __init__(self, full_every: int | None, newest: Callable[[], Step | None]) -> None:
@@ -40,22 +39,3 @@ class Previous:
             _log.warning("no earlier step can be the base of this save: %s", error)
             return None
         return None if newest is None else newest.path
-
-
-def previous(
-    base: Literal["previous"] | None, full_every: int | None, newest: Callable[[], Step | None]
-) -> Previous | None:
-    """Return the bases of a manager's saves; None if it was made without.
-
-    Raises:
-        TypeError, ValueError: the arguments can't be used.
-    """
-    if base is None:
-        if full_every is not None:
-            raise ValueError('base_full_every needs base="previous"')
-        return None
-    if base != "previous":
-        raise ValueError(f'base is "previous" or None, not {base!r}')
-    if full_every is not None and (isinstance(full_every, bool) or operator.index(full_every) < 1):
-        raise ValueError(f"base_full_every is a number of saves from 1, not {full_every!r}")
-    return Previous(full_every, newest)

@@ -162,7 +162,7 @@ class Promoter(Copier):
         if report.missing > 0:
             raise InvalidStateError(
                 f"{to} is not committed: other nodes have still to send {report.missing} files; "
-                f"run `ringstow promote` on each node, or a manager with node_local=True"
+                f"run `ringstow promote` on each node, or a manager with nodes=Nodes()"
             )
         return report
 

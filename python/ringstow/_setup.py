@@ -17,9 +17,10 @@ from ringstow._tiers import Plan, Steps, promoter
 if TYPE_CHECKING:
     import torch.distributed as dist
 
+    from ringstow._policies import Nodes
 
 OnBusy = Literal["wait", "skip"]
-"""What a manager's `save_async` does while the save before is in progress."""
+"""What `CheckpointManager.save_async` does while the save before is in progress."""
 
 
 class Setup(NamedTuple):
@@ -98,23 +99,19 @@ def for_nodes(
 
 
 def check_on_busy(on_busy: object) -> None:
-    """Raise ValueError for what `OnBusy` does not name."""
+    """Raise InvalidStateError for what `OnBusy` does not name."""
     if on_busy not in get_args(OnBusy):
-        raise ValueError(f'on_busy is "wait" or "skip", not {on_busy!r}')
+        raise InvalidStateError(f'on_busy is "wait" or "skip", not {on_busy!r}')
 
 
-def check_nodes(node_local: bool, replicas: int, config: Config | None, **others: object) -> None:
-    """Refuse what does not go with ``node_local``, and ``replicas`` without it."""
-    if not isinstance(replicas, int) or replicas < 1:
-        raise ValueError(f"replicas is a number of nodes, 1 or more, not {replicas!r}")
-    if not node_local:
-        if replicas > 1:
-            raise InvalidStateError("replicas is for node_local=True: all ranks see one directory")
+def check_nodes(nodes: Nodes | None, config: Config | None, **others: object) -> None:
+    """Refuse what does not go with ranks on nodes that share no directory."""
+    if nodes is None:
         return
     if not _others.has_group():
         raise InvalidStateError(
-            "node_local is for several ranks: call torch.distributed.init_process_group first, or "
-            "leave it out"
+            "nodes is for several ranks: call torch.distributed.init_process_group first, or leave "
+            "it out"
         )
     from ringstow.distributed import _nodes
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ringstow import _catalog, _native, _rules, _run
 from ringstow._config import native_json
 from ringstow._copier import Stays
-from ringstow._errors import Error, NoCheckpointError
+from ringstow._errors import Error, InvalidStateError, NoCheckpointError
 from ringstow._nearest import (
     newest_first,
     warn_if_missing,
@@ -18,12 +18,12 @@ from ringstow._nearest import (
     was_committed,
 )
 from ringstow._promoter import Promoter
-from ringstow._rules import Rules
 
 if TYPE_CHECKING:
     from ringstow._catalog_report import Step
     from ringstow._config import Config
     from ringstow._damage import OnCorrupt
+    from ringstow._policies import Retention, Tiers
     from ringstow._run import Run
 
 _log = logging.getLogger("ringstow")
@@ -159,15 +159,17 @@ def _warn_of_damage(steps: list[Step]) -> None:
             _log.warning("%s is damaged: %s", step.path, step.problem)
 
 
-def refuse_without(tiers: tuple[str, ...], **given: object) -> None:
-    """Refuse options that say something about tiers where no tier is named.
+def refuse_without(places: tuple[str, ...], tiers: Tiers) -> None:
+    """Refuse fields that say something about places where none is named.
 
     Raises:
-        ValueError: one of them is given.
+        InvalidStateError: one of them is given.
     """
-    for name, value in given.items():
-        if value is not None and not tiers:
-            raise ValueError(f"{name} is for tiers, and none is named: name tiers, or leave it out")
+    for name in ("keep", "keep_here", "rate"):
+        if getattr(tiers, name) is not None and not places:
+            raise InvalidStateError(
+                f"Tiers.{name} is for places, and none is named: name places, or leave it out"
+            )
 
 
 class Plan(NamedTuple):
@@ -176,16 +178,16 @@ class Plan(NamedTuple):
     tiers: tuple[str, ...]
     rate: int
     """Bytes a second at most; 0 for no limit."""
-    rules: Rules
+    there: Retention
     """What stays on each tier; all, if there is no rule."""
-    here: Rules
+    here: Retention
     """What stays in the run's directory."""
     evicts: bool = False
     """Whether steps leave that once all tiers have them."""
 
     def stays(self) -> Stays:
         """Return which steps must get to the tiers, however many newer ones wait."""
-        return not self.here.keeps_all, self.evicts, self.here.keep_every
+        return not _rules.keeps_all(self.here), self.evicts, self.here.every
 
 
 def promoter(
@@ -194,9 +196,9 @@ def promoter(
     """Return what copies a manager's steps. `CheckpointManager.close` waits for it."""
 
     def clear(tier: str) -> None:
-        _rules.retain(tier, plan.rules, config, root)
+        _rules.retain(tier, plan.there, config, root)
 
-    removes = None if plan.rules.keeps_all else clear
+    removes = None if _rules.keeps_all(plan.there) else clear
     return Promoter(
         root,
         plan.tiers,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ringstow import _native
 from ringstow._config import Config, native_json
 from ringstow._copier import Copier
-from ringstow._previous import Previous
+from ringstow._previous import PreviousSteps
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -30,7 +30,7 @@ class Upkeep:
         root: str,
         copier: Copier,
         clearing: _native.Clearing,
-        previous: Previous | None,
+        previous: PreviousSteps | None,
         from_first: Callable[[Callable[[], list[str]]], list[str]],
         *,
         leads: bool,

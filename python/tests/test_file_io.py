@@ -190,7 +190,7 @@ def test_the_history_is_not_written_through_and_says_so_once(tmp_path, victim, c
     (tmp_path / "run").mkdir()
     planted = tmp_path / "run" / _history.NAME
     plant(kind, planted, victim)
-    with ringstow.CheckpointManager(tmp_path / "run", keep_last=1) as manager:
+    with ringstow.CheckpointManager(tmp_path / "run", keep=1) as manager:
         manager.save(1, {"w": torch.ones(2)})
         manager.save(2, {"w": torch.ones(2)})
     said = [one.getMessage() for one in caplog.records if "is not noted" in one.getMessage()]

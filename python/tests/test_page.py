@@ -115,7 +115,7 @@ def dots(chart):
 
 
 def test_metrics_of_removed_steps_are_drawn(tmp_path):
-    with ringstow.CheckpointManager(tmp_path / "run", keep_last=2) as manager:
+    with ringstow.CheckpointManager(tmp_path / "run", keep=2) as manager:
         for step in range(1, 6):
             manager.save(step, {"a": 1}, metrics={"loss": 1 / step})
         manager.save_async(10, {"a": 1}, metrics={"loss": math.nan, "best": 7}).result()

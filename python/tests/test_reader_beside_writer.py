@@ -15,7 +15,7 @@ WRITER = """
 import os, sys, numpy, ringstow
 run, end = sys.argv[1:]
 step = 0
-with ringstow.CheckpointManager(run, keep_last=1) as manager:
+with ringstow.CheckpointManager(run, keep=1) as manager:
     while not os.path.exists(end):
         manager.save(step, {"w": numpy.full(1000, float(step)), "step": step})
         step += 1

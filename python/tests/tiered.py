@@ -40,8 +40,9 @@ def save_step_2_again(manager):
     assert manager.promotion_error is None
 
 
-def manager_of(tmp_path, **options):
-    return ringstow.CheckpointManager(tmp_path / "run", tiers=[tmp_path / "shared/run"], **options)
+def manager_of(tmp_path, *, keep_there=None, keep_here=None, **options):
+    tiers = ringstow.Tiers([tmp_path / "shared/run"], keep=keep_there, keep_here=keep_here)
+    return ringstow.CheckpointManager(tmp_path / "run", tiers=tiers, **options)
 
 
 def save_step_1(tmp_path):

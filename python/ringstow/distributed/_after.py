@@ -209,10 +209,10 @@ class AfterCommit(Copier):
 
     def _clear(self, tier: str) -> None:
         """Remove old steps from a store."""
-        if not self._group.is_first or self._plan.rules.keeps_all:
+        if not self._group.is_first or _rules.keeps_all(self._plan.there):
             return
         try:
-            _rules.retain(tier, self._plan.rules, self._config, self._root)
+            _rules.retain(tier, self._plan.there, self._config, self._root)
         except Exception as error:  # the step is copied
             _log.error("old steps stay in %s: %s", tier, error)
 

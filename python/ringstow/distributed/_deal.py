@@ -93,7 +93,7 @@ def refuse_different_calls(calls: list[tuple[object, ...]]) -> None:
     if any(call != calls[0] for call in calls):
         told = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))
         others = {(call[0], *call[2:]) for call in calls}
-        hint = ". If each node has a directory of its own, say so: node_local=True"
+        hint = ". If each node has a directory of its own, say so: nodes=ringstow.Nodes()"
         raise InvalidStateError(
             f"the ranks do not make the same call: {told}. Call it on every rank, in the same "
             f"order and with the same arguments{hint if len(others) == 1 else ''}"

@@ -50,7 +50,7 @@ class NodeRanks(Ranks):
         count = len(nodes.found)
         if count < copies:
             raise InvalidStateError(
-                f"replicas={copies} needs as many nodes, and these ranks are on {count}: "
+                f"Nodes(replicas={copies}) needs as many nodes, and these ranks are on {count}: "
                 f"{_nodes.text_of(nodes.found)}"
             )
         # A group of its own: copies travel while the next save communicates.

@@ -117,7 +117,7 @@ def refuse(config: str, **others: object) -> None:
     asked = {"stripe": settings["stripe"], "recycle": settings["recycle"], **others}
     for name in (name for name, value in asked.items() if value):
         raise InvalidStateError(
-            f"{name} is for a directory that all ranks share: leave out {name}, or node_local"
+            f"{name} is for a directory that all ranks share: leave out {name}, or nodes"
         )
 
 

@@ -24,6 +24,7 @@ from ringstow._config import Config, native_json, with_tiers
 from ringstow._damage import is_damage
 from ringstow._errors import Error, InvalidStateError
 from ringstow._guard import check_staging
+from ringstow._policies import Nodes
 from ringstow.dcp import _latest, _paths, _private
 from ringstow.dcp._metadata import dropped_from
 from ringstow.dcp._planner import LoadPlanner
@@ -178,7 +179,7 @@ class Ranks:
             "step": step,
             "metrics": metrics,
             "base": base,
-            "node_local": self._node_local,
+            "nodes": Nodes() if self._node_local else None,
             "apart": self._apart if apart is None else tuple(apart),
             "config": self._config,
             "allow_pickle": self._allow_pickle,

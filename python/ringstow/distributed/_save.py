@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ringstow import _guard, _jobs, _lines, _native, _outcomes, _promoter
+from ringstow import _guard, _jobs, _lines, _native, _outcomes, _policies, _promoter
 from ringstow._arguments import StrPath, absolute, names_of_parts, step_number
 from ringstow._base import Base, Native, native
 from ringstow._config import Config, given
@@ -21,6 +21,7 @@ from ringstow._errors import InvalidStateError, torn
 from ringstow._guard import Staging
 from ringstow._metrics import metrics_of
 from ringstow._patience import patiently
+from ringstow._policies import Nodes
 from ringstow._report import SaveReport
 from ringstow._stateful._parts import Parts
 from ringstow.dcp._handle import OwnPart, RanksHandle
@@ -80,7 +81,7 @@ def save(
     metrics: Mapping[str, Any] | None = None,
     apart: Iterable[str] = (),
     base: StrPath | Base | None = None,
-    node_local: bool = False,
+    nodes: Nodes | None = None,
     config: Config | None = None,
     allow_pickle: bool = False,
 ) -> SaveReport:
@@ -103,9 +104,10 @@ def save(
         apart: as in `ringstow.save`, the same on all ranks; some rank must have each.
         base: as in `ringstow.save`, the same on all ranks. Each rank links files whose tensors it
             has; another number of ranks may have saved them.
-        node_local: the path is on each node's own disk: ranks on other nodes do not see it. Each
-            node keeps the files of its own ranks, and a load brings what a rank needs from others.
-            docs/nodes.md tells what is lost with a node.
+        nodes: ``ringstow.Nodes()`` if the path is on each node's own disk, and ranks on other nodes
+            do not see it. Each node keeps the files of its own ranks, and a load brings what a rank
+            needs from others. docs/nodes.md says what is lost with a node. None means that all
+            ranks see the path.
         config: as in `ringstow.save`.
         allow_pickle: as in `ringstow.save`.
 
@@ -124,7 +126,7 @@ def save(
     hold = _guard.Hold()
     with ranks.turn.held(), hold.waited.here(), real_tensors(), hold:
         hold.begin(may_wait=False)
-        asked = (state_dict, path, step, metrics, apart, base, node_local, config)
+        asked = (state_dict, path, step, metrics, apart, base, nodes, config)
         begun = _begun(ranks, asked, hold, None, allow_pickle=allow_pickle)
         job = _Save(ranks, begun, hold)
         report = job.run()
@@ -143,7 +145,7 @@ def save_async(
     metrics: Mapping[str, Any] | None = None,
     apart: Iterable[str] = (),
     base: StrPath | Base | None = None,
-    node_local: bool = False,
+    nodes: Nodes | None = None,
     config: Config | None = None,
     allow_pickle: bool = False,
     staging: Staging = "guard",
@@ -162,7 +164,7 @@ def save_async(
         metrics: as in `save`.
         apart: as in `save`.
         base: as in `save`.
-        node_local: as in `save`.
+        nodes: as in `save`.
         config: as in `save`.
         allow_pickle: as in `save`.
         staging: as in `ringstow.save_async`, without ``"unguarded"``.
@@ -180,7 +182,7 @@ def save_async(
     try:
         with hold.waited.here(), real_tensors():
             may_return = hold.begin()
-            asked = (state_dict, path, step, metrics, apart, base, node_local, config)
+            asked = (state_dict, path, step, metrics, apart, base, nodes, config)
             begun = _begun(ranks, asked, hold, staging, allow_pickle=allow_pickle)
         job = _Save(ranks, begun, hold)
         handle = job.start()
@@ -210,7 +212,8 @@ def _begun(
 
     Staging is None for a save that does not return before its end.
     """
-    state_dict, path, step, metrics, apart, base, node_local, config = arguments
+    state_dict, path, step, metrics, apart, base, nodes, config = arguments
+    node_local = nodes is not None
     asked = _Asked(str(path), None, {}, [], None, node_local, "")
     try:
         parts = Parts(state_dict)  # first: FSDP1's ranks communicate, whatever the arguments are
@@ -225,7 +228,8 @@ def _begun(
             config.to_json(background=staging is not None),
         )
         hold.path = asked.path
-        if node_local:
+        if nodes is not None:
+            _refuse_replicas(nodes)
             _nodes.refuse(asked.config, base=base)
             _refuse_tiers(config)
         promoter = _promoter.of_ranks(asked.path, config, is_first=ranks.is_first)
@@ -246,11 +250,19 @@ def _begun(
         return _Begun(asked, None, error, True)
 
 
+def _refuse_replicas(nodes: Nodes) -> None:
+    if _policies.nodes(nodes) != Nodes():
+        raise InvalidStateError(
+            f"{nodes} is for a ringstow.CheckpointManager, which copies to other nodes: a save by "
+            "itself takes Nodes()"
+        )
+
+
 def _refuse_tiers(config: Config) -> None:
     if config.tiers:
         raise InvalidStateError(
             "Config.tiers without a manager is for ranks that all see the path. Of nodes that "
-            "share none, CheckpointManager(node_local=True, tiers=[...]) copies"
+            "share none, CheckpointManager(nodes=Nodes(), tiers=[...]) copies"
         )
 
 

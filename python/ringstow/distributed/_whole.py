@@ -168,7 +168,9 @@ def _lost(nodes: Nodes, path: str, listed: _Listed, whole: Whole) -> MissingFile
     gone = [node for node in listed.nodes if node[0] not in nodes.ids]
     of = f" Not here: the directories of {_nodes.text_of(gone)}." if gone else ""
     one = len(nodes.found) == 1 and len(listed.nodes) > 1
-    hint = " If each node has a directory of its own, say so: node_local=True." if one else ""
+    hint = (
+        " If each node has a directory of its own, say so: nodes=ringstow.Nodes()." if one else ""
+    )
     more = " ..." if len(lost) > 5 else ""
     return MissingFilesError(
         f"{path}: {len(lost)} of {len(whole.files)} files are lost: on none of the "

@@ -36,7 +36,7 @@ def state_of(layout, seed, step):
 
 def train(rank, root, layout, staging, options):
     """Save three steps in the background and one more; return the digest of the last."""
-    with CheckpointManager(root, keep_last=2, staging=staging, **options) as manager:
+    with CheckpointManager(root, keep=2, staging=staging, **options) as manager:
         assert manager.restore(into={}) is None
         for step in (1, 2, 3):
             _, _, state = state_of(layout, step, step)
@@ -122,7 +122,7 @@ def test_ranks_that_differ_are_told_on_all_ranks(ranks, tmp_path):
 
 def fails_alone(rank, root, moment):
     """Fail on rank 1 alone; return each rank's errors, and what is saved afterwards."""
-    with CheckpointManager(root, keep_last=1) as manager:
+    with CheckpointManager(root, keep=1) as manager:
         manager.save(1, shard_of(rank, 1))
 
         def fail(*_, **__):
@@ -159,7 +159,7 @@ def test_a_background_save_that_fails_on_one_rank_fails_on_all_once(ranks, tmp_p
         assert at_call is None
         assert at_wait[0] in ("OSError", "Error")
         assert "No space left" in at_wait[1]
-        assert at_wait[1].count("keep + 1 steps: with keep_last=1 for 2") == 1
+        assert at_wait[1].count("keep + 1 steps: with keep=1 for 2") == 1
         assert again is None
 
 
@@ -237,7 +237,7 @@ def retention_fails(rank, root):
 
     real, _upkeep.cleared = _upkeep.cleared, fail
     try:
-        with CheckpointManager(root, keep_last=1) as manager:
+        with CheckpointManager(root, keep=1) as manager:
             for step in (1, 2):
                 manager.save_async(step, shard_of(rank, step))
             manager.wait()

@@ -214,7 +214,9 @@ def restore(rank, root, step):
 
 
 def test_older_steps_of_ranks_lose_the_optimizer_and_restore_the_model(ranks, tmp_path):
-    said = ranks(2).run(train, tmp_path, [1, 2, 3, 4], {"slim_after": 2, "keep_last": 3})
+    said = ranks(2).run(
+        train, tmp_path, [1, 2, 3, 4], {"keep": ringstow.Retention(slim_after=2, last=3)}
+    )
     assert said == [None, None]
     assert [step.step for step in ringstow.steps(tmp_path)] == [2, 3, 4]
     assert whole_steps(tmp_path) == [3, 4]
@@ -222,7 +224,7 @@ def test_older_steps_of_ranks_lose_the_optimizer_and_restore_the_model(ranks, tm
 
 
 def without_the_part(rank, root):
-    with CheckpointManager(root, slim_after=1) as manager:
+    with CheckpointManager(root, keep=ringstow.Retention(slim_after=1)) as manager:
         said = raised(lambda: manager.save(1, state_of("fsdp2", 1)[2]))
         assert manager.latest() is None
         return said
@@ -238,7 +240,7 @@ def slimming_fails(rank, root):
     if rank == 0:
         _upkeep.cleared = refusing
     try:
-        with CheckpointManager(root, slim_after=1, slim=APART) as manager:
+        with CheckpointManager(root, keep=ringstow.Retention(slim_after=1, slim=APART)) as manager:
             manager.save(1, state_of("fsdp2", 1)[2])
             manager.save(2, state_of("fsdp2", 2)[2])
             errors = [str(manager.retention_error)]

@@ -94,12 +94,12 @@ def test_a_cancelled_save_that_nobody_asks_for_is_no_failure(ranks, tmp_path):
 
 
 def cancel_and_save_again(rank, path, canceller):
-    with ringstow.CheckpointManager(path, on_busy="skip", config=NEVER) as manager:
-        first = manager.save_async(1, endless_on(canceller, rank))
-        assert manager.save_async(2, state_of(rank)).skipped
+    with ringstow.CheckpointManager(path, config=NEVER) as manager:
+        first = manager.save_async(1, endless_on(canceller, rank), on_busy="skip")
+        assert manager.save_async(2, state_of(rank), on_busy="skip").skipped
         if rank == canceller:
             first.cancel()
-        last = manager.save_async(3, {"small": torch.ones(5)})
+        last = manager.save_async(3, {"small": torch.ones(5)}, on_busy="skip")
         assert not last.skipped
         last.cancel()
 

@@ -26,7 +26,7 @@ def path_on(root, rank, per_node=1, name="step-7"):
 def save(rank, layout, root, per_node=1, start=distributed.save):
     model, optimizer, state = state_of(layout, 1, 7, EVEN_HIDDEN)
     state["rng"] = PerRank(torch.tensor([rank]))
-    done = start(state, path_on(root, rank, per_node), step=7, node_local=True)
+    done = start(state, path_on(root, rank, per_node), step=7, nodes=ringstow.Nodes())
     if start is distributed.save_async:
         done = done.result()
     assert done.path == str(path_on(root, rank, per_node))
@@ -174,7 +174,7 @@ def crash(rank, root, when):
     try:
         state = {"step": 8, "rng": PerRank(torch.tensor([rank]))}
         with pytest.raises((OSError, ringstow.Error), match="No space"):
-            distributed.save(state, path_on(root, rank), step=8, node_local=True)
+            distributed.save(state, path_on(root, rank), step=8, nodes=ringstow.Nodes())
     finally:
         if rank == 1:
             _apart._native.NodeSession = was
@@ -252,7 +252,7 @@ def load_tied(rank, root):
 
 def save_untied(rank, root):
     state = {"a": torch.ones(5000), "b": torch.ones(5000)}
-    distributed.save(state, path_on(root, rank), node_local=True)
+    distributed.save(state, path_on(root, rank), nodes=ringstow.Nodes())
 
 
 def test_tied_tensors_are_compared_after_they_were_fetched(ranks, tmp_path):
@@ -289,7 +289,7 @@ def interrupted(rank, root):
     try:
         state = {"step": 8, "own": PerRank(torch.full((5000,), rank))}
         with pytest.raises(RuntimeError if rank == 0 else KeyboardInterrupt):
-            distributed.save(state, path_on(root, rank), step=8, node_local=True)
+            distributed.save(state, path_on(root, rank), step=8, nodes=ringstow.Nodes())
     finally:
         Group.agreed, Apart._commit = agreed, commit
 
@@ -336,7 +336,7 @@ def test_rank_that_fails_before_the_others_send_fails_all(ranks, tmp_path):
 def save_again(rank, root):
     for step in (1, 2, 3):
         state = {"step": step, "own": PerRank(torch.full((1000,), step + rank))}
-        distributed.save(state, path_on(root, rank), step=step, node_local=True)
+        distributed.save(state, path_on(root, rank), step=step, nodes=ringstow.Nodes())
     state = {"step": 0, "own": PerRank(torch.zeros(1000, dtype=torch.int64))}
     distributed.load_into(state, path_on(root, rank))
     return state["step"], int(state["own"].value[0])
@@ -351,7 +351,7 @@ def test_saves_replace_each_other_on_all_nodes(ranks, tmp_path):
 def save_many_small(rank, root):
     state = {f"small.{n}": torch.full((n,), n) for n in range(50)}
     state["large"] = torch.arange(3 << 20)  # each rank writes a part
-    distributed.save(state, path_on(root, rank), node_local=True)
+    distributed.save(state, path_on(root, rank), nodes=ringstow.Nodes())
     loaded = distributed.load(path_on(root, rank))
     assert all(torch.equal(loaded[name], state[name]) for name in state)
 
@@ -373,14 +373,14 @@ def test_first_rank_writes_what_is_small_and_on_all(ranks, tmp_path):
 def refused(rank, root):
     state = {"w": torch.ones(3)}
     with pytest.raises(ringstow.InvalidStateError, match="base is for a directory"):
-        distributed.save(state, path_on(root, rank), node_local=True, base=root / "x")
+        distributed.save(state, path_on(root, rank), nodes=ringstow.Nodes(), base=root / "x")
     for settings in (ringstow.Config(stripe=[str(root)]), ringstow.Config(recycle=True)):
         with pytest.raises(ringstow.InvalidStateError, match="all ranks share"):
-            distributed.save(state, path_on(root, rank), node_local=True, config=settings)
+            distributed.save(state, path_on(root, rank), nodes=ringstow.Nodes(), config=settings)
     with pytest.raises(ringstow.InvalidStateError, match="same call"):
-        distributed.save(state, path_on(root, rank, name=f"step-{rank}"), node_local=True)
+        distributed.save(state, path_on(root, rank, name=f"step-{rank}"), nodes=ringstow.Nodes())
     with pytest.raises(ringstow.InvalidStateError, match="same call"):
-        distributed.save(state, path_on(root, rank), node_local=rank == 0)
+        distributed.save(state, path_on(root, rank), nodes=ringstow.Nodes() if rank == 0 else None)
 
 
 def test_what_cannot_be_is_refused_on_all(ranks, tmp_path):
@@ -391,7 +391,7 @@ def test_what_cannot_be_is_refused_on_all(ranks, tmp_path):
 def load_what_is_not_there(rank, root):
     with pytest.raises(FileNotFoundError):
         distributed.load_into({"w": torch.ones(3)}, path_on(root, rank))
-    with pytest.raises(ringstow.InvalidStateError, match="say so: node_local=True"):
+    with pytest.raises(ringstow.InvalidStateError, match=r"say so: nodes=ringstow.Nodes\(\)"):
         distributed.save({"w": torch.ones(3)}, path_on(root, rank))
 
 
@@ -400,7 +400,7 @@ def test_what_is_nowhere_is_not_found_and_other_paths_have_a_hint(ranks, tmp_pat
 
 
 def shared(rank, path):
-    distributed.save({"w": torch.ones(3), "step": 1}, path, node_local=True)
+    distributed.save({"w": torch.ones(3), "step": 1}, path, nodes=ringstow.Nodes())
     return distributed.load(path)["step"]
 
 

@@ -70,7 +70,7 @@ def test_a_failed_save_does_not_mask_what_the_block_raised(root, caplog):
 
 
 def test_a_failed_save_removes_nothing(root):
-    with CheckpointManager(root, keep_last=1) as manager:
+    with CheckpointManager(root, keep=1) as manager:
         manager.save(1, state())
         block(root, 2)
         for _ in range(2):
@@ -120,7 +120,7 @@ def test_removal_holds_up_neither_the_call_nor_the_handle(root, monkeypatch, end
         return real(*args, **options)
 
     monkeypatch.setattr(_upkeep, "cleared", retain)
-    with CheckpointManager(root, keep_last=1) as manager:
+    with CheckpointManager(root, keep=1) as manager:
         manager.save_async(1, state()).result()  # returns while the removal waits
         assert removing.wait(60)
         assert manager.retained is None
@@ -147,7 +147,7 @@ def test_a_load_never_meets_the_removal(root, monkeypatch):
         return real_load(*args, **options)
 
     monkeypatch.setattr("ringstow._alone.loaded", load)
-    with CheckpointManager(root, keep_last=1) as manager:
+    with CheckpointManager(root, keep=1) as manager:
         manager.save_async(1, state())
         assert manager.restore().step == 1
         manager.save_async(2, state())
@@ -202,7 +202,7 @@ def test_a_signal_handler_within_a_call_is_refused(root, monkeypatch):
     monkeypatch.setattr(_upkeep, "cleared", retain)
     before = signal.signal(signal.SIGUSR1, handler)
     try:
-        with CheckpointManager(root, keep_last=1) as manager:
+        with CheckpointManager(root, keep=1) as manager:
             manager.save(1, state())
             assert "set a flag" in refused[0]
             assert [found.step for found in manager.steps()] == [1]
@@ -220,7 +220,7 @@ def test_a_second_thread_waits_for_the_call_of_the_first(root, monkeypatch):
 
     monkeypatch.setattr(_upkeep, "cleared", retain)
     found = []
-    with CheckpointManager(root, keep_last=1) as manager:
+    with CheckpointManager(root, keep=1) as manager:
         first = threading.Thread(target=manager.save, args=(1, state()))
         first.start()
         assert removing.wait(60)
@@ -256,7 +256,7 @@ def test_a_forked_child_needs_a_manager_of_its_own(root):
 def test_exit_without_close_waits_for_save_and_removal(root):
     code = """
 import sys, ringstow
-manager = ringstow.CheckpointManager(sys.argv[1], keep_last=1)
+manager = ringstow.CheckpointManager(sys.argv[1], keep=1)
 for step in (1, 2, 3):
     manager.save_async(step, {"w": bytes(1 << 20)})
 """

@@ -17,7 +17,7 @@ import ringstow
 
 root, rank = sys.argv[1:]
 dist.init_process_group("gloo", init_method=f"file://{root}/meeting", rank=int(rank), world_size=2)
-manager = ringstow.CheckpointManager(f"{root}/run", keep_last=1, tiers=[f"{root}/tier"])
+manager = ringstow.CheckpointManager(f"{root}/run", keep=1, tiers=[f"{root}/tier"])
 manager.save(1, {"w": torch.ones(3)})
 handle = manager.save_async(2, {"w": torch.ones(3)})
 handle.result()

@@ -47,7 +47,7 @@ def test_the_first_start_restores_the_newest_and_saves_beside_it(at, name, older
     saved(at, name.format(older), older)
     path = saved(at, name.format(newer), newer)
     assert ringstow.latest(at) == str(path)
-    with CheckpointManager(at, keep_last=1) as manager:
+    with CheckpointManager(at, keep=1) as manager:
         assert manager.latest().path == str(path)
         restored = manager.restore()
         assert (restored.step, restored.path) == (newer, str(path))
