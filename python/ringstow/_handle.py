@@ -296,8 +296,8 @@ def skip(
     """
     _log.log(
         logging.WARNING if is_first else logging.INFO,
-        "step %d is not saved: the save to %s is still in progress, and the manager has "
-        'on_busy="skip". Save less often, or to a faster disk',
+        "step %d is not saved: the save to %s is still in progress, and "
+        'on_busy="skip" leaves it out. Save less often, or to a faster disk',
         step,
         before,
     )

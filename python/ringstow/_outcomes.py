@@ -26,7 +26,7 @@ _EXIT_S = 5.0
 
 
 Kind = Literal["save", "load", "promotion", "skip"]
-"""What ends. A promotion is the copy of a checkpoint to one tier, a skip a save that a manager with
+"""What ends. A promotion is the copy of a checkpoint to one tier, a skip a save that
 ``on_busy="skip"`` leaves out."""
 
 
@@ -113,8 +113,8 @@ def on_done(callback: Callback, *, kinds: Iterable[Kind] = ("save", "load")) -> 
     Args:
         callback: is called with the `Outcome`.
         kinds: after what to call it. ``"promotion"`` is for `promote` and for each copy to a tier;
-            a copy that is tried again counts each time. ``"skip"`` is for the saves that a manager
-            with ``on_busy="skip"`` leaves out.
+            a copy that is tried again counts each time. ``"skip"`` is for a manager's saves that
+            ``on_busy="skip"`` leaves out.
 
     Returns:
         The listener, whose ``remove()`` ends the calls. It is a context manager, too.

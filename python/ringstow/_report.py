@@ -252,7 +252,7 @@ class SaveReport(_Copied):
     that of the longest. For `save`, the whole call. None if unknown: another process, or another
     library's thread, saved."""
     skipped: bool = False
-    """Whether nothing was saved: a manager with ``on_busy="skip"`` was still saving the step
+    """Whether nothing was saved: with ``on_busy="skip"`` a manager was still saving the step
     before."""
 
     @classmethod

@@ -61,7 +61,7 @@ def save(
             name. Give a step only to the run's checkpoints: `retain` removes an old one even if its
             name is ``best``. None means that the name decides: ``step-1000``.
         metrics: names and numbers to note beside the step, such as ``{"loss": 0.25}``: `steps`
-            reports them, and ``retain(keep_best=...)`` compares them. A number is an int, a float
+            reports them, and ``Retention.best`` compares them. A number is an int, a float
             (NaN and infinities included), a NumPy scalar, or a tensor or array without a dimension.
             At most 256, with names of at most 256 bytes.
         apart: names of parts whose tensors get files of their own, so that `slim` can drop them

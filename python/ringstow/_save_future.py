@@ -25,7 +25,7 @@ class SaveFuture(Future[SaveReport]):
     """
 
     skipped: bool = False
-    """Whether the step was not saved, by a manager's ``on_busy="skip"``."""
+    """Whether the step was not saved, because of a manager's ``on_busy="skip"``."""
     _copies: Future[bool] | None = None
     """Becomes whether all copies are there; None if this process copies nothing."""
     _explain: Callable[[BaseException], None] | None = None

@@ -33,7 +33,7 @@ def tensorboard(writer: SummaryWriter) -> Listener:
     ``ringstow/save/seconds``, ``gb_per_s``, ``bytes``, ``blocked_seconds``, ``pool_bytes`` (the
     staging memory) and ``failures``, and the same for ``load`` and ``promotion`` (a copy to a
     tier), without ``blocked_seconds`` and ``pool_bytes``. ``failures`` counts those so far, and
-    ``ringstow/save/skipped`` the steps that a manager with ``on_busy="skip"`` has left out.
+    ``ringstow/save/skipped`` the steps that ``on_busy="skip"`` has left out.
 
     Args:
         writer: a ``torch.utils.tensorboard.SummaryWriter``, or anything with its ``add_scalar``.
