@@ -62,7 +62,6 @@ if TYPE_CHECKING:
         TensorDiff,
         ValueDiff,
     )
-    from ringstow._handle import SaveHandle
     from ringstow._report import (
         Damage,
         Fallback,
@@ -76,6 +75,7 @@ if TYPE_CHECKING:
         WriteReport,
         WriteSeconds,
     )
+    from ringstow._save_future import SaveHandle
 
 __all__ = [
     "Base",
@@ -165,11 +165,15 @@ __all__ = [
 _MODULES = {"convert", "dcp", "distributed", "integrations", "monitoring"}
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES, "__version__"})
+
+
 def __getattr__(name: str) -> Any:
     # What takes a while is made on first use: the classes of reports and handles, and the version,
     # which the installed package's metadata has.
     if name == "SaveHandle":
-        from ringstow._handle import SaveHandle
+        from ringstow._save_future import SaveHandle
 
         return SaveHandle
     if name in _MODULES:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from ringstow._catalog_report import Step
     from ringstow._config import Config
     from ringstow._guard import Staging
-    from ringstow._handle import SaveHandle
     from ringstow._report import LoadReport, SaveReport
+    from ringstow._save_future import SaveHandle
 
 _T = TypeVar("_T")
 _log = logging.getLogger("ringstow")

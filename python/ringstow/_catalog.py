@@ -309,6 +309,8 @@ def retain(
             rest is done.
     """
     where = directory_to_read(directory)
+    if keep is None:
+        raise TypeError("keep must be a number of steps, or a ringstow.Retention, not None")
     kept = _policies.retention(keep)
     if (kept.last, kept.every, kept.best) == (None, None, None):
         raise InvalidStateError("keep says not which steps to keep: keep=3, or Retention(last=3)")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ringstow import _native
-from ringstow._errors import BusyError
+from ringstow._errors import BusyError, NoCheckpointError
 from ringstow._patience import patiently
 
 if TYPE_CHECKING:
@@ -211,7 +211,9 @@ class Copier:
 
 def passes(error: BaseException | None) -> bool:
     """Whether a copy that failed so may go well later."""
-    return isinstance(error, (OSError, BusyError))
+    # There is nothing to copy where no checkpoint is.
+    is_absent = isinstance(error, NoCheckpointError)
+    return isinstance(error, (OSError, BusyError)) and not is_absent
 
 
 def _is_exiting() -> bool:

@@ -6,6 +6,7 @@ What the operating system refused is not here: it comes as OSError's own kinds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from errno import ENOENT
 
 
 class Error(Exception):
@@ -34,11 +35,14 @@ class IncompleteCheckpointError(_PathError):
     """
 
 
-class NoCheckpointError(IncompleteCheckpointError):
+class NoCheckpointError(IncompleteCheckpointError, FileNotFoundError):
     """The path holds no checkpoint: nothing was saved there, or the checkpoint was removed.
 
-    The message says what is there instead, such as another program's files, and what reads it.
+    The message says what is there instead, such as another program's files, and what reads it. A
+    `FileNotFoundError`, too, which a path that does not exist raises.
     """
+
+    errno = ENOENT
 
 
 class NotCommittedError(IncompleteCheckpointError):

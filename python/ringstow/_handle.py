@@ -1,4 +1,4 @@
-"""The handle of a background save: a future, with the moment from which tensors may be changed."""
+"""The background save of one process, and that of a step that is left out."""
 
 from __future__ import annotations
 
@@ -15,30 +15,13 @@ from ringstow._errors import NotDurableError
 from ringstow._guard import Hold
 from ringstow._patience import patiently
 from ringstow._report import Progress, SaveReport
-from ringstow._save_future import SaveFuture, seconds_of
+from ringstow._save_future import SaveHandle, seconds_of
 
 _log = logging.getLogger("ringstow")
 
 
-class SaveHandle(SaveFuture):
-    """A save in the background: a `concurrent.futures.Future` of its report.
-
-    It has two moments. **Staged**: the last byte has left its tensor, which may be changed from
-    then on. **Done**: the checkpoint is committed, or the save failed and has cleaned up.
-
-    ``await handle``, ``asyncio.gather(handle)`` and ``concurrent.futures.wait([handle])`` work.
-    ``asyncio.wait`` takes only asyncio's futures: ``asyncio.wrap_future(handle)``. Cancelling the
-    task that awaits it cancels the save; ``asyncio.shield`` prevents that. A cancelled save has
-    failed with `SaveCancelledError`: `cancelled` returns False, and no task that awaits it is
-    cancelled. Callbacks run in the thread that watches over the save.
-
-    `result` raises a failure, `exception` returns it, and `wait_staged` raises one that came before
-    that moment. If you call none of them, the failure is logged, to the logger ``ringstow``, when
-    the next save starts, the handle is dropped or the interpreter exits; and a process that would
-    have exited with 0 exits with 1.
-
-    All methods raise `Error` in a process that inherited the handle over a fork.
-    """
+class ProcessHandle(SaveHandle):
+    """A save by one process."""
 
     def __init__(
         self,
@@ -74,18 +57,7 @@ class SaveHandle(SaveFuture):
         return self._is_whole or job.staged()
 
     def wait_staged(self, timeout: float | None = None) -> bool:
-        """Wait until the tensors may be changed.
-
-        Args:
-            timeout: seconds to wait; None waits as long as it takes.
-
-        Returns:
-            True once every byte has left its tensor, False if the time ran out before.
-
-        Raises:
-            Exception: what the save failed of, if it failed before everything was staged: there
-                will be no checkpoint of this moment. The tensors may then be changed as well.
-        """
+        """Wait as the base class says."""
         job = self._own_job()
         if self._is_whole:
             return True
@@ -104,14 +76,7 @@ class SaveHandle(SaveFuture):
         return Progress(*self._own_job().progress())
 
     def cancel(self) -> bool:
-        """Ask the save to stop and to remove what it wrote; an earlier checkpoint is untouched.
-
-        Returns at once; `result` raises SaveCancelledError once the save has stopped. No effect
-        once the checkpoint is committed.
-
-        Returns:
-            Whether the save was still in progress.
-        """
+        """Cancel as the base class says."""
         job = self._own_job()
         if job.done():
             return False
@@ -200,7 +165,7 @@ class SaveHandle(SaveFuture):
             super().exception()
 
 
-class SkippedHandle(SaveFuture):
+class SkippedHandle(SaveHandle):
     """The handle of a step that was not saved: ``skipped`` is true, and it is done.
 
     `result` returns a report whose ``skipped`` is true, too, and in which nothing was written.
@@ -244,7 +209,7 @@ def start(
     copier: Copier | None,
     *,
     is_whole: bool = False,
-) -> SaveHandle:
+) -> ProcessHandle:
     """Start a save in the background, and a thread that watches over it.
 
     The thread is not a daemon, so that the interpreter's exit waits for it. If this raises, Ctrl-C
@@ -265,10 +230,12 @@ def start(
             "wait for it any more. Use ringstow.save"
         )
     claim = _jobs.Claim(path)
-    handle: SaveHandle | None = None
+    handle: ProcessHandle | None = None
     try:
         claim.job = begin()
-        handle = SaveHandle(claim, claim.job, path, owners, hold, noted, copier, is_whole=is_whole)
+        handle = ProcessHandle(
+            claim, claim.job, path, owners, hold, noted, copier, is_whole=is_whole
+        )
         _jobs.enders.add(handle._end_at_exit)
         threading.Thread(target=handle._watch, name="ringstow-save", daemon=False).start()
     except BaseException:  # Ctrl-C besides

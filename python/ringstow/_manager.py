@@ -37,10 +37,9 @@ if TYPE_CHECKING:
 
     from ringstow._base import Base
     from ringstow._catalog_report import Retained, Step
-    from ringstow._handle import SaveHandle, SkippedHandle
     from ringstow._policies import Mode, Nodes, Previous, Retention, Tiers
     from ringstow._report import PromotionReport, SaveReport
-    from ringstow.dcp._handle import RanksHandle
+    from ringstow._save_future import SaveHandle
 
 _log = logging.getLogger("ringstow")
 
@@ -286,7 +285,7 @@ class CheckpointManager:
         metrics: Mapping[str, Any] | None = None,
         *,
         on_busy: _setup.OnBusy = "wait",
-    ) -> SaveHandle | RanksHandle | SkippedHandle:
+    ) -> SaveHandle:
         """Start to save a step in the background, and return; otherwise as `save`.
 
         The old steps are removed in the background, after the commit.
@@ -320,15 +319,13 @@ class CheckpointManager:
         with self._call("save_async", number, on_busy):
             path, base = self._prepare(number)
             with counted_since(begun):
-                handle: SaveHandle | RanksHandle = self._side.save_async(
-                    state, path, number, metrics, base
-                )
+                handle: SaveHandle = self._side.save_async(state, path, number, metrics, base)
             handle._explained_by(functools.partial(_rules.explain, self._keep))
             self._saving = _Saving(handle, self._upkeep.follow(handle, path))
             self._left_out = None
         return handle
 
-    def _skipped(self, step: int, metrics: Mapping[str, Any] | None) -> SkippedHandle | None:
+    def _skipped(self, step: int, metrics: Mapping[str, Any] | None) -> SaveHandle | None:
         """Return the handle of a step that is left out, on all ranks; None if it is to be saved."""
         with self._turn.taken("save_async"):
             self._side.check()
@@ -656,7 +653,7 @@ class CheckpointManager:
 class _Saving(NamedTuple):
     """The background save in progress, and whether its removal of old steps has ended."""
 
-    handle: SaveHandle | RanksHandle
+    handle: SaveHandle
     is_over: threading.Event
 
 

@@ -241,7 +241,7 @@ def _best(best: object) -> tuple[str, Mode, int]:
 
 def _places(given: object, name: str) -> tuple[StrPath, ...]:
     if isinstance(given, str | os.PathLike):
-        raise TypeError(f'{name} is a list of URLs and directories: ["{os.fspath(given)}"]')
+        raise TypeError(f'{name} is a list of URLs and directories: {name}=["{os.fspath(given)}"]')
     listed = tuple(given) if isinstance(given, Iterable) else None
     if listed is None or not all(isinstance(place, str | os.PathLike) for place in listed):
         raise TypeError(f"{name} must be a list of URLs and directories, not {given!r}")

@@ -21,9 +21,10 @@ from ringstow.tensors._modes import real_tensors
 from ringstow.tree import _encode
 
 if TYPE_CHECKING:
-    from ringstow._handle import SaveHandle
+    from ringstow._handle import ProcessHandle
     from ringstow._promoter import Promoter
     from ringstow._report import SaveReport
+    from ringstow._save_future import SaveHandle
 
 
 @_arguments.explained(_arguments.SAVE_ARGUMENTS)
@@ -196,7 +197,7 @@ def save_async(
 
     _guard.check_staging(staging)
     hold = _guard.Hold()
-    handle: SaveHandle | None = None
+    handle: ProcessHandle | None = None
     try:
         with hold.waited.here(), real_tensors():
             where, config, noted, promoter = _prepared(path, step, metrics, config)

@@ -1,4 +1,7 @@
-"""What all handles of background saves do: they wait, and report a failure that nobody saw."""
+"""The handle of a background save: a future, with the moment from which tensors may be changed.
+
+What all handles do: they wait, and report a failure that nobody saw.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,28 @@ from ringstow._patience import patiently
 from ringstow._report import Progress, SaveReport
 
 
-class SaveFuture(Future[SaveReport]):
-    """A save in the background, and the copies that follow its commit.
+class SaveHandle(Future[SaveReport]):
+    """A save in the background: a `concurrent.futures.Future` of its report.
 
-    A failure that nobody asks for is logged when the next save starts, when the handle is dropped,
-    or when the interpreter exits; and a process that would have exited with 0 exits with 1.
+    It has two moments. **Staged**: the last byte has left its tensor, which may be changed from
+    then on. **Done**: the checkpoint is committed, or the save failed and has cleaned up.
+
+    ``await handle``, ``asyncio.gather(handle)`` and ``concurrent.futures.wait([handle])`` work.
+    ``asyncio.wait`` takes only asyncio's futures: ``asyncio.wrap_future(handle)``. Cancelling the
+    task that awaits it cancels the save; ``asyncio.shield`` prevents that. A cancelled save has
+    failed with `SaveCancelledError`: `cancelled` returns False, and no task that awaits it is
+    cancelled. Callbacks run in the thread that watches over the save.
+
+    `result` raises a failure, `exception` returns it, and `wait_staged` raises one that came before
+    that moment. If you call none of them, the failure is logged, to the logger ``ringstow``, when
+    the next save starts, the handle is dropped or the interpreter exits; and a process that would
+    have exited with 0 exits with 1.
+
+    On several ranks, `progress` and the report are this rank's. If a rank failed, `result` raises
+    on all ranks; under torch.distributed.checkpoint a CheckpointException, whose ``failures`` have
+    each rank's error.
+
+    All methods raise `Error` in a process that inherited the handle over a fork.
     """
 
     skipped: bool = False
@@ -51,7 +71,7 @@ class SaveFuture(Future[SaveReport]):
             state = "done"
         else:
             state = "staged" if self.staged() else "staging"
-        return f"<{type(self).__name__} {self._path!r} {state}>"
+        return f"<SaveHandle {self._path!r} {state}>"
 
     def __await__(self) -> Generator[Any, None, SaveReport]:
         import asyncio
@@ -73,8 +93,36 @@ class SaveFuture(Future[SaveReport]):
         """Return whether every byte has left its tensor: False if the save failed before."""
         raise NotImplementedError
 
+    def wait_staged(self, timeout: float | None = None) -> bool:
+        """Wait until the tensors may be changed.
+
+        Args:
+            timeout: seconds to wait; None waits as long as it takes.
+
+        Returns:
+            True once every byte has left its tensor, False if the time ran out before.
+
+        Raises:
+            Exception: what the save failed of, if it failed before everything was staged: there
+                will be no checkpoint of this moment. The tensors may then be changed as well.
+        """
+        raise NotImplementedError
+
     def progress(self) -> Progress:
         """Return how far the save has come, in bytes."""
+        raise NotImplementedError
+
+    def cancel(self) -> bool:
+        """Ask the save to stop and to remove what it wrote; an earlier checkpoint is untouched.
+
+        Returns at once; `result` raises SaveCancelledError once the save has stopped. On several
+        ranks one rank's call is enough: `result` raises on all ranks, on those that did not call it
+        once they have written their part. No effect once the checkpoint is committed, or this rank
+        has written its part.
+
+        Returns:
+            Whether the save was still in progress.
+        """
         raise NotImplementedError
 
     def done(self) -> bool:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from ringstow._catalog_report import Retained, Step
-    from ringstow._save_future import SaveFuture
+    from ringstow._save_future import SaveHandle
 
 _log = logging.getLogger("ringstow")
 
@@ -144,7 +144,7 @@ class Upkeep:
         if not self._node_local:  # the other ranks do not know
             self._copier.rescue(path, copies)
 
-    def follow(self, handle: SaveFuture, path: str) -> threading.Event:
+    def follow(self, handle: SaveHandle, path: str) -> threading.Event:
         """Do the same once a background save has ended; return what is set after that."""
         is_over = threading.Event()
         copies = self._copier.expected()

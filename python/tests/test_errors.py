@@ -55,6 +55,13 @@ def test_errors_survive_copy_and_pickle(cls, attributes, again):
         assert getattr(error, name) == value
 
 
+def test_missing_checkpoint_is_a_file_that_is_not_found(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught:
+        ringstow.load(tmp_path)
+    assert type(caught.value) is ringstow.NoCheckpointError
+    assert (caught.value.errno, caught.value.path) == (errno.ENOENT, str(tmp_path))
+
+
 def test_incomplete_checkpoint_error_names_missing_files(tmp_path):
     path = tmp_path / "step-1"
     ringstow.save({"a": numpy.zeros(100, numpy.uint8)}, path)

@@ -59,7 +59,7 @@ def test_field_that_cannot_be_is_named(policy, fields, error, said):
         ({"keep": 0}, InvalidStateError, "keep = 0: must be 1 or more"),
         ({"keep": True}, TypeError, "keep must be a number of steps, or a ringstow.Retention"),
         ({"keep": "3"}, TypeError, "keep must be a number of steps, or a ringstow.Retention"),
-        ({"tiers": "far"}, TypeError, r'tiers is a list of URLs and directories: \["far"\]'),
+        ({"tiers": "far"}, TypeError, r'tiers is a list of URLs and directories: tiers=\["far"\]'),
         ({"tiers": [3]}, TypeError, "tiers must be a list"),
         ({"tiers": 3}, TypeError, "tiers must be a list"),
         ({"nodes": 2}, TypeError, r"nodes must be ringstow.Nodes\(\) or None, not 2"),

@@ -10,7 +10,7 @@ from typing import Any
 from ringstow import _native
 from ringstow._errors import SaveCancelledError
 from ringstow._report import Progress, SaveReport
-from ringstow._save_future import SaveFuture, seconds_of
+from ringstow._save_future import SaveHandle, seconds_of
 
 
 class OwnPart:
@@ -43,13 +43,8 @@ class OwnPart:
         return Progress(0, 0, 0) if self._job is None else Progress(*self._job.progress())
 
 
-class RanksHandle(SaveFuture):
-    """A save of several ranks in the background: a future of this rank's report.
-
-    As with `ringstow.SaveHandle`, ``await handle`` works, and a failure that nobody asks for is
-    reported. If a rank failed, `result` raises on all ranks: under torch.distributed.checkpoint a
-    CheckpointException, whose ``failures`` have each rank's error.
-    """
+class RanksHandle(SaveHandle):
+    """A save of several ranks in the background: a future of this rank's report."""
 
     def __init__(
         self,
@@ -81,17 +76,7 @@ class RanksHandle(SaveFuture):
         return staged is None or (staged.done() and staged.exception() is None)
 
     def wait_staged(self, timeout: float | None = None) -> bool:
-        """Wait until this rank's tensors may be changed.
-
-        Args:
-            timeout: seconds to wait; None waits as long as it takes.
-
-        Returns:
-            True once every byte has left its tensor, False if the time ran out before.
-
-        Raises:
-            Exception: what the save failed of, if it failed before everything was staged.
-        """
+        """Wait as the base class says, for this rank's tensors."""
         self._check_process()
         if self._staged is not None:
             try:
@@ -108,15 +93,7 @@ class RanksHandle(SaveFuture):
         return self._part.progress()
 
     def cancel(self) -> bool:
-        """Ask the save to stop, on all ranks; an earlier checkpoint is untouched.
-
-        Returns at once. One rank's call is enough: `result` raises SaveCancelledError on all ranks
-        (under torch.distributed.checkpoint its own exception), on those that did not call it once
-        they have written their part. No effect once this rank has written its own.
-
-        Returns:
-            Whether this rank was still writing.
-        """
+        """Cancel on all ranks, as the base class says."""
         self._check_process()
         if self.done() or not self._part.cancel():
             return False

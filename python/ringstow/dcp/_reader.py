@@ -29,7 +29,6 @@ from ringstow._errors import (
     IncompleteCheckpointError,
     InvalidStateError,
     KeyMismatchError,
-    NoCheckpointError,
     NotCommittedError,
     ReplacedCheckpointError,
     UnsupportedError,
@@ -179,7 +178,7 @@ class StorageReader(storage.StorageReader):
         """Tell whether this rank may yet see what other ranks see."""
         if _late.lacks_files(error):
             return True
-        is_absent = isinstance(error, FileNotFoundError | NoCheckpointError | NotCommittedError)
+        is_absent = isinstance(error, FileNotFoundError | NotCommittedError)
         return is_absent and self._is_meant(rank) and not absence.is_everywhere()
 
     def _with_ids(self, metadata: Metadata) -> Metadata:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from ringstow._catalog_report import Step
     from ringstow._guard import Staging
     from ringstow._report import SaveReport
-    from ringstow.dcp._handle import RanksHandle
+    from ringstow._save_future import SaveHandle
 
 _T = TypeVar("_T")
 
@@ -148,9 +148,9 @@ class Ranks:
         metrics: Mapping[str, Any] | None = None,
         base: Base | None = None,
         apart: Iterable[str] | None = None,
-    ) -> RanksHandle:
+    ) -> SaveHandle:
         """Save in the background, as `save` does; fail at the call on all ranks."""
-        handle: RanksHandle | None = None
+        handle: SaveHandle | None = None
         failure: BaseException | None = None
         options = self._options(step, metrics, base, apart)
         try:

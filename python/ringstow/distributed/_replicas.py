@@ -81,7 +81,7 @@ def _opened(group: Group, path: str, settings: str) -> _native.Checkpoint:
     def opened() -> _native.Checkpoint | None:
         try:
             return _native.Checkpoint(path, settings, damaged=True)
-        except (FileNotFoundError, IncompleteCheckpointError, NoCheckpointError):
+        except (FileNotFoundError, IncompleteCheckpointError):
             return None
 
     checkpoint = group.each(opened)

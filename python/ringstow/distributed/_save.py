@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from ringstow._promoter import Promoter
+    from ringstow._save_future import SaveHandle
 
 
 class _Asked(NamedTuple):
@@ -149,7 +150,7 @@ def save_async(
     config: Config | None = None,
     allow_pickle: bool = False,
     staging: Staging = "guard",
-) -> RanksHandle:
+) -> SaveHandle:
     """Start `save` in the background, and return.
 
     As with `ringstow.save_async` the training loop needs no change: the next ``step()`` of any

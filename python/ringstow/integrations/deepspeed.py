@@ -27,7 +27,7 @@ from ringstow import _file_io, _native
 from ringstow._config import Config
 from ringstow._errors import InvalidStateError, NoCheckpointError, UnsupportedError
 from ringstow._guard import Staging, check_staging
-from ringstow._handle import SaveHandle
+from ringstow._save_future import SaveHandle
 from ringstow.integrations import _named
 from ringstow.integrations._deepspeed import _seam, _tags
 from ringstow.integrations._deepspeed._ranks import Ranks

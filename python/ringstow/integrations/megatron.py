@@ -33,8 +33,8 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_by_dcp
 from ringstow._config import Config
 from ringstow._errors import UnsupportedError
 from ringstow._guard import Staging, check_staging
+from ringstow._save_future import SaveHandle
 from ringstow.dcp import SavePlanner, StorageReader, StorageWriter
-from ringstow.dcp._handle import RanksHandle
 from ringstow.dcp._together import agree, from_first
 from ringstow.integrations import _named
 from ringstow.integrations._kit._ranks import Ranks
@@ -85,7 +85,7 @@ class RingstowSaveStrategy(base.AsyncSaveShardedStrategy):
         refuse_places(config)
         self._options = config, staging, allow_pickle
         self._ranks: Ranks | None = None
-        self._handle: RanksHandle | None = None
+        self._handle: SaveHandle | None = None
 
     @property
     def can_handle_sharded_objects(self) -> bool:

@@ -35,7 +35,7 @@ import ringstow
 from ringstow._arguments import absolute
 from ringstow._errors import InvalidStateError
 from ringstow._guard import Staging
-from ringstow.dcp._handle import RanksHandle
+from ringstow._save_future import SaveHandle
 from ringstow.dcp._stock import StockReader
 from ringstow.integrations._kit import _refusals
 from ringstow.integrations._kit._in_flight import InFlight
@@ -140,7 +140,7 @@ class CheckpointManager(BaseCheckpointManager):
         self._flight = InFlight(self._steps.remove, _TORN)
         staging: Staging = "snapshot" if config.async_mode == "async_with_pinned_mem" else "guard"
         self._ranks = Ranks(config.ringstow_config, staging, config.allow_pickle)
-        self._staging: RanksHandle | None = None
+        self._staging: SaveHandle | None = None
         """The save in flight, as long as nothing has waited for its copies."""
         self._is_closed = False
 

@@ -39,8 +39,7 @@ _log = logging.getLogger("ringstow")
 if TYPE_CHECKING:
     from transformers import Trainer as _Base
 
-    from ringstow._handle import SaveHandle
-    from ringstow.dcp._handle import RanksHandle
+    from ringstow._save_future import SaveHandle
     from ringstow.integrations._kit._ranks import Ranks
 else:
     _Base = object
@@ -242,7 +241,7 @@ class RingstowTrainerMixin(_Base):
             self.__flight = InFlight(torn='In a Trainer: ringstow_staging = "wait"')
         kind, config = self.__kind(), self.ringstow_config
         is_sharded = kind == "shards"
-        handle: SaveHandle | RanksHandle
+        handle: SaveHandle
         if is_sharded:
             apart = [_weights.TRAINER] if _weights.TRAINER in state else []
             handle = self.__of_several().save_async(

@@ -193,8 +193,8 @@ def test_plans_that_torch_keeps_set_the_part_apart_too(ranks, tmp_path):
 # The manager.
 
 
-def train(rank, root, steps, options):
-    with CheckpointManager(root, slim=APART, **options) as manager:
+def train(rank, root, steps, keep):
+    with CheckpointManager(root, keep=keep) as manager:
         for step in steps:
             manager.save_async(step, state_of("fsdp2", step)[2])
         manager.wait()
@@ -214,9 +214,8 @@ def restore(rank, root, step):
 
 
 def test_older_steps_of_ranks_lose_the_optimizer_and_restore_the_model(ranks, tmp_path):
-    said = ranks(2).run(
-        train, tmp_path, [1, 2, 3, 4], {"keep": ringstow.Retention(slim_after=2, last=3)}
-    )
+    keep = ringstow.Retention(last=3, slim_after=2, slim=APART)
+    said = ranks(2).run(train, tmp_path, [1, 2, 3, 4], keep)
     assert said == [None, None]
     assert [step.step for step in ringstow.steps(tmp_path)] == [2, 3, 4]
     assert whole_steps(tmp_path) == [3, 4]

@@ -39,7 +39,7 @@ def ask(rank, path):
     assert handle.progress().written == handle.progress().total == report.file_bytes
     assert (handle.done(), handle.running(), handle.cancelled()) == (True, False, False)
     assert not handle.cancel()
-    assert repr(handle) == f"<RanksHandle {str(path)!r} done>"
+    assert repr(handle) == f"<SaveHandle {str(path)!r} done>"
     return report.step
 
 

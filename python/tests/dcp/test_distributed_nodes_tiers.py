@@ -180,7 +180,7 @@ def resume_from_store(rank, root, options):
     state["own"] = PerRank(torch.zeros(5000, dtype=torch.int64))
     with manager_on(rank, root, **options) as manager:
         restored = manager.restore(into=state)
-    assert restored.path.startswith(str(options["tiers"][0]))
+    assert restored.path.startswith(str(options["tiers"].places[0]))
     assert int(state["own"].value[0]) == restored.step + rank
     set_state_dict(
         model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"]

@@ -187,7 +187,7 @@ class Program:
             if not handle.skipped:
                 # The call has waited for the save before.
                 self._note_result()
-                self._pending = Pending(about["save"], cast("ringstow.SaveHandle", handle))
+                self._pending = Pending(about["save"], handle)
                 self._newest = step
         self._follow(state)
 

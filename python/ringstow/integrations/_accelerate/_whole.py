@@ -11,7 +11,7 @@ from ringstow.integrations._accelerate._states import ACCELERATOR, key
 if TYPE_CHECKING:
     from ringstow._config import Config
     from ringstow._guard import Staging
-    from ringstow._handle import SaveHandle
+    from ringstow._save_future import SaveHandle
 
 
 def weights(accelerator: Any) -> list[dict[str, Any]]:
