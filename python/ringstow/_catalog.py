@@ -408,8 +408,8 @@ def remove(path: StrPath, *, recycle: bool | None = None, config: Config | None 
 def slim(path: StrPath, drop: Iterable[str], *, config: Config | None = None) -> Slimmed:
     """Drop a part of a checkpoint, such as the optimizer's state, and free its disk space.
 
-    The save must have set that part ``apart``. Everything else loads as before. Changes the
-    checkpoint entirely or not at all, even if the process is killed; a load that has begun
+    The save must have named that part in ``droppable``. Everything else loads as before. Changes
+    the checkpoint entirely or not at all, even if the process is killed; a load that has begun
     completes.
 
     Args:

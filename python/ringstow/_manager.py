@@ -18,7 +18,7 @@ from ringstow import _native, _policies, _rules, _setup, _tiers
 from ringstow._arguments import StrPath, absolute, step_number
 from ringstow._config import Config, given, without_tiers
 from ringstow._damage import OnCorrupt
-from ringstow._errors import InvalidStateError, NotDurableError
+from ringstow._errors import Error, InvalidStateError, NotDurableError
 from ringstow._guard import Staging, check_staging
 from ringstow._metrics import metrics_of
 from ringstow._patience import patiently
@@ -140,7 +140,7 @@ class CheckpointManager:
         if nodes is not None:
             made = _setup.for_nodes(self._root, plan, nodes.replicas, same, saves, group)
         else:
-            given_to = (self._root, plan, _rules.parts_to_slim(self._keep), same, saves, group)
+            given_to = (self._root, plan, _rules.droppable(self._keep), same, saves, group)
             made = _setup.for_ranks(*given_to, clearing.note_damage)
         self._side, self._run, self._steps, self._copier, self._from_first = made
         self._previous: PreviousSteps | None = None
@@ -190,7 +190,7 @@ class CheckpointManager:
         return self._root
 
     @property
-    def retained(self) -> Retained | None:
+    def retention_report(self) -> Retained | None:
         """What the last removal of old steps did; None before the first, or if it failed.
 
         Several ranks get rank 0's report with their next call.
@@ -203,7 +203,7 @@ class CheckpointManager:
         return self._upkeep.error
 
     @property
-    def promoted(self) -> PromotionReport | None:
+    def promotion_report(self) -> PromotionReport | None:
         """What the last copy to one of the ``tiers`` did; None before the first. Rank 0's alone."""
         return self._copier.report
 
@@ -214,6 +214,31 @@ class CheckpointManager:
         With ``Nodes.replicas``, why the last copy to another node failed.
         """
         return self._copier.error
+
+    def raise_failures(self) -> None:
+        """Raise why the last removal of old steps, or the last copy of one, failed, if it did.
+
+        A failed save is raised by the next call anyway. These failures stop no training: they are
+        logged at once, and tried again after the next save. Call this where they are to count, such
+        as at the end of a job, also after `close`. Rank 0 alone knows of them; with ``nodes`` the
+        first rank of each node.
+
+        Raises:
+            Exception: `retention_error` or `promotion_error`, or an ExceptionGroup of both.
+            Error: the system refused to remove steps; names them.
+        """
+        errors = [one for one in (self.retention_error, self.promotion_error) if one is not None]
+        done = self.retention_report
+        failed = [] if done is None else [left for left in done.left if left.failed]
+        if failed:
+            said = "; ".join(f"{left.path}: {left.reason}" for left in failed)
+            errors.append(Error(f"not removed: {said}"))
+        if len(errors) > 1:
+            raise BaseExceptionGroup(
+                f"{self._root} is saved, but not tidied and not copied", errors
+            )
+        if errors:
+            raise errors[0]
 
     def wait_promoted(self, timeout: float | None = None) -> bool:
         """Wait for the save in progress, and until its step has all copies, or has failed to.

@@ -30,7 +30,7 @@ class Retention:
 
     Raises:
         TypeError: a field has a value of the wrong type.
-        InvalidStateError: a number is below 1, ``best`` names no metric or no mode, or ``slim``
+        InvalidStateError: a number is below 1, ``best`` names no metric or no mode, or ``drop``
             names nothing.
     """
 
@@ -44,9 +44,9 @@ class Retention:
     step is. If no step has the metric, none is removed, and a warning says so."""
     slim_after: int | None = None
     """How many of the newest steps, and of the last saves, stay whole. Older ones that stay lose
-    the parts that ``slim`` names, also those that ``every`` and ``best`` keep. None means that all
+    the parts that ``drop`` names, also those that ``every`` and ``best`` keep. None means that all
     stay whole. For a `CheckpointManager` only."""
-    slim: tuple[str, ...] = ("optimizer",)
+    drop: tuple[str, ...] = ("optimizer",)
     """Names of these parts, which each state must have; see `ringstow.slim`."""
 
     if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Retention:
             every: int | None = ...,
             best: tuple[str, Mode, int] | None = ...,
             slim_after: int | None = ...,
-            slim: Iterable[str] = ...,
+            drop: Iterable[str] = ...,
         ) -> None: ...
 
     def __post_init__(self) -> None:
@@ -67,9 +67,11 @@ class Retention:
             _check_number(self, name)
         if self.best is not None:
             object.__setattr__(self, "best", _best(self.best))
-        object.__setattr__(self, "slim", tuple(names_of_parts(self.slim, "Retention.slim")))
-        if self.slim_after is not None and not self.slim:
-            raise InvalidStateError("Retention.slim_after drops nothing without a name in slim")
+        object.__setattr__(self, "drop", tuple(names_of_parts(self.drop, "Retention.drop")))
+        if self.slim_after is not None and not self.drop:
+            raise InvalidStateError(
+                "Retention.slim_after drops nothing without a name in Retention.drop"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,9 +21,9 @@ def keeps_all(keep: Retention) -> bool:
     return keep.last is None and keep.every is None and keep.best is None
 
 
-def parts_to_slim(keep: Retention) -> tuple[str, ...]:
+def droppable(keep: Retention) -> tuple[str, ...]:
     """Return the parts that a save writes into files of their own."""
-    return () if keep.slim_after is None else keep.slim
+    return () if keep.slim_after is None else keep.drop
 
 
 def stays(keep: Retention, step: int) -> bool:
@@ -95,7 +95,7 @@ def clearing(
 ) -> _native.Clearing:
     """Return what removes and slims the steps of a run."""
     rules = (keep.last, keep.every, keep.best)
-    slim = None if keep.slim_after is None else (keep.slim_after, list(keep.slim))
+    slim = None if keep.slim_after is None else (keep.slim_after, list(keep.drop))
     eviction = None if keep_here is None else (tiers, keep_here)
     return _native.Clearing(root, rules, slim, eviction, native_json(config))
 

@@ -34,7 +34,7 @@ def save(
     *,
     step: int | None = None,
     metrics: Mapping[str, Any] | None = None,
-    apart: Iterable[str] = (),
+    droppable: Iterable[str] = (),
     base: StrPath | Base | None = None,
     config: Config | None = None,
     allow_pickle: bool = False,
@@ -65,7 +65,7 @@ def save(
             reports them, and ``Retention.best`` compares them. A number is an int, a float
             (NaN and infinities included), a NumPy scalar, or a tensor or array without a dimension.
             At most 256, with names of at most 256 bytes.
-        apart: names of parts whose tensors get files of their own, so that `slim` can drop them
+        droppable: names of parts whose tensors get files of their own, so that `slim` can drop them
             later: ``["optimizer"]``. A name stands for itself and all below it.
         base: an earlier checkpoint, such as the one before: files of it whose tensors have not
             changed are linked, not written again, and the new checkpoint is still whole by itself.
@@ -82,7 +82,7 @@ def save(
 
     Raises:
         InvalidStateError: values that can't be saved, each with its key and what to save instead;
-            a metric that is no number; a name in ``apart`` that the state does not have; or an
+            a metric that is no number; a name in ``droppable`` that the state does not have; or an
             invalid ``config``.
         UnsupportedError: a tensor that can't be saved (sparse, quantized, ...), or something that
             ``config`` requires and this machine lacks.
@@ -101,7 +101,7 @@ def save(
         progress = Progress(f"saving {os.path.basename(where)}")
         with _outcomes.failing("save", where, noted[0]), progress, hold:
             hold.begin(may_wait=False)
-            encoded, parts = _encoded(state_dict, apart, allow_pickle=allow_pickle)
+            encoded, parts = _encoded(state_dict, droppable, allow_pickle=allow_pickle)
             _guard.stage(encoded.tensors, "wait", where, hold)
             try:
                 report = _jobs.run(
@@ -140,7 +140,7 @@ def save_async(
     *,
     step: int | None = None,
     metrics: Mapping[str, Any] | None = None,
-    apart: Iterable[str] = (),
+    droppable: Iterable[str] = (),
     base: StrPath | Base | None = None,
     config: Config | None = None,
     allow_pickle: bool = False,
@@ -166,7 +166,7 @@ def save_async(
         path: as in `save`.
         step: as in `save`.
         metrics: as in `save`.
-        apart: as in `save`.
+        droppable: as in `save`.
         base: as in `save`. A tensor that the save finds unchanged counts as copied.
         config: as in `save`. If ``pool_bytes`` is a number, staging beyond as many bytes waits for
             the disk; by default it does so only where memory is short.
@@ -209,7 +209,7 @@ def save_async(
                 if staging != "unguarded":
                     may_return = hold.begin()
                     hold.let_steps_end()
-                encoded, parts = _encoded(state_dict, apart, allow_pickle=allow_pickle)
+                encoded, parts = _encoded(state_dict, droppable, allow_pickle=allow_pickle)
                 tensors, tree = encoded.tensors, encoded.tree
                 is_copied = _guard.stage(tensors, staging, where, hold, config.staging_bytes)
                 # Then nobody waits for the writes, which need no further memory.
@@ -271,20 +271,20 @@ def _prepared(
 
 
 def _encoded(
-    state_dict: dict[Any, Any], apart: Iterable[str], *, allow_pickle: bool
+    state_dict: dict[Any, Any], droppable: Iterable[str], *, allow_pickle: bool
 ) -> tuple[_encode.Encoded, list[str]]:
     """Encode a state, and check the names of parts that get files of their own.
 
     Raises:
         InvalidStateError: values that can't be saved; or the state has nothing of such a name.
     """
-    names = names_of_parts(apart, "apart")
+    names = names_of_parts(droppable, "droppable")
     taken = Parts(state_dict)
     for name in names if isinstance(state_dict, dict) else ():
         if not _has(state_dict, name, taken):
             raise InvalidStateError(
-                f"apart: the state has nothing named {name!r}, and nothing below it, in dicts with "
-                "keys of text or integers"
+                f"droppable: the state has nothing named {name!r}, and nothing below it, in dicts "
+                "with keys of text or integers"
             )
     encoded = _encode.encode(state_dict, allow_pickle=allow_pickle, stand_in=taken.stand_in)
     return encoded, names

@@ -342,7 +342,7 @@ def save_slim(manager, step):
 def test_slimmed_step_has_its_whole_copy(tmp_path):
     path, there = tmp_path / "a", tmp_path / "shared/a"
     parts = {"model": state_of(1), "optimizer": state_of(1)}
-    ringstow.save(parts, path, apart=["optimizer"])
+    ringstow.save(parts, path, droppable=["optimizer"])
     ringstow.promote(path, there)
     ringstow.slim(path, ["optimizer"])
     assert ringstow.promote(path, there).was_there

@@ -28,9 +28,9 @@ from ringstow import CheckpointManager, InvalidStateError, Nodes, Previous, Rete
         (Retention, {"best": ("loss", "min", True)}, TypeError, "number in Retention.best"),
         (Retention, {"slim_after": 0}, InvalidStateError, "Retention.slim_after = 0"),
         (Retention, {"slim_after": "2"}, TypeError, "Retention.slim_after"),
-        (Retention, {"slim_after": 2, "slim": []}, InvalidStateError, "Retention.slim_after"),
-        (Retention, {"slim": "optimizer"}, TypeError, "Retention.slim is a list of names"),
-        (Retention, {"slim": ["a."]}, InvalidStateError, "Retention.slim: 'a.' is no name"),
+        (Retention, {"slim_after": 2, "drop": []}, InvalidStateError, "Retention.slim_after"),
+        (Retention, {"drop": "optimizer"}, TypeError, "Retention.drop is a list of names"),
+        (Retention, {"drop": ["a."]}, InvalidStateError, "Retention.drop: 'a.' is no name"),
         (Tiers, {"places": "far"}, TypeError, "Tiers.places is a list"),
         (Tiers, {"places": [3]}, TypeError, "Tiers.places must be a list"),
         (Tiers, {"places": 5}, TypeError, "Tiers.places must be a list"),
@@ -94,7 +94,7 @@ def test_tiers_without_places_are_those_of_the_settings(tmp_path):
 
 def test_short_words_mean_the_policies(tmp_path):
     assert Retention(best=["loss", "min", 2]) == Retention(best=("loss", "min", 2))
-    assert Retention(slim=(name for name in ["ema"])).slim == ("ema",)
+    assert Retention(drop=(name for name in ["ema"])).drop == ("ema",)
     assert Tiers(["a"], rate="1M") == Tiers(("a",), rate=1 << 20)
     for keep in (2, Retention(last=2)):
         with CheckpointManager(tmp_path / str(keep), keep=keep) as manager:

@@ -21,7 +21,7 @@ def test_steps_are_copied_and_outlive_the_directory(tmp_path, bucket):
         assert manager.wait_promoted(60)
         manager.save_async(2, state_of(2), metrics={"loss": 0.5})
     assert manager.promotion_error is None
-    assert manager.promoted.to == f"{bucket.url}/run/step-00000002"
+    assert manager.promotion_report.to == f"{bucket.url}/run/step-00000002"
     shutil.rmtree(tmp_path / "run")
     with manager_of(tmp_path, bucket) as manager:
         restored = manager.restore()

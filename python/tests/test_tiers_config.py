@@ -264,7 +264,7 @@ def test_manager_copies_to_the_tiers_of_its_config(tmp_path, tier, config):
     with ringstow.CheckpointManager(tmp_path / "run", config=config) as manager:
         handle = manager.save_async(1, state_of(1))
         assert handle.wait_promoted(60)
-        assert manager.promoted.to == str(tier / "step-00000001")
+        assert manager.promotion_report.to == str(tier / "step-00000001")
         manager.save(2, state_of(2))
     assert [found.step for found in ringstow.steps(tier)] == [1, 2]
     assert ringstow.wait_promoted(0)  # nobody else copied them

@@ -26,7 +26,7 @@ def test_steps_are_copied_and_outlive_the_directory(tmp_path):
         assert manager.wait_promoted(60)
         manager.save_async(2, state_of(2), metrics={"loss": 0.5})
     assert manager.promotion_error is None
-    assert manager.promoted.to == str(there)
+    assert manager.promotion_report.to == str(there)
     shutil.rmtree(tmp_path / "run")
     with manager_of(tmp_path) as manager:
         restored = manager.restore()

@@ -129,7 +129,7 @@ def formerly(rank, ranks, kind, root):
     from ringstow.integrations._lightning import _ranks
 
     def save_by_dcp(self, state, path, step, apart):
-        writer = ringstow.dcp.StorageWriter(apart=apart)
+        writer = ringstow.dcp.StorageWriter(droppable=apart)
         save(state, checkpoint_id=path, storage_writer=writer, process_group=self.group)
 
     _ranks.Ranks.save = save_by_dcp

@@ -207,7 +207,7 @@ def check_parts(plans: Sequence[SavePlan], parts: Iterable[str]) -> None:
     for part in parts:
         if not any(is_below(item.index.fqn, part) for plan in plans for item in plan.items):
             raise InvalidStateError(
-                f"apart: the state has nothing named {part!r}, and nothing below it"
+                f"droppable: the state has nothing named {part!r}, and nothing below it"
             )
 
 

@@ -116,7 +116,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         allow_pickle: bool = False,
         step: int | None = None,
         metrics: Mapping[str, Any] | None = None,
-        apart: Iterable[str] = (),
+        droppable: Iterable[str] = (),
         base: StrPath | Base | None = None,
     ) -> None:
         """Make a writer.
@@ -129,7 +129,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 Loading them also needs ``StorageReader(allow_pickle=True)``.
             step: for a writer of one save: as `note` sets it.
             metrics: likewise.
-            apart: names of parts whose tensors get files of their own on every rank, so that
+            droppable: names of parts whose tensors get files of their own on every rank, so that
                 `ringstow.slim` can drop them later: ``["optimizer"]``. A name stands for itself and
                 all below it, as in ``optimizer.state.0.exp_avg``. Every rank must give the same,
                 and every state must have something of each name, or the save fails on all ranks.
@@ -138,10 +138,10 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 
         Raises:
             InvalidStateError: ``path`` is not a path in the file system, or a metric is no number,
-                or a name in ``apart`` is none.
-            TypeError, ValueError: as from `note`; ``apart`` is no list of names.
+                or a name in ``droppable`` is none.
+            TypeError, ValueError: as from `note`; ``droppable`` is no list of names.
         """
-        self._apart = names_of_parts(apart, "apart")
+        self._apart = names_of_parts(droppable, "droppable")
         self._base = native(base)
         self._allow_pickle = allow_pickle
         own = None if path is None else _paths.directory(path)
@@ -217,15 +217,15 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         self._adopt()
         self._notes.give(step, metrics)
 
-    def set_apart(self, parts: Iterable[str]) -> None:
-        """Set which parts the next saves set apart, in place of the class's argument ``apart``.
+    def set_droppable(self, parts: Iterable[str]) -> None:
+        """Set which parts `slim` can drop from the next saves, as the argument ``droppable`` does.
 
         Raises:
             InvalidStateError: a name is none.
             TypeError, ValueError: as from the class.
         """
         self._adopt()
-        self._apart = names_of_parts(parts, "apart")
+        self._apart = names_of_parts(parts, "droppable")
 
     def set_base(self, base: StrPath | Base | None) -> None:
         """Set which earlier checkpoint the next saves link files of, as the argument ``base`` does.
@@ -266,13 +266,14 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         Raises:
             InvalidStateError: neither the save nor the writer has a path, or the save would
                 replace the one before.
-            UnsupportedError: no collectives, and the writer sets parts apart or has a base.
+            UnsupportedError: no collectives, and the writer has ``droppable`` or a base.
         """
         self._adopt()
         if self._apart and not kwargs.get("use_collectives", True):
             raise UnsupportedError(
-                "StorageWriter(apart=...) needs collectives: `slim` does not change a checkpoint "
-                "that ranks save each by itself (use_collectives=False). Leave out apart="
+                "StorageWriter(droppable=...) needs collectives: `slim` does not change a "
+                "checkpoint that ranks save each by itself (use_collectives=False). Leave out "
+                "droppable="
             )
         if self._base is not None and not kwargs.get("use_collectives", True):
             raise UnsupportedError(
@@ -331,7 +332,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         Raises:
             BusyError: another save into the directory is in progress.
             InvalidStateError: it holds safetensors files of another program; or no rank has
-                anything of a part that is to be set apart.
+                anything of a part that is to be droppable.
             OSError: it can't be made or locked.
         """
         save = self._current()

@@ -180,7 +180,7 @@ class Ranks:
             "metrics": metrics,
             "base": base,
             "nodes": Nodes() if self._node_local else None,
-            "apart": self._apart if apart is None else tuple(apart),
+            "droppable": self._apart if apart is None else tuple(apart),
             "config": self._config,
             "allow_pickle": self._allow_pickle,
         }

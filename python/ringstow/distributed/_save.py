@@ -80,7 +80,7 @@ def save(
     group: dist.ProcessGroup | None = None,
     step: int | None = None,
     metrics: Mapping[str, Any] | None = None,
-    apart: Iterable[str] = (),
+    droppable: Iterable[str] = (),
     base: StrPath | Base | None = None,
     nodes: Nodes | None = None,
     config: Config | None = None,
@@ -102,7 +102,7 @@ def save(
         group: the ranks; None means all.
         step: as in `ringstow.save`.
         metrics: as in `ringstow.save`; the first rank's are noted.
-        apart: as in `ringstow.save`, the same on all ranks; some rank must have each.
+        droppable: as in `ringstow.save`, the same on all ranks; some rank must have each.
         base: as in `ringstow.save`, the same on all ranks. Each rank links files whose tensors it
             has; another number of ranks may have saved them.
         nodes: ``ringstow.Nodes()`` if the path is on each node's own disk, and ranks on other nodes
@@ -127,7 +127,7 @@ def save(
     hold = _guard.Hold()
     with ranks.turn.held(), hold.waited.here(), real_tensors(), hold:
         hold.begin(may_wait=False)
-        asked = (state_dict, path, step, metrics, apart, base, nodes, config)
+        asked = (state_dict, path, step, metrics, droppable, base, nodes, config)
         begun = _begun(ranks, asked, hold, None, allow_pickle=allow_pickle)
         job = _Save(ranks, begun, hold)
         report = job.run()
@@ -144,7 +144,7 @@ def save_async(
     group: dist.ProcessGroup | None = None,
     step: int | None = None,
     metrics: Mapping[str, Any] | None = None,
-    apart: Iterable[str] = (),
+    droppable: Iterable[str] = (),
     base: StrPath | Base | None = None,
     nodes: Nodes | None = None,
     config: Config | None = None,
@@ -163,7 +163,7 @@ def save_async(
         group: as in `save`.
         step: as in `save`.
         metrics: as in `save`.
-        apart: as in `save`.
+        droppable: as in `save`.
         base: as in `save`.
         nodes: as in `save`.
         config: as in `save`.
@@ -183,7 +183,7 @@ def save_async(
     try:
         with hold.waited.here(), real_tensors():
             may_return = hold.begin()
-            asked = (state_dict, path, step, metrics, apart, base, nodes, config)
+            asked = (state_dict, path, step, metrics, droppable, base, nodes, config)
             begun = _begun(ranks, asked, hold, staging, allow_pickle=allow_pickle)
         job = _Save(ranks, begun, hold)
         handle = job.start()
@@ -213,7 +213,7 @@ def _begun(
 
     Staging is None for a save that does not return before its end.
     """
-    state_dict, path, step, metrics, apart, base, nodes, config = arguments
+    state_dict, path, step, metrics, droppable, base, nodes, config = arguments
     node_local = nodes is not None
     asked = _Asked(str(path), None, {}, [], None, node_local, "")
     try:
@@ -223,7 +223,7 @@ def _begun(
             absolute(path),
             step_number(step),
             metrics_of(metrics),
-            names_of_parts(apart, "apart"),
+            names_of_parts(droppable, "droppable"),
             native(base),
             node_local,
             config.to_json(background=staging is not None),
@@ -371,7 +371,7 @@ class _Save:
         had = {part for one in ranks for part in one.parts}
         if missing := [part for part in self._asked.apart if part not in had]:
             raise InvalidStateError(
-                f"apart: no rank's state has anything named {missing[0]!r}, or below it"
+                f"droppable: no rank's state has anything named {missing[0]!r}, or below it"
             )
         is_apart = self._asked.node_local
         dealt = _deal.deal(self._group, self._state, own, ranks, is_apart=is_apart)

@@ -275,7 +275,7 @@ class RingstowTrainerMixin(_Base):
                 state,
                 part,
                 step=self.state.global_step,
-                apart=[_weights.TRAINER] if _weights.TRAINER in state else [],
+                droppable=[_weights.TRAINER] if _weights.TRAINER in state else [],
                 config=self.ringstow_config,
                 staging=self.__staging(),
             )

@@ -47,7 +47,7 @@ def train(rank, root, layout, staging, options):
         model, optimizer, state = state_of(layout, 4, 4)
         manager.save(4, state, metrics={"loss": rank + 0.4})
         manager.wait()
-        assert len(manager.retained.kept) == 2
+        assert len(manager.retention_report.kept) == 2
         assert [found.step for found in manager.steps()] == [3, 4]
         assert manager.best("loss", "max").metrics == {"loss": 0.4}
     return whole(model, optimizer) if rank == 0 else whole(model, optimizer) and None
@@ -241,13 +241,13 @@ def retention_fails(rank, root):
             for step in (1, 2):
                 manager.save_async(step, shard_of(rank, step))
             manager.wait()
-            assert manager.retained is None
+            assert manager.retention_report is None
             assert (manager.retention_error is not None) == (rank == 0)
             assert [found.step for found in manager.steps()] == [1, 2]
             _upkeep.cleared = real
             manager.save_async(3, shard_of(rank, 3))
             manager.wait()
-            return len(manager.retained.removed)
+            return len(manager.retention_report.removed)
     finally:
         _upkeep.cleared = real
 

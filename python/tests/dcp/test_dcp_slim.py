@@ -32,7 +32,7 @@ def state_of(layout, seed):
 
 def save(rank, path, layout, apart):
     model, optimizer, state = state_of(layout, 1)
-    dcp.save(state, checkpoint_id=path, storage_writer=StorageWriter(apart=apart))
+    dcp.save(state, checkpoint_id=path, storage_writer=StorageWriter(droppable=apart))
     return whole(model, optimizer)
 
 
@@ -98,7 +98,7 @@ def load_all(rank, path, planner):
 def save_small(rank, path, apart, at=None):
     state = {"model": {f"w{rank}": torch.ones(9)}, "optim": {f"m{rank}": torch.ones(9)}}
     parts = apart if at in (None, rank) else []
-    writer = StorageWriter(apart=parts)
+    writer = StorageWriter(droppable=parts)
     return raised(lambda: dcp.save(state, checkpoint_id=path, storage_writer=writer))
 
 
@@ -142,7 +142,7 @@ def test_ranks_that_save_each_by_itself_are_refused(ranks, tmp_path):
 
 
 def save_alone(rank, path):
-    writer = StorageWriter(apart=APART)
+    writer = StorageWriter(droppable=APART)
     state = {"optim": {f"m{rank}": torch.ones(9)}}
     return raised(
         lambda: dcp.save(state, checkpoint_id=path, storage_writer=writer, use_collectives=False)
@@ -154,18 +154,18 @@ def save_alone(rank, path):
 )
 def test_wrong_names_are_refused_when_the_writer_is_made(apart, error):
     with pytest.raises(error):
-        StorageWriter(apart=apart)
+        StorageWriter(droppable=apart)
 
 
 def test_pickled_writer_sets_the_same_parts_apart(tmp_path):
-    writer = pickle.loads(pickle.dumps(StorageWriter(apart=APART)))
+    writer = pickle.loads(pickle.dumps(StorageWriter(droppable=APART)))
     state = {"model": {"w": torch.ones(9)}, "optim": {"m": torch.ones(9)}}
     dcp.save(state, checkpoint_id=tmp_path / "a", storage_writer=writer)
     assert ringstow.slim(tmp_path / "a", drop=APART).tensors == 1
 
 
 def save_with_cached_plans(rank, root):
-    writer = StorageWriter(apart=APART)
+    writer = StorageWriter(droppable=APART)
     for step in (1, 2, 3):
         state = {"model": {f"w{rank}": torch.ones(9)}, "optim": {f"m{rank}": torch.ones(9)}}
         planner = DefaultSavePlanner(enable_plan_caching=True)
@@ -175,7 +175,7 @@ def save_with_cached_plans(rank, root):
 def test_names_that_a_writer_is_given_later_count_for_the_saves_after_it(tmp_path):
     writer, state = StorageWriter(), {"model": {"w": torch.ones(9)}, "optim": {"m": torch.ones(9)}}
     dcp.save(state, checkpoint_id=tmp_path / "before", storage_writer=writer, no_dist=True)
-    writer.set_apart(APART)
+    writer.set_droppable(APART)
     dcp.save(state, checkpoint_id=tmp_path / "after", storage_writer=writer, no_dist=True)
     with pytest.raises(ringstow.InvalidStateError):
         ringstow.slim(tmp_path / "before", drop=APART)
@@ -214,7 +214,7 @@ def restore(rank, root, step):
 
 
 def test_older_steps_of_ranks_lose_the_optimizer_and_restore_the_model(ranks, tmp_path):
-    keep = ringstow.Retention(last=3, slim_after=2, slim=APART)
+    keep = ringstow.Retention(last=3, slim_after=2, drop=APART)
     said = ranks(2).run(train, tmp_path, [1, 2, 3, 4], keep)
     assert said == [None, None]
     assert [step.step for step in ringstow.steps(tmp_path)] == [2, 3, 4]
@@ -239,7 +239,7 @@ def slimming_fails(rank, root):
     if rank == 0:
         _upkeep.cleared = refusing
     try:
-        with CheckpointManager(root, keep=ringstow.Retention(slim_after=1, slim=APART)) as manager:
+        with CheckpointManager(root, keep=ringstow.Retention(slim_after=1, drop=APART)) as manager:
             manager.save(1, state_of("fsdp2", 1)[2])
             manager.save(2, state_of("fsdp2", 2)[2])
             errors = [str(manager.retention_error)]

@@ -80,7 +80,7 @@ def test_a_step_that_is_not_there_is_refused_naming_those_that_are(root):
 def test_without_rules_nothing_is_removed(root):
     with CheckpointManager(root) as manager:
         save_all(manager, range(12))
-        assert manager.retained is None
+        assert manager.retention_report is None
         assert [found.step for found in manager.steps()] == list(range(12))
 
 
@@ -93,7 +93,7 @@ def test_rules_keep_the_newest_the_regular_and_the_best(root):
         assert numbers(root) == [20, 25, 40, 50, 60, 61]
         assert manager.best().step == 20
         assert manager.best("loss", "max").step == 25
-        assert [pathlib.Path(path).name for path in manager.retained.kept] == [
+        assert [pathlib.Path(path).name for path in manager.retention_report.kept] == [
             f"step-{step:08}" for step in numbers(root)
         ]
         assert manager.retention_error is None
@@ -189,14 +189,17 @@ def test_retention_that_fails_is_logged_and_tried_again(root, monkeypatch, caplo
     with CheckpointManager(root, keep=1) as manager:
         manager.save(1, state(1))
         assert isinstance(manager.retention_error, NotADirectoryError)
-        assert manager.retained is None
+        assert manager.retention_report is None
+        with pytest.raises(NotADirectoryError):
+            manager.raise_failures()
         manager.save_async(2, state(2)).result()
         manager.wait()
         assert numbers(root) == [1, 2]
         manager.save_async(3, state(3))
         manager.wait()
         assert manager.retention_error is None
-        assert len(manager.retained.removed) == 2
+        assert len(manager.retention_report.removed) == 2
+    manager.raise_failures()
     assert numbers(root) == [3]
     said = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
     assert len(said) == 2
@@ -216,7 +219,9 @@ def test_what_the_system_refused_to_remove_is_logged(root, monkeypatch, caplog):
         monkeypatch.setattr(_upkeep, "cleared", clear)
         manager.save(2, state(2))
         assert manifest.exists()
-        assert [left.path for left in manager.retained.left if left.failed]
+        assert [left.path for left in manager.retention_report.left if left.failed]
+    with pytest.raises(ringstow.Error, match="not removed: .*step-00000001"):
+        manager.raise_failures()
     assert any("was not removed: " in r.getMessage() for r in caplog.records)
 
 
@@ -392,6 +397,6 @@ def test_the_manager_imports_no_torch(root):
     code = (
         "import ringstow, sys; m = ringstow.CheckpointManager(sys.argv[1], keep=1)\n"
         "m.save_async(1, {'a': 1}); m.save(2, {'a': 2}); m.close()\n"
-        "assert m.retained.removed and 'torch' not in sys.modules, sys.modules['torch']"
+        "assert m.retention_report.removed and 'torch' not in sys.modules, sys.modules['torch']"
     )
     subprocess.run([sys.executable, "-c", code, str(root)], check=True)

@@ -123,10 +123,10 @@ def test_removal_holds_up_neither_the_call_nor_the_handle(root, monkeypatch, end
     with CheckpointManager(root, keep=1) as manager:
         manager.save_async(1, state()).result()  # returns while the removal waits
         assert removing.wait(60)
-        assert manager.retained is None
+        assert manager.retention_report is None
         may_remove.set()
         manager.wait()
-        assert manager.retained is not None
+        assert manager.retention_report is not None
 
 
 def test_a_load_never_meets_the_removal(root, monkeypatch):

@@ -72,3 +72,12 @@ def test_the_failure_of_the_last_save_is_raised_and_the_manager_is_closed(tmp_pa
     late()
     manager.close()
     assert "closed" in repr(manager)
+
+
+def test_a_failed_copy_is_raised_to_who_asks_after_the_end(tmp_path, caplog):
+    (tmp_path / "file").touch()
+    with ringstow.CheckpointManager(tmp_path / "run", tiers=[tmp_path / "file/run"]) as manager:
+        manager.save(1, {"w": torch.ones(3)})
+    with pytest.raises(NotADirectoryError):
+        manager.raise_failures()
+    assert "is saved, but not copied to" in caplog.text

@@ -66,7 +66,7 @@ def test_step_that_is_saved_again_with_the_part_apart_is_slimmed(tmp_path):
 
 def test_state_without_the_part_is_refused(tmp_path):
     with ringstow.CheckpointManager(
-        tmp_path, keep=ringstow.Retention(slim_after=1, slim=["ema"])
+        tmp_path, keep=ringstow.Retention(slim_after=1, drop=["ema"])
     ) as manager:
         with pytest.raises(ringstow.InvalidStateError, match="nothing named 'ema'"):
             manager.save(1, state(1))
@@ -98,7 +98,7 @@ def test_slimming_that_fails_fails_no_save_and_is_tried_again(tmp_path, monkeypa
 
 def test_files_that_a_slimming_could_not_remove_go_after_the_next_save(tmp_path, monkeypatch):
     step = tmp_path / "step-00000001"
-    ringstow.save(state(1), step, step=1, apart=["optimizer"])
+    ringstow.save(state(1), step, step=1, droppable=["optimizer"])
     before = {file: file.read_bytes() for file in step.glob("*.safetensors")}
     ringstow.slim(step, ["optimizer"])
     left = [file for file in before if not file.exists()]
@@ -153,7 +153,7 @@ def test_restore_says_what_the_step_has_lost_since_it_was_listed(tmp_path, monke
 
 def test_files_that_a_killed_slimming_left_go_after_the_next_save(tmp_path):
     step = tmp_path / "step-00000001"
-    ringstow.save(state(1), step, step=1, apart=["optimizer"])
+    ringstow.save(state(1), step, step=1, droppable=["optimizer"])
     before = {file: file.read_bytes() for file in step.glob("*.safetensors")}
     ringstow.slim(step, ["optimizer"])
     left = [file for file in before if not file.exists()]

@@ -79,7 +79,7 @@ class Rules:
             every=self.every,
             best=best,
             slim_after=self.slim_after,
-            slim=self.slim,
+            drop=self.slim,
         )
 
     @property

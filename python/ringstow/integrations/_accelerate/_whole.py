@@ -42,7 +42,7 @@ def start(
         {**states, **optimizers, ACCELERATOR: meta},
         part,
         step=step,
-        apart=list(optimizers),
+        droppable=list(optimizers),
         config=config,
         allow_pickle=allow_pickle,
         staging=staging,
