@@ -47,6 +47,7 @@ class NodeRanks(Ranks):
         # The first rank of a node removes old steps there.
         self.leads = self._ranks.rank == nodes.ranks[0]
         self.run = NodeRun(root, config, self._ranks)
+        self.steps = NodeRun(root, config, self._ranks, plan.tiers)
         count = len(nodes.found)
         if count < copies:
             raise InvalidStateError(
