@@ -176,7 +176,7 @@ impl CheckpointManager {
         if let (Some(there), Some(keep_here)) = (&retention, tiers.keep_here) {
             check_keeps(there, own, keep_here)?;
         }
-        let every = own.and_then(|retention| retention.keep_every);
+        let every = own.and_then(|retention| retention.every);
         let stays = Stays { has_rule: own.is_some(), evicts: tiers.keep_here.is_some(), every };
         let (stripe, keep_here) = (&*shared.store.config().stripe, tiers.keep_here);
         let copies = Copies::new(&shared.root, tiers, (retention, stays), stripe)?;
@@ -345,7 +345,7 @@ impl Shared {
         state: &mut StateDict<'_>,
         metrics: impl IntoIterator<Item = (K, f64)>,
     ) -> Result<()> {
-        self.slim.iter().for_each(|slim| slim.set_apart(state));
+        self.slim.iter().for_each(|slim| slim.make_droppable(state));
         if let Some(base) = self.base() {
             state.base(base);
         }

@@ -151,8 +151,10 @@ def latest(
     before: int | StrPath | None = None,
     pattern: str | None = None,
     config: Config | None = None,
-) -> str | None:
-    """Return the path of the newest step that can be loaded; None if nothing was committed yet.
+) -> Step | None:
+    """Return the newest step that can be loaded; None if nothing was committed yet.
+
+    ``ringstow.load(ringstow.latest("run"))`` loads it; ``.path`` is its path.
 
     `steps` says which checkpoints are steps. A committed one that can't be loaded is skipped if an
     older one can, with a warning to the logger ``ringstow`` that says why. If each rank saved by
@@ -200,7 +202,11 @@ def latest(
     if found is not None or asks_for_ours or object_url(root):
         return found
     left = _steps.newest_in(root)
-    return None if left is None else left.path
+    if left is None:
+        return None
+    from ringstow._catalog_report import Step
+
+    return Step.of_foreign(left.path, left.step)
 
 
 def _newest_on(
@@ -209,25 +215,23 @@ def _newest_on(
     before: int | None,
     pattern: str | None,
     config: Config | None,
-) -> str | None:
+) -> Step | None:
     """Return the nearest copy of the newest step that tiers have; None if nothing is committed."""
     refuse_two_runs(tiers)
-    newest: tuple[tuple[int, ...], str] | None = None
+    newest: Step | None = None
     failure: Exception | None = None
     for tier in tiers:
         try:
-            path = own_latest(tier, verify, before, pattern, config)
+            found = own_latest(tier, verify, before, pattern, config)
         except (MissingFilesError, CorruptCheckpointError, FormatError) as error:
             _log.warning("%s has no step that can be loaded: %s", tier, error)
             failure = failure or error
             continue
-        listed = () if path is None else steps(tier, pattern=pattern, config=config)
-        for found in listed:
-            if found.path == path and (newest is None or found.order > newest[0]):
-                newest = found.order, path
+        if found is not None and (newest is None or found.order > newest.order):
+            newest = found
     if newest is None and failure is not None:
         raise failure
-    return None if newest is None else newest[1]
+    return newest
 
 
 def refuse_two_runs(tiers: list[str]) -> None:
@@ -250,11 +254,12 @@ def own_latest(
     before: int | str | None = None,
     pattern: str | None = None,
     config: Config | None = None,
-) -> str | None:
+) -> Step | None:
     """Return the newest of ringstow's steps, as `latest` does; never another program's."""
+    from ringstow._catalog_report import Step
+
     found = _native.latest(root, verify, before, pattern, native_json(config))
-    # pathlib makes one slash of two.
-    return None if found is None else object_url(found) or os.fspath(found)
+    return next(iter(Step.list_from_json(found)), None)
 
 
 def retain(

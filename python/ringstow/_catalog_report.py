@@ -173,7 +173,10 @@ class CheckpointInfo(Report):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Step(Report):
-    """One of the steps of a run, as `steps` lists them."""
+    """One of the steps of a run, as `steps` lists them.
+
+    It is an ``os.PathLike``: `load`, `verify` and the like take it in place of its path.
+    """
 
     path: str
     """The checkpoint's directory."""
@@ -199,10 +202,28 @@ class Step(Report):
     problem: str | None
     """Why it can't be loaded, if it can't."""
 
+    def __fspath__(self) -> str:
+        return self.path
+
     @property
     def created(self) -> datetime.datetime | None:
         """When it was committed, in UTC."""
         return None if self.created_unix_ms is None else _utc(self.created_unix_ms)
+
+    @classmethod
+    def of_foreign(cls, path: str, step: int | None) -> Self:
+        """Return what stands for a checkpoint that another program has left."""
+        return cls(
+            path=path,
+            step=step,
+            metrics={},
+            dropped=(),
+            created_unix_ms=None,
+            order=(0, step or 0, 0, 0),
+            nbytes=None,
+            status="committed",
+            problem=None,
+        )
 
     @classmethod
     def list_from_json(cls, text: str) -> list[Self]:

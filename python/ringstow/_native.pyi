@@ -680,16 +680,16 @@ def promote(
 # Returns a DiffReport. With `values`, it counts the elements that differ.
 def diff(a: str, b: str, values: bool, config: str) -> str: ...
 
-# Returns the newest step that can be loaded; with `verify`, whose every byte is intact; with
-# `before`, which is older than that step or path.
+# Returns the newest step that can be loaded in a list of Found, which may be empty; with `verify`,
+# whose every byte is intact; with `before`, which is older than that step or path.
 def latest(
     directory: str, verify: bool, before: int | str | None, pattern: str | None, config: str
-) -> os.PathLike[str] | None: ...
+) -> str: ...
 
 # Returns the steps in a directory as a list of Found, oldest first.
 def steps(directory: str, pattern: str | None, config: str) -> str: ...
 
-# What goes from a run's directory after a save. `rules` are keep_last, keep_every and keep_best,
+# What goes from a run's directory after a save. `rules` are last, every and best of a Retention,
 # `slim` how many of the newest steps stay whole and the parts that older ones lose, `eviction` the
 # tiers and how many of the newest steps stay once all of them have them.
 @final

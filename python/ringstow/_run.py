@@ -214,14 +214,4 @@ def step_at(path: str, config: Config | None) -> Step:
 def _step_of(left: _steps.Left) -> Step:
     from ringstow._catalog_report import Step
 
-    return Step(
-        path=left.path,
-        step=left.step,
-        metrics={},
-        dropped=(),
-        created_unix_ms=None,
-        order=(0, left.step or 0, 0, 0),
-        nbytes=None,
-        status="committed",
-        problem=None,
-    )
+    return Step.of_foreign(left.path, left.step)

@@ -15,7 +15,7 @@ fn texts(paths: Vec<PathBuf>) -> Vec<OsString> {
     paths.into_iter().map(PathBuf::into_os_string).collect()
 }
 
-/// What `keep_last`, `keep_every` and `keep_best` are.
+/// What `last`, `every` and `best` of a retention are.
 type Rules = (Option<usize>, Option<u64>, Option<(String, String, usize)>);
 
 /// A Retained, why something failed, and the steps that a place lacks.
@@ -37,7 +37,7 @@ impl Clearing {
     ) -> PyResult<Self> {
         let (last, every, best) = rules;
         let best = best.map(crate::catalog::best).transpose()?;
-        let slim = slim.map(|(after, parts)| Slim { after, parts });
+        let slim = slim.map(|(after, parts)| Slim { after, drop: parts });
         let keep = Keep { last, every, best, slim };
         let made = manager::Clearing::new(root, keep, self::config(config)?);
         let mut clearing = made.map_err(to_python)?;

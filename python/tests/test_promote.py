@@ -395,7 +395,7 @@ def test_steps_in_a_store_are_listed(bucket, tmp_path):
         ringstow.save({"w": torch.full((9,), step)}, tmp_path / f"step-{step}", step=step)
         ringstow.promote(tmp_path / f"step-{step}", f"{bucket.url}/run/step-{step}")
     assert [found.step for found in ringstow.steps(f"{bucket.url}/run")] == [1, 2, 10]
-    assert ringstow.latest(f"{bucket.url}/run") == f"{bucket.url}/run/step-10"
+    assert ringstow.latest(f"{bucket.url}/run").path == f"{bucket.url}/run/step-10"
     assert ringstow.latest(f"{bucket.url}/nothing") is None
 
 

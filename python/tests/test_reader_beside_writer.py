@@ -60,8 +60,8 @@ def test_looks_beside_a_writer_that_keeps_one_step_always_find_a_step(where, tmp
         return restored.step
 
     looks = [
-        lambda: ringstow.latest(run),
-        lambda: ringstow.latest(run, verify=True),
+        lambda: ringstow.latest(run).path,
+        lambda: ringstow.latest(run, verify=True).path,
         lambda: [step.path for step in ringstow.steps(run) if step.status == "committed"][-1],
         lambda: ringstow.CheckpointManager(run).latest().path,
         lambda: whole(ringstow.CheckpointManager(run).restore().state),

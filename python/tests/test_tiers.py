@@ -77,7 +77,7 @@ def test_silent_store_fails_the_restore_and_not_the_save(tmp_path, bucket, proxy
         proxy.clear()
         manager.save(2, state_of(2))
     assert manager.promotion_error is None
-    assert ringstow.latest(f"{bucket.url}/run").endswith("step-00000002")
+    assert ringstow.latest(f"{bucket.url}/run").path.endswith("step-00000002")
 
 
 def test_slow_store_holds_up_no_save_and_newer_steps_overtake(tmp_path, bucket, proxy, caplog):
@@ -113,7 +113,7 @@ def test_copy_that_a_kill_cut_short_is_ended_by_the_next_run(tmp_path, bucket, p
     assert ringstow.latest(f"{bucket.url}/run") is None
     with manager_of(tmp_path, bucket) as manager:
         manager.restore()
-    assert ringstow.latest(f"{bucket.url}/run").endswith("step-00000001")
+    assert ringstow.latest(f"{bucket.url}/run").path.endswith("step-00000001")
 
 
 def test_wrong_tiers_say_what_is_meant(tmp_path):
@@ -272,7 +272,7 @@ def test_manager_restores_from_its_tier_which_keeps_the_newest(tmp_path, place):
             assert manager.wait_promoted(60)
     assert manager.promotion_error is None
     assert [found.step for found in ringstow.steps(tiers[0])] == [2, 3]
-    assert ringstow.latest(tiers[0]) == f"{tiers[0]}/step-00000003"
+    assert ringstow.latest(tiers[0]).path == f"{tiers[0]}/step-00000003"
     shutil.rmtree(tmp_path / "run")
     with ringstow.CheckpointManager(tmp_path / "run", tiers=tiers) as manager:
         restored = manager.restore()

@@ -165,12 +165,12 @@ def test_new_directory_goes_on_with_the_run_that_was_loaded(tmp_path, tier, conf
     ringstow.save(state_of(1), tmp_path / "run/step-1", config=config)
     assert ringstow.wait_promoted(60)
     newest = ringstow.latest([tmp_path / "new", tier])
-    assert newest == str(tier / "step-1")
+    assert newest.path == str(tier / "step-1")
     assert ringstow.load(newest)["step"] == 1
     ringstow.save(state_of(2), tmp_path / "new/step-2", config=config)
     assert ringstow.wait_promoted(60)
     assert "goes on with the run whose steps are in" in caplog.text
-    assert ringstow.latest([tmp_path / "new", tier]) == str(tmp_path / "new/step-2")
+    assert ringstow.latest([tmp_path / "new", tier]).path == str(tmp_path / "new/step-2")
     ringstow.save(state_of(3), tmp_path / "run/step-3", config=config)  # a program that was lost
     assert not ringstow.wait_promoted(60)
     assert sorted(path.name for path in tier.glob("step-*")) == ["step-1", "step-2"]

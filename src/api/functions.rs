@@ -253,7 +253,7 @@ pub fn retain(root: impl AsRef<Path>, keep: usize, disposal: Disposal) -> Result
 
 /// Drops the values of these names and below them from the checkpoint at `path`, the tensors to which only they refer,
 /// and the files that hold nothing else: `["optimizer"]` leaves what inference needs. The save must have set these names
-/// [apart](StateDict::apart). A load of the rest goes on as before. If the process is killed meanwhile, the checkpoint is
+/// [droppable](StateDict::droppable). A load of the rest goes on as before. If the process is killed meanwhile, the checkpoint is
 /// as before or slimmed, and the next save into its directory or [`prune`] removes the rest.
 ///
 /// # Errors

@@ -293,7 +293,8 @@ impl Store {
     /// As for [`latest_verified`](crate::latest_verified()); [`Error::Invalid`](crate::Error::Invalid) if [`Before`](crate::Before) is not one of
     /// the steps.
     pub fn latest(&self, dir: impl AsRef<Path>, wanted: &Wanted) -> Result<Option<PathBuf>> {
-        store::latest(dir, wanted, &self.config, &Job::of(&self.config))
+        let newest = store::latest(dir, wanted, &self.config, &Job::of(&self.config))?;
+        Ok(newest.map(|found| found.path))
     }
 
     /// See [`retain`](crate::retain()).

@@ -129,11 +129,11 @@ impl Run<'_> {
         let newest = store::latest(self.root, &wanted, self.config, &Job::of(self.config))?;
         let Some(newest) = newest else { return Ok(Vec::new()) };
         let found = self.committed()?;
-        if found.is_empty() && !has_gone(&newest) {
+        if found.is_empty() && !has_gone(&newest.path) {
             return Err(Error::invalid(format!(
                 "{} is a checkpoint, but nothing in {} counts as a step: training must not begin anew beside it. Load it \
                  by its path, or give the manager another directory",
-                newest.display(),
+                newest.path.display(),
                 self.root.display()
             )));
         }
@@ -147,9 +147,8 @@ impl Run<'_> {
     fn intact(&self, error: Error) -> Result<Vec<Found>> {
         let wanted = Wanted { verify: true, ..Wanted::default() };
         let newest = store::latest(self.root, &wanted, self.config, &Job::of(self.config))?;
-        let found = newest.map(|newest| store::list(&newest, self.config)).transpose()?;
-        let found: Vec<Found> = found.into_iter().flatten().take(1).collect();
-        if found.iter().any(|found| found.step.is_some()) { Ok(found) } else { Err(error) }
+        let found: Vec<Found> = newest.into_iter().filter(|found| found.step.is_some()).collect();
+        if found.is_empty() { Err(error) } else { Ok(found) }
     }
 
     /// The steps here and in the places, newest first, of copies the nearest first. What is wrong with the directory is no

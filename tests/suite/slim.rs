@@ -174,7 +174,7 @@ fn commit_apart(apart: [&[&str]; 2]) -> Result<()> {
         let (mut state, name) = (StateDict::new(), ["model.w", "opt.m"][rank as usize]);
         state.bytes(name, Dtype::U8, &[3], &[7; 3])?;
         for name in apart[rank as usize] {
-            state.apart(*name);
+            state.droppable(*name);
         }
         Ok(store::write_rank(&runtime, &state, rank, &dir, &Default::default())?.0)
     };
@@ -202,7 +202,7 @@ fn tied(dir: &Path) {
     }
     let tree = r#"{"opt":{"w":{"$tensor":"opt.w"},"m":{"$tensor":"opt.m"},"e":{"$tensor":"opt.e"}},"ema":{"e":{"$tensor":"opt.e"}},"model":{"w":{"$tensor":"opt.w"}}}"#;
     state.set_tree(serde_json::value::RawValue::from_string(tree.into()).unwrap());
-    state.apart("opt").apart("ema");
+    state.droppable("opt").droppable("ema");
     store::save(&runtime(), &state, dir, &Default::default()).unwrap();
 }
 

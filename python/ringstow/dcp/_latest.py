@@ -10,6 +10,7 @@ import functools
 import os
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
@@ -22,6 +23,9 @@ from ringstow._patience import Again
 from ringstow.dcp import _mark, _paths
 from ringstow.dcp._together import from_first, gathered
 
+if TYPE_CHECKING:
+    from ringstow._catalog_report import Step
+
 
 def latest(
     directory: StrPath | Sequence[StrPath],
@@ -31,8 +35,8 @@ def latest(
     before: int | StrPath | None = None,
     pattern: str | None = None,
     config: Config | None = None,
-) -> str | None:
-    """Return the path of the newest step that can be loaded, as the group's rank 0 sees it.
+) -> Step | None:
+    """Return the newest step that can be loaded, as the group's rank 0 sees it.
 
     All ranks of the group call this. Rank 0 looks, and the others wait until they see that
     checkpoint as well. Without a process group it is `ringstow.latest`.
@@ -65,7 +69,7 @@ def latest(
         )
         try:
             if found is not None:
-                agree_on(found, process_group)
+                agree_on(found.path, process_group)
             return found
         except NoCheckpointError as error:
             # Another process may have removed it meanwhile.

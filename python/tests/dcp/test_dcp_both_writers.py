@@ -96,7 +96,7 @@ def test_latest_skips_checkpoint_overwritten_by_torch(tmp_path):
         save_by_ringstow(step, tmp_path / f"step-{step}")
     make_older(tmp_path / "step-2" / "manifest.json")
     save_by_torch(3, tmp_path / "step-2")
-    assert ringstow.latest(tmp_path) == str(tmp_path / "step-1")
+    assert ringstow.latest(tmp_path).path == str(tmp_path / "step-1")
 
 
 # Ringstow over torch.

@@ -22,7 +22,7 @@ def save_steps(root, *steps):
 
 
 def newest(rank, roots, **options):
-    return ringstow.dcp.latest(roots[rank], **options)
+    return ringstow.dcp.latest(roots[rank], **options).path
 
 
 def test_all_ranks_get_what_rank_0_sees(ranks, tmp_path):
@@ -31,11 +31,11 @@ def test_all_ranks_get_what_rank_0_sees(ranks, tmp_path):
     save_steps(roots[1], 1)  # a stale directory listing
     expected = str(roots[0] / "step-2")
     assert ranks(2).run(newest, roots) == [expected, expected]
-    assert {ringstow.latest(root) for root in roots} == {expected, str(roots[1] / "step-1")}
+    assert {ringstow.latest(root).path for root in roots} == {expected, str(roots[1] / "step-1")}
 
 
 def older(rank, root):
-    return ringstow.dcp.latest(root, before=2), ringstow.dcp.latest(root / "nothing")
+    return ringstow.dcp.latest(root, before=2).path, ringstow.dcp.latest(root / "nothing")
 
 
 def test_arguments_and_a_run_without_checkpoints(ranks, tmp_path):
@@ -57,7 +57,7 @@ def newest_seen_late(rank, root, looks):
     if looks is None:
         _late.SEEN_S = 0.0
     try:
-        return ringstow.dcp.latest(root), seen
+        return ringstow.dcp.latest(root).path, seen
     except ringstow.NoCheckpointError as error:
         return str(error), seen
     finally:
@@ -111,6 +111,6 @@ def test_without_process_group_calls_ringstow_latest(tmp_path):
     assert not dist.is_initialized()
     assert ringstow.dcp.latest(tmp_path) is None
     save_steps(tmp_path, 7)
-    assert ringstow.dcp.latest(tmp_path) == str(tmp_path / "step-7")
+    assert ringstow.dcp.latest(tmp_path).path == str(tmp_path / "step-7")
     with pytest.raises(ringstow.InvalidStateError):
         ringstow.dcp.latest(tmp_path, pattern="nothing")

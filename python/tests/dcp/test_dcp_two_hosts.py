@@ -45,9 +45,9 @@ def train(root, rank, store):
     for step in STEPS:
         saved(rank, step, root / "run" / f"step-{step}")
         newest = ringstow.latest(root / "run")
-        alone.append(None if newest is None else int(newest.rpartition("-")[2]))
+        alone.append(None if newest is None else newest.step)
         newest = ringstow.dcp.latest(root / "run")
-        assert newest == str(root / "run" / f"step-{step}")
+        assert newest.path == str(root / "run" / f"step-{step}")
         found.append(loaded(newest))
         if rank == 0:
             ringstow.retain(root / "run", keep=2)

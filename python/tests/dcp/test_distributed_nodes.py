@@ -88,7 +88,7 @@ def test_one_process_is_told_which_node_has_the_rest(ranks, tmp_path):
     assert other["id"] in str(raised.value)
     (found,) = ringstow.steps(here.parent)
     assert (found.status, found.step) == ("committed", 7)
-    assert ringstow.latest(here.parent) == str(here)
+    assert ringstow.latest(here.parent).path == str(here)
 
 
 # In a process of its own: it keeps Ctrl-C from the tests that come after.

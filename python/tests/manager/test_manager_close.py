@@ -40,7 +40,7 @@ def test_after_the_process_group_has_ended(tmp_path):
         refused, closed = ran.stdout.splitlines()
         assert "close the manager first" in refused
         assert closed.endswith("run' closed>")
-    assert ringstow.latest(tmp_path / "tier").endswith("step-00000002")
+    assert ringstow.latest(tmp_path / "tier").path.endswith("step-00000002")
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_if_the_process_group_came_after_it(tmp_path, late):
     manager.close()
     assert handle.done()
     assert "closed" in repr(manager)
-    assert ringstow.latest(tmp_path / "run").endswith("step-00000001")
+    assert ringstow.latest(tmp_path / "run").path.endswith("step-00000001")
 
 
 def test_the_failure_of_the_last_save_is_raised_and_the_manager_is_closed(tmp_path, late):

@@ -75,7 +75,7 @@ def test_what_is_saved_after_going_back_is_newer(at, caplog):
         assert manager.latest().step == 31
         manager.save(32, state(32))
         assert [step.step for step in manager.steps()] == [31, 32]
-    assert ringstow.latest(run).endswith("step-00000032")
+    assert ringstow.latest(run).path.endswith("step-00000032")
 
 
 def test_drop_newer_removes_the_newer_steps_everywhere_but_those_that_are_kept(at):
