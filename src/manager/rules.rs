@@ -73,9 +73,9 @@ pub(super) fn check_keeps(
         [Some(("keep_here", keep_here)), last].into_iter().flatten().collect();
     check_covers(("Tiers.keep.last", there.last), &others)?;
     let Some(own) = own else { return Ok(()) };
-    let has_every = own.every.is_none_or(|own| {
-        there.every.is_some_and(|there| there > 0 && own.is_multiple_of(there))
-    });
+    let has_every = own
+        .every
+        .is_none_or(|own| there.every.is_some_and(|there| there > 0 && own.is_multiple_of(there)));
     let has_best = own.best.as_ref().is_none_or(|own| {
         let is_same =
             |there: &&Best| (&there.metric, there.direction) == (&own.metric, own.direction);
