@@ -189,6 +189,10 @@ class SkippedHandle(SaveHandle):
         """Return that there is nothing to do."""
         return Progress(0, 0, 0)
 
+    def cancel(self) -> bool:
+        """Return False: nothing is in progress."""
+        return False
+
     def wait_promoted(self, timeout: float | None = None) -> bool:
         """Return False: nothing is copied."""
         return False

@@ -799,13 +799,13 @@ def check_own_share(path: str, rank: int) -> None: ...
 # Returns Removed.
 def remove(path: str, recycle: bool, config: str) -> str: ...
 
-# Removes all steps in a directory except the newest `keep`, those that `keep_every` divides, and
-# the best by a metric: its name, "min" or "max", and how many. Returns Retained.
+# Removes all steps in a directory except the `last` newest, those that `every` divides, and the
+# best by a metric: its name, "min" or "max", and how many. Returns Retained.
 def retain(
     directory: str,
-    keep: int,
-    keep_every: int | None,
-    keep_best: tuple[str, str, int] | None,
+    last: int,
+    every: int | None,
+    best: tuple[str, str, int] | None,
     recycle: bool,
     pattern: str | None,
     dry_run: bool,

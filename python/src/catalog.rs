@@ -100,9 +100,9 @@ pub(crate) fn remove(
 pub(crate) fn retain(
     py: Python<'_>,
     directory: PathBuf,
-    keep: usize,
-    keep_every: Option<u64>,
-    keep_best: Option<(String, String, usize)>,
+    last: usize,
+    every: Option<u64>,
+    best: Option<(String, String, usize)>,
     recycle: bool,
     pattern: Option<&str>,
     dry_run: bool,
@@ -111,7 +111,7 @@ pub(crate) fn retain(
 ) -> PyResult<String> {
     let config = self::config(config)?;
     let (disposal, pattern) = (disposal(recycle), self::pattern(pattern)?);
-    let (last, every, best) = (keep, keep_every, keep_best.map(best).transpose()?);
+    let best = best.map(self::best).transpose()?;
     let retention = Retention { last, every, best, disposal, pattern, pinned };
     let retain = || match dry_run {
         true => ringstow::internals::store::retain_plan(&directory, &retention, &config),

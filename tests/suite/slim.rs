@@ -66,7 +66,7 @@ fn part_that_shares_files_is_not_dropped() {
     let before = std::fs::read(dir.join("manifest.json")).unwrap();
     let error = slim(&dir, &small_config()).unwrap_err();
     assert!(matches!(error, Error::Invalid { .. }), "{error}");
-    assert!(error.to_string().contains("apart"), "{error}");
+    assert!(error.to_string().contains("droppable"), "{error}");
     assert_eq!(std::fs::read(dir.join("manifest.json")).unwrap(), before);
 }
 
@@ -188,7 +188,7 @@ fn ranks_that_set_other_parts_apart_or_one_that_is_absent_do_not_commit() {
     let error = commit_apart([&["opt"], &[]]).unwrap_err();
     assert_says(&error, &["rank 0 set [\"opt\"] apart, rank 1 []", "same parts"]);
     let error = commit_apart([&["optimiser"], &["optimiser"]]).unwrap_err();
-    assert_says(&error, &["nothing named \"optimiser\"", "set apart"]);
+    assert_says(&error, &["nothing named \"optimiser\"", "to be droppable"]);
 }
 
 /// Saves two states with tensors that both parts, or a part and the model, refer to under the part's name.

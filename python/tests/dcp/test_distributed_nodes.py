@@ -374,6 +374,8 @@ def refused(rank, root):
     state = {"w": torch.ones(3)}
     with pytest.raises(ringstow.InvalidStateError, match="base is for a directory"):
         distributed.save(state, path_on(root, rank), nodes=ringstow.Nodes(), base=root / "x")
+    with pytest.raises(ringstow.InvalidStateError, match="is for a ringstow.CheckpointManager"):
+        distributed.save(state, path_on(root, rank), nodes=ringstow.Nodes(replicas=2))
     for settings in (ringstow.Config(stripe=[str(root)]), ringstow.Config(recycle=True)):
         with pytest.raises(ringstow.InvalidStateError, match="all ranks share"):
             distributed.save(state, path_on(root, rank), nodes=ringstow.Nodes(), config=settings)
