@@ -135,7 +135,8 @@ class CheckpointManager:
         _setup.check_nodes(_policies.nodes(nodes), config, **not_for_nodes)
         self._node_local = nodes is not None
         # Each node removes old steps by itself, so all ranks need the same rules.
-        same = {"nodes": nodes, "keep and tiers": None if nodes is None else (self._keep, plan)}
+        rules = None if nodes is None else (self._keep, plan, there.keep_here)
+        same = {"nodes": nodes, "keep and tiers": rules}
         saves = _setup.Saves(config, staging, allow_pickle)
         if nodes is not None:
             made = _setup.for_nodes(self._root, plan, nodes.replicas, same, saves, group)
