@@ -6,7 +6,7 @@ import errno
 import operator
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
-from ringstow import _catalog, _native
+from ringstow import _native
 from ringstow._arguments import names_of_parts
 from ringstow._config import native_json
 from ringstow._errors import InvalidStateError
@@ -14,7 +14,7 @@ from ringstow._errors import InvalidStateError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ringstow._catalog_report import Retained, Step
+    from ringstow._catalog_report import Step
     from ringstow._config import Config
 
 Mode = Literal["min", "max"]
@@ -91,18 +91,6 @@ class Rules(NamedTuple):
             )
         check_metric(metric, mode)
         return metric, mode
-
-
-def retain(tier: str, rules: Rules, config: Config | None, root: str) -> Retained:
-    """Remove the steps of a tier that no rule keeps and that are not pinned in the run."""
-    return _catalog.retained(
-        tier,
-        rules.keep_last or 1,  # retain keeps the newest in any case
-        rules.keep_every,
-        rules.keep_best,
-        pinned=_native.pinned(root),
-        config=config,
-    )
 
 
 def checked(

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from ringstow import _rules
 from ringstow._copier import Stays
 from ringstow._promoter import Promoter
 from ringstow._rules import Rules
@@ -50,17 +49,12 @@ def promoter(
     root: str, plan: Plan, config: Config | None, note_damage: Callable[[str], object]
 ) -> Promoter:
     """Return what copies a manager's steps. `CheckpointManager.close` waits for it."""
-
-    def clear(tier: str) -> None:
-        _rules.retain(tier, plan.rules, config, root)
-
-    removes = None if plan.rules.keeps_all else clear
     return Promoter(
         root,
         plan.tiers,
         plan.rate,
         config,
-        removes,
+        plan.rules[:3],
         stays=plan.stays(),
         note_damage=note_damage,
     )

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ringstow import _native, _promote, _rules
+from ringstow import _native, _promote
 from ringstow._config import native_json
 from ringstow._copier import Added, Copier, passes
 from ringstow._errors import Error
@@ -51,6 +51,8 @@ class AfterCommit(Copier):
         self._copies = copies
         self._plan = plan
         self._config = config
+        how = plan.tiers, plan.rate, plan.rules[:3], native_json(config)
+        self._copying = _native.Copying(root, *how)
         self._leads = leads
         """Whether this rank acts for its node."""
         self._is_broken = False
@@ -209,12 +211,8 @@ class AfterCommit(Copier):
 
     def _clear(self, tier: str) -> None:
         """Remove old steps from a store."""
-        if not self._group.is_first or self._plan.rules.keeps_all:
-            return
-        try:
-            _rules.retain(tier, self._plan.rules, self._config, self._root)
-        except Exception as error:  # the step is copied
-            _log.error("old steps stay in %s: %s", tier, error)
+        if self._group.is_first:
+            self._copying.clear(tier)
 
     def _link(self, name: str, path: str) -> None:
         """Have a link in this node's directory lead to a step."""
