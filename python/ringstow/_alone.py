@@ -11,6 +11,7 @@ from ringstow._config import with_tiers
 from ringstow._damage import is_damage
 from ringstow._errors import InvalidStateError
 from ringstow._load import fill, loaded
+from ringstow._ranks._team import Team
 from ringstow._save import save, save_async
 from ringstow.tree._mismatch import Call
 from ringstow.tree._select import listed, said_of_slim
@@ -63,28 +64,32 @@ class Attempt(NamedTuple):
 
 
 class Side(Protocol[_Handle]):
-    """What `CheckpointManager` needs of the process or the ranks that it works for."""
+    """What `CheckpointManager` needs of the process or the ranks that it works for.
 
-    is_first: bool
-    """Whether this process copies steps to further tiers, and removes old ones there."""
-    leads: bool
-    """Whether this process removes old steps in its directory."""
+    It is a `Team` as well, whose methods have the same names.
+    """
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process copies steps to further tiers, and removes old ones there."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process removes old steps in its directory."""
 
     def check(self) -> None:
         """Raise InvalidStateError if the manager was made for other ranks than there are."""
 
     def meet(self, call: tuple[object, ...], failure: BaseException | None, said: _T) -> list[_T]:
-        """Raise the failure of the save before, on all ranks; return what each rank says.
-
-        Raises:
-            BaseException: the failure.
-            InvalidStateError: the ranks did not make the same call.
-        """
+        """Raise the failure of the save before, on all ranks; return what each rank says."""
 
     def first(self, look: Callable[[], _T]) -> _T:
-        """Return what the first rank sees, or raise what it raises."""
+        """Return what the first rank that sees the directory finds there."""
 
-    def each(self, work: Callable[[], None]) -> None:
+    def from_first(self, look: Callable[[], _T]) -> _T:
+        """Return what a function returns on the first rank, or raise what it raises, on all."""
+
+    def each(self, work: Callable[[], _T]) -> _T:
         """Do something on every rank; fail on all of them if it fails on one."""
 
     def save(
@@ -124,10 +129,9 @@ class Side(Protocol[_Handle]):
         """Free what saves keep."""
 
 
-class Alone:
+class Alone(Team):
     """One process."""
 
-    is_first = True
     leads = True
 
     def __init__(
@@ -146,16 +150,8 @@ class Alone:
                 "torch.distributed was initialized: make it after init_process_group, on every rank"
             )
 
-    def meet(self, call: tuple[object, ...], failure: BaseException | None, said: _T) -> list[_T]:
-        if failure is not None:
-            raise failure
-        return [said]
-
     def first(self, look: Callable[[], _T]) -> _T:
         return look()
-
-    def each(self, work: Callable[[], None]) -> None:
-        work()
 
     def save(
         self,
@@ -217,6 +213,3 @@ class Alone:
             return Attempt.of(into, fill(into, found.path, call, strict=strict, **options))
         except Exception as error:
             return Attempt(error=error, is_damage=is_damage(error))
-
-    def close(self) -> None:
-        pass

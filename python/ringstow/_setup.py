@@ -29,8 +29,6 @@ class Setup(NamedTuple):
     run: Run
     steps: Steps
     copier: Copier
-    from_first: Callable[[Callable[[], Any]], Any]
-    """Has all ranks get what the first one returns."""
 
 
 class Saves(NamedTuple):
@@ -65,11 +63,11 @@ def for_ranks(
     if group is not None or _others.ranks() is not None:
         from ringstow.distributed._ranks import Ranks
 
-        side = Ranks(same, *saves, group, apart)
+        side = Ranks(*saves, group, apart=apart, same=same)
     run = Run(root, saves.config)
     steps = Steps(run, plan.tiers, saves.config)
     copied = plan if side.is_first else plan._replace(tiers=())
-    return Setup(side, run, steps, promoter(root, copied, saves.config, note_damage), side.first)
+    return Setup(side, run, steps, promoter(root, copied, saves.config, note_damage))
 
 
 def for_nodes(
@@ -94,7 +92,7 @@ def for_nodes(
 
     side = NodeRanks(root, replicas, plan, same, *saves, group)
     steps = Steps(side.run, plan.tiers, saves.config, side.from_first)
-    return Setup(side, side.run, steps, side.copier, side.from_first)
+    return Setup(side, side.run, steps, side.copier)
 
 
 def check_on_busy(on_busy: object) -> None:

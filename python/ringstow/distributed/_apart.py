@@ -8,10 +8,10 @@ from typing import NamedTuple, Protocol
 
 from ringstow import _native, _others
 from ringstow._errors import Error
+from ringstow._ranks._group import Group
+from ringstow._ranks._team import raise_first
 from ringstow.dcp import _mark
-from ringstow.dcp._together import raise_first
 from ringstow.distributed import _nodes, _tree
-from ringstow.distributed._group import Group
 
 
 class Asked(NamedTuple):

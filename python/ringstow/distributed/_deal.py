@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from ringstow import _native
 from ringstow._errors import InvalidStateError
+from ringstow._ranks._group import Group
+from ringstow._ranks._team import refuse_different
 from ringstow._stateful._optimizers import GROUPS, PARAMS
-from ringstow.distributed._group import Group
 from ringstow.distributed._state import State
 from ringstow.tensors import _cuda, _torch
 
@@ -90,14 +91,10 @@ def agreed(group: Group, call: tuple[object, ...], said: T, error: BaseException
 
 def refuse_different_calls(calls: list[tuple[object, ...]]) -> None:
     """Raise InvalidStateError if the ranks make different calls."""
-    if any(call != calls[0] for call in calls):
-        told = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))
-        others = {(call[0], *call[2:]) for call in calls}
+    hint = ""
+    if len({(call[0], *call[2:]) for call in calls}) == 1:
         hint = ". If each node has a directory of its own, say so: node_local=True"
-        raise InvalidStateError(
-            f"the ranks do not make the same call: {told}. Call it on every rank, in the same "
-            f"order and with the same arguments{hint if len(others) == 1 else ''}"
-        )
+    refuse_different(calls, f"in the same order and with the same arguments{hint}")
 
 
 def deal(

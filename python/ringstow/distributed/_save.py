@@ -21,13 +21,13 @@ from ringstow._errors import InvalidStateError, torn
 from ringstow._guard import Staging
 from ringstow._metrics import metrics_of
 from ringstow._patience import patiently
+from ringstow._ranks._group import Group, group_of
+from ringstow._ranks._team import sendable
 from ringstow._report import SaveReport
 from ringstow._stateful._parts import Parts
 from ringstow.dcp._handle import OwnPart, RanksHandle
-from ringstow.dcp._together import sendable
 from ringstow.distributed import _deal, _nodes
 from ringstow.distributed._apart import Apart, Asked, Directory, Shared, Written
-from ringstow.distributed._group import Group, group_of
 from ringstow.distributed._state import State, encode
 from ringstow.tensors._modes import real_tensors
 

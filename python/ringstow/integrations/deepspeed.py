@@ -267,7 +267,7 @@ class RingstowCheckpointEngine(CheckpointEngine):
             self.wait()
             if not self._engine.load_universal_checkpoint():
                 find = functools.partial(_tags.to_load, given["load_dir"], given["tag"])
-                given["tag"] = tag = self._ranks.first(find)
+                given["tag"] = tag = self._ranks.from_first(find)
                 if tag is not None and not given["load_optimizer_states"]:
                     self._refuse_merge(os.path.join(given["load_dir"], tag))
             loaded = error = None
@@ -295,7 +295,7 @@ class RingstowCheckpointEngine(CheckpointEngine):
     def _begin(self, final: str) -> _Call:
         """Make the hidden directory on rank 0, and see it on all ranks."""
         self._ranks.same(final)
-        call = _Call(self._ranks.first(lambda: _named.begin(final)), final)
+        call = _Call(self._ranks.from_first(lambda: _named.begin(final)), final)
         is_seen = os.path.isdir(call.part)
         missing = f"this rank does not see {call.part}: all ranks need the same save_dir"
         self._ranks.agree(None if is_seen else NoCheckpointError(missing))

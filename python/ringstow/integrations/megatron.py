@@ -33,9 +33,9 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_by_dcp
 from ringstow._config import Config
 from ringstow._errors import UnsupportedError
 from ringstow._guard import Staging, check_staging
+from ringstow._ranks._group import team_of
 from ringstow.dcp import SavePlanner, StorageReader, StorageWriter
 from ringstow.dcp._handle import RanksHandle
-from ringstow.dcp._together import agree, from_first
 from ringstow.integrations import _named
 from ringstow.integrations._kit._ranks import Ranks
 from ringstow.integrations._kit._refusals import refuse_places
@@ -302,7 +302,7 @@ def save(
             "a directory. Call dist_checkpointing.save for others"
         )
     final = os.path.abspath(checkpoint_dir)
-    part = from_first(lambda: _named.begin(final), None)
+    part = team_of().from_first(lambda: _named.begin(final))
     with _ending(part, final):
         request: AsyncRequest | None = serialization.save(
             sharded_state_dict, part, strategy, async_sharded_save=async_sharded_save, **options
@@ -337,14 +337,12 @@ def _ending(part: str, final: str) -> Iterator[None]:
 
 def _complete(part: str, final: str) -> None:
     """Make all files durable and give the directory its name, on rank 0; fail on all ranks."""
-    error = None
-    if dist.get_rank() == 0:
-        try:
-            _named.keep_others(final, part, lambda name: bool(_OWN.fullmatch(name)))
-            _named.complete(part, final)
-        except Exception as caught:
-            error = caught
-    agree(error, None)
+
+    def complete() -> None:
+        _named.keep_others(final, part, lambda name: bool(_OWN.fullmatch(name)))
+        _named.complete(part, final)
+
+    team_of().from_first(complete)
 
 
 def _shared() -> RingstowSaveStrategy:

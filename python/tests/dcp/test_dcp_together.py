@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import ringstow
 from ringstow import _patience
-from ringstow.dcp import _together
+from ringstow._ranks._group import Group
 
 
 def one_fails(rank, victim):
@@ -20,7 +20,7 @@ def one_fails(rank, victim):
         return rank
 
     try:
-        return _together.each(call, None)
+        return Group().each(call)
     except Exception as error:
         return type(error).__name__, str(error)
 
@@ -40,15 +40,19 @@ def test_each_raises_on_all_ranks_what_one_raises(ranks, victim):
 
 def asked_of_no_group(rank):
     group = dist.new_group(backend="gloo")
+    team = Group(group)
     dist.destroy_process_group(group)
     said = []
-    for ask in (_together.gathered, _together.agree):
+    for ask in (
+        lambda: Group(group),
+        lambda: team.gathered(None),
+        lambda: team.agree(None),
+        lambda: team.from_first(lambda: 1),
+    ):
         with pytest.raises(ringstow.InvalidStateError) as caught:
-            ask(None, group)
+            ask()
         said.append(str(caught.value))
-    with pytest.raises(ringstow.InvalidStateError) as caught:
-        _together.from_first(lambda: 1, group)
-    return {*said, str(caught.value)}
+    return set(said)
 
 
 def test_a_group_that_was_destroyed_too_early_is_named_with_what_to_call_first(ranks):
@@ -73,7 +77,7 @@ def one_is_late(rank, mark):
     try:
         while rank == 1 and not mark.exists():
             os.sched_yield()
-        _together.gathered(rank, None)
+        Group().gathered(rank)
     finally:
         logger.removeHandler(handler)
         _patience.PATIENCE_S = before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 
 from ringstow._errors import Error, InvalidStateError
@@ -33,9 +35,9 @@ class Ranks(_ranks.Ranks):
         own = torch.zeros(_TEXT_BYTES, dtype=torch.uint8, device="cpu")
         if text := said.encode()[:_TEXT_BYTES]:
             own[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        every = [torch.empty_like(own) for _ in range(self._group.size())]
+        every, group = [torch.empty_like(own) for _ in range(self.size)], cast("Any", self.group)
         try:
-            self._group.allgather([every], [own]).wait()
+            group.allgather([every], [own]).wait()
         except BaseException:
             if error is not None:
                 raise error from None

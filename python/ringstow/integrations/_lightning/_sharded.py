@@ -129,7 +129,7 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
         ranks = self._ranks()
         ranks.meet(("save_checkpoint",), self._ended(), None)
         meta, state = _parted(checkpoint)
-        plan = ranks.first(lambda: self._plan(filepath, meta))
+        plan = ranks.from_first(lambda: self._plan(filepath, meta))
         if self.is_global_zero:
             # A tuple is one value, also to DCP, which takes dicts apart and makes all keys text.
             state[META] = (meta,)
@@ -139,7 +139,7 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
         if plan.is_awaited:
             ranks.save(state, plan.beside or plan.path, number, apart=apart)
             if plan.beside is not None:
-                ranks.first(lambda: _paths.put(plan.beside or "", plan.path))
+                ranks.from_first(lambda: _paths.put(plan.beside or "", plan.path))
             return
         self._flight.handle = handle = ranks.save_async(state, plan.path, number, apart=apart)
         if _values.has_large(meta):
@@ -168,7 +168,7 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
         """
         ranks = self._ranks()
         ranks.meet(("load_checkpoint",), self._ended(), None)
-        path, kind = ranks.first(lambda: self._together.kind_of(os.fspath(checkpoint_path)))
+        path, kind = ranks.from_first(lambda: self._together.kind_of(os.fspath(checkpoint_path)))
         if kind == "theirs":
             loaded: dict[str, Any] = super().load_checkpoint(path, weights_only=weights_only)
             return loaded

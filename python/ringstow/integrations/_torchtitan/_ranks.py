@@ -11,7 +11,7 @@ from typing import Any
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_by_dcp
 
-from ringstow.dcp._together import explained
+from ringstow._errors import Error
 from ringstow.integrations import _named
 from ringstow.integrations._kit import _ranks
 
@@ -28,9 +28,9 @@ class Ranks(_ranks.Ranks):
             Exception: what a rank failed of, on all ranks.
         """
         try:
-            load_by_dcp(state, storage_reader=reader, process_group=self._group)
+            load_by_dcp(state, storage_reader=reader, process_group=self.group)
         except CheckpointException as failure:
-            raise explained(failure, f"{path} could not be loaded.") from failure
+            raise self._explained(failure, f"{path} could not be loaded.") from failure
 
     def export(self, write: Callable[[str], object], path: str) -> None:
         """Let all ranks write a checkpoint beside a path, and give it that name once it is durable.
@@ -47,17 +47,27 @@ class Ranks(_ranks.Ranks):
             try:
                 write(part)
             except CheckpointException as failure:
-                raise explained(failure, f"{path} was not saved.") from failure
+                raise self._explained(failure, f"{path} was not saved.") from failure
             _named.sync(part)
 
-        self.first(lambda: _remove_parts(folder))
+        self.from_first(lambda: _remove_parts(folder))
         try:
             self.each(write_durably)
-            self.first(lambda: _named.take_name(part, path))
+            self.from_first(lambda: _named.take_name(part, path))
         except BaseException:
             if self.is_first:
                 shutil.rmtree(part, ignore_errors=True)
             raise
+
+    def _explained(self, failure: CheckpointException, what: str) -> BaseException:
+        """Return this rank's own error, or one that names the first rank that has failed."""
+        failures = {rank: error for rank, (error, _) in failure.failures.items()}
+        error = failures.get(self.rank)
+        if error is None:
+            rank, first = min(failures.items())
+            error = Error(f"rank {rank} failed: {type(first).__name__}: {first}")
+        error.add_note(what)
+        return error
 
 
 def _remove_parts(folder: str) -> None:
