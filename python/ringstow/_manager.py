@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ringstow._catalog_report import Retained, Step
     from ringstow._handle import SaveHandle, SkippedHandle
     from ringstow._report import PromotionReport, SaveReport
-    from ringstow.dcp._handle import RanksHandle
+    from ringstow.distributed._handle import RanksHandle
 
 _log = logging.getLogger("ringstow")
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ringstow._catalog_report import Step
     from ringstow._guard import Staging
     from ringstow._report import SaveReport
-    from ringstow.dcp._handle import RanksHandle
+    from ringstow.distributed._handle import RanksHandle
 
 _T = TypeVar("_T")
 

@@ -35,7 +35,7 @@ from ringstow._errors import UnsupportedError
 from ringstow._guard import Staging, check_staging
 from ringstow._ranks._group import team_of
 from ringstow.dcp import SavePlanner, StorageReader, StorageWriter
-from ringstow.dcp._handle import RanksHandle
+from ringstow.distributed._handle import RanksHandle
 from ringstow.integrations import _named
 from ringstow.integrations._kit._ranks import Ranks
 from ringstow.integrations._kit._refusals import refuse_places

@@ -36,7 +36,7 @@ from ringstow.tree._mismatch import Call
 
 if TYPE_CHECKING:
     from ringstow._handle import SaveHandle
-    from ringstow.dcp._handle import RanksHandle
+    from ringstow.distributed._handle import RanksHandle
 
 __all__ = ["report", "restore"]
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ringstow._guard import Staging
     from ringstow._handle import SaveHandle
     from ringstow._ranks._team import Team
-    from ringstow.dcp._handle import RanksHandle
+    from ringstow.distributed._handle import RanksHandle
     from ringstow.integrations._kit._ranks import Ranks
 
 _log = logging.getLogger("ringstow")
