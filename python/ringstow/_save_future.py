@@ -56,18 +56,11 @@ class SaveFuture(Future[SaveReport]):
     """Whether somebody has asked the save to stop, while it was in progress."""
 
     def __init__(self, path: str, job: Job | None = None, hold: Hold | None = None) -> None:
-        """Begin to wait.
-
-        Args:
-            path: the checkpoint's directory.
-            job: what this process writes; None if nothing is in progress.
-            hold: the tensors' hold, which counts how long the caller waits.
-        """
         super().__init__()
         self.set_running_or_notify_cancel()
         self._path = path
-        self._job = job
-        self._hold = hold
+        self._job = job  # None if nothing is in progress
+        self._hold = hold  # counts how long the caller waits
         self._caller = threading.get_ident()
         self._pid = os.getpid()
         self._lock = threading.RLock()  # re-entrant: a signal handler may ask, too
