@@ -144,8 +144,7 @@ class Team:
         for rank, (_, other) in enumerate(all_said):
             if other is not None:
                 raise Error(f"the save before failed on rank {rank}: {other}") from other
-        calls = [other for (other, _), _ in all_said]
-        refuse_different(calls, "in the same order and with the same step")
+        refuse_different([other for (other, _), _ in all_said])
         return [one for (_, one), _ in all_said]
 
     def see(self, path: str, *, is_found: bool = False) -> None:
@@ -173,14 +172,15 @@ class Team:
             )
 
 
-def refuse_different(calls: list[tuple[object, ...]], advice: str) -> None:
+def refuse_different(calls: list[tuple[object, ...]], hint: str = "") -> None:
     """Raise InvalidStateError if the ranks make different calls, each a name and arguments."""
     if any(call != calls[0] for call in calls):
         told = "; ".join(
             f"rank {rank}: {name}{arguments}" for rank, (name, *arguments) in enumerate(calls)
         )
         raise InvalidStateError(
-            f"the ranks do not make the same call: {told}. Call it on every rank, {advice}"
+            f"the ranks do not make the same call: {told}. Call it on every rank, in the same "
+            f"order and with the same arguments{hint}"
         )
 
 

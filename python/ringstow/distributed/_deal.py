@@ -94,7 +94,7 @@ def refuse_different_calls(calls: list[tuple[object, ...]]) -> None:
     hint = ""
     if len({(call[0], *call[2:]) for call in calls}) == 1:
         hint = ". If each node has a directory of its own, say so: node_local=True"
-    refuse_different(calls, f"in the same order and with the same arguments{hint}")
+    refuse_different(calls, hint)
 
 
 def deal(

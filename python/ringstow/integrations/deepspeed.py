@@ -25,7 +25,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 import ringstow
 from ringstow import _file_io, _native
 from ringstow._config import Config
-from ringstow._errors import InvalidStateError, NoCheckpointError, UnsupportedError
+from ringstow._errors import NoCheckpointError, UnsupportedError
 from ringstow._guard import Staging, check_staging
 from ringstow._handle import SaveHandle
 from ringstow.integrations import _named
@@ -294,7 +294,7 @@ class RingstowCheckpointEngine(CheckpointEngine):
 
     def _begin(self, final: str) -> _Call:
         """Make the hidden directory on rank 0, and see it on all ranks."""
-        self._ranks.same(final)
+        self._ranks.meet(("save_checkpoint", final), None, None)
         call = _Call(self._ranks.from_first(lambda: _named.begin(final)), final)
         is_seen = os.path.isdir(call.part)
         missing = f"this rank does not see {call.part}: all ranks need the same save_dir"
@@ -304,11 +304,10 @@ class RingstowCheckpointEngine(CheckpointEngine):
     def _finish(self, call: _Call, save_dir: str | None, tag: str) -> None:
         """Complete the save in the background, or fail on all ranks."""
         try:
-            self._ranks.agree(call.error)
-        except BaseException as error:
+            with _values.explaining_pickles("use", allow_pickle=self._allow_pickle):
+                self._ranks.agree(call.error)
+        except BaseException:
             self._discard(call)
-            if isinstance(error, InvalidStateError):
-                _values.explain_pickles(error, "use", allow_pickle=self._allow_pickle)
             raise
         self._unstaged = list(call.handles)
         self._flight.run(call.final, lambda: self._complete(call, save_dir, tag))

@@ -66,13 +66,12 @@ class Checkpoints:
         shown = self._ranks.from_first(lambda: self._prepare(output_dir))
         final = absolute(shown)
         self._part = part = _named.hidden(final)
+        who = f"In Accelerate: {type(self._accelerator).__name__}"
         try:
-            self._start(part, final)
-        except BaseException as error:  # also Ctrl-C
+            with _values.explaining_pickles(who, allow_pickle=self._options.allow_pickle):
+                self._start(part, final)
+        except BaseException:  # also Ctrl-C
             self._discard()
-            if isinstance(error, InvalidStateError):
-                who = f"In Accelerate: {type(self._accelerator).__name__}"
-                _values.explain_pickles(error, who, allow_pickle=self._options.allow_pickle)
             raise
         return shown
 

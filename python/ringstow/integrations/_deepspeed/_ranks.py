@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import torch
 
-from ringstow._errors import Error, InvalidStateError
+from ringstow._errors import Error
 from ringstow.integrations._kit import _ranks
 
 _TEXT_BYTES = 4096
@@ -14,16 +14,6 @@ _TEXT_BYTES = 4096
 
 class Ranks(_ranks.Ranks):
     """All ranks; they make it together."""
-
-    def same(self, path: str) -> None:
-        """Raise on all ranks if they do not save to the same path."""
-        paths = self.gathered(path)
-        if len(set(paths)) > 1:
-            named = "; ".join(f"rank {rank}: {one}" for rank, one in enumerate(paths))
-            raise InvalidStateError(
-                f"the ranks save to different paths: {named}. Give save_checkpoint the same "
-                "save_dir and tag on every rank"
-            )
 
     def settle(self, error: BaseException | None) -> None:
         """Raise on all ranks if one has failed, in the thread of a background save.
