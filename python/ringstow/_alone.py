@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _log = logging.getLogger("ringstow")
 _Handle = TypeVar("_Handle", covariant=True)
+_State = dict[Any, Any]
+_Metrics = Mapping[str, Any] | None
 # What `CheckpointManager.restore` takes.
 _RESTORE = Call("strict=False", instead="ringstow.load_into")
 
@@ -93,22 +95,12 @@ class Side(Protocol[_Handle]):
         """Do something on every rank; fail on all of them if it fails on one."""
 
     def save(
-        self,
-        state: dict[Any, Any],
-        path: str,
-        step: int,
-        metrics: Mapping[str, Any] | None,
-        base: Base | None = None,
+        self, state: _State, path: str, step: int, metrics: _Metrics, base: Base | None = None
     ) -> SaveReport:
         """Save a step."""
 
     def save_async(
-        self,
-        state: dict[Any, Any],
-        path: str,
-        step: int,
-        metrics: Mapping[str, Any] | None,
-        base: Base | None = None,
+        self, state: _State, path: str, step: int, metrics: _Metrics, base: Base | None = None
     ) -> _Handle:
         """Start to save a step."""
 
@@ -154,43 +146,30 @@ class Alone(Team):
         return look()
 
     def save(
-        self,
-        state: dict[Any, Any],
-        path: str,
-        step: int,
-        metrics: Mapping[str, Any] | None,
-        base: Base | None = None,
+        self, state: _State, path: str, step: int, metrics: _Metrics, base: Base | None = None
     ) -> SaveReport:
-        return save(
-            state,
-            path,
-            step=step,
-            metrics=metrics,
-            apart=self._apart,
-            base=base,
-            config=self._config,
-            allow_pickle=self._allow_pickle,
-        )
+        return save(state, path, **self._options(step, metrics, base))
 
     def save_async(
         self,
-        state: dict[Any, Any],
+        state: _State,
         path: str,
         step: int | None,
-        metrics: Mapping[str, Any] | None,
+        metrics: _Metrics,
         base: Base | None = None,
     ) -> SaveHandle:
-        return save_async(
-            state,
-            path,
-            step=step,
-            metrics=metrics,
-            apart=self._apart,
-            base=base,
-            config=self._config,
-            allow_pickle=self._allow_pickle,
-            staging=self._staging,
-        )
+        options = self._options(step, metrics, base)
+        return save_async(state, path, staging=self._staging, **options)
+
+    def _options(self, step: int | None, metrics: _Metrics, base: Base | None) -> dict[str, Any]:
+        return {
+            "step": step,
+            "metrics": metrics,
+            "apart": self._apart,
+            "base": base,
+            "config": self._config,
+            "allow_pickle": self._allow_pickle,
+        }
 
     def check_into(self, into: dict[Any, Any] | None) -> None:
         pass

@@ -187,13 +187,8 @@ def _refuse_different(group: Group, state: State, all_said: list[Said]) -> None:
     if not twins:
         return
     seen: dict[tuple[object, ...], tuple[int, int]] = {}
-    own: list[Any] = []
-    error: BaseException | None = None
-    try:
-        own = list(_checksums(state.tensors, twins))
-    except BaseException as caught:  # the other ranks must not wait for this one
-        error = caught
-    for rank, regions in enumerate(group.agreed(error, own)):
+    all_regions = group.together(lambda: list(_checksums(state.tensors, twins)))
+    for rank, regions in enumerate(all_regions):
         for name, offsets, shape, crc32 in regions:
             other, known = seen.setdefault((name, *offsets, *shape), (rank, crc32))
             if known != crc32:

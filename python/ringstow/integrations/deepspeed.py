@@ -270,13 +270,7 @@ class RingstowCheckpointEngine(CheckpointEngine):
                 given["tag"] = tag = self._ranks.from_first(find)
                 if tag is not None and not given["load_optimizer_states"]:
                     self._refuse_merge(os.path.join(given["load_dir"], tag))
-            loaded = error = None
-            try:
-                loaded = stock(**given)
-            except Exception as caught:
-                error = caught
-            self._ranks.agree(error)
-            return loaded
+            return self._ranks.each(lambda: stock(**given))
 
         return load_checkpoint
 

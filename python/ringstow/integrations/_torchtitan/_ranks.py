@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.distributed.checkpoint.api import CheckpointException
@@ -27,10 +28,8 @@ class Ranks(_ranks.Ranks):
         Raises:
             Exception: what a rank failed of, on all ranks.
         """
-        try:
+        with self._explaining(f"{path} could not be loaded."):
             load_by_dcp(state, storage_reader=reader, process_group=self.group)
-        except CheckpointException as failure:
-            raise self._explained(failure, f"{path} could not be loaded.") from failure
 
     def export(self, write: Callable[[str], object], path: str) -> None:
         """Let all ranks write a checkpoint beside a path, and give it that name once it is durable.
@@ -44,10 +43,8 @@ class Ranks(_ranks.Ranks):
         part = os.path.join(folder, f"{_PART}{name.replace('-', '_')}")
 
         def write_durably() -> None:
-            try:
+            with self._explaining(f"{path} was not saved."):
                 write(part)
-            except CheckpointException as failure:
-                raise self._explained(failure, f"{path} was not saved.") from failure
             _named.sync(part)
 
         self.from_first(lambda: _remove_parts(folder))
@@ -59,15 +56,17 @@ class Ranks(_ranks.Ranks):
                 shutil.rmtree(part, ignore_errors=True)
             raise
 
-    def _explained(self, failure: CheckpointException, what: str) -> BaseException:
-        """Return this rank's own error, or one that names the first rank that has failed."""
-        failures = {rank: error for rank, (error, _) in failure.failures.items()}
-        error = failures.get(self.rank)
-        if error is None:
-            rank, first = min(failures.items())
+    @contextlib.contextmanager
+    def _explaining(self, what: str) -> Iterator[None]:
+        """Raise this rank's own error of DCP's, or one that names the first rank that failed."""
+        try:
+            yield
+        except CheckpointException as failure:
+            rank, (first, _) = min(failure.failures.items(), key=lambda one: one[0])
             error = Error(f"rank {rank} failed: {type(first).__name__}: {first}")
-        error.add_note(what)
-        return error
+            own, _ = failure.failures.get(self.rank, (error, None))
+            own.add_note(what)
+            raise own from failure
 
 
 def _remove_parts(folder: str) -> None:
