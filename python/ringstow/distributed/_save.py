@@ -7,14 +7,13 @@ write, when all has been written, and when the first rank has committed.
 from __future__ import annotations
 
 import dataclasses
-import os
 import threading
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringstow import _guard, _jobs, _lines, _native, _outcomes, _promoter
 from ringstow._arguments import StrPath, absolute, names_of_parts, step_number
-from ringstow._base import Base, Native, native
+from ringstow._base import Base, native
 from ringstow._config import Config, given
 from ringstow._errors import InvalidStateError, SaveCancelledError, torn
 from ringstow._guard import Staging
@@ -36,30 +35,10 @@ if TYPE_CHECKING:
     from ringstow._promoter import Promoter
 
 
-class _Asked(NamedTuple):
-    """What a call asks for, the same on all ranks."""
-
-    path: str
-    step: int | None
-    metrics: dict[str, float]
-    apart: list[str]
-    base: Native | None
-    node_local: bool
-    config: str
-
-    def call(self) -> tuple[object, ...]:
-        """Return what the ranks compare: the metrics are the first rank's.
-
-        Of nodes that share no directory, each may have its own in another place.
-        """
-        path = os.path.basename(self.path) if self.node_local else self.path
-        return ("save", path, self.step, self.base, self.node_local, *self.apart)
-
-
 class _Begun(NamedTuple):
     """What a rank has before it meets the others."""
 
-    asked: _Asked
+    asked: Asked
     state: State | None
     error: BaseException | None
     is_copied: bool
@@ -210,11 +189,11 @@ def _begun(
     Staging is None for a save that does not return before its end.
     """
     state_dict, path, step, metrics, apart, base, node_local, config = arguments
-    asked = _Asked(str(path), None, {}, [], None, node_local, "")
+    asked = Asked(str(path), None, {}, [], None, node_local, "")
     try:
         parts = Parts(state_dict)  # first: FSDP1's ranks communicate, whatever the arguments are
         config = given(config)
-        asked = _Asked(
+        asked = Asked(
             absolute(path),
             step_number(step),
             metrics_of(metrics),
@@ -253,7 +232,7 @@ def _refuse_tiers(config: Config) -> None:
         )
 
 
-def _told(asked: _Asked, ranks: Group, report: SaveReport) -> SaveReport:
+def _told(asked: Asked, ranks: Group, report: SaveReport) -> SaveReport:
     report = dataclasses.replace(report, step=asked.step)
     _outcomes.tell(
         _outcomes.Outcome(
@@ -275,9 +254,8 @@ class _Save:
         self._group = group
         self._asked, self._state, self._error, _, self._is_whole, self._promoter = begun
         self._hold = hold
-        path, step, metrics, *_, config = self._asked
         kind = Apart if self._asked.node_local else Shared
-        self._directory: Directory = kind(group, Asked(path, step, metrics, config))
+        self._directory: Directory = kind(group, self._asked)
         self.part = OwnPart()
 
     def start(self) -> RanksHandle:

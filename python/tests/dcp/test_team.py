@@ -1,4 +1,4 @@
-"""Ranks look, call and fail together."""
+"""Ranks look, call and fail together; one process does the same with nobody."""
 
 from __future__ import annotations
 
@@ -10,7 +10,30 @@ import torch.distributed as dist
 
 import ringstow
 from ringstow import _patience
-from ringstow._ranks._group import Group
+from ringstow._ranks._group import Group, team_of
+from ringstow._ranks._team import Team
+
+
+def fail():
+    raise KeyError("no key")
+
+
+def test_one_process_meets_nobody(tmp_path):
+    team = team_of()
+    assert (type(team), team.rank, team.size, team.is_first) == (Team, 0, 1, True)
+    assert team.gathered(5) == team.to_first(5) == team.together(lambda: 5) == [5]
+    assert team.from_first(lambda: 5) == team.each(lambda: 5) == 5
+    assert team.meet(("save", 1), None, "said") == ["said"]
+    team.agree(None)
+    team.see(str(tmp_path / "nothing"))
+    for call in (
+        lambda: team.from_first(fail),
+        lambda: team.each(fail),
+        lambda: team.agree(KeyError("no key")),
+        lambda: team.meet(("save", 1), KeyError("no key"), None),
+    ):
+        with pytest.raises(KeyError, match="no key"):
+            call()
 
 
 def one_fails(rank, victim):
