@@ -9,12 +9,12 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import os
 import re
-import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -303,46 +303,34 @@ def save(
         )
     final = os.path.abspath(checkpoint_dir)
     part = team_of().from_first(lambda: _named.begin(final))
-    with _ending(part, final):
+    first: list[Callable[[], None]] = []
+
+    def finalize() -> None:
+        with _discarding(part, final):
+            for function in first:
+                function()
+            team_of().from_first(functools.partial(_complete, part, final))
+        _named.end(final)
+
+    with _discarding(part, final):
         request: AsyncRequest | None = serialization.save(
             sharded_state_dict, part, strategy, async_sharded_save=async_sharded_save, **options
         )
-        if request is None:
-            _complete(part, final)
-            _named.end(final)
-            return None
+    if request is None:
+        finalize()
+        return None
     first = request.finalize_fns
-
-    def finalize() -> None:
-        with _ending(part, final):
-            for function in first:
-                function()
-            _complete(part, final)
-        _named.end(final)
-
     return request._replace(finalize_fns=[finalize])
 
 
-@contextlib.contextmanager
-def _ending(part: str, final: str) -> Iterator[None]:
-    """Remove what a save has left that fails."""
-    try:
-        yield
-    except BaseException:
-        if dist.get_rank() == 0:
-            shutil.rmtree(part, ignore_errors=True)
-        _named.end(final)
-        raise
+def _discarding(part: str, final: str) -> contextlib.AbstractContextManager[None]:
+    return _named.discarding(part, final, removes=dist.get_rank() == 0)
 
 
 def _complete(part: str, final: str) -> None:
-    """Make all files durable and give the directory its name, on rank 0; fail on all ranks."""
-
-    def complete() -> None:
-        _named.keep_others(final, part, lambda name: bool(_OWN.fullmatch(name)))
-        _named.complete(part, final)
-
-    team_of().from_first(complete)
+    """Make all files durable and give the directory its name."""
+    _named.keep_others(final, part, lambda name: bool(_OWN.fullmatch(name)))
+    _named.complete(part, final)
 
 
 def _shared() -> RingstowSaveStrategy:

@@ -35,8 +35,7 @@ from ringstow.integrations._kit._seam import Seam
 from ringstow.tree._mismatch import Call
 
 if TYPE_CHECKING:
-    from ringstow._handle import SaveHandle
-    from ringstow.distributed._handle import RanksHandle
+    from ringstow._save_future import SaveFuture
 
 __all__ = ["report", "restore"]
 
@@ -104,7 +103,7 @@ def report(
     path = os.path.join(worker.root, name)
     saves = is_sharded or ranks.is_first
     checkpoint = ray.train.Checkpoint(path, worker.filesystem) if saves else None
-    started: Future[SaveHandle | RanksHandle | None] = Future()
+    started: Future[SaveFuture | None] = Future()
 
     def wait(*_: Any) -> Any:
         """Return the checkpoint once it is durable. Ray calls it in a thread of its own."""
@@ -112,7 +111,7 @@ def report(
             raise failure
         return checkpoint
 
-    def start() -> SaveHandle | RanksHandle | None:
+    def start() -> SaveFuture | None:
         numbers = {key: one for key, one in metrics.items() if type(one) in (int, float)}
         if is_sharded:
             return ranks.save_async(state or {}, path, step, numbers)
@@ -209,7 +208,7 @@ class _Worker:
                 "group: use ray.train.torch.TorchTrainer"
             )
         self.all = Ranks()
-        self.handle: SaveHandle | RanksHandle | None = None
+        self.handle: SaveFuture | None = None
         if dist.get_rank() == 0:
             try:
                 prune(self.root)  # Ray gives each new save another name
@@ -293,6 +292,6 @@ def _is_sharded(state: dict[Any, Any]) -> bool:
     )
 
 
-def _failure_of(handle: SaveHandle | RanksHandle | None) -> BaseException | None:
+def _failure_of(handle: SaveFuture | None) -> BaseException | None:
     """Wait for a save; return what it failed of."""
     return None if handle is None else handle.exception()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -39,9 +38,8 @@ _log = logging.getLogger("ringstow")
 if TYPE_CHECKING:
     from transformers import Trainer as _Base
 
-    from ringstow._handle import SaveHandle
     from ringstow._ranks._team import Team
-    from ringstow.distributed._handle import RanksHandle
+    from ringstow._save_future import SaveFuture
     from ringstow.integrations._kit._ranks import Ranks
 else:
     _Base = object
@@ -117,12 +115,8 @@ class RingstowTrainerMixin(_Base):
         final = os.path.abspath(os.path.join(run, name))
         part = _named.hidden(final)
         self.__on_savers(lambda: _named.prepare(final, _NAMES))
-        try:
+        with _named.discarding(part, final, removes=self.args.should_save):
             self.__begin(part, final)
-        except BaseException:
-            if self.args.should_save:
-                shutil.rmtree(part, ignore_errors=True)
-            raise
         if self.__is_awaited():
             self.__end()
 
@@ -243,7 +237,7 @@ class RingstowTrainerMixin(_Base):
             self.__flight = InFlight(torn='In a Trainer: ringstow_staging = "wait"')
         kind, config = self.__kind(), self.ringstow_config
         is_sharded = kind == "shards"
-        handle: SaveHandle | RanksHandle
+        handle: SaveFuture
         if is_sharded:
             apart = [_weights.TRAINER] if _weights.TRAINER in state else []
             handle = self.__of_several().save_async(
@@ -271,7 +265,7 @@ class RingstowTrainerMixin(_Base):
         )
         self.__flight.publish(handle, how)
 
-    def __save(self, state: dict[str, Any], part: str) -> SaveHandle:
+    def __save(self, state: dict[str, Any], part: str) -> SaveFuture:
         try:
             return save_async(
                 state,

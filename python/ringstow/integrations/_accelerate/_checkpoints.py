@@ -21,9 +21,8 @@ from ringstow.integrations._kit._team import ranks_or_alone
 if TYPE_CHECKING:
     from ringstow._config import Config
     from ringstow._guard import Staging
-    from ringstow._handle import SaveHandle
     from ringstow._ranks._team import Team
-    from ringstow.distributed._handle import RanksHandle
+    from ringstow._save_future import SaveFuture
     from ringstow.integrations._kit._ranks import Ranks
 
 _log = logging.getLogger("ringstow")
@@ -146,13 +145,13 @@ class Checkpoints:
             return {**common, "ranks": all_own}
 
         if self._is_sharded():
-            handle: RanksHandle | SaveHandle | None = self._start_shards(part, meta)
+            handle: SaveFuture | None = self._start_shards(part, meta)
         else:
             handle = self._start_whole(part, meta, weights)
         if handle is not None:
             self._follow(handle, part, final)
 
-    def _follow(self, handle: RanksHandle | SaveHandle, part: str, final: str) -> None:
+    def _follow(self, handle: SaveFuture, part: str, final: str) -> None:
         """Let rank 0 complete the save, once it has committed."""
         if not self._ranks.is_first:
             self._flight.handle = handle
@@ -171,10 +170,10 @@ class Checkpoints:
 
     def _start_whole(
         self, part: str, meta: Callable[[], dict[str, Any]], weights: list[dict[str, Any]]
-    ) -> SaveHandle | None:
+    ) -> SaveFuture | None:
         """Start to save, on rank 0."""
 
-        def start() -> SaveHandle | None:
+        def start() -> SaveFuture | None:
             optimizers = _whole.optimizers(self._accelerator)
             if not self._ranks.is_first:
                 return None
@@ -186,7 +185,7 @@ class Checkpoints:
 
         return self._ranks.each(start)
 
-    def _start_shards(self, part: str, meta: Callable[[], dict[str, Any]]) -> RanksHandle:
+    def _start_shards(self, part: str, meta: Callable[[], dict[str, Any]]) -> SaveFuture:
         """Start to save, on all ranks."""
         from ringstow.integrations._accelerate import _shards
 

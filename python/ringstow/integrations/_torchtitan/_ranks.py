@@ -48,13 +48,9 @@ class Ranks(_ranks.Ranks):
             _named.sync(part)
 
         self.from_first(lambda: _remove_parts(folder))
-        try:
+        with _named.discarding(part, path, removes=self.is_first):
             self.each(write_durably)
             self.from_first(lambda: _named.take_name(part, path))
-        except BaseException:
-            if self.is_first:
-                shutil.rmtree(part, ignore_errors=True)
-            raise
 
     @contextlib.contextmanager
     def _explaining(self, what: str) -> Iterator[None]:
