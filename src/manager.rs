@@ -10,6 +10,7 @@ mod line;
 mod queue;
 mod restore;
 mod rules;
+mod run;
 mod slim;
 mod tiers;
 mod upkeep;
@@ -20,22 +21,21 @@ use crate::handle::SaveHandle;
 use crate::pipeline::job::Job;
 use crate::pipeline::report::SaveReport;
 use crate::state::StateDict;
-use crate::store::{
-    Direction, Disposal, Found, Retained, Slimmed, Status, Wanted, check_own_name, check_run,
-};
-use crate::sys::dir;
+use crate::store::{Direction, Disposal, Found, Retained, Slimmed, check_own_name, check_run};
 use crate::sys::path::absolute;
 use crate::sys::run_lock::RunLock;
 pub use base::Previous;
 pub use clearing::{Cleared, Clearing, Eviction};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 pub use line::{Around, Line, Turn};
 pub use queue::{Added, Pauses, Stays};
 pub use restore::{Failure, OnDamage, Restored, Seen, Verdict, best_of, lacking};
 pub use rules::Keep;
 use rules::{besides, check_keeps, room};
+pub use run::{Run, newest_of, usual_path};
 pub use slim::Slim;
 use tiers::Copies;
 pub use tiers::{PAUSES, Tiers};
@@ -91,6 +91,8 @@ pub struct CheckpointManager {
     saving: Option<(SaveHandle<Saved>, PathBuf)>,
     /// From the first save on.
     run: Option<RunLock>,
+    /// Where the steps are that the first save has found.
+    found: OnceLock<BTreeMap<u64, PathBuf>>,
 }
 
 /// What the thread of a background save needs, too.
@@ -146,7 +148,8 @@ impl CheckpointManager {
         let clearing = Clearing::new(root.clone(), keep, config)?;
         let copies = None;
         let shared = Shared { store, root, slim, clearing, previous, copies, in_use };
-        let manager = Self { shared: Arc::new(shared), saving: None, run: None };
+        let manager =
+            Self { shared: Arc::new(shared), saving: None, run: None, found: OnceLock::new() };
         match has_tiers {
             true => manager.tiers(Tiers { places, rate, ..Tiers::default() }),
             false => Ok(manager),
@@ -287,19 +290,7 @@ impl CheckpointManager {
     /// # Errors
     /// As for [`latest`](crate::latest); what a place says that cannot be asked.
     pub fn latest(&self) -> Result<Option<PathBuf>> {
-        if self.shared.copies.is_none() {
-            return self.shared.store.latest(&self.shared.root, &Wanted::default());
-        }
-        let found = self.shared.candidates(None)?;
-        let whole = found.iter().find(|(_, found)| found.status == Status::Committed);
-        match (whole, found.first()) {
-            (Some((_, found)), _) => Ok(Some(found.path.clone())),
-            (None, None) => Ok(None),
-            // Says what is wrong with it: training must not begin anew.
-            (None, Some((_, newest))) => {
-                crate::store::Checkpoint::open(&newest.path).map(|_| Some(newest.path.clone()))
-            }
-        }
+        Ok(self.shared.run().newest()?.map(|found| found.path))
     }
 
     /// The best step by a metric; of equals, the newer. `None` if no step that can be loaded has a number for it. With
@@ -308,15 +299,9 @@ impl CheckpointManager {
     /// # Errors
     /// As for [`steps`](crate::steps); what a place says that cannot be asked.
     pub fn best(&self, metric: &str, direction: Direction) -> Result<Option<Found>> {
-        let newest_first: Vec<Found> = match self.shared.copies {
-            None => self.steps()?.into_iter().rev().collect(),
-            Some(_) => self.shared.candidates(None)?.into_iter().map(|(_, found)| found).collect(),
-        };
-        let number = |found: &Found| {
-            let number = found.metrics.get(metric).copied();
-            number.filter(|_| found.status == Status::Committed)
-        };
-        let best = best_of(newest_first.iter().map(number), direction);
+        let newest_first = self.shared.run().loadable()?;
+        let numbers = newest_first.iter().map(|found| found.metrics.get(metric).copied());
+        let best = best_of(numbers, direction);
         Ok(best.and_then(|at| newest_first.into_iter().nth(at)))
     }
 
@@ -332,17 +317,22 @@ impl CheckpointManager {
         }
     }
 
-    /// Where a save of this step goes: over an earlier checkpoint of it, if that has one of the usual names.
+    /// Where a save of this step goes: over the earlier checkpoint of it, whatever its name.
     ///
     /// # Errors
     /// As for [`check_own_name`].
     fn path(&self, step: u64) -> Result<PathBuf> {
-        let own = self.shared.root.join(format!("step-{step:08}"));
-        let short = self.shared.root.join(format!("step-{step}"));
-        let path = match !dir::has(&own) && dir::has(&short) && check_own_name(&short).is_ok() {
-            true => short,
-            false => own,
-        };
+        let found = self.found.get_or_init(|| match self.steps() {
+            Ok(steps) => {
+                steps.into_iter().filter_map(|found| Some((found.step?, found.path))).collect()
+            }
+            Err(error) => {
+                // It says nothing about the save, which may go well.
+                tracing::warn!("cannot list the steps in {}: {error}", self.root().display());
+                BTreeMap::new()
+            }
+        });
+        let path = found.get(&step).cloned().unwrap_or_else(|| usual_path(self.root(), step));
         check_own_name(&path).map(|()| path)
     }
 }

@@ -26,7 +26,7 @@ from ringstow._patience import patiently
 from ringstow._promoter import checked
 from ringstow._resume import Restored, newest_intact, passed_over
 from ringstow._rules import Mode
-from ringstow._run import RunLock, usual_path
+from ringstow._run import RunLock
 from ringstow._turn import Turn
 from ringstow._upkeep import Upkeep
 from ringstow._waited import counted_since
@@ -377,7 +377,8 @@ class CheckpointManager:
             # On another rank than the first the save may have ended.
             before = "the step before" if saving is None else saving.handle.path
             is_first, self._left_out = self._left_out is None, step
-            return skip(usual_path(self._root, step), step, noted, before, is_first=is_first)
+            path = _native.usual_path(self._root, step)
+            return skip(path, step, noted, before, is_first=is_first)
 
     def wait(self) -> None:
         """Wait for the save in progress and the removal of old steps after it.
@@ -548,7 +549,7 @@ class CheckpointManager:
         if is_here and not restored.dropped and may_lack:
             # A kill may have cut its copy short, and a node may be new.
             self._copier.add_found(restored.path)
-        is_newest = restored.path == found[0].path and not self._run.passed_over
+        is_newest = restored.path == found[0].path and not self._steps.passed_over
         self._has_read_newest = is_here and is_newest
 
     def keep(self, step: int) -> None:

@@ -28,6 +28,7 @@ __all__ = [
     "Previous",
     "Receipts",
     "RunLock",
+    "RunSteps",
     "SaveJob",
     "Session",
     "Tensors",
@@ -76,6 +77,7 @@ __all__ = [
     "name_run",
     "needed",
     "nesting",
+    "newest_of",
     "node_id",
     "nodes_of",
     "outline",
@@ -109,6 +111,7 @@ __all__ = [
     "tiles",
     "unfinished",
     "unpin",
+    "usual_path",
     "verify",
     "was_removed",
     "watch",
@@ -712,6 +715,27 @@ class Clearing:
     def copyable(self) -> list[str]: ...
     def note_damage(self, path: str) -> None: ...
     def is_damaged(self, path: str) -> bool: ...
+
+# The steps of a run in its directory and on tiers, newest first, of copies the nearest first.
+# Methods return a list of Step.
+@final
+class RunSteps:
+    def __new__(cls, root: str, places: Sequence[str], config: str) -> Self: ...
+    # What a restore may load, damaged ones too. With `previous`, only the newest that is intact
+    # if a manifest is on bad sectors.
+    def candidates(self, previous: bool) -> str: ...
+    # Those that can be loaded; the first of them, or none; the copies of one step.
+    def loadable(self) -> str: ...
+    def newest(self) -> str: ...
+    def named(self, step: int) -> str: ...
+    # The committed steps on the tiers alone.
+    def there(self) -> str: ...
+
+# Returns the newest step of which tiers have all files together, and its copies on the others.
+def newest_of(tiers: Sequence[str], config: str) -> tuple[str, list[str]]: ...
+
+# Returns where a step is saved, unless the run has it under another name.
+def usual_path(root: str, step: int) -> str: ...
 
 # What a manager remembers of the steps that it saved, to link their files.
 @final

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from ringstow import _catalog, _native
-from ringstow._arguments import StrPath, directory_to_read, object_url, to_read
+from ringstow._arguments import StrPath, directory_to_read, to_read
 from ringstow._config import Config, given, native_json
 from ringstow._damage import is_damage
 from ringstow._errors import IncompleteCheckpointError, NoCheckpointError
 from ringstow._patience import Again
-
-if TYPE_CHECKING:
-    from ringstow._catalog_report import Step
 
 _T = TypeVar("_T")
 _log = logging.getLogger("ringstow")
@@ -53,9 +49,11 @@ def find(path: StrPath | Sequence[StrPath], config: Config | None) -> Found:
             raise TypeError(f"a path, or the list of the tiers of a run, not a {kind}")
         where = to_read(path)
         return Found(where, copies_of(where, given(config).tiers))
+    if not path:
+        raise NoCheckpointError("there is no checkpoint in an empty list of tiers")
     tiers = [directory_to_read(tier) for tier in path]
     _catalog.refuse_two_runs(tiers)
-    return _newest(tiers, config)
+    return Found(*_native.newest_of(tiers, native_json(config)))
 
 
 def found_again(
@@ -82,93 +80,6 @@ def found_again(
 def has_gone(path: StrPath | Sequence[StrPath], found: Found) -> bool:
     """Whether the newest step of a list has been removed since it was found."""
     return isinstance(path, list | tuple) and _native.has_gone(found.path)
-
-
-def _newest(tiers: list[str], config: Config | None) -> Found:
-    """Return the newest step of which the tiers have all files together."""
-    listed: list[Step] = []
-    for tier in tiers:
-        warn_if_missing(tier)
-        steps = _catalog.steps(tier, config=config)
-        warn_of_lost_manifests(steps)
-        listed += steps
-    # A damaged manifest does not tell when it was committed.
-    damaged = [
-        step for step in listed if step.created_unix_ms is None and step.status != "incomplete"
-    ]
-    for step in damaged:
-        _log.warning("passing over %s, which cannot be loaded: %s", step.path, step.problem)
-    committed = [step for step in listed if step.created_unix_ms is not None]
-    failure: Exception | None = None
-    # A stable sort: of copies the nearest first.
-    for _, group in itertools.groupby(sorted(committed, key=newest_first), newest_first):
-        nearest, *others = group
-        found = Found(nearest.path, [other.path for other in others])
-        if nearest.status == "committed":
-            return found
-        try:
-            _native.Checkpoint(found.path, native_json(config), copies=found.copies)
-        except Exception as error:
-            if not _is_of_checkpoint(error):
-                raise
-            _log.warning("passing over %s, which cannot be loaded: %s", found.path, error)
-            failure = failure or error
-        else:
-            return found
-    if failure is None and damaged:
-        newest = max(damaged, key=lambda step: step.order)
-        _native.Checkpoint(newest.path, native_json(config))  # raises what is wrong with it
-    if failure is not None:
-        raise failure
-    raise NoCheckpointError(
-        f"there is no checkpoint in {shown(tiers) or 'an empty list of tiers'}: no step was "
-        "committed"
-    )
-
-
-def was_committed(step: Step) -> bool:
-    """Whether a step has a manifest: a damaged one is an error of its load, not a step less."""
-    was_killed = step.status == "incomplete" and step.created_unix_ms is None
-    return step.step is not None and not was_killed
-
-
-def warn_of_lost_manifests(steps: list[Step]) -> None:
-    """Tell of steps that are newer than the newest committed one, and were committed once."""
-    for found in reversed(steps):
-        if was_committed(found):
-            break
-        if _has_lost_manifest(found.path):
-            _log.warning(
-                "passing over %s, whose manifest is gone: only a committed checkpoint has "
-                "files of these names, so somebody has removed it, or is still copying",
-                found.path,
-            )
-
-
-def _has_lost_manifest(path: str) -> bool:
-    """Return whether files of a commit are in a directory, which no removal has begun to clear."""
-    try:
-        names = os.listdir(path)
-    except OSError:
-        return False
-    marks = ("manifest.json", "manifest.json.retired")
-    has_shards = any(name.endswith(".safetensors") for name in names)
-    return has_shards and not any(mark in names for mark in marks)
-
-
-def warn_if_missing(tier: str) -> None:
-    """Tell of a tier that does not exist: the steps that it may have are not seen."""
-    if object_url(tier) is None and not os.path.exists(tier):
-        _log.warning(
-            "%s does not exist: there is nothing to restore from it, and the first copy creates "
-            "it. Is its disk mounted?",
-            tier,
-        )
-
-
-def newest_first(step: Step) -> tuple[int, ...]:
-    """Return what sorts the newest save first, and is the same of all copies of one save."""
-    return tuple(-number for number in step.order)
 
 
 def opened(found: Found, attempt: Callable[[str, list[str]], _T]) -> _T:

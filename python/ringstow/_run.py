@@ -8,72 +8,125 @@ import os
 from typing import TYPE_CHECKING
 
 from ringstow import _catalog, _native, _others
-from ringstow._damage import OnCorrupt, is_damage
-from ringstow._errors import BusyError, InvalidStateError, NoCheckpointError
-from ringstow._nearest import warn_of_lost_manifests, was_committed
+from ringstow._config import native_json
+from ringstow._errors import BusyError, NoCheckpointError
 from ringstow._open import open as open_checkpoint
 from ringstow.foreign import _steps
 
 if TYPE_CHECKING:
     from ringstow._catalog_report import Step
     from ringstow._config import Config
+    from ringstow._damage import OnCorrupt
 
 _log = logging.getLogger("ringstow")
 
 
 class Run:
-    """The directory of a run, as the rank sees it that looks."""
+    """The steps of a run in its directory and on tiers, as the rank sees them that looks."""
 
-    def __init__(self, root: str, config: Config | None) -> None:
+    def __init__(self, root: str, config: Config | None, tiers: tuple[str, ...] = ()) -> None:
         self.root = root
+        self.tiers = tiers
         self._config = config
+        self._found = _native.RunSteps(root, tiers, native_json(config))
         self._paths: dict[int, str] | None = None
         self.passed_over: list[Step] = []
         """Newer steps that the last search has not returned, since files of them are lost."""
 
     def steps(self) -> list[Step]:
-        """List the steps, oldest first."""
+        """List the steps in the directory, oldest first."""
         return _catalog.steps(self.root, config=self._config)
 
     def newest(self) -> Step | None:
-        """Return the newest step that can be loaded; log those that are newer and cannot."""
-        for committed in (self._committed(), self._refuse_other_checkpoints()):
-            whole = first_whole(committed)
-            if whole is not None:
-                return whole
-        left = _steps.newest_in(self.root)
-        return None if left is None else _step_of(left)
+        """Return the newest step that can be loaded by itself; log newer ones that cannot.
+
+        Raises:
+            Error: steps were committed, and none can be loaded; or nothing there counts as a step.
+            OSError: the directory or a tier can't be read.
+        """
+        return next(iter(listed(self._found.newest()) or self._left()), None)
 
     def loadable(self) -> list[Step]:
-        """Return the steps that can be loaded, newest first."""
-        return [found for found in self._committed() if found.status == "committed"]
+        """Return the steps that can be loaded, newest first, and of one the nearest copy first.
+
+        Raises:
+            OSError: the directory or a tier can't be read.
+        """
+        return listed(self._found.loadable())
 
     def candidates(self, on_corrupt: OnCorrupt) -> list[Step]:
-        """Return the steps that were committed, newest first, damaged ones too.
+        """Return the committed steps, newest first, and of one step the nearest copy first.
 
-        With ``"previous"`` and a manifest on bad sectors, only the newest one that is intact.
+        Damaged ones, too. If nothing was committed, what another program has left.
+
+        Raises:
+            Error: nothing there counts as a step, but something was committed.
+            OSError: the directory or a tier can't be read: it may have the newest step.
         """
-        try:
-            found = self._committed() or self._refuse_other_checkpoints()
-        except OSError as error:
-            if on_corrupt == "raise" or not is_damage(error):
-                raise
-            return self._intact(error)
+        found = listed(self._found.candidates(on_corrupt == "previous"))
         if found:
             self._tell_newer(found[0])
             return found
-        left = _steps.newest_in(self.root)
-        if left is not None:
+        left = self._left()
+        for one in left:
             _log.warning(
-                "%s holds no step of ringstow's yet: restoring %s, which another program has left "
-                "(%s). The next save is ringstow's; that program's checkpoints stay until you "
-                "remove them",
+                "%s holds no step of ringstow's yet: restoring %s, which another program has left. "
+                "The next save is ringstow's; that program's checkpoints stay until you remove "
+                "them",
                 self.root,
-                left.path,
-                left.kind,
+                one.path,
             )
-            return [_step_of(left)]
-        return found
+        return left
+
+    def named(self, step: int) -> list[Step]:
+        """Return the copies of the step of this number, the nearest first.
+
+        Raises:
+            NoCheckpointError: neither the directory nor a tier has it; names those that they have.
+            OSError: the directory or a tier can't be read.
+        """
+        try:
+            return listed(self._found.named(step))
+        except NoCheckpointError:
+            left = [one for one in _steps.found_in(self.root) if one.step == step]
+            if len(left) != 1:
+                raise
+            return [_step_of(left[0])]
+
+    def lacking(self, found: list[Step]) -> list[str]:
+        """Return the paths of the whole steps here that a tier lacks, going by what was found."""
+        seen = [(step.path, step.order, step.status == "committed") for step in found]
+        return _native.lacking(seen, self.tiers)
+
+    def is_here(self, path: str) -> bool:
+        """Whether a step is in the run's own directory."""
+        return not any(path.startswith(f"{tier}/") for tier in self.tiers)
+
+    def tell_empty(self) -> None:
+        """Warn that there is nothing to restore: the directory may be mistyped."""
+        there = "" if os.path.isdir(self.root) else " (no such directory)"
+        tiers = f" and {' and '.join(self.tiers)}" if self.tiers else ""
+        _log.warning("nothing in %s%s%s: starting anew", self.root, there, tiers)
+
+    def path_of(self, step: int) -> str:
+        """Return where to save a step: in place of the step of that number, if there was one.
+
+        Raises:
+            InvalidStateError: a link is there, or a copy of another step.
+        """
+        if self._paths is None:
+            try:
+                self._paths = {s.step: s.path for s in self.steps() if s.step is not None}
+            except Exception as error:  # it says nothing about the save, which may go well
+                _log.warning("cannot list the steps in %s: %s", self.root, error)
+        path = (self._paths or {}).get(step) or _native.usual_path(self.root, step)
+        _native.check_own_name(path)
+        return path
+
+    def _left(self) -> list[Step]:
+        """Return the newest checkpoint that another program has left, in a list."""
+        left = _steps.newest_in(self.root)
+        return [] if left is None else [_step_of(left)]
 
     def _tell_newer(self, found: Step) -> None:
         """Warn of checkpoints of another program with a higher number, which are passed over."""
@@ -87,71 +140,12 @@ class Run:
                 newer[-1].path,
             )
 
-    def _intact(self, error: OSError) -> list[Step]:
-        """Return the newest step whose every byte is intact, in a list.
 
-        Raises:
-            OSError: there is none: the error of the newest.
-        """
-        path = _catalog.latest(self.root, verify=True, config=self._config)  # logs what it passes
-        step = None if path is None else step_at(path, self._config)
-        if step is None or step.step is None:
-            raise error
-        return [step]
+def listed(text: str) -> list[Step]:
+    """Return the steps that the native side lists."""
+    from ringstow._catalog_report import Step
 
-    def named(self, step: int) -> list[Step]:
-        """Return the step of this number, in a list.
-
-        Raises:
-            NoCheckpointError: it was not committed; names those that were.
-        """
-        steps = self._committed()
-        wanted = [found for found in steps if found.step == step]
-        if not wanted:
-            left = [one for one in _steps.found_in(self.root) if one.step == step]
-            if len(left) == 1:
-                return [_step_of(left[0])]
-            there = ", ".join(str(found.step) for found in reversed(steps)) or "none yet"
-            raise NoCheckpointError(
-                f"{self.root} has no step {step}; its steps: {there}", path=self.root
-            )
-        return wanted[:1]
-
-    def path_of(self, step: int) -> str:
-        """Return where to save a step: in place of the step of that number, if there was one.
-
-        Raises:
-            InvalidStateError: a link is there, or a copy of another step.
-        """
-        if self._paths is None:
-            try:
-                self._paths = {s.step: s.path for s in self.steps() if s.step is not None}
-            except Exception as error:  # it says nothing about the save, which may go well
-                _log.warning("cannot list the steps in %s: %s", self.root, error)
-        path = (self._paths or {}).get(step) or usual_path(self.root, step)
-        _native.check_own_name(path)
-        return path
-
-    def _committed(self) -> list[Step]:
-        steps = self.steps()
-        warn_of_lost_manifests(steps)
-        return [found for found in reversed(steps) if was_committed(found)]
-
-    def _refuse_other_checkpoints(self) -> list[Step]:
-        """Raise why nothing can be loaded, unless nothing was committed yet.
-
-        Returns:
-            The steps, if another process has committed the first one meanwhile.
-        """
-        path = _catalog.own_latest(self.root, config=self._config)
-        found = [] if path is None else self._committed()
-        if path is not None and not found and not _native.has_gone(path):
-            raise InvalidStateError(
-                f"{path} is a checkpoint, but nothing in {self.root} counts as a step: training "
-                "must not begin anew beside it. Load it with ringstow.load, or give the manager "
-                "another directory"
-            )
-        return found
+    return Step.list_from_json(text)
 
 
 class RunLock:
@@ -192,20 +186,6 @@ class RunLock:
         held, self._held = self._held, None
         if held is not None:
             held.release()
-
-
-def usual_path(root: str, step: int) -> str:
-    """Return where a step is saved, unless the run has it under another name."""
-    return os.path.join(root, f"step-{step:08}")
-
-
-def first_whole(steps: list[Step]) -> Step | None:
-    """Return the first step that can be loaded; log those before it."""
-    for found in steps:
-        if found.status == "committed":
-            return found
-        _log.warning("passing over %s, which cannot be loaded: %s", found.path, found.problem)
-    return None
 
 
 def step_at(path: str, config: Config | None) -> Step:

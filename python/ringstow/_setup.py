@@ -12,7 +12,7 @@ from ringstow._copier import Copier
 from ringstow._errors import InvalidStateError
 from ringstow._guard import Staging
 from ringstow._run import Run
-from ringstow._tiers import Plan, Steps, promoter
+from ringstow._tiers import Plan, promoter
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -27,7 +27,9 @@ class Setup(NamedTuple):
 
     side: Side[Any]
     run: Run
-    steps: Steps
+    """The steps in the run's directory."""
+    steps: Run
+    """The steps there and on the tiers."""
     copier: Copier
 
 
@@ -65,7 +67,7 @@ def for_ranks(
 
         side = Ranks(*saves, group, apart=apart, same=same)
     run = Run(root, saves.config)
-    steps = Steps(run, plan.tiers, saves.config)
+    steps = Run(root, saves.config, plan.tiers)
     copied = plan if side.is_first else plan._replace(tiers=())
     return Setup(side, run, steps, promoter(root, copied, saves.config, note_damage))
 
@@ -91,8 +93,7 @@ def for_nodes(
     from ringstow.distributed._node_ranks import NodeRanks
 
     side = NodeRanks(root, replicas, plan, same, *saves, group)
-    steps = Steps(side.run, plan.tiers, saves.config, side.from_first)
-    return Setup(side, side.run, steps, side.copier)
+    return Setup(side, side.run, side.steps, side.copier)
 
 
 def check_on_busy(on_busy: object) -> None:

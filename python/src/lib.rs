@@ -252,7 +252,10 @@ mod _native {
         fill::{Loading, Wanted, fill, survey},
         load::Checkpoint,
         logging::deliver,
-        manager::{Clearing, CopyLine, Previous, after_failure, best_of, lacking},
+        manager::{
+            Clearing, CopyLine, Previous, RunSteps, after_failure, best_of, lacking, newest_of,
+            usual_path,
+        },
         matches::Matches,
         memory::Block,
         model::{ModelSession, model_layout, start_model_share, tiles},

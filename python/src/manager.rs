@@ -5,7 +5,8 @@ use crate::run::{Numbers, order};
 use crate::{config, to_json, wait};
 use pyo3::prelude::*;
 use ringstow::internals::manager::{self, Around, Eviction, Failure, Pauses, Seen, Stays, Verdict};
-use ringstow::{Error, Keep, OnDamage, Slim};
+use ringstow::{Config, Error, Keep, OnDamage, Slim};
+use serde::Serialize;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -84,6 +85,76 @@ impl Clearing {
     }
 }
 
+/// The steps of a run, in its directory and in further places; as JSON.
+#[pyclass(frozen, module = "ringstow._native")]
+pub(crate) struct RunSteps {
+    root: PathBuf,
+    places: Vec<PathBuf>,
+    config: Config,
+}
+
+impl RunSteps {
+    fn look<T: Send + Serialize>(
+        &self,
+        py: Python<'_>,
+        look: impl FnOnce(manager::Run<'_>) -> ringstow::Result<T> + Send,
+    ) -> PyResult<String> {
+        let run = manager::Run { root: &self.root, places: &self.places, config: &self.config };
+        to_json(&py.detach(|| look(run)).map_err(to_python)?)
+    }
+}
+
+#[pymethods]
+impl RunSteps {
+    #[new]
+    fn new(root: PathBuf, places: Vec<PathBuf>, config: &str) -> PyResult<Self> {
+        Ok(Self { root, places, config: self::config(config)? })
+    }
+
+    fn candidates(&self, py: Python<'_>, previous: bool) -> PyResult<String> {
+        self.look(py, |run| run.candidates(on_damage(previous)))
+    }
+
+    fn loadable(&self, py: Python<'_>) -> PyResult<String> {
+        self.look(py, |run| run.loadable())
+    }
+
+    /// A list of none or one.
+    fn newest(&self, py: Python<'_>) -> PyResult<String> {
+        self.look(py, |run| Ok(Vec::from_iter(run.newest()?)))
+    }
+
+    fn named(&self, py: Python<'_>, step: u64) -> PyResult<String> {
+        self.look(py, |run| run.named(step))
+    }
+
+    fn there(&self, py: Python<'_>) -> PyResult<String> {
+        self.look(py, |run| run.there())
+    }
+}
+
+/// The newest step of which tiers have all files together, and its copies.
+#[pyfunction]
+pub(crate) fn newest_of(
+    py: Python<'_>,
+    tiers: Vec<PathBuf>,
+    config: &str,
+) -> PyResult<(OsString, Vec<OsString>)> {
+    let config = self::config(config)?;
+    let found = py.detach(|| manager::newest_of(&tiers, &config)).map_err(to_python)?;
+    Ok((found.0.into_os_string(), texts(found.1)))
+}
+
+/// Where a step is saved, unless the run has it under another name.
+#[pyfunction]
+pub(crate) fn usual_path(root: PathBuf, step: u64) -> OsString {
+    manager::usual_path(&root, step).into_os_string()
+}
+
+fn on_damage(previous: bool) -> OnDamage {
+    if previous { OnDamage::Previous } else { OnDamage::Raise }
+}
+
 /// What a manager remembers of the steps that it saved, to link their files.
 #[pyclass(frozen, module = "ringstow._native")]
 pub(crate) struct Previous(manager::Previous);
@@ -121,8 +192,7 @@ pub(crate) fn after_failure(
     previous: bool,
 ) -> &'static str {
     let failure = Failure { path: &path, has_copies, is_damage, is_missing };
-    let on_damage = if previous { OnDamage::Previous } else { OnDamage::Raise };
-    match py.detach(|| failure.verdict(on_damage)) {
+    match py.detach(|| failure.verdict(on_damage(previous))) {
         Verdict::LookAgain => "again",
         Verdict::Raise => "raise",
         Verdict::PassOver => "pass",

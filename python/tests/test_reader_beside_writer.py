@@ -90,19 +90,3 @@ def test_looks_beside_a_writer_that_keeps_one_step_always_find_a_step(where, tmp
                 for name in os.listdir(run):
                     os.remove(run / name)
                 os.rmdir(run)
-
-
-def test_first_commit_between_two_looks_is_no_checkpoint_that_counts_as_no_step(
-    tmp_path, monkeypatch
-):
-    """`latest()` must not refuse a run whose first step another process commits meanwhile."""
-    from ringstow import _catalog
-
-    run, own_latest = tmp_path / "run", _catalog.own_latest
-
-    def saved_meanwhile(root, *arguments, **options):
-        ringstow.save({"w": numpy.zeros(3)}, run / "step-1", step=1)
-        return own_latest(root, *arguments, **options)
-
-    monkeypatch.setattr(_catalog, "own_latest", saved_meanwhile)
-    assert ringstow.CheckpointManager(run).latest().step == 1

@@ -1,8 +1,8 @@
 //! Going back to an earlier step, and steps that stay whatever the rules say.
 
 use super::tiers::Copies;
-use super::{CheckpointManager, Shared};
-use crate::error::{Error, Result};
+use super::{CheckpointManager, Run, Shared};
+use crate::error::Result;
 use crate::format::manifest::Order;
 use crate::store::{Found, Newer, kept, pin, unpin};
 use std::path::PathBuf;
@@ -17,8 +17,8 @@ impl CheckpointManager {
     /// are done.
     pub fn drop_newer(&mut self, step: u64) -> Result<Vec<PathBuf>> {
         self.wait()?;
-        let found = self.shared.candidates(Some(step))?;
-        let Some((_, restored)) = found.first() else { return Ok(Vec::new()) };
+        let found = self.shared.run().named(step)?;
+        let Some(restored) = found.first() else { return Ok(Vec::new()) };
         let (root, config) = (&self.shared.root, self.shared.store.config());
         let Some(copies) = &self.shared.copies else {
             return self.shared.newer(restored.order)?.remove(config);
@@ -29,7 +29,7 @@ impl CheckpointManager {
         copies.wait_idle();
         removed.extend(self.shared.newer(restored.order)?.remove(config)?);
         // Its copy may have given way to that of a step that is gone.
-        if let Some((_, newest)) = self.shared.committed(None)?.first() {
+        if let Some(newest) = self.shared.run().committed()?.first() {
             Copies::add_found(&self.shared, &newest.path);
         }
         Ok(removed)
@@ -60,11 +60,8 @@ impl CheckpointManager {
 impl Shared {
     /// The path of a step in the root.
     fn here(&self, step: u64) -> Result<PathBuf> {
-        let newest = self.committed(Some(step))?.into_iter().next();
-        newest.map(|(_, found)| found.path).ok_or_else(|| Error::NoCheckpoint {
-            path: self.root.clone(),
-            reason: format!("it has no step {step}"),
-        })
+        let here = Run { places: &[], ..self.run() };
+        Ok(here.named(step)?.swap_remove(0).path)
     }
 
     /// The steps in all places that are newer than one.

@@ -1,13 +1,12 @@
 //! Which step a manager restores, and from where.
 
 use super::tiers::Copies;
-use super::{CheckpointManager, Shared};
+use super::{CheckpointManager, Run, Shared};
 use crate::error::{Error, Result};
 use crate::format::manifest::Order;
 use crate::store::{self, Direction, Found, Loaded, Status, again};
 use crate::sys::dir;
 use std::cell::Cell;
-use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 
@@ -73,22 +72,20 @@ impl CheckpointManager {
         }
         let _in_use = self.shared.in_use.read().unwrap_or_else(PoisonError::into_inner);
         let mut passed_over: Vec<(PathBuf, Error)> = Vec::new();
-        let candidates = self.shared.candidates(step)?;
-        for (at, (number, found)) in candidates.iter().enumerate() {
-            let later = candidates[at + 1..].iter();
-            let copies = later.take_while(|(_, copy)| copy.order == found.order);
-            let copies: Vec<PathBuf> = copies.map(|(_, copy)| copy.path.clone()).collect();
+        let run = self.shared.run();
+        let candidates = match step {
+            Some(step) => run.named(step)?,
+            None => run.candidates(on_damage)?,
+        };
+        for (at, found) in candidates.iter().enumerate() {
+            let number = found.step.unwrap_or_default();
+            let copies = candidates[at + 1..].iter().take_while(|copy| copy.order == found.order);
+            let copies: Vec<PathBuf> = copies.map(|copy| copy.path.clone()).collect();
             let error = match self.shared.store.load_copied(&found.path, &copies) {
                 Ok(loaded) => {
                     self.shared.follow_restore(found, step.is_some(), &candidates, &passed_over);
                     let (path, dropped) = (found.path.clone(), found.dropped.clone());
-                    return Ok(Some(Restored {
-                        step: *number,
-                        path,
-                        loaded,
-                        dropped,
-                        passed_over,
-                    }));
+                    return Ok(Some(Restored { step: number, path, loaded, dropped, passed_over }));
                 }
                 Err(error) => error,
             };
@@ -189,12 +186,18 @@ pub fn best_of(
 }
 
 impl Shared {
+    /// The steps here and in the places.
+    pub(super) fn run(&self) -> Run<'_> {
+        let places = self.copies.as_ref().map_or(&[][..], Copies::places);
+        Run { root: &self.root, places, config: self.store.config() }
+    }
+
     /// After a step was loaded: says what it lacks and which steps are newer, and has copies made that are missing.
     fn follow_restore(
         self: &Arc<Self>,
         restored: &Found,
         is_named: bool,
-        candidates: &[(u64, Found)],
+        candidates: &[Found],
         passed_over: &[(PathBuf, Error)],
     ) {
         let path = &restored.path;
@@ -203,10 +206,9 @@ impl Shared {
             tracing::warn!("`slim` has dropped {dropped} from {}", path.display());
         }
         self.restored(path);
-        let found = || candidates.iter().map(|(_, found)| found);
-        found().for_each(|found| store::follow(&self.root, found.order));
+        candidates.iter().for_each(|found| store::follow(&self.root, found.order));
         if is_named {
-            return found().take(1).for_each(|one| self.tell_newer(one));
+            return candidates.iter().take(1).for_each(|one| self.tell_newer(one));
         }
         let lacking = self.lacking(candidates);
         let is_lacking = lacking.contains(path);
@@ -217,9 +219,9 @@ impl Shared {
     }
 
     /// The whole steps in the root that a place lacks, going by what was found.
-    fn lacking(&self, found: &[(u64, Found)]) -> Vec<PathBuf> {
+    fn lacking(&self, found: &[Found]) -> Vec<PathBuf> {
         let Some(copies) = &self.copies else { return Vec::new() };
-        let seen = found.iter().map(|(_, found)| Seen {
+        let seen = found.iter().map(|found| Seen {
             path: found.path.clone(),
             order: found.order,
             is_whole: found.status == Status::Committed,
@@ -239,54 +241,6 @@ impl Shared {
     fn restored(&self, path: &Path) {
         if path.starts_with(&self.root) {
             self.previous.iter().for_each(|previous| previous.restored(path));
-        }
-    }
-
-    /// The steps that were committed in all places, newest first, of one step the nearest first: from a step on, or all.
-    ///
-    /// # Errors
-    /// As for [`Shared::committed`] and [`Copies::committed`].
-    pub(super) fn candidates(&self, from: Option<u64>) -> Result<Vec<(u64, Found)>> {
-        let Some(copies) = &self.copies else { return self.committed(from) };
-        let there =
-            copies.committed(self)?.into_iter().filter_map(|found| Some((found.step?, found)));
-        let mut there: Vec<_> =
-            there.filter(|(step, _)| from.is_none_or(|from| *step == from)).collect();
-        let has_it = !there.is_empty();
-        let mut all = match self.committed(from) {
-            Err(Error::NoCheckpoint { .. }) if has_it => Vec::new(),
-            here => here?,
-        };
-        all.append(&mut there);
-        all.sort_by_key(|(_, found)| Reverse(found.order)); // a stable sort: of copies the nearest
-        Ok(all)
-    }
-
-    /// The steps that were committed, newest first, also damaged ones: from a step on, or all.
-    ///
-    /// # Errors
-    /// [`Error::NoCheckpoint`] if the step is not there; [`Error::Io`] if the root cannot be listed, or the system refuses
-    /// to read a directory that may be one of these steps.
-    pub(super) fn committed(&self, from: Option<u64>) -> Result<Vec<(u64, Found)>> {
-        let all = match self.store.list(&self.root) {
-            Err(error) if error.is_not_found() => Vec::new(), // nothing was saved yet
-            all => all?,
-        };
-        let mut steps = Vec::new();
-        for found in all.into_iter().rev().filter(Found::was_committed) {
-            match found.step {
-                Some(step) if from.is_none_or(|from| step == from) => steps.push((step, found)),
-                // Only its manifest says which step it is.
-                None if found.status == Status::Unreadable => drop(self.store.open(&found.path)?),
-                _ => {}
-            }
-        }
-        match from {
-            Some(from) if steps.is_empty() => {
-                let reason = "no step of this number was committed here; `ringstow ls` lists those that were".into();
-                Err(Error::NoCheckpoint { path: self.root.join(format!("step-{from:08}")), reason })
-            }
-            _ => Ok(steps),
         }
     }
 }

@@ -215,6 +215,21 @@ fn failure_that_is_not_the_checkpoints_is_raised() {
 }
 
 #[test]
+fn manifest_on_bad_sectors_is_damage() {
+    use crate::sys::seam::{Call, fail_call};
+    let root = tempfile::tempdir().unwrap();
+    let mut manager = manager(&root, Keep::default());
+    (1..4).for_each(|step| drop(save(&mut manager, step)));
+    let bad = manager.path(3).unwrap().join(names::MANIFEST);
+    let _failing = fail_call(Call::Read, &bad, nix::libc::EIO);
+    let error = manager.restore(None, OnDamage::Raise).unwrap_err();
+    assert!(matches!(error, Error::Io { .. }), "{error}");
+    damage(&manager.path(2).unwrap());
+    let restored = manager.restore(None, OnDamage::Previous).unwrap().unwrap();
+    assert_eq!(restored.step, 1, "the newest that is intact");
+}
+
+#[test]
 fn failed_removal_is_reported_and_fails_no_save() {
     let root = tempfile::tempdir().unwrap();
     let mut manager = manager(&root, Keep { last: Some(1), ..Keep::default() });

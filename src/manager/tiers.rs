@@ -5,9 +5,7 @@ use super::line::{Around, Line};
 use super::queue::{Added, Pauses, Stays};
 use crate::error::{Error, Result};
 use crate::handle::panicked;
-use crate::store::{
-    Found, Promotion, Retention, check_apart, claim_for, join, pinned, was_removed,
-};
+use crate::store::{Promotion, Retention, check_apart, claim_for, pinned, was_removed};
 use crate::sys::dir;
 use crate::sys::path::absolute_or_object;
 use std::convert::Infallible;
@@ -146,20 +144,6 @@ impl Copies {
     pub fn close(&self) {
         self.line.end_retries();
         self.line.wait_ended(None);
-    }
-
-    /// The committed steps of all places.
-    ///
-    /// # Errors
-    /// A place that cannot be listed: it may have the newest step. [`Error::Invalid`] for steps of another run.
-    pub fn committed(&self, shared: &Shared) -> Result<Vec<Found>> {
-        join(&shared.root, &self.places, shared.store.config())?;
-        let mut all = Vec::new();
-        for place in &self.places {
-            let steps = shared.store.steps(place, None)?.into_iter();
-            all.extend(steps.filter(|found| found.step.is_some() && found.was_committed()));
-        }
-        Ok(all)
     }
 
     fn failure(&self) -> MutexGuard<'_, Option<Error>> {

@@ -45,6 +45,7 @@ class NodeRanks(Ranks):
             nodes = _nodes.meet(ranks, root)
         self._leads = nodes.leads(self.rank)
         self.run = NodeRun(root, config, ranks)
+        self.steps = NodeRun(root, config, ranks, plan.tiers)
         count = len(nodes.found)
         if count < copies:
             raise InvalidStateError(

@@ -8,11 +8,13 @@ import os
 from typing import TYPE_CHECKING
 
 from ringstow._config import native_json
-from ringstow._errors import MissingFilesError, NoCheckpointError
-from ringstow._run import Run
+from ringstow._errors import Error, MissingFilesError, NoCheckpointError
+from ringstow._run import Run, listed
 from ringstow.distributed import _nodes, _whole
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ringstow._catalog_report import Step
     from ringstow._config import Config
     from ringstow._damage import OnCorrupt
@@ -27,8 +29,10 @@ class NodeRun(Run):
     All of them get the same answers, but for the directory in each path.
     """
 
-    def __init__(self, root: str, config: Config | None, group: Group) -> None:
-        super().__init__(root, config)
+    def __init__(
+        self, root: str, config: Config | None, group: Group, tiers: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(root, config, tiers)
         self._settings = native_json(config)
         self._group = group
 
@@ -45,41 +49,74 @@ class NodeRun(Run):
         return sorted(found.values(), key=lambda one: (one.step is not None, one.order, one.path))
 
     def newest(self) -> Step | None:
-        """Return the newest step of which all files are on some node."""
-        return next(iter(self._whole(self._committed(), stops=True)), None)
+        """Return the newest step of which all files are on some node, or on a tier."""
+        return next(iter(self.candidates("raise")), None)
 
     def loadable(self) -> list[Step]:
-        """Return the steps of which all files are on some node, newest first."""
-        committed = [found for found in self._committed() if found.status == "committed"]
-        try:
-            return self._whole(committed, stops=False)
-        except MissingFilesError:  # none is
-            return []
+        """Return the steps of which all files are on some node or on a tier, newest first."""
+
+        def look() -> list[Step]:
+            committed = [found for found in self._committed() if found.status == "committed"]
+            try:
+                return self._whole(committed, stops=False)
+            except MissingFilesError:  # none is
+                return []
+
+        return [found for found in self._with_copies(look) if found.status == "committed"]
 
     def candidates(self, on_corrupt: OnCorrupt) -> list[Step]:
         """Return the committed steps that are whole, newest first; without "previous" one of them.
 
-        A node that is lost takes what was not yet copied to another one with it.
+        And those of the tiers. A node that is lost takes what was not yet copied with it.
 
         Raises:
             MissingFilesError: none is whole: what the newest lacks.
         """
-        return self._whole(self._committed(), stops=on_corrupt == "raise")
+        stops = on_corrupt == "raise"
+        return self._with_copies(lambda: self._whole(self._committed(), stops=stops))
 
     def named(self, step: int) -> list[Step]:
-        """Return the step of this number, in a list.
+        """Return the copies of the step of this number: that of the nodes comes first.
 
         Raises:
-            NoCheckpointError: no node has it.
+            NoCheckpointError: neither a node nor a tier has it.
         """
-        committed = self._committed()
-        wanted = [found for found in committed if found.step == step]
+        found = self._with_copies(self._committed)
+        wanted = [one for one in found if one.step == step]
         if not wanted:
-            there = ", ".join(str(found.step) for found in reversed(committed)) or "none yet"
+            numbers = {one.step for one in found if one.step is not None}
+            there = ", ".join(map(str, sorted(numbers))) or "none yet"
+            tiers = f" and {' and '.join(self.tiers)}" if self.tiers else ""
             raise NoCheckpointError(
-                f"no node has step {step} in {self.root}; the steps: {there}", path=self.root
+                f"no node has step {step} in {self.root}{tiers}; the steps: {there}", path=self.root
             )
-        return wanted[:1]
+        return wanted
+
+    def _committed(self) -> list[Step]:
+        def was_committed(step: Step) -> bool:
+            was_killed = step.status == "incomplete" and step.created_unix_ms is None
+            return step.step is not None and not was_killed
+
+        return [found for found in reversed(self.steps()) if was_committed(found)]
+
+    def _with_copies(self, here: Callable[[], list[Step]]) -> list[Step]:
+        """Return the steps of the nodes and of the tiers, newest first, of copies the nearest."""
+        if not self.tiers:
+            return here()
+        with self._group.turn.held():
+            there = self._group.from_first(lambda: listed(self._found.there()))
+        try:
+            own = here()
+        except (Error, FileNotFoundError) as error:
+            # What another rank has met is the cause of this rank's error.
+            cause = error.__cause__ if type(error) is Error else error
+            is_refused = isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
+            if not there or is_refused:
+                raise
+            _log.warning("%s has nothing to restore: %s", self.root, error)
+            own = []
+        # A stable sort: of copies the nearest.
+        return sorted([*own, *there], key=lambda step: step.order, reverse=True)
 
     def _whole(self, steps: list[Step], *, stops: bool) -> list[Step]:
         """Return the steps that are whole, or with ``stops`` the first of them."""

@@ -142,13 +142,10 @@ fn pass_over(found: &Found) -> bool {
     match found.created_unix_ms {
         // A killed save, or one in progress.
         None if found.status == Status::Incomplete => {
-            match has_lost_manifest(found) {
-                false => tracing::info!("skipping {path}, it was never committed: {problem}"),
-                true if is_first_time(&found.path) => tracing::warn!(
-                    "skipping {path}, whose manifest is gone: only a committed checkpoint has files of these names, so \
-                     somebody has removed it, or is still copying: {problem}"
-                ),
-                true => {}
+            if has_lost_manifest(found) {
+                warn_if_lost(found);
+            } else {
+                tracing::info!("skipping {path}, it was never committed: {problem}");
             }
             false
         }
@@ -156,6 +153,18 @@ fn pass_over(found: &Found) -> bool {
             tracing::warn!("skipping {path}, it cannot be loaded: {problem}");
             true
         }
+    }
+}
+
+/// Warns once of a checkpoint that was committed, and whose manifest is gone.
+pub fn warn_if_lost(found: &Found) {
+    if has_lost_manifest(found) && is_first_time(&found.path) {
+        tracing::warn!(
+            "skipping {}, whose manifest is gone: only a committed checkpoint has files of these names, so somebody has \
+             removed it, or is still copying: {}",
+            found.path.display(),
+            found.problem.as_deref().unwrap_or_default()
+        );
     }
 }
 
