@@ -9,7 +9,6 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
-import functools
 import os
 import re
 import tempfile
@@ -309,7 +308,7 @@ def save(
         with _discarding(part, final):
             for function in first:
                 function()
-            team_of().from_first(functools.partial(_complete, part, final))
+            _complete(part, final)
         _named.end(final)
 
     with _discarding(part, final):
@@ -328,9 +327,13 @@ def _discarding(part: str, final: str) -> contextlib.AbstractContextManager[None
 
 
 def _complete(part: str, final: str) -> None:
-    """Make all files durable and give the directory its name."""
-    _named.keep_others(final, part, lambda name: bool(_OWN.fullmatch(name)))
-    _named.complete(part, final)
+    """Make all files durable and give the directory its name, on rank 0; fail on all ranks."""
+
+    def complete() -> None:
+        _named.keep_others(final, part, lambda name: bool(_OWN.fullmatch(name)))
+        _named.complete(part, final)
+
+    team_of().from_first(complete)
 
 
 def _shared() -> RingstowSaveStrategy:
