@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import threading
@@ -14,8 +13,8 @@ from ringstow._copier import Copier
 from ringstow._errors import NotDurableError
 from ringstow._guard import Hold
 from ringstow._patience import patiently
-from ringstow._report import Progress, SaveReport
-from ringstow._save_future import SaveFuture, seconds_of
+from ringstow._report import SaveReport
+from ringstow._save_future import SaveFuture
 
 _log = logging.getLogger("ringstow")
 
@@ -40,6 +39,9 @@ class SaveHandle(SaveFuture):
     All methods raise `Error` in a process that inherited the handle over a fork.
     """
 
+    _job: _native.SaveJob
+    _hold: Hold
+
     def __init__(
         self,
         claim: _jobs.Claim,
@@ -52,15 +54,12 @@ class SaveHandle(SaveFuture):
         *,
         is_whole: bool,
     ) -> None:
-        super().__init__(path)
+        super().__init__(path, job, hold)
         self._claim = claim
-        self._job = job
         self._owners = owners
-        self._hold = hold
         self._step, self._metrics = noted
         self._copier = copier
         self._copies = None if copier is None else copier.expected()
-        self._caller = threading.get_ident()
         # The interpreter's exit waits only for the threads that there are when it begins.
         self._is_late = not threading.main_thread().is_alive()
         self._is_whole = is_whole
@@ -70,64 +69,7 @@ class SaveHandle(SaveFuture):
 
     def staged(self) -> bool:
         """Return whether every byte has left its tensor: False if the save failed before."""
-        job = self._own_job()
-        return self._is_whole or job.staged()
-
-    def wait_staged(self, timeout: float | None = None) -> bool:
-        """Wait until the tensors may be changed.
-
-        Args:
-            timeout: seconds to wait; None waits as long as it takes.
-
-        Returns:
-            True once every byte has left its tensor, False if the time ran out before.
-
-        Raises:
-            Exception: what the save failed of, if it failed before everything was staged: there
-                will be no checkpoint of this moment. The tensors may then be changed as well.
-        """
-        job = self._own_job()
-        if self._is_whole:
-            return True
-        with self._hold.waited.here():
-            seconds = seconds_of(timeout)
-            if seconds is None:
-                patiently(job.wait_staged, self._awaited("which has not copied all tensors"))
-            elif not job.wait_staged(seconds):
-                return False
-        if not job.staged():  # it failed before
-            self.result()
-        return True
-
-    def progress(self) -> Progress:
-        """Return how far the save has come, in bytes."""
-        return Progress(*self._own_job().progress())
-
-    def cancel(self) -> bool:
-        """Ask the save to stop and to remove what it wrote; an earlier checkpoint is untouched.
-
-        Returns at once; `result` raises SaveCancelledError once the save has stopped. No effect
-        once the checkpoint is committed.
-
-        Returns:
-            Whether the save was still in progress.
-        """
-        job = self._own_job()
-        if job.done():
-            return False
-        self._asked()  # the caller knows how it ends
-        self._was_cancelled = True
-        job.cancel()
-        return True
-
-    def _own_job(self) -> _native.SaveJob:
-        self._check_process()
-        return self._job
-
-    def _waits(self) -> contextlib.AbstractContextManager[object]:
-        # Another thread may wait for all of the save, and hold up nobody.
-        is_callers = threading.get_ident() == self._caller
-        return self._hold.waited.here() if is_callers else contextlib.nullcontext()
+        return super().staged() or self._is_whole
 
     def _watch(self) -> None:
         """See the save through, in a thread of its own.
@@ -211,18 +153,6 @@ class SkippedHandle(SaveFuture):
     def __init__(self, path: str, step: int) -> None:
         super().__init__(path)
         self.set_result(SaveReport.of_skipped(path, step))
-
-    def wait_staged(self, timeout: float | None = None) -> bool:
-        """Return True: nobody reads the tensors."""
-        return True
-
-    def staged(self) -> bool:
-        """Return True: nobody reads the tensors."""
-        return True
-
-    def progress(self) -> Progress:
-        """Return that there is nothing to do."""
-        return Progress(0, 0, 0)
 
     def wait_promoted(self, timeout: float | None = None) -> bool:
         """Return False: nothing is copied."""

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ringstow._catalog_report import Retained, Step
     from ringstow._handle import SaveHandle, SkippedHandle
     from ringstow._report import PromotionReport, SaveReport
-    from ringstow.dcp._handle import RanksHandle
+    from ringstow.distributed._handle import RanksHandle
 
 _log = logging.getLogger("ringstow")
 
@@ -192,7 +192,7 @@ class CheckpointManager:
         else:
             given_to = (self._root, plan, self._rules.apart, same, saves, group)
             made = _setup.for_ranks(*given_to, clearing.note_damage)
-        self._side, self._run, self._steps, self._copier, self._from_first = made
+        self._side, self._run, self._steps, self._copier = made
         self._previous = _previous.previous(base, base_full_every, self._run.newest)
         self._copies_elsewhere = bool(places) and not node_local and not self._side.is_first
         self._upkeep = Upkeep(
@@ -200,7 +200,7 @@ class CheckpointManager:
             self._copier,
             clearing,
             self._previous,
-            self._from_first,
+            self._side.from_first,
             leads=self._side.leads,
             evicts=evicts,
             node_local=node_local,
@@ -520,7 +520,7 @@ class CheckpointManager:
             else:
                 look = functools.partial(self._steps.named, number)
             found, restored = newest_intact(
-                self._side, look, into, on_corrupt, self._from_first, strict=strict
+                self._side, look, into, on_corrupt, self._side.from_first, strict=strict
             )
             if found:
                 _native.follow(self._root, max(one.order for one in found))

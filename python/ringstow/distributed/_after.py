@@ -18,8 +18,8 @@ from ringstow.distributed._replicas import replicate
 
 if TYPE_CHECKING:
     from ringstow._config import Config
+    from ringstow._ranks._group import Group
     from ringstow._tiers import Plan
-    from ringstow.distributed._group import Group
 
 _log = logging.getLogger("ringstow")
 

@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow.fs
 import ray
@@ -35,8 +35,7 @@ from ringstow.integrations._kit._seam import Seam
 from ringstow.tree._mismatch import Call
 
 if TYPE_CHECKING:
-    from ringstow._handle import SaveHandle
-    from ringstow.dcp._handle import RanksHandle
+    from ringstow._save_future import SaveFuture
 
 __all__ = ["report", "restore"]
 
@@ -104,7 +103,7 @@ def report(
     path = os.path.join(worker.root, name)
     saves = is_sharded or ranks.is_first
     checkpoint = ray.train.Checkpoint(path, worker.filesystem) if saves else None
-    started: Future[SaveHandle | RanksHandle | None] = Future()
+    started: Future[SaveFuture | None] = Future()
 
     def wait(*_: Any) -> Any:
         """Return the checkpoint once it is durable. Ray calls it in a thread of its own."""
@@ -112,7 +111,7 @@ def report(
             raise failure
         return checkpoint
 
-    def start() -> SaveHandle | RanksHandle | None:
+    def start() -> SaveFuture | None:
         numbers = {key: one for key, one in metrics.items() if type(one) in (int, float)}
         if is_sharded:
             return ranks.save_async(state or {}, path, step, numbers)
@@ -166,11 +165,11 @@ def restore(
     """
     worker = _worker()
     worker.end()
-    path = worker.all.first(lambda: getattr(ray.train.get_checkpoint(), "path", None))
+    path = worker.all.from_first(lambda: getattr(ray.train.get_checkpoint(), "path", None))
     if path is None:
         return None
-    found = worker.all.first(lambda: step_at(path, config))
-    is_sharded = worker.all.first(lambda: os.path.lexists(f"{path}/{_mark.NAME}"))
+    found = worker.all.from_first(lambda: step_at(path, config))
+    is_sharded = worker.all.from_first(lambda: os.path.lexists(f"{path}/{_mark.NAME}"))
     if is_sharded and into is None:
         raise InvalidStateError(
             f"{path} is sharded: restore(into=state) with the state of a new model and optimizer, "
@@ -208,10 +207,8 @@ class _Worker:
                 "the workers agree on a checkpoint by torch.distributed, which has no process "
                 "group: use ray.train.torch.TorchTrainer"
             )
-        group = dist.new_group(backend="gloo")  # training must not use it
-        self._group = cast("dist.ProcessGroup", group)
-        self.all = Ranks(group=self._group)
-        self.handle: SaveHandle | RanksHandle | None = None
+        self.all = Ranks()
+        self.handle: SaveFuture | None = None
         if dist.get_rank() == 0:
             try:
                 prune(self.root)  # Ray gives each new save another name
@@ -220,7 +217,7 @@ class _Worker:
 
     def ranks(self, config: Config | None, staging: Staging, allow_pickle: bool) -> Ranks:
         """Return what saves and loads shards."""
-        return Ranks(config, staging, allow_pickle, self._group)
+        return Ranks(config, staging, allow_pickle, self.all.group)
 
     def end(self) -> None:
         """Wait for the save in flight, and raise what it failed of, on all workers."""
@@ -295,6 +292,6 @@ def _is_sharded(state: dict[Any, Any]) -> bool:
     )
 
 
-def _failure_of(handle: SaveHandle | RanksHandle | None) -> BaseException | None:
+def _failure_of(handle: SaveFuture | None) -> BaseException | None:
     """Wait for a save; return what it failed of."""
     return None if handle is None else handle.exception()

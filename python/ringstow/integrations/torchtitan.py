@@ -35,8 +35,8 @@ import ringstow
 from ringstow._arguments import absolute
 from ringstow._errors import InvalidStateError
 from ringstow._guard import Staging
-from ringstow.dcp._handle import RanksHandle
 from ringstow.dcp._stock import StockReader
+from ringstow.distributed._handle import RanksHandle
 from ringstow.integrations._kit import _refusals
 from ringstow.integrations._kit._in_flight import InFlight
 from ringstow.integrations._kit._ranks import names_in
@@ -191,7 +191,7 @@ class CheckpointManager(BaseCheckpointManager):
         """
         self._meet("load", step)
         states = self._states_to_load()
-        source = self._ranks.first(lambda: self._source(step))
+        source = self._ranks.from_first(lambda: self._source(step))
         if source is None:
             return False
         _log.info("loading %s", source.path)

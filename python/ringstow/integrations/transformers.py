@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 import transformers
@@ -23,8 +22,8 @@ from ringstow._errors import InvalidStateError
 from ringstow._guard import Staging
 from ringstow._save import save_async
 from ringstow.integrations import _named
-from ringstow.integrations._kit._alone import Alone, ranks_or_alone
 from ringstow.integrations._kit._in_flight import InFlight, Publication
+from ringstow.integrations._kit._team import ranks_or_alone
 from ringstow.integrations._transformers import (
     _adapters,
     _refusals,
@@ -39,8 +38,8 @@ _log = logging.getLogger("ringstow")
 if TYPE_CHECKING:
     from transformers import Trainer as _Base
 
-    from ringstow._handle import SaveHandle
-    from ringstow.dcp._handle import RanksHandle
+    from ringstow._ranks._team import Team
+    from ringstow._save_future import SaveFuture
     from ringstow.integrations._kit._ranks import Ranks
 else:
     _Base = object
@@ -77,7 +76,7 @@ class RingstowTrainerMixin(_Base):
     """How a background save keeps the values of the call: as in `ringstow.save_async`."""
 
     __flight: InFlight | None = None
-    __made: Ranks | Alone | None = None
+    __made: Team | None = None
     __has_said = False
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -116,12 +115,8 @@ class RingstowTrainerMixin(_Base):
         final = os.path.abspath(os.path.join(run, name))
         part = _named.hidden(final)
         self.__on_savers(lambda: _named.prepare(final, _NAMES))
-        try:
+        with _named.discarding(part, final, removes=self.args.should_save):
             self.__begin(part, final)
-        except BaseException:
-            if self.args.should_save:
-                shutil.rmtree(part, ignore_errors=True)
-            raise
         if self.__is_awaited():
             self.__end()
 
@@ -242,7 +237,7 @@ class RingstowTrainerMixin(_Base):
             self.__flight = InFlight(torn='In a Trainer: ringstow_staging = "wait"')
         kind, config = self.__kind(), self.ringstow_config
         is_sharded = kind == "shards"
-        handle: SaveHandle | RanksHandle
+        handle: SaveFuture
         if is_sharded:
             apart = [_weights.TRAINER] if _weights.TRAINER in state else []
             handle = self.__of_several().save_async(
@@ -270,7 +265,7 @@ class RingstowTrainerMixin(_Base):
         )
         self.__flight.publish(handle, how)
 
-    def __save(self, state: dict[str, Any], part: str) -> SaveHandle:
+    def __save(self, state: dict[str, Any], part: str) -> SaveFuture:
         try:
             return save_async(
                 state,
@@ -292,7 +287,7 @@ class RingstowTrainerMixin(_Base):
             error.add_note(f"on_checkpoint_complete raised it. {final} is complete.")
             raise
 
-    def __ranks(self) -> Ranks | Alone:
+    def __ranks(self) -> Team:
         """Return the ranks, or this process; all ranks make it together."""
         if self.__made is None:
             # Without shards only ranks that save use the setting, each by itself.
@@ -302,9 +297,7 @@ class RingstowTrainerMixin(_Base):
 
     def __of_several(self) -> Ranks:
         """Return the ranks of FSDP, which needs a process group also for one."""
-        ranks = self.__ranks()
-        assert not isinstance(ranks, Alone)
-        return ranks
+        return cast("Ranks", self.__ranks())
 
     def __staging(self) -> Staging:
         is_guarded = self.ringstow_staging == "guard"
