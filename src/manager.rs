@@ -5,6 +5,7 @@
 
 mod base;
 mod clearing;
+mod copying;
 mod going_back;
 mod line;
 mod queue;
@@ -26,6 +27,7 @@ use crate::sys::path::absolute;
 use crate::sys::run_lock::RunLock;
 pub use base::Previous;
 pub use clearing::{Cleared, Clearing, Eviction};
+pub use copying::Copying;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};

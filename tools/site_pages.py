@@ -111,7 +111,10 @@ def _reference() -> dict[str, str]:
 
 
 def _page(title: str, module: str, names: list[str]) -> str:
-    return f"# {title}\n\n" + "\n\n".join(f"::: {module}.{name}" for name in names) + "\n"
+    # The methods of handles are those of the class that both share.
+    of_handles = "\n    options: {inherited_members: true}"
+    shown = (f"::: {module}.{one}{of_handles if one.endswith('Handle') else ''}" for one in names)
+    return f"# {title}\n\n" + "\n\n".join(shown) + "\n"
 
 
 def _exported(module: str) -> list[str]:

@@ -11,6 +11,7 @@ from ringstow._config import with_tiers
 from ringstow._damage import is_damage
 from ringstow._errors import InvalidStateError
 from ringstow._load import fill, loaded
+from ringstow._ranks._team import Team
 from ringstow._save import save, save_async
 from ringstow.tree._mismatch import Call
 from ringstow.tree._select import listed, said_of_slim
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _log = logging.getLogger("ringstow")
 _Handle = TypeVar("_Handle", covariant=True)
+_State = dict[Any, Any]
+_Metrics = Mapping[str, Any] | None
 # What `CheckpointManager.restore` takes.
 _RESTORE = Call("strict=False", instead="ringstow.load_into")
 
@@ -63,47 +66,41 @@ class Attempt(NamedTuple):
 
 
 class Side(Protocol[_Handle]):
-    """What `CheckpointManager` needs of the process or the ranks that it works for."""
+    """What `CheckpointManager` needs of the process or the ranks that it works for.
 
-    is_first: bool
-    """Whether this process copies steps to further tiers, and removes old ones there."""
-    leads: bool
-    """Whether this process removes old steps in its directory."""
+    It is a `Team` as well, whose methods have the same names.
+    """
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process copies steps to further tiers, and removes old ones there."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process removes old steps in its directory."""
 
     def check(self) -> None:
         """Raise InvalidStateError if the manager was made for other ranks than there are."""
 
     def meet(self, call: tuple[object, ...], failure: BaseException | None, said: _T) -> list[_T]:
-        """Raise the failure of the save before, on all ranks; return what each rank says.
-
-        Raises:
-            BaseException: the failure.
-            InvalidStateError: the ranks did not make the same call.
-        """
+        """Raise the failure of the save before, on all ranks; return what each rank says."""
 
     def first(self, look: Callable[[], _T]) -> _T:
-        """Return what the first rank sees, or raise what it raises."""
+        """Return what the first rank that sees the directory finds there."""
 
-    def each(self, work: Callable[[], None]) -> None:
+    def from_first(self, look: Callable[[], _T]) -> _T:
+        """Return what a function returns on the first rank, or raise what it raises, on all."""
+
+    def each(self, work: Callable[[], _T]) -> _T:
         """Do something on every rank; fail on all of them if it fails on one."""
 
     def save(
-        self,
-        state: dict[Any, Any],
-        path: str,
-        step: int,
-        metrics: Mapping[str, Any] | None,
-        base: Base | None = None,
+        self, state: _State, path: str, step: int, metrics: _Metrics, base: Base | None = None
     ) -> SaveReport:
         """Save a step."""
 
     def save_async(
-        self,
-        state: dict[Any, Any],
-        path: str,
-        step: int,
-        metrics: Mapping[str, Any] | None,
-        base: Base | None = None,
+        self, state: _State, path: str, step: int, metrics: _Metrics, base: Base | None = None
     ) -> _Handle:
         """Start to save a step."""
 
@@ -124,10 +121,9 @@ class Side(Protocol[_Handle]):
         """Free what saves keep."""
 
 
-class Alone:
+class Alone(Team):
     """One process."""
 
-    is_first = True
     leads = True
 
     def __init__(
@@ -146,55 +142,34 @@ class Alone:
                 "torch.distributed was initialized: make it after init_process_group, on every rank"
             )
 
-    def meet(self, call: tuple[object, ...], failure: BaseException | None, said: _T) -> list[_T]:
-        if failure is not None:
-            raise failure
-        return [said]
-
     def first(self, look: Callable[[], _T]) -> _T:
         return look()
 
-    def each(self, work: Callable[[], None]) -> None:
-        work()
-
     def save(
-        self,
-        state: dict[Any, Any],
-        path: str,
-        step: int,
-        metrics: Mapping[str, Any] | None,
-        base: Base | None = None,
+        self, state: _State, path: str, step: int, metrics: _Metrics, base: Base | None = None
     ) -> SaveReport:
-        return save(
-            state,
-            path,
-            step=step,
-            metrics=metrics,
-            droppable=self._apart,
-            base=base,
-            config=self._config,
-            allow_pickle=self._allow_pickle,
-        )
+        return save(state, path, **self._options(step, metrics, base))
 
     def save_async(
         self,
-        state: dict[Any, Any],
+        state: _State,
         path: str,
         step: int | None,
-        metrics: Mapping[str, Any] | None,
+        metrics: _Metrics,
         base: Base | None = None,
     ) -> SaveHandle:
-        return save_async(
-            state,
-            path,
-            step=step,
-            metrics=metrics,
-            droppable=self._apart,
-            base=base,
-            config=self._config,
-            allow_pickle=self._allow_pickle,
-            staging=self._staging,
-        )
+        options = self._options(step, metrics, base)
+        return save_async(state, path, staging=self._staging, **options)
+
+    def _options(self, step: int | None, metrics: _Metrics, base: Base | None) -> dict[str, Any]:
+        return {
+            "step": step,
+            "metrics": metrics,
+            "droppable": self._apart,
+            "base": base,
+            "config": self._config,
+            "allow_pickle": self._allow_pickle,
+        }
 
     def check_into(self, into: dict[Any, Any] | None) -> None:
         pass
@@ -217,6 +192,3 @@ class Alone:
             return Attempt.of(into, fill(into, found.path, call, strict=strict, **options))
         except Exception as error:
             return Attempt(error=error, is_damage=is_damage(error))
-
-    def close(self) -> None:
-        pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import threading
@@ -14,14 +13,17 @@ from ringstow._copier import Copier
 from ringstow._errors import NotDurableError
 from ringstow._guard import Hold
 from ringstow._patience import patiently
-from ringstow._report import Progress, SaveReport
-from ringstow._save_future import SaveHandle, seconds_of
+from ringstow._report import SaveReport
+from ringstow._save_future import SaveHandle
 
 _log = logging.getLogger("ringstow")
 
 
 class ProcessHandle(SaveHandle):
     """A save by one process."""
+
+    _job: _native.SaveJob
+    _hold: Hold
 
     def __init__(
         self,
@@ -35,15 +37,12 @@ class ProcessHandle(SaveHandle):
         *,
         is_whole: bool,
     ) -> None:
-        super().__init__(path)
+        super().__init__(path, job, hold)
         self._claim = claim
-        self._job = job
         self._owners = owners
-        self._hold = hold
         self._step, self._metrics = noted
         self._copier = copier
         self._copies = None if copier is None else copier.expected()
-        self._caller = threading.get_ident()
         # The interpreter's exit waits only for the threads that there are when it begins.
         self._is_late = not threading.main_thread().is_alive()
         self._is_whole = is_whole
@@ -53,46 +52,7 @@ class ProcessHandle(SaveHandle):
 
     def staged(self) -> bool:
         """Return whether every byte has left its tensor: False if the save failed before."""
-        job = self._own_job()
-        return self._is_whole or job.staged()
-
-    def wait_staged(self, timeout: float | None = None) -> bool:
-        """Wait as the base class says."""
-        job = self._own_job()
-        if self._is_whole:
-            return True
-        with self._hold.waited.here():
-            seconds = seconds_of(timeout)
-            if seconds is None:
-                patiently(job.wait_staged, self._awaited("which has not copied all tensors"))
-            elif not job.wait_staged(seconds):
-                return False
-        if not job.staged():  # it failed before
-            self.result()
-        return True
-
-    def progress(self) -> Progress:
-        """Return how far the save has come, in bytes."""
-        return Progress(*self._own_job().progress())
-
-    def cancel(self) -> bool:
-        """Cancel as the base class says."""
-        job = self._own_job()
-        if job.done():
-            return False
-        self._asked()  # the caller knows how it ends
-        self._was_cancelled = True
-        job.cancel()
-        return True
-
-    def _own_job(self) -> _native.SaveJob:
-        self._check_process()
-        return self._job
-
-    def _waits(self) -> contextlib.AbstractContextManager[object]:
-        # Another thread may wait for all of the save, and hold up nobody.
-        is_callers = threading.get_ident() == self._caller
-        return self._hold.waited.here() if is_callers else contextlib.nullcontext()
+        return super().staged() or self._is_whole
 
     def _watch(self) -> None:
         """See the save through, in a thread of its own.
@@ -176,22 +136,6 @@ class SkippedHandle(SaveHandle):
     def __init__(self, path: str, step: int) -> None:
         super().__init__(path)
         self.set_result(SaveReport.of_skipped(path, step))
-
-    def wait_staged(self, timeout: float | None = None) -> bool:
-        """Return True: nobody reads the tensors."""
-        return True
-
-    def staged(self) -> bool:
-        """Return True: nobody reads the tensors."""
-        return True
-
-    def progress(self) -> Progress:
-        """Return that there is nothing to do."""
-        return Progress(0, 0, 0)
-
-    def cancel(self) -> bool:
-        """Return False: nothing is in progress."""
-        return False
 
     def wait_promoted(self, timeout: float | None = None) -> bool:
         """Return False: nothing is copied."""

@@ -143,7 +143,7 @@ class CheckpointManager:
         else:
             given_to = (self._root, plan, _rules.droppable(self._keep), same, saves, group)
             made = _setup.for_ranks(*given_to, clearing.note_damage)
-        self._side, self._run, self._steps, self._copier, self._from_first = made
+        self._side, self._run, self._steps, self._copier = made
         self._previous: PreviousSteps | None = None
         if previous is not None:
             self._previous = PreviousSteps(previous.full_every, self._run.newest)
@@ -153,7 +153,7 @@ class CheckpointManager:
             self._copier,
             clearing,
             self._previous,
-            self._from_first,
+            self._side.from_first,
             leads=self._side.leads,
             evicts=evicts,
             node_local=self._node_local,
@@ -514,7 +514,7 @@ class CheckpointManager:
             else:
                 look = functools.partial(self._steps.named, number)
             found, restored = newest_intact(
-                self._side, look, into, on_corrupt, self._from_first, strict=strict
+                self._side, look, into, on_corrupt, self._side.from_first, strict=strict
             )
             if found:
                 _native.follow(self._root, max(one.order for one in found))

@@ -17,6 +17,7 @@ __all__ = [
     "Clearing",
     "CopyLine",
     "CopyMemory",
+    "Copying",
     "Exchange",
     "FileReader",
     "FileWriter",
@@ -760,6 +761,25 @@ def lacking(
 
 # Returns which of these steps, newest first, has the best number; of equals, the newest.
 def best_of(numbers: Sequence[float | None], mode: str) -> int | None: ...
+
+# How the steps of a run get to its tiers; `rules` are what stays on each.
+@final
+class Copying:
+    def __new__(
+        cls,
+        root: str,
+        tiers: Sequence[str],
+        rate: int,
+        rules: tuple[int | None, int | None, tuple[str, str, int] | None],
+        config: str,
+    ) -> Self: ...
+    # Copies a step to a tier, and removes there what the rules no longer keep. Returns a
+    # PromotionReport; None if a rule has removed the step here meanwhile, which is fine.
+    def send(
+        self, step: str, is_new: bool, tier: str, progress: Callable[[int, int], object] | None
+    ) -> str | None: ...
+    # Removes what the rules no longer keep in a tier.
+    def clear(self, tier: str) -> None: ...
 
 # The steps that wait for their copies. See `ringstow._copier.Stays` for what it is made with;
 # `is_shared` if ranks copy together.

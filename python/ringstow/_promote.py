@@ -104,6 +104,15 @@ def sent(path: str, to: str, *, how: How, config: Config | None) -> PromotionRep
     return PromotionReport.from_json(done)
 
 
+def copied(path: str, to: str, *, copying: _native.Copying, is_new: bool) -> PromotionReport | None:
+    """Copy a step to a tier of its run; return None if a rule has removed it here meanwhile."""
+    from ringstow._report import PromotionReport
+
+    with Progress(f"sending {os.path.basename(path)}") as progress:
+        done = copying.send(path, is_new, os.path.dirname(to), progress.advance)
+    return None if done is None else PromotionReport.from_json(done)
+
+
 def tell(report: PromotionReport) -> None:
     """Tell the callbacks of a copy that went well."""
     _outcomes.tell(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import threading
@@ -19,9 +18,11 @@ from ringstow._errors import CorruptCheckpointError, InvalidStateError
 
 if TYPE_CHECKING:
     from ringstow._config import Config
-    from ringstow._report import PromotionReport
 
 _log = logging.getLogger("ringstow")
+
+Keep = tuple[int | None, int | None, tuple[str, str, int] | None]
+"""How many of the newest steps stay, those that a number divides, and the best by a metric."""
 
 
 def checked(
@@ -82,7 +83,7 @@ class Promoter(Copier):
         tiers: tuple[str, ...],
         rate: int,
         config: Config | None,
-        clear: Callable[[str], object] | None = None,
+        keep: Keep = (None, None, None),
         *,
         stays: Stays = (True, False, None),
         note_damage: Callable[[str], object] | None = None,
@@ -95,7 +96,7 @@ class Promoter(Copier):
             tiers: where to copy.
             rate: bytes a second at most; 0 for no limit.
             config: the settings of reading.
-            clear: removes old steps from a tier, after a new one was copied there.
+            keep: what stays on each tier.
             stays: which steps are never passed over.
             note_damage: is called with the path of each step that is damaged here.
             unchecked: directories among the tiers of which nobody has looked yet whether they are
@@ -104,9 +105,7 @@ class Promoter(Copier):
         super().__init__(tiers, stays)
         self._root = root
         self._tiers = tiers
-        self._rate = rate
-        self._config = config
-        self._clear = clear
+        self._copying = _native.Copying(root, tiers, rate, keep, native_json(config))
         self._unchecked = unchecked
         self._note_damage = note_damage
 
@@ -119,12 +118,8 @@ class Promoter(Copier):
         """Copy to one tier; return False if that was passed over."""
         to = f"{tier}/{os.path.basename(step.path)}"
         try:
-            self._claim(tier)
-            self.report = report = self._sent(step, tier, to)
+            report = _promote.copied(step.path, to, copying=self._copying, is_new=step.is_new)
         except BaseException as error:  # a panic, too: the step is saved, training goes on
-            if self._was_removed(step):
-                self._pass_over(step.path, tier)
-                return False
             if not passes(self.error):  # one that is worth another try stays
                 self.error = error
             is_here = isinstance(error, CorruptCheckpointError) and error.file.startswith(step.path)
@@ -133,6 +128,10 @@ class Promoter(Copier):
             _promote.tell_failure(step.path, to, error)
             self._tell(step, tier, error)
             return True
+        if report is None:
+            self._pass_over(step.path, tier)
+            return False
+        self.report = report
         _promote.tell(report)
         _log.info(
             "%s is copied to %s: %.3g GB sent in %.1f s",
@@ -141,30 +140,7 @@ class Promoter(Copier):
             report.sent_bytes / 1e9,
             report.seconds,
         )
-        self._cleared(step, tier)
         return True
-
-    def _sent(self, step: Added, tier: str, to: str) -> PromotionReport:
-        """Send a step; if the disk there is full, remove first what its rules no longer keep.
-
-        Raises:
-            InvalidStateError: it has files of other nodes, which are not there yet.
-        """
-        # A run that went back saves a step again.
-        how = _promote.How(rate=self._rate, replace_older=True, refuse_link=True)
-        try:
-            report = _promote.sent(step.path, to, how=how, config=self._config)
-        except OSError as error:
-            if self._clear is None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            self._clear(tier)
-            report = _promote.sent(step.path, to, how=how, config=self._config)
-        if report.missing > 0:
-            raise InvalidStateError(
-                f"{to} is not committed: other nodes have still to send {report.missing} files; "
-                f"run `ringstow promote` on each node, or a manager with nodes=Nodes()"
-            )
-        return report
 
     def _tell(self, step: Added, tier: str, error: BaseException) -> None:
         pause_s = self.pause_s()
@@ -181,30 +157,6 @@ class Promoter(Copier):
         for place in places:
             with contextlib.suppress(OSError):
                 warn_of_one_disk(place, self._root)
-
-    def _was_removed(self, step: Added) -> bool:
-        """Whether a step is gone because a rule removed it, which is fine."""
-        return _native.was_removed(step.path, native_json(self._config))
-
-    def _claim(self, tier: str) -> None:
-        """Note that a tier has steps of this run.
-
-        Raises:
-            InvalidStateError: it has steps of another.
-        """
-        _native.claim_for(self._root, self._tiers, tier)
-
-    def _cleared(self, step: Added, tier: str) -> None:
-        """Remove old steps from a tier.
-
-        After a new step alone: another one may be there because the newest is damaged.
-        """
-        if not step.is_new or self._clear is None:
-            return
-        try:
-            self._clear(tier)
-        except BaseException as error:  # the step is copied
-            _log.error("%s is copied to %s, and old steps stay there: %s", step.path, tier, error)
 
 
 _promoters: dict[tuple[str, Config], Promoter] = {}

@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
-from ringstow import _catalog, _native
+from ringstow import _native
 from ringstow._config import native_json
 from ringstow._errors import InvalidStateError
 from ringstow._policies import Retention, check_metric
 
 if TYPE_CHECKING:
-    from ringstow._catalog_report import Retained, Step
+    from ringstow._catalog_report import Step
     from ringstow._config import Config
     from ringstow._policies import Mode, Tiers
 
@@ -81,9 +81,13 @@ def metric_of_best(keep: Retention, metric: str | None, mode: Mode | None) -> tu
     return metric, mode
 
 
-def retain(tier: str, keep: Retention, config: Config | None, root: str) -> Retained:
-    """Remove the steps of a tier that no rule keeps and that are not pinned in the run."""
-    return _catalog.retained(tier, keep, pinned=_native.pinned(root), config=config)
+Native = tuple[int | None, int | None, tuple[str, str, int] | None]
+"""What the native side takes: ``last``, ``every`` and ``best``."""
+
+
+def native(keep: Retention) -> Native:
+    """Return which steps stay, as the native side takes it."""
+    return keep.last, keep.every, keep.best
 
 
 def clearing(
@@ -94,10 +98,9 @@ def clearing(
     config: Config | None,
 ) -> _native.Clearing:
     """Return what removes and slims the steps of a run."""
-    rules = (keep.last, keep.every, keep.best)
     slim = None if keep.slim_after is None else (keep.slim_after, list(keep.drop))
     eviction = None if keep_here is None else (tiers, keep_here)
-    return _native.Clearing(root, rules, slim, eviction, native_json(config))
+    return _native.Clearing(root, native(keep), slim, eviction, native_json(config))
 
 
 def on_tiers(keep: Retention, tiers: Tiers) -> Retention:

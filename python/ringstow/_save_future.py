@@ -12,12 +12,32 @@ import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from ringstow import _jobs
 from ringstow._errors import Error, InvalidStateError, NotDurableError, SaveCancelledError
+from ringstow._guard import Hold
 from ringstow._patience import patiently
 from ringstow._report import Progress, SaveReport
+
+
+class Job(Protocol):
+    """What this process writes of a save: a `_native.SaveJob`, or what will have one."""
+
+    def staged(self) -> bool:
+        """Return whether every byte has left its tensor; never after an earlier failure."""
+
+    def wait_staged(self, timeout: float | None = None) -> bool:
+        """Wait until every byte has left its tensor, or the save has failed."""
+
+    def done(self) -> bool:
+        """Return whether this process has written its part, or has failed to."""
+
+    def progress(self) -> tuple[int, int, int]:
+        """Return the bytes staged, the bytes written, and those in total."""
+
+    def cancel(self) -> None:
+        """Ask it to stop."""
 
 
 class SaveHandle(Future[SaveReport]):
@@ -55,10 +75,13 @@ class SaveHandle(Future[SaveReport]):
     _was_cancelled = False
     """Whether somebody has asked the save to stop, while it was in progress."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, job: Job | None = None, hold: Hold | None = None) -> None:
         super().__init__()
         self.set_running_or_notify_cancel()
         self._path = path
+        self._job = job  # None if nothing is in progress
+        self._hold = hold  # counts how long the caller waits
+        self._caller = threading.get_ident()
         self._pid = os.getpid()
         self._lock = threading.RLock()  # re-entrant: a signal handler may ask, too
         self._is_asked = False
@@ -91,7 +114,8 @@ class SaveHandle(Future[SaveReport]):
 
     def staged(self) -> bool:
         """Return whether every byte has left its tensor: False if the save failed before."""
-        raise NotImplementedError
+        job = self._own_job()
+        return job is None or job.staged()
 
     def wait_staged(self, timeout: float | None = None) -> bool:
         """Wait until the tensors may be changed.
@@ -106,24 +130,44 @@ class SaveHandle(Future[SaveReport]):
             Exception: what the save failed of, if it failed before everything was staged: there
                 will be no checkpoint of this moment. The tensors may then be changed as well.
         """
-        raise NotImplementedError
+        if self.staged():
+            return True
+        job = self._job
+        assert job is not None
+        with self._waits(is_callers=True):
+            seconds = seconds_of(timeout)
+            if seconds is None:
+                patiently(job.wait_staged, self._awaited("which has not copied all tensors"))
+            elif not job.wait_staged(seconds):
+                return False
+        if not job.staged():  # it failed before
+            self.result()
+        return True
 
     def progress(self) -> Progress:
-        """Return how far the save has come, in bytes."""
-        raise NotImplementedError
+        """Return how far this process's part of the save has come, in bytes."""
+        job = self._own_job()
+        return Progress(0, 0, 0) if job is None else Progress(*job.progress())
 
     def cancel(self) -> bool:
         """Ask the save to stop and to remove what it wrote; an earlier checkpoint is untouched.
 
-        Returns at once; `result` raises SaveCancelledError once the save has stopped. On several
-        ranks one rank's call is enough: `result` raises on all ranks, on those that did not call it
-        once they have written their part. No effect once the checkpoint is committed, or this rank
-        has written its part.
+        Returns at once; `result` raises SaveCancelledError once the save has stopped. No effect
+        once the checkpoint is committed, or on several ranks once this one has written its part.
+
+        Of several ranks one rank's call is enough: `result` raises SaveCancelledError on all ranks,
+        on those that did not call it once they have written their part.
 
         Returns:
             Whether the save was still in progress.
         """
-        raise NotImplementedError
+        job = self._own_job()
+        if job is None or self.done() or job.done():
+            return False
+        self._asked()  # the caller knows how it ends
+        self._was_cancelled = True
+        job.cancel()
+        return True
 
     def done(self) -> bool:
         """Return whether the save has ended, well or not."""
@@ -251,9 +295,16 @@ class SaveHandle(Future[SaveReport]):
                 "this process was forked from that one and cannot ask about it"
             )
 
-    def _waits(self) -> contextlib.AbstractContextManager[object]:
-        """Return what is to be entered while the caller waits for the end."""
-        return contextlib.nullcontext()
+    def _own_job(self) -> Job | None:
+        self._check_process()
+        return self._job
+
+    def _waits(self, *, is_callers: bool = False) -> contextlib.AbstractContextManager[object]:
+        """Return what is to be entered while the caller waits."""
+        # Another thread may wait for all of the save, and hold up nobody.
+        is_callers = is_callers or threading.get_ident() == self._caller
+        hold = self._hold if is_callers else None
+        return contextlib.nullcontext() if hold is None else hold.waited.here()
 
     def _ends(self, seconds: float | None) -> bool:
         try:

@@ -32,8 +32,6 @@ class Setup(NamedTuple):
     steps: Run
     """The steps there and on the tiers."""
     copier: Copier
-    from_first: Callable[[Callable[[], Any]], Any]
-    """Has all ranks get what the first one returns."""
 
 
 class Saves(NamedTuple):
@@ -68,11 +66,11 @@ def for_ranks(
     if group is not None or _others.ranks() is not None:
         from ringstow.distributed._ranks import Ranks
 
-        side = Ranks(same, *saves, group, apart)
+        side = Ranks(*saves, group, apart=apart, same=same)
     run = Run(root, saves.config)
     steps = Run(root, saves.config, plan.tiers)
     copied = plan if side.is_first else plan._replace(tiers=())
-    return Setup(side, run, steps, promoter(root, copied, saves.config, note_damage), side.first)
+    return Setup(side, run, steps, promoter(root, copied, saves.config, note_damage))
 
 
 def for_nodes(
@@ -96,7 +94,7 @@ def for_nodes(
     from ringstow.distributed._node_ranks import NodeRanks
 
     side = NodeRanks(root, replicas, plan, same, *saves, group)
-    return Setup(side, side.run, side.steps, side.copier, side.from_first)
+    return Setup(side, side.run, side.steps, side.copier)
 
 
 def check_on_busy(on_busy: object) -> None:

@@ -53,17 +53,12 @@ def promoter(
     root: str, plan: Plan, config: Config | None, note_damage: Callable[[str], object]
 ) -> Promoter:
     """Return what copies a manager's steps. `CheckpointManager.close` waits for it."""
-
-    def clear(tier: str) -> None:
-        _rules.retain(tier, plan.there, config, root)
-
-    removes = None if _rules.keeps_all(plan.there) else clear
     return Promoter(
         root,
         plan.tiers,
         plan.rate,
         config,
-        removes,
+        _rules.native(plan.there),
         stays=plan.stays(),
         note_damage=note_damage,
     )

@@ -253,8 +253,8 @@ mod _native {
         load::Checkpoint,
         logging::deliver,
         manager::{
-            Clearing, CopyLine, Previous, RunSteps, after_failure, best_of, lacking, newest_of,
-            usual_path,
+            Clearing, CopyLine, Copying, Previous, RunSteps, after_failure, best_of, lacking,
+            newest_of, usual_path,
         },
         matches::Matches,
         memory::Block,

@@ -4,8 +4,10 @@ use crate::error::to_python;
 use crate::run::{Numbers, order};
 use crate::{config, to_json, wait};
 use pyo3::prelude::*;
-use ringstow::internals::manager::{self, Around, Eviction, Failure, Pauses, Seen, Stays, Verdict};
-use ringstow::{Config, Error, Keep, OnDamage, Slim};
+use ringstow::internals::manager::{
+    self, Added, Around, Eviction, Failure, Pauses, Seen, Stays, Verdict,
+};
+use ringstow::{Config, Error, Job, Keep, OnDamage, Runtime, Slim};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -17,6 +19,11 @@ fn texts(paths: Vec<PathBuf>) -> Vec<OsString> {
 
 /// What `last`, `every` and `best` of a retention are.
 type Rules = (Option<usize>, Option<u64>, Option<(String, String, usize)>);
+
+fn keep((last, every, best): Rules) -> PyResult<Keep> {
+    let best = best.map(crate::catalog::best).transpose()?;
+    Ok(Keep { last, every, best, slim: None })
+}
 
 /// A Retained, why something failed, and the steps that a place lacks.
 type Cleared = (Option<String>, Option<Py<PyAny>>, Vec<OsString>);
@@ -35,10 +42,8 @@ impl Clearing {
         eviction: Option<(Vec<PathBuf>, usize)>,
         config: &str,
     ) -> PyResult<Self> {
-        let (last, every, best) = rules;
-        let best = best.map(crate::catalog::best).transpose()?;
         let slim = slim.map(|(after, parts)| Slim { after, drop: parts });
-        let keep = Keep { last, every, best, slim };
+        let keep = Keep { slim, ..keep(rules)? };
         let made = manager::Clearing::new(root, keep, self::config(config)?);
         let mut clearing = made.map_err(to_python)?;
         if let Some((places, keep)) = eviction {
@@ -214,6 +219,53 @@ pub(crate) fn lacking(found: Vec<(PathBuf, Numbers, bool)>, places: Vec<PathBuf>
 #[pyfunction]
 pub(crate) fn best_of(numbers: Vec<Option<f64>>, mode: &str) -> PyResult<Option<usize>> {
     Ok(manager::best_of(numbers, mode.parse().map_err(to_python)?))
+}
+
+/// How the steps of a run get to its tiers.
+#[pyclass(frozen, module = "ringstow._native")]
+pub(crate) struct Copying {
+    copying: manager::Copying,
+    config: Config,
+}
+
+#[pymethods]
+impl Copying {
+    #[new]
+    fn new(
+        root: PathBuf,
+        tiers: Vec<PathBuf>,
+        rate: u64,
+        rules: Rules,
+        config: &str,
+    ) -> PyResult<Self> {
+        let copying = manager::Copying::new(root, tiers, rate, keep(rules)?);
+        Ok(Self { copying, config: self::config(config)? })
+    }
+
+    /// Copies a step to a tier. Returns a PromotionReport; None if a rule has removed the step.
+    fn send(
+        &self,
+        py: Python<'_>,
+        step: PathBuf,
+        is_new: bool,
+        tier: PathBuf,
+        progress: Option<wait::Progress>,
+    ) -> PyResult<Option<String>> {
+        let runtime = Runtime::shared(&self.config).map_err(to_python)?;
+        let step = Added { path: step, is_new };
+        let send = |job: &_| {
+            self.copying.send(&step, &tier, &self.config, |to, how| {
+                ringstow::internals::store::promote(&runtime, &step.path, to, how, job)
+            })
+        };
+        let sent = wait::run(py, &Job::of(&self.config), progress.as_ref(), send)?;
+        sent.map(|report| to_json(&report)).transpose()
+    }
+
+    /// Removes what the rules no longer keep in a tier.
+    fn clear(&self, py: Python<'_>, tier: PathBuf) {
+        py.detach(|| self.copying.clear(&tier, &self.config));
+    }
 }
 
 /// The steps that wait for their copies.

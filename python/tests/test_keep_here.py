@@ -275,20 +275,6 @@ def test_best_step_that_copies_have_passed_over_is_copied_later(tmp_path, monkey
     assert 2 in there(tmp_path)
 
 
-def test_full_tier_loses_first_what_its_rules_no_longer_keep(tmp_path, monkeypatch):
-    def full(path, to):
-        if len(there(tmp_path)) >= 2 and not os.path.exists(to):
-            raise OSError(28, "No space left on device", to)
-
-    with manager_of(tmp_path) as manager:
-        save(manager, 1, 2)
-    before_copies(monkeypatch, full)
-    with manager_of(tmp_path, keep_there=1) as manager:
-        save(manager, 3)
-        assert manager.promotion_error is None
-    assert there(tmp_path) == [3]
-
-
 def test_step_that_was_removed_before_its_turn_is_no_failure(tmp_path, monkeypatch):
     with manager_of(tmp_path) as manager:
         save(manager, 1, 2)

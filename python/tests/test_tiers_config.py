@@ -96,13 +96,13 @@ def test_exit_tries_a_copy_that_failed_a_last_time(tmp_path, tier):
     program = f"""
 import atexit, numpy, ringstow
 from ringstow import _promote
-promote, tries = _promote.sent, []
+promote, tries = _promote.copied, []
 def away(*args, **options):
     tries.append(args)
     if len(tries) == 1:
         raise ConnectionRefusedError("away")
     return promote(*args, **options)
-_promote.sent = away
+_promote.copied = away
 config = ringstow.Config(tiers=[{str(tier)!r}])
 ringstow.save({{"w": numpy.ones(9)}}, {str(tmp_path / "run/step-1")!r}, config=config)
 assert not ringstow.wait_promoted(60)
@@ -182,7 +182,7 @@ def test_error_that_passes_is_not_hidden_by_a_later_one(tmp_path, monkeypatch):
     def failing(path, to, **options):
         raise errors[to.split("/")[-2]]
 
-    monkeypatch.setattr(_promote, "sent", failing)
+    monkeypatch.setattr(_promote, "copied", failing)
     config = ringstow.Config(tiers=[tmp_path / "away", tmp_path / "other"])
     handle = ringstow.save_async(state_of(1), tmp_path / "run/step-1", config=config)
     with pytest.raises(OSError, match="away"):

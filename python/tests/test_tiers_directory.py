@@ -322,22 +322,6 @@ def test_damaged_manifest_is_told_where_its_copy_is_restored(tmp_path, caplog):
     assert f"{near} is damaged" in caplog.text
 
 
-def test_old_steps_that_cannot_be_removed_are_no_failed_copy(tmp_path, caplog, monkeypatch):
-    from ringstow import _rules
-
-    def refuse(*_):
-        raise PermissionError("no")
-
-    with manager_of(tmp_path, keep_there=1) as manager:
-        monkeypatch.setattr(_rules, "retain", refuse)
-        manager.save(1, state_of(1))
-        assert manager.wait_promoted(60)
-        assert manager.promotion_error is None
-    assert "old steps stay there" in caplog.text
-    assert "not copied" not in caplog.text
-    assert steps_in(tmp_path / "shared/run") == [1]
-
-
 def test_step_that_somebody_removed_before_its_copy_is_an_error(tmp_path, monkeypatch):
     from ringstow import _promote
 
@@ -345,7 +329,7 @@ def test_step_that_somebody_removed_before_its_copy_is_an_error(tmp_path, monkey
         shutil.rmtree(path)
         raise FileNotFoundError(path)
 
-    monkeypatch.setattr(_promote, "sent", promote)
+    monkeypatch.setattr(_promote, "copied", promote)
     with manager_of(tmp_path) as manager:
         manager.save(1, state_of(1))
         assert not manager.wait_promoted(60)

@@ -11,13 +11,14 @@ AT_ONCE = (0.0, 0.0)
 
 def before_copies(patch, look):
     """Call a function with where from and where to before each copy; what it raises fails it."""
-    sent = _promote.sent
+    for name in ("sent", "copied"):
+        copy = getattr(_promote, name)
 
-    def looked(path, to, **how):
-        look(path, to)
-        return sent(path, to, **how)
+        def looked(path, to, copy=copy, **how):
+            look(path, to)
+            return copy(path, to, **how)
 
-    patch.setattr(_promote, "sent", looked)
+        patch.setattr(_promote, name, looked)
 
 
 def pause(patch, pauses_s=AT_ONCE):

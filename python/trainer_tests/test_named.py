@@ -103,7 +103,7 @@ def refuse_to_swap(*_):
 @pytest.mark.parametrize("can_swap", [True, False])
 @pytest.mark.parametrize("kind", ["link", "file"])
 def test_what_lightning_left_gives_its_place_to_a_checkpoint(tmp_path, monkeypatch, kind, can_swap):
-    last, beside = str(tmp_path / "last.ckpt"), tmp_path / ".last.ckpt.saving"
+    last, beside = str(tmp_path / "last.ckpt"), tmp_path / ".ringstow-last.ckpt"
     torch.save({}, last) if kind == "file" else os.symlink("away", last)
     if not can_swap:
         monkeypatch.setattr(_native, "swap_names", refuse_to_swap)
@@ -116,7 +116,7 @@ def test_what_lightning_left_gives_its_place_to_a_checkpoint(tmp_path, monkeypat
 
 @pytest.mark.parametrize("call", ["first", "second"])
 def test_kill_between_two_renames_leaves_lightning_what_it_had(tmp_path, monkeypatch, call):
-    last, beside = str(tmp_path / "last.ckpt"), str(tmp_path / ".last.ckpt.saving")
+    last, beside = str(tmp_path / "last.ckpt"), str(tmp_path / ".ringstow-last.ckpt")
     os.symlink("away", last)
     os.mkdir(beside)
     rename, calls = os.rename, []
@@ -138,4 +138,4 @@ def test_kill_between_two_renames_leaves_lightning_what_it_had(tmp_path, monkeyp
     monkeypatch.setattr(os, "rename", rename)
     _paths.place_for(last, striped=False)
     assert os.path.islink(last) if call == "first" else os.path.isdir(last)
-    assert not list(tmp_path.glob(".*replaced"))
+    assert not list(tmp_path.glob(".*"))

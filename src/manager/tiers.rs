@@ -1,11 +1,12 @@
 //! Copies of a manager's steps in further places, made by a thread.
 
 use super::Shared;
+use super::copying::Copying;
 use super::line::{Around, Line};
 use super::queue::{Added, Pauses, Stays};
 use crate::error::{Error, Result};
 use crate::handle::panicked;
-use crate::store::{Promotion, Retention, check_apart, claim_for, pinned, was_removed};
+use crate::store::{Retention, check_apart};
 use crate::sys::dir;
 use crate::sys::path::absolute_or_object;
 use std::convert::Infallible;
@@ -34,9 +35,7 @@ pub struct Tiers {
 /// The copies of a manager.
 #[derive(Debug)]
 pub(super) struct Copies {
-    places: Vec<PathBuf>,
-    retention: Option<Retention>,
-    rate: u64,
+    copying: Copying,
     line: Line,
     /// Why a step was not copied, of those that were tried since the last one was saved.
     failure: Mutex<Option<Error>>,
@@ -71,7 +70,7 @@ impl Copies {
     pub fn new(
         root: &Path,
         tiers: Tiers,
-        (retention, stays): (Option<Retention>, Stays),
+        (rule, stays): (Option<Retention>, Stays),
         stripe: &[PathBuf],
     ) -> Result<Self> {
         let mut places: Vec<PathBuf> = Vec::new();
@@ -82,14 +81,14 @@ impl Copies {
             check_apart(&place, others)?;
             places.push(place);
         }
-        retention.as_ref().map_or(Ok(()), Retention::check)?;
+        rule.as_ref().map_or(Ok(()), Retention::check)?;
         if tiers.keep_here.is_some() && places.is_empty() {
             return Err(Error::invalid(
                 "keep_here is for steps that further places have: name places",
             ));
         }
-        let (line, failure) = (Line::new(stays, false), Mutex::default());
-        Ok(Self { places, retention, rate: tiers.rate, line, failure })
+        let copying = Copying { root: root.into(), places, rate: tiers.rate, rule };
+        Ok(Self { copying, line: Line::new(stays, false), failure: Mutex::default() })
     }
 
     /// Copies a step that was saved as soon as the copy in progress has ended. A step that waits for that is passed over,
@@ -172,58 +171,29 @@ impl Copies {
     /// Copies a step to all places; tells whether that is to be tried again.
     fn copy_to_all(&self, shared: &Shared, step: &Added) -> bool {
         let mut is_worth_another = false;
-        for place in &self.places {
-            if let Err(error) = self.copy(shared, step, place) {
-                if was_removed(&step.path, shared.store.config()) {
+        for place in self.places() {
+            match self.copy(shared, step, place) {
+                Ok(false) => {}
+                Ok(true) => {
                     pass_over(&step.path);
                     return false;
                 }
-                let passes = matches!(error, Error::Io { .. } | Error::Busy { .. });
-                is_worth_another |= passes;
-                self.failed(shared, step, place, error, passes);
+                Err(error) => {
+                    let passes = matches!(error, Error::Io { .. } | Error::Busy { .. });
+                    is_worth_another |= passes;
+                    self.failed(shared, step, place, error, passes);
+                }
             }
         }
         is_worth_another && dir::has(&step.path)
     }
 
-    /// Copies a step to a place, as far as its files are here.
-    fn copy(&self, shared: &Shared, step: &Added, place: &Path) -> Result<()> {
-        claim_for(&shared.root, &self.places, place)?;
-        let to = place.join(step.path.file_name().unwrap_or_default());
-        // A run that went back saves a step again.
-        let (rate, defaults) = (self.rate, Promotion::default());
-        let how = Promotion { rate, replace_older: true, refuse_link: true, ..defaults };
-        let report = match shared.store.promote(&step.path, &to, how) {
-            // What the rules no longer keep there makes room.
-            Err(error) if error.is_disk_full() && self.retention.is_some() => {
-                self.clear(shared, place);
-                shared.store.promote(&step.path, &to, how)?
-            }
-            promoted => promoted?,
-        };
+    /// Copies a step to a place; says whether it was passed over.
+    fn copy(&self, shared: &Shared, step: &Added, place: &Path) -> Result<bool> {
+        let promote = |to: &Path, how| shared.store.promote(&step.path, to, how);
+        let report = self.copying.send(step, place, shared.store.config(), promote)?;
         tracing::debug!(?report, "a step is copied");
-        if report.missing > 0 {
-            let to = to.display();
-            tracing::warn!(
-                "{to} is not committed: other nodes have still to send {} files",
-                report.missing
-            );
-            return Ok(());
-        }
-        // After a step that was found, another one may be there because the newest is damaged.
-        if step.is_new {
-            self.clear(shared, place);
-        }
-        Ok(())
-    }
-
-    /// Removes what the rules no longer keep in a place.
-    fn clear(&self, shared: &Shared, place: &Path) {
-        let Some(retention) = &self.retention else { return };
-        let retention = Retention { pinned: pinned(&shared.root), ..retention.clone() };
-        if let Err(error) = shared.store.retain(place, &retention) {
-            tracing::warn!(place = %place.display(), %error, "old steps could not be removed there");
-        }
+        Ok(report.is_none())
     }
 
     fn failed(&self, shared: &Shared, step: &Added, place: &Path, error: Error, passes: bool) {
@@ -249,7 +219,7 @@ impl Copies {
 
     /// The places, the nearest first.
     pub fn places(&self) -> &[PathBuf] {
-        &self.places
+        &self.copying.places
     }
 }
 

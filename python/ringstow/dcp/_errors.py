@@ -7,11 +7,10 @@ be pickled, or not be unpickled.
 from __future__ import annotations
 
 import functools
-import pickle
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
-from ringstow._errors import Error
+from ringstow._ranks._team import sendable
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -25,16 +24,8 @@ def picklable(method: Callable[P, T]) -> Callable[P, T]:
         try:
             return method(*args, **kwargs)
         except BaseException as error:
-            if survives(error):
+            if (sent := sendable(error)) is error:
                 raise
-            raise Error(f"{type(error).__name__}: {error}") from error
+            raise sent from error
 
     return wrapper
-
-
-def survives(error: BaseException) -> bool:
-    """Tell whether another process gets the same error."""
-    try:
-        return type(pickle.loads(pickle.dumps(error))) is type(error)
-    except Exception:
-        return False

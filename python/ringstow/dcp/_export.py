@@ -26,9 +26,10 @@ from ringstow._arguments import StrPath, absolute
 from ringstow._collector import collector_paused
 from ringstow._config import Config, parse_size
 from ringstow._errors import InvalidStateError
+from ringstow._ranks._group import team_of
+from ringstow._ranks._team import Team
 from ringstow._report import SaveReport
 from ringstow.dcp._share_writer import Layout, ShareWriter
-from ringstow.dcp._together import Team
 from ringstow.dcp._weights import Chunk, Held, Model, held, merged
 from ringstow.tensors import _torch
 from ringstow.tensors._modes import real_tensors
@@ -143,7 +144,7 @@ def export_hf(
         )
         return options, *_plan(state_dict)
 
-    return export_planned(planned, Team(group), config)
+    return export_planned(planned, team_of(group), config)
 
 
 def _dtype_name(dtype: torch.dtype | str | None) -> str | None:

@@ -7,21 +7,19 @@ for the newest checkpoint may then load different ones.
 from __future__ import annotations
 
 import functools
-import os
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import torch.distributed as dist
-
 import ringstow
-from ringstow import _late, _native, _others
+from ringstow import _native
 from ringstow._arguments import StrPath
 from ringstow._config import Config
 from ringstow._errors import NoCheckpointError
 from ringstow._patience import Again
-from ringstow.dcp import _mark, _paths
-from ringstow.dcp._together import from_first, gathered
+from ringstow._ranks._group import team_of
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 if TYPE_CHECKING:
     from ringstow._catalog_report import Step
@@ -55,67 +53,20 @@ def latest(
             All ranks raise it.
         Exception: what `ringstow.latest` raises on rank 0, on all ranks.
     """
-    if not (dist.is_available() and dist.is_initialized()):
-        return ringstow.latest(
-            directory, verify=verify, before=before, pattern=pattern, config=config
-        )
+    ranks = team_of(process_group)
+    look = functools.partial(
+        ringstow.latest, directory, verify=verify, before=before, pattern=pattern, config=config
+    )
     again = Again()
     while True:
-        found = from_first(
-            lambda: ringstow.latest(
-                directory, verify=verify, before=before, pattern=pattern, config=config
-            ),
-            process_group,
-        )
+        found = ranks.from_first(look)
+        if found is None or ranks.size == 1:
+            return found
         try:
-            if found is not None:
-                agree_on(found.path, process_group)
+            ranks.see(found.path, is_found=True)
             return found
         except NoCheckpointError as error:
             # Another process may have removed it meanwhile.
             has_gone = functools.partial(_native.has_gone, error.path)
-            if not from_first(has_gone, process_group) or not from_first(
-                again.may_try, process_group
-            ):
+            if not ranks.from_first(has_gone) or not ranks.from_first(again.may_try):
                 raise
-
-
-def agree_on(path: str, group: dist.ProcessGroup | None) -> None:
-    """Wait until all ranks see a checkpoint.
-
-    Raises:
-        NoCheckpointError: some do not see it.
-    """
-    seen = gathered(_wait_for(path), group)
-    blind = [str(rank) for rank, sees in enumerate(seen) if not sees]
-    if blind:
-        raise NoCheckpointError(
-            f"rank 0 has found {path}, but rank(s) {', '.join(blind)} did not see it for "
-            f"{_late.SEEN_S:.0f} s: do all ranks use one shared file system, mounted at the same "
-            "path?",
-            path=path,
-        )
-
-
-def _wait_for(path: str) -> bool:
-    """Wait until this rank sees a checkpoint; tell whether it does."""
-    until = time.monotonic() + _late.SEEN_S
-    while not sees(path):
-        was_removed = _native.has_gone(path) and _native.shared_file_system(path) is None
-        if was_removed or time.monotonic() >= until:
-            return False
-        time.sleep(_late.POLL_S)
-    return True
-
-
-def sees(path: str) -> bool:
-    """Return whether this rank sees a checkpoint, or the rank checkpoints that it consists of."""
-    _late.look_again(path)
-    try:
-        names = os.listdir(path)
-    except OSError:
-        return False
-    # Not `rank00000-0.safetensors.part`: a save that is not committed.
-    is_torchs = _mark.NAME in names and any(name.endswith(".distcp") for name in names)
-    has_parts = any(map(_others.RANK_DIR.fullmatch, names))
-    return _paths.MANIFEST in names or has_parts or is_torchs

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from ringstow._ranks._team import Team
 from ringstow.dcp._shares import Box, Piece, Shape, runs
-from ringstow.dcp._together import Team
 from ringstow.tensors._memory import Placed
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -183,7 +183,7 @@ class Round:
         self._out: dict[int, torch.Tensor] = {}
         self._came: dict[int, torch.Tensor] = {}
 
-    def pack(self, device: torch.device) -> None:
+    def pack(self, device: str) -> None:
         """Put together what is sent, and make room for what comes."""
         self._out = {
             rank: torch.cat([one.cast.words(one.region).view(torch.uint8) for one in sent]).to(

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import concurrent.futures.thread
 import copy
-import logging
 import sys
 import threading
-import uuid
 import weakref
 from collections.abc import Iterable, Mapping
 from types import FrameType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,10 +23,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.tensor import DTensor
 
 from ringstow.foreign._private import flattened as flattened
-from ringstow.foreign._private import rebound
 from ringstow.foreign._private import refusal_of as refusal_of
-
-_log = logging.getLogger("ringstow")
 
 
 class Call:
@@ -235,28 +230,3 @@ def sharded_tensor_of(parts: list[torch.Tensor], like: ShardedTensor) -> Sharded
     shards = zip(parts, like.local_shards(), strict=True)
     sharded._local_shards = [Shard(part, shard.metadata) for part, shard in shards]
     return sharded
-
-
-def beside(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Make a gloo group of the ranks of a group. They call this, and no other ranks need to.
-
-    torch names a group by the groups that a process knows, which ranks know different ones of: the
-    members could wait for each other under different names, and then all ranks in their next
-    ``new_group``. So the first rank chooses a name, and torch's count of groups stays as it is. If
-    a newer torch names groups in another way, this returns the group itself, with a warning.
-    """
-    name = [uuid.uuid4().hex]
-    try:
-        new_group = rebound(
-            dist.distributed_c10d._new_group_with_tag, _process_group_name=lambda *_, **__: name[0]
-        )
-    except AttributeError:
-        _log.warning(
-            "this torch gives ringstow no group of its own: do not communicate in the group of a "
-            "save while it runs in the background"
-        )
-        return group
-    dist.broadcast_object_list(name, src=dist.get_global_rank(group, 0), group=group)
-    ranks = dist.get_process_group_ranks(group)
-    made: Any = new_group(ranks, backend="gloo", use_local_synchronization=True)
-    return cast("dist.ProcessGroup", made)

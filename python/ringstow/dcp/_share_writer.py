@@ -12,10 +12,10 @@ import torch
 from ringstow import _jobs, _native
 from ringstow._config import Config
 from ringstow._patience import patiently
+from ringstow._ranks._team import Team
 from ringstow._report import SaveReport
 from ringstow.dcp._pieces import Cast, Inbox, Received, Round, Sent, parts
 from ringstow.dcp._shares import Box, Piece, Shares, Unit, first_element
-from ringstow.dcp._together import Team
 from ringstow.dcp._weights import Held, Local, Model
 from ringstow.tensors import _torch
 from ringstow.tensors._memory import LazyMemory, LazyTensor, Memory, Placed

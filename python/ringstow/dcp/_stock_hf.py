@@ -15,11 +15,12 @@ from torch.futures import Future
 
 from ringstow._arguments import StrPath
 from ringstow._errors import UnsupportedError
+from ringstow._ranks._group import team_of
+from ringstow._ranks._team import Team
 from ringstow.dcp import _paths, _private
 from ringstow.dcp._errors import picklable
 from ringstow.dcp._export import ExportReport, Options, export_planned
 from ringstow.dcp._stock import Settings
-from ringstow.dcp._together import Team
 
 _log = logging.getLogger("ringstow")
 
@@ -170,7 +171,7 @@ def _team() -> Team:
             "this torch does not show which ranks save: call ringstow.dcp.export_hf(state, path, "
             "group=...) instead of HuggingFaceStorageWriter"
         )
-    return Team(meeting.group, alone=not meeting.use_dist)
+    return team_of(meeting.group) if meeting.use_dist else Team()
 
 
 def _check(given: dict[str, Any]) -> None:

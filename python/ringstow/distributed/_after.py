@@ -18,8 +18,8 @@ from ringstow.distributed._replicas import replicate
 
 if TYPE_CHECKING:
     from ringstow._config import Config
+    from ringstow._ranks._group import Group
     from ringstow._tiers import Plan
-    from ringstow.distributed._group import Group
 
 _log = logging.getLogger("ringstow")
 
@@ -51,6 +51,8 @@ class AfterCommit(Copier):
         self._copies = copies
         self._plan = plan
         self._config = config
+        how = plan.tiers, plan.rate, _rules.native(plan.there), native_json(config)
+        self._copying = _native.Copying(root, *how)
         self._leads = leads
         """Whether this rank acts for its node."""
         self._is_broken = False
@@ -209,12 +211,8 @@ class AfterCommit(Copier):
 
     def _clear(self, tier: str) -> None:
         """Remove old steps from a store."""
-        if not self._group.is_first or _rules.keeps_all(self._plan.there):
-            return
-        try:
-            _rules.retain(tier, self._plan.there, self._config, self._root)
-        except Exception as error:  # the step is copied
-            _log.error("old steps stay in %s: %s", tier, error)
+        if self._group.is_first:
+            self._copying.clear(tier)
 
     def _link(self, name: str, path: str) -> None:
         """Have a link in this node's directory lead to a step."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from ringstow import _native, _others
+from ringstow._base import Native
 from ringstow._errors import Error
+from ringstow._ranks._group import Group
+from ringstow._ranks._team import raise_first
 from ringstow.dcp import _mark
-from ringstow.dcp._together import raise_first
 from ringstow.distributed import _nodes, _tree
-from ringstow.distributed._group import Group
 
 
 class Asked(NamedTuple):
@@ -20,7 +22,18 @@ class Asked(NamedTuple):
     path: str
     step: int | None
     metrics: dict[str, float]
+    apart: list[str]
+    base: Native | None
+    node_local: bool
     config: str
+
+    def call(self) -> tuple[object, ...]:
+        """Return what the ranks compare: the metrics are the first rank's.
+
+        Of nodes that share no directory, each may have its own in another place.
+        """
+        path = os.path.basename(self.path) if self.node_local else self.path
+        return ("save", path, self.step, self.base, self.node_local, *self.apart)
 
 
 class Written(NamedTuple):
@@ -58,10 +71,10 @@ class Shared:
         self._session: _native.Session | None = None
 
     def begin_alone(self) -> None:
-        path, step, metrics, config = self._asked
+        one = self._asked
         if self._group.is_first:
             size = self._group.size
-            self._session = _native.Session(path, size, config, None, step, metrics)
+            self._session = _native.Session(one.path, size, one.config, None, one.step, one.metrics)
 
     def begin_together(self) -> None:
         pass
@@ -101,7 +114,7 @@ class Apart:
         pass
 
     def begin_together(self) -> None:
-        path, step, metrics, config = self._asked
+        path, step, metrics, *_, config = self._asked
         nodes = self._nodes = _nodes.meet(self._group, _nodes.run_of(path))
         session = self._group.from_first(lambda: uuid.uuid4().hex[:16])
 

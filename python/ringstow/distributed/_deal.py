@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from ringstow import _native
 from ringstow._errors import InvalidStateError
+from ringstow._ranks._group import Group
+from ringstow._ranks._team import refuse_different
 from ringstow._stateful._optimizers import GROUPS, PARAMS
-from ringstow.distributed._group import Group
 from ringstow.distributed._state import State
 from ringstow.tensors import _cuda, _torch
 
@@ -90,14 +91,10 @@ def agreed(group: Group, call: tuple[object, ...], said: T, error: BaseException
 
 def refuse_different_calls(calls: list[tuple[object, ...]]) -> None:
     """Raise InvalidStateError if the ranks make different calls."""
-    if any(call != calls[0] for call in calls):
-        told = "; ".join(f"rank {rank}: {call}" for rank, call in enumerate(calls))
-        others = {(call[0], *call[2:]) for call in calls}
+    hint = ""
+    if len({(call[0], *call[2:]) for call in calls}) == 1:
         hint = ". If each node has a directory of its own, say so: nodes=ringstow.Nodes()"
-        raise InvalidStateError(
-            f"the ranks do not make the same call: {told}. Call it on every rank, in the same "
-            f"order and with the same arguments{hint if len(others) == 1 else ''}"
-        )
+    refuse_different(calls, hint)
 
 
 def deal(
@@ -190,13 +187,8 @@ def _refuse_different(group: Group, state: State, all_said: list[Said]) -> None:
     if not twins:
         return
     seen: dict[tuple[object, ...], tuple[int, int]] = {}
-    own: list[Any] = []
-    error: BaseException | None = None
-    try:
-        own = list(_checksums(state.tensors, twins))
-    except BaseException as caught:  # the other ranks must not wait for this one
-        error = caught
-    for rank, regions in enumerate(group.agreed(error, own)):
+    all_regions = group.together(lambda: list(_checksums(state.tensors, twins)))
+    for rank, regions in enumerate(all_regions):
         for name, offsets, shape, crc32 in regions:
             other, known = seen.setdefault((name, *offsets, *shape), (rank, crc32))
             if known != crc32:

@@ -11,7 +11,7 @@ import torch
 
 from ringstow import _file_io, _native
 from ringstow._errors import CorruptCheckpointError
-from ringstow.distributed._group import Group
+from ringstow._ranks._group import Group
 from ringstow.distributed._nodes import Nodes
 from ringstow.distributed._room import Room
 from ringstow.distributed._whole import Whole

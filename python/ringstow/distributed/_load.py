@@ -17,12 +17,12 @@ from ringstow._loading import _into, _merge
 from ringstow._loading._names import Names
 from ringstow._nearest import copies_of
 from ringstow._patience import Again
+from ringstow._ranks._group import Group, group_of
+from ringstow._ranks._team import raise_first, sendable
 from ringstow._stateful._parts import Parts
-from ringstow.dcp._together import raise_first, sendable
 from ringstow.distributed import _nodes, _whole
 from ringstow.distributed._deal import agreed, refuse_different_calls
 from ringstow.distributed._fetch import Needs
-from ringstow.distributed._group import Group, group_of
 from ringstow.distributed._mend import Mender
 from ringstow.distributed._room import room
 from ringstow.distributed._whole import Whole

@@ -7,8 +7,8 @@ import os
 
 from ringstow import _file_io, _native
 from ringstow._errors import CorruptCheckpointError
+from ringstow._ranks._group import Group
 from ringstow.distributed._fetch import Needs
-from ringstow.distributed._group import Group
 from ringstow.distributed._nodes import Nodes
 from ringstow.distributed._room import room
 from ringstow.distributed._whole import Whole

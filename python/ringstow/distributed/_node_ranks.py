@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeVar, cast
-
-import torch.distributed as dist
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ringstow._config import Config
 from ringstow._errors import InvalidStateError
-from ringstow.dcp import _private
+from ringstow._ranks import _private
+from ringstow._ranks._group import Group, end, group_of
 from ringstow.distributed import _nodes
 from ringstow.distributed._after import AfterCommit
-from ringstow.distributed._group import Group, group_of
 from ringstow.distributed._node_run import NodeRun
 from ringstow.distributed._ranks import Ranks
 
 if TYPE_CHECKING:
+    import torch.distributed as dist
+
     from ringstow._guard import Staging
     from ringstow._tiers import Plan
 
@@ -34,20 +33,19 @@ class NodeRanks(Ranks):
         root: str,
         copies: int,
         plan: Plan,
-        arguments: Mapping[str, object],
+        same: Mapping[str, object],
         config: Config | None,
         staging: Staging,
         allow_pickle: bool,
         group: dist.ProcessGroup | None,
     ) -> None:
-        super().__init__(arguments, config, staging, allow_pickle, group)
-        self._ranks = group_of(group)
-        with self._ranks.turn.held():
-            nodes = _nodes.meet(self._ranks, root)
-        # The first rank of a node removes old steps there.
-        self.leads = self._ranks.rank == nodes.ranks[0]
-        self.run = NodeRun(root, config, self._ranks)
-        self.steps = NodeRun(root, config, self._ranks, plan.tiers)
+        super().__init__(config, staging, allow_pickle, group, same=same)
+        ranks = group_of(self.group)
+        with ranks.turn.held():
+            nodes = _nodes.meet(ranks, root)
+        self._leads = nodes.leads(self.rank)
+        self.run = NodeRun(root, config, ranks)
+        self.steps = NodeRun(root, config, ranks, plan.tiers)
         count = len(nodes.found)
         if count < copies:
             raise InvalidStateError(
@@ -55,14 +53,14 @@ class NodeRanks(Ranks):
                 f"{_nodes.text_of(nodes.found)}"
             )
         # A group of its own: copies travel while the next save communicates.
-        beside = dist.new_group(backend="gloo") if group is None else _private.beside(group)
-        self._beside: dist.ProcessGroup | None = cast("dist.ProcessGroup", beside)
-        ranks = Group(self._beside)
-        self.copier = AfterCommit(ranks, root, copies, plan, config, leads=self.leads)
+        self._beside: dist.ProcessGroup | None = _private.beside(cast("Any", self.group))
+        to = Group(self._beside)
+        self.copier = AfterCommit(to, root, copies, plan, config, leads=self._leads)
 
-    def from_first(self, look: Callable[[], _T]) -> _T:
-        """Return what the first rank sees, on all ranks."""
-        return super().first(look)
+    @property
+    def leads(self) -> bool:
+        """Whether this is the first rank of its node, which removes old steps there."""
+        return self._leads
 
     def first(self, look: Callable[[], _T]) -> _T:
         """Return what this rank sees: `NodeRun` asks all ranks."""
@@ -73,7 +71,6 @@ class NodeRanks(Ranks):
 
     def close(self) -> None:
         super().close()
-        if self._beside is not None and dist.is_initialized() and self.copier.wait(0):
-            with contextlib.suppress(Exception):  # it may have ended with the ranks
-                dist.destroy_process_group(self._beside)
+        if self._beside is not None and self.copier.wait(0):
+            end(self._beside)
         self._beside = None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ringstow._catalog_report import Step
     from ringstow._config import Config
     from ringstow._damage import OnCorrupt
-    from ringstow.distributed._group import Group
+    from ringstow._ranks._group import Group
 
 _log = logging.getLogger("ringstow")
 

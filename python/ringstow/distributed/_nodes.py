@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ringstow import _file_io, _native
 from ringstow._errors import InvalidStateError
-from ringstow.distributed._group import Group
+from ringstow._ranks._group import Group
 
 FILE = ".ringstow-node.json"
 """Identifies a directory of checkpoints."""

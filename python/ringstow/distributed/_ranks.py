@@ -7,7 +7,6 @@ itself loads by torch.distributed.checkpoint.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -25,11 +24,11 @@ from ringstow._damage import is_damage
 from ringstow._errors import Error, InvalidStateError
 from ringstow._guard import check_staging
 from ringstow._policies import Nodes
-from ringstow.dcp import _latest, _paths, _private
+from ringstow._ranks._group import Group, end, end_beside
+from ringstow.dcp import _paths, _private
 from ringstow.dcp._metadata import dropped_from
 from ringstow.dcp._planner import LoadPlanner
 from ringstow.dcp._reader import StorageReader
-from ringstow.dcp._together import agree, each, from_first, gathered, sendable
 from ringstow.distributed._load import fill
 from ringstow.distributed._save import save, save_async
 from ringstow.tree._mismatch import Call
@@ -49,40 +48,46 @@ RESTORE = Call(
 )
 
 
-class Ranks:
+class Ranks(Group):
     """The ranks of one process group, each of which knows what it writes and reads."""
 
     _node_local = False
 
     def __init__(
         self,
-        arguments: Mapping[str, object],
-        config: Config | None,
-        staging: Staging,
-        allow_pickle: bool,
-        group: dist.ProcessGroup | None,
+        config: Config | None = None,
+        staging: Staging = "guard",
+        allow_pickle: bool = False,
+        group: dist.ProcessGroup | None = None,
+        *,
         apart: tuple[str, ...] = (),
+        same: Mapping[str, object] | None = None,
     ) -> None:
-        """Make it, once all ranks have the same arguments."""
+        """Make it on all ranks of a group, None for all ranks in a new one.
+
+        Args:
+            config: the settings of saves and loads.
+            staging: how saves keep the values of the call.
+            allow_pickle: whether values are pickled and unpickled.
+            group: training does not use it. Saves communicate beside it.
+            apart: names of the state that get files of their own in each save.
+            same: arguments that all ranks must give alike, by name.
+        """
         check_staging(staging, is_for_ranks=True)
         self._config = config
         self._staging = staging
-        self._given = group
         self._allow_pickle = allow_pickle
         self._apart = apart
-        # A background save communicates in a thread: not in a group that training uses.
-        self._own = dist.new_group(backend="gloo") if group is None else None
-        self._group = cast("dist.ProcessGroup", self._own if group is None else group)
-        if dist.get_rank(self._group) < 0:
+        self._is_own = group is None
+        super().__init__(cast("Any", dist.new_group(backend="gloo")) if group is None else group)
+        if self.rank < 0:
             raise InvalidStateError(
                 f"rank {dist.get_rank()} is not in the manager's group: make the manager on the "
                 "group's ranks only"
             )
-        self.is_first = dist.get_rank(self._group) == 0
-        self.leads = self.is_first
-        all_arguments = gathered(dict(arguments), self._group) if arguments else []
-        for name in arguments:
-            values = [one.get(name) for one in all_arguments]
+        all_same = self.gathered(dict(same)) if same else []
+        for name in same or ():
+            values = [one.get(name) for one in all_same]
             if any(value != values[0] for value in values):
                 told = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
                 raise InvalidStateError(
@@ -90,43 +95,19 @@ class Ranks:
                     "same"
                 )
 
+    @property
+    def leads(self) -> bool:
+        """Whether this process removes old steps in its directory."""
+        return self.is_first
+
     def check(self) -> None:
         if not dist.is_initialized():
             raise InvalidStateError(
                 "the process group has ended, and the manager needs it: close the manager first"
             )
 
-    def meet(self, call: tuple[object, ...], failure: BaseException | None, said: _T) -> list[_T]:
-        """Fail on all ranks if the save before failed on one, or if they call different things."""
-        own = (call, None if failure is None else sendable(failure), said)
-        try:
-            all_said = gathered(own, self._group)
-        except BaseException:
-            if failure is not None:
-                raise failure from None
-            raise
-        if failure is not None:
-            raise failure
-        for rank, (_, other, _) in enumerate(all_said):
-            if other is not None:
-                raise Error(f"the save before failed on rank {rank}: {other}") from other
-        if any(other != call for other, _, _ in all_said):
-            calls = "; ".join(
-                f"rank {rank}: {name}{arguments}"
-                for rank, ((name, *arguments), _, _) in enumerate(all_said)
-            )
-            raise InvalidStateError(
-                f"the ranks do not make the same call of the manager: {calls}. Call each method on "
-                "every rank, in the same order and with the same step"
-            )
-        return [one for _, _, one in all_said]
-
-    def each(self, work: Callable[[], _T]) -> _T:
-        """Return what a function returns on this rank, once it has returned on all ranks."""
-        return each(work, self._group)
-
     def first(self, look: Callable[[], _T]) -> _T:
-        return from_first(look, self._group)
+        return self.from_first(look)
 
     def save(
         self,
@@ -158,7 +139,7 @@ class Ranks:
         except BaseException as error:  # Ctrl-C, too: the others must not wait for this rank
             failure = error
         try:
-            agree(failure, self._group)
+            self.agree(failure)
         except BaseException:
             if handle is not None:
                 # The call raises its failure. The failed rank may never have joined the save.
@@ -175,7 +156,7 @@ class Ranks:
         apart: Iterable[str] | None,
     ) -> dict[str, Any]:
         return {
-            "group": self._given,
+            "group": self.group,
             "step": step,
             "metrics": metrics,
             "base": base,
@@ -192,7 +173,7 @@ class Ranks:
                 "several ranks restore into a state dict, which says which shards each of them "
                 "has: restore(into={'model': model, 'optimizer': optimizer})"
             )
-        agree(error, self._group)
+        self.agree(error)
 
     def load(
         self,
@@ -213,7 +194,7 @@ class Ranks:
                     into,
                     found.path,
                     call or RESTORE,
-                    group=self._given,
+                    group=self.group,
                     strict=strict,
                     config=config,
                     allow_pickle=self._allow_pickle,
@@ -261,38 +242,39 @@ class Ranks:
             knobs = native_json(self._config)
             self.first(lambda: str(_native.Checkpoint(found.path, knobs).kind))
         reader = StorageReader(config=config, allow_pickle=self._allow_pickle)
-        _latest.agree_on(found.path, self._group)
+        self.see(found.path, is_found=True)
         load_by_dcp(
             into,
             checkpoint_id=found.path,
             storage_reader=reader,
             planner=planner,
-            process_group=self._group,
+            process_group=self.group,
         )
         return () if planner.metadata is None else dropped_from(planner.metadata)
 
     def _attempt(self, path: str, error: BaseException | None, loaded: Attempt) -> Attempt:
         """Return what has become of a load on all ranks; ``error`` is this rank's."""
-        said = None if error is None else (_is_damage(error), sendable(error))
-        failed = [(rank, one) for rank, one in enumerate(gathered(said, self._group)) if one]
+        said = self.told(error, error is not None and _is_damage(error))
+        failed = [(rank, *one) for rank, one in enumerate(said) if one[1] is not None]
         if not failed:
             return loaded
         if error is None:
-            rank, (_, other) = failed[0]
+            rank, _, other = failed[0]
             error = Error(f"rank {rank} could not load {path}: {other}")
-        return Attempt(error=error, is_damage=all(one[0] for _, one in failed))
+        return Attempt(error=error, is_damage=all(is_damage for _, is_damage, _ in failed))
 
     def _names(self, into: dict[Any, Any]) -> set[str]:
         """Return the keys of all ranks' state dicts: each may have some of its own."""
         states = {k: v.state_dict() if isinstance(v, Stateful) else v for k, v in into.items()}
-        return set().union(*gathered(list(_private.flattened(states)[0]), self._group))
+        return set().union(*self.gathered(list(_private.flattened(states)[0])))
 
     def close(self) -> None:
-        if self._own is not None and dist.is_initialized():
-            with contextlib.suppress(Exception):  # it may have ended with the ranks
-                dist.destroy_process_group(self._own)
+        """End the groups; no save is in flight."""
+        if self._is_own and self.group is not None:
+            end_beside(self.group)
+            end(self.group)
             # Its connections end with the last reference: ranks that wait for this one notice.
-            self._own = self._group = cast("dist.ProcessGroup", None)
+            self.group = None
 
 
 def _is_damage(error: BaseException) -> bool:

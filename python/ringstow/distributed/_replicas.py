@@ -14,11 +14,11 @@ import torch
 from ringstow import _native
 from ringstow._copier import passes
 from ringstow._errors import Error, IncompleteCheckpointError, NoCheckpointError
+from ringstow._ranks._group import Group
 from ringstow._stream import FileWriter, open_write
 from ringstow.dcp._paths import MANIFEST
 from ringstow.distributed import _nodes
 from ringstow.distributed._fetch import Source, bytes_of, cut
-from ringstow.distributed._group import Group
 from ringstow.distributed._nodes import Nodes
 
 

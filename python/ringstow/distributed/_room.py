@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ringstow import _file_io
+from ringstow._ranks._group import Group
 from ringstow.distributed import _nodes
-from ringstow.distributed._group import Group
 from ringstow.distributed._nodes import Nodes
 from ringstow.distributed._whole import Whole
 

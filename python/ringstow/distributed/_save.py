@@ -6,29 +6,27 @@ write, when all has been written, and when the first rank has committed.
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
-import os
 import threading
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringstow import _guard, _jobs, _lines, _native, _outcomes, _policies, _promoter
 from ringstow._arguments import StrPath, absolute, names_of_parts, step_number
-from ringstow._base import Base, Native, native
+from ringstow._base import Base, native
 from ringstow._config import Config, given
-from ringstow._errors import InvalidStateError, torn
+from ringstow._errors import InvalidStateError, SaveCancelledError, torn
 from ringstow._guard import Staging
 from ringstow._metrics import metrics_of
 from ringstow._patience import patiently
 from ringstow._policies import Nodes
+from ringstow._ranks._group import Group, group_of
+from ringstow._ranks._team import sendable
 from ringstow._report import SaveReport
 from ringstow._stateful._parts import Parts
-from ringstow.dcp._handle import OwnPart, RanksHandle
-from ringstow.dcp._together import sendable
 from ringstow.distributed import _deal, _nodes
 from ringstow.distributed._apart import Apart, Asked, Directory, Shared, Written
-from ringstow.distributed._group import Group, group_of
+from ringstow.distributed._handle import OwnPart, RanksHandle
 from ringstow.distributed._state import State, encode
 from ringstow.tensors._modes import real_tensors
 
@@ -39,30 +37,10 @@ if TYPE_CHECKING:
     from ringstow._save_future import SaveHandle
 
 
-class _Asked(NamedTuple):
-    """What a call asks for, the same on all ranks."""
-
-    path: str
-    step: int | None
-    metrics: dict[str, float]
-    apart: list[str]
-    base: Native | None
-    node_local: bool
-    config: str
-
-    def call(self) -> tuple[object, ...]:
-        """Return what the ranks compare: the metrics are the first rank's.
-
-        Of nodes that share no directory, each may have its own in another place.
-        """
-        path = os.path.basename(self.path) if self.node_local else self.path
-        return ("save", path, self.step, self.base, self.node_local, *self.apart)
-
-
 class _Begun(NamedTuple):
     """What a rank has before it meets the others."""
 
-    asked: _Asked
+    asked: Asked
     state: State | None
     error: BaseException | None
     is_copied: bool
@@ -197,7 +175,7 @@ def save_async(
         raise begun.error
     if not begun.is_whole and not (may_return and begun.is_copied):
         with hold.waited.here():
-            job.staged.exception()
+            job.part.copied.exception()
     return handle
 
 
@@ -215,11 +193,11 @@ def _begun(
     """
     state_dict, path, step, metrics, droppable, base, nodes, config = arguments
     node_local = nodes is not None
-    asked = _Asked(str(path), None, {}, [], None, node_local, "")
+    asked = Asked(str(path), None, {}, [], None, node_local, "")
     try:
         parts = Parts(state_dict)  # first: FSDP1's ranks communicate, whatever the arguments are
         config = given(config)
-        asked = _Asked(
+        asked = Asked(
             absolute(path),
             step_number(step),
             metrics_of(metrics),
@@ -267,7 +245,7 @@ def _refuse_tiers(config: Config) -> None:
         )
 
 
-def _told(asked: _Asked, ranks: Group, report: SaveReport) -> SaveReport:
+def _told(asked: Asked, ranks: Group, report: SaveReport) -> SaveReport:
     report = dataclasses.replace(report, step=asked.step)
     _outcomes.tell(
         _outcomes.Outcome(
@@ -289,16 +267,15 @@ class _Save:
         self._group = group
         self._asked, self._state, self._error, _, self._is_whole, self._promoter = begun
         self._hold = hold
-        path, step, metrics, *_, config = self._asked
         kind = Apart if self._asked.node_local else Shared
-        self._directory: Directory = kind(group, Asked(path, step, metrics, config))
-        self.staged: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._part = OwnPart()
+        self._directory: Directory = kind(group, self._asked)
+        self.part = OwnPart()
 
     def start(self) -> RanksHandle:
         """Run in a thread of its own."""
-        done: concurrent.futures.Future[SaveReport] = concurrent.futures.Future()
         copies = None if self._promoter is None else self._promoter.expected()
+        handle = RanksHandle(self._asked.path, self.part, self._hold)
+        handle._copies = copies
 
         def run() -> None:
             try:
@@ -309,20 +286,17 @@ class _Save:
                 if self._promoter is not None:
                     self._promoter.add(self._asked.path, is_new=True, ended=copies)
                 waited = self._hold.waited.seconds()
-                done.set_result(
-                    _told(
-                        self._asked,
-                        self._group,
-                        dataclasses.replace(report, blocked_seconds=waited),
-                    )
-                )
+                report = dataclasses.replace(report, blocked_seconds=waited)
+                handle.set_result(_told(self._asked, self._group, report))
             except BaseException as error:
-                done.set_exception(error)
+                if not isinstance(error, SaveCancelledError):  # which another rank has asked for
+                    handle._note_failure(error)
+                # Without this frame, which knows the handle: it could not be dropped.
+                trace = error.__traceback__
+                handle.set_exception(error.with_traceback(trace and trace.tb_next))
 
         # The call is over before the ranks meet, and from now on a step of its thread waits, too.
-        self._hold.follow(self.staged.done)
-        handle = RanksHandle(self._asked.path, done, self.staged, done.result, self._part)
-        handle._copies = copies
+        self._hold.follow(self.part.copied.done)
         if self._is_whole:
             self._let_go(None)
         threading.Thread(target=run, name="ringstow-ranks", daemon=False).start()
@@ -405,7 +379,7 @@ class _Save:
             apart=self._asked.apart,
             base=self._asked.base,
         )
-        self._part.begins(job)
+        self.part.begins(job)
         self._hold.follow(lambda: job.staged() or job.done())
         try:
             what = f"rank {self._group.rank} waits for the save to {path}"
@@ -423,12 +397,13 @@ class _Save:
 
     def _let_go(self, error: BaseException | None) -> None:
         """Let this rank's tensors be changed."""
-        if self.staged.done():
+        copied = self.part.copied
+        if copied.done():
             return
         if error is not None:
             self._hold.wait_copied()
         self._hold.end()
         if error is None:
-            self.staged.set_result(None)
+            copied.set_result(None)
         else:
-            self.staged.set_exception(sendable(error))
+            copied.set_exception(sendable(error))

@@ -48,6 +48,8 @@ def merged(trees: Sequence[str], own: Sequence[Mapping[str, str]]) -> str:
 
 def _both(node: Json, other: Json, name: str) -> Json:
     """Return a node with what only another rank's node has."""
+    if node == other:  # often all of a model: compared in C
+        return node
     if isinstance(node, list) and isinstance(other, list):
         if name.rpartition(".")[2] == GROUPS and all(map(_has_names, (*node, *other))):
             return _joined_groups(node, other)

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from ringstow import _file_io, _native
 from ringstow._errors import MissingFilesError
+from ringstow._ranks._group import Group
 from ringstow.dcp._paths import MANIFEST
 from ringstow.distributed import _nodes
-from ringstow.distributed._group import Group
 from ringstow.distributed._nodes import Nodes
 
 _log = logging.getLogger("ringstow")

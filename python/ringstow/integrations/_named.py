@@ -143,6 +143,18 @@ def complete(part: str, final: str, may_replace: Callable[[str], None] | None = 
     take_name(part, final, may_replace)
 
 
+@contextlib.contextmanager
+def discarding(part: str, final: str, *, removes: bool) -> Iterator[None]:
+    """End the save if what follows fails, and remove its hidden directory if this rank removes."""
+    try:
+        yield
+    except BaseException:  # also Ctrl-C
+        if removes:
+            shutil.rmtree(part, ignore_errors=True)
+        end(final)
+        raise
+
+
 def keep_others(final: str, part: str, is_own: Callable[[str], bool]) -> None:
     """Put the user's files of a checkpoint that will be replaced into its successor.
 

@@ -25,7 +25,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 import ringstow
 from ringstow import _file_io, _native
 from ringstow._config import Config
-from ringstow._errors import InvalidStateError, NoCheckpointError, UnsupportedError
+from ringstow._errors import NoCheckpointError, UnsupportedError
 from ringstow._guard import Staging, check_staging
 from ringstow._save_future import SaveHandle
 from ringstow.integrations import _named
@@ -267,16 +267,10 @@ class RingstowCheckpointEngine(CheckpointEngine):
             self.wait()
             if not self._engine.load_universal_checkpoint():
                 find = functools.partial(_tags.to_load, given["load_dir"], given["tag"])
-                given["tag"] = tag = self._ranks.first(find)
+                given["tag"] = tag = self._ranks.from_first(find)
                 if tag is not None and not given["load_optimizer_states"]:
                     self._refuse_merge(os.path.join(given["load_dir"], tag))
-            loaded = error = None
-            try:
-                loaded = stock(**given)
-            except Exception as caught:
-                error = caught
-            self._ranks.agree(error)
-            return loaded
+            return self._ranks.each(lambda: stock(**given))
 
         return load_checkpoint
 
@@ -294,8 +288,8 @@ class RingstowCheckpointEngine(CheckpointEngine):
 
     def _begin(self, final: str) -> _Call:
         """Make the hidden directory on rank 0, and see it on all ranks."""
-        self._ranks.same(final)
-        call = _Call(self._ranks.first(lambda: _named.begin(final)), final)
+        self._ranks.meet(("save_checkpoint", final), None, None)
+        call = _Call(self._ranks.from_first(lambda: _named.begin(final)), final)
         is_seen = os.path.isdir(call.part)
         missing = f"this rank does not see {call.part}: all ranks need the same save_dir"
         self._ranks.agree(None if is_seen else NoCheckpointError(missing))
@@ -304,11 +298,10 @@ class RingstowCheckpointEngine(CheckpointEngine):
     def _finish(self, call: _Call, save_dir: str | None, tag: str) -> None:
         """Complete the save in the background, or fail on all ranks."""
         try:
-            self._ranks.agree(call.error)
-        except BaseException as error:
+            with _values.explaining_pickles("use", allow_pickle=self._allow_pickle):
+                self._ranks.agree(call.error)
+        except BaseException:
             self._discard(call)
-            if isinstance(error, InvalidStateError):
-                _values.explain_pickles(error, "use", allow_pickle=self._allow_pickle)
             raise
         self._unstaged = list(call.handles)
         self._flight.run(call.final, lambda: self._complete(call, save_dir, tag))

@@ -11,10 +11,9 @@ import contextlib
 import dataclasses
 import os
 import re
-import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -33,9 +32,9 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_by_dcp
 from ringstow._config import Config
 from ringstow._errors import UnsupportedError
 from ringstow._guard import Staging, check_staging
+from ringstow._ranks._group import team_of
 from ringstow._save_future import SaveHandle
 from ringstow.dcp import SavePlanner, StorageReader, StorageWriter
-from ringstow.dcp._together import agree, from_first
 from ringstow.integrations import _named
 from ringstow.integrations._kit._ranks import Ranks
 from ringstow.integrations._kit._refusals import refuse_places
@@ -302,49 +301,39 @@ def save(
             "a directory. Call dist_checkpointing.save for others"
         )
     final = os.path.abspath(checkpoint_dir)
-    part = from_first(lambda: _named.begin(final), None)
-    with _ending(part, final):
-        request: AsyncRequest | None = serialization.save(
-            sharded_state_dict, part, strategy, async_sharded_save=async_sharded_save, **options
-        )
-        if request is None:
-            _complete(part, final)
-            _named.end(final)
-            return None
-    first = request.finalize_fns
+    part = team_of().from_first(lambda: _named.begin(final))
+    first: list[Callable[[], None]] = []
 
     def finalize() -> None:
-        with _ending(part, final):
+        with _discarding(part, final):
             for function in first:
                 function()
             _complete(part, final)
         _named.end(final)
 
+    with _discarding(part, final):
+        request: AsyncRequest | None = serialization.save(
+            sharded_state_dict, part, strategy, async_sharded_save=async_sharded_save, **options
+        )
+    if request is None:
+        finalize()
+        return None
+    first = request.finalize_fns
     return request._replace(finalize_fns=[finalize])
 
 
-@contextlib.contextmanager
-def _ending(part: str, final: str) -> Iterator[None]:
-    """Remove what a save has left that fails."""
-    try:
-        yield
-    except BaseException:
-        if dist.get_rank() == 0:
-            shutil.rmtree(part, ignore_errors=True)
-        _named.end(final)
-        raise
+def _discarding(part: str, final: str) -> contextlib.AbstractContextManager[None]:
+    return _named.discarding(part, final, removes=dist.get_rank() == 0)
 
 
 def _complete(part: str, final: str) -> None:
     """Make all files durable and give the directory its name, on rank 0; fail on all ranks."""
-    error = None
-    if dist.get_rank() == 0:
-        try:
-            _named.keep_others(final, part, lambda name: bool(_OWN.fullmatch(name)))
-            _named.complete(part, final)
-        except Exception as caught:
-            error = caught
-    agree(error, None)
+
+    def complete() -> None:
+        _named.keep_others(final, part, lambda name: bool(_OWN.fullmatch(name)))
+        _named.complete(part, final)
+
+    team_of().from_first(complete)
 
 
 def _shared() -> RingstowSaveStrategy:

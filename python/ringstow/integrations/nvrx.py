@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from nvidia_resiliency_ext.checkpointing.async_ckpt.core import AsyncRequest
 from nvidia_resiliency_ext.checkpointing.local.base_state_dict import TensorAwareStateDict
 from nvidia_resiliency_ext.checkpointing.local.basic_state_dict import BasicTensorAwareStateDict
@@ -30,14 +29,10 @@ from nvidia_resiliency_ext.checkpointing.local.replication.strategies import Rep
 from ringstow._arguments import absolute
 from ringstow._catalog import prune, remove, steps, verify
 from ringstow._config import Config
-from ringstow._errors import (
-    BusyError,
-    Error,
-    InvalidStateError,
-)
+from ringstow._errors import BusyError, Error, InvalidStateError
 from ringstow._load import load
+from ringstow._ranks._group import team_of
 from ringstow._save import save
-from ringstow.dcp._together import agree
 from ringstow.integrations._kit._refusals import refuse_tiers
 from ringstow.integrations._kit._seam import Seam
 
@@ -169,13 +164,10 @@ class LocalCheckpointManager(BaseCheckpointManager):
             loaded = super().load()
         except Exception as error:
             failure = error
-        if dist.is_initialized():
-            try:
-                agree(failure, None)
-            except Error as error:
-                raise CheckpointingException(str(error)) from error
-        if failure is not None:
-            raise failure
+        try:
+            team_of().agree(failure)
+        except Error as error:
+            raise CheckpointingException(str(error)) from error
         return loaded[0], loaded[1]
 
     def _save_fn(self, id_to_state_dict: dict[CkptID, TensorAwareStateDict]) -> None:

@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow.fs
 import ray
@@ -165,11 +165,11 @@ def restore(
     """
     worker = _worker()
     worker.end()
-    path = worker.all.first(lambda: getattr(ray.train.get_checkpoint(), "path", None))
+    path = worker.all.from_first(lambda: getattr(ray.train.get_checkpoint(), "path", None))
     if path is None:
         return None
-    found = worker.all.first(lambda: step_at(path, config))
-    is_sharded = worker.all.first(lambda: os.path.lexists(f"{path}/{_mark.NAME}"))
+    found = worker.all.from_first(lambda: step_at(path, config))
+    is_sharded = worker.all.from_first(lambda: os.path.lexists(f"{path}/{_mark.NAME}"))
     if is_sharded and into is None:
         raise InvalidStateError(
             f"{path} is sharded: restore(into=state) with the state of a new model and optimizer, "
@@ -207,9 +207,7 @@ class _Worker:
                 "the workers agree on a checkpoint by torch.distributed, which has no process "
                 "group: use ray.train.torch.TorchTrainer"
             )
-        group = dist.new_group(backend="gloo")  # training must not use it
-        self._group = cast("dist.ProcessGroup", group)
-        self.all = Ranks(group=self._group)
+        self.all = Ranks()
         self.handle: SaveHandle | None = None
         if dist.get_rank() == 0:
             try:
@@ -219,7 +217,7 @@ class _Worker:
 
     def ranks(self, config: Config | None, staging: Staging, allow_pickle: bool) -> Ranks:
         """Return what saves and loads shards."""
-        return Ranks(config, staging, allow_pickle, self._group)
+        return Ranks(config, staging, allow_pickle, self.all.group)
 
     def end(self) -> None:
         """Wait for the save in flight, and raise what it failed of, on all workers."""

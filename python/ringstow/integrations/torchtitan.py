@@ -191,7 +191,7 @@ class CheckpointManager(BaseCheckpointManager):
         """
         self._meet("load", step)
         states = self._states_to_load()
-        source = self._ranks.first(lambda: self._source(step))
+        source = self._ranks.from_first(lambda: self._source(step))
         if source is None:
             return False
         _log.info("loading %s", source.path)

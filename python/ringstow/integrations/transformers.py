@@ -9,9 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 import transformers
@@ -23,8 +22,8 @@ from ringstow._errors import InvalidStateError
 from ringstow._guard import Staging
 from ringstow._save import save_async
 from ringstow.integrations import _named
-from ringstow.integrations._kit._alone import Alone, ranks_or_alone
 from ringstow.integrations._kit._in_flight import InFlight, Publication
+from ringstow.integrations._kit._team import ranks_or_alone
 from ringstow.integrations._transformers import (
     _adapters,
     _refusals,
@@ -39,6 +38,7 @@ _log = logging.getLogger("ringstow")
 if TYPE_CHECKING:
     from transformers import Trainer as _Base
 
+    from ringstow._ranks._team import Team
     from ringstow._save_future import SaveHandle
     from ringstow.integrations._kit._ranks import Ranks
 else:
@@ -76,7 +76,7 @@ class RingstowTrainerMixin(_Base):
     """How a background save keeps the values of the call: as in `ringstow.save_async`."""
 
     __flight: InFlight | None = None
-    __made: Ranks | Alone | None = None
+    __made: Team | None = None
     __has_said = False
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -115,12 +115,8 @@ class RingstowTrainerMixin(_Base):
         final = os.path.abspath(os.path.join(run, name))
         part = _named.hidden(final)
         self.__on_savers(lambda: _named.prepare(final, _NAMES))
-        try:
+        with _named.discarding(part, final, removes=self.args.should_save):
             self.__begin(part, final)
-        except BaseException:
-            if self.args.should_save:
-                shutil.rmtree(part, ignore_errors=True)
-            raise
         if self.__is_awaited():
             self.__end()
 
@@ -291,7 +287,7 @@ class RingstowTrainerMixin(_Base):
             error.add_note(f"on_checkpoint_complete raised it. {final} is complete.")
             raise
 
-    def __ranks(self) -> Ranks | Alone:
+    def __ranks(self) -> Team:
         """Return the ranks, or this process; all ranks make it together."""
         if self.__made is None:
             # Without shards only ranks that save use the setting, each by itself.
@@ -301,9 +297,7 @@ class RingstowTrainerMixin(_Base):
 
     def __of_several(self) -> Ranks:
         """Return the ranks of FSDP, which needs a process group also for one."""
-        ranks = self.__ranks()
-        assert not isinstance(ranks, Alone)
-        return ranks
+        return cast("Ranks", self.__ranks())
 
     def __staging(self) -> Staging:
         is_guarded = self.ringstow_staging == "guard"

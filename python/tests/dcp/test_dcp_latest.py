@@ -11,7 +11,7 @@ import torch.distributed as dist
 import ringstow
 import ringstow.dcp
 from ringstow import _late
-from ringstow.dcp import _latest
+from ringstow._ranks import _team
 
 STATE = {"a": torch.arange(10.0)}
 
@@ -52,8 +52,8 @@ def newest_seen_late(rank, root, looks):
         seen += 1
         return rank != 1 or (looks is not None and seen >= looks)
 
-    before = _latest.sees, _late.SEEN_S, _late.POLL_S
-    _latest.sees, _late.POLL_S = late, 0.0
+    before = _team.sees, _late.SEEN_S, _late.POLL_S
+    _team.sees, _late.POLL_S = late, 0.0
     if looks is None:
         _late.SEEN_S = 0.0
     try:
@@ -61,7 +61,7 @@ def newest_seen_late(rank, root, looks):
     except ringstow.NoCheckpointError as error:
         return str(error), seen
     finally:
-        _latest.sees, _late.SEEN_S, _late.POLL_S = before
+        _team.sees, _late.SEEN_S, _late.POLL_S = before
 
 
 def test_rank_waits_until_it_sees_the_checkpoint(ranks, tmp_path):
@@ -96,15 +96,15 @@ def test_error_on_rank_0_is_raised_on_every_rank(ranks, tmp_path):
 
 def test_rank_checkpoints_are_seen(tmp_path):
     (tmp_path / "step-1/rank00000").mkdir(parents=True)
-    assert _latest.sees(str(tmp_path / "step-1"))
-    assert not _latest.sees(str(tmp_path / "step-2"))
+    assert _team.sees(str(tmp_path / "step-1"))
+    assert not _team.sees(str(tmp_path / "step-2"))
     os.mkdir(tmp_path / "step-3")
-    assert not _latest.sees(str(tmp_path / "step-3"))
+    assert not _team.sees(str(tmp_path / "step-3"))
 
 
 def test_files_of_a_save_in_progress_are_no_checkpoint(tmp_path):
     (tmp_path / "rank00000-0.safetensors.part").write_bytes(b"")
-    assert not _latest.sees(str(tmp_path))
+    assert not _team.sees(str(tmp_path))
 
 
 def test_without_process_group_calls_ringstow_latest(tmp_path):

@@ -96,6 +96,21 @@ def within_a_group(rank, root):
     return step, into["w"].tolist()
 
 
+def count_groups(rank, root, options):
+    groups = dist.distributed_c10d._world.pg_map
+    before = len(groups)
+    with CheckpointManager(root / str(rank if options else 0), **options) as manager:
+        manager.save_async(1, {"w": torch.ones(3)})
+        manager.wait()
+        assert len(groups) > before
+    return len(groups) - before
+
+
+@pytest.mark.parametrize("options", [{}, {"node_local": True}])
+def test_closing_a_manager_ends_the_groups_that_it_has_made(ranks, tmp_path, options):
+    assert ranks(2).run(count_groups, tmp_path, options) == [0, 0]
+
+
 def test_a_group_of_some_ranks_saves_without_the_others(ranks, tmp_path):
     assert ranks(2).run(within_a_group, tmp_path) == [None, (5, [1.0] * 3)]
 

@@ -22,9 +22,10 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
 import ringstow
+from ringstow._ranks._team import survives
 from ringstow.dcp import _copies, _targets
 from ringstow.dcp._containers import containers_of, joined
-from ringstow.dcp._errors import picklable, survives
+from ringstow.dcp._errors import picklable
 from ringstow.dcp._metadata import Contents, Entry, tree_of
 from ringstow.tree import _build
 from ringstow.tree._skeleton import parse

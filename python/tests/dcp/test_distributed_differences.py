@@ -249,11 +249,11 @@ def test_a_load_of_what_no_rank_sees_does_not_wait(ranks, tmp_path):
 
 
 def load_nothing(rank, path):
-    from ringstow.dcp import _latest
+    from ringstow._ranks import _team
 
-    wait, waits = _latest._wait_for, []
-    _latest._wait_for = lambda path: waits.append(path) or False
+    wait, waits = _team._wait_for, []
+    _team._wait_for = lambda path: waits.append(path) or False
     try:
         return raised(lambda: distributed.load_into({"w": own(0)}, path)), bool(waits)
     finally:
-        _latest._wait_for = wait
+        _team._wait_for = wait

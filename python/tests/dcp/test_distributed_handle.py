@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import queue
 
@@ -77,6 +78,37 @@ def test_one_rank_cancels_for_all(ranks, tmp_path):
     said = ranks(2).run(cancel_on_one, tmp_path / "c")
     assert said[0].startswith("rank 1 has cancelled the save: ")
     assert list(ringstow.load(tmp_path / "c")) == ["old"]
+
+
+def wait_in_vain(rank, path):
+    config = dataclasses.replace(NEVER, pool_bytes=2 << 20)  # less than rank 1's tensor
+    handle = distributed.save_async(endless_on(1, rank), path, config=config)
+    if rank == 0:
+        assert handle.wait_staged()
+    else:
+        assert not handle.wait_staged(0.2)
+        assert not handle.staged()
+        assert handle.progress().staged < handle.progress().total
+        assert handle.cancel()
+    with pytest.raises(ringstow.SaveCancelledError):
+        handle.wait_staged() if rank == 1 else handle.result()
+    assert not handle.cancel()
+    del handle
+    assert not _jobs.unreported
+
+
+def test_wait_staged_raises_what_the_save_failed_of(ranks, tmp_path):
+    ranks(2).run(wait_in_vain, tmp_path / "c")
+
+
+def wait_for_it(rank, path):
+    config = ringstow.Config(write_rate=1 << 20)
+    handle = distributed.save_async(endless_on(rank, rank), path, config=config)
+    return handle.result().blocked_seconds
+
+
+def test_the_report_has_what_waiting_for_the_save_has_cost(ranks, tmp_path):
+    assert all(seconds > 1 for seconds in ranks(2).run(wait_for_it, tmp_path / "c"))
 
 
 def nobody_asks(rank, path):

@@ -270,8 +270,8 @@ def test_nothing_is_written_where_no_rank_lacks_anything(ranks, tmp_path, monkey
 
 def interrupted(rank, root):
     """Rank 1 is interrupted once all have prepared; rank 0 commits before it notices."""
+    from ringstow._ranks._group import Group
     from ringstow.distributed._apart import Apart
-    from ringstow.distributed._group import Group
 
     agreed, commit = Group.agreed, Apart._commit
 

@@ -8,19 +8,20 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ringstow._arguments import absolute
 from ringstow._errors import InvalidStateError
 from ringstow.integrations import _named
 from ringstow.integrations._accelerate import _places, _states, _whole
 from ringstow.integrations._kit import _values
-from ringstow.integrations._kit._alone import Alone, ranks_or_alone
 from ringstow.integrations._kit._in_flight import InFlight, Publication
+from ringstow.integrations._kit._team import ranks_or_alone
 
 if TYPE_CHECKING:
     from ringstow._config import Config
     from ringstow._guard import Staging
+    from ringstow._ranks._team import Team
     from ringstow._save_future import SaveHandle
     from ringstow.integrations._kit._ranks import Ranks
 
@@ -41,7 +42,7 @@ class Checkpoints:
     def __init__(self, accelerator: Any, options: Options) -> None:
         self._accelerator = accelerator
         self._options = options
-        self._made: Ranks | Alone | None = None
+        self._made: Team | None = None
         torn = f'In Accelerate: {type(accelerator).__name__}(staging="wait")'
         self._flight = InFlight(torn=torn)
         self._part: str | None = None
@@ -51,7 +52,7 @@ class Checkpoints:
         return type(self), (self._accelerator, self._options)
 
     @property
-    def _ranks(self) -> Ranks | Alone:
+    def _ranks(self) -> Team:
         """The ranks; all of them make it together, before the first use."""
         if self._made is None:
             self._made = ranks_or_alone(*self._options)
@@ -61,16 +62,15 @@ class Checkpoints:
 
     def save(self, output_dir: str | os.PathLike[str] | None) -> str:
         """Start a save, and return the path that it gets."""
-        shown = self._ranks.first(lambda: self._prepare(output_dir))
+        shown = self._ranks.from_first(lambda: self._prepare(output_dir))
         final = absolute(shown)
         self._part = part = _named.hidden(final)
+        who = f"In Accelerate: {type(self._accelerator).__name__}"
         try:
-            self._start(part, final)
-        except BaseException as error:  # also Ctrl-C
+            with _values.explaining_pickles(who, allow_pickle=self._options.allow_pickle):
+                self._start(part, final)
+        except BaseException:  # also Ctrl-C
             self._discard()
-            if isinstance(error, InvalidStateError):
-                who = f"In Accelerate: {type(self._accelerator).__name__}"
-                _values.explain_pickles(error, who, allow_pickle=self._options.allow_pickle)
             raise
         return shown
 
@@ -205,8 +205,7 @@ class Checkpoints:
 
     def _of_several(self) -> Ranks:
         """Return the ranks of FSDP2, which needs a process group also for one."""
-        assert not isinstance(self._ranks, Alone)
-        return self._ranks
+        return cast("Ranks", self._ranks)
 
     def _run_hooks(self, folder: str) -> list[dict[str, Any]]:
         """Call the save hooks; return the weights that they leave to the save."""
@@ -219,11 +218,11 @@ class Checkpoints:
 
     def newest(self) -> str | None:
         """Return the newest complete checkpoint of automatic naming."""
-        return self._ranks.first(self._newest)
+        return self._ranks.from_first(self._newest)
 
     def find(self, input_dir: str | os.PathLike[str] | None) -> tuple[str, _places.Mark | None]:
         """Return where a checkpoint is, and its mark if ringstow saved it; rank 0 looks."""
-        return self._ranks.first(lambda: self._find(input_dir))
+        return self._ranks.from_first(lambda: self._find(input_dir))
 
     def load(self, path: str, mark: _places.Mark, *, strict: bool) -> None:
         """Load a checkpoint that ringstow saved."""
@@ -248,7 +247,7 @@ class Checkpoints:
     def number_next(self) -> None:
         """Give the next save of automatic naming a number above all that are there."""
         if self._is_named():
-            number = self._ranks.first(lambda: _places.next_number(self._root()))
+            number = self._ranks.from_first(lambda: _places.next_number(self._root()))
             self._project().iteration = max(self._project().iteration, number)
 
     def _newest(self) -> str | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import torch
 
-from ringstow._errors import Error, InvalidStateError
+from ringstow._errors import Error
 from ringstow.integrations._kit import _ranks
 
 _TEXT_BYTES = 4096
@@ -12,16 +14,6 @@ _TEXT_BYTES = 4096
 
 class Ranks(_ranks.Ranks):
     """All ranks; they make it together."""
-
-    def same(self, path: str) -> None:
-        """Raise on all ranks if they do not save to the same path."""
-        paths = self.gathered(path)
-        if len(set(paths)) > 1:
-            named = "; ".join(f"rank {rank}: {one}" for rank, one in enumerate(paths))
-            raise InvalidStateError(
-                f"the ranks save to different paths: {named}. Give save_checkpoint the same "
-                "save_dir and tag on every rank"
-            )
 
     def settle(self, error: BaseException | None) -> None:
         """Raise on all ranks if one has failed, in the thread of a background save.
@@ -33,9 +25,9 @@ class Ranks(_ranks.Ranks):
         own = torch.zeros(_TEXT_BYTES, dtype=torch.uint8, device="cpu")
         if text := said.encode()[:_TEXT_BYTES]:
             own[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        every = [torch.empty_like(own) for _ in range(self._group.size())]
+        every, group = [torch.empty_like(own) for _ in range(self.size)], cast("Any", self.group)
         try:
-            self._group.allgather([every], [own]).wait()
+            group.allgather([every], [own]).wait()
         except BaseException:
             if error is not None:
                 raise error from None

@@ -7,7 +7,6 @@ commits. Such a removal waits for the commit, and does not happen if the save fa
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -78,18 +77,11 @@ class InFlight:
     def publish(self, handle: Future[Any], how: Publication) -> None:
         """Give a save its name once it has committed, in the background."""
 
-        def commit() -> None:
-            try:
+        def finish() -> None:
+            with _named.discarding(how.part, how.final, removes=how.is_alone):
                 handle.result()
                 how.seal()
                 _named.complete(how.part, how.final, how.may_replace)
-            except BaseException:
-                if how.is_alone:
-                    shutil.rmtree(how.part, ignore_errors=True)
-                raise
-
-        def finish() -> None:
-            commit()
             try:  # the save has succeeded, whatever becomes of older ones
                 for path in how.stale():
                     _named.remove(path, how.limit)

@@ -66,7 +66,12 @@ def check(key: str, value: object, *, allow_pickle: bool) -> None:
     refusals.check()
 
 
-def explain_pickles(error: InvalidStateError, who: str, *, allow_pickle: bool) -> None:
+@contextlib.contextmanager
+def explaining_pickles(who: str, *, allow_pickle: bool) -> Iterator[None]:
     """Say in an error where a framework's class takes ``allow_pickle``."""
-    if not allow_pickle and "allow_pickle" in str(error):
-        error.add_note(f"{who}(allow_pickle=True)")
+    try:
+        yield
+    except InvalidStateError as error:
+        if not allow_pickle and "allow_pickle" in str(error):
+            error.add_note(f"{who}(allow_pickle=True)")
+        raise

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ringstow._arguments import absolute
 from ringstow._catalog import remove
-from ringstow._config import Config
+from ringstow._config import Config, given
 from ringstow._errors import InvalidStateError
 from ringstow._guard import Staging, check_staging
 from ringstow._load import load
@@ -102,19 +102,14 @@ class Saves:
             "config": self._config,
             "allow_pickle": self._allow_pickle,
         }
-        try:
+        who = f"In Lightning: {type(self).__name__}"
+        with _values.explaining_pickles(who, allow_pickle=self._allow_pickle):
             if not self._background or _paths.needs_commit(where):
-                _paths.save_now(
-                    where, lambda to: save(checkpoint, to, **options), striped=self._is_striped()
-                )
+                striped = bool(given(self._config).stripe)
+                _paths.save_now(where, lambda to: save(checkpoint, to, **options), striped=striped)
             else:
                 staging = self._staging_of(checkpoint)
                 self._flight.handle = save_async(checkpoint, where, staging=staging, **options)
-        except InvalidStateError as error:
-            _values.explain_pickles(
-                error, f"In Lightning: {type(self).__name__}", allow_pickle=self._allow_pickle
-            )
-            raise
 
     def load_checkpoint(
         self,
@@ -215,6 +210,3 @@ class Saves:
         """
         others = {key: one for key, one in checkpoint.items() if key not in _OF_STEPS}
         return "wait" if self._staging == "guard" and _values.has_large(others) else self._staging
-
-    def _is_striped(self) -> bool:
-        return bool((Config() if self._config is None else self._config).stripe)

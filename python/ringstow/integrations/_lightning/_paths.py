@@ -14,9 +14,10 @@ import re
 import zipfile
 from collections.abc import Callable
 
-from ringstow import _file_io, _native, _others
+from ringstow import _file_io, _others
 from ringstow._catalog import prune
 from ringstow._errors import InvalidStateError, NotCommittedError
+from ringstow.integrations import _named
 
 _MANIFEST = "manifest.json"
 # What Lightning's sharded strategies write beside the files of DCP.
@@ -71,14 +72,13 @@ def place_for(path: str, *, striped: bool) -> str | None:
     Raises:
         InvalidStateError: the path is a file that torch.save did not write.
     """
-    _recover(path)
-    replaced = _is_replaced(path)
-    if replaced:
-        _refuse_other_file(path)
-    if not replaced and (striped or os.path.lexists(path)):
-        return None
     folder, name = os.path.split(path)
-    return os.path.join(folder, f".{name}.saving")
+    _named.recover(folder, re.compile(re.escape(name)))
+    if _is_replaced(path):
+        _refuse_other_file(path)
+    elif striped or os.path.lexists(path):
+        return None
+    return _named.hidden(path)
 
 
 def put(beside: str, path: str) -> None:
@@ -87,30 +87,8 @@ def put(beside: str, path: str) -> None:
     Raises:
         OSError: the system refused; what was at the path is still there.
     """
-    replaces = _is_replaced(path)
-    if replaces:
-        _file_io.take_place(beside, path, _replaced(path))
-    else:
-        os.rename(beside, path)
-    _native.sync_dir(os.path.dirname(path))
+    _named.take_name(beside, path)
     _others.saved(path)
-    if replaces:
-        os.unlink(_replaced(path))
-
-
-def _recover(path: str) -> None:
-    """Put back, or remove, what a kill has left of what a checkpoint was to replace."""
-    old = _replaced(path)
-    if not os.path.lexists(path) and os.path.lexists(old):
-        os.rename(old, path)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(old)
-
-
-def _replaced(path: str) -> str:
-    """Return the name of the link, or the file of torch.save, that a checkpoint has replaced."""
-    folder, name = os.path.split(path)
-    return os.path.join(folder, f".{name}.replaced")
 
 
 def remove(path: str, remove_ours: Callable[[], object]) -> None:

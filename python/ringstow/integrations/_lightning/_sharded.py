@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ringstow import _guard
 from ringstow._arguments import absolute
 from ringstow._catalog import remove
-from ringstow._config import Config
+from ringstow._config import Config, given
 from ringstow._errors import InvalidStateError
 from ringstow._guard import Staging, check_staging
 from ringstow.integrations._kit import _refusals, _values
@@ -129,7 +129,7 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
         ranks = self._ranks()
         ranks.meet(("save_checkpoint",), self._ended(), None)
         meta, state = _parted(checkpoint)
-        plan = ranks.first(lambda: self._plan(filepath, meta))
+        plan = ranks.from_first(lambda: self._plan(filepath, meta))
         if self.is_global_zero:
             # A tuple is one value, also to DCP, which takes dicts apart and makes all keys text.
             state[META] = (meta,)
@@ -139,7 +139,7 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
         if plan.is_awaited:
             ranks.save(state, plan.beside or plan.path, number, apart=apart)
             if plan.beside is not None:
-                ranks.first(lambda: _paths.put(plan.beside or "", plan.path))
+                ranks.from_first(lambda: _paths.put(plan.beside or "", plan.path))
             return
         self._flight.handle = handle = ranks.save_async(state, plan.path, number, apart=apart)
         if _values.has_large(meta):
@@ -168,7 +168,7 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
         """
         ranks = self._ranks()
         ranks.meet(("load_checkpoint",), self._ended(), None)
-        path, kind = ranks.first(lambda: self._together.kind_of(os.fspath(checkpoint_path)))
+        path, kind = ranks.from_first(lambda: self._together.kind_of(os.fspath(checkpoint_path)))
         if kind == "theirs":
             loaded: dict[str, Any] = super().load_checkpoint(path, weights_only=weights_only)
             return loaded
@@ -233,13 +233,9 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
     def _plan(self, filepath: str | os.PathLike[str], meta: dict[str, Any]) -> _Save:
         """Decide, on rank 0, how to save, and refuse values of Lightning's that cannot be saved."""
         path = absolute(filepath)
-        try:
-            _values.check(META, (meta,), allow_pickle=self._allow_pickle)
-        except InvalidStateError as error:
-            _values.explain_pickles(
-                error, f"In Lightning: {type(self).__name__}", allow_pickle=self._allow_pickle
-            )
-            raise
+        who, allow_pickle = f"In Lightning: {type(self).__name__}", self._allow_pickle
+        with _values.explaining_pickles(who, allow_pickle=allow_pickle):
+            _values.check(META, (meta,), allow_pickle=allow_pickle)
         is_running = self.lightning_module.trainer.state.status == _RUNNING
         is_awaited = (
             not self._background
@@ -247,8 +243,8 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
             or _guard.is_stepping(sys._getframe())  # this step would change what is saved
             or _paths.needs_commit(path)
         )
-        is_striped = bool((self._config or Config()).stripe)
-        beside = _paths.place_for(path, striped=is_striped) if is_awaited else None
+        striped = bool(given(self._config).stripe)
+        beside = _paths.place_for(path, striped=striped) if is_awaited else None
         return _Save(path, beside, is_awaited)
 
     def _remove(self, path: str) -> None:

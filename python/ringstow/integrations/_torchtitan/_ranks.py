@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_by_dcp
 
-from ringstow.dcp._together import explained
+from ringstow._errors import Error
 from ringstow.integrations import _named
 from ringstow.integrations._kit import _ranks
 
@@ -27,10 +28,8 @@ class Ranks(_ranks.Ranks):
         Raises:
             Exception: what a rank failed of, on all ranks.
         """
-        try:
-            load_by_dcp(state, storage_reader=reader, process_group=self._group)
-        except CheckpointException as failure:
-            raise explained(failure, f"{path} could not be loaded.") from failure
+        with self._explaining(f"{path} could not be loaded."):
+            load_by_dcp(state, storage_reader=reader, process_group=self.group)
 
     def export(self, write: Callable[[str], object], path: str) -> None:
         """Let all ranks write a checkpoint beside a path, and give it that name once it is durable.
@@ -44,20 +43,26 @@ class Ranks(_ranks.Ranks):
         part = os.path.join(folder, f"{_PART}{name.replace('-', '_')}")
 
         def write_durably() -> None:
-            try:
+            with self._explaining(f"{path} was not saved."):
                 write(part)
-            except CheckpointException as failure:
-                raise explained(failure, f"{path} was not saved.") from failure
             _named.sync(part)
 
-        self.first(lambda: _remove_parts(folder))
-        try:
+        self.from_first(lambda: _remove_parts(folder))
+        with _named.discarding(part, path, removes=self.is_first):
             self.each(write_durably)
-            self.first(lambda: _named.take_name(part, path))
-        except BaseException:
-            if self.is_first:
-                shutil.rmtree(part, ignore_errors=True)
-            raise
+            self.from_first(lambda: _named.take_name(part, path))
+
+    @contextlib.contextmanager
+    def _explaining(self, what: str) -> Iterator[None]:
+        """Raise this rank's own error of DCP's, or one that names the first rank that failed."""
+        try:
+            yield
+        except CheckpointException as failure:
+            rank, (first, _) = min(failure.failures.items(), key=lambda one: one[0])
+            error = Error(f"rank {rank} failed: {type(first).__name__}: {first}")
+            own, _ = failure.failures.get(self.rank, (error, None))
+            own.add_note(what)
+            raise own from failure
 
 
 def _remove_parts(folder: str) -> None:

@@ -1,4 +1,4 @@
-"""Ranks look, call and fail together."""
+"""Ranks look, call and fail together; one process does the same with nobody."""
 
 from __future__ import annotations
 
@@ -10,7 +10,30 @@ import torch.distributed as dist
 
 import ringstow
 from ringstow import _patience
-from ringstow.dcp import _together
+from ringstow._ranks._group import Group, team_of
+from ringstow._ranks._team import Team
+
+
+def fail():
+    raise KeyError("no key")
+
+
+def test_one_process_meets_nobody(tmp_path):
+    team = team_of()
+    assert (type(team), team.rank, team.size, team.is_first) == (Team, 0, 1, True)
+    assert team.gathered(5) == team.to_first(5) == team.together(lambda: 5) == [5]
+    assert team.from_first(lambda: 5) == team.each(lambda: 5) == 5
+    assert team.meet(("save", 1), None, "said") == ["said"]
+    team.agree(None)
+    team.see(str(tmp_path / "nothing"))
+    for call in (
+        lambda: team.from_first(fail),
+        lambda: team.each(fail),
+        lambda: team.agree(KeyError("no key")),
+        lambda: team.meet(("save", 1), KeyError("no key"), None),
+    ):
+        with pytest.raises(KeyError, match="no key"):
+            call()
 
 
 def one_fails(rank, victim):
@@ -20,7 +43,7 @@ def one_fails(rank, victim):
         return rank
 
     try:
-        return _together.each(call, None)
+        return Group().each(call)
     except Exception as error:
         return type(error).__name__, str(error)
 
@@ -40,15 +63,19 @@ def test_each_raises_on_all_ranks_what_one_raises(ranks, victim):
 
 def asked_of_no_group(rank):
     group = dist.new_group(backend="gloo")
+    team = Group(group)
     dist.destroy_process_group(group)
     said = []
-    for ask in (_together.gathered, _together.agree):
+    for ask in (
+        lambda: Group(group),
+        lambda: team.gathered(None),
+        lambda: team.agree(None),
+        lambda: team.from_first(lambda: 1),
+    ):
         with pytest.raises(ringstow.InvalidStateError) as caught:
-            ask(None, group)
+            ask()
         said.append(str(caught.value))
-    with pytest.raises(ringstow.InvalidStateError) as caught:
-        _together.from_first(lambda: 1, group)
-    return {*said, str(caught.value)}
+    return set(said)
 
 
 def test_a_group_that_was_destroyed_too_early_is_named_with_what_to_call_first(ranks):
@@ -73,7 +100,7 @@ def one_is_late(rank, mark):
     try:
         while rank == 1 and not mark.exists():
             os.sched_yield()
-        _together.gathered(rank, None)
+        Group().gathered(rank)
     finally:
         logger.removeHandler(handler)
         _patience.PATIENCE_S = before

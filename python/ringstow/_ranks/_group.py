@@ -1,0 +1,188 @@
+"""The ranks of a process group, as a team."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+
+from ringstow import _patience
+from ringstow._errors import Error, InvalidStateError
+from ringstow._ranks import _private
+from ringstow._ranks._team import Team, sendable
+from ringstow._turn import CallLock
+
+T = TypeVar("T")
+
+
+class Group(Team):
+    """The ranks of a process group."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        """Name the ranks; None means those of the default group.
+
+        Raises:
+            InvalidStateError: somebody has destroyed the group.
+        """
+        self.group = group
+        with _needing(group):
+            self.rank = dist.get_rank(group)
+            self.size = dist.get_world_size(group)
+        self.turn = CallLock("a save or load of several ranks")
+        """Held by the call that communicates. Calls follow each other in one order on all ranks."""
+        self.known: dict[Any, Any] = {}
+        """What earlier saves have found out about states of the same structure."""
+
+    @property
+    def device(self) -> str:
+        return "cuda" if dist.get_backend(self.group) == "nccl" else "cpu"
+
+    def global_rank(self, rank: int) -> int:
+        return rank if self.group is None else dist.get_global_rank(self.group, rank)
+
+    def gathered(self, value: T) -> list[T]:
+        values: list[Any] = [None] * self.size
+        with self._patient():
+            dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def to_first(self, value: T) -> list[T]:
+        values: list[Any] | None = [None] * self.size if self.is_first else None
+        with self._patient():
+            dist.gather_object(value, values, dst=self.global_rank(0), group=self.group)
+        return values or []
+
+    def from_rank(self, rank: int, look: Callable[[], T]) -> T:
+        answer: list[Any] = [None, None]
+        interrupt: BaseException | None = None
+        if self.rank == rank:
+            try:
+                answer[0] = look()
+            except Exception as error:  # the others must not wait for this rank
+                answer[1] = sendable(error)
+            except BaseException as error:  # Ctrl-C, which is this rank's alone
+                interrupt = error
+                name = "the first rank" if rank == 0 else f"rank {rank}"
+                answer[1] = Error(f"{name} failed: {type(error).__name__}: {error}")
+        with self._patient():
+            dist.broadcast_object_list(answer, src=self.global_rank(rank), group=self.group)
+        found, failure = answer
+        if interrupt is not None:
+            raise interrupt
+        if failure is not None:
+            raise failure
+        result: T = found
+        return result
+
+    def send(self, memory: torch.Tensor, to: int) -> None:
+        """Send a tensor's bytes to a rank, which waits for them."""
+        dist.send(memory, dst=self.global_rank(to), group=self.group)
+
+    def receive(self, memory: torch.Tensor, of: int) -> None:
+        """Fill a tensor with the bytes that a rank sends."""
+        dist.recv(memory, src=self.global_rank(of), group=self.group)
+
+    def send_bytes(self, content: bytes, to: int) -> None:
+        """Send bytes to a rank, which waits for them."""
+        self.send(torch.tensor([len(content)], device="cpu"), to)
+        self.send(torch.frombuffer(bytearray(content), dtype=torch.uint8), to)
+
+    def receive_bytes(self, of: int) -> bytes:
+        """Return the bytes that a rank sends."""
+        size = torch.zeros(1, dtype=torch.int64, device="cpu")
+        self.receive(size, of)
+        content = torch.empty(int(size), dtype=torch.uint8, device="cpu")
+        self.receive(content, of)
+        return content.numpy().tobytes()
+
+    @contextlib.contextmanager
+    def _patient(self) -> Iterator[None]:
+        """Log a warning if the other ranks are late.
+
+        Raises:
+            InvalidStateError: somebody has destroyed the group.
+        """
+        who = f"rank {self.rank} of {self.size} waits for the other ranks"
+        with _needing(self.group), _patience.patient(f"{who}, all of which must make this call"):
+            dist.get_rank(self.group)  # raises if it was destroyed; a collective may hang
+            yield
+
+
+@contextlib.contextmanager
+def _needing(group: dist.ProcessGroup | None) -> Iterator[None]:
+    """Say in ringstow's words what fails because the group is gone."""
+    try:
+        yield
+    except Exception as error:
+        if _lives(group):
+            raise
+        raise InvalidStateError(
+            "the process group was destroyed while a save, load or copy needed it: call the "
+            "handle's result(), or close the manager, before destroy_process_group()"
+        ) from error
+
+
+def _lives(group: dist.ProcessGroup | None) -> bool:
+    """Return whether nobody has destroyed the group."""
+    try:
+        return dist.is_initialized() and dist.get_rank(group) >= 0
+    except Exception:  # of a process group that was destroyed
+        return False
+
+
+def team_of(group: dist.ProcessGroup | None = None) -> Team:
+    """Return the ranks of a group, None for all; this process alone if there is no group."""
+    return Group(group) if dist.is_available() and dist.is_initialized() else Team()
+
+
+# The groups for saves, by the caller's; those of a default group that has ended are forgotten.
+_made: dict[int, tuple[Any, Group]] = {}
+_making = CallLock("a save or load of several ranks")
+
+
+def group_of(given: dist.ProcessGroup | None) -> Group:
+    """Return the ranks of a process group, in one that training does not use: saves run beside it.
+
+    All ranks of the group call it. None means the default group.
+
+    Raises:
+        InvalidStateError: there is no process group, or this rank is not in it.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        raise InvalidStateError(
+            "ringstow.distributed needs a process group: call "
+            "torch.distributed.init_process_group first, or use ringstow.save in one process"
+        )
+    world = dist.group.WORLD
+    asked: Any = world if given is None else given
+    if asked is dist.GroupMember.NON_GROUP_MEMBER or dist.get_rank(asked) < 0:
+        raise InvalidStateError(
+            f"rank {dist.get_rank()} is not in the group: call this on the group's ranks only"
+        )
+    with _making.held():
+        known, made = _made.get(id(asked), (None, None))
+        if known is not asked or made is None:
+            own = dist.new_group(backend="gloo") if asked is world else _private.beside(asked)
+            made = Group(cast("dist.ProcessGroup", own))
+            for key in [key for key, (one, _) in _made.items() if not _lives(one)]:
+                del _made[key]
+            _made[id(asked)] = (asked, made)
+    return made
+
+
+def end_beside(given: dist.ProcessGroup) -> None:
+    """End what `group_of` has made for a process group, whose saves and loads have ended."""
+    with _making.held():
+        known, made = _made.pop(id(given), (None, None))
+    if known is given and made is not None:
+        end(made.group)
+
+
+def end(group: dist.ProcessGroup | None) -> None:
+    """End a process group that is no longer needed, if it has not ended with the ranks."""
+    if dist.is_initialized():
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group(group)
