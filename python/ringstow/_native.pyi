@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self, TypeAlias, final
 
-from ringstow.tensors._memory import Address, ItemSpec, LazyMemory, Memory, Placed
+from ringstow._state.tensors._memory import Address, ItemSpec, LazyMemory, Memory, Placed
 
 __all__ = [
     "COPY_PAUSES_S",
@@ -781,8 +781,8 @@ class Copying:
     # Removes what the rules no longer keep in a tier.
     def clear(self, tier: str) -> None: ...
 
-# The steps that wait for their copies. See `ringstow._copier.Stays` for what it is made with;
-# `is_shared` if ranks copy together.
+# The steps that wait for their copies. See `ringstow._saving._copy_queue.Stays` for what it is
+# made with; `is_shared` if ranks copy together.
 @final
 class CopyLine:
     def __new__(cls, has_rule: bool, evicts: bool, every: int | None, is_shared: bool) -> Self: ...

@@ -8,7 +8,7 @@ import pytest
 from tiered import before_copies, state_of
 
 import ringstow
-from ringstow import _rules, _upkeep
+from ringstow._manager import _after_save, _rules
 
 
 def manager_of(tmp_path, *names, keep=None, keep_there=None, **there):
@@ -226,7 +226,7 @@ def test_save_for_which_there_is_no_room_waits_for_the_copies(tmp_path, monkeypa
         return copies_wait()
 
     before_copies(monkeypatch, held)
-    monkeypatch.setattr(_upkeep, "_free", free)
+    monkeypatch.setattr(_after_save, "_free", free)
     with manager_of(tmp_path, keep_here=1) as manager:
         copies_wait = manager._copier.wait
         monkeypatch.setattr(manager._copier, "wait", wait)
@@ -386,7 +386,7 @@ def test_program_that_restored_nothing_asks_the_tiers_when_there_is_no_room(tmp_
         rooms.append(len(here(tmp_path)))
         return 0 if rooms[-1] >= 2 else 1 << 40
 
-    monkeypatch.setattr(_upkeep, "_free", free)
+    monkeypatch.setattr(_after_save, "_free", free)
     with manager_of(tmp_path, keep_here=1) as manager:
         manager.save(4, state_of(4))
     assert rooms[0] == 3

@@ -14,8 +14,8 @@ from support import python
 
 import ringstow
 from ringstow import _native
-from ringstow._page import _charts, _cli, _html, _text
-from ringstow._page._gather import gather
+from ringstow._program._page import _charts, _cli, _html, _text
+from ringstow._program._page._gather import gather
 
 HOSTILE = '<script>alert("x")</script>&\u202e'
 
@@ -228,7 +228,7 @@ def test_output_that_cannot_be_written_leaves_nothing(run, tmp_path, capsys):
 
 def test_program_of_the_wheel_has_the_command(run, tmp_path):
     out = tmp_path / "report.html"
-    code = "import sys; from ringstow._cli import main; sys.exit(main())"
+    code = "import sys; from ringstow._program._cli import main; sys.exit(main())"
     done = python(code, "report", run, "-o", out, "--changes", "0")
     assert done.returncode == 1, done.stderr
     Page(out.read_text())

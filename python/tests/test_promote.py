@@ -405,7 +405,7 @@ def test_program_promotes_lists_and_verifies(saved, bucket, arguments):
     url = f"{bucket.url}/run/step-3"
 
     def ran(*words):
-        done = forked.python("from ringstow import _cli; _cli.main()", *words)
+        done = forked.python("from ringstow._program import _cli; _cli.main()", *words)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

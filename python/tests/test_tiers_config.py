@@ -9,14 +9,14 @@ from support import python
 from tiered import before_copies, pause, state_of
 
 import ringstow
-from ringstow import _promote, _promoter
-from ringstow._copier import Copier
+from ringstow._saving import _promote, _tier_copies
+from ringstow._saving._copy_queue import Copier
 
 
 @pytest.fixture(autouse=True)
 def no_earlier_copies(monkeypatch):
     """Have `wait_promoted` know of this test's copies alone."""
-    monkeypatch.setattr(_promoter, "_promoters", {})
+    monkeypatch.setattr(_tier_copies, "_promoters", {})
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_failed_copies_of_unlike_names_are_all_tried_again(tmp_path, tier, confi
 def test_exit_tries_a_copy_that_failed_a_last_time(tmp_path, tier):
     program = f"""
 import atexit, numpy, ringstow
-from ringstow import _promote
+from ringstow._saving import _promote
 promote, tries = _promote.copied, []
 def away(*args, **options):
     tries.append(args)

@@ -323,7 +323,7 @@ def test_damaged_manifest_is_told_where_its_copy_is_restored(tmp_path, caplog):
 
 
 def test_step_that_somebody_removed_before_its_copy_is_an_error(tmp_path, monkeypatch):
-    from ringstow import _promote
+    from ringstow._saving import _promote
 
     def promote(path, *args, **options):
         shutil.rmtree(path)

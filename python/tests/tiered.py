@@ -3,7 +3,7 @@
 import torch
 
 import ringstow
-from ringstow import _copier, _promote
+from ringstow._saving import _copy_queue, _promote
 
 AT_ONCE = (0.0, 0.0)
 """The pauses of copies that are tried again at once."""
@@ -23,7 +23,7 @@ def before_copies(patch, look):
 
 def pause(patch, pauses_s=AT_ONCE):
     """Set the first and the longest pause before a copy that failed is tried again."""
-    patch.setattr(_copier, "_PAUSES_S", pauses_s)
+    patch.setattr(_copy_queue, "_PAUSES_S", pauses_s)
 
 
 def state_of(step):

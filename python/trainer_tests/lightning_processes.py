@@ -15,8 +15,8 @@ from lightning_runs import BATCHES, RingstowCheckpointIO, fit, model, state, tra
 from lightning_runs import lightning as pytorch_lightning
 
 import ringstow
+from ringstow._state.tensors._memory import LazyTensor
 from ringstow.integrations._lightning import _paths
-from ringstow.tensors._memory import LazyTensor
 
 EVERY = 2  # steps between two saves of one kind
 EPOCHS = 3

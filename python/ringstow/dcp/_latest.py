@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 
 import ringstow
 from ringstow import _native
-from ringstow._arguments import StrPath
-from ringstow._config import Config
-from ringstow._errors import NoCheckpointError
-from ringstow._patience import Again
+from ringstow._core._arguments import StrPath
+from ringstow._core._config import Config
+from ringstow._core._errors import NoCheckpointError
+from ringstow._core._waiting import Again
 from ringstow._ranks._group import team_of
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from ringstow._catalog_report import Step
+    from ringstow._reports._run_reports import Step
 
 
 def latest(

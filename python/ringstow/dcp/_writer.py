@@ -23,33 +23,37 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from ringstow import _jobs, _lines, _native, _others, _outcomes, _promoter
-from ringstow._arguments import StrPath, names_of_parts
-from ringstow._base import Base, native
-from ringstow._collector import collector_paused
-from ringstow._config import Config
-from ringstow._errors import InvalidStateError, UnsupportedError
-from ringstow._patience import patiently
-from ringstow._report import SaveReport
-from ringstow._waited import Waited
+from ringstow import _native
+from ringstow._core import _formatting
+from ringstow._core._arguments import StrPath, names_of_parts
+from ringstow._core._config import Config
+from ringstow._core._dispatch_modes import real_tensors
+from ringstow._core._errors import InvalidStateError, UnsupportedError
+from ringstow._core._gc_pause import collector_paused
+from ringstow._core._waiting import patiently
+from ringstow._ranks import _conflicts
+from ringstow._reports import _outcomes
+from ringstow._reports._blocked_time import Waited
+from ringstow._reports._reports import SaveReport
+from ringstow._saving import _jobs, _tier_copies
+from ringstow._saving._base import Base, native
+from ringstow._state.tree._select import listed
 from ringstow.dcp import (
     _containers,
-    _items,
-    _mark,
     _metadata,
+    _metadata_file,
     _paths,
     _private,
     _rank_parts,
+    _resolved_items,
     _sent_metadata,
 )
-from ringstow.dcp._destination import Destination
+from ringstow.dcp._checkpoint_id import Destination
 from ringstow.dcp._errors import picklable
-from ringstow.dcp._note import Notes
 from ringstow.dcp._saves import Save, Saves, end_here
 from ringstow.dcp._snapshot import Lease, Snapshot
-from ringstow.dcp._stream import StagingFuture, StreamingStager
-from ringstow.tensors._modes import real_tensors
-from ringstow.tree._select import listed
+from ringstow.dcp._step_note import Notes
+from ringstow.dcp._streaming_stager import StagingFuture, StreamingStager
 
 _log = logging.getLogger("ringstow")
 
@@ -297,7 +301,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         save.rank = kwargs.get("rank")
         save.is_alone = not kwargs.get("use_collectives", True)
         save.commits = is_coordinator or save.is_alone
-        save.promoter = _promoter.of_ranks(path, self._config, is_first=is_coordinator)
+        save.promoter = _tier_copies.of_ranks(path, self._config, is_first=is_coordinator)
         if save.is_alone:
             rank = save.own_rank()
             save.path = _paths.of_rank(path, rank)
@@ -337,7 +341,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         """
         save = self._current()
         with save.hook():
-            _items.check_parts(plans, self._apart)
+            _resolved_items.check_parts(plans, self._apart)
             save.lock(len(plans), self._config.to_json())
         if save.rank is not None:
             return plans
@@ -372,7 +376,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 with collector_paused(), fence:
                     if save.is_alone and save.part_of is None:
                         _refuse_shards(plan)
-                    items = _items.resolve(
+                    items = _resolved_items.resolve(
                         plan, planner, alone=save.is_alone, allow_pickle=self._allow_pickle
                     )
                     state = _private.saved_state()
@@ -410,8 +414,8 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             metadata.storage_data = None
             metadata.storage_meta = self.storage_meta()
             _private.set_version(metadata)
-            _mark.write(save.path)
-            _others.saved(save.path)
+            _metadata_file.write(save.path)
+            _conflicts.saved(save.path)
             if save.promoter is not None:
                 save.promoter.add(save.path, is_new=True)
             # A method of a derived class may pickle the metadata, before DCP does.
@@ -419,7 +423,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 _sent_metadata.announce(metadata)
 
     def _write(
-        self, save: Save, items: _items.Items, stream: StagingFuture | None
+        self, save: Save, items: _resolved_items.Items, stream: StagingFuture | None
     ) -> tuple[bytes, int]:
         since = time.perf_counter()
         lease = self._snapshot.lease_of(memory.address for _, memory, _, _ in items.specs)
@@ -452,7 +456,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         blocked = self._blocked(save, since)
         self.report = report = dataclasses.replace(report, blocked_seconds=blocked)
         _outcomes.tell(_outcomes.Outcome(kind="save", path=save.path, report=report))
-        _outcomes.log_apart(_lines.of_save(report, f"rank {save.own_rank()}"))
+        _outcomes.log_apart(_formatting.of_save(report, f"rank {save.own_rank()}"))
         return job.receipt(), items.nbytes
 
     def _blocked(self, save: Save, since: float) -> float | None:
@@ -563,7 +567,7 @@ def _refuse_elsewhere(future: StagingFuture) -> None:
 
 def _refuse_shards(plan: SavePlan) -> None:
     """Refuse to save shards that could not be noted as a part of one save."""
-    names = _items.sharded(plan)
+    names = _resolved_items.sharded(plan)
     if names:
         raise InvalidStateError(
             f"{listed('sharded tensors', names)}: with use_collectives=False a rank's shards can "

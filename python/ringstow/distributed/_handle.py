@@ -6,7 +6,7 @@ import concurrent.futures
 import threading
 
 from ringstow import _native
-from ringstow._save_future import SaveHandle
+from ringstow._saving._save_future import SaveHandle
 
 
 class OwnPart:

@@ -11,30 +11,33 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ringstow import _guard, _jobs, _lines, _native, _outcomes, _policies, _promoter
-from ringstow._arguments import StrPath, absolute, names_of_parts, step_number
-from ringstow._base import Base, native
-from ringstow._config import Config, given
-from ringstow._errors import InvalidStateError, SaveCancelledError, torn
-from ringstow._guard import Staging
-from ringstow._metrics import metrics_of
-from ringstow._patience import patiently
-from ringstow._policies import Nodes
+from ringstow import _native
+from ringstow._core import _formatting, _policies
+from ringstow._core._arguments import StrPath, absolute, names_of_parts, step_number
+from ringstow._core._config import Config, given
+from ringstow._core._dispatch_modes import real_tensors
+from ringstow._core._errors import InvalidStateError, SaveCancelledError, torn
+from ringstow._core._metrics import metrics_of
+from ringstow._core._policies import Nodes
+from ringstow._core._waiting import patiently
 from ringstow._ranks._group import Group, group_of
 from ringstow._ranks._team import sendable
-from ringstow._report import SaveReport
-from ringstow._stateful._parts import Parts
-from ringstow.distributed import _deal, _nodes
-from ringstow.distributed._apart import Apart, Asked, Directory, Shared, Written
+from ringstow._reports import _outcomes
+from ringstow._reports._reports import SaveReport
+from ringstow._saving import _guard, _jobs, _tier_copies
+from ringstow._saving._base import Base, native
+from ringstow._saving._guard import Staging
+from ringstow._state.objects._state_dicts import Parts
+from ringstow.distributed import _nodes, _write_plan
+from ringstow.distributed._commit import Apart, Asked, Directory, Shared, Written
 from ringstow.distributed._handle import OwnPart, RanksHandle
-from ringstow.distributed._state import State, encode
-from ringstow.tensors._modes import real_tensors
+from ringstow.distributed._rank_state import State, encode
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-    from ringstow._promoter import Promoter
-    from ringstow._save_future import SaveHandle
+    from ringstow._saving._save_future import SaveHandle
+    from ringstow._saving._tier_copies import Promoter
 
 
 class _Begun(NamedTuple):
@@ -211,7 +214,7 @@ def _begun(
             _refuse_replicas(nodes)
             _nodes.refuse(asked.config, base=base)
             _refuse_tiers(config)
-        promoter = _promoter.of_ranks(asked.path, config, is_first=ranks.is_first)
+        promoter = _tier_copies.of_ranks(asked.path, config, is_first=ranks.is_first)
         _jobs.log_unreported()
         if staging is not None:
             _guard.check_staging(staging, is_for_ranks=True)
@@ -256,7 +259,7 @@ def _told(asked: Asked, ranks: Group, report: SaveReport) -> SaveReport:
             report=report,
         )
     )
-    _outcomes.log(_lines.of_save(report, f"rank {ranks.rank}"))
+    _outcomes.log(_formatting.of_save(report, f"rank {ranks.rank}"))
     return report
 
 
@@ -328,16 +331,16 @@ class _Save:
         assert report is not None
         return report
 
-    def _meet(self) -> tuple[State, _deal.Deal]:
+    def _meet(self) -> tuple[State, _write_plan.Deal]:
         """Return this rank's share of what all ranks save."""
-        own: _deal.Own | None = None
+        own: _write_plan.Own | None = None
         error = self._error
         try:
             own = self._look() if error is None else None
         except BaseException as caught:  # Ctrl-C, too: the others must not wait for this rank
             error = caught
         call = self._asked.call()
-        all_said = _deal.agreed(self._group, call, None if own is None else own.said, error)
+        all_said = _write_plan.agreed(self._group, call, None if own is None else own.said, error)
         assert own is not None
         assert self._state is not None
         self._directory.begin_together()
@@ -348,17 +351,17 @@ class _Save:
                 f"droppable: no rank's state has anything named {missing[0]!r}, or below it"
             )
         is_apart = self._asked.node_local
-        dealt = _deal.deal(self._group, self._state, own, ranks, is_apart=is_apart)
+        dealt = _write_plan.deal(self._group, self._state, own, ranks, is_apart=is_apart)
         return self._state, dealt
 
-    def _look(self) -> _deal.Own:
+    def _look(self) -> _write_plan.Own:
         """Look at this rank's state, and begin."""
         assert self._state is not None
-        own = _deal.looked_at(self._state, self._asked.apart)
+        own = _write_plan.looked_at(self._state, self._asked.apart)
         self._directory.begin_alone()
         return own
 
-    def _write(self, state: State, dealt: _deal.Deal) -> tuple[Written, SaveReport | None]:
+    def _write(self, state: State, dealt: _write_plan.Deal) -> tuple[Written, SaveReport | None]:
         """Write this rank's share."""
         try:
             receipt, report = self._write_share(state)

@@ -32,18 +32,18 @@ from torchtitan.observability import structured_logger as sl
 from torchtitan.tools import filesystem
 
 import ringstow
-from ringstow._arguments import absolute
-from ringstow._errors import InvalidStateError
-from ringstow._guard import Staging
-from ringstow._save_future import SaveHandle
-from ringstow.dcp._stock import StockReader
+from ringstow._core._arguments import absolute
+from ringstow._core._errors import InvalidStateError
+from ringstow._saving._guard import Staging
+from ringstow._saving._save_future import SaveHandle
+from ringstow._state.tree._mismatch import Call
+from ringstow.dcp._torch_signatures import StockReader
 from ringstow.integrations._kit import _refusals
 from ringstow.integrations._kit._in_flight import InFlight
 from ringstow.integrations._kit._ranks import names_in
 from ringstow.integrations._torchtitan import _seam
 from ringstow.integrations._torchtitan._ranks import Ranks
 from ringstow.integrations._torchtitan._steps import Steps, kind_of
-from ringstow.tree._mismatch import Call
 
 __all__ = ["CheckpointManager"]
 

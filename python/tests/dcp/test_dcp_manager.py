@@ -17,7 +17,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import ringstow
-from ringstow import CheckpointManager, _upkeep
+from ringstow import CheckpointManager
+from ringstow._manager import _after_save
 from ringstow.distributed import PerRank, _save
 
 LAYOUTS = ["plain", "fsdp2"]
@@ -250,7 +251,7 @@ def retention_fails(rank, root):
     def fail(*_):
         return None, PermissionError(13, "Permission denied"), []
 
-    real, _upkeep.cleared = _upkeep.cleared, fail
+    real, _after_save.cleared = _after_save.cleared, fail
     try:
         with CheckpointManager(root, keep=1) as manager:
             for step in (1, 2):
@@ -259,12 +260,12 @@ def retention_fails(rank, root):
             assert manager.retention_report is None
             assert (manager.retention_error is not None) == (rank == 0)
             assert [found.step for found in manager.steps()] == [1, 2]
-            _upkeep.cleared = real
+            _after_save.cleared = real
             manager.save_async(3, shard_of(rank, 3))
             manager.wait()
             return len(manager.retention_report.removed)
     finally:
-        _upkeep.cleared = real
+        _after_save.cleared = real
 
 
 def test_retention_that_fails_is_tried_again(ranks, tmp_path):

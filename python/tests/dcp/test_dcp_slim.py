@@ -16,7 +16,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch_has import needs_use_collectives
 
 import ringstow
-from ringstow import CheckpointManager, _upkeep
+from ringstow import CheckpointManager
+from ringstow._manager import _after_save
 from ringstow.dcp import LoadPlanner, StorageReader, StorageWriter
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
@@ -235,19 +236,19 @@ def test_state_without_the_part_fails_on_all_ranks(ranks, tmp_path):
 
 
 def slimming_fails(rank, root):
-    clear = _upkeep.cleared
+    clear = _after_save.cleared
     if rank == 0:
-        _upkeep.cleared = refusing
+        _after_save.cleared = refusing
     try:
         with CheckpointManager(root, keep=ringstow.Retention(slim_after=1, drop=APART)) as manager:
             manager.save(1, state_of("fsdp2", 1)[2])
             manager.save(2, state_of("fsdp2", 2)[2])
             errors = [str(manager.retention_error)]
-            _upkeep.cleared = clear
+            _after_save.cleared = clear
             manager.save(3, state_of("fsdp2", 3)[2])
             return [*errors, manager.retention_error]
     finally:
-        _upkeep.cleared = clear
+        _after_save.cleared = clear
 
 
 def refusing(*_):

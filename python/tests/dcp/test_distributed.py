@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import ringstow
 import ringstow.dcp
-from ringstow import _guard, distributed
+from ringstow import distributed
+from ringstow._saving import _guard
 from ringstow.distributed import PerRank
 
 SHARED = ("plain", "fsdp1", "fsdp2", "hsdp", "tp", "fsdp2_tp")

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import ringstow
-from ringstow import _jobs, distributed
+from ringstow import distributed
+from ringstow._saving import _jobs
 
 SIZE = 8 << 20
 NEVER = ringstow.Config(write_rate=10, block_bytes=1 << 20)

@@ -92,7 +92,7 @@ def test_one_process_is_told_which_node_has_the_rest(ranks, tmp_path):
 
 
 # In a process of its own: it keeps Ctrl-C from the tests that come after.
-PROGRAM = "from ringstow import _cli; _cli.main()"
+PROGRAM = "from ringstow._program import _cli; _cli.main()"
 
 
 def test_program_shows_what_one_node_has(ranks, tmp_path):
@@ -150,10 +150,10 @@ def test_new_node_gets_what_the_others_have(ranks, tmp_path):
 
 def crash(rank, root, when):
     """Save, and have the commit fail on rank 1 at one of its steps."""
-    from ringstow.distributed import _apart
+    from ringstow.distributed import _commit
 
     if rank == 1:
-        session = _apart._native.NodeSession
+        session = _commit._native.NodeSession
 
         class Failing:
             def __init__(self, *args):
@@ -170,14 +170,14 @@ def crash(rank, root, when):
             def keep(self):
                 self.session.keep()
 
-        _apart._native.NodeSession, was = Failing, session
+        _commit._native.NodeSession, was = Failing, session
     try:
         state = {"step": 8, "rng": PerRank(torch.tensor([rank]))}
         with pytest.raises((OSError, ringstow.Error), match="No space"):
             distributed.save(state, path_on(root, rank), step=8, nodes=ringstow.Nodes())
     finally:
         if rank == 1:
-            _apart._native.NodeSession = was
+            _commit._native.NodeSession = was
 
 
 def test_full_disk_on_one_node_commits_on_none_and_keeps_the_old_one(ranks, tmp_path):
@@ -271,7 +271,7 @@ def test_nothing_is_written_where_no_rank_lacks_anything(ranks, tmp_path, monkey
 def interrupted(rank, root):
     """Rank 1 is interrupted once all have prepared; rank 0 commits before it notices."""
     from ringstow._ranks._group import Group
-    from ringstow.distributed._apart import Apart
+    from ringstow.distributed._commit import Apart
 
     agreed, commit = Group.agreed, Apart._commit
 
@@ -315,16 +315,16 @@ def test_damage_is_met_where_it_is_and_named(ranks, tmp_path):
 
 
 def fail_to_make_room(rank, root):
-    from ringstow.distributed import _room
+    from ringstow.distributed import _fetched_files
 
     if rank == 1:
-        _room.tempfile.mkdtemp, was = None, _room.tempfile.mkdtemp
+        _fetched_files.tempfile.mkdtemp, was = None, _fetched_files.tempfile.mkdtemp
     try:
         with pytest.raises((TypeError, ringstow.Error), match="NoneType"):
             load(rank, "plain", root)
     finally:
         if rank == 1:
-            _room.tempfile.mkdtemp = was
+            _fetched_files.tempfile.mkdtemp = was
 
 
 def test_rank_that_fails_before_the_others_send_fails_all(ranks, tmp_path):

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 import ringstow
-from ringstow.distributed import PerRank, _apart
+from ringstow.distributed import PerRank, _commit
 
 KILLS = int(os.environ.get("RINGSTOW_TEST_KILLS", "6"))
 SEED = int(os.environ.get("RINGSTOW_SEED", "1"))
@@ -63,7 +63,7 @@ def train(rank, root, steps, options):
 def save_and_die(rank, root, victim, moment):
     """Save step 2, and kill the victim's process at a moment of it."""
     if rank == victim:
-        native = _apart._native.NodeSession
+        native = _commit._native.NodeSession
 
         class Dying:
             def __init__(self, *args):
@@ -89,7 +89,7 @@ def save_and_die(rank, root, victim, moment):
                 self._session.commit()
                 die()
 
-        _apart._native.NodeSession = Dying
+        _commit._native.NodeSession = Dying
     with manager_on(rank, root) as manager:
         manager.save(2, state_of(rank, 2))
 

@@ -197,7 +197,7 @@ def test_node_by_node_from_the_command_line(ranks, tmp_path, bucket):
     assert ringstow.latest(bucket.url) is None
     again = ringstow.promote(paths[0], url)
     assert (again.missing, again.sent_bytes) == (first.missing, 0)
-    program = "from ringstow import _cli; _cli.main()"
+    program = "from ringstow._program import _cli; _cli.main()"
     forked.python(program, "promote", paths[1], "--to", url, check=True)
     assert ringstow.promote(paths[0], url).was_there
     assert differences(saved[0], ringstow.load(url)["model"]) == []

@@ -149,9 +149,9 @@ def test_replica_is_used_where_a_file_is_damaged(ranks, tmp_path, is_cut, into):
 
 def save_while_copies_wait(rank, root, steps):
     """Save steps whose copies do not begin before the last of them is saved."""
-    from ringstow.distributed import _after
+    from ringstow._manager import _node_copies
 
-    replicate, saved = _after.replicate, threading.Event()
+    replicate, saved = _node_copies.replicate, threading.Event()
 
     def wait_and_replicate(*args):
         saved.wait()
@@ -160,7 +160,7 @@ def save_while_copies_wait(rank, root, steps):
     with manager_on(rank, root, replicas=2, keep=1) as manager:
         manager.save(1, {"own": PerRank(torch.ones(5))})
         assert manager.wait_promoted()
-        _after.replicate = wait_and_replicate
+        _node_copies.replicate = wait_and_replicate
         try:
             for step in steps:
                 manager.save(step, {"own": PerRank(torch.full((5,), float(step)))})
@@ -169,7 +169,7 @@ def save_while_copies_wait(rank, root, steps):
             saved.set()
             manager.wait()
             assert manager.wait_promoted()
-            _after.replicate = replicate
+            _node_copies.replicate = replicate
     return here
 
 

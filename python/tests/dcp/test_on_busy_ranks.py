@@ -8,21 +8,22 @@ import pytest
 import torch
 
 import ringstow
-from ringstow import CheckpointManager, _upkeep
+from ringstow import CheckpointManager
+from ringstow._manager import _after_save
 
 
 def train(rank, root, has_nodes, slow_rank):
     """Save steps of which one comes while a rank is busy; return which were skipped, and why."""
     root = root / f"node{rank}" if has_nodes else root
     gate = threading.Event()
-    clear = _upkeep.cleared
+    clear = _after_save.cleared
 
     def held(*given):
         gate.wait()
         return clear(*given)
 
     if rank == slow_rank:
-        _upkeep.cleared = held
+        _after_save.cleared = held
     try:
         state = {"w": torch.zeros(1000)}
         nodes = ringstow.Nodes() if has_nodes else None
@@ -37,7 +38,7 @@ def train(rank, root, has_nodes, slow_rank):
             handles[-1].result()
             return [handle.skipped for handle in handles], [s.step for s in manager.steps()]
     finally:
-        _upkeep.cleared = clear
+        _after_save.cleared = clear
 
 
 @pytest.mark.parametrize("has_nodes", [False, True])
@@ -63,8 +64,8 @@ def test_ranks_that_save_different_steps_are_told(ranks, tmp_path):
 def bad_metrics(rank, root):
     """Leave a step out with metrics that rank 1 alone gives wrongly; return what each rank gets."""
     gate = threading.Event()
-    clear = _upkeep.cleared
-    _upkeep.cleared = lambda *given: (gate.wait(), clear(*given))[1]
+    clear = _after_save.cleared
+    _after_save.cleared = lambda *given: (gate.wait(), clear(*given))[1]
     try:
         with CheckpointManager(root) as manager:
             manager.save_async(1, {"w": torch.zeros(4)}, on_busy="skip")
@@ -77,7 +78,7 @@ def bad_metrics(rank, root):
             finally:
                 gate.set()
     finally:
-        _upkeep.cleared = clear
+        _after_save.cleared = clear
     return ""
 
 

@@ -8,7 +8,7 @@ import pytest
 from held_save import ONE, Held
 
 import ringstow
-from ringstow import _guard, _handle, _jobs
+from ringstow._saving import _guard, _handle, _jobs
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import pytest
 from support import python
 
 import ringstow
-from ringstow import _history, _outcomes
-from ringstow._page import _html
-from ringstow._page._gather import gather
-from ringstow._report import Fallback
+from ringstow._program._page import _html
+from ringstow._program._page._gather import gather
+from ringstow._reports import _history, _outcomes
+from ringstow._reports._reports import Fallback
 
 STATE = {"a": np.arange(1000.0)}
 

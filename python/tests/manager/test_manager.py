@@ -15,7 +15,8 @@ import torch
 from support import flip, shards_of
 
 import ringstow
-from ringstow import CheckpointManager, _upkeep
+from ringstow import CheckpointManager
+from ringstow._manager import _after_save
 
 
 def state(step):
@@ -172,7 +173,7 @@ def test_checkpoints_that_are_no_steps_are_not_begun_beside(root):
 
 
 def test_retention_that_fails_is_logged_and_tried_again(root, monkeypatch, caplog):
-    real, fails = _upkeep.cleared, [True, True, False]
+    real, fails = _after_save.cleared, [True, True, False]
 
     def clear(*given):
         if not fails.pop(0):
@@ -185,7 +186,7 @@ def test_retention_that_fails_is_logged_and_tried_again(root, monkeypatch, caplo
             root.unlink()
             pathlib.Path(f"{root}-away").rename(root)
 
-    monkeypatch.setattr(_upkeep, "cleared", clear)
+    monkeypatch.setattr(_after_save, "cleared", clear)
     with CheckpointManager(root, keep=1) as manager:
         manager.save(1, state(1))
         assert isinstance(manager.retention_error, NotADirectoryError)
@@ -208,7 +209,7 @@ def test_retention_that_fails_is_logged_and_tried_again(root, monkeypatch, caplo
 
 def test_what_the_system_refused_to_remove_is_logged(root, monkeypatch, caplog):
     manifest = root / "step-00000001/manifest.json"
-    real = _upkeep.cleared
+    real = _after_save.cleared
 
     def clear(*given):
         (root / "step-00000001/manifest.json.retired/in the way").mkdir(parents=True)
@@ -216,7 +217,7 @@ def test_what_the_system_refused_to_remove_is_logged(root, monkeypatch, caplog):
 
     with CheckpointManager(root, keep=1) as manager:
         manager.save(1, state(1))
-        monkeypatch.setattr(_upkeep, "cleared", clear)
+        monkeypatch.setattr(_after_save, "cleared", clear)
         manager.save(2, state(2))
         assert manifest.exists()
         assert [left.path for left in manager.retention_report.left if left.failed]
@@ -331,9 +332,9 @@ def test_restore_that_is_not_strict_says_what_it_has_not_filled(root, caplog):
 
 
 def test_bad_sectors_are_damage_and_a_refusal_is_not(run, monkeypatch):
-    from ringstow import _alone
+    from ringstow._manager import _one_process
 
-    real, numbers = _alone.loaded, iter([5, 13])
+    real, numbers = _one_process.loaded, iter([5, 13])
 
     def load(path, **options):
         if path.endswith("3"):
@@ -341,7 +342,7 @@ def test_bad_sectors_are_damage_and_a_refusal_is_not(run, monkeypatch):
             raise OSError(number, os.strerror(number), path)
         return real(path, **options)
 
-    monkeypatch.setattr(_alone, "loaded", load)
+    monkeypatch.setattr(_one_process, "loaded", load)
     with CheckpointManager(run) as manager:
         assert manager.restore(on_corrupt="previous").step == 2
         with pytest.raises(PermissionError):

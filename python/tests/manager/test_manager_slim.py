@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ringstow
-from ringstow import _upkeep
+from ringstow._manager import _after_save
 
 
 def state(step):
@@ -74,7 +74,7 @@ def test_state_without_the_part_is_refused(tmp_path):
 
 
 def test_slimming_that_fails_fails_no_save_and_is_tried_again(tmp_path, monkeypatch, caplog):
-    real = _upkeep.cleared
+    real = _after_save.cleared
 
     def full(*given):
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -86,7 +86,7 @@ def test_slimming_that_fails_fails_no_save_and_is_tried_again(tmp_path, monkeypa
 
     with ringstow.CheckpointManager(tmp_path, keep=ringstow.Retention(slim_after=1)) as manager:
         with monkeypatch.context() as broken:
-            broken.setattr(_upkeep, "cleared", full)
+            broken.setattr(_after_save, "cleared", full)
             save_all(manager, [1, 2])
             assert isinstance(manager.retention_error, OSError)
         assert "step-00000001 was not slimmed: " in caplog.text
@@ -106,7 +106,7 @@ def test_files_that_a_slimming_could_not_remove_go_after_the_next_save(tmp_path,
         file.write_bytes(before[file])
     with ringstow.CheckpointManager(tmp_path, keep=ringstow.Retention(slim_after=1)) as manager:
         with monkeypatch.context() as broken:
-            broken.setattr(_upkeep, "cleared", lambda *_: (None, OSError("no"), []))
+            broken.setattr(_after_save, "cleared", lambda *_: (None, OSError("no"), []))
             manager.save(2, state(2))
         assert left
         assert all(file.exists() for file in left)

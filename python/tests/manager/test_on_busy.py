@@ -10,20 +10,22 @@ import numpy as np
 import pytest
 
 import ringstow
-from ringstow import CheckpointManager, _outcomes, _upkeep
+from ringstow import CheckpointManager
+from ringstow._manager import _after_save
+from ringstow._reports import _outcomes
 
 
 @pytest.fixture
 def gate(monkeypatch):
     """Holds every save in its last part, the removal of old steps, until it is set."""
     gate = threading.Event()
-    clear = _upkeep.cleared
+    clear = _after_save.cleared
 
     def held(*given):
         gate.wait()
         return clear(*given)
 
-    monkeypatch.setattr(_upkeep, "cleared", held)
+    monkeypatch.setattr(_after_save, "cleared", held)
     yield gate
     gate.set()
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 import ringstow
 
 if TYPE_CHECKING:
-    from ringstow._arguments import StrPath
+    from ringstow._core._arguments import StrPath
 
 METRIC = "loss"
 

@@ -10,8 +10,8 @@ import shutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from ringstow._arguments import absolute
-from ringstow._errors import InvalidStateError
+from ringstow._core._arguments import absolute
+from ringstow._core._errors import InvalidStateError
 from ringstow.integrations import _named
 from ringstow.integrations._accelerate import _places, _states, _whole
 from ringstow.integrations._kit import _values
@@ -19,10 +19,10 @@ from ringstow.integrations._kit._in_flight import InFlight, Publication
 from ringstow.integrations._kit._team import ranks_or_alone
 
 if TYPE_CHECKING:
-    from ringstow._config import Config
-    from ringstow._guard import Staging
+    from ringstow._core._config import Config
     from ringstow._ranks._team import Team
-    from ringstow._save_future import SaveHandle
+    from ringstow._saving._guard import Staging
+    from ringstow._saving._save_future import SaveHandle
     from ringstow.integrations._kit._ranks import Ranks
 
 _log = logging.getLogger("ringstow")
