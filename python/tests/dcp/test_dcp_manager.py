@@ -107,7 +107,7 @@ def count_groups(rank, root, options):
     return len(groups) - before
 
 
-@pytest.mark.parametrize("options", [{}, {"node_local": True}])
+@pytest.mark.parametrize("options", [{}, {"nodes": ringstow.Nodes()}])
 def test_closing_a_manager_ends_the_groups_that_it_has_made(ranks, tmp_path, options):
     assert ranks(2).run(count_groups, tmp_path, options) == [0, 0]
 
