@@ -34,10 +34,10 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 pub use line::{Around, Line, Turn};
 pub use queue::{Added, Pauses, Stays};
-pub use restore::{Failure, OnDamage, Restored, Seen, Verdict, best_of, lacking};
+pub use restore::{Failure, Restored, Seen, Verdict, best_of, lacking};
 pub use rules::Keep;
 use rules::{besides, check_keeps, room};
-pub use run::{Run, newest_of, usual_path};
+pub use run::{OnDamage, Run, newest_of, usual_path};
 pub use slim::Slim;
 use tiers::Copies;
 pub use tiers::{PAUSES, Tiers};

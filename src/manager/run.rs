@@ -1,6 +1,7 @@
 //! Which steps of a run can be restored, and from which of its places.
 
-use super::OnDamage;
+#[cfg(doc)]
+use super::CheckpointManager;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::object::is_url;
@@ -9,6 +10,16 @@ use crate::store::{self, Checkpoint, Found, Status, Wanted, has_gone, warn_if_lo
 use crate::sys::dir;
 use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
+
+/// What [`CheckpointManager::restore`] does if a step is damaged or incomplete.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnDamage {
+    /// It returns the error.
+    #[default]
+    Raise,
+    /// It restores the newest earlier step that is intact, with a warning for each that it passes over.
+    Previous,
+}
 
 /// The steps of a run, in its directory and in further places.
 #[derive(Debug, Clone, Copy)]
