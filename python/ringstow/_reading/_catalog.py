@@ -21,10 +21,7 @@ from ringstow._core._arguments import (
 )
 from ringstow._core._config import Config, native_json
 from ringstow._core._errors import (
-    CorruptCheckpointError,
-    FormatError,
     InvalidStateError,
-    MissingFilesError,
 )
 from ringstow._foreign import _steps
 from ringstow._reports._progress import Progress
@@ -191,14 +188,14 @@ def latest(
     if isinstance(directory, list | tuple):
         tiers = [directory_to_read(tier) for tier in directory]
         number = step_number(cast("int | None", before), "before")  # refuses a path
-        return _newest_on(tiers, verify, number, pattern, config)
+        return own_latest(tiers, verify, number, pattern, config)
     limit: int | str | None
     if isinstance(before, str | os.PathLike):
         limit = absolute(before)
     else:
         limit = step_number(before, "before")
     root = directory_to_read(cast("StrPath", directory))
-    found = own_latest(root, verify, limit, pattern, config)
+    found = own_latest([root], verify, limit, pattern, config)
     asks_for_ours = verify or before is not None or pattern is not None
     if found is not None or asks_for_ours or object_url(root):
         return found
@@ -210,47 +207,8 @@ def latest(
     return Step.of_foreign(left.path, left.step)
 
 
-def _newest_on(
-    tiers: list[str],
-    verify: bool,
-    before: int | None,
-    pattern: str | None,
-    config: Config | None,
-) -> Step | None:
-    """Return the nearest copy of the newest step that tiers have; None if nothing is committed."""
-    refuse_two_runs(tiers)
-    newest: Step | None = None
-    failure: Exception | None = None
-    for tier in tiers:
-        try:
-            found = own_latest(tier, verify, before, pattern, config)
-        except (MissingFilesError, CorruptCheckpointError, FormatError) as error:
-            _log.warning("%s has no step that can be loaded: %s", tier, error)
-            failure = failure or error
-            continue
-        if found is not None and (newest is None or found.order > newest.order):
-            newest = found
-    if newest is None and failure is not None:
-        raise failure
-    return newest
-
-
-def refuse_two_runs(tiers: list[str]) -> None:
-    """Refuse tiers whose steps are noted to be of different runs.
-
-    Raises:
-        InvalidStateError: they are.
-    """
-    noted = [(run, tier) for tier in tiers if (run := _native.run_of(tier)) is not None]
-    for run, tier in noted[1:]:
-        if run != noted[0][0]:
-            raise InvalidStateError(
-                f"{tier} has steps of another run than {noted[0][1]}: name the tiers of one run"
-            )
-
-
 def own_latest(
-    root: str,
+    roots: list[str],
     verify: bool = False,
     before: int | str | None = None,
     pattern: str | None = None,
@@ -259,7 +217,7 @@ def own_latest(
     """Return the newest of ringstow's steps, as `latest` does; never another program's."""
     from ringstow._reports._run_reports import Step
 
-    found = _native.latest(root, verify, before, pattern, native_json(config))
+    found = _native.latest(roots, verify, before, pattern, native_json(config))
     return next(iter(Step.list_from_json(found)), None)
 
 
