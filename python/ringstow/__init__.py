@@ -36,24 +36,19 @@ from ringstow._core._policies import Nodes, Previous, Retention, Tiers
 if TYPE_CHECKING:
     from ringstow._manager._checkpoint_manager import CheckpointManager
     from ringstow._manager._restore import Restored
-    from ringstow._reading._catalog import diff, latest, prune, remove, retain, slim, steps, verify
     from ringstow._reading._checkpoint import Checkpoint, Entry, open
     from ringstow._reading._load import load, load_into
-    from ringstow._reports._outcomes import Listener, Outcome, on_done
-    from ringstow._reports._reports import (
-        Damage,
-        Fallback,
-        LoadReport,
-        LoadSeconds,
-        Progress,
-        PromotionReport,
-        SaveReport,
-        SaveSeconds,
-        VerifyReport,
-        WriteReport,
-        WriteSeconds,
+    from ringstow._reading._run_steps import (
+        diff,
+        latest,
+        prune,
+        remove,
+        retain,
+        slim,
+        steps,
+        verify,
     )
-    from ringstow._reports._run_reports import (
+    from ringstow._reports._checkpoint_reports import (
         CheckpointInfo,
         DiffReport,
         ElementDiff,
@@ -67,11 +62,25 @@ if TYPE_CHECKING:
         TensorDiff,
         ValueDiff,
     )
+    from ringstow._reports._done_callbacks import Listener, Outcome, on_done
+    from ringstow._reports._io_reports import (
+        Damage,
+        Fallback,
+        LoadReport,
+        LoadSeconds,
+        Progress,
+        PromotionReport,
+        SaveReport,
+        SaveSeconds,
+        VerifyReport,
+        WriteReport,
+        WriteSeconds,
+    )
     from ringstow._saving._base import Base
-    from ringstow._saving._file_streams import FileReader, FileWriter, open_read, open_write
     from ringstow._saving._promote import promote
     from ringstow._saving._save import release_memory, save, save_async
     from ringstow._saving._save_future import SaveHandle
+    from ringstow._saving._single_files import FileReader, FileWriter, open_read, open_write
     from ringstow._saving._tier_copies import wait_promoted
     from ringstow._state.objects._per_rank import PerRank
     from ringstow._state.objects._rng import RngState
@@ -166,16 +175,16 @@ _MODULES = {"convert", "dcp", "distributed", "integrations", "monitoring"}
 _HOMES = {
     "_manager._checkpoint_manager": "CheckpointManager",
     "_manager._restore": "Restored",
-    "_reading._catalog": "diff latest prune remove retain slim steps verify",
+    "_reading._run_steps": "diff latest prune remove retain slim steps verify",
     "_reading._checkpoint": "Checkpoint Entry open",
     "_reading._load": "load load_into",
-    "_reports._outcomes": "Listener Outcome on_done",
-    "_reports._reports": "Damage Fallback LoadReport LoadSeconds Progress PromotionReport"
+    "_reports._done_callbacks": "Listener Outcome on_done",
+    "_reports._io_reports": "Damage Fallback LoadReport LoadSeconds Progress PromotionReport"
     " SaveReport SaveSeconds VerifyReport WriteReport WriteSeconds",
-    "_reports._run_reports": "CheckpointInfo DiffReport ElementDiff Left Removed Retained Slimmed"
+    "_reports._checkpoint_reports": "CheckpointInfo DiffReport ElementDiff Left Removed Retained Slimmed"
     " Step Swept TensorChange TensorDiff ValueDiff",
     "_saving._base": "Base",
-    "_saving._file_streams": "FileReader FileWriter open_read open_write",
+    "_saving._single_files": "FileReader FileWriter open_read open_write",
     "_saving._promote": "promote",
     "_saving._save": "release_memory save save_async",
     "_saving._save_future": "SaveHandle",

@@ -21,7 +21,7 @@ from ringstow._core import _files
 from ringstow._program._page import _cli
 from ringstow._reports import _history
 from ringstow.dcp import _metadata_file
-from ringstow.integrations import _named
+from ringstow.integrations import _rename_when_complete
 from ringstow.integrations._accelerate import _places
 from ringstow.integrations._deepspeed import _tags
 
@@ -45,7 +45,7 @@ OPENERS = {
 }
 STREAM = "it is given a stream"
 ALLOWED = {
-    "_ranks/_conflicts.py: open": "files of /proc",
+    "_ranks/_concurrent_saves.py: open": "files of /proc",
     "_core/_files.py: os.open": "the module itself",
     "_core/_files.py: os.fdopen": "the module itself",
     "convert/_torch_files.py: torch.save": STREAM,
@@ -63,7 +63,7 @@ ALLOWED = {
     "integrations/_lightning/_models.py: torch.save": STREAM,
     "integrations/_lightning/_paths.py: zipfile.ZipFile": STREAM,
     "integrations/_lightning/_paths.py: zipfile.is_zipfile": STREAM,
-    "integrations/_named.py: shutil.copy2": "it refuses FIFOs itself, and follows no link",
+    "integrations/_rename_when_complete.py: shutil.copy2": "it refuses FIFOs itself, and follows no link",
     "integrations/_kit/_values.py: torch.save": STREAM,
     "integrations/transformers.py: torch.save": STREAM,
     "_state/tree/_build.py: torch.load": STREAM,
@@ -242,7 +242,7 @@ def test_accelerates_mark_is_not_written_through_a_planted_link(tmp_path, victim
 def test_a_users_fifo_in_a_directory_that_is_synced_is_passed_over(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "file").write_text("x")
-    _named.sync(str(tmp_path))
+    _rename_when_complete.sync(str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def killed(rank, ranks, root, moment, victims, **options):
     from ringstow.dcp import _metadata_file
     from ringstow.distributed._commit import Shared
     from ringstow.distributed._save import _Save
-    from ringstow.integrations import _named
+    from ringstow.integrations import _rename_when_complete
     from ringstow.integrations._torchtitan import _steps
 
     count, has_begun = 0, threading.Event()
@@ -82,7 +82,7 @@ def killed(rank, ranks, root, moment, victims, **options):
     _metadata_file.write = before("committed", _metadata_file.write)
     _steps.Steps._remove = before("removing", _steps.Steps._remove)
     _steps.remove = before("marked", _steps.remove)  # once `.metadata` is away
-    _named.take_name = before("exported", _named.take_name)
+    _rename_when_complete.take_name = before("exported", _rename_when_complete.take_name)
     if moment == "clearing":  # the manifest is renamed, and files are left
         _steps.remove = lambda path, **_: (
             os.rename(f"{path}/manifest.json", f"{path}/manifest.json.retired"),

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from ringstow._core._policies import Mode, Nodes, Previous, Retention, Tiers
-    from ringstow._reports._reports import PromotionReport, SaveReport
-    from ringstow._reports._run_reports import Retained, Step
+    from ringstow._reports._checkpoint_reports import Retained, Step
+    from ringstow._reports._io_reports import PromotionReport, SaveReport
     from ringstow._saving._base import Base
     from ringstow._saving._save_future import SaveHandle
 

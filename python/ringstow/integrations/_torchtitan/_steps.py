@@ -18,7 +18,7 @@ from typing import Literal
 from ringstow import _native
 from ringstow._core._config import Config
 from ringstow._core._errors import Error, NoCheckpointError, NotCommittedError
-from ringstow._reading._catalog import prune, remove
+from ringstow._reading._run_steps import prune, remove
 from ringstow.dcp import _metadata_file, _paths
 
 Kind = Literal["ringstow", "torch", "hf"]

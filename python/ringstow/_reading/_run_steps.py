@@ -28,8 +28,7 @@ from ringstow._reports._progress import Progress
 
 if TYPE_CHECKING:
     from ringstow._core._policies import Retention
-    from ringstow._reports._reports import VerifyReport
-    from ringstow._reports._run_reports import (
+    from ringstow._reports._checkpoint_reports import (
         DiffReport,
         Removed,
         Retained,
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
         Step,
         Swept,
     )
+    from ringstow._reports._io_reports import VerifyReport
 
 _log = logging.getLogger("ringstow")
 
@@ -61,7 +61,7 @@ def verify(path: StrPath, *, config: Config | None = None) -> VerifyReport:
         FormatError: the manifest is not ringstow's, or a newer version's.
         OSError: the system refused: no such directory, no permission, a failing disk.
     """
-    from ringstow._reports._reports import VerifyReport
+    from ringstow._reports._io_reports import VerifyReport
 
     where = to_read(path)
     with Progress(f"verifying {os.path.basename(where)}") as progress:
@@ -97,7 +97,7 @@ def diff(
         FormatError: a manifest is not ringstow's, or a newer version's.
         OSError: the system refused: no such directory, no permission, a failing disk.
     """
-    from ringstow._reports._run_reports import DiffReport
+    from ringstow._reports._checkpoint_reports import DiffReport
 
     return DiffReport.from_json(_native.diff(to_read(a), to_read(b), values, native_json(config)))
 
@@ -135,7 +135,7 @@ def steps(
         InvalidStateError: the pattern does not have exactly one place for the step.
         OSError: the directory, or one in it that may be a step, can't be read.
     """
-    from ringstow._reports._run_reports import Step
+    from ringstow._reports._checkpoint_reports import Step
 
     return Step.list_from_json(
         _native.steps(directory_to_read(directory), pattern, native_json(config))
@@ -202,7 +202,7 @@ def latest(
     left = _steps.newest_in(root)
     if left is None:
         return None
-    from ringstow._reports._run_reports import Step
+    from ringstow._reports._checkpoint_reports import Step
 
     return Step.of_foreign(left.path, left.step)
 
@@ -215,7 +215,7 @@ def own_latest(
     config: Config | None = None,
 ) -> Step | None:
     """Return the newest of ringstow's steps, as `latest` does; never another program's."""
-    from ringstow._reports._run_reports import Step
+    from ringstow._reports._checkpoint_reports import Step
 
     found = _native.latest(roots, verify, before, pattern, native_json(config))
     return next(iter(Step.list_from_json(found)), None)
@@ -297,7 +297,7 @@ def retained(
     config: Config | None,
 ) -> Retained:
     """Do what `retain` does; ``pinned`` are names of steps that stay besides."""
-    from ringstow._reports._run_reports import Retained
+    from ringstow._reports._checkpoint_reports import Retained
 
     last = keep.last or 1  # the newest stays in any case
     how = (_recycles(recycle, config), pattern, dry_run, list(pinned), native_json(config))
@@ -333,7 +333,7 @@ def prune(
         OSError: ``directory`` can't be listed. What fails below it is in `Swept.left`, and the rest
             is done.
     """
-    from ringstow._reports._run_reports import Swept
+    from ringstow._reports._checkpoint_reports import Swept
 
     knobs = native_json(config)
     return Swept.from_json(
@@ -363,7 +363,7 @@ def remove(path: StrPath, *, recycle: bool | None = None, config: Config | None 
             files; remove the directory yourself.
         OSError: the system refused.
     """
-    from ringstow._reports._run_reports import Removed
+    from ringstow._reports._checkpoint_reports import Removed
 
     recycles = _recycles(recycle, config)
     return Removed.from_json(_native.remove(to_read(path), recycles, native_json(config)))
@@ -397,7 +397,7 @@ def slim(path: StrPath, drop: Iterable[str], *, config: Config | None = None) ->
         NotDurableError: it is slimmed, and a crash may undo that.
         OSError: the system refused.
     """
-    from ringstow._reports._run_reports import Slimmed
+    from ringstow._reports._checkpoint_reports import Slimmed
 
     names = names_of_parts(drop, "drop")
     return Slimmed.from_json(_native.slim(of_checkpoint(path), names, native_json(config)))

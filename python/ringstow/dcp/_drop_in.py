@@ -22,7 +22,7 @@ from ringstow._core._config import Config
 from ringstow._core._errors import InvalidStateError, UnsupportedError
 from ringstow.dcp import _metadata_file, _paths
 from ringstow.dcp._reader import StorageReader
-from ringstow.dcp._saves import Save
+from ringstow.dcp._saves_in_progress import Save
 from ringstow.dcp._true_paths import set_paths
 from ringstow.dcp._writer import StorageWriter
 
