@@ -69,7 +69,7 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 	\( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name '*.toml' \) \
 	-not -path 'python/tests/*' -not -path 'python/trainer_tests/*' -not -path '*/target/*' 2>/dev/null)
 
-.PHONY: help check check-format check-types check-rust demo stores test test-rust test-portable test-mpi test-python test-trainers test-gpu fuzz \
+.PHONY: help check check-docs check-format check-types check-rust demo stores test test-rust test-portable test-mpi test-python test-trainers test-gpu fuzz \
 	torture torture-address torture-background torture-calls torture-calls-python torture-cuts torture-faults torture-flips \
 	torture-fuzz torture-hosts torture-image torture-kills torture-leaks torture-managers torture-miri torture-promotes torture-restarts torture-simulation torture-soak \
 	torture-threads \
@@ -288,7 +288,11 @@ torture-soak:
 	RINGSTOW_MINUTES=$(SOAK_MINUTES) \
 		cargo test --test leaks for_an_hour -- --ignored --nocapture
 
-lint: check-format check-types check-rust doc site
+# Names, keywords, commands, targets, paths and commits in the documentation exist.
+check-docs: $(READY)
+	$(BIN)/python tools/check_docs.py
+
+lint: check-format check-types check-docs check-rust doc site
 
 doc:
 	RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --all-features -p ringstow $(if $(BURN),-p ringstow-burn)
