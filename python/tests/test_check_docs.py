@@ -38,8 +38,9 @@ WRONG = {
 RIGHT = """
 `ringstow.save(state, path, step=1)`, `ringstow.dcp.StorageWriter`, `ringstow.toml`,
 `ringstow::save`, `manager.restore(into=state)`, `restore(4, into=state)`, `step.metrics`,
-`torch.save(state, max=3)`, `report.seconds`, `ringstow ls run --json`, `make compare GB=4`, `src/lib.rs`,
-`tools/*.py`, `tools/comparing/peers/NAME.py`, `python tools/compare.py --gb 1`, `1234567`, `ringstow COMMAND`.
+`torch.save(state, max=3)`, `report.seconds`, `ringstow ls run --json`, `make compare GB=4`,
+`src/lib.rs`, `tools/*.py`, `tools/comparing/peers/NAME.py`, `python tools/compare.py --gb 1`,
+`1234567`, `ringstow COMMAND`.
 ```
 make test
 ringstow ls run   # --deep is no flag here
