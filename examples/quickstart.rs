@@ -1,4 +1,4 @@
-//! The README's program: saves a state and loads it again.
+//! The first program of `docs/rust.md`: saves a state and loads it again.
 
 use ringstow::StateDict;
 
