@@ -60,7 +60,8 @@ def main() -> int:
 
 def problems(root: Path) -> Iterator[str]:
     """Yield a line for each thing that the pages and docstrings below a root name in vain."""
-    for page in (*sorted(root.glob("*.md")), *sorted(root.glob("docs/**/*.md"))):
+    pages = (one for where in ("*.md", "docs/**/*.md", "tools/*.md") for one in root.glob(where))
+    for page in sorted(pages):
         yield from _of(of_page(page.read_text(), str(page.relative_to(root))))
     for module in sorted(root.glob("python/ringstow/**/*.py")):
         yield from _of(of_docstrings(module.read_text(), str(module.relative_to(root))))

@@ -81,3 +81,9 @@ def test_a_line_is_named(tmp_path):
         "docs/" + "page.md:7: no src/saves.rs",
         "python/ringstow/a.py:4: no ringstow.sav",
     ]
+
+
+def test_the_index_of_tools_names_each():
+    index = (ROOT / "tools" / "README.md").read_text()
+    tools = [path.name for end in ("py", "sh") for path in (ROOT / "tools").glob(f"*.{end}")]
+    assert [name for name in tools if f"`{name}`" not in index] == []
