@@ -14,13 +14,12 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
 FROM_ROOT = {
     "README.md": "index.md",
-    "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
 }
@@ -62,7 +61,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) -> str:
+def on_page_markdown(
+    markdown: str, page: Page, config: MkDocsConfig, files: Files, **_: Any
+) -> str:
     """Rewrite each link to the page of the site that it means, or else to the repository."""
     name = page.file.src_uri
     at = {site: source for source, site in FROM_ROOT.items()}.get(name, f"docs/{name}")
@@ -71,7 +72,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, **_: Any) 
         path, anchor = link[1], link[2] or ""
         to = posixpath.normpath(posixpath.join(posixpath.dirname(at), path))
         site = FROM_ROOT.get(to) or (to.removeprefix("docs/") if to.startswith("docs/") else None)
-        if site is None:
+        found = files.get_file_from_path(site) if site else None
+        if site is None or found is None or found.inclusion is InclusionLevel.EXCLUDED:
             if not (ROOT / to).exists():
                 raise PluginError(f"{at} links to {path}, which does not exist")
             kind = "tree" if (ROOT / to).is_dir() else "blob"

@@ -17,7 +17,7 @@ PAGES = [page for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")
 WITH_SNIPPETS = [page for page in PAGES if any(snippets.snippets(page))]
 NEED_A_GPU = {"gpu.md"}
 # They copy to ``s3://bucket``.
-NEED_A_STORE = {"stores.md", "tiers.md"}
+NEED_A_STORE = {"tiers.md"}
 # What the extra "test" installs for one page.
 NEED_MODULES = {"monitoring.md": ("tensorboard", "prometheus_client", "opentelemetry.sdk.metrics")}
 # python/trainer_tests runs their snippets, where the frameworks are installed.
