@@ -101,8 +101,9 @@ pub use state::{Base, StateDict};
 pub use store::{
     Before, Best, Checkpoint, CheckpointKind, Committed, DiffReport, Direction, Disposal,
     ElementDiff, FileInfo, Found, Info, Left, LoadOptions, Loaded, LoadedTensor, OnCorrupt,
-    Promotion, PromotionReport, Pruning, Recycled, Removed, Retained, Retention, Session, Slice,
-    Slimmed, Status, Swept, TensorChange, TensorDiff, TensorPart, TensorView, ValueDiff, Wanted,
+    OpenOptions, Promotion, PromotionReport, Pruning, Recycled, Removed, Retained, Retention,
+    Session, Slice, Slimmed, Status, Swept, TensorChange, TensorDiff, TensorPart, TensorView,
+    ValueDiff, Wanted,
 };
 
 pub use stream::{FileReader, FileWriter, WriteOptions};

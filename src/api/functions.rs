@@ -166,7 +166,7 @@ pub fn load_async(path: impl AsRef<Path>) -> Result<LoadHandle> {
 /// of files that are not what was written, cannot be read or are missing, with the names of the tensors in them.
 ///
 /// # Errors
-/// As for [`Checkpoint::open_damaged`], a damaged manifest included; [`Error::Io`](crate::Error::Io).
+/// As for [`OpenOptions::damaged`](crate::OpenOptions::damaged), a damaged manifest included; [`Error::Io`](crate::Error::Io).
 pub fn verify(path: impl AsRef<Path>) -> Result<VerifyReport> {
     Store::found()?.verify(path)
 }
@@ -193,7 +193,7 @@ pub fn promote(from: impl AsRef<Path>, to: impl AsRef<Path>) -> Result<crate::Pr
 /// values are not compared. [`Store::diff`] counts elements.
 ///
 /// # Errors
-/// As for [`Checkpoint::open_foreign`] and [`Checkpoint::load_part`].
+/// As for [`OpenOptions::foreign`](crate::OpenOptions::foreign) and [`Checkpoint::load_part`].
 pub fn diff(a: impl AsRef<Path>, b: impl AsRef<Path>) -> Result<DiffReport> {
     Store::found()?.diff(a, b, false)
 }
@@ -310,29 +310,6 @@ impl Checkpoint {
     /// [`Config::found`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Store::found()?.open(path)
-    }
-
-    /// [`Checkpoint::open`] that also opens a checkpoint whose files are missing, or have another length than they
-    /// should. Loads of tensors in them fail; with [`OnCorrupt::Skip`](crate::OnCorrupt::Skip) they return all others.
-    ///
-    /// # Errors
-    /// As for [`Checkpoint::open`], except for missing files and wrong lengths. A damaged manifest is still an error.
-    pub fn open_damaged(path: impl AsRef<Path>) -> Result<Self> {
-        Store::found()?.open_damaged(path)
-    }
-
-    /// [`Checkpoint::open`] that also opens a directory of safetensors files without a manifest. The files may hold
-    /// whole tensors, as Hugging Face's libraries write them, or chunks, as PyTorch's `HuggingFaceStorageWriter` does.
-    /// They have no checksums, so loads are not verified.
-    ///
-    /// # Errors
-    /// As for [`Checkpoint::open`];
-    /// [`Error::NotCommitted`](crate::Error::NotCommitted) also for ringstow's shards without a manifest;
-    /// [`Error::MissingFiles`](crate::Error::MissingFiles) also for files and tensors that an index lists, and for chunks
-    /// of tensors;
-    /// [`Error::Format`](crate::Error::Format) for files that are not safetensors.
-    pub fn open_foreign(path: impl AsRef<Path>) -> Result<Self> {
-        Store::found()?.open_foreign(path)
     }
 }
 

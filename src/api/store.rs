@@ -10,8 +10,8 @@ use crate::pipeline::runtime::Runtime;
 use crate::plan::share::{Place, SharedFile};
 use crate::state::StateDict;
 use crate::store::{
-    self, Checkpoint, DiffReport, Disposal, Found, LoadOptions, Loaded, Pruning, Removed, Retained,
-    Retention, Session, Slimmed, Swept, Wanted, copies_of, while_replaced,
+    self, Checkpoint, DiffReport, Disposal, Found, LoadOptions, Loaded, OpenOptions, Pruning,
+    Removed, Retained, Retention, Session, Slimmed, Swept, Wanted, copies_of, while_replaced,
 };
 use crate::stream::{FileReader, FileWriter, WriteOptions};
 use crate::sys::path::{absolute, absolute_or_object};
@@ -173,14 +173,14 @@ impl Store {
 
     /// Opens a checkpoint, or else the first of its copies that is of the same run.
     fn nearest(&self, path: &Path, copies: &[PathBuf]) -> Result<Checkpoint> {
-        let failure = match Checkpoint::open_copied(path, copies, &self.config) {
+        let failure = match OpenOptions::of(&self.config).copies(copies).open(path) {
             Err(error) if error.is_of_checkpoint() => error,
             opened => return opened,
         };
         for (at, copy) in
             copies.iter().enumerate().filter(|(_, copy)| store::is_one_run(path, copy))
         {
-            match Checkpoint::open_copied(copy, &copies[at + 1..], &self.config) {
+            match OpenOptions::of(&self.config).copies(&copies[at + 1..]).open(copy) {
                 Ok(checkpoint) => {
                     let (path, copy) = (path.display(), copy.display());
                     tracing::warn!("{copy} is loaded instead of {path}: {failure}");
@@ -192,17 +192,7 @@ impl Store {
         Err(failure)
     }
 
-    /// As [`Checkpoint::open_damaged`].
-    pub fn open_damaged(&self, path: impl AsRef<Path>) -> Result<Checkpoint> {
-        Checkpoint::open_damaged_with(path, &self.config)
-    }
-
-    /// As [`Checkpoint::open_foreign`].
-    pub fn open_foreign(&self, path: impl AsRef<Path>) -> Result<Checkpoint> {
-        Checkpoint::open_foreign_with(path, &self.config)
-    }
-
-    /// As [`load`](crate::load()). Of the tiers that the configuration names, see [`Checkpoint::open_copied`]: they have the
+    /// As [`load`](crate::load()). Of the tiers that the configuration names, see [`OpenOptions::copies`]: they have the
     /// copies under the same name. If the checkpoint cannot be opened, and directory and tier are noted to be of one run, its
     /// first copy that can be opened is loaded.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<Loaded> {

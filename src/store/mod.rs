@@ -37,11 +37,12 @@ pub use promote::{
     owner, promote, unfinished,
 };
 pub(crate) use read::again::{again, while_replaced};
-pub use read::checkpoint::{Checkpoint, CheckpointKind};
+pub use read::checkpoint::{Checkpoint, CheckpointKind, OpenOptions};
+pub use read::copies::copies_of;
 pub use read::info::{FileInfo, Info};
 pub use read::load::{LoadOptions, OnCorrupt};
 pub use read::loaded::{LoadPlace, Loaded, LoadedTensor, TensorView};
-pub use read::nearest::copies_of;
+
 pub use read::part::TensorPart;
 pub use read::slices::Slice;
 pub use read::verify::verify;

@@ -5,7 +5,7 @@ use cut_disk::run;
 use ringstow::internals::store::{Wanted, export, remove_checkpoint};
 use ringstow::internals::sys::chance::{Chance, fix};
 use ringstow::{
-    Checkpoint, Config, Disposal, Dtype, EngineChoice, Error, Loaded, Pruning, Receipt, Retention,
+    Config, Disposal, Dtype, EngineChoice, Error, Loaded, OpenOptions, Pruning, Receipt, Retention,
     Runtime, Session, StateDict, Store,
 };
 use serde::{Deserialize, Serialize};
@@ -234,7 +234,7 @@ fn export_model(id: i64, config: &Config, path: &Path) -> Result<(), Error> {
 
 /// Reads a model, and returns which it is. Panics if it is not wholly that model.
 fn read_model(runtime: &Runtime, path: &Path) -> Result<i64, Error> {
-    let model = Checkpoint::open_foreign(path)?;
+    let model = OpenOptions::new().foreign(true).open(path)?;
     let loaded = load_opened(runtime, &model)?;
     let number = loaded.tensor("id").expect("MIXED: no number").data();
     let id = i64::from_le_bytes(number.try_into().unwrap());
@@ -252,7 +252,7 @@ fn assert_same(id: i64, loaded: &Loaded, others: usize) {
 
 /// Loads a checkpoint, and returns which state it is. Panics if it is not wholly that state.
 fn load(runtime: &Runtime, path: &Path) -> Result<i64, Error> {
-    let checkpoint = Checkpoint::open_with(path, runtime.config())?;
+    let checkpoint = OpenOptions::of(runtime.config()).open(path)?;
     let loaded = match load_opened(runtime, &checkpoint) {
         // As a trainer does: it opens the newer one.
         Err(Error::Replaced { .. }) => return load(runtime, path),

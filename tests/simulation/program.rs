@@ -5,7 +5,7 @@ use crate::common::{State, load_opened};
 use crate::history::{Outcome, Refusal, Seen, Why};
 use crate::world::World;
 use ringstow::internals::store::{Wanted, latest, prune, remove_checkpoint, retain, save};
-use ringstow::{Base, Checkpoint, Disposal, Error, Receipt, Retention, Runtime, Session};
+use ringstow::{Base, Disposal, Error, OpenOptions, Receipt, Retention, Runtime, Session};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -191,7 +191,7 @@ fn start_rank(
 /// # Errors
 /// The load's; [`Why::Damage`] if it is not wholly that state.
 pub fn load(runtime: &Runtime, path: &Path) -> Result<i64, Refusal> {
-    let checkpoint = Checkpoint::open_with(path, runtime.config())?;
+    let checkpoint = OpenOptions::of(runtime.config()).open(path)?;
     let loaded = match load_opened(runtime, &checkpoint) {
         // As a trainer does: it opens the newer one.
         Err(Error::Replaced { .. }) => return load(runtime, path),

@@ -3,7 +3,7 @@
 
 use crate::common::*;
 use nix::libc;
-use ringstow::{Checkpoint, Error, StateDict};
+use ringstow::{Error, OpenOptions, StateDict};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -38,7 +38,10 @@ fn opening_a_run_directory_names_the_newest_checkpoint() {
     let error = error_of(root.path());
     assert!(matches!(error, Error::NoCheckpoint { .. }), "{error:?}");
     assert_says(&error, &["directory of checkpoints", "a-2", "`latest`", "`ringstow ls`"]);
-    assert_says(&Checkpoint::open_foreign(root.path()).unwrap_err(), &["directory of checkpoints"]);
+    assert_says(
+        &OpenOptions::new().foreign(true).open(root.path()).unwrap_err(),
+        &["directory of checkpoints"],
+    );
 }
 
 #[test]

@@ -7,7 +7,8 @@ use crate::common::{State, assert_says, runtime, scratch, step_at};
 use ringstow::internals::format::names;
 use ringstow::internals::store::{Found, Status};
 use ringstow::{
-    Checkpoint, Dtype, Error, RankShare, Session, StateDict, Value, latest, list, verify,
+    Checkpoint, Dtype, Error, OpenOptions, RankShare, Session, StateDict, Value, latest, list,
+    verify,
 };
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -107,7 +108,7 @@ fn a_whole_cannot_be_opened_and_says_what_can() {
     let whole = at(root.path(), 7);
     for error in [
         Checkpoint::open(&whole).unwrap_err(),
-        Checkpoint::open_foreign(&whole).unwrap_err(),
+        OpenOptions::new().foreign(true).open(&whole).unwrap_err(),
         verify(&whole).unwrap_err(),
     ] {
         assert!(matches!(error, Error::NoCheckpoint { .. }), "{error}");

@@ -8,8 +8,8 @@
 
 use crate::common::{scratch, sealed, small_config};
 use ringstow::{
-    Checkpoint, Config, Dtype, Item, LoadOptions, RankShare, Region, Runtime, Session, StateDict,
-    TensorInfo, Value,
+    Checkpoint, Config, Dtype, Item, LoadOptions, OpenOptions, RankShare, Region, Runtime, Session,
+    StateDict, TensorInfo, Value,
 };
 use std::collections::BTreeMap;
 use std::fs;
@@ -343,8 +343,8 @@ fn stored_checkpoints_load_with_their_values() {
         let root = Path::new(STORED).join(case.name);
         let config = if case.name == "striped" { striped(&root) } else { small_config() };
         let checkpoint = match case.path {
-            Some(path) => Checkpoint::open_with(root.join(path), &config).unwrap(),
-            None => Checkpoint::open_foreign(root.join("c")).unwrap(),
+            Some(path) => OpenOptions::of(&config).open(root.join(path)).unwrap(),
+            None => OpenOptions::new().foreign(true).open(root.join("c")).unwrap(),
         };
         let names = case.tensors.iter().map(|tensor| &tensor.name);
         let runtime = Runtime::new(config).unwrap();

@@ -4,7 +4,7 @@
 use crate::common::{SIZES, State, assert_no_litter, assert_says, runtime, scratch, small_config};
 use ringstow::internals::store;
 use ringstow::{
-    Checkpoint, Config, Disposal, LoadOptions, Runtime, SaveReport, StateDict, list, prune, retain,
+    Config, Disposal, LoadOptions, OpenOptions, Runtime, SaveReport, StateDict, list, prune, retain,
 };
 use serde_json::{json, to_value};
 use std::ffi::OsStr;
@@ -87,7 +87,7 @@ fn checkpoint_whose_path_is_not_utf_8_is_not_striped() {
     fs::write(companion.join("companion.json"), marker.to_string()).unwrap();
     fs::write(companion.join("rank00000-7.safetensors"), "another's").unwrap();
     ringstow::internals::store::prune(&root, &config).unwrap();
-    let opened = Checkpoint::open_with(&dir, &config).unwrap();
+    let opened = OpenOptions::of(&config).open(&dir).unwrap();
     let names = opened.tensors().iter().map(|tensor| tensor.name.as_str());
     opened.load_names(names, LoadOptions::default().on(&striped, &Default::default())).unwrap();
     assert!(companion.join("rank00000-7.safetensors").exists());

@@ -6,8 +6,8 @@ use crate::common::{
 };
 use ringstow::internals::store::{self, Slimmed};
 use ringstow::{
-    Checkpoint, Config, Dtype, Error, LoadOptions, Result, Runtime, Session, StateDict, TensorInfo,
-    Value,
+    Checkpoint, Config, Dtype, Error, LoadOptions, OpenOptions, Result, Runtime, Session,
+    StateDict, TensorInfo, Value,
 };
 use std::path::Path;
 
@@ -160,7 +160,7 @@ fn striped_checkpoint_of_ranks_frees_its_files_on_every_disk() {
     for place in [root.path(), disks[0].path(), disks[1].path()] {
         assert!(done.removed.iter().any(|path| path.starts_with(place)), "{done:?}");
     }
-    let kept = Checkpoint::open_with(&dir, &config).unwrap();
+    let kept = OpenOptions::of(&config).open(&dir).unwrap();
     kept.load(kept.tensors().iter().map(|tensor| &tensor.name)).unwrap();
     assert_no_litter_in(&config, &dir);
 }

@@ -11,7 +11,7 @@ use crate::store::catalog::links::Links;
 use crate::store::cleanup::look::Look;
 use crate::store::layout::rank_dirs;
 use crate::store::layout::stripes::Stripes;
-use crate::store::read::checkpoint::Checkpoint;
+use crate::store::read::checkpoint::{Checkpoint, OpenOptions};
 use crate::store::write::rollback::Rollback;
 use crate::store::write::swept::Left;
 use crate::store::write::transaction::Transaction;
@@ -106,6 +106,6 @@ fn whole(dir: &Path, config: &Config) -> Result<Checkpoint> {
     if !rank_dirs::parts(dir)?.is_empty() {
         return Err(shares());
     }
-    let checkpoint = Checkpoint::open_with(dir, config)?;
+    let checkpoint = OpenOptions::of(config).open(dir)?;
     if checkpoint.manifest().part_of.is_some() { Err(shares()) } else { Ok(checkpoint) }
 }

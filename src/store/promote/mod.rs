@@ -27,7 +27,7 @@ use crate::pipeline::report::Moved;
 use crate::pipeline::runtime::Runtime;
 use crate::plan::load::BlockRead;
 use crate::store::layout::node::OwnRanks;
-use crate::store::read::checkpoint::Checkpoint;
+use crate::store::read::checkpoint::{Checkpoint, OpenOptions};
 use crate::sys::dir;
 pub(in crate::store) use abandoned::{Ending, end_abandoned, journals, remove_empty};
 pub use abandoned::{Unfinished, unfinished};
@@ -161,7 +161,7 @@ fn promote_once(
     let patience = Patience::new(&to, how.patience, job);
     patience.ask(|| owner::check_copy(&from, &to, job))?;
     let target = &*target_at(&to, patience, job)?;
-    let checkpoint = Checkpoint::open_with(&from, runtime.config())?;
+    let checkpoint = OpenOptions::of(runtime.config()).open(&from)?;
     let copy = Copy::of(&checkpoint)?;
     let file_bytes = checkpoint.manifest().files.iter().map(|file| file.bytes).sum();
     job.set_total(file_bytes);

@@ -84,7 +84,7 @@ impl Checkpoint {
         self.fault_of(tensor).is_some()
     }
 
-    /// Checks that all files exist with their full length: after [`Checkpoint::open_damaged`], which does not.
+    /// Checks that all files exist with their full length: after [`OpenOptions::damaged`](crate::OpenOptions::damaged), which does not.
     ///
     /// # Errors
     /// [`Error::MissingFiles`]; [`Error::Corrupt`] for a file of another length; [`Error::Format`] for a link and anything

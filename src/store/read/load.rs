@@ -38,7 +38,7 @@ pub struct LoadOptions<'a> {
     /// Check every checksum chunk before returning any of it. Default true.
     pub verify: bool,
     /// What to do about damaged tensors. Default: fail. To load although files are missing, also open the checkpoint
-    /// with [`Checkpoint::open_damaged`].
+    /// with [`OpenOptions::damaged`](crate::OpenOptions::damaged).
     pub on_corrupt: OnCorrupt,
     /// The pool and engines to use. Default: those that the process shares for the checkpoint's configuration.
     pub runtime: Option<&'a Runtime>,

@@ -15,7 +15,6 @@ pub(crate) mod index;
 pub(crate) mod info;
 pub(crate) mod load;
 pub(crate) mod loaded;
-pub(crate) mod nearest;
 pub(crate) mod needed;
 pub(crate) mod object;
 pub(crate) mod part;

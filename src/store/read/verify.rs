@@ -7,7 +7,7 @@ use crate::pipeline::report::{Damage, VerifyReport};
 use crate::pipeline::runtime::Runtime;
 use crate::plan::load::Want;
 use crate::store::read::again::while_replaced;
-use crate::store::read::checkpoint::Checkpoint;
+use crate::store::read::checkpoint::{Checkpoint, OpenOptions};
 use crate::store::read::fault::{Fault, FaultKind};
 use crate::store::read::load::{Fetched, bytes_of};
 use crate::sys::file;
@@ -21,14 +21,14 @@ use std::time::Instant;
 /// replaces the checkpoint meanwhile, the result is entirely of the old or entirely of the new one.
 ///
 /// # Errors
-/// What [`Checkpoint::open_damaged`] returns, a damaged manifest included; failures to read other than damage.
+/// What [`OpenOptions::damaged`] returns, a damaged manifest included; failures to read other than damage.
 pub fn verify(runtime: &Runtime, path: &Path, job: &Arc<Job>) -> Result<VerifyReport> {
     job.traced(runtime.config(), || while_replaced(|| verify_once(runtime, path, job)))
 }
 
 fn verify_once(runtime: &Runtime, path: &Path, job: &Arc<Job>) -> Result<VerifyReport> {
     let started = Instant::now();
-    let checkpoint = Checkpoint::open_damaged_once(path, runtime.config())?;
+    let checkpoint = OpenOptions::of(runtime.config()).damaged(true).open_once(path)?;
     let here: Vec<usize> = checkpoint.files_here().collect();
     let all: Vec<Want> =
         here.iter().map(|&file| Want { file, range: 0..checkpoint.files[file].bytes }).collect();
