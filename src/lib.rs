@@ -21,8 +21,8 @@
 //! ```
 //!
 //! [`save_async`] and [`load_async`] return at once with a [`Handle`], to wait on or to await.
-//! [`Checkpoint`] opens a checkpoint to look at it or to load a part. [`Store`] has the same functions with a
-//! [`Config`] of the caller's; those of the crate take the one that is [found](Config::found).
+//! [`Checkpoint`] opens a checkpoint to look at it or to load a part. A [`Store`] has a [`Config`] and all
+//! calls; the functions of the crate are its most common ones, with the configuration that is [found](Config::found).
 //! `docs/format.md` describes the files.
 //!
 //! # Features
@@ -72,9 +72,7 @@ mod sys;
 mod units;
 
 pub use api::{
-    Store, diff, export, export_async, latest, latest_verified, list, load, load_async, open_read,
-    open_write, promote, prune, remove, retain, save, save_async, slim, steps, verify, write_rank,
-    write_rank_async,
+    Store, latest, load, load_async, prune, remove, retain, save, save_async, steps, verify,
 };
 pub use background::Filled;
 pub use config::{Config, EngineChoice, IoPriority, Switch};

@@ -158,7 +158,7 @@ impl CheckpointManager {
         }
     }
 
-    /// Copies each step to further places once it is committed, in the background, as [`promote`](crate::promote()) does. If
+    /// Copies each step to further places once it is committed, in the background, as [`Store::promote`](crate::Store::promote) does. If
     /// saves are faster, steps in between are passed over, except those that [`Keep::every`] keeps.
     /// [`CheckpointManager::restore`] then takes the newest step of all places, each file from the nearest copy, and what is
     /// damaged there from the next. A failed copy is logged and tried again. Without this call, these are the places of

@@ -7,7 +7,7 @@ use candle_nn::{Module, Optimizer, ParamsAdamW, VarBuilder, VarMap, linear};
 use common::scratch;
 use ringstow::candle::{AdamW, VarMaps, load, save, save_async, var_builder};
 use ringstow::{
-    Checkpoint, CheckpointManager, Dtype, Error, Keep, OnDamage, Session, Source, TensorInfo, Value,
+    Checkpoint, CheckpointManager, Dtype, Error, Keep, OnDamage, Source, Store, TensorInfo, Value,
 };
 use safetensors::View;
 use std::collections::BTreeMap;
@@ -337,11 +337,11 @@ fn a_builder_checks_what_it_reads() {
 fn a_rank_saves_its_own_variables() {
     let dir = scratch();
     let path: &Path = &dir.path().join("step");
-    let session = Session::begin(path, 2).unwrap();
+    let session = Store::found().unwrap().begin(path, 2).unwrap();
     let receipts = [0, 1].map(|rank| {
         let name = ["rank.0", "rank.1"][rank as usize];
         let state = VarMaps::new([(name, &map_of([("weight", var(rank as f32, 10))]))]).state();
-        ringstow::write_rank(&state.unwrap(), rank, path).unwrap().0
+        ringstow::Store::found().unwrap().write_rank(&state.unwrap(), rank, path).unwrap().0
     });
     session.commit(receipts.into(), Value::Dict(Vec::new()).to_json().unwrap()).unwrap();
     let weight = var(7.0, 10);

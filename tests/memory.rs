@@ -50,7 +50,7 @@ fn check(what: &str, file: &str, content: &[u8]) {
         }),
         ("open_foreign", |dir, _| drop(OpenOptions::new().foreign(true).open(dir))),
         ("latest", |_, parent| drop(ringstow::latest(parent))),
-        ("list", |_, parent| drop(ringstow::list(parent))),
+        ("list", |_, parent| drop(ringstow::Store::found().unwrap().list(parent))),
         ("steps", |_, parent| {
             drop(ringstow::internals::store::steps(parent, None, &ringstow::Config::default()))
         }),

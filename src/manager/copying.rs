@@ -33,7 +33,7 @@ impl Copying {
     ///
     /// # Errors
     /// [`Error::Invalid`] if the place has steps of another run, or files of other nodes have yet to be sent there; as for
-    /// [`promote`](crate::promote()).
+    /// [`Store::promote`](crate::Store::promote).
     pub fn send(
         &self,
         step: &Added,

@@ -17,7 +17,7 @@ pub struct Slim {
     /// How many of the newest steps, and of the last saves, stay whole. What a link in the root leads to stays whole, too.
     /// Others that the rules keep, such as the best, do not.
     pub after: usize,
-    /// The names of the parts that older steps lose; see [`slim`](crate::slim()).
+    /// The names of the parts that older steps lose; see [`Store::slim`](crate::Store::slim).
     pub parts: Vec<String>,
 }
 

@@ -352,7 +352,7 @@ fn files_that_a_killed_slimming_left_go_after_the_next_save() {
     };
     let before: Vec<_> =
         files(&step).into_iter().map(|path| (fs::read(&path).unwrap(), path)).collect();
-    crate::slim(&step, &["optimizer".into()]).unwrap();
+    crate::Store::found().unwrap().slim(&step, &["optimizer".into()]).unwrap();
     let after = files(&step);
     for (bytes, path) in before.iter().filter(|(_, path)| !path.exists()) {
         fs::write(path, bytes).unwrap();

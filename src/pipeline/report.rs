@@ -164,7 +164,7 @@ pub struct LoadReport {
     pub path: PathBuf,
     /// The step of training that it was saved as, if it has a number.
     pub step: Option<u64>,
-    /// Names of the checkpoint below which [`slim`](crate::slim) has dropped everything: it may lack what was asked for.
+    /// Names of the checkpoint below which [`Store::slim`](crate::Store::slim) has dropped everything: it may lack what was asked for.
     pub dropped: Vec<String>,
     /// Tensors loaded.
     pub tensors: usize,
@@ -210,7 +210,7 @@ impl LoadReport {
     }
 }
 
-/// The report of a file that was [written as a stream](crate::open_write).
+/// The report of a file that was [written as a stream](crate::Store::open_write).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct WriteReport {
     /// The file.

@@ -137,7 +137,7 @@ impl State {
         path: &Path,
     ) -> ringstow::Result<()> {
         let extra = noise(77, 30_000);
-        let session = ringstow::Session::begin_with(path, 2, runtime.config())?;
+        let session = ringstow::Session::begin(path, 2, runtime.config())?;
         let write = |rank: u32| -> ringstow::Result<Receipt> {
             let mut share = self.share((rank, 2))?;
             let (name, range) = EXTRAS[rank as usize].clone();
@@ -164,7 +164,7 @@ impl State {
 
     /// As [`State::save`], by several ranks at once that each have some of the tensors.
     pub fn save_by_ranks(&self, ranks: u32, runtime: &Runtime, path: &Path) {
-        let session = ringstow::Session::begin_with(path, ranks, runtime.config()).unwrap();
+        let session = ringstow::Session::begin(path, ranks, runtime.config()).unwrap();
         let write = |rank: u32| self.write_share((rank, ranks), runtime, path).unwrap();
         let receipts = std::thread::scope(|scope| {
             let running: Vec<_> = (0..ranks).map(|rank| scope.spawn(move || write(rank))).collect();

@@ -179,13 +179,13 @@ impl Order {
         match self.job {
             Job::Save(id) => drop(State::new(id, &SIZES).save(&runtime, &path)?),
             Job::SaveByRanks(id) => {
-                let session = Session::begin_with(&path, RANKS, runtime.config())?;
+                let session = Session::begin(&path, RANKS, runtime.config())?;
                 let state = State::new(id, &SIZES);
                 let write = |rank| state.write_share((rank, RANKS), &runtime, &path);
                 session.commit((0..RANKS).map(write).collect::<Result<_, _>>()?, state.tree())?;
             }
             Job::Coordinate(id) => {
-                let session = Session::begin_with(&path, RANKS, runtime.config())?;
+                let session = Session::begin(&path, RANKS, runtime.config())?;
                 say("begun", &());
                 let state = State::new(id, &SIZES);
                 say("receipt", &state.write_share((0, RANKS), &runtime, &path)?);

@@ -140,7 +140,7 @@ fn save_by_ranks(
     order: &Order,
 ) -> Result<(), Refusal> {
     let path = world.root.join(&order.at);
-    let session = Session::begin_with(&path, RANKS as u32, &world.config)?;
+    let session = Session::begin(&path, RANKS as u32, &world.config)?;
     let mut running: Vec<(Option<Id>, Slot)> = (0..RANKS)
         .map(|rank| start_rank(world, id, (number, rank), ranks.troubles[rank], &order.at))
         .collect();

@@ -62,7 +62,8 @@ fn a_list_of_a_file_says_what_the_file_is() {
     let steps = |name: &str| ringstow::steps(root.path().join(name)).unwrap_err();
     assert_says(&steps("model.pt"), &["a file of torch.save"]);
     assert_says(&steps("notes.txt"), &["a checkpoint is a directory"]);
-    let gone = ringstow::list(root.path().join("gone")).unwrap_err().to_string();
+    let gone =
+        ringstow::Store::found().unwrap().list(root.path().join("gone")).unwrap_err().to_string();
     assert!(!gone.contains("was saved there"), "{gone}");
 }
 
@@ -112,7 +113,7 @@ fn another_programs_manifest_makes_no_checkpoint() {
     let step = save(root.path().join("step-1"));
     let retained = ringstow::retain(root.path(), 1, ringstow::Disposal::Remove).unwrap();
     assert!(retained.left.is_empty() && retained.kept == [step.clone()], "{retained:?}");
-    let found = ringstow::list(root.path()).unwrap();
+    let found = ringstow::Store::found().unwrap().list(root.path()).unwrap();
     assert!(found.iter().map(|found| &found.path).eq([&step]), "{found:?}");
     assert_says(&error_of(root.path()), &["another program's", "step-1"]);
 

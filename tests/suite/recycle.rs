@@ -7,7 +7,7 @@ use crate::common::{
 use ringstow::internals::store::Status;
 use ringstow::{
     Config, Disposal, EngineChoice, Error, Fallback, FallbackKind, Retention, Runtime, SaveReport,
-    list, prune, remove, retain,
+    Store, prune, remove, retain,
 };
 use std::fs;
 use std::io::Read;
@@ -240,7 +240,7 @@ fn killed_removal_is_not_a_checkpoint_and_is_finished() {
         let dir = at(root.path(), step);
         fs::rename(dir.join("manifest.json"), dir.join("manifest.json.retired")).unwrap();
     }
-    let found = &list(root.path()).unwrap()[0];
+    let found = &Store::found().unwrap().list(root.path()).unwrap()[0];
     assert_eq!(found.status, Status::Incomplete);
     assert!(found.problem.as_ref().unwrap().contains("being removed"), "{:?}", found.problem);
     // By retain, by a save into it, by prune.
@@ -257,7 +257,7 @@ fn killed_removal_is_not_a_checkpoint_and_is_finished() {
 fn remove_refuses_other_directories_and_running_saves() {
     let (root, _) = root(&[1]);
     let dir = at(root.path(), 1);
-    let session = ringstow::Session::begin(&dir, 1).unwrap();
+    let session = ringstow::Store::found().unwrap().begin(&dir, 1).unwrap();
     assert!(matches!(ringstow::remove(&dir, Disposal::Remove), Err(Error::Busy { .. })));
     drop(session);
     let error = remove(root.path(), Disposal::Remove).unwrap_err();
@@ -371,7 +371,7 @@ fn rank_that_loses_the_race_for_a_recycled_file_writes_a_new_one() {
     let (root, runtime) = root(&[1]);
     remove(at(root.path(), 1), Disposal::Recycle).unwrap();
     let dir = at(root.path(), 2);
-    let session = ringstow::Session::begin(&dir, 1).unwrap();
+    let session = ringstow::Store::found().unwrap().begin(&dir, 1).unwrap();
     let _another_takes_it = on_thread(|_, call, on| {
         if call == Call::Rename && on.extension().is_some_and(|end| end == "spare") {
             fs::remove_file(on).unwrap();

@@ -2,7 +2,7 @@
 
 use crate::common::{State, names_in, runtime, small_config};
 use ringstow::internals::store::Retained;
-use ringstow::{Disposal, Retention, Session, retain};
+use ringstow::{Disposal, Retention, Store, retain};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
@@ -103,7 +103,7 @@ fn retain_clears_killed_saves_in_earlier_steps() {
 fn what_is_being_saved_is_not_cleared_away() {
     let root = root(&["step-9"]);
     let dir = killed(root.path(), "step-5");
-    let saving = Session::begin(&dir, 1).unwrap();
+    let saving = Store::found().unwrap().begin(&dir, 1).unwrap();
     let before = names_in(&killed(root.path(), "step-5"));
     let done = retain_as_planned(root.path(), 1);
     assert!(done.cleared.is_empty(), "{done:?}");

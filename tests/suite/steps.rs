@@ -9,7 +9,7 @@ mod retained;
 
 use crate::common::{runtime, scratch, small_config};
 use ringstow::internals::store::Retained;
-use ringstow::{Dtype, Retention, Runtime, StateDict, latest};
+use ringstow::{Dtype, Retention, Runtime, StateDict, Store, Wanted, latest};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -37,6 +37,11 @@ fn wait_for_the_next_millisecond() {
     while now() == before {
         std::hint::spin_loop();
     }
+}
+
+/// The newest step, if every byte of it is as it was written; else an earlier one.
+pub fn latest_verified(root: &Path) -> ringstow::Result<Option<PathBuf>> {
+    Store::found()?.latest(root, &Wanted { verify: true, ..Wanted::default() })
 }
 
 fn named(path: &Path) -> String {

@@ -364,7 +364,7 @@ fn write_one(disks: &Disks, rank: u32) -> ringstow::Result<ringstow::Receipt> {
 #[test]
 fn ranks_with_one_tensor_each_use_all_disks() {
     let disks = Disks::new(2);
-    let session = Session::begin_with(disks.dir(), 3, &disks.config()).unwrap();
+    let session = Session::begin(disks.dir(), 3, &disks.config()).unwrap();
     let receipts = (0..3).map(|rank| write_one(&disks, rank).unwrap()).collect();
     session.commit(receipts, Value::Dict(Vec::new()).to_json().unwrap()).unwrap();
     assert_no_litter_in(&disks.config(), &disks.dir());
@@ -375,7 +375,7 @@ fn ranks_with_one_tensor_each_use_all_disks() {
 #[test]
 fn stripes_unknown_to_the_coordinator_are_an_error() {
     let disks = Disks::new(1);
-    let session = Session::begin_with(disks.dir(), 1, &Config::default()).unwrap();
+    let session = Session::begin(disks.dir(), 1, &Config::default()).unwrap();
     let error = write_one(&disks, 0).unwrap_err();
     assert_says(&error, &["coordinator", "disk0/step-1", "Config.stripe"]);
     drop(session);
@@ -385,7 +385,7 @@ fn stripes_unknown_to_the_coordinator_are_an_error() {
 #[test]
 fn ranks_that_never_commit_leave_nothing_in_any_place() {
     let disks = Disks::new(2);
-    let session = Session::begin_with(disks.dir(), 3, &disks.config()).unwrap();
+    let session = Session::begin(disks.dir(), 3, &disks.config()).unwrap();
     let receipts: Vec<_> = (0..2).map(|rank| write_one(&disks, rank).unwrap()).collect();
     let tree = Value::Dict(Vec::new()).to_json().unwrap();
     assert_says(&session.commit(receipts, tree).unwrap_err(), &["receipts came from 2"]);

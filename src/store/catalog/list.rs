@@ -23,7 +23,7 @@ use std::fs::DirEntry;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// See [`list`](crate::list).
+/// See [`Store::list`](crate::Store::list).
 pub fn list(dir: &Path, config: &Config) -> Result<Vec<Found>> {
     Ok(survey(dir, None, config)?.1)
 }

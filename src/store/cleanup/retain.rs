@@ -373,7 +373,7 @@ fn none_of_the_row(path: &Path) -> Option<&'static str> {
 mod tests {
     use super::*;
     use crate::store::cleanup::remove::remove_checkpoint;
-    use crate::{Dtype, Session, StateDict};
+    use crate::{Dtype, StateDict};
 
     fn root() -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
@@ -424,7 +424,9 @@ mod tests {
     #[test]
     fn retain_leaves_step_that_another_call_is_removing() {
         let (root, mut other) = (root(), None);
-        let done = disturbed(root.path(), |dir| other = Some(Session::begin(dir, 1).unwrap()));
+        let done = disturbed(root.path(), |dir| {
+            other = Some(crate::Store::found().unwrap().begin(dir, 1).unwrap())
+        });
         assert_eq!((done.kept.len(), done.removed.len(), done.left.len()), (1, 1, 1));
         assert!(done.left[0].reason.contains("or its removal, is in progress"), "{done:?}");
     }

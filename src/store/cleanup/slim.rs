@@ -19,7 +19,7 @@ use crate::sys::open_dir::{Dir, refuse_link};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// What [`slim`](crate::slim()) did.
+/// What [`Store::slim`](crate::Store::slim) did.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Slimmed {
     /// The checkpoint's directory.
@@ -38,7 +38,7 @@ pub struct Slimmed {
     pub left: Vec<Left>,
 }
 
-/// See [`slim`](crate::slim()).
+/// See [`Store::slim`](crate::Store::slim).
 pub fn slim(dir: &Path, drop: &[String], config: &Config) -> Result<Slimmed> {
     refuse_link(dir)?;
     if let Some(empty) = drop.iter().find(|name| name.is_empty() || name.ends_with('.')) {

@@ -42,7 +42,7 @@ pub struct DiffReport {
     /// The metrics that `b` was saved with.
     #[serde(with = "metrics")]
     pub metrics_b: Metrics,
-    /// Names below which [`slim`](crate::slim()) has dropped everything from `a`.
+    /// Names below which [`Store::slim`](crate::Store::slim) has dropped everything from `a`.
     pub dropped_a: Vec<String>,
     /// Likewise from `b`.
     pub dropped_b: Vec<String>,

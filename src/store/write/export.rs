@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// See [`export`](crate::export).
+/// See [`Store::export`](crate::Store::export).
 ///
 /// No file ends in `.safetensors` before all have been written. A kill between the renames leaves
 /// numbered files beside `model.safetensors.index.json.part`: [`OpenOptions::foreign`] refuses such

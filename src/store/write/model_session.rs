@@ -25,7 +25,7 @@ pub struct ModelLayout {
 }
 
 impl ModelLayout {
-    /// Lays out tensors as [`export`](crate::export) does. With `numbers`, each tensor has the number of its file, from 1.
+    /// Lays out tensors as [`Store::export`](crate::Store::export) does. With `numbers`, each tensor has the number of its file, from 1.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for what safetensors cannot hold; [`Error::Invalid`] for two tensors of one name.

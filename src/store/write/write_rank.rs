@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// See [`write_rank`](crate::write_rank).
+/// See [`Store::write_rank`](crate::Store::write_rank).
 pub fn write_rank(
     runtime: &Runtime,
     state: &StateDict<'_>,

@@ -193,6 +193,6 @@ fn latest_verified_does_not_pass_over_a_step_without_permission() {
     }
     let shard = shard_of(&root.path().join("step-2"));
     let _denied = fail_call(Call::Open, &shard, EACCES);
-    let error = ringstow::latest_verified(root.path()).unwrap_err();
+    let error = crate::steps::latest_verified(root.path()).unwrap_err();
     assert_says(&error, &["step-2", "owner and mode"]);
 }

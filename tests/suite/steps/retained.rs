@@ -3,13 +3,13 @@
 use crate::common::{SIZES, State, names_in, runtime, scratch, small_config};
 use crate::steps::{all_named, keep, newest, retain_as_planned, root, save, why_left};
 use ringstow::internals::store::recycled;
-use ringstow::{Config, Disposal, Retention, Runtime, Session, retain, steps};
+use ringstow::{Config, Disposal, Retention, Runtime, Store, retain, steps};
 use std::fs;
 
 #[test]
 fn a_dry_run_knows_what_is_being_saved() {
     let root = root(&["step-1", "step-2", "step-3"]);
-    let saving = Session::begin(root.path().join("step-1"), 1).unwrap();
+    let saving = Store::found().unwrap().begin(root.path().join("step-1"), 1).unwrap();
     let done = retain_as_planned(root.path(), &keep(1));
     assert_eq!(all_named(&done.removed), ["step-2"]);
     assert!(why_left(&done, "step-1").contains("in progress"), "{done:?}");

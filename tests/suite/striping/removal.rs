@@ -142,7 +142,7 @@ fn striped_shares_stay_while_one_shares_files_are_missing() {
     for rank in 0..2 {
         let part = disks.dir().join(names::rank_dir(rank));
         let part_of = RankShare { rank, ranks: 2, save: "a".into() };
-        let session = Session::begin_with(&part, 1, &disks.config()).unwrap().rank_share(part_of);
+        let session = Session::begin(&part, 1, &disks.config()).unwrap().rank_share(part_of);
         let mut state = StateDict::new();
         for name in ["a", "b"] {
             state.bytes(name, Dtype::U8, &[500], &[7; 500]).unwrap();

@@ -51,7 +51,9 @@ fn look(dir: &Path, size: usize) {
     memory::bounded(size, CONSTANT, || drop(OpenOptions::new().foreign(true).open(dir)));
     memory::bounded(size, CONSTANT, || drop(ringstow::latest(dir)));
     memory::bounded(size, CONSTANT, || drop(ringstow::latest(dir.parent().unwrap())));
-    memory::bounded(size, CONSTANT, || drop(ringstow::list(dir.parent().unwrap())));
+    memory::bounded(size, CONSTANT, || {
+        drop(ringstow::Store::found().unwrap().list(dir.parent().unwrap()))
+    });
     memory::bounded(size, CONSTANT, || {
         drop(ringstow::internals::store::prune_plan(dir, &Config::default()))
     });
