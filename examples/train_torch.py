@@ -139,7 +139,7 @@ def train(args: argparse.Namespace) -> None:
     newest = ringstow.latest(args.out) if args.resume else None
     if newest is not None:
         trainer.restore(ringstow.load(newest))
-        print(f"resumed from {Path(newest).name}", flush=True)
+        print(f"resumed from {Path(newest.path).name}", flush=True)
     log = LossLog(args.out / "losses.jsonl", keep_until_step=trainer.step)
 
     save: ringstow.SaveHandle | None = None

@@ -66,14 +66,10 @@ class Trainer:
             self.generator.manual_seed(self.step * 1000 + dist.get_rank())
 
 
-def step_of(path: str | None) -> int:
-    """The step of a checkpoint; 0 where there is none."""
-    return 0 if path is None else int(Path(path).name.removeprefix("step-"))
-
-
 def agreed_step(own: Path) -> int:
     """The newest step that every rank has. Saves are in order, so it is the least of the newest."""
-    step = torch.tensor(step_of(ringstow.latest(own) if own.exists() else None))
+    newest = ringstow.latest(own)
+    step = torch.tensor((newest.step or 0) if newest is not None else 0)
     dist.all_reduce(step, dist.ReduceOp.MIN)
     return int(step.item())
 

@@ -34,10 +34,10 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 pub use line::{Around, Line, Turn};
 pub use queue::{Added, Pauses, Stays};
-pub use restore::{Failure, OnDamage, Restored, Seen, Verdict, best_of, lacking};
+pub use restore::{Failure, Restored, Seen, Verdict, best_of, lacking};
 pub use rules::Keep;
 use rules::{besides, check_keeps, room};
-pub use run::{Run, newest_of, usual_path};
+pub use run::{OnDamage, Run, newest_of, usual_path};
 pub use slim::Slim;
 use tiers::Copies;
 pub use tiers::{PAUSES, Tiers};
@@ -178,7 +178,7 @@ impl CheckpointManager {
         if let (Some(there), Some(keep_here)) = (&retention, tiers.keep_here) {
             check_keeps(there, own, keep_here)?;
         }
-        let every = own.and_then(|retention| retention.keep_every);
+        let every = own.and_then(|retention| retention.every);
         let stays = Stays { has_rule: own.is_some(), evicts: tiers.keep_here.is_some(), every };
         let (stripe, keep_here) = (&*shared.store.config().stripe, tiers.keep_here);
         let copies = Copies::new(&shared.root, tiers, (retention, stays), stripe)?;
@@ -347,7 +347,7 @@ impl Shared {
         state: &mut StateDict<'_>,
         metrics: impl IntoIterator<Item = (K, f64)>,
     ) -> Result<()> {
-        self.slim.iter().for_each(|slim| slim.set_apart(state));
+        self.slim.iter().for_each(|slim| slim.make_droppable(state));
         if let Some(base) = self.base() {
             state.base(base);
         }

@@ -207,7 +207,7 @@ impl<'a> StateDict<'a> {
     }
 
     /// Notes metrics of the step, such as `[("loss", 0.25)]`, in the manifest: [`steps`](crate::steps) reports them, and
-    /// [`Retention::keep_best`](crate::Retention) compares them. NaN and infinities come back, too. A name that was
+    /// [`Retention::best`](crate::Retention) compares them. NaN and infinities come back, too. A name that was
     /// given before gets the new number.
     ///
     /// # Errors
@@ -222,7 +222,7 @@ impl<'a> StateDict<'a> {
 
     /// Writes the tensors of this name and below it (`optimizer` and `optimizer.state.0`) into files of their own, so that
     /// [`Store::slim`](crate::Store::slim) can free them later. A save of a state that has nothing of the name fails.
-    pub fn apart(&mut self, name: impl Into<String>) -> &mut Self {
+    pub fn droppable(&mut self, name: impl Into<String>) -> &mut Self {
         let name = name.into();
         if !self.apart.contains(&name) {
             self.apart.push(name);
@@ -331,7 +331,7 @@ impl<'a> StateDict<'a> {
         match self.apart.iter().find(|name| self.tree.is_none() && !has(name)) {
             None => Ok(()),
             Some(name) => Err(Error::invalid(format!(
-                "the state has nothing named {name:?}, which is to be set apart, and nothing below it"
+                "the state has nothing named {name:?}, which is to be droppable, and nothing below it"
             ))),
         }
     }

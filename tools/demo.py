@@ -101,7 +101,7 @@ def kill_during_a_save(out: Path, steps: int, after_step: int, *, resume: bool) 
 
 def newest_step(out: Path) -> int:
     newest = ringstow.latest(out)
-    return 0 if newest is None else step_number(Path(newest))
+    return 0 if newest is None else newest.step or 0
 
 
 def kill_until_hit(out: Path, steps: int) -> Path:

@@ -47,7 +47,9 @@ def begin(rank: int, size: int, meeting: str) -> None:
 
 def save(rank: int, size: int, meeting: str, root: Path, gb: float) -> None:
     begin(rank, size, meeting)
-    with ringstow.CheckpointManager(root / f"node{rank}", node_local=True, replicas=2) as manager:
+    with ringstow.CheckpointManager(
+        root / f"node{rank}", nodes=ringstow.Nodes(replicas=2)
+    ) as manager:
         manager.save(1, state_of(gb))
         assert manager.wait_promoted()
     dist.destroy_process_group()
@@ -57,7 +59,7 @@ def restore(rank: int, size: int, meeting: str, root: Path, gb: float, answer: P
     begin(rank, size, meeting)
     state = state_of(gb)
     with ringstow.CheckpointManager(
-        root / f"node{rank}", node_local=True, replicas=size
+        root / f"node{rank}", nodes=ringstow.Nodes(replicas=size)
     ) as manager:
         dist.barrier()
         began = time.perf_counter()

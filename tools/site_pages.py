@@ -33,7 +33,10 @@ REFERENCE = {
         "save save_async SaveHandle load load_into open Checkpoint Entry Salvaged DamagedTensor "
         "verify open_write open_read FileWriter FileReader Base Config release_memory",
     ),
-    "manager": ("CheckpointManager", "CheckpointManager Restored RngState PerRank"),
+    "manager": (
+        "CheckpointManager",
+        "CheckpointManager Retention Tiers Nodes Previous Restored RngState PerRank",
+    ),
     "runs": (
         "Runs",
         "latest steps Step CheckpointInfo retain Retained remove Removed Left prune Swept slim "

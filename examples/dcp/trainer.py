@@ -10,7 +10,7 @@ import argparse
 import hashlib
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
+
+if TYPE_CHECKING:
+    import ringstow
 from torch.distributed.fsdp import fully_shard
 
 
@@ -97,7 +100,7 @@ def digest(state: dict[str, Any]) -> str:
     return hasher.hexdigest()[:16]
 
 
-def newest(out: Path) -> str | None:
+def newest(out: Path) -> ringstow.Step | None:
     """The newest complete checkpoint: rank 0 looks, so that all ranks go by the same answer."""
     import ringstow.dcp
 

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ringstow._base import Base
-from ringstow._catalog import diff, latest, prune, remove, retain, slim, steps, verify
-from ringstow._config import Config
-from ringstow._errors import (
+from ringstow._core._config import Config
+from ringstow._core._errors import (
     BusyError,
     CorruptCheckpointError,
     CorruptCheckpointWarning,
@@ -33,21 +31,37 @@ from ringstow._errors import (
     TornSaveError,
     UnsupportedError,
 )
-from ringstow._load import load, load_into
-from ringstow._manager import CheckpointManager
-from ringstow._open import Checkpoint, Entry, open
-from ringstow._outcomes import Listener, Outcome, on_done
-from ringstow._promote import promote
-from ringstow._promoter import wait_promoted
-from ringstow._resume import Restored
-from ringstow._save import release_memory, save, save_async
-from ringstow._stateful._per_rank import PerRank
-from ringstow._stateful._rng import RngState
-from ringstow._stream import FileReader, FileWriter, open_read, open_write
-from ringstow.tree._damaged import DamagedTensor, Salvaged
+from ringstow._core._policies import Nodes, Previous, Retention, Tiers
+from ringstow._manager._checkpoint_manager import CheckpointManager
+from ringstow._manager._restore import Restored
+from ringstow._reading._catalog import diff, latest, prune, remove, retain, slim, steps, verify
+from ringstow._reading._checkpoint import Checkpoint, Entry, open
+from ringstow._reading._load import load, load_into
+from ringstow._reports._outcomes import Listener, Outcome, on_done
+from ringstow._saving._base import Base
+from ringstow._saving._file_streams import FileReader, FileWriter, open_read, open_write
+from ringstow._saving._promote import promote
+from ringstow._saving._save import release_memory, save, save_async
+from ringstow._saving._tier_copies import wait_promoted
+from ringstow._state.objects._per_rank import PerRank
+from ringstow._state.objects._rng import RngState
+from ringstow._state.tree._damaged_tensors import DamagedTensor, Salvaged
 
 if TYPE_CHECKING:
-    from ringstow._catalog_report import (
+    from ringstow._reports._reports import (
+        Damage,
+        Fallback,
+        LoadReport,
+        LoadSeconds,
+        Progress,
+        PromotionReport,
+        SaveReport,
+        SaveSeconds,
+        VerifyReport,
+        WriteReport,
+        WriteSeconds,
+    )
+    from ringstow._reports._run_reports import (
         CheckpointInfo,
         DiffReport,
         ElementDiff,
@@ -61,20 +75,7 @@ if TYPE_CHECKING:
         TensorDiff,
         ValueDiff,
     )
-    from ringstow._handle import SaveHandle
-    from ringstow._report import (
-        Damage,
-        Fallback,
-        LoadReport,
-        LoadSeconds,
-        Progress,
-        PromotionReport,
-        SaveReport,
-        SaveSeconds,
-        VerifyReport,
-        WriteReport,
-        WriteSeconds,
-    )
+    from ringstow._saving._save_future import SaveHandle
 
 __all__ = [
     "Base",
@@ -106,17 +107,20 @@ __all__ = [
     "MissingFilesError",
     "MissingShareError",
     "NoCheckpointError",
+    "Nodes",
     "NotCommittedError",
     "NotDurableError",
     "Outcome",
     "PanickedError",
     "PerRank",
+    "Previous",
     "Progress",
     "PromotionReport",
     "Removed",
     "ReplacedCheckpointError",
     "Restored",
     "Retained",
+    "Retention",
     "RngState",
     "Salvaged",
     "SaveCancelledError",
@@ -128,6 +132,7 @@ __all__ = [
     "Swept",
     "TensorChange",
     "TensorDiff",
+    "Tiers",
     "TornSaveError",
     "UnsupportedError",
     "ValueDiff",
@@ -160,11 +165,15 @@ __all__ = [
 _MODULES = {"convert", "dcp", "distributed", "integrations", "monitoring"}
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES, "__version__"})
+
+
 def __getattr__(name: str) -> Any:
     # What takes a while is made on first use: the classes of reports and handles, and the version,
     # which the installed package's metadata has.
     if name == "SaveHandle":
-        from ringstow._handle import SaveHandle
+        from ringstow._saving._save_future import SaveHandle
 
         return SaveHandle
     if name in _MODULES:
@@ -176,7 +185,7 @@ def __getattr__(name: str) -> Any:
 
         return version("ringstow")
     if name in __all__:  # a report: all else is here already
-        from ringstow import _catalog_report, _report
+        from ringstow._reports import _reports, _run_reports
 
-        return getattr(_report if hasattr(_report, name) else _catalog_report, name)
+        return getattr(_reports if hasattr(_reports, name) else _run_reports, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

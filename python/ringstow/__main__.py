@@ -1,5 +1,5 @@
 """``python -m ringstow``: the ``ringstow`` program."""
 
-from ringstow._cli import main
+from ringstow._program._cli import main
 
 main()

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self, TypeAlias, final
 
-from ringstow.tensors._memory import Address, ItemSpec, LazyMemory, Memory, Placed
+from ringstow._state.tensors._memory import Address, ItemSpec, LazyMemory, Memory, Placed
 
 __all__ = [
     "COPY_PAUSES_S",
@@ -681,16 +681,16 @@ def promote(
 # Returns a DiffReport. With `values`, it counts the elements that differ.
 def diff(a: str, b: str, values: bool, config: str) -> str: ...
 
-# Returns the newest step that can be loaded; with `verify`, whose every byte is intact; with
-# `before`, which is older than that step or path.
+# Returns the newest step that can be loaded in a list of Found, which may be empty; with `verify`,
+# whose every byte is intact; with `before`, which is older than that step or path.
 def latest(
     directory: str, verify: bool, before: int | str | None, pattern: str | None, config: str
-) -> os.PathLike[str] | None: ...
+) -> str: ...
 
 # Returns the steps in a directory as a list of Found, oldest first.
 def steps(directory: str, pattern: str | None, config: str) -> str: ...
 
-# What goes from a run's directory after a save. `rules` are keep_last, keep_every and keep_best,
+# What goes from a run's directory after a save. `rules` are last, every and best of a Retention,
 # `slim` how many of the newest steps stay whole and the parts that older ones lose, `eviction` the
 # tiers and how many of the newest steps stay once all of them have them.
 @final
@@ -781,8 +781,8 @@ class Copying:
     # Removes what the rules no longer keep in a tier.
     def clear(self, tier: str) -> None: ...
 
-# The steps that wait for their copies. See `ringstow._copier.Stays` for what it is made with;
-# `is_shared` if ranks copy together.
+# The steps that wait for their copies. See `ringstow._saving._copy_queue.Stays` for what it is
+# made with; `is_shared` if ranks copy together.
 @final
 class CopyLine:
     def __new__(cls, has_rule: bool, evicts: bool, every: int | None, is_shared: bool) -> Self: ...
@@ -819,13 +819,13 @@ def check_own_share(path: str, rank: int) -> None: ...
 # Returns Removed.
 def remove(path: str, recycle: bool, config: str) -> str: ...
 
-# Removes all steps in a directory except the newest `keep`, those that `keep_every` divides, and
-# the best by a metric: its name, "min" or "max", and how many. Returns Retained.
+# Removes all steps in a directory except the `last` newest, those that `every` divides, and the
+# best by a metric: its name, "min" or "max", and how many. Returns Retained.
 def retain(
     directory: str,
-    keep: int,
-    keep_every: int | None,
-    keep_best: tuple[str, str, int] | None,
+    last: int,
+    every: int | None,
+    best: tuple[str, str, int] | None,
     recycle: bool,
     pattern: str | None,
     dry_run: bool,

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ringstow._outcomes import Kind, Listener, Outcome, on_done
-from ringstow._report import SaveReport, bytes_of, seconds_of
+from ringstow._reports._outcomes import Kind, Listener, Outcome, on_done
+from ringstow._reports._reports import SaveReport, bytes_of, seconds_of
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -33,7 +33,7 @@ def tensorboard(writer: SummaryWriter) -> Listener:
     ``ringstow/save/seconds``, ``gb_per_s``, ``bytes``, ``blocked_seconds``, ``pool_bytes`` (the
     staging memory) and ``failures``, and the same for ``load`` and ``promotion`` (a copy to a
     tier), without ``blocked_seconds`` and ``pool_bytes``. ``failures`` counts those so far, and
-    ``ringstow/save/skipped`` the steps that a manager with ``on_busy="skip"`` has left out.
+    ``ringstow/save/skipped`` the steps that ``on_busy="skip"`` has left out.
 
     Args:
         writer: a ``torch.utils.tensorboard.SummaryWriter``, or anything with its ``add_scalar``.

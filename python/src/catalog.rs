@@ -26,6 +26,7 @@ pub(crate) enum Limit {
     Path(PathBuf),
 }
 
+/// Returns a list as [`steps`] does, of one step or none.
 #[pyfunction]
 pub(crate) fn latest(
     py: Python<'_>,
@@ -34,7 +35,7 @@ pub(crate) fn latest(
     before: Option<Limit>,
     pattern: Option<&str>,
     config: &str,
-) -> PyResult<Option<PathBuf>> {
+) -> PyResult<String> {
     let before = before.map(|before| match before {
         Limit::Step(step) => Before::Step(step),
         Limit::Path(path) => Before::Path(path),
@@ -42,10 +43,11 @@ pub(crate) fn latest(
     let wanted = Wanted { pattern: self::pattern(pattern)?, before, verify };
     let config = self::config(config)?;
     let find = |job: &_| ringstow::internals::store::latest(&directory, &wanted, &config, job);
-    match verify {
-        true => wait::run(py, &Job::of(&config), None, find),
-        false => py.detach(|| find(&Default::default())).map_err(to_python),
-    }
+    let newest = match verify {
+        true => wait::run(py, &Job::of(&config), None, find)?,
+        false => py.detach(|| find(&Default::default())).map_err(to_python)?,
+    };
+    to_json(&newest.as_slice())
 }
 
 /// Whether a checkpoint that was listed has been removed since, or is being removed.
@@ -98,9 +100,9 @@ pub(crate) fn remove(
 pub(crate) fn retain(
     py: Python<'_>,
     directory: PathBuf,
-    keep: usize,
-    keep_every: Option<u64>,
-    keep_best: Option<(String, String, usize)>,
+    last: usize,
+    every: Option<u64>,
+    best: Option<(String, String, usize)>,
     recycle: bool,
     pattern: Option<&str>,
     dry_run: bool,
@@ -108,9 +110,9 @@ pub(crate) fn retain(
     config: &str,
 ) -> PyResult<String> {
     let config = self::config(config)?;
-    let keep_best = keep_best.map(best).transpose()?;
     let (disposal, pattern) = (disposal(recycle), self::pattern(pattern)?);
-    let retention = Retention { keep, keep_every, keep_best, disposal, pattern, pinned };
+    let best = best.map(self::best).transpose()?;
+    let retention = Retention { last, every, best, disposal, pattern, pinned };
     let retain = || match dry_run {
         true => ringstow::internals::store::retain_plan(&directory, &retention, &config),
         false => ringstow::internals::store::retain(&directory, &retention, &config),

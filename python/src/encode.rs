@@ -1,5 +1,5 @@
-//! A state dict to the JSON tree that `ringstow.tree._encode` describes: its containers, its scalars and the
-//! usual tensors. `ringstow.tree._encode` is asked for all else, which is rare.
+//! A state dict to the JSON tree that `ringstow._state.tree._encode` describes: its containers, its scalars and the
+//! usual tensors. `ringstow._state.tree._encode` is asked for all else, which is rare.
 //!
 //! A state has thousands of tensors, and training stands still while they are looked at: from Python it
 //! takes several times as long.
@@ -57,7 +57,7 @@ struct Encoder<'a, 'py> {
     tree: Vec<u8>,
     /// Where the value is that is being encoded.
     path: Vec<Value<'py>>,
-    /// The same, joined by dots, as `ringstow.tree._encode.flat_name` does it.
+    /// The same, joined by dots, as `ringstow._state.tree._encode.flat_name` does it.
     name: String,
     /// The containers that it is in.
     open: Vec<Value<'py>>,
@@ -114,7 +114,7 @@ impl<'py> Encoder<'_, 'py> {
         Ok(true)
     }
 
-    /// Encodes what `ringstow.tree._encode` knows; returns the parts of a container, whose items are to come.
+    /// Encodes what `ringstow._state.tree._encode` knows; returns the parts of a container, whose items are to come.
     #[inline(never)]
     fn other(&mut self, value: &Value<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
         let known = self.others.call_method1(intern!(value.py(), "value"), (value, self.at()?))?;

@@ -1,4 +1,4 @@
-//! Rust's errors as Python's exceptions: the classes of `ringstow._errors`, and OSError's own kinds.
+//! Rust's errors as Python's exceptions: the classes of `ringstow._core._errors`, and OSError's own kinds.
 
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
@@ -58,7 +58,7 @@ fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
         Error::Invalid { .. } => "InvalidStateError",
         _ => "Error",
     };
-    let class = py.import("ringstow._errors")?.getattr(class)?;
+    let class = py.import("ringstow._core._errors")?.getattr(class)?;
     Ok(PyErr::from_value(class.call((error.to_string(),), Some(&attributes))?))
 }
 

@@ -2,7 +2,7 @@
 //!
 //! States have thousands of tensors, and training stands still while they are looked at: this takes a
 //! third of the time that asking from Python takes. It is for the usual tensors only; all others, and
-//! torch before 2.10, are for `ringstow.tensors._torch`.
+//! torch before 2.10, are for `ringstow._state.tensors._torch`.
 
 use crate::lent::{Lent, MAJOR};
 use crate::memory::Bytes;
@@ -152,7 +152,7 @@ impl Exchange {
         Some(unsafe { seen.assume_init() })
     }
 
-    /// A tensor of torch's over loaded memory; `None` for a dtype or size that is for `ringstow.tensors._torch`.
+    /// A tensor of torch's over loaded memory; `None` for a dtype or size that is for `ringstow._state.tensors._torch`.
     pub(crate) fn over<'py>(
         &self,
         py: Python<'py>,

@@ -74,7 +74,7 @@ struct Tensor {
     made: Option<Py<PyAny>>,
 }
 
-/// The tensors that a load reads, for `ringstow.tree._build`: they are made before they are read.
+/// The tensors that a load reads, for `ringstow._state.tree._build`: they are made before they are read.
 #[pyclass(frozen, module = "ringstow._native")]
 pub(crate) struct Loading {
     checkpoint: Py<Checkpoint>,
@@ -82,7 +82,7 @@ pub(crate) struct Loading {
     places: Vec<u32>,
     tensors: Mutex<Vec<Tensor>>,
     exchange: Option<Py<Exchange>>,
-    /// `ringstow.tree._build.Builder`, which makes everything unusual.
+    /// `ringstow._state.tree._build.Builder`, which makes everything unusual.
     builder: Py<PyAny>,
 }
 
@@ -185,7 +185,7 @@ impl<'py> Visit<'py> for Fill<'_, 'py> {
     }
 }
 
-/// What a skeleton needs of a checkpoint: its tensors, and the paths of all nodes that are for `ringstow.tree`. `None`
+/// What a skeleton needs of a checkpoint: its tensors, and the paths of all nodes that are for `ringstow._state.tree`. `None`
 /// instead of the tensors if one is not stored.
 #[pyfunction]
 pub(crate) fn survey<'py>(

@@ -67,7 +67,7 @@ impl Lazy {
             self.raised.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
             said
         })?;
-        // SAFETY: the caller, `ringstow.tree._encode`, took the address from a live tensor of this dtype and
+        // SAFETY: the caller, `ringstow._state.tree._encode`, took the address from a live tensor of this dtype and
         // shape, which `owner` keeps alive.
         let source = unsafe { strided(&self.info, strides, address)? };
         Ok(Memory { source, owner: Some(owner) })

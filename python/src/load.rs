@@ -94,7 +94,7 @@ impl Checkpoint {
     ) -> PyResult<String> {
         let mut ready = Ready::default();
         let place = |(name, address, nbytes)| {
-            // SAFETY: the caller, `ringstow._loading`, took the address from a live, dense tensor of
+            // SAFETY: the caller, `ringstow._reading`, took the address from a live, dense tensor of
             // this size and keeps it alive and to itself for the length of this call.
             Ok((name, unsafe { target(address, nbytes, &mut ready) }?))
         };

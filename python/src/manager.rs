@@ -17,7 +17,7 @@ fn texts(paths: Vec<PathBuf>) -> Vec<OsString> {
     paths.into_iter().map(PathBuf::into_os_string).collect()
 }
 
-/// What `keep_last`, `keep_every` and `keep_best` are.
+/// What `last`, `every` and `best` of a retention are.
 type Rules = (Option<usize>, Option<u64>, Option<(String, String, usize)>);
 
 fn keep((last, every, best): Rules) -> PyResult<Keep> {
@@ -42,7 +42,7 @@ impl Clearing {
         eviction: Option<(Vec<PathBuf>, usize)>,
         config: &str,
     ) -> PyResult<Self> {
-        let slim = slim.map(|(after, parts)| Slim { after, parts });
+        let slim = slim.map(|(after, parts)| Slim { after, drop: parts });
         let keep = Keep { slim, ..keep(rules)? };
         let made = manager::Clearing::new(root, keep, self::config(config)?);
         let mut clearing = made.map_err(to_python)?;

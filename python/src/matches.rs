@@ -1,4 +1,4 @@
-//! A state dict's usual tensors and the stored ones that fill them, for `ringstow._loading._merge`, which has all others.
+//! A state dict's usual tensors and the stored ones that fill them, for `ringstow._reading._load_plan`, which has all others.
 
 use crate::exchange::{Exchange, Plain};
 use crate::load::Checkpoint;

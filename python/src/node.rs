@@ -1,7 +1,7 @@
-//! Nodes of a skeleton, and the walk over one: see `ringstow.tree._walk`.
+//! Nodes of a skeleton, and the walk over one: see `ringstow._state.tree._walk`.
 //!
 //! The usual nodes are handled here: a tensor's leaf, dicts with plain keys, lists, tuples. All others are for
-//! `ringstow.tree`. A state has thousands of tensors, and a walk in Python takes several times as long.
+//! `ringstow._state.tree`. A state has thousands of tensors, and a walk in Python takes several times as long.
 
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -99,7 +99,7 @@ pub(crate) fn walk<'py>(
 pub(crate) struct Path<'py>(Vec<Step<'py>>);
 
 impl<'py> Path<'py> {
-    /// The path as `ringstow.tree._walk` has it.
+    /// The path as `ringstow._state.tree._walk` has it.
     pub(crate) fn tuple(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         let step = |step: &Step<'py>| match step {
             Step::Key(key) => Ok(key.clone()),
@@ -129,7 +129,7 @@ impl Kinds {
         static KINDS: PyOnceLock<Kinds> = PyOnceLock::new();
         KINDS.get_or_try_init(py, || {
             let (collections, walk) =
-                (py.import("collections")?, py.import("ringstow.tree._walk")?);
+                (py.import("collections")?, py.import("ringstow._state.tree._walk")?);
             let class = |name| Ok::<_, PyErr>(collections.getattr(name)?.cast_into()?.unbind());
             Ok(Kinds {
                 ordered: class("OrderedDict")?,

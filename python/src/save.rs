@@ -28,7 +28,7 @@ type BaseSpec = (Option<PathBuf>, bool, bool);
 /// Sets which parts get files of their own, and from where files are taken over.
 fn set_aside(dict: &mut StateDict<'_>, apart: Vec<String>, base: Option<BaseSpec>) {
     for name in apart {
-        dict.apart(name);
+        dict.droppable(name);
     }
     if let Some((path, is_optional, links)) = base {
         let base = path.map_or_else(Base::none, Base::at);

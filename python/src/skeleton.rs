@@ -1,4 +1,4 @@
-//! A checkpoint's JSON tree to a skeleton, as `ringstow.tree._skeleton` describes it.
+//! A checkpoint's JSON tree to a skeleton, as `ringstow._state.tree._skeleton` describes it.
 //!
 //! Python's own parser calls a function for every object, and a tensor is one: it takes five times as long.
 

@@ -346,7 +346,7 @@ impl Spec {
     ) -> Result<(Item, TensorSource<'static>)> {
         let Self { info, strides, data, region, .. } = self;
         let source = match data {
-            // SAFETY: the caller, `ringstow.tree._encode`, took the address from a live tensor with this shape
+            // SAFETY: the caller, `ringstow._state.tree._encode`, took the address from a live tensor with this shape
             // and these strides, and keeps the tensor alive until the save has staged it.
             Data::Address(address) => unsafe { place::source(&info, strides, address, ready)? },
             Data::Lazy(load) => {

@@ -158,6 +158,6 @@ impl Drop for WatchList {
 
 /// The exception for tensors that were changed under a save.
 pub(crate) fn torn(py: Python<'_>, path: &Path, names: Vec<String>) -> PyResult<PyErr> {
-    let make = py.import("ringstow._errors")?.getattr("torn")?;
+    let make = py.import("ringstow._core._errors")?.getattr("torn")?;
     Ok(PyErr::from_value(make.call1((PathBuf::from(path), names))?))
 }

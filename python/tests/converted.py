@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from ringstow.foreign import _pickles
+from ringstow._foreign import _pickles
 
 
 def trained():

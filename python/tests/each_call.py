@@ -108,7 +108,7 @@ def run_retention(place, outside, begins):
 def check_retention(place, outside, done):
     found = [step for step in (1, 2, 3) if look(place / f"step-{step}", outside, [step, None])]
     assert 3 in found, found
-    assert ringstow.latest(place) == str(place / "step-3")
+    assert ringstow.latest(place).path == str(place / "step-3")
     ringstow.retain(place, 1, config=SMALL)
     assert not ringstow.prune(place).left
     # An empty directory may be anybody's.

@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 import torch
 
-from ringstow.tree import _build, _encode, _skeleton
+from ringstow._state.tree import _build, _encode, _skeleton
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 

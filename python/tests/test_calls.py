@@ -57,7 +57,7 @@ def test_first_parameters_are_unchanged():
 
 @pytest.mark.parametrize("keep", ["2", 1.5, True, None])
 def test_keep_must_be_a_number(tmp_path, keep):
-    with pytest.raises(TypeError, match="keep is a number of checkpoints"):
+    with pytest.raises(TypeError, match="keep must be a number of steps"):
         ringstow.retain(tmp_path, keep)
 
 

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from ringstow._collector import collector_paused
+from ringstow._core._gc_pause import collector_paused
 
 
 @pytest.fixture(autouse=True)

@@ -124,7 +124,7 @@ def test_missing_class_is_not_reported_as_damage(at):
     assert "ringstow_config_" in str(error)
 
 
-PROGRAM = "from ringstow import _cli; _cli.main()"
+PROGRAM = "from ringstow._program import _cli; _cli.main()"
 
 
 def test_exit_code_separates_damage_from_other_files(at):
@@ -134,7 +134,7 @@ def test_exit_code_separates_damage_from_other_files(at):
     (at / "junk.pt").write_bytes(b"hello")
     for name, code in [("cut.pt", 1), ("empty.pt", 1), ("junk.pt", 2)]:
         ran = forked.python(
-            "from ringstow import _cli; _cli.main()", "convert", at / name, at / "ckpt"
+            "from ringstow._program import _cli; _cli.main()", "convert", at / name, at / "ckpt"
         )
         assert ran.returncode == code, ran.stderr
         assert ran.stderr.count("\n") == 1

@@ -21,8 +21,8 @@ import ringstow
 from ringstow import _native
 from ringstow import convert as conversions
 from ringstow.convert import (
-    _files,
     _replace,
+    _torch_files,
     convert,
     dcp_to_ringstow,
     ringstow_to_hf,
@@ -210,14 +210,14 @@ def test_ctrl_c_leaves_nothing(at, kind, monkeypatch):
 def test_exit_by_a_signal_handler_while_torch_writes_is_raised(at, kind, call, monkeypatch):
     """Regression: torch replaced it by an error about its offsets."""
     ringstow.save({f"w{i}": torch.randn(50) for i in range(9)}, at / "ckpt")
-    write, calls = _files._Sink.write, itertools.count(1)
+    write, calls = _torch_files._Sink.write, itertools.count(1)
 
     def interrupted(self, data):
         if next(calls) == call:  # Python calls a handler when a function begins
             sys.exit(3)
         return write(self, data)
 
-    monkeypatch.setattr(_files._Sink, "write", interrupted)
+    monkeypatch.setattr(_torch_files._Sink, "write", interrupted)
     with pytest.raises(SystemExit):
         convert(at / "ckpt", at / "to", target=kind)
     assert os.listdir(at) == ["ckpt"]

@@ -11,8 +11,8 @@ import torch
 from test_convert_overwrite import KINDS, NEW, OLD, files, read, same, source
 
 import ringstow
-from ringstow import _replace
 from ringstow import convert as conversions
+from ringstow._publish import _replace
 from ringstow.convert import _dcp, _sources, _targets, convert
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

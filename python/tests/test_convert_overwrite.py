@@ -14,7 +14,8 @@ from converted import mild_load, read_hf, saved
 from support import missing
 
 import ringstow
-from ringstow import _native, _replace
+from ringstow import _native
+from ringstow._publish import _replace
 from ringstow.convert import _targets, convert
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

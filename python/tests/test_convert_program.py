@@ -14,8 +14,8 @@ from converted import Evil, read_hf, saved, trained
 from support import python
 
 import ringstow
-from ringstow import _replace
 from ringstow import convert as conversions
+from ringstow._publish import _replace
 from ringstow.convert import _cli, _targets, torch_to_ringstow
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -105,7 +105,7 @@ def _save_hf(state, path):
 
 
 def program(*args):
-    return forked.python("from ringstow import _cli; _cli.main()", "convert", *args)
+    return forked.python("from ringstow._program import _cli; _cli.main()", "convert", *args)
 
 
 def test_program_converts_and_prints_a_summary(at):
@@ -133,7 +133,7 @@ def test_program_prints_errors_in_one_line(at):
 
 
 def test_program_prints_any_error_in_one_line_and_does_not_call_it_damage(at):
-    run = "from ringstow import _cli; _cli.main()"
+    run = "from ringstow._program import _cli; _cli.main()"
     ran = forked.python(run, "convert", "", at / "ckpt")
     assert ran.returncode == 2, ran.stderr
     assert len(ran.stderr.splitlines()) == 1
@@ -265,7 +265,7 @@ def test_ctrl_c_that_is_dropped_at_the_end_says_that_the_target_is_complete(
 
 EXITING = """
 import atexit, os, signal, sys
-from ringstow import _cli
+from ringstow._program import _cli
 atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))
 _cli.main()
 """
@@ -281,9 +281,9 @@ def test_ctrl_c_after_the_success_line_does_not_change_the_result(at):
 
 TWICE = """
 import os, signal, sys
-from ringstow import _cli
-from ringstow import _replace
-from ringstow.convert import _files
+from ringstow._program import _cli
+from ringstow._publish import _replace
+from ringstow.convert import _torch_files
 
 unlink = _replace.os.unlink
 
@@ -294,7 +294,7 @@ def interrupted_again(path):
     interrupt()
     unlink(path)
 
-_files._Sink.write = interrupt
+_torch_files._Sink.write = interrupt
 _replace.os.unlink = interrupted_again
 _cli.main()
 """
@@ -311,10 +311,10 @@ def test_second_ctrl_c_ends_the_program_at_once_and_the_next_conversion_clears_u
 
 INTERRUPTED = """
 import os, signal, sys
-from ringstow import _cli
-from ringstow.convert import _files
+from ringstow._program import _cli
+from ringstow.convert import _torch_files
 
-write, n = _files._Sink.write, int(sys.argv.pop(1))
+write, n = _torch_files._Sink.write, int(sys.argv.pop(1))
 
 def interrupted(self, data):
     global n
@@ -323,7 +323,7 @@ def interrupted(self, data):
         os.kill(os.getpid(), signal.SIGINT)
     return write(self, data)
 
-_files._Sink.write = interrupted
+_torch_files._Sink.write = interrupted
 _cli.main()
 """
 
@@ -339,7 +339,7 @@ def test_ctrl_c_while_torch_writes_ends_the_program_as_any_other(at, call):
 
 INTERRUPTED_IMPORT = """
 import os, signal, sys
-from ringstow import _cli
+from ringstow._program import _cli
 
 class Finder:
     def find_spec(self, name, *_):

@@ -37,7 +37,7 @@ def test_checkpoint_converts_by_its_url(url, state, tmp_path):
 
 
 def test_program_converts_by_url(url, state, tmp_path):
-    program = "from ringstow import _cli; _cli.main()"
+    program = "from ringstow._program import _cli; _cli.main()"
     done = forked.python(program, "convert", url, tmp_path / "model.pt")
     assert done.returncode == 0, done.stderr
     assert_same(torch.load(tmp_path / "model.pt", weights_only=True), state)

@@ -13,10 +13,11 @@ import torch.distributed.checkpoint as dcp
 
 import ringstow
 import ringstow.dcp
-from ringstow.dcp import _copies
-from ringstow.foreign import _dcp, _private
+from ringstow._foreign import _dcp
+from ringstow._state import _torch_private
+from ringstow._state.tree import _cycles, _encode
+from ringstow.dcp import _state_copies
 from ringstow.integrations._kit import _values
-from ringstow.tree import _cycles, _encode
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -166,9 +167,9 @@ def test_a_key_that_refers_to_itself_is_named(tmp_path):
 @pytest.mark.parametrize(
     "walk",
     [
-        lambda state: _copies.rebuild(state, lambda tensor, _: tensor),
-        lambda state: list(_copies.tensors(state)),
-        _private.flattened,
+        lambda state: _state_copies.rebuild(state, lambda tensor, _: tensor),
+        lambda state: list(_state_copies.tensors(state)),
+        _torch_private.flattened,
         lambda state: ringstow.dcp.SavePlanner().set_up_planner(state),
         lambda state: ringstow.dcp.LoadPlanner().set_up_planner(state),
     ],

@@ -10,7 +10,8 @@ import numpy
 import pytest
 
 import ringstow
-from ringstow import _jobs, _others
+from ringstow._ranks import _conflicts
+from ringstow._saving import _jobs
 
 CASES = [
     (ringstow.Error, {}),
@@ -53,6 +54,13 @@ def test_errors_survive_copy_and_pickle(cls, attributes, again):
     assert str(error) == "what happened"
     for name, value in attributes.items():
         assert getattr(error, name) == value
+
+
+def test_missing_checkpoint_is_a_file_that_is_not_found(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught:
+        ringstow.load(tmp_path)
+    assert type(caught.value) is ringstow.NoCheckpointError
+    assert (caught.value.errno, caught.value.path) == (errno.ENOENT, str(tmp_path))
 
 
 def test_incomplete_checkpoint_error_names_missing_files(tmp_path):
@@ -99,9 +107,9 @@ def test_save_that_may_not_be_durable_is_this_process_own(monkeypatch):
         def result(self):
             raise ringstow.NotDurableError("it may not survive", path="/a", errno=5)
 
-    monkeypatch.setattr(_others, "_saved", set())
+    monkeypatch.setattr(_conflicts, "_saved", set())
     claim = _jobs.Claim("/a")
     claim.job = Job()
     with pytest.raises(ringstow.NotDurableError):
         claim.report()
-    assert "/a" in _others._saved
+    assert "/a" in _conflicts._saved

@@ -10,7 +10,7 @@ import torch
 from support import assert_same, codec
 
 from ringstow import InvalidStateError, _native
-from ringstow.tensors import _cuda, _torch
+from ringstow._state.tensors import _cuda, _torch
 
 USUAL = [name for name in _torch.CODES if hasattr(torch, name)]
 for unusual in ("float4_e2m1fn_x2", "complex32", "complex64", "complex128"):

@@ -1,4 +1,4 @@
-"""Every file of a run or checkpoint is opened by ``ringstow._file_io``, which opens regular files.
+"""Files of runs and checkpoints are opened by ``ringstow._core._files``: regular files alone.
 
 No FIFO, socket or device is waited for, and nothing is written through a link.
 """
@@ -17,9 +17,10 @@ import pytest
 import torch
 
 import ringstow
-from ringstow import _file_io, _history
-from ringstow._page import _cli
-from ringstow.dcp import _mark
+from ringstow._core import _files
+from ringstow._program._page import _cli
+from ringstow._reports import _history
+from ringstow.dcp import _metadata_file
 from ringstow.integrations import _named
 from ringstow.integrations._accelerate import _places
 from ringstow.integrations._deepspeed import _tags
@@ -44,19 +45,19 @@ OPENERS = {
 }
 STREAM = "it is given a stream"
 ALLOWED = {
-    "_others.py: open": "files of /proc",
-    "_file_io.py: os.open": "the module itself",
-    "_file_io.py: os.fdopen": "the module itself",
-    "convert/_files.py: torch.save": STREAM,
+    "_ranks/_conflicts.py: open": "files of /proc",
+    "_core/_files.py: os.open": "the module itself",
+    "_core/_files.py: os.fdopen": "the module itself",
+    "convert/_torch_files.py: torch.save": STREAM,
     "dcp/_objects.py: torch.load": STREAM,
     "dcp/_objects.py: torch.save": STREAM,
-    "foreign/_dcp.py: filesystem.FileSystemReader": "metadata_at has looked at each of its files",
-    "foreign/_pickles.py: torch.load": "a stream, or a path that is_zip has read from; see loader",
-    "foreign/_safetensors.py: torch.UntypedStorage.from_file": "_header has read from it",
-    "foreign/_torch_file.py: tarfile.is_tarfile": "is_zip has read from it",
-    "foreign/_torch_file.py: tarfile.open": STREAM,
-    "foreign/_torch_file.py: zipfile.ZipFile": STREAM,
-    "foreign/_torch_file.py: zipfile.is_zipfile": STREAM,
+    "_foreign/_dcp.py: filesystem.FileSystemReader": "metadata_at has looked at each of its files",
+    "_foreign/_pickles.py: torch.load": "a stream, or a path that is_zip has read from; see loader",
+    "_foreign/_safetensors.py: torch.UntypedStorage.from_file": "_header has read from it",
+    "_foreign/_torch_file.py: tarfile.is_tarfile": "is_zip has read from it",
+    "_foreign/_torch_file.py: tarfile.open": STREAM,
+    "_foreign/_torch_file.py: zipfile.ZipFile": STREAM,
+    "_foreign/_torch_file.py: zipfile.is_zipfile": STREAM,
     "integrations/_accelerate/_places.py: zipfile.is_zipfile": STREAM,
     "integrations/_deepspeed/_states.py: torch.save": STREAM,
     "integrations/_lightning/_models.py: torch.save": STREAM,
@@ -65,7 +66,7 @@ ALLOWED = {
     "integrations/_named.py: shutil.copy2": "it refuses FIFOs itself, and follows no link",
     "integrations/_kit/_values.py: torch.save": STREAM,
     "integrations/transformers.py: torch.save": STREAM,
-    "tree/_build.py: torch.load": STREAM,
+    "_state/tree/_build.py: torch.load": STREAM,
 }
 
 
@@ -100,7 +101,7 @@ def test_no_module_opens_files_but_by_the_one_that_never_waits():
         for file in PACKAGE.rglob("*.py")
         for call in opening_calls(file)
     }
-    assert not found - ALLOWED.keys(), "use ringstow._file_io"
+    assert not found - ALLOWED.keys(), "use ringstow._core._files"
     assert not ALLOWED.keys() - found, "no longer needed"
 
 
@@ -143,8 +144,8 @@ def plant(kind, path, victim=None):
 
 
 OPEN = {
-    "reading": lambda path: _file_io.reading(path, links=False),
-    "rewriting": _file_io.rewriting,
+    "reading": lambda path: _files.reading(path, links=False),
+    "rewriting": _files.rewriting,
 }
 
 
@@ -162,7 +163,7 @@ def test_what_is_no_regular_file_is_named_and_not_waited_for(tmp_path, victim, h
 
 def test_devices_and_directories_are_refused(tmp_path):
     with pytest.raises(OSError, match="a character device"):
-        _file_io.reading("/dev/zero")
+        _files.reading("/dev/zero")
     for how in OPEN.values():
         with pytest.raises(IsADirectoryError):
             how(str(tmp_path))
@@ -170,16 +171,16 @@ def test_devices_and_directories_are_refused(tmp_path):
 
 def test_only_reading_follows_links_and_only_if_asked(tmp_path, victim):
     os.symlink(victim, tmp_path / "x")
-    with _file_io.reading(str(tmp_path / "x")) as file:
+    with _files.reading(str(tmp_path / "x")) as file:
         assert file.read() == b"mine"
     with pytest.raises(FileExistsError):
-        _file_io.new(str(tmp_path / "x"))
+        _files.new(str(tmp_path / "x"))
 
 
 @pytest.mark.parametrize("kind", ["a FIFO", "a symbolic link", "a dangling link", "a hard link"])
 def test_a_fresh_file_replaces_what_is_planted(tmp_path, victim, kind):
     plant(kind, tmp_path / "x", victim)
-    with _file_io.fresh(str(tmp_path / "x")) as file:
+    with _files.fresh(str(tmp_path / "x")) as file:
         file.write(b"new")
     assert stat.S_ISREG(os.lstat(tmp_path / "x").st_mode)
     assert (tmp_path / "x").read_text() == "new"
@@ -190,7 +191,7 @@ def test_the_history_is_not_written_through_and_says_so_once(tmp_path, victim, c
     (tmp_path / "run").mkdir()
     planted = tmp_path / "run" / _history.NAME
     plant(kind, planted, victim)
-    with ringstow.CheckpointManager(tmp_path / "run", keep_last=1) as manager:
+    with ringstow.CheckpointManager(tmp_path / "run", keep=1) as manager:
         manager.save(1, {"w": torch.ones(2)})
         manager.save(2, {"w": torch.ones(2)})
     said = [one.getMessage() for one in caplog.records if "is not noted" in one.getMessage()]
@@ -216,11 +217,11 @@ def test_a_report_is_not_written_through_a_planted_link(tmp_path, victim):
 def test_dcps_mark_is_neither_waited_for_nor_written_through(tmp_path, victim):
     os.symlink(victim, tmp_path / ".metadata.part")
     os.symlink(victim, tmp_path / ".metadata")
-    _mark.write(str(tmp_path))
+    _metadata_file.write(str(tmp_path))
     assert not os.path.islink(tmp_path / ".metadata")
     os.unlink(tmp_path / ".metadata")
     os.mkfifo(tmp_path / ".metadata")
-    assert not _mark.is_torchs(str(tmp_path / ".metadata"))
+    assert not _metadata_file.is_torchs(str(tmp_path / ".metadata"))
 
 
 def test_deepspeeds_tag_is_not_written_through_a_planted_link(tmp_path, victim):

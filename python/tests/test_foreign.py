@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 from support import assert_same
 
 import ringstow
+from ringstow._foreign import _deepspeed
 from ringstow.convert import convert
-from ringstow.foreign import _deepspeed
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
@@ -380,7 +380,7 @@ def test_any_other_state_becomes_a_model_without_its_optimizer(at, caplog):
         model_of(path, at)
 
 
-SHOW = "import sys; from ringstow import _cli; sys.argv[0] = 'ringstow'; _cli.main()"
+SHOW = "import sys; from ringstow._program import _cli; sys.argv[0] = 'ringstow'; _cli.main()"
 
 
 def test_the_program_shows_what_another_program_left(at):

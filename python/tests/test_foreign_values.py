@@ -8,8 +8,8 @@ import torch
 from support import assert_same
 
 import ringstow
+from ringstow._foreign import _nested_states
 from ringstow.convert import convert
-from ringstow.foreign import _states
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -137,7 +137,7 @@ def test_many_references_to_one_value_are_no_values_without_end(at):
     shared = {"a": [1, 2, 3]}
     state = {"v": [shared] * 20_000, "w": torch.ones(1)}
     assert ringstow.load(saved(at, state))["v"] == state["v"]
-    _states.check(str(at / "x.pt"), {"v": [None] * 50_000})
+    _nested_states.check(str(at / "x.pt"), {"v": [None] * 50_000})
 
 
 # Text that is not Unicode

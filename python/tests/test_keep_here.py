@@ -8,12 +8,13 @@ import pytest
 from tiered import before_copies, state_of
 
 import ringstow
-from ringstow import _rules, _upkeep
+from ringstow._manager import _after_save, _rules
 
 
-def manager_of(tmp_path, *names, **options):
-    tiers = [tmp_path / name for name in names or ("shared",)]
-    return ringstow.CheckpointManager(tmp_path / "run", tiers=tiers, **options)
+def manager_of(tmp_path, *names, keep=None, keep_there=None, **there):
+    places = [tmp_path / name for name in names or ("shared",)]
+    tiers = ringstow.Tiers(places, keep=keep_there, **there)
+    return ringstow.CheckpointManager(tmp_path / "run", keep=keep, tiers=tiers)
 
 
 def here(tmp_path):
@@ -58,8 +59,8 @@ def test_no_step_is_passed_over_where_no_rule_removes_it(tmp_path, monkeypatch):
 
 
 def test_what_every_rule_keeps_leaves_too_and_best_is_found_on_the_tier(tmp_path):
-    rules = {"keep_last": 2, "keep_every": 10, "keep_best": ("loss", "min", 1)}
-    with manager_of(tmp_path, keep_here=1, keep_promoted=2, **rules) as manager:
+    rules = {"keep": ringstow.Retention(last=2, every=10, best=("loss", "min", 1))}
+    with manager_of(tmp_path, keep_here=1, keep_there=2, **rules) as manager:
         save(manager, 10, 20, 25, 26, 27, loss=lambda step: abs(step - 25))
         best = manager.best()
         assert (best.step, os.path.dirname(best.path)) == (25, str(tmp_path / "shared"))
@@ -156,7 +157,7 @@ def test_step_stays_while_a_tier_does_not_answer(tmp_path, monkeypatch, caplog):
     with ringstow.CheckpointManager(tmp_path / "run") as manager:
         manager.save(1, state_of(1))
         manager.save(2, state_of(2))
-    rules = _rules.checked(None, None, None, None, [])
+    rules = ringstow.Retention()
     clearing = _rules.clearing(str(tmp_path / "run"), rules, ("s3://bucket/run",), 1, None)
     assert clearing.evict([]) == []  # nobody knows whether another copy is needed
     assert "step-00000001 stays: s3://bucket/run does not answer" in caplog.text
@@ -166,20 +167,20 @@ def test_step_stays_while_a_tier_does_not_answer(tmp_path, monkeypatch, caplog):
 @pytest.mark.parametrize(
     ("settings", "names"),
     [
-        ({"keep_here": 3, "keep_promoted": 1}, "keep_promoted=1 .* keep_here=3"),
-        ({"keep_here": 2, "keep_last": 9, "keep_promoted": 5}, "keep_promoted=5 .* keep_last=9"),
+        ({"keep_here": 3, "keep_there": 1}, "Tiers.keep=1 .* Tiers.keep_here=3"),
+        ({"keep_here": 2, "keep": 9, "keep_there": 5}, "Tiers.keep=5 .* keep=9"),
     ],
 )
 def test_settings_that_leave_a_step_nowhere_are_refused(tmp_path, settings, names):
     with pytest.raises(ringstow.InvalidStateError, match=names):
         manager_of(tmp_path, **settings)
-    manager_of(tmp_path, **{**settings, "keep_promoted": 9}).close()
-    manager_of(tmp_path, **{**settings, "keep_promoted": None}).close()
+    manager_of(tmp_path, **{**settings, "keep_there": 9}).close()
+    manager_of(tmp_path, **{**settings, "keep_there": None}).close()
 
 
 def test_step_that_a_rule_removes_before_its_copy_is_no_failure(tmp_path, caplog):
-    """The tier is slower than the saves, and `keep_last` removes steps that wait for their copy."""
-    rules = {"keep_last": 2, "keep_here": 1, "promotion_rate": 20_000}
+    """The tier is slower than the saves, and `keep` removes steps that wait for their copy."""
+    rules = {"keep": 2, "keep_here": 1, "rate": 20_000}
     with manager_of(tmp_path, **rules) as manager:
         for step in range(1, 9):
             manager.save(step, state_of(step))
@@ -208,20 +209,6 @@ def test_damaged_step_here_stays_until_it_is_copied(tmp_path):
     assert 2 not in there(tmp_path)
 
 
-@pytest.mark.parametrize(("keep", "error"), [(0, ValueError), (1.5, TypeError)])
-def test_numbers_that_are_none_are_refused(tmp_path, keep, error):
-    with pytest.raises(error, match="keep_here"):
-        manager_of(tmp_path, keep_here=keep)
-
-
-@pytest.mark.parametrize("option", ["keep_here", "keep_promoted", "promotion_rate"])
-def test_options_of_tiers_are_refused_without_a_tier(tmp_path, option):
-    with pytest.raises(ValueError, match=f"{option} is for tiers, and none is named"):
-        ringstow.CheckpointManager(tmp_path / "run", **{option: 1})
-    with pytest.raises(ValueError, match=option):
-        ringstow.CheckpointManager(tmp_path / "run", tiers=[], **{option: 1})
-
-
 def test_save_for_which_there_is_no_room_waits_for_the_copies(tmp_path, monkeypatch, caplog):
     may_send = threading.Event()
 
@@ -239,7 +226,7 @@ def test_save_for_which_there_is_no_room_waits_for_the_copies(tmp_path, monkeypa
         return copies_wait()
 
     before_copies(monkeypatch, held)
-    monkeypatch.setattr(_upkeep, "_free", free)
+    monkeypatch.setattr(_after_save, "_free", free)
     with manager_of(tmp_path, keep_here=1) as manager:
         copies_wait = manager._copier.wait
         monkeypatch.setattr(manager._copier, "wait", wait)
@@ -255,7 +242,9 @@ def test_save_for_which_there_is_no_room_waits_for_the_copies(tmp_path, monkeypa
 
 def test_best_and_latest_are_found_on_the_tiers_by_any_manager(tmp_path):
     """A new node, or a program that evaluates: nothing is in its own directory."""
-    with manager_of(tmp_path, keep_here=1, keep_best=("loss", "min", 1)) as manager:
+    with manager_of(
+        tmp_path, keep_here=1, keep=ringstow.Retention(best=("loss", "min", 1))
+    ) as manager:
         save(manager, 1, 2, 3, loss=lambda step: abs(step - 2))
     for root in ("run", "new"):
         with ringstow.CheckpointManager(tmp_path / root, tiers=[tmp_path / "shared"]) as manager:
@@ -275,7 +264,7 @@ def test_best_step_that_copies_have_passed_over_is_copied_later(tmp_path, monkey
         assert may_send.wait(60)
 
     before_copies(monkeypatch, held)
-    rules = {"keep_last": 1, "keep_best": ("loss", "min", 1)}
+    rules = {"keep": ringstow.Retention(last=1, best=("loss", "min", 1))}
     with manager_of(tmp_path, keep_here=1, **rules) as manager:
         for step, loss in ((1, 5), (2, 1), (3, 4), (4, 3)):  # 1 is sent, 2 and 3 are overtaken
             manager.save(step, state_of(step), metrics={"loss": loss})
@@ -312,7 +301,7 @@ def test_steps_are_slimmed_once_their_copies_are_whole(tmp_path, monkeypatch):
         assert may_send.wait(60)
 
     before_copies(monkeypatch, held)
-    with manager_of(tmp_path, keep_here=3, slim_after=1) as manager:
+    with manager_of(tmp_path, keep_here=3, keep=ringstow.Retention(slim_after=1)) as manager:
         for step in (1, 2, 3):
             manager.save(step, {"model": state_of(step), "optimizer": state_of(step)})
         may_send.set()
@@ -339,7 +328,7 @@ def save_slim(manager, step):
 def test_slimmed_step_has_its_whole_copy(tmp_path):
     path, there = tmp_path / "a", tmp_path / "shared/a"
     parts = {"model": state_of(1), "optimizer": state_of(1)}
-    ringstow.save(parts, path, apart=["optimizer"])
+    ringstow.save(parts, path, droppable=["optimizer"])
     ringstow.promote(path, there)
     ringstow.slim(path, ["optimizer"])
     assert ringstow.promote(path, there).was_there
@@ -397,7 +386,7 @@ def test_program_that_restored_nothing_asks_the_tiers_when_there_is_no_room(tmp_
         rooms.append(len(here(tmp_path)))
         return 0 if rooms[-1] >= 2 else 1 << 40
 
-    monkeypatch.setattr(_upkeep, "_free", free)
+    monkeypatch.setattr(_after_save, "_free", free)
     with manager_of(tmp_path, keep_here=1) as manager:
         manager.save(4, state_of(4))
     assert rooms[0] == 3

@@ -20,8 +20,8 @@ def tiers(tmp_path):
 
 
 def found(tiers, **options):
-    path = ringstow.latest(tiers, **options)
-    return None if path is None else (path, ringstow.load(path)["step"])
+    newest = ringstow.latest(tiers, **options)
+    return None if newest is None else (newest.path, ringstow.load(newest)["step"])
 
 
 def test_nearest_copy_of_the_newest_step_is_found(tiers):

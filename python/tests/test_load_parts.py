@@ -164,13 +164,13 @@ def test_few_keys_parse_few_names(tmp_path, monkeypatch):
         "opt": {"state": {i: {"step": torch.tensor(i)} for i in range(500)}},
     }
     ringstow.save(state, tmp_path / "c")
-    parsed, parse = [], ringstow.tree._skeleton.parse
+    parsed, parse = [], ringstow._state.tree._skeleton.parse
 
     def measured(text, path):
         parsed.append(len(text))
         return parse(text, path)
 
-    monkeypatch.setattr(ringstow.tree._skeleton, "parse", measured)
+    monkeypatch.setattr(ringstow._state.tree._skeleton, "parse", measured)
     back = ringstow.load(tmp_path / "c", keys=["model.layers.77.w", "opt.state.9.step"])
     assert_same(back["model"], {"layers.77.w": torch.full((2,), 77.0)})
     assert_same(back["opt"], {"state": {9: {"step": torch.tensor(9)}}})

@@ -17,7 +17,7 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 # Runs commands one after the other, since importing torch takes seconds, and marks their ends.
 PROGRAM = """
 import sys
-from ringstow import _cli
+from ringstow._program import _cli
 words = sys.argv[1:]
 while words:
     end = words.index("then") if "then" in words else len(words)

@@ -13,7 +13,8 @@ import pytest
 from support import python
 
 import ringstow
-from ringstow import LoadReport, SaveReport, _lines
+from ringstow import LoadReport, SaveReport
+from ringstow._core import _formatting
 
 STATE = {"w": np.arange(1000.0), "step": 1}
 
@@ -38,13 +39,13 @@ def lines(caplog):
 
 def test_save_logs_its_report(lines, at):
     report = ringstow.save(STATE, at / "c")
-    assert lines() == [_lines.of_save(report)]
+    assert lines() == [_formatting.of_save(report)]
     assert report.blocked_seconds >= report.seconds.total
 
 
 def test_background_save_logs_its_report(lines, at):
     report = ringstow.save_async(STATE, at / "c").result()
-    assert lines() == [_lines.of_save(report)]
+    assert lines() == [_formatting.of_save(report)]
 
 
 def test_loads_log_their_reports(lines, at):
@@ -53,7 +54,7 @@ def test_loads_log_their_reports(lines, at):
     with ringstow.on_done(outcomes.append):
         ringstow.load(at / "c")
         into = ringstow.load_into({"w": np.zeros(1000), "step": 0}, at / "c")
-    assert lines()[1:] == [_lines.of_load(outcomes[0].report), _lines.of_load(into)]
+    assert lines()[1:] == [_formatting.of_load(outcomes[0].report), _formatting.of_load(into)]
     assert "waited" not in lines()[1]
 
 
@@ -88,14 +89,14 @@ def reported(kind, **fields):
 def test_line_has_size_time_rate_and_mode():
     mode = {"engine": "uring", "fixed_buffers": 64, "direct": True}
     report = reported(SaveReport, **mode, blocked_seconds=0.0123)
-    assert _lines.of_save(report) == (
+    assert _formatting.of_save(report) == (
         "/run/step-1000: 3.41 GB in 500 ms (6.82 GB/s, io_uring, fixed buffers, O_DIRECT), "
         "training waited 12 ms"
     )
-    assert _lines.of_save(reported(SaveReport), "rank 3") == (
+    assert _formatting.of_save(reported(SaveReport), "rank 3") == (
         "/run/step-1000, rank 3: 3.41 GB in 500 ms (6.82 GB/s, fake, buffered)"
     )
-    assert _lines.of_load(reported(LoadReport)) == (
+    assert _formatting.of_load(reported(LoadReport)) == (
         "loaded /run/step-1000: 3.41 GB in 500 ms (6.82 GB/s, fake, buffered)"
     )
 

@@ -19,7 +19,7 @@ import torch
 from support import assert_same
 
 import ringstow
-from ringstow.tree._mismatch import LOAD_INTO, Mismatch
+from ringstow._state.tree._mismatch import LOAD_INTO, Mismatch
 
 
 def net(*sizes):

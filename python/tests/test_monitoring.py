@@ -11,7 +11,7 @@ import pytest
 from support import missing
 
 import ringstow
-from ringstow._handle import skip
+from ringstow._saving._handle import skip
 
 STATE = {"w": np.arange(1000.0)}
 

@@ -8,7 +8,7 @@ import torch
 from tiered import state_of
 
 import ringstow
-from ringstow import _nearest
+from ringstow._reading import _resolve
 
 SMALL = ringstow.Config(shard_bytes=1 << 20, files=1)
 COUNT = 4
@@ -209,13 +209,13 @@ def test_small_state_of_two_stores_is_loaded(tmp_path, bucket):
 
 
 def test_bad_sector_of_a_manifest_is_passed_over_and_a_refusal_is_not(tiers):
-    found = _nearest.Found(f"{tiers[0]}/step-00000001", [f"{tiers[1]}/step-00000001"])
+    found = _resolve.Found(f"{tiers[0]}/step-00000001", [f"{tiers[1]}/step-00000001"])
 
     def attempt(path, copies, errno):
         if path == found.path:
             raise OSError(errno, "reading")
         return path
 
-    assert _nearest.opened(found, lambda *at: attempt(*at, EIO)) == found.copies[0]
+    assert _resolve.opened(found, lambda *at: attempt(*at, EIO)) == found.copies[0]
     with pytest.raises(PermissionError):
-        _nearest.opened(found, lambda *at: attempt(*at, EACCES))
+        _resolve.opened(found, lambda *at: attempt(*at, EACCES))

@@ -80,6 +80,6 @@ def test_objects_are_converted_as_values(at):
 
 def test_the_program_shows_objects(at):
     with_objects(at / "ckpt", {"step": 7})
-    ran = forked.python("from ringstow import _cli; _cli.main()", "show", at / "ckpt")
+    ran = forked.python("from ringstow._program import _cli; _cli.main()", "show", at / "ckpt")
     assert ran.returncode == 0, ran.stderr
     assert "step: object step" in ran.stdout

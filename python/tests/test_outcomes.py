@@ -10,7 +10,8 @@ import pytest
 from support import python
 
 import ringstow
-from ringstow import _jobs, _outcomes
+from ringstow._reports import _outcomes
+from ringstow._saving import _jobs
 
 STATE = {"w": np.arange(1000.0), "step": 1}
 
@@ -126,7 +127,7 @@ def test_callback_may_save_and_remove_itself(at):
     listener = ringstow.on_done(again)
     ringstow.save(STATE, at / "c")
     assert [one.path for one in told(outcomes)] == [str(at / "c")]
-    assert ringstow.latest(at) == str(at / "copy")
+    assert ringstow.latest(at).path == str(at / "copy")
 
 
 def test_removed_callback_is_not_called(at):
@@ -175,7 +176,7 @@ def slow(outcome):
     if sys.argv[2] == "hangs":
         held.wait()
     print("heard", outcome.kind, flush=True)
-ringstow._outcomes._EXIT_S = 60 if sys.argv[2] == "ends" else 0.01
+ringstow._reports._outcomes._EXIT_S = 60 if sys.argv[2] == "ends" else 0.01
 ringstow.on_done(slow)
 ringstow.save_async({"a": 1}, sys.argv[1])
 """
@@ -210,13 +211,13 @@ def test_forked_child_has_no_callbacks_of_its_parent(at):
 import os, sys, ringstow
 ringstow.on_done(lambda outcome: print(os.path.basename(outcome.path), flush=True))
 ringstow.save({"a": 1}, sys.argv[1] + "/parent")
-ringstow._outcomes.flush()
+ringstow._reports._outcomes.flush()
 pid = os.fork()
 if pid == 0:
     ringstow.save({"a": 1}, sys.argv[1] + "/child")
     ringstow.on_done(lambda outcome: print("own", flush=True))
     ringstow.save({"a": 1}, sys.argv[1] + "/child")
-    ringstow._outcomes.flush()
+    ringstow._reports._outcomes.flush()
     os._exit(0)
 assert os.waitpid(pid, 0)[1] == 0
 """

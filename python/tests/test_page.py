@@ -14,8 +14,8 @@ from support import python
 
 import ringstow
 from ringstow import _native
-from ringstow._page import _charts, _cli, _html, _text
-from ringstow._page._gather import gather
+from ringstow._program._page import _charts, _cli, _html, _text
+from ringstow._program._page._gather import gather
 
 HOSTILE = '<script>alert("x")</script>&\u202e'
 
@@ -115,7 +115,7 @@ def dots(chart):
 
 
 def test_metrics_of_removed_steps_are_drawn(tmp_path):
-    with ringstow.CheckpointManager(tmp_path / "run", keep_last=2) as manager:
+    with ringstow.CheckpointManager(tmp_path / "run", keep=2) as manager:
         for step in range(1, 6):
             manager.save(step, {"a": 1}, metrics={"loss": 1 / step})
         manager.save_async(10, {"a": 1}, metrics={"loss": math.nan, "best": 7}).result()
@@ -228,7 +228,7 @@ def test_output_that_cannot_be_written_leaves_nothing(run, tmp_path, capsys):
 
 def test_program_of_the_wheel_has_the_command(run, tmp_path):
     out = tmp_path / "report.html"
-    code = "import sys; from ringstow._cli import main; sys.exit(main())"
+    code = "import sys; from ringstow._program._cli import main; sys.exit(main())"
     done = python(code, "report", run, "-o", out, "--changes", "0")
     assert done.returncode == 1, done.stderr
     Page(out.read_text())

@@ -32,7 +32,7 @@ def test_non_unicode_path_works_and_is_reported(root):
     filled = state(0)
     assert ringstow.load_into(filled, paths[0]).path == paths[0]
     assert (filled["w"] == 1).all()
-    assert ringstow.latest(root) == paths[1]
+    assert ringstow.latest(root).path == paths[1]
     done = ringstow.retain(root, 1)
     assert (done.removed, done.kept) == ((paths[0],), (paths[1],))
     assert os.listdir(os.fsencode(root)).count(b"step-1") == 0
@@ -112,7 +112,7 @@ def test_tilde_is_expanded(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(home))
     assert ringstow.save(state(1), "~/run/step-1").path == str(home / "run" / "step-1")
     assert ringstow.load(pathlib.Path("~/run/step-1"))["step"] == 1
-    assert ringstow.latest("~/run") == str(home / "run" / "step-1")
+    assert ringstow.latest("~/run").path == str(home / "run" / "step-1")
     assert ringstow.Config(trace="~/t.json").trace == str(home / "t.json")
     with pytest.raises(ringstow.InvalidStateError, match=r"is unknown.*\./~no-such-user/x"):
         ringstow.save(state(1), "~no-such-user/x")

@@ -18,8 +18,9 @@ from ringstow import _native
 # A bar appears at once, and the moments at which progress is shown come often.
 CODE = """
 import os, signal, sys, threading, numpy as np, ringstow, torch
-from ringstow import _jobs, _progress
-from ringstow.tensors._memory import LazyTensor
+from ringstow._saving import _jobs
+from ringstow._reports import _progress
+from ringstow._state.tensors._memory import LazyTensor
 _progress._PATIENCE_S = float(os.environ.get("PATIENCE", "0"))
 shown = threading.Event()
 move = _progress.Progress.__call__

@@ -395,7 +395,7 @@ def test_steps_in_a_store_are_listed(bucket, tmp_path):
         ringstow.save({"w": torch.full((9,), step)}, tmp_path / f"step-{step}", step=step)
         ringstow.promote(tmp_path / f"step-{step}", f"{bucket.url}/run/step-{step}")
     assert [found.step for found in ringstow.steps(f"{bucket.url}/run")] == [1, 2, 10]
-    assert ringstow.latest(f"{bucket.url}/run") == f"{bucket.url}/run/step-10"
+    assert ringstow.latest(f"{bucket.url}/run").path == f"{bucket.url}/run/step-10"
     assert ringstow.latest(f"{bucket.url}/nothing") is None
 
 
@@ -405,7 +405,7 @@ def test_program_promotes_lists_and_verifies(saved, bucket, arguments):
     url = f"{bucket.url}/run/step-3"
 
     def ran(*words):
-        done = forked.python("from ringstow import _cli; _cli.main()", *words)
+        done = forked.python("from ringstow._program import _cli; _cli.main()", *words)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -15,7 +15,7 @@ WRITER = """
 import os, sys, numpy, ringstow
 run, end = sys.argv[1:]
 step = 0
-with ringstow.CheckpointManager(run, keep_last=1) as manager:
+with ringstow.CheckpointManager(run, keep=1) as manager:
     while not os.path.exists(end):
         manager.save(step, {"w": numpy.full(1000, float(step)), "step": step})
         step += 1
@@ -60,8 +60,8 @@ def test_looks_beside_a_writer_that_keeps_one_step_always_find_a_step(where, tmp
         return restored.step
 
     looks = [
-        lambda: ringstow.latest(run),
-        lambda: ringstow.latest(run, verify=True),
+        lambda: ringstow.latest(run).path,
+        lambda: ringstow.latest(run, verify=True).path,
         lambda: [step.path for step in ringstow.steps(run) if step.status == "committed"][-1],
         lambda: ringstow.CheckpointManager(run).latest().path,
         lambda: whole(ringstow.CheckpointManager(run).restore().state),

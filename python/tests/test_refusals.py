@@ -103,12 +103,12 @@ def test_full_disk_in_the_background_raises(small_disk):
 @pytest.mark.parametrize(
     ("rules", "said"),
     [
-        ({"keep_last": 3}, ["keep + 1", "keep_last=3 for 4"]),
+        ({"keep": 3}, ["keep + 1", "keep=3 for 4"]),
         (
-            {"keep_every": 100, "keep_best": ("loss", "min", 2)},
-            ["keep_last=1 for 2", "keep_every=100 and keep_best=('loss', 'min', 2)"],
+            {"keep": ringstow.Retention(every=100, best=("loss", "min", 2))},
+            ["last=1 for 2", "every=100 and best=('loss', 'min', 2)"],
         ),
-        ({}, ["no rule", "keep_last=n", "n + 1"]),
+        ({}, ["no rule", "keep=n", "n + 1"]),
     ],
 )
 def test_full_disk_names_the_rules_and_the_room_that_they_need(small_disk, rules, said):
@@ -126,7 +126,7 @@ def test_full_disk_names_the_rules_and_the_room_that_they_need(small_disk, rules
             assert all(str(caught.value).count(part) == 1 for part in said), caught.value
     with pytest.raises(OSError, match="free") as caught:
         ringstow.save(state, small_disk / "alone")
-    assert "keep_last" not in str(caught.value)  # the call has no such argument
+    assert "keep" not in str(caught.value)  # the call has no such argument
 
 
 def test_engine_missing_in_the_wheel_is_refused():

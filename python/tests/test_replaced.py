@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import ringstow
-from ringstow import _native, _patience
+from ringstow import _native
+from ringstow._core import _waiting
 
 
 def state(step):
@@ -64,7 +65,7 @@ def test_load_into_returns_the_newer_checkpoint(saver):
 
 
 def test_load_gives_up_after_repeated_replacement(saver, monkeypatch):
-    monkeypatch.setattr(_patience, "_LIMIT_S", 0.5)
+    monkeypatch.setattr(_waiting, "_LIMIT_S", 0.5)
     saver.times = 1_000_000
     filled = state(-1)
     with pytest.raises(ringstow.ReplacedCheckpointError, match="open it again") as raised:

@@ -4,7 +4,8 @@ import pytest
 from tiered import state_of
 
 import ringstow
-from ringstow import NotDurableError, _jobs
+from ringstow import NotDurableError
+from ringstow._saving import _jobs
 
 
 @pytest.fixture(params=["save", "save_async"])

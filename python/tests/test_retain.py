@@ -99,7 +99,7 @@ def test_prune_reports_what_it_kept(tmp_path):
 
 def test_invalid_arguments_are_refused(tmp_path):
     save(tmp_path, 1)
-    with pytest.raises(ringstow.InvalidStateError, match="at least 1"):
+    with pytest.raises(ringstow.InvalidStateError, match="keep = 0: must be 1 or more"):
         ringstow.retain(tmp_path, 0)
     with pytest.raises(ValueError, match="-1"):
         ringstow.retain(tmp_path, -1)
@@ -145,11 +145,11 @@ def noted(root, *losses):
         ringstow.save({}, root / f"step-{step:03}", step=step, metrics=metrics)
 
 
-def test_keep_every_and_keep_best_with_their_reasons(tmp_path):
+def test_every_and_best_with_their_reasons(tmp_path):
     noted(tmp_path, 0.9, 0.2, None, 0.1, float("nan"), 0.2, 0.5)
-    rules = {"keep": 1, "keep_every": 4, "keep_best": ("loss", "min", 2)}
-    plan = ringstow.retain(tmp_path, **rules, dry_run=True)
-    done = ringstow.retain(tmp_path, **rules)
+    keep = ringstow.Retention(every=4, best=("loss", "min", 2))
+    plan = ringstow.retain(tmp_path, keep, dry_run=True)
+    done = ringstow.retain(tmp_path, keep=keep)
     assert plan == done
     kept = [pathlib.Path(path).name for path in done.kept]
     assert dict(zip(kept, done.reasons, strict=True)) == {
@@ -164,7 +164,7 @@ def test_keep_every_and_keep_best_with_their_reasons(tmp_path):
 
 def test_metric_that_no_step_has_removes_nothing(tmp_path, caplog):
     noted(tmp_path, 0.9, 0.2, 0.1)
-    done = ringstow.retain(tmp_path, 1, keep_best=("los", "min", 1))
+    done = ringstow.retain(tmp_path, ringstow.Retention(best=("los", "min", 1)))
     assert (len(done.kept), done.removed) == (3, ())
     assert "no step in" in done.warnings[0]
     assert '"los"' in done.warnings[0]
@@ -173,23 +173,14 @@ def test_metric_that_no_step_has_removes_nothing(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    ("rules", "error"),
+    ("keep", "said"),
     [
-        ({"keep_every": 0}, ringstow.InvalidStateError),
-        ({"keep_every": -1}, ValueError),
-        ({"keep_every": 1.5}, TypeError),
-        ({"keep_best": ("loss", "min", 0)}, ringstow.InvalidStateError),
-        ({"keep_best": ("loss", "low", 1)}, ringstow.InvalidStateError),
-        ({"keep_best": ("loss", "min", True)}, TypeError),
-        ({"keep_best": ("loss", "min", -1)}, ValueError),
-        ({"keep_best": ("loss", "min")}, TypeError),
-        ({"keep_best": (1, "min", 1)}, TypeError),
-        ({"keep_best": "loss:min:1"}, TypeError),
+        (ringstow.Retention(), "which steps to keep"),
+        (ringstow.Retention(last=1, slim_after=1), "Retention.slim_after is for a Checkpoint"),
     ],
-    ids=str,
 )
-def test_rules_that_mean_nothing_are_refused(tmp_path, rules, error):
+def test_rules_that_retain_cannot_follow_are_refused(tmp_path, keep, said):
     noted(tmp_path, 0.9, 0.2)
-    with pytest.raises(error):
-        ringstow.retain(tmp_path, 1, **rules)
+    with pytest.raises(ringstow.InvalidStateError, match=said):
+        ringstow.retain(tmp_path, keep)
     assert len(ringstow.steps(tmp_path)) == 2

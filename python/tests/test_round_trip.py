@@ -188,7 +188,7 @@ def test_latest_warns_when_it_skips_a_damaged_one(tmp_path, caplog):
     for step in (1, 2):
         ringstow.save({"step": step}, tmp_path / f"step-{step}")
     (tmp_path / "step-2" / "manifest.json").write_text("{}")
-    assert ringstow.latest(tmp_path) == str(tmp_path / "step-1")
+    assert ringstow.latest(tmp_path).path == str(tmp_path / "step-1")
     (record,) = caplog.records
     assert (record.name.split(".")[0], record.levelname) == ("ringstow", "WARNING")
     assert str(tmp_path / "step-2") in record.getMessage()
@@ -198,7 +198,7 @@ def test_latest_ignores_uncommitted_saves_silently(tmp_path, caplog):
     ringstow.save({"step": 1}, tmp_path / "step-1")
     (tmp_path / "step-2").mkdir()
     (tmp_path / "step-2" / "rank00000-0.safetensors.part").write_bytes(b"")
-    assert ringstow.latest(tmp_path) == str(tmp_path / "step-1")
+    assert ringstow.latest(tmp_path).path == str(tmp_path / "step-1")
     assert [record.levelname for record in caplog.records if record.levelname != "INFO"] == []
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import ringstow
-from ringstow.tensors._memory import LazyTensor
+from ringstow._state.tensors._memory import LazyTensor
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

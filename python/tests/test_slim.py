@@ -23,7 +23,7 @@ def size(path):
 
 def test_optimizer_is_dropped_its_space_is_free_and_the_model_loads(tmp_path):
     path, state = tmp_path / "step-1", state_of()
-    ringstow.save(state, path, step=1, apart=["optimizer"])
+    ringstow.save(state, path, step=1, droppable=["optimizer"])
     before = size(path)
     done = ringstow.slim(path, drop=["optimizer"])
     assert done.names == ("optimizer",)
@@ -34,7 +34,7 @@ def test_optimizer_is_dropped_its_space_is_free_and_the_model_loads(tmp_path):
     assert list(loaded) == ["model", "step"]
     assert all(torch.equal(loaded["model"][name], state["model"][name]) for name in state["model"])
     assert ringstow.open(path).info.dropped == ("optimizer",)
-    assert ringstow.latest(tmp_path) == str(path)
+    assert ringstow.latest(tmp_path).path == str(path)
     assert [step.dropped for step in ringstow.steps(tmp_path)] == [("optimizer",)]
     assert ringstow.verify(path).ok
     assert ringstow.slim(path, drop=["optimizer"]).names == ()
@@ -42,7 +42,7 @@ def test_optimizer_is_dropped_its_space_is_free_and_the_model_loads(tmp_path):
 
 def test_load_into_a_whole_state_says_that_the_part_was_dropped(tmp_path):
     path, state = tmp_path / "step-1", state_of()
-    ringstow.save(state, path, apart=["optimizer"])
+    ringstow.save(state, path, droppable=["optimizer"])
     ringstow.slim(path, drop=["optimizer"])
     with pytest.raises(ringstow.KeyMismatchError, match="`slim` has dropped optimizer"):
         ringstow.load_into(state, path)
@@ -53,7 +53,7 @@ def test_load_into_a_whole_state_says_that_the_part_was_dropped(tmp_path):
 @pytest.mark.parametrize("prefix", ["optimizer", "optimizer.", "optimizer.state"])
 def test_loads_of_parts_say_that_the_part_was_dropped(tmp_path, prefix):
     path = tmp_path / "step-1"
-    ringstow.save(state_of(), path, apart=["optimizer"])
+    ringstow.save(state_of(), path, droppable=["optimizer"])
     ringstow.slim(path, drop=["optimizer"])
     said = "`slim` has dropped optimizer"
     with pytest.raises(ringstow.KeyMismatchError, match=said):
@@ -69,7 +69,7 @@ def test_loads_of_parts_say_that_the_part_was_dropped(tmp_path, prefix):
 
 def test_background_save_sets_parts_apart_too(tmp_path):
     path = tmp_path / "step-1"
-    ringstow.save_async(state_of(), path, apart=["optimizer.state"]).result()
+    ringstow.save_async(state_of(), path, droppable=["optimizer.state"]).result()
     assert ringstow.slim(path, drop=["optimizer.state"]).tensors == 6
     assert list(ringstow.load(path)["optimizer"]) == ["param_groups"]
 
@@ -77,7 +77,9 @@ def test_background_save_sets_parts_apart_too(tmp_path):
 def test_optimizer_without_tensors_is_set_apart_and_dropped(tmp_path):
     path = tmp_path / "step-0"
     optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters())
-    ringstow.save({"w": np.ones(3), "optimizer": optimizer.state_dict()}, path, apart=["optimizer"])
+    ringstow.save(
+        {"w": np.ones(3), "optimizer": optimizer.state_dict()}, path, droppable=["optimizer"]
+    )
     assert ringstow.slim(path, drop=["optimizer"]).tensors == 0
     assert list(ringstow.load(path)) == ["w"]
 
@@ -85,7 +87,7 @@ def test_optimizer_without_tensors_is_set_apart_and_dropped(tmp_path):
 def test_part_that_was_not_saved_apart_stays(tmp_path):
     path, state = tmp_path / "step-1", state_of()
     ringstow.save(state, path)
-    with pytest.raises(ringstow.InvalidStateError, match="save it apart"):
+    with pytest.raises(ringstow.InvalidStateError, match="name it in `droppable` of the save"):
         ringstow.slim(path, drop=["optimizer"])
     assert list(ringstow.load(path)) == list(state)
 
@@ -101,7 +103,7 @@ def test_part_that_was_not_saved_apart_stays(tmp_path):
 )
 def test_wrong_names_are_refused_before_anything_is_written(tmp_path, names, error, message):
     with pytest.raises(error, match=message):
-        ringstow.save(state_of(), tmp_path / "step-1", apart=names)
+        ringstow.save(state_of(), tmp_path / "step-1", droppable=names)
     assert not (tmp_path / "step-1").exists()
 
 
@@ -109,7 +111,7 @@ def test_checkpoint_that_pytorch_saved_over_is_not_slimmed(tmp_path):
     import torch.distributed.checkpoint as dcp
 
     path = tmp_path / "step-1"
-    ringstow.save(state_of(), path, apart=["optimizer"])
+    ringstow.save(state_of(), path, droppable=["optimizer"])
     dcp.save({"w": torch.ones(3)}, checkpoint_id=path, no_dist=True)
     with pytest.raises(ringstow.Error, match="PyTorch"):
         ringstow.slim(path, drop=["optimizer"])
@@ -123,7 +125,7 @@ def test_part_that_could_not_be_dropped_later_is_not_set_apart(tmp_path):
         ({"a": [torch.ones(2)]}, "a.0"),
     ):
         with pytest.raises(ringstow.InvalidStateError, match="nothing named"):
-            ringstow.save(state, tmp_path / "step-1", apart=[name])
+            ringstow.save(state, tmp_path / "step-1", droppable=[name])
 
 
 def test_tensors_that_the_model_shares_with_the_part_keep_none_of_its_files(tmp_path):
@@ -131,7 +133,7 @@ def test_tensors_that_the_model_shares_with_the_part_keep_none_of_its_files(tmp_
     weight, moment = torch.ones(5000), torch.full((50_000,), 2.0)
     # the optimizer comes first, so the weight has its name
     state = {"optimizer": {"params": {"w": weight}, "m": moment}, "model": {"w": weight}}
-    ringstow.save(state, path, apart=["optimizer"])
+    ringstow.save(state, path, droppable=["optimizer"])
     done = ringstow.slim(path, drop=["optimizer"])
     assert done.tensors == 1
     assert done.file_bytes > moment.nbytes

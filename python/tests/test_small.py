@@ -13,9 +13,9 @@ from support import assert_same
 
 import ringstow
 from ringstow import _native
-from ringstow.tensors import _torch
-from ringstow.tree import _skeleton
-from ringstow.tree._walk import Leaf
+from ringstow._state.tensors import _torch
+from ringstow._state.tree import _skeleton
+from ringstow._state.tree._walk import Leaf
 
 KIB = 1024
 UNIT = 2 << 20

@@ -13,10 +13,10 @@ import torch.distributed.checkpoint as dcp
 from support import assert_same, manifest_of, reseal
 
 import ringstow
+from ringstow._foreign import _pickles
+from ringstow._state.tensors._memory import overlapping
+from ringstow._state.tree import _packed
 from ringstow.convert import convert
-from ringstow.foreign import _pickles
-from ringstow.tensors._memory import overlapping
-from ringstow.tree import _packed
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from support import assert_same, codec, python
 
 from ringstow import FormatError, InvalidStateError, UnsupportedError
-from ringstow.tensors import _torch
-from ringstow.tree import _encode, _skeleton
+from ringstow._state.tensors import _torch
+from ringstow._state.tree import _encode, _skeleton
 
 TORCH_DTYPES = [getattr(torch, name) for name in _torch.CODES if hasattr(torch, name)]
 FLOAT4 = getattr(torch, "float4_e2m1fn_x2", None)  # older supported versions of torch lack it
@@ -242,7 +242,7 @@ def test_unpicklable_value_is_named():
 
 
 def codec_of_tree(tree):
-    from ringstow.tree import _build
+    from ringstow._state.tree import _build
 
     contents = _build.Contents("/ckpt", {}.get)
     skeleton = _skeleton.parse(tree, "/ckpt")
@@ -333,7 +333,7 @@ def test_nesting_up_to_the_limit_needs_no_large_stack(wrap):
     # In its own process, because a stack overflow would kill it.
     program = f"""
 import threading
-from ringstow.tree import _encode, _skeleton
+from ringstow._state.tree import _encode, _skeleton
 value = 1
 for _ in range(_skeleton.DEPTH_MAX - 1):
     value = {wrap}

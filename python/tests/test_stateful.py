@@ -319,11 +319,11 @@ def test_frozen_parameters_have_no_state_of_an_optimizer(tmp_path):
 def test_slim_drops_the_state_of_an_optimizer_that_was_saved_as_an_object(tmp_path):
     state = training()
     steps(state, 0, 1)
-    ringstow.save(state, tmp_path / "a", apart=["optimizer"])
+    ringstow.save(state, tmp_path / "a", droppable=["optimizer"])
     ringstow.slim(tmp_path / "a", drop=["optimizer"])
     assert [*ringstow.load(tmp_path / "a")] == ["model", "scheduler"]
     with pytest.raises(ringstow.InvalidStateError, match=r"nothing named 'optimiser'"):
-        ringstow.save(state, tmp_path / "b", apart=["optimiser"])
+        ringstow.save(state, tmp_path / "b", droppable=["optimiser"])
 
 
 def test_random_numbers_go_on_where_they_were(tmp_path):

@@ -46,7 +46,7 @@ def test_striped_checkpoint_loads_in_every_way(tmp_path, disks):
     assert ringstow.load_into(into, path, config=config).tensors == 9
     assert_equal(into, state())
     assert ringstow.verify(path, config=config).ok
-    assert ringstow.latest(tmp_path / "run", config=config) == str(path)
+    assert ringstow.latest(tmp_path / "run", config=config).path == str(path)
 
 
 def test_a_load_without_the_stripes_names_them(tmp_path, disks, monkeypatch):
@@ -58,7 +58,7 @@ def test_a_load_without_the_stripes_names_them(tmp_path, disks, monkeypatch):
         ringstow.latest(tmp_path)
     monkeypatch.setenv("RINGSTOW_STRIPE", ":".join(map(str, disks)))
     assert_equal(ringstow.load(path), state())
-    assert ringstow.latest(tmp_path) == str(path)
+    assert ringstow.latest(tmp_path).path == str(path)
 
 
 def test_config_validates_stripes(tmp_path, monkeypatch):

@@ -234,7 +234,9 @@ def test_python_takes_the_setting_from_the_file(best_file, monkeypatch, tmp_path
 
 
 def test_the_program_takes_the_setting_from_the_file(best_file):
-    command = "import sys; from ringstow._cli import main; sys.argv[0] = 'ringstow'; main()"
+    command = (
+        "import sys; from ringstow._program._cli import main; sys.argv[0] = 'ringstow'; main()"
+    )
     arguments = ["bench", ".", "--json", "--gb", "0.001", "--rounds", "1", "--queue-depth", "4"]
     told = forked.python(command, *arguments, cwd=best_file.parent, check=True)
     measured_by_it = json.loads(told.stdout)

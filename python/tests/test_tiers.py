@@ -21,7 +21,7 @@ def test_steps_are_copied_and_outlive_the_directory(tmp_path, bucket):
         assert manager.wait_promoted(60)
         manager.save_async(2, state_of(2), metrics={"loss": 0.5})
     assert manager.promotion_error is None
-    assert manager.promoted.to == f"{bucket.url}/run/step-00000002"
+    assert manager.promotion_report.to == f"{bucket.url}/run/step-00000002"
     shutil.rmtree(tmp_path / "run")
     with manager_of(tmp_path, bucket) as manager:
         restored = manager.restore()
@@ -77,11 +77,11 @@ def test_silent_store_fails_the_restore_and_not_the_save(tmp_path, bucket, proxy
         proxy.clear()
         manager.save(2, state_of(2))
     assert manager.promotion_error is None
-    assert ringstow.latest(f"{bucket.url}/run").endswith("step-00000002")
+    assert ringstow.latest(f"{bucket.url}/run").path.endswith("step-00000002")
 
 
 def test_slow_store_holds_up_no_save_and_newer_steps_overtake(tmp_path, bucket, proxy, caplog):
-    with manager_of(tmp_path, bucket, keep_last=1) as manager:
+    with manager_of(tmp_path, bucket, keep=1) as manager:
         held = proxy.on(faults.Hold(), "PUT", "safetensors")
         manager.save(1, state_of(1))
         held.wait()
@@ -113,7 +113,7 @@ def test_copy_that_a_kill_cut_short_is_ended_by_the_next_run(tmp_path, bucket, p
     assert ringstow.latest(f"{bucket.url}/run") is None
     with manager_of(tmp_path, bucket) as manager:
         manager.restore()
-    assert ringstow.latest(f"{bucket.url}/run").endswith("step-00000001")
+    assert ringstow.latest(f"{bucket.url}/run").path.endswith("step-00000001")
 
 
 def test_wrong_tiers_say_what_is_meant(tmp_path):
@@ -133,8 +133,9 @@ def test_step_that_no_tier_has_is_named_with_the_tiers(tmp_path, bucket):
 
 
 def test_old_steps_leave_the_store_by_its_own_rule(tmp_path, bucket):
-    options = {"keep_last": 1, "keep_every": 4, "keep_promoted": 2}
-    with manager_of(tmp_path, bucket, **options) as manager:
+    tiers = ringstow.Tiers([f"{bucket.url}/run"], keep=2)
+    rules = ringstow.Retention(last=1, every=4)
+    with ringstow.CheckpointManager(tmp_path / "run", keep=rules, tiers=tiers) as manager:
         for step in range(1, 7):
             manager.save(step, state_of(step))
             manager.wait_promoted()
@@ -251,11 +252,11 @@ def test_garbled_newest_step_of_a_lost_node_is_an_error(tmp_path, bucket, what):
 def test_fresh_run_restores_nothing_and_a_lost_node_saves_without_a_complaint(
     tmp_path, bucket, caplog
 ):
-    with manager_of(tmp_path, bucket, keep_last=2) as manager:
+    with manager_of(tmp_path, bucket, keep=2) as manager:
         assert manager.restore() is None
         manager.save(1, state_of(1))
     shutil.rmtree(tmp_path / "run")
-    with manager_of(tmp_path, bucket, keep_last=2) as manager:
+    with manager_of(tmp_path, bucket, keep=2) as manager:
         assert manager.restore().step == 1
         manager.save(2, state_of(2))
     assert "ERROR" not in [record.levelname for record in caplog.records]
@@ -263,13 +264,15 @@ def test_fresh_run_restores_nothing_and_a_lost_node_saves_without_a_complaint(
 
 def test_manager_restores_from_its_tier_which_keeps_the_newest(tmp_path, place):
     tiers = [f"{place.url}/run"]
-    with ringstow.CheckpointManager(tmp_path / "run", tiers=tiers, keep_promoted=2) as manager:
+    with ringstow.CheckpointManager(
+        tmp_path / "run", tiers=ringstow.Tiers(tiers, keep=2)
+    ) as manager:
         for step in (1, 2, 3):
             manager.save(step, state_of(step))
             assert manager.wait_promoted(60)
     assert manager.promotion_error is None
     assert [found.step for found in ringstow.steps(tiers[0])] == [2, 3]
-    assert ringstow.latest(tiers[0]) == f"{tiers[0]}/step-00000003"
+    assert ringstow.latest(tiers[0]).path == f"{tiers[0]}/step-00000003"
     shutil.rmtree(tmp_path / "run")
     with ringstow.CheckpointManager(tmp_path / "run", tiers=tiers) as manager:
         restored = manager.restore()

@@ -9,14 +9,14 @@ from support import python
 from tiered import before_copies, pause, state_of
 
 import ringstow
-from ringstow import _promote, _promoter
-from ringstow._copier import Copier
+from ringstow._saving import _promote, _tier_copies
+from ringstow._saving._copy_queue import Copier
 
 
 @pytest.fixture(autouse=True)
 def no_earlier_copies(monkeypatch):
     """Have `wait_promoted` know of this test's copies alone."""
-    monkeypatch.setattr(_promoter, "_promoters", {})
+    monkeypatch.setattr(_tier_copies, "_promoters", {})
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_failed_copies_of_unlike_names_are_all_tried_again(tmp_path, tier, confi
 def test_exit_tries_a_copy_that_failed_a_last_time(tmp_path, tier):
     program = f"""
 import atexit, numpy, ringstow
-from ringstow import _promote
+from ringstow._saving import _promote
 promote, tries = _promote.copied, []
 def away(*args, **options):
     tries.append(args)
@@ -165,12 +165,12 @@ def test_new_directory_goes_on_with_the_run_that_was_loaded(tmp_path, tier, conf
     ringstow.save(state_of(1), tmp_path / "run/step-1", config=config)
     assert ringstow.wait_promoted(60)
     newest = ringstow.latest([tmp_path / "new", tier])
-    assert newest == str(tier / "step-1")
+    assert newest.path == str(tier / "step-1")
     assert ringstow.load(newest)["step"] == 1
     ringstow.save(state_of(2), tmp_path / "new/step-2", config=config)
     assert ringstow.wait_promoted(60)
     assert "goes on with the run whose steps are in" in caplog.text
-    assert ringstow.latest([tmp_path / "new", tier]) == str(tmp_path / "new/step-2")
+    assert ringstow.latest([tmp_path / "new", tier]).path == str(tmp_path / "new/step-2")
     ringstow.save(state_of(3), tmp_path / "run/step-3", config=config)  # a program that was lost
     assert not ringstow.wait_promoted(60)
     assert sorted(path.name for path in tier.glob("step-*")) == ["step-1", "step-2"]
@@ -264,7 +264,7 @@ def test_manager_copies_to_the_tiers_of_its_config(tmp_path, tier, config):
     with ringstow.CheckpointManager(tmp_path / "run", config=config) as manager:
         handle = manager.save_async(1, state_of(1))
         assert handle.wait_promoted(60)
-        assert manager.promoted.to == str(tier / "step-00000001")
+        assert manager.promotion_report.to == str(tier / "step-00000001")
         manager.save(2, state_of(2))
     assert [found.step for found in ringstow.steps(tier)] == [1, 2]
     assert ringstow.wait_promoted(0)  # nobody else copied them
@@ -335,7 +335,8 @@ def test_manager_that_is_not_closed_copies_its_last_step(tmp_path, tier):
     for how in ("save(1, state)", "save_async(2, state)"):
         ran = python(
             "import sys, numpy, ringstow\n"
-            "manager = ringstow.CheckpointManager('run', tiers=[sys.argv[1]], keep_promoted=3)\n"
+            "tiers = ringstow.Tiers([sys.argv[1]], keep=3)\n"
+            "manager = ringstow.CheckpointManager('run', tiers=tiers)\n"
             f"state = {{'w': numpy.ones(1 << 20)}}; manager.{how}",
             tier,
             cwd=tmp_path,
@@ -357,11 +358,9 @@ def test_exit_tries_a_copy_that_failed_a_last_time_and_does_not_wait_for_more(tm
     assert ran.stderr.count("is saved, but not copied to") == 2
 
 
-@pytest.mark.parametrize("rate", [-5, 1.5, True, "fast"])
-def test_rate_of_a_manager_is_checked(tmp_path, tier, rate):
-    with pytest.raises((TypeError, ringstow.InvalidStateError), match="promotion_rate"):
-        ringstow.CheckpointManager(tmp_path / "run", tiers=[tier], promotion_rate=rate)
-    with ringstow.CheckpointManager(tmp_path / "run", tiers=[tier], promotion_rate="8M") as manager:
+def test_rate_of_a_manager_may_be_text(tmp_path, tier):
+    tiers = ringstow.Tiers([tier], rate="8M")
+    with ringstow.CheckpointManager(tmp_path / "run", tiers=tiers) as manager:
         manager.save(1, state_of(1))
         assert manager.wait_promoted(60)
 

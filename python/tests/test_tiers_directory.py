@@ -26,7 +26,7 @@ def test_steps_are_copied_and_outlive_the_directory(tmp_path):
         assert manager.wait_promoted(60)
         manager.save_async(2, state_of(2), metrics={"loss": 0.5})
     assert manager.promotion_error is None
-    assert manager.promoted.to == str(there)
+    assert manager.promotion_report.to == str(there)
     shutil.rmtree(tmp_path / "run")
     with manager_of(tmp_path) as manager:
         restored = manager.restore()
@@ -38,7 +38,7 @@ def test_steps_are_copied_and_outlive_the_directory(tmp_path):
 
 def test_run_goes_on_in_the_directory_of_the_copies(tmp_path):
     save_step_1(tmp_path)
-    with ringstow.CheckpointManager(tmp_path / "shared/run", keep_last=2) as manager:
+    with ringstow.CheckpointManager(tmp_path / "shared/run", keep=2) as manager:
         assert manager.restore().step == 1
         for step in (1, 2, 3):
             manager.save(step, state_of(step))
@@ -64,7 +64,7 @@ def test_what_the_nearest_copy_has_intact_is_restored(tmp_path, caplog):
 
 
 def test_old_steps_leave_the_copies_by_their_own_rule(tmp_path):
-    with manager_of(tmp_path, keep_last=1, keep_promoted=2) as manager:
+    with manager_of(tmp_path, keep=1, keep_there=2) as manager:
         for step in range(1, 5):
             manager.save(step, state_of(step))
             manager.wait_promoted()
@@ -90,7 +90,7 @@ def test_directory_and_store_are_both_tiers(tmp_path, bucket):
 SAVING = """
 import sys, ringstow, torch
 root, tier = sys.argv[1:]
-manager = ringstow.CheckpointManager(root, tiers=[tier], promotion_rate=1 << 20)
+manager = ringstow.CheckpointManager(root, tiers=ringstow.Tiers([tier], rate=1 << 20))
 manager.save(1, {"w": torch.zeros(60 << 20, dtype=torch.uint8)})
 manager.wait_promoted()
 """
@@ -106,7 +106,7 @@ def test_copy_that_a_kill_cut_short_is_ended_by_the_next_run(tmp_path):
     assert ringstow.latest(tmp_path / "shared/run") is None
     with manager_of(tmp_path) as manager:
         manager.restore()
-    assert ringstow.latest(tmp_path / "shared/run") == str(there)
+    assert ringstow.latest(tmp_path / "shared/run").path == str(there)
     assert not list(there.glob("*.part"))
     assert ringstow.load(there)["w"].numel() == 60 << 20
 
@@ -193,7 +193,7 @@ def test_step_after_going_back_does_not_give_way_to_older_ones_of_higher_numbers
         manager.restore(1)
         manager.save(2, state_of(2))
     begun, may_go = held_copies
-    with manager_of(tmp_path, keep_last=9, keep_here=9) as manager:
+    with manager_of(tmp_path, keep=9, keep_here=9) as manager:
         assert manager.restore().step == 2  # and has all steps copied
         assert begun.wait(300)
         manager.save(3, state_of(3))
@@ -204,7 +204,7 @@ def test_step_after_going_back_does_not_give_way_to_older_ones_of_higher_numbers
 
 def test_steps_that_stay_for_good_are_not_passed_over(tmp_path, held_copies):
     begun, may_go = held_copies
-    with manager_of(tmp_path, keep_last=1, keep_every=3) as manager:
+    with manager_of(tmp_path, keep=ringstow.Retention(last=1, every=3)) as manager:
         manager.save(1, state_of(1))
         assert begun.wait(300)
         for step in range(2, 9):
@@ -226,7 +226,7 @@ def test_step_that_stays_for_good_is_tried_again_with_the_next(tmp_path, monkeyp
     outcomes = []
     with (
         ringstow.on_done(outcomes.append, kinds=["promotion"]),
-        manager_of(tmp_path, keep_last=1, keep_every=3) as manager,
+        manager_of(tmp_path, keep=ringstow.Retention(last=1, every=3)) as manager,
     ):
         manager.save(3, state_of(3))
         assert not manager.wait_promoted(60)
@@ -323,7 +323,7 @@ def test_damaged_manifest_is_told_where_its_copy_is_restored(tmp_path, caplog):
 
 
 def test_step_that_somebody_removed_before_its_copy_is_an_error(tmp_path, monkeypatch):
-    from ringstow import _promote
+    from ringstow._saving import _promote
 
     def promote(path, *args, **options):
         shutil.rmtree(path)
@@ -341,7 +341,7 @@ def test_copy_neither_replaces_nor_removes_what_a_planted_link_leads_to(tmp_path
     (tmp_path / "shared/run").mkdir(parents=True)
     for step in (4, 5):
         (tmp_path / f"shared/run/step-{step:08}").symlink_to(precious)
-    with manager_of(tmp_path, keep_promoted=1) as manager:
+    with manager_of(tmp_path, keep_there=1) as manager:
         manager.save(5, state_of(5))
         assert not manager.wait_promoted(60)
         assert "is a symbolic link to" in str(manager.promotion_error)

@@ -139,7 +139,7 @@ def test_directory_that_is_filled_from_the_copies_is_the_same_run(tmp_path):
     with manager_of(tmp_path) as manager:
         assert manager.restore().step == 1
         assert manager.wait_promoted(60)
-    assert manager.promoted is None  # it is there
+    assert manager.promotion_report is None  # it is there
     ringstow.promote(there, tmp_path / "other/step-00000001")
     with another_run(tmp_path) as manager:
         assert manager.restore().path.startswith(str(tmp_path / "other"))

@@ -99,15 +99,15 @@ def test_each_kind_of_loss_is_found(look, text):
 
 
 def test_step_is_no_longer_asked_for_once_a_rule_may_have_removed_it():
-    assert broken([*opened(keep_last=1), *saved(1), *saved(2)], seen(entry(2))) == []
-    lines = [*opened(keep_last=2), *saved(1), *saved(2), *begun(3)]
+    assert broken([*opened(last=1), *saved(1), *saved(2)], seen(entry(2))) == []
+    lines = [*opened(last=2), *saved(1), *saved(2), *begun(3)]
     assert broken(lines, seen(entry(2), entry(3))) == []
     assert broken(lines, seen(entry(2))), "step 3 was not committed"
 
 
 def test_kept_step_is_asked_for_whatever_the_rules_say():
     keep = [{"what": "keep", "when": when, "step": 1} for when in ("begin", "end")]
-    lines = [*opened(keep_last=1), *saved(1), *keep, *saved(2), *saved(3)]
+    lines = [*opened(last=1), *saved(1), *keep, *saved(2), *saved(3)]
     assert broken(lines, seen(entry(1), entry(3))) == []
     assert any("lost: step 1" in said for said in broken(lines, seen(entry(3))))
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import ringstow
+from ringstow._foreign import _numpy_pickles
+from ringstow._state import _torch_private
 from ringstow.convert import convert
-from ringstow.foreign import _arrays, _private
 
 
 class Allowed:
@@ -32,7 +33,7 @@ def test_what_other_threads_load_and_allow_is_theirs(at):
     torch.save({"numpy": np.arange(3), "space": argparse.Namespace(a=1)}, at / "x.pt")
     torch.save({"space": argparse.Namespace(a=1)}, at / "space.pt")
     seen = []
-    real = _arrays._reconstruct
+    real = _numpy_pickles._reconstruct
 
     def meanwhile(*arguments):
         with pytest.raises(pickle.UnpicklingError):
@@ -45,7 +46,7 @@ def test_what_other_threads_load_and_allow_is_theirs(at):
     try:
         serialization.add_safe_globals([Mine])
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_arrays, "_reconstruct", meanwhile)
+            patch.setattr(_numpy_pickles, "_reconstruct", meanwhile)
             loaded = ringstow.load(at / "x.pt")
         assert loaded["numpy"].tolist() == [0, 1, 2]
         assert loaded["space"] == argparse.Namespace(a=1)
@@ -75,7 +76,7 @@ def test_with_a_torch_of_another_structure_only_what_the_program_allows_is_loade
 
     torch.save({"w": torch.ones(2)}, at / "x.pt")
     torch.save({"space": argparse.Namespace(a=1)}, at / "space.pt")
-    monkeypatch.setattr(_private, "rebound", rebound)
+    monkeypatch.setattr(_torch_private, "rebound", rebound)
     assert ringstow.load(at / "x.pt")["w"].tolist() == [1, 1]
     with pytest.raises(ringstow.UnsupportedError, match="argparse.Namespace"):
         ringstow.load(at / "space.pt")

@@ -19,8 +19,8 @@ from value_list import EQUAL, REFUSED, Checked, Color, Config, Frozen, Point
 
 import ringstow
 from ringstow import InvalidStateError, UnsupportedError
+from ringstow._state.tree import _encode, _walk
 from ringstow.convert import convert
-from ringstow.tree import _encode, _walk
 
 
 @pytest.mark.parametrize("name", EQUAL)

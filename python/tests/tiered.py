@@ -3,7 +3,7 @@
 import torch
 
 import ringstow
-from ringstow import _copier, _promote
+from ringstow._saving import _copy_queue, _promote
 
 AT_ONCE = (0.0, 0.0)
 """The pauses of copies that are tried again at once."""
@@ -23,7 +23,7 @@ def before_copies(patch, look):
 
 def pause(patch, pauses_s=AT_ONCE):
     """Set the first and the longest pause before a copy that failed is tried again."""
-    patch.setattr(_copier, "_PAUSES_S", pauses_s)
+    patch.setattr(_copy_queue, "_PAUSES_S", pauses_s)
 
 
 def state_of(step):
@@ -41,8 +41,9 @@ def save_step_2_again(manager):
     assert manager.promotion_error is None
 
 
-def manager_of(tmp_path, **options):
-    return ringstow.CheckpointManager(tmp_path / "run", tiers=[tmp_path / "shared/run"], **options)
+def manager_of(tmp_path, *, keep_there=None, keep_here=None, **options):
+    tiers = ringstow.Tiers([tmp_path / "shared/run"], keep=keep_there, keep_here=keep_here)
+    return ringstow.CheckpointManager(tmp_path / "run", tiers=tiers, **options)
 
 
 def save_step_1(tmp_path):

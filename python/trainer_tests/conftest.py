@@ -27,7 +27,7 @@ def held():
     """Return a save's tensor that is not copied before the test releases it."""
     from held_save import Held
 
-    from ringstow import _jobs
+    from ringstow._saving import _jobs
 
     one = Held()
     yield one

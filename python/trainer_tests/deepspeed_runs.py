@@ -22,7 +22,7 @@ import torch.distributed as dist
 from deepspeed.ops.op_builder.builder import OpBuilder
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from ringstow import _jobs
+from ringstow._saving import _jobs
 from ringstow.integrations import deepspeed as ours
 
 if "pytest" not in sys.modules:  # the server forks what takes seconds to import

@@ -15,8 +15,8 @@ from lightning_runs import BATCHES, RingstowCheckpointIO, fit, model, state, tra
 from lightning_runs import lightning as pytorch_lightning
 
 import ringstow
+from ringstow._state.tensors._memory import LazyTensor
 from ringstow.integrations._lightning import _paths
-from ringstow.tensors._memory import LazyTensor
 
 EVERY = 2  # steps between two saves of one kind
 EPOCHS = 3
@@ -81,7 +81,8 @@ def killed(root, save_last, moment, number):
 
 def resumed(root, save_last, results):
     """Resume as a user does after a kill; save what was learned, and the step it began with."""
-    path = "last" if save_last else ringstow.latest(root)
+    newest = ringstow.latest(root)
+    path = "last" if save_last else newest and newest.path
     begun = []  # stays empty if the run had ended
 
     class Begin(pytorch_lightning.Callback):

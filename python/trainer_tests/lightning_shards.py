@@ -128,7 +128,8 @@ def fit(rank, ranks, kind, root, results, path=None, options=None, checkpoints=N
 
     one = run(kind, ranks, root, Begin(), options=options, steps=steps, **(checkpoints or {}))
     if path == "latest":
-        path = ringstow.latest(root)
+        newest = ringstow.latest(root)
+        path = newest and newest.path
     one.fit(model(), ckpt_path=path)
     learned = whole(one)
     if rank == 0:

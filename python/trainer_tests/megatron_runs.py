@@ -18,7 +18,7 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 
-from ringstow import _jobs
+from ringstow._saving import _jobs
 from ringstow.integrations import _named, megatron
 from ringstow.integrations.megatron import save
 
@@ -181,7 +181,7 @@ def killed(rank, ranks, folder, moment, victims, how="background", fixed=False):
 
         setattr(kind, method, wrapper)
 
-    from ringstow.distributed._apart import Shared
+    from ringstow.distributed._commit import Shared
     from ringstow.distributed._save import _Save
 
     die_before("beginning", megatron.RingstowSaveStrategy, "_begin")

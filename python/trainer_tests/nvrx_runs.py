@@ -24,9 +24,9 @@ from nvidia_resiliency_ext.checkpointing.local.replication.strategies import (
     CliqueReplicationStrategy,
 )
 
+from ringstow._state.tensors._memory import LazyTensor
 from ringstow.integrations import nvrx
 from ringstow.integrations.nvrx import LocalCheckpointManager
-from ringstow.tensors._memory import LazyTensor
 
 children.preload(__name__)
 

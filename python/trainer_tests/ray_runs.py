@@ -206,10 +206,10 @@ def die(*_args, **_more):
 def arrange(moment, root):
     """Let this worker die, or its disk be full, at a moment of its next save."""
     import ringstow.integrations.ray as ringstow_ray
-    from ringstow._alone import Alone
-    from ringstow.distributed._apart import Shared
+    from ringstow._manager._one_process import Alone
+    from ringstow._state.tensors._memory import LazyTensor
+    from ringstow.distributed._commit import Shared
     from ringstow.distributed._save import _Save
-    from ringstow.tensors._memory import LazyTensor
 
     save, failure_of = Alone.save_async, ringstow_ray._failure_of
     trains = threading.get_ident()

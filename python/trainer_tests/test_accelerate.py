@@ -53,7 +53,7 @@ def test_a_run_ends_as_one_of_the_stock_accelerator(finished, tmp_path, unbroken
     assert_same(fit(tmp_path).end(), unbroken)
     assert checkpoints(finished) == [f"checkpoint_{n}" for n in range(LAST + 1)]
     assert all(ringstow.verify(at(finished, n)).ok for n in range(LAST + 1))
-    assert ringstow.latest(os.path.join(finished, "checkpoints")) == at(finished)
+    assert ringstow.latest(os.path.join(finished, "checkpoints")).path == at(finished)
 
 
 @pytest.mark.parametrize("number", range(LAST))

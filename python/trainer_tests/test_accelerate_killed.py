@@ -14,9 +14,9 @@ from accelerate_runs import EVERY, STEPS
 from support import assert_same
 
 import ringstow
+from ringstow._state.tensors._memory import LazyTensor
 from ringstow.integrations import _named
 from ringstow.integrations._accelerate import _places, _whole
-from ringstow.tensors._memory import LazyTensor
 
 pytestmark = pytest.mark.timeout(300)  # four processes, each of them a whole run
 children.preload(__name__)
@@ -96,10 +96,10 @@ class Deadly(runs.Progress):
 
 def killed(rank, ranks, root, moment, number, victims, options):
     """Train, and be killed at a moment, counted from 1."""
-    from ringstow.distributed import _apart, _save
+    from ringstow.distributed import _commit, _save
 
     calls = {**CALLS, "writing": (_save._Save, "_write_share")}
-    calls |= {"written": calls["writing"], "committing": (_apart.Shared, "_commit")}
+    calls |= {"written": calls["writing"], "committing": (_commit.Shared, "_commit")}
     owner, name = calls[moment]
     call, count = getattr(owner, name), 0
     one = runs.accelerator(root, limit=LIMIT, **options)

@@ -28,7 +28,7 @@ def test_lightning_resumes_from_latest_and_saves_by_ringstow(tmp_path):
     lightning_runs.fit(root, epochs=2)
     (left,) = os.listdir(root)
     assert os.path.isfile(root / left)
-    path = ringstow.latest(root)
+    path = ringstow.latest(root).path
     assert path == str(root / left)
     run = lightning_runs.fit(root, RingstowCheckpointIO(), epochs=4, ckpt_path=path)
     assert_same(lightning_runs.state(run), lightning_runs.state(unbroken))
@@ -53,7 +53,7 @@ def test_lightnings_file_loads_as_lightning_loads_it(tmp_path):
 def test_lightnings_shards_load_whole_with_what_is_beside_them(kind, tmp_path):
     root, results = tmp_path / "run", tmp_path / "results.pt"
     assert children.exit_codes(2, lightning_shards.fit, kind, root, results) == [0, 0]
-    path = ringstow.latest(root)
+    path = ringstow.latest(root).path
     state = ringstow.load(path)
     meta = state["lightning"][0]
     assert (path, meta["global_step"]) == (
@@ -70,7 +70,7 @@ def test_lightnings_shards_load_whole_with_what_is_beside_them(kind, tmp_path):
 
 def test_the_trainers_folder_loads_as_its_parts(tmp_path):
     run = transformers_runs.fit(tmp_path, kind=transformers.Trainer)
-    path = ringstow.latest(tmp_path)
+    path = ringstow.latest(tmp_path).path
     assert path == str(tmp_path / f"checkpoint-{transformers_runs.STEPS}")
     state = ringstow.load(path)
     assert {"model", "optimizer", "scheduler", "rng_state", "trainer_state"} <= {*state}
@@ -86,7 +86,7 @@ def test_the_trainers_folder_loads_as_its_parts(tmp_path):
 
 def test_accelerates_folder_loads_as_its_parts(tmp_path):
     training = accelerate_runs.fit_stock(tmp_path, steps=2 * accelerate_runs.EVERY)
-    path = ringstow.latest(tmp_path / "checkpoints")
+    path = ringstow.latest(tmp_path / "checkpoints").path
     assert path == accelerate_runs.at(tmp_path, 1)
     state = ringstow.load(path)
     assert {"model", "optimizer", "scheduler", "random_states_0"} <= {*state}

@@ -13,8 +13,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import ringstow
 import ringstow.dcp
+from ringstow._state.tree._mismatch import Call
 from ringstow.integrations._kit._ranks import Ranks
-from ringstow.tree._mismatch import Call
 
 children.preload(__name__)
 

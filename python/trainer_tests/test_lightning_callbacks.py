@@ -107,7 +107,7 @@ def test_best_is_loaded_for_a_test_and_latest_for_a_resume(tmp_path):
         run.lightning_module.net[0].weight.zero_()
     run.validate(ckpt_path="best")
     assert_same(run.lightning_module.state_dict(), best["state_dict"])
-    newest = ringstow.latest(tmp_path)
+    newest = ringstow.latest(tmp_path).path
     assert newest.endswith("epoch=3-step=24.ckpt")
     assert ringstow.steps(tmp_path)[-1].step == 24
     resumed = fit(tmp_path, RingstowCheckpointIO(), epochs=6, ckpt_path=newest)

@@ -92,7 +92,7 @@ def test_a_full_disk_ends_the_run_and_keeps_the_older_checkpoint(at_step, tmp_pa
     assert code == 3
     kept = tmp_path / "run" / f"epoch={(at_step - 1) // 6}-step={at_step // EVERY * EVERY}.ckpt"
     assert ringstow.verify(kept).ok
-    assert ringstow.latest(tmp_path / "run") == str(kept)
+    assert ringstow.latest(tmp_path / "run").path == str(kept)
     _, results = resume(tmp_path / "run", None, tmp_path)
     assert_same(results, unbroken)
 

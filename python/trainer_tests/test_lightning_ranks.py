@@ -69,7 +69,7 @@ def test_a_removal_that_fails_on_rank_0_ends_the_run_on_every_rank(tmp_path):
 
 def failing_to_load(rank, ranks, root):
     shards.run("mp", ranks, root, steps=EVERY).fit(shards.model())
-    path = ringstow.latest(root)
+    path = ringstow.latest(root).path
 
     def resume(path, **options):
         shards.run("mp", ranks, root, steps=2 * EVERY).fit(shards.model(**options), ckpt_path=path)

@@ -129,7 +129,7 @@ def formerly(rank, ranks, kind, root):
     from ringstow.integrations._lightning import _ranks
 
     def save_by_dcp(self, state, path, step, apart):
-        writer = ringstow.dcp.StorageWriter(apart=apart)
+        writer = ringstow.dcp.StorageWriter(droppable=apart)
         save(state, checkpoint_id=path, storage_writer=writer, process_group=self.group)
 
     _ranks.Ranks.save = save_by_dcp
@@ -179,7 +179,7 @@ def test_last_is_a_checkpoint_that_fit_resumes_from(save_last, tmp_path):
 def weights_only(rank, ranks, root):
     one = shards.run("mp", ranks, root, save_weights_only=True, steps=EVERY)
     one.fit(shards.model())
-    path = ringstow.latest(root)
+    path = ringstow.latest(root).path
     other = trainer(root, strategy=shards.strategy("mp", ranks), devices=ranks)
     other.test(Tested(), ckpt_path=path, verbose=False)
     with pytest.raises(ringstow.InvalidStateError, match="save_weights_only=True"):
@@ -216,7 +216,7 @@ def odd_values(rank, ranks, root):
     assert rank or "RingstowModelParallelStrategy(allow_pickle=True)" in caught.value.__notes__[0]
     allowed = {"allow_pickle": True}
     shards.run("mp", ranks, root, options=allowed, steps=4).fit(odd())
-    path = ringstow.latest(root)
+    path = ringstow.latest(root).path
     run = shards.run("mp", ranks, root, options=allowed, steps=4)
     load = run.strategy.load_checkpoint
     # Lightning (2.6.6) does not pass fit's weights_only to strategies that load after the setup.
@@ -327,7 +327,7 @@ def test_both_packages_have_the_strategies_with_the_frameworks_calls(package):
 
 def test_a_model_is_made_of_a_sharded_checkpoint_or_one_of_the_plugins(runs, tmp_path):
     at, _ = runs
-    path = ringstow.latest(at / "mp")
+    path = ringstow.latest(at / "mp").path
     one = load_from_checkpoint(shards.Sharded, path, map_location="cpu")
     assert one.hparams.rate == 0.01
     assert_same(dict(one.state_dict()), dict(ringstow.load(path)["state_dict"]))

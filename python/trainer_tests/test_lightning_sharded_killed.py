@@ -36,14 +36,14 @@ def killed(rank, ranks, kind, root, moment, number, victims):
     """Train, and be killed at a moment of one of the saves."""
     from lightning_processes import Batches, die
 
-    from ringstow.dcp import _mark
-    from ringstow.distributed import _apart, _save
+    from ringstow.dcp import _metadata_file
+    from ringstow.distributed import _commit, _save
     from ringstow.integrations._lightning import _paths, _ranks
 
     batches, count = Batches(), 0
     meet = _save._Save._meet
     start = _ranks.Ranks.save_async
-    write, finish = _save._Save._write_share, _apart.Shared._commit
+    write, finish = _save._Save._write_share, _commit.Shared._commit
 
     def begin(self):
         nonlocal count
@@ -76,8 +76,8 @@ def killed(rank, ranks, kind, root, moment, number, victims):
     _ranks.Ranks.save_async = save_async
     _save._Save._meet = begin
     _save._Save._write_share = write_share
-    _apart.Shared._commit = commit
-    _mark.write = after("committed", _mark.write)
+    _commit.Shared._commit = commit
+    _metadata_file.write = after("committed", _metadata_file.write)
     _paths.remove = after("removing", _paths.remove)
     _paths.put = after("naming", _paths.put)
     shards.run(kind, ranks, root, batches).fit(shards.model())

@@ -25,8 +25,8 @@ from lightning_runs import (
 from support import assert_same
 
 import ringstow
-from ringstow import _guard
-from ringstow.tensors._memory import LazyTensor
+from ringstow._saving import _guard
+from ringstow._state.tensors._memory import LazyTensor
 
 
 def test_an_hparam_that_cannot_be_saved_is_named_before_anything_is_written(tmp_path):

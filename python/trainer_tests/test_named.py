@@ -10,7 +10,8 @@ import shutil
 import pytest
 import torch
 
-from ringstow import _file_io, _native
+from ringstow import _native
+from ringstow._core import _files
 from ringstow.integrations import _named
 from ringstow.integrations._deepspeed import _tags
 from ringstow.integrations._lightning import _paths
@@ -64,13 +65,13 @@ def test_a_sync_that_fails_after_the_swap_keeps_the_older_checkpoint(tmp_path, m
 
 
 def test_a_save_of_another_engine_leaves_what_names_the_latest_tag(tmp_path, monkeypatch):
-    sync = _file_io.sync
+    sync = _files.sync
 
     def other_begins(path):
         sync(path)
         _named.end(_named.begin(str(tmp_path / "actor1")))
 
-    monkeypatch.setattr(_file_io, "sync", other_begins)
+    monkeypatch.setattr(_files, "sync", other_begins)
     _tags.name_latest(str(tmp_path), "critic1")
     assert (tmp_path / "latest").read_text() == "critic1"
 

@@ -34,7 +34,7 @@ def test_the_pages_example_trains_and_ray_keeps_two_checkpoints(cluster, tmp_pat
     kept = [checkpoint.path for checkpoint, _ in names["result"].best_checkpoints]
     assert sorted(map(str, runs.checkpoints(tmp_path))) == sorted(kept)
     assert [ringstow.load(path)["epoch"] for path in kept] == [2, 3]
-    assert ringstow.latest(tmp_path / "run") == names["result"].checkpoint.path
+    assert ringstow.latest(tmp_path / "run").path == names["result"].checkpoint.path
     with ringstow.open(kept[1]) as checkpoint:
         assert set(checkpoint.info.metrics) == {"loss"}
 

@@ -42,8 +42,8 @@ def killed(rank, ranks, root, moment, victims, **options):
     """Train, and be killed at a moment of a save or of the removal after it."""
     import torchtitan_runs
 
-    from ringstow.dcp import _mark
-    from ringstow.distributed._apart import Shared
+    from ringstow.dcp import _metadata_file
+    from ringstow.distributed._commit import Shared
     from ringstow.distributed._save import _Save
     from ringstow.integrations import _named
     from ringstow.integrations._torchtitan import _steps
@@ -79,7 +79,7 @@ def killed(rank, ranks, root, moment, victims, **options):
     _Save._meet = begin
     _Save._write_share = write_share
     Shared._commit = before("committing", Shared._commit)
-    _mark.write = before("committed", _mark.write)
+    _metadata_file.write = before("committed", _metadata_file.write)
     _steps.Steps._remove = before("removing", _steps.Steps._remove)
     _steps.remove = before("marked", _steps.remove)  # once `.metadata` is away
     _named.take_name = before("exported", _named.take_name)

@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 import ringstow
 import ringstow.dcp
 from ringstow import _native
-from ringstow._config import native_json
+from ringstow._core._config import native_json
 from ringstow.integrations._torchtitan import _steps
 from ringstow.integrations._torchtitan._steps import Steps
 

@@ -33,7 +33,7 @@ def test_a_run_ends_as_one_of_the_stock_trainer(tmp_path, unbroken):
     names = [f"checkpoint-{step}" for step in range(EVERY, STEPS + 1, EVERY)]
     assert checkpoints(tmp_path) == names
     assert all(ringstow.verify(tmp_path / name).ok for name in names)
-    assert ringstow.latest(tmp_path) == str(tmp_path / f"checkpoint-{STEPS}")
+    assert ringstow.latest(tmp_path).path == str(tmp_path / f"checkpoint-{STEPS}")
 
 
 @pytest.mark.parametrize("step", range(EVERY, STEPS, EVERY))

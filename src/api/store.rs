@@ -333,7 +333,8 @@ impl Store {
     /// As for [`latest`](crate::latest()); [`Error::Io`](crate::Error::Io) for read failures that are not damage; [`Error::Invalid`](crate::Error::Invalid) if [`Before`](crate::Before) is not one of
     /// the steps.
     pub fn latest(&self, dir: impl AsRef<Path>, wanted: &Wanted) -> Result<Option<PathBuf>> {
-        store::latest(dir, wanted, &self.config, &Job::of(&self.config))
+        let newest = store::latest(dir, wanted, &self.config, &Job::of(&self.config))?;
+        Ok(newest.map(|found| found.path))
     }
 
     /// See [`retain`](crate::retain()).
@@ -356,7 +357,7 @@ impl Store {
 
     /// Drops the values of these names and below them from the checkpoint at `path`, the tensors to which only they refer,
     /// and the files that hold nothing else: `["optimizer"]` leaves what inference needs. The save must have set these names
-    /// [apart](StateDict::apart). A load of the rest goes on as before. If the process is killed meanwhile, the checkpoint is
+    /// [droppable](StateDict::droppable). A load of the rest goes on as before. If the process is killed meanwhile, the checkpoint is
     /// as before or slimmed, and the next save into its directory or [`prune`](crate::prune()) removes the rest.
     ///
     /// # Errors

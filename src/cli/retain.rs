@@ -63,9 +63,9 @@ pub fn run(args: &Retain, out: &mut Output) -> Result<Exit> {
     let config = args.clearing.stripe.config()?;
     let disposal = if args.recycle { Disposal::Recycle } else { Disposal::of(&config) };
     let retention = Retention {
-        keep: args.keep,
-        keep_every: args.keep_every,
-        keep_best: args.keep_best.clone(),
+        last: args.keep,
+        every: args.keep_every,
+        best: args.keep_best.clone(),
         disposal,
         pattern: args.pattern.clone(),
         pinned: Vec::new(),

@@ -30,7 +30,7 @@ pub struct Receipt {
     /// The tensors in them; chunks number the files in the order of `files`.
     #[serde(deserialize_with = "lists::entries")]
     pub tensors: Vec<TensorEntry>,
-    /// The parts whose tensors have files of their own: see [`StateDict::apart`](crate::StateDict::apart).
+    /// The parts whose tensors have files of their own: see [`StateDict::droppable`](crate::StateDict::droppable).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub apart: Vec<String>,
 }

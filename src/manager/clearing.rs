@@ -148,7 +148,7 @@ impl Clearing {
     fn slim_older(
         &self,
         look: &Look,
-        Slim { after, parts }: &Slim,
+        Slim { after, drop: parts }: &Slim,
         waiting: &[PathBuf],
     ) -> Vec<(PathBuf, Result<Slimmed>)> {
         let steps = match older_steps(look, *after, &self.config) {

@@ -1,7 +1,8 @@
 //! Which step a manager restores, and from where.
 
+use super::run::{OnDamage, Run};
 use super::tiers::Copies;
-use super::{CheckpointManager, Run, Shared};
+use super::{CheckpointManager, Shared};
 use crate::error::{Error, Result};
 use crate::format::manifest::Order;
 use crate::store::{self, Direction, Found, Loaded, Status, again};
@@ -9,16 +10,6 @@ use crate::sys::dir;
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
-
-/// What [`CheckpointManager::restore`] does if a step is damaged or incomplete.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum OnDamage {
-    /// It returns the error.
-    #[default]
-    Raise,
-    /// It restores the newest earlier step that is intact, with a warning for each that it passes over.
-    Previous,
-}
 
 /// What [`CheckpointManager::restore`] loaded.
 #[derive(Debug)]

@@ -21,23 +21,23 @@ pub struct Keep {
 impl Keep {
     /// The retention that carries these rules out; `None` if nothing is ever removed.
     pub(super) fn retention(self, disposal: Disposal) -> Option<Retention> {
-        let Self { last, every: keep_every, best: keep_best, slim: _ } = self;
-        let has_rule = last.is_some() || keep_every.is_some() || keep_best.is_some();
+        let Self { last, every, best, slim: _ } = self;
+        let has_rule = last.is_some() || every.is_some() || best.is_some();
         let newest = Retention::new(last.unwrap_or(1));
-        has_rule.then_some(Retention { keep_every, keep_best, disposal, ..newest })
+        has_rule.then_some(Retention { every, best, disposal, ..newest })
     }
 }
 
 /// How much room the steps of a run need, for the error of a save that met a full disk.
 pub(super) fn room(retention: Option<&Retention>) -> String {
-    let Some(Retention { keep, keep_every, keep_best, .. }) = retention else {
+    let Some(Retention { last, every, best, .. }) = retention else {
         return "the manager removes no step, since it has no rule: with `Keep::last` of n it keeps n, and needs room for \
                 n + 1"
             .into();
     };
     let others = [
-        keep_every.as_ref().map(|every| format!("`Keep::every` of {every}")),
-        keep_best.as_ref().map(|best| format!("`Keep::best` by {}", best.metric)),
+        every.as_ref().map(|every| format!("`Keep::every` of {every}")),
+        best.as_ref().map(|best| format!("`Keep::best` by {}", best.metric)),
     ];
     let others: Vec<String> = others.into_iter().flatten().collect();
     let besides = match others.is_empty() {
@@ -46,17 +46,17 @@ pub(super) fn room(retention: Option<&Retention>) -> String {
     };
     format!(
         "the manager removes old steps after the commit, so the disk needs room for keep + 1 steps: `Keep::last` of \
-         {keep} for {}{besides}",
-        keep + 1
+         {last} for {}{besides}",
+        last + 1
     )
 }
 
 /// The rules for places, which also keep there what these keep here for good.
 pub(super) fn besides(there: Retention, own: Option<&Retention>) -> Retention {
     let Some(own) = own else { return there };
-    let keep_every = there.keep_every.or(own.keep_every);
-    let keep_best = there.keep_best.clone().or_else(|| own.keep_best.clone());
-    Retention { keep_every, keep_best, ..there }
+    let every = there.every.or(own.every);
+    let best = there.best.clone().or_else(|| own.best.clone());
+    Retention { every, best, ..there }
 }
 
 /// Checks that places keep what `keep_here` and the manager's own rules keep: it leaves the root.
@@ -68,18 +68,18 @@ pub(super) fn check_keeps(
     own: Option<&Retention>,
     keep_here: usize,
 ) -> Result<()> {
-    let last = own.map(|own| ("Keep.last", own.keep));
+    let last = own.map(|own| ("Keep.last", own.last));
     let others: Vec<Setting> =
         [Some(("keep_here", keep_here)), last].into_iter().flatten().collect();
-    check_covers(("Tiers.keep.last", there.keep), &others)?;
+    check_covers(("Tiers.keep.last", there.last), &others)?;
     let Some(own) = own else { return Ok(()) };
-    let has_every = own.keep_every.is_none_or(|own| {
-        there.keep_every.is_some_and(|there| there > 0 && own.is_multiple_of(there))
-    });
-    let has_best = own.keep_best.as_ref().is_none_or(|own| {
+    let has_every = own
+        .every
+        .is_none_or(|own| there.every.is_some_and(|there| there > 0 && own.is_multiple_of(there)));
+    let has_best = own.best.as_ref().is_none_or(|own| {
         let is_same =
             |there: &&Best| (&there.metric, there.direction) == (&own.metric, own.direction);
-        there.keep_best.as_ref().filter(is_same).is_some_and(|there| there.count >= own.count)
+        there.best.as_ref().filter(is_same).is_some_and(|there| there.count >= own.count)
     });
     if has_every && has_best {
         return Ok(());

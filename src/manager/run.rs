@@ -1,6 +1,7 @@
 //! Which steps of a run can be restored, and from which of its places.
 
-use super::OnDamage;
+#[cfg(doc)]
+use super::CheckpointManager;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::object::is_url;
@@ -9,6 +10,16 @@ use crate::store::{self, Found, OpenOptions, Status, Wanted, has_gone, warn_if_l
 use crate::sys::dir;
 use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
+
+/// What [`CheckpointManager::restore`] does if a step is damaged or incomplete.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum OnDamage {
+    /// It returns the error.
+    #[default]
+    Raise,
+    /// It restores the newest earlier step that is intact, with a warning for each that it passes over.
+    Previous,
+}
 
 /// The steps of a run, in its directory and in further places.
 #[derive(Debug, Clone, Copy)]
@@ -129,11 +140,11 @@ impl Run<'_> {
         let newest = store::latest(self.root, &wanted, self.config, &Job::of(self.config))?;
         let Some(newest) = newest else { return Ok(Vec::new()) };
         let found = self.committed()?;
-        if found.is_empty() && !has_gone(&newest) {
+        if found.is_empty() && !has_gone(&newest.path) {
             return Err(Error::invalid(format!(
                 "{} is a checkpoint, but nothing in {} counts as a step: training must not begin anew beside it. Load it \
                  by its path, or give the manager another directory",
-                newest.display(),
+                newest.path.display(),
                 self.root.display()
             )));
         }
@@ -147,9 +158,8 @@ impl Run<'_> {
     fn intact(&self, error: Error) -> Result<Vec<Found>> {
         let wanted = Wanted { verify: true, ..Wanted::default() };
         let newest = store::latest(self.root, &wanted, self.config, &Job::of(self.config))?;
-        let found = newest.map(|newest| store::list(&newest, self.config)).transpose()?;
-        let found: Vec<Found> = found.into_iter().flatten().take(1).collect();
-        if found.iter().any(|found| found.step.is_some()) { Ok(found) } else { Err(error) }
+        let found: Vec<Found> = newest.into_iter().filter(|found| found.step.is_some()).collect();
+        if found.is_empty() { Err(error) } else { Ok(found) }
     }
 
     /// The steps here and in the places, newest first, of copies the nearest first. What is wrong with the directory is no

@@ -3,8 +3,8 @@
 use crate::error::{Error, Result};
 use crate::state::StateDict;
 
-/// Which steps of a [`CheckpointManager`](crate::CheckpointManager) lose which parts. Each save sets these parts
-/// [apart](StateDict::apart), so every state must have them.
+/// Which steps of a [`CheckpointManager`](crate::CheckpointManager) lose which parts. Each save makes these parts
+/// [droppable](StateDict::droppable), so every state must have them.
 ///
 /// ```
 /// use ringstow::{Keep, Slim};
@@ -18,13 +18,13 @@ pub struct Slim {
     /// Others that the rules keep, such as the best, do not.
     pub after: usize,
     /// The names of the parts that older steps lose; see [`Store::slim`](crate::Store::slim).
-    pub parts: Vec<String>,
+    pub drop: Vec<String>,
 }
 
 impl Slim {
     /// Drops `optimizer` from all but the newest steps.
     pub fn after(after: usize) -> Self {
-        Self { after, parts: vec!["optimizer".into()] }
+        Self { after, drop: vec!["optimizer".into()] }
     }
 
     pub(super) fn check(&self) -> Result<()> {
@@ -33,16 +33,16 @@ impl Slim {
                 "Slim.after is 0, and the newest step stays whole: 1 or more",
             ));
         }
-        if self.parts.is_empty() {
-            return Err(Error::invalid("Slim.parts is empty, so older steps would lose nothing"));
+        if self.drop.is_empty() {
+            return Err(Error::invalid("Slim.drop is empty, so older steps would lose nothing"));
         }
         Ok(())
     }
 
     /// Makes a save write the parts into files of their own.
-    pub(super) fn set_apart(&self, state: &mut StateDict<'_>) {
-        for part in &self.parts {
-            state.apart(part);
+    pub(super) fn make_droppable(&self, state: &mut StateDict<'_>) {
+        for part in &self.drop {
+            state.droppable(part);
         }
     }
 }

@@ -367,7 +367,7 @@ fn state_without_the_part_and_rules_that_drop_nothing_are_refused() {
     let root = tempfile::tempdir().unwrap();
     let error = manager(&root, slims(1)).save(1, &mut state(1), NO_METRICS).unwrap_err();
     assert!(error.to_string().contains("nothing named \"optimizer\""), "{error}");
-    for slim in [Slim::after(0), Slim { parts: Vec::new(), ..Slim::after(1) }] {
+    for slim in [Slim::after(0), Slim { drop: Vec::new(), ..Slim::after(1) }] {
         let keep = Keep { slim: Some(slim), ..Keep::default() };
         let refused = CheckpointManager::found(root.path(), keep);
         assert!(matches!(refused, Err(Error::Invalid { .. })));

@@ -117,7 +117,7 @@ impl State {
         for (name, range) in EXTRAS {
             state.bytes(name, Dtype::U8, &[range.len() as u64], &extra[range])?;
         }
-        state.value("extra.lr", 0.5).apart(EXTRA);
+        state.value("extra.lr", 0.5).droppable(EXTRA);
         if let Some(base) = base {
             state.base(base);
         }
@@ -146,7 +146,7 @@ impl State {
             let info =
                 TensorInfo { name: "extra.both".into(), dtype: Dtype::U8, shape: vec![5000] };
             let region = ringstow::Region { shape: vec![10_000], offsets: vec![half.start as u64] };
-            share.region(info, region, Box::new(extra[half].to_vec())).apart(EXTRA);
+            share.region(info, region, Box::new(extra[half].to_vec())).droppable(EXTRA);
             if let Some(base) = &base {
                 share.base(base.clone());
             }

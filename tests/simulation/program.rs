@@ -114,7 +114,8 @@ pub fn carry_out(world: &World, runtime: &Runtime, order: &Order) -> Result<Seen
         Job::SaveByRanks(..) | Job::Rank(..) => unreachable!("it takes several programs"),
         Job::Load => seen.loaded = Some(load(runtime, &path)?),
         Job::Latest => {
-            seen.newest = latest(&path, &Wanted::default(), config, &job)?.map(below);
+            let newest = latest(&path, &Wanted::default(), config, &job)?;
+            seen.newest = newest.map(|found| below(found.path));
         }
         Job::Retain(keep) => {
             let retention = Retention { disposal, ..Retention::new(*keep) };

@@ -269,7 +269,8 @@ impl Observer {
         }
         let run = world.root.join(RUN);
         let said = latest(&run, &Wanted::default(), &world.config, &Arc::default());
-        let said = said.map_err(|error| format!("UNEXPECTED: latest: {error}"))?;
+        let said =
+            said.map_err(|error| format!("UNEXPECTED: latest: {error}"))?.map(|found| found.path);
         let newest = newest.map(|path| world.root.join(path));
         match said == newest {
             true => Ok(()),

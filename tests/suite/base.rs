@@ -71,7 +71,7 @@ impl Run {
         for step in 5..8 {
             let other = State::new(step, &SIZES);
             let mut dict = other.to_save().unwrap();
-            self.save_dict(dict.apart("layer.3"), &self.at(step)).unwrap();
+            self.save_dict(dict.droppable("layer.3"), &self.at(step)).unwrap();
         }
     }
 

@@ -212,7 +212,7 @@ fn slimmed_checkpoint_is_read_from_a_copy_that_is_not() {
         let info = TensorInfo { name: name.into(), dtype: Dtype::U8, shape: vec![BYTES as u64] };
         state.source(info, Box::new(bytes_of(1 + number as u8)));
     }
-    state.apart("a");
+    state.droppable("a");
     let alone = Store::new(Config::default()).unwrap();
     let (here, there) = (tiers.dir.path().join("run/s"), tiers.dir.path().join("shared/s"));
     alone.save(&state, &here).unwrap();

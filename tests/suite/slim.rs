@@ -66,7 +66,7 @@ fn part_that_shares_files_is_not_dropped() {
     let before = std::fs::read(dir.join("manifest.json")).unwrap();
     let error = slim(&dir, &small_config()).unwrap_err();
     assert!(matches!(error, Error::Invalid { .. }), "{error}");
-    assert!(error.to_string().contains("apart"), "{error}");
+    assert!(error.to_string().contains("droppable"), "{error}");
     assert_eq!(std::fs::read(dir.join("manifest.json")).unwrap(), before);
 }
 
@@ -174,7 +174,7 @@ fn commit_apart(apart: [&[&str]; 2]) -> Result<()> {
         let (mut state, name) = (StateDict::new(), ["model.w", "opt.m"][rank as usize]);
         state.bytes(name, Dtype::U8, &[3], &[7; 3])?;
         for name in apart[rank as usize] {
-            state.apart(*name);
+            state.droppable(*name);
         }
         Ok(store::write_rank(&runtime, &state, rank, &dir, &Default::default())?.0)
     };
@@ -188,7 +188,7 @@ fn ranks_that_set_other_parts_apart_or_one_that_is_absent_do_not_commit() {
     let error = commit_apart([&["opt"], &[]]).unwrap_err();
     assert_says(&error, &["rank 0 set [\"opt\"] apart, rank 1 []", "same parts"]);
     let error = commit_apart([&["optimiser"], &["optimiser"]]).unwrap_err();
-    assert_says(&error, &["nothing named \"optimiser\"", "set apart"]);
+    assert_says(&error, &["nothing named \"optimiser\"", "to be droppable"]);
 }
 
 /// Saves two states with tensors that both parts, or a part and the model, refer to under the part's name.
@@ -202,7 +202,7 @@ fn tied(dir: &Path) {
     }
     let tree = r#"{"opt":{"w":{"$tensor":"opt.w"},"m":{"$tensor":"opt.m"},"e":{"$tensor":"opt.e"}},"ema":{"e":{"$tensor":"opt.e"}},"model":{"w":{"$tensor":"opt.w"}}}"#;
     state.set_tree(serde_json::value::RawValue::from_string(tree.into()).unwrap());
-    state.apart("opt").apart("ema");
+    state.droppable("opt").droppable("ema");
     store::save(&runtime(), &state, dir, &Default::default()).unwrap();
 }
 

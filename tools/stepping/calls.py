@@ -12,7 +12,7 @@ from typing import Any
 import ringstow
 import torch
 from ringstow import _native
-from ringstow._guard import Staging
+from ringstow._saving._guard import Staging
 
 STAGINGS: tuple[Staging, ...] = ("guard", "unguarded")
 

@@ -87,7 +87,7 @@ def ringstow_async(staging: Any, state: State, path: Path, **settings: Any) -> F
 def manager_in(directory: Path) -> tuple[Any, Iterator[int]]:
     import ringstow
 
-    manager = ringstow.CheckpointManager(directory, keep_last=1)
+    manager = ringstow.CheckpointManager(directory, keep=1)
     closing.callback(manager.close)
     return manager, itertools.count(1)
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import ringstow
 import torch
 from ringstow import _native
-from ringstow.tensors._memory import LazyTensor
+from ringstow._state.tensors._memory import LazyTensor
 
 from .changes import ORDINARY, SEEN, TRAINING, Change
 from .trainer import Trainer, differences, frozen

@@ -9,11 +9,11 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from ringstow import _patience
-from ringstow._errors import Error, InvalidStateError
+from ringstow._core import _waiting
+from ringstow._core._call_lock import CallLock
+from ringstow._core._errors import Error, InvalidStateError
 from ringstow._ranks import _private
 from ringstow._ranks._team import Team, sendable
-from ringstow._turn import CallLock
 
 T = TypeVar("T")
 
@@ -106,7 +106,7 @@ class Group(Team):
             InvalidStateError: somebody has destroyed the group.
         """
         who = f"rank {self.rank} of {self.size} waits for the other ranks"
-        with _needing(self.group), _patience.patient(f"{who}, all of which must make this call"):
+        with _needing(self.group), _waiting.patient(f"{who}, all of which must make this call"):
             dist.get_rank(self.group)  # raises if it was destroyed; a collective may hang
             yield
 

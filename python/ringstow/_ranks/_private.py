@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch.distributed as dist
 
-from ringstow.foreign._private import rebound
+from ringstow._state._torch_private import rebound
 
 _log = logging.getLogger("ringstow")
 

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
-from ringstow import _late, _native, _others
-from ringstow._errors import Error, InvalidStateError, NoCheckpointError, SaveCancelledError
+from ringstow import _native
+from ringstow._core._errors import Error, InvalidStateError, NoCheckpointError, SaveCancelledError
+from ringstow._ranks import _conflicts, _shared_fs
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -166,8 +167,8 @@ class Team:
         if blind:
             raise NoCheckpointError(
                 f"{path} was found, but rank(s) {', '.join(blind)} did not see it for "
-                f"{_late.SEEN_S:.0f} s: do all ranks use one shared file system, mounted at the "
-                "same path?",
+                f"{_shared_fs.SEEN_S:.0f} s: do all ranks use one shared file system, mounted at "
+                "the same path?",
                 path=path,
             )
 
@@ -217,23 +218,23 @@ def survives(error: BaseException) -> bool:
 
 def sees(path: str) -> bool:
     """Return whether this rank sees a checkpoint, or the rank checkpoints that it consists of."""
-    _late.look_again(path)
+    _shared_fs.look_again(path)
     try:
         names = os.listdir(path)
     except OSError:
         return False
     # Not `rank00000-0.safetensors.part`: a save that is not committed.
     is_torchs = ".metadata" in names and any(name.endswith(".distcp") for name in names)
-    has_parts = any(map(_others.RANK_DIR.fullmatch, names))
+    has_parts = any(map(_conflicts.RANK_DIR.fullmatch, names))
     return "manifest.json" in names or has_parts or is_torchs
 
 
 def _wait_for(path: str) -> bool:
     """Wait until this rank sees a checkpoint; tell whether it does."""
-    until = time.monotonic() + _late.SEEN_S
+    until = time.monotonic() + _shared_fs.SEEN_S
     while not sees(path):
         was_removed = _native.has_gone(path) and _native.shared_file_system(path) is None
         if was_removed or time.monotonic() >= until:
             return False
-        time.sleep(_late.POLL_S)
+        time.sleep(_shared_fs.POLL_S)
     return True

@@ -30,26 +30,28 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Literal, TypedDict, Unpack
 
-from ringstow import _catalog, _kinds, _native, _replace
-from ringstow._arguments import StrPath, absolute, object_url
-from ringstow._config import Config, parse_size
-from ringstow._errors import (
+from ringstow import _native
+from ringstow._core._arguments import StrPath, absolute, object_url
+from ringstow._core._config import Config, parse_size
+from ringstow._core._dispatch_modes import real_tensors
+from ringstow._core._errors import (
     CorruptCheckpointError,
     Error,
     IncompleteCheckpointError,
     InvalidStateError,
     ReplacedCheckpointError,
 )
-from ringstow._report import SaveReport
+from ringstow._foreign import _nested_states
+from ringstow._foreign._nested_states import State, stored, total_bytes
+from ringstow._publish import _formats, _replace
+from ringstow._reading import _catalog
+from ringstow._reports._reports import SaveReport
+from ringstow._state.tensors import _torch
+from ringstow._state.tree._select import listed
+from ringstow._state.tree._walk import describe
 from ringstow.convert import _targets
 from ringstow.convert._check import Comparison
 from ringstow.convert._sources import Options, open_source
-from ringstow.foreign import _states
-from ringstow.foreign._states import State, stored, total_bytes
-from ringstow.tensors import _torch
-from ringstow.tensors._modes import real_tensors
-from ringstow.tree._select import listed
-from ringstow.tree._walk import describe
 
 __all__ = [
     "ConvertReport",
@@ -163,9 +165,9 @@ def convert(
     here, there = object_url(src) or absolute(src), _target(dst)
     _replace.put_back(there)
     source_kind = _source_kind(here, source)
-    target_kind = target or _kinds.target_kind(source_kind, there)
-    _kinds.check_other(here, there)
-    check = functools.partial(_kinds.check_target, there, target_kind, overwrite=overwrite)
+    target_kind = target or _formats.target_kind(source_kind, there)
+    _formats.check_other(here, there)
+    check = functools.partial(_formats.check_target, there, target_kind, overwrite=overwrite)
     check()
     _check_options(target_kind, prefix, dtype)
     options = Options(
@@ -183,10 +185,10 @@ def convert(
     if not isinstance(state, dict):
         raise InvalidStateError(f"{here} holds a {type(state).__name__}, not a state dict")
     if source_kind != "ringstow":
-        _states.check(here, state)
+        _nested_states.check(here, state)
         at, _ = max(stored(state), key=lambda one: one[1].nbytes, default=((), None))
-        _states.check_size(here, total_bytes(state), describe(at))
-        state = _states.resolved(state)
+        _nested_states.check_size(here, total_bytes(state), describe(at))
+        state = _nested_states.resolved(state)
     if target_kind == "hf" and not prefix:
         prefix = _targets.prefix_of(state, here, source_kind)
         options = dataclasses.replace(options, prefix=prefix)
@@ -236,7 +238,7 @@ def _source_kind(path: str, kind: SourceKind | None) -> str:
         InvalidStateError: it can't be detected, or is not read by URL.
     """
     if object_url(path) is None:
-        return kind or _kinds.kind_of(path)
+        return kind or _formats.kind_of(path)
     if kind not in (None, "ringstow"):
         raise InvalidStateError(
             f"{path} is a URL, and only ringstow checkpoints are read from object stores: copy the "
@@ -337,7 +339,7 @@ def _recognizer(to: str, path: str, kind: str, report: SaveReport | None) -> Cal
 
         return has_generation
     made = os.stat(to)
-    return lambda: os.path.samestat(made, os.stat(path)) and _kinds.kind_of(path) == kind
+    return lambda: os.path.samestat(made, os.stat(path)) and _formats.kind_of(path) == kind
 
 
 @contextlib.contextmanager

@@ -8,14 +8,14 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-from ringstow._errors import CorruptCheckpointError
-from ringstow.foreign._states import is_stored, is_tensor, loaded
-from ringstow.tensors import _numpy
-from ringstow.tensors._memory import LazyTensor
-from ringstow.tree import _program
-from ringstow.tree._program import parts
-from ringstow.tree._remedies import type_name
-from ringstow.tree._walk import METADATA, Path, describe, metadata_of
+from ringstow._core._errors import CorruptCheckpointError
+from ringstow._foreign._nested_states import is_stored, is_tensor, loaded
+from ringstow._state.tensors import _numpy
+from ringstow._state.tensors._memory import LazyTensor
+from ringstow._state.tree import _custom_types
+from ringstow._state.tree._custom_types import parts
+from ringstow._state.tree._refusals import type_name
+from ringstow._state.tree._walk import METADATA, Path, describe, metadata_of
 
 # Packages whose types have a reliable `==`. Other values, which were pickled, compare by type.
 _PLAIN = (
@@ -52,7 +52,7 @@ class Comparison:
             self._differ(path, f"a {type_name(expected)}", f"a {type_name(found)}")
         if isinstance(expected, dict):
             return self._dicts(expected, found, path)
-        if _program.has_fields(expected):
+        if _custom_types.has_fields(expected):
             here, there = dict(parts(expected) or ()), dict(parts(found) or ())
             return self._dicts(here, there, path)
         if type(expected) in (list, tuple, collections.deque):

@@ -14,15 +14,18 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from ringstow import _file_io, _native, _replace
-from ringstow._errors import InvalidStateError
-from ringstow._kinds import DCP_DATA, taken
-from ringstow.convert import _files
-from ringstow.foreign import _pickles, _private
-from ringstow.foreign._dcp import nested
-from ringstow.foreign._states import State, is_tensor, loaded, replaced
-from ringstow.tensors import _torch
-from ringstow.tensors._memory import LazyTensor
+from ringstow import _native
+from ringstow._core import _files
+from ringstow._core._errors import InvalidStateError
+from ringstow._foreign import _pickles
+from ringstow._foreign._dcp import nested
+from ringstow._foreign._nested_states import State, is_tensor, loaded, replaced
+from ringstow._publish import _replace
+from ringstow._publish._formats import DCP_DATA, taken
+from ringstow._state import _torch_private
+from ringstow._state.tensors import _torch
+from ringstow._state.tensors._memory import LazyTensor
+from ringstow.convert import _torch_files
 
 _METADATA = ".metadata"
 
@@ -34,7 +37,7 @@ def as_stored(state: State) -> State:
         InvalidStateError: two leaves have the same dotted name.
     """
     try:
-        flat, mappings = _private.flattened(replaced(state, _shadow))
+        flat, mappings = _torch_private.flattened(replaced(state, _shadow))
     except ValueError as error:
         raise InvalidStateError(
             f"torch.distributed.checkpoint joins keys by dots, and then two are the same: {error}"
@@ -57,7 +60,7 @@ def write(state: State, path: str, wrote: Callable[[int], None]) -> None:
     writer = _Writer(path, wrote)
     try:
         shadows = replaced(state, _shadow)
-        _private.save_alone(shadows, writer, _Planner())
+        _torch_private.save_alone(shadows, writer, _Planner())
         _native.sync_dir(path)
     except BaseException as error:
         _replace.remove_dcp(path, writer.created)
@@ -109,7 +112,7 @@ class _Writer(filesystem.FileSystemWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         results = []
         path = os.path.join(self.path, DCP_DATA)
-        with _pickles.naming(path), _file_io.new(path) as stream:
+        with _pickles.naming(path), _files.new(path) as stream:
             self.created.append(DCP_DATA)
             for item in plan.items:
                 begin = stream.tell()
@@ -119,7 +122,7 @@ class _Writer(filesystem.FileSystemWriter):
                 else:
                     self._wrote(_append(data, stream))
                 length = stream.tell() - begin
-                place = _private.storage_info(DCP_DATA, begin, length)
+                place = _torch_private.storage_info(DCP_DATA, begin, length)
                 results.append(
                     WriteResult(index=item.index, size_in_bytes=length, storage_data=place)
                 )
@@ -151,5 +154,5 @@ def _append(tensor: Any, stream: IO[bytes]) -> int:
     tensor = tensor.detach()
     if tensor.untyped_storage().nbytes() != tensor.nbytes:
         tensor = tensor.clone()
-    _files.save(tensor, stream)
+    _torch_files.save(tensor, stream)
     return int(tensor.nbytes)

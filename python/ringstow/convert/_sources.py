@@ -11,13 +11,13 @@ import functools
 import threading
 from typing import Any
 
-from ringstow import _native, foreign
-from ringstow._config import Config
-from ringstow.foreign import _torch_file as _torch_files
-from ringstow.foreign._states import State
-from ringstow.tensors._memory import LazyTensor
-from ringstow.tree import _build, _skeleton
-from ringstow.tree._walk import STORED, Leaf, Path
+from ringstow import _foreign, _native
+from ringstow._core._config import Config
+from ringstow._foreign import _torch_file as _torch_files
+from ringstow._foreign._nested_states import State
+from ringstow._state.tensors._memory import LazyTensor
+from ringstow._state.tree import _build, _skeleton
+from ringstow._state.tree._walk import STORED, Leaf, Path
 
 # In bytes: read at once, and held for later calls. Larger tensors are read alone.
 _WINDOW_BYTES = 4 << 20
@@ -61,7 +61,7 @@ def open_source(path: str, kind: str, options: Options) -> State:
     openers = {"ringstow": _ringstow, "torch": _torch_file, "hf": _hf}
     if kind in openers:
         return openers[kind](path, options)
-    return foreign.state_of(path, kind, allow_pickle=options.allow_pickle, verify=options.verify)
+    return _foreign.state_of(path, kind, allow_pickle=options.allow_pickle, verify=options.verify)
 
 
 def _ringstow(path: str, options: Options) -> State:
@@ -71,8 +71,8 @@ def _ringstow(path: str, options: Options) -> State:
 
 
 def _hf(path: str, options: Options) -> State:
-    if not foreign.is_for_native(path):
-        return foreign.state_of(path, "hf", allow_pickle=options.allow_pickle, verify=True)
+    if not _foreign.is_for_native(path):
+        return _foreign.state_of(path, "hf", allow_pickle=options.allow_pickle, verify=True)
     knobs = options.reading.to_json()
     checkpoint = _native.Checkpoint(path, knobs, foreign=True, verify=options.verify)
     skeleton = {name: Leaf("$tensor", name) for name, *_ in checkpoint.tensors}

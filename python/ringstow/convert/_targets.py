@@ -12,17 +12,20 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ringstow import _file_io, _jobs, _native, _others
-from ringstow._errors import InvalidStateError, KeyMismatchError
-from ringstow._report import SaveReport
-from ringstow.convert import _files
+from ringstow import _native
+from ringstow._core import _files
+from ringstow._core._errors import InvalidStateError, KeyMismatchError
+from ringstow._foreign import _pickles
+from ringstow._foreign._nested_states import State, is_stored, is_tensor, loaded, replaced, stored
+from ringstow._ranks import _conflicts
+from ringstow._reports._reports import SaveReport
+from ringstow._saving import _jobs
+from ringstow._state.tensors import _torch
+from ringstow._state.tensors._memory import LazyTensor
+from ringstow._state.tree import _encode
+from ringstow._state.tree._walk import describe, flat_name, leaves
+from ringstow.convert import _torch_files
 from ringstow.convert._sources import Options
-from ringstow.foreign import _pickles
-from ringstow.foreign._states import State, is_stored, is_tensor, loaded, replaced, stored
-from ringstow.tensors import _torch
-from ringstow.tensors._memory import LazyTensor
-from ringstow.tree import _encode
-from ringstow.tree._walk import describe, flat_name, leaves
 
 _log = logging.getLogger("ringstow")
 
@@ -45,7 +48,7 @@ class Written:
 
 def to_ringstow(state: State, path: str, advance: Advance, options: Options) -> Written:
     """Save a state as a ringstow checkpoint."""
-    _others.refuse_other_ranks(path)
+    _conflicts.refuse_other_ranks(path)
     encoded = _encode.encode(state, allow_pickle=options.allow_pickle)
     # No other code has the tensors, so nothing has to guard them.
     config = options.config.to_json()
@@ -88,9 +91,9 @@ def to_torch(state: State, path: str, advance: Advance, options: Options) -> Wri
     with (
         _pickles.naming(path),
         tempfile.TemporaryFile(dir=os.path.dirname(path)) as scratch,
-        _file_io.rewriting(path) as stream,
+        _files.rewriting(path) as stream,
     ):
-        _files.save(_mapped(state, scratch.fileno(), advance), stream)
+        _torch_files.save(_mapped(state, scratch.fileno(), advance), stream)
         stream.flush()
         os.fsync(stream.fileno())
     return Written(expected=state)

@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 
-from ringstow._errors import Error
-from ringstow._report import LoadReport
+from ringstow._core._errors import Error
+from ringstow._reports._reports import LoadReport
 from ringstow.dcp import _targets
 from ringstow.dcp._targets import Fill, Slice
 

@@ -13,11 +13,11 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from ringstow.tree import _encode, _program
-from ringstow.tree._encode import Json
-from ringstow.tree._fit import number_of
-from ringstow.tree._remedies import Refusals, Refused, type_name
-from ringstow.tree._walk import METADATA, metadata_of
+from ringstow._state.tree import _custom_types, _encode
+from ringstow._state.tree._containers import number_of
+from ringstow._state.tree._encode import Json
+from ringstow._state.tree._refusals import Refusals, Refused, type_name
+from ringstow._state.tree._walk import METADATA, metadata_of
 
 Step = str | int
 Path = tuple[Step, ...]
@@ -174,7 +174,7 @@ class _Look:
             rest, tag = (None, None) if rest is None else (rest["$counter"], tag)
         elif tag == "$defaultdict":
             try:
-                rest = _program.factory_of(node)  # type: ignore[arg-type]
+                rest = _custom_types.factory_of(node)  # type: ignore[arg-type]
             except Refused:
                 tag = None
         elif tag == "$odict" and self._with_metadata:

@@ -12,17 +12,22 @@ from collections.abc import Iterator
 
 import torch.distributed.checkpoint as dcp
 
-from ringstow._config import Config
-from ringstow.dcp import _stock, _stock_hf
-from ringstow.dcp._stock import FileSystemReader, FileSystemWriter, StockReader, StockWriter
-from ringstow.tree._select import listed
+from ringstow._core._config import Config
+from ringstow._state.tree._select import listed
+from ringstow.dcp import _torch_hf_signatures, _torch_signatures
+from ringstow.dcp._torch_signatures import (
+    FileSystemReader,
+    FileSystemWriter,
+    StockReader,
+    StockWriter,
+)
 
 _log = logging.getLogger("ringstow")
 
 _PACKAGE = dcp.__name__
 _OURS: dict[type, type] = {StockWriter: FileSystemWriter, StockReader: FileSystemReader}
-if _stock_hf.IS_KNOWN:
-    _OURS[_stock_hf.StockHfWriter] = _stock_hf.HuggingFaceStorageWriter
+if _torch_hf_signatures.IS_KNOWN:
+    _OURS[_torch_hf_signatures.StockHfWriter] = _torch_hf_signatures.HuggingFaceStorageWriter
 _STOCK = {ours: stock for stock, ours in _OURS.items()}
 
 
@@ -35,7 +40,7 @@ class Swap(contextlib.ExitStack):
 
     def apply(self) -> None:
         """Save and load with what this was given."""
-        _stock.Settings.config, _stock.Settings.allow_pickle = self._given
+        _torch_signatures.Settings.config, _torch_signatures.Settings.allow_pickle = self._given
 
     def __call__(self) -> None:
         """Put torch's own classes back."""
@@ -78,7 +83,7 @@ def use_by_default(config: Config | None = None, *, allow_pickle: bool = False) 
         if _active:
             _active[-1].apply()
         else:
-            _stock.Settings.config, _stock.Settings.allow_pickle = None, False
+            _torch_signatures.Settings.config, _torch_signatures.Settings.allow_pickle = None, False
             _replace(_STOCK)
 
     swap = Swap(config, allow_pickle=allow_pickle)

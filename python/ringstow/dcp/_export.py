@@ -21,20 +21,21 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.tensor import DTensor
 
-from ringstow import _kinds, _native, _replace
-from ringstow._arguments import StrPath, absolute
-from ringstow._collector import collector_paused
-from ringstow._config import Config, parse_size
-from ringstow._errors import InvalidStateError
+from ringstow import _native
+from ringstow._core._arguments import StrPath, absolute
+from ringstow._core._config import Config, parse_size
+from ringstow._core._dispatch_modes import real_tensors
+from ringstow._core._errors import InvalidStateError
+from ringstow._core._gc_pause import collector_paused
+from ringstow._publish import _formats, _replace
 from ringstow._ranks._group import team_of
 from ringstow._ranks._team import Team
-from ringstow._report import SaveReport
-from ringstow.dcp._share_writer import Layout, ShareWriter
-from ringstow.dcp._weights import Chunk, Held, Model, held, merged
-from ringstow.tensors import _torch
-from ringstow.tensors._modes import real_tensors
-from ringstow.tree import _cycles
-from ringstow.tree._select import listed
+from ringstow._reports._reports import SaveReport
+from ringstow._state.tensors import _torch
+from ringstow._state.tree import _cycles
+from ringstow._state.tree._select import listed
+from ringstow.dcp._export_layout import Chunk, Held, Model, held, merged
+from ringstow.dcp._export_rank import Layout, ShareWriter
 
 _log = logging.getLogger("ringstow")
 
@@ -312,7 +313,7 @@ def _room(
     """Create the files of a model, and publish them when the block ends; on one rank only."""
     path = options.path
     _replace.put_back(path)
-    check = functools.partial(_kinds.check_target, path, "hf", overwrite=options.overwrite)
+    check = functools.partial(_formats.check_target, path, "hf", overwrite=options.overwrite)
     check()
     with (
         _replace.Outcome(path, "hf"),

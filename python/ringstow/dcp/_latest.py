@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING
 
 import ringstow
 from ringstow import _native
-from ringstow._arguments import StrPath
-from ringstow._config import Config
-from ringstow._errors import NoCheckpointError
-from ringstow._patience import Again
+from ringstow._core._arguments import StrPath
+from ringstow._core._config import Config
+from ringstow._core._errors import NoCheckpointError
+from ringstow._core._waiting import Again
 from ringstow._ranks._group import team_of
 
 if TYPE_CHECKING:
     import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from ringstow._reports._run_reports import Step
 
 
 def latest(
@@ -30,8 +33,8 @@ def latest(
     before: int | StrPath | None = None,
     pattern: str | None = None,
     config: Config | None = None,
-) -> str | None:
-    """Return the path of the newest step that can be loaded, as the group's rank 0 sees it.
+) -> Step | None:
+    """Return the newest step that can be loaded, as the group's rank 0 sees it.
 
     All ranks of the group call this. Rank 0 looks, and the others wait until they see that
     checkpoint as well. Without a process group it is `ringstow.latest`.
@@ -60,7 +63,7 @@ def latest(
         if found is None or ranks.size == 1:
             return found
         try:
-            ranks.see(found, is_found=True)
+            ranks.see(found.path, is_found=True)
             return found
         except NoCheckpointError as error:
             # Another process may have removed it meanwhile.

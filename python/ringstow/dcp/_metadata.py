@@ -26,14 +26,14 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import ReadItem
 
-from ringstow._errors import Error, FormatError, UnsupportedError
+from ringstow._core._errors import Error, FormatError, UnsupportedError
+from ringstow._state.tensors import _torch
+from ringstow._state.tensors._memory import in_elements
+from ringstow._state.tree import _build, _skeleton
+from ringstow._state.tree._encode import Json
+from ringstow._state.tree._skeleton import DEPTH_MAX
+from ringstow._state.tree._walk import STORED, Box, Leaf, NoKeyError, leaves, rebuild_key
 from ringstow.dcp._containers import Container, Containers, Path, Step
-from ringstow.tensors import _torch
-from ringstow.tensors._memory import in_elements
-from ringstow.tree import _build, _skeleton
-from ringstow.tree._encode import Json
-from ringstow.tree._skeleton import DEPTH_MAX
-from ringstow.tree._walk import STORED, Box, Leaf, NoKeyError, leaves, rebuild_key
 
 Shape = tuple[int, ...]
 

@@ -19,12 +19,12 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import ReadItem, SavePlanner, WriteItem
 
-from ringstow._errors import Error, UnsupportedError
+from ringstow._core._errors import Error, UnsupportedError
+from ringstow._state.tree import _build, _cycles, _packed
+from ringstow._state.tree._refusals import Refusals, Refused, remedy
 from ringstow.dcp import _private
 from ringstow.dcp._metadata import Entry
 from ringstow.dcp._targets import Slice
-from ringstow.tree import _build, _cycles, _packed
-from ringstow.tree._remedies import Refusals, Refused, remedy
 
 
 @dataclasses.dataclass(eq=False)

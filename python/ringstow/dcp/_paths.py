@@ -6,9 +6,9 @@ import os
 import uuid
 from typing import Any
 
-from ringstow import _file_io
-from ringstow._arguments import StrPath, absolute, object_url
-from ringstow._errors import InvalidStateError
+from ringstow._core import _files
+from ringstow._core._arguments import StrPath, absolute, object_url
+from ringstow._core._errors import InvalidStateError
 
 MANIFEST = "manifest.json"
 # A manifest ends in `,"crc32":"xxxxxxxx"}` and a newline: the checksum of all before it.
@@ -70,7 +70,7 @@ def id_of(fingerprint: str | None) -> str | None:
 def committed_id(path: str) -> str | None:
     """Return the id of the save that has just committed a checkpoint at a path."""
     try:
-        with _file_io.reading(os.path.join(path, MANIFEST)) as file:
+        with _files.reading(os.path.join(path, MANIFEST)) as file:
             nbytes = file.seek(-_TRAILER_LEN, os.SEEK_END) + _TRAILER_LEN
             trailer = file.read(_TRAILER_LEN).decode().rstrip()
     except (OSError, ValueError):  # replaced or removed already

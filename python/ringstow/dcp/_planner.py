@@ -14,14 +14,14 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import LoadPlan
 
-from ringstow._collector import collector_paused
-from ringstow._loading._merge import judge
-from ringstow.dcp import _columns, _private, _travel
+from ringstow._core._gc_pause import collector_paused
+from ringstow._reading._load_plan import judge
+from ringstow._state.tree import _cycles
+from ringstow._state.tree._mismatch import Call, Mismatch
+from ringstow.dcp import _plan_columns, _plan_transfer, _private
 from ringstow.dcp._metadata import dropped_from
+from ringstow.dcp._plan_transfer import Content, Items
 from ringstow.dcp._read_items import read_items
-from ringstow.dcp._travel import Content, Items
-from ringstow.tree import _cycles
-from ringstow.tree._mismatch import Call, Mismatch
 
 _STEPS = ("create_local_plan", "create_global_plan", "finish_plan")
 
@@ -111,14 +111,14 @@ class LoadPlanner(DefaultLoadPlanner):
         with collector_paused():
             items = read_items(self.state_dict, self.metadata, strict=not self.allow_partial_load)
             # Kept: the plan may come back as a token.
-            self._planned = _columns.read_items(items)
+            self._planned = _plan_columns.read_items(items)
         return LoadPlan(Items.over(self._planned))
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         """Return the plans of all ranks as they are, on the coordinator."""
         if not self._is_plain:
             for plan in global_plan:
-                _travel.leave_here(plan.items)  # the rank that gets it back has it
+                _plan_transfer.leave_here(plan.items)  # the rank that gets it back has it
         return super().create_global_plan(global_plan)
 
     def finish_plan(self, new_plan: LoadPlan) -> LoadPlan:
@@ -127,7 +127,7 @@ class LoadPlanner(DefaultLoadPlanner):
         Raises:
             Error: the coordinator has sent what this rank does not have.
         """
-        _travel.check(new_plan.items)
+        _plan_transfer.check(new_plan.items)
         self._planned = None
         return super().finish_plan(new_plan)
 

@@ -22,8 +22,8 @@ from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.tensor import DTensor
 
-from ringstow.foreign._private import flattened as flattened
-from ringstow.foreign._private import refusal_of as refusal_of
+from ringstow._state._torch_private import flattened as flattened
+from ringstow._state._torch_private import refusal_of as refusal_of
 
 
 class Call:

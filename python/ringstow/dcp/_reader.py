@@ -21,31 +21,42 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from ringstow import _late, _lines, _native, _outcomes, _promoter, foreign
-from ringstow._arguments import StrPath
-from ringstow._collector import collector_paused
-from ringstow._config import Config
-from ringstow._errors import (
+from ringstow import _foreign, _native
+from ringstow._core import _formatting
+from ringstow._core._arguments import StrPath
+from ringstow._core._config import Config
+from ringstow._core._dispatch_modes import real_tensors
+from ringstow._core._errors import (
     IncompleteCheckpointError,
     InvalidStateError,
     KeyMismatchError,
-    NoCheckpointError,
     NotCommittedError,
     ReplacedCheckpointError,
     UnsupportedError,
 )
-from ringstow._nearest import copies_of
-from ringstow._report import LoadReport
-from ringstow.dcp import _broadcast, _objects, _paths, _private, _targets, _travel, _true_paths
-from ringstow.dcp._absence import Absence
+from ringstow._core._gc_pause import collector_paused
+from ringstow._ranks import _shared_fs
+from ringstow._reading._resolve import copies_of
+from ringstow._reports import _outcomes
+from ringstow._reports._reports import LoadReport
+from ringstow._saving import _tier_copies
+from ringstow._state.tensors import _torch
+from ringstow._state.tree import _build, _select
+from ringstow.dcp import (
+    _broadcast,
+    _objects,
+    _paths,
+    _plan_transfer,
+    _private,
+    _targets,
+    _true_paths,
+)
 from ringstow.dcp._broadcast import Broadcast, Exchange, Share
 from ringstow.dcp._errors import picklable
 from ringstow.dcp._metadata import Contents, Entry, note_dropped
+from ringstow.dcp._missing_checkpoint import Absence
 from ringstow.dcp._objects import Blob
 from ringstow.dcp._targets import Fill
-from ringstow.tensors import _torch
-from ringstow.tensors._modes import real_tensors
-from ringstow.tree import _build, _select
 
 Target = Fill | Blob
 
@@ -152,7 +163,7 @@ class StorageReader(storage.StorageReader):
             path = self._require_path()
             open_it = self._open if rank is None else functools.partial(self._open_part, rank=rank)
             with Absence(path, "all" if rank is None else "rank") as absence:
-                contents = _late.opened(
+                contents = _shared_fs.opened(
                     path, lambda: open_it(path), lambda error: self._is_late(error, rank, absence)
                 )
             metadata = self._with_ids(contents.metadata(allow_pickle=self._allow_pickle))
@@ -177,9 +188,9 @@ class StorageReader(storage.StorageReader):
 
     def _is_late(self, error: Exception, rank: int | None, absence: Absence) -> bool:
         """Tell whether this rank may yet see what other ranks see."""
-        if _late.lacks_files(error):
+        if _shared_fs.lacks_files(error):
             return True
-        is_absent = isinstance(error, FileNotFoundError | NoCheckpointError | NotCommittedError)
+        is_absent = isinstance(error, FileNotFoundError | NotCommittedError)
         return is_absent and self._is_meant(rank) and not absence.is_everywhere()
 
     def _with_ids(self, metadata: Metadata) -> Metadata:
@@ -225,7 +236,7 @@ class StorageReader(storage.StorageReader):
         """
         self._check_held(plan)
         if not self._broadcast and type(self).prepare_global_plan is _PREPARE:
-            _travel.leave_here(plan.items)  # the coordinator does not look at them
+            _plan_transfer.leave_here(plan.items)  # the coordinator does not look at them
         if not self._use_collectives or self._checkpoint is None:
             return plan
         willing = _broadcast.group_of(self._broadcast) is not None
@@ -285,9 +296,9 @@ class StorageReader(storage.StorageReader):
         """
         with _outcomes.failing("load", self._require_path()):
             self.report = report = self._read_data(plan, planner)
-        _promoter.loaded(report.path)
+        _tier_copies.loaded(report.path)
         _outcomes.tell(_outcomes.Outcome(kind="load", path=report.path, report=report))
-        _outcomes.log_apart(_lines.of_load(report))
+        _outcomes.log_apart(_formatting.of_load(report))
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -470,7 +481,7 @@ class StorageReader(storage.StorageReader):
             path, knobs, copies=copies, foreign=True, verify=self._verify
         )
         is_ours = checkpoint.kind == "ringstow"
-        if not is_ours and os.path.isdir(path) and not foreign.is_for_native(path):
+        if not is_ours and os.path.isdir(path) and not _foreign.is_for_native(path):
             raise UnsupportedError(
                 f"{path} holds a model's weights more than once: load those that from_pretrained "
                 "takes by ringstow.load, or convert it by `ringstow convert`"

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import WriteItem
 
-from ringstow.dcp import _columns, _private, _sent_metadata
-from ringstow.dcp._travel import Content, Items, Table, Token
+from ringstow.dcp import _plan_columns, _private, _sent_metadata
+from ringstow.dcp._plan_transfer import Content, Items, Table, Token
 from ringstow.dcp._write_items import Outline
 
 # A model and its optimizer, saved apart.
@@ -131,18 +131,18 @@ def part_of(items: object, paths: object) -> Part | None:
 
 def plan_part(items: list[WriteItem], paths: Mapping[str, Any] | None) -> Part:
     """Return the contents of a new plan."""
-    return _part(_columns.write_items(items), paths)
+    return _part(_plan_columns.write_items(items), paths)
 
 
 def metadata_part(metadata: Metadata) -> Part:
     """Return the contents of metadata that a planner has made."""
-    stored = _columns.stored_content(metadata.state_dict_metadata)
+    stored = _plan_columns.stored_content(metadata.state_dict_metadata)
     return _part(stored, metadata.planner_data)
 
 
 def _part(first: Content, paths: Mapping[str, Any] | None) -> Part:
     names = first.columns[0]  # of one list, which travels once
-    return Part(first, None if paths is None else _columns.paths_content(paths, names))
+    return Part(first, None if paths is None else _plan_columns.paths_content(paths, names))
 
 
 class _Alone:

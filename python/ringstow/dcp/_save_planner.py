@@ -10,12 +10,12 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan
 
-from ringstow._collector import collector_paused
-from ringstow.dcp import _columns, _private, _save_memory, _travel
+from ringstow._core._gc_pause import collector_paused
+from ringstow._state.tree import _cycles
+from ringstow.dcp import _plan_columns, _plan_transfer, _private, _save_memory
+from ringstow.dcp._plan_transfer import Content, Items, Table
 from ringstow.dcp._save_memory import Memory, Mine, Part, Planned
-from ringstow.dcp._travel import Content, Items, Table
 from ringstow.dcp._write_items import outline
-from ringstow.tree import _cycles
 
 _STEPS = ("create_local_plan", "create_global_plan", "finish_plan")
 
@@ -105,7 +105,7 @@ class SavePlanner(DefaultSavePlanner):
             if mine is None:
                 mine = Mine(seen, _save_memory.plan_part(seen.items(), paths))
         self._under_way = memory, mine
-        self._received = _travel.received()
+        self._received = _plan_transfer.received()
         note = frozenset(one.token for one in self._received)
         self.plan = _plan(SavePlan([]), mine.part, is_known=is_known, has_paths=is_known, note=note)
         return self.plan
@@ -118,7 +118,7 @@ class SavePlanner(DefaultSavePlanner):
             Error: a rank has sent a plan as known that this one does not know.
         """
         for plan in all_plans:
-            _travel.check(plan.items)
+            _plan_transfer.check(plan.items)
         given = [_save_memory.part_of(plan.items, plan.planner_data) for plan in all_plans]
         parts = [part for part in given if part is not None]
         if self._is_plain or self._under_way is None or len(parts) < len(all_plans):
@@ -145,7 +145,7 @@ class SavePlanner(DefaultSavePlanner):
         """Plan as torch does."""
         plans, metadata = super().create_global_plan(all_plans)
         answers = [
-            part._replace(items=_columns.write_items(plan.items))
+            part._replace(items=_plan_columns.write_items(plan.items))
             for plan, part in zip(plans, given, strict=True)
         ]
         return Planned(given, answers, _save_memory.metadata_part(metadata))
@@ -156,7 +156,7 @@ class SavePlanner(DefaultSavePlanner):
         Raises:
             Error: the coordinator has sent a plan as known that this rank does not know.
         """
-        _travel.check(new_plan.items)
+        _plan_transfer.check(new_plan.items)
         if self._is_plain:
             return super().finish_plan(new_plan)
         if self._under_way is not None:

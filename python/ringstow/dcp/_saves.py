@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 
 from ringstow import _native
-from ringstow._errors import InvalidStateError
-from ringstow._waited import Waited
+from ringstow._core._errors import InvalidStateError
+from ringstow._reports._blocked_time import Waited
 from ringstow.dcp import _private
-from ringstow.dcp._note import Note
-from ringstow.dcp._stream import StagingFuture
+from ringstow.dcp._step_note import Note
+from ringstow.dcp._streaming_stager import StagingFuture
 
 if TYPE_CHECKING:
-    from ringstow._promoter import Promoter
+    from ringstow._saving._tier_copies import Promoter
 
 _log = logging.getLogger("ringstow")
 

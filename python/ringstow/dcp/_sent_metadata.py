@@ -12,8 +12,8 @@ from typing import NamedTuple, TypeVar
 
 from torch.distributed.checkpoint.metadata import Metadata
 
-from ringstow.dcp import _private, _travel
-from ringstow.dcp._travel import Content, Table
+from ringstow.dcp import _plan_transfer, _private
+from ringstow.dcp._plan_transfer import Content, Table
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -52,12 +52,12 @@ def _made_of(metadata: Metadata) -> _Made | None:
     made = _made.get(id(metadata))
     if made is None or made.metadata() is not metadata:
         return None
-    if _travel.unchanged_dict(metadata.state_dict_metadata, made.stored) is None:
+    if _plan_transfer.unchanged_dict(metadata.state_dict_metadata, made.stored) is None:
         return None
     paths = metadata.planner_data
     if made.paths is None or type(paths) is not dict:
         return made if made.paths is None and paths is None else None
-    return None if _travel.unchanged_dict(paths, made.paths) is None else made
+    return None if _plan_transfer.unchanged_dict(paths, made.paths) is None else made
 
 
 def announce(metadata: Metadata) -> None:

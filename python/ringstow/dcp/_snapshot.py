@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ringstow import _jobs, _native
-from ringstow._collector import collector_paused
-from ringstow._errors import InvalidStateError
-from ringstow.dcp import _copies, _private
-from ringstow.tensors import _cuda, _torch
-from ringstow.tensors._memory import Address
-from ringstow.tree._walk import Path
+from ringstow import _native
+from ringstow._core._errors import InvalidStateError
+from ringstow._core._gc_pause import collector_paused
+from ringstow._saving import _jobs
+from ringstow._state.tensors import _cuda, _torch
+from ringstow._state.tensors._memory import Address
+from ringstow._state.tree._walk import Path
+from ringstow.dcp import _private, _state_copies
 
 _log = logging.getLogger("ringstow")
 
@@ -156,9 +157,9 @@ class _Layout:
         self.slots: list[_Slot] = []
         self._number_of: dict[_Key, int] = {}
         self._parts: dict[int, tuple[torch.Tensor, list[int] | None]] = {}
-        for path, tensor in _copies.tensors(state):
+        for path, tensor in _state_copies.tensors(state):
             if id(tensor) not in self._parts:
-                parts = _copies.parts(tensor)
+                parts = _state_copies.parts(tensor)
                 slots = None if parts is None else [self._place(part, path) for part in parts]
                 self._parts[id(tensor)] = (tensor, slots)
 
@@ -170,7 +171,7 @@ class _Layout:
     def _place(self, part: torch.Tensor, path: Path) -> int:
         number = self._number_of.setdefault(_identity(part), len(self.slots))
         if number == len(self.slots):
-            _copies.check(part, path)
+            _state_copies.check(part, path)
             nbytes = part.numel() * part.element_size()
             self.slots.append(_Slot(part, self.nbytes, nbytes))
             self.nbytes += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
@@ -210,12 +211,12 @@ class Snapshot:
         def replace(tensor: torch.Tensor, path: Path) -> torch.Tensor:
             slots = layout.parts(tensor)
             if slots is None:
-                return _copies.clone(tensor, path)
-            return _copies.with_parts(tensor, [copies[slot] for slot in slots])
+                return _state_copies.clone(tensor, path)
+            return _state_copies.with_parts(tensor, [copies[slot] for slot in slots])
 
         self._memory, self._lease = memory, lease
         weakref.finalize(view, self._let_go, lease).atexit = False  # the last of the copies is gone
-        return Staged(_copies.rebuild(state, replace), lease)
+        return Staged(_state_copies.rebuild(state, replace), lease)
 
     def lease_of(self, addresses: Iterable[Address]) -> Lease | None:
         """Return the lease of the snapshot that has these addresses, if they are this one's."""

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch.distributed.checkpoint.planner import ReadItem
 
+from ringstow._state.tensors import _cuda, _torch
+from ringstow._state.tensors._memory import Address, in_elements, share_elements
 from ringstow.dcp._metadata import Entry, Shape
-from ringstow.tensors import _cuda, _torch
-from ringstow.tensors._memory import Address, in_elements, share_elements
 
 Slice = tuple[str, int, Shape, Shape, Address, Shape]
 """As the native side takes it: the name, the chunk's number, the region's offsets in it and its

@@ -23,33 +23,37 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from ringstow import _jobs, _lines, _native, _others, _outcomes, _promoter
-from ringstow._arguments import StrPath, names_of_parts
-from ringstow._base import Base, native
-from ringstow._collector import collector_paused
-from ringstow._config import Config
-from ringstow._errors import InvalidStateError, UnsupportedError
-from ringstow._patience import patiently
-from ringstow._report import SaveReport
-from ringstow._waited import Waited
+from ringstow import _native
+from ringstow._core import _formatting
+from ringstow._core._arguments import StrPath, names_of_parts
+from ringstow._core._config import Config
+from ringstow._core._dispatch_modes import real_tensors
+from ringstow._core._errors import InvalidStateError, UnsupportedError
+from ringstow._core._gc_pause import collector_paused
+from ringstow._core._waiting import patiently
+from ringstow._ranks import _conflicts
+from ringstow._reports import _outcomes
+from ringstow._reports._blocked_time import Waited
+from ringstow._reports._reports import SaveReport
+from ringstow._saving import _jobs, _tier_copies
+from ringstow._saving._base import Base, native
+from ringstow._state.tree._select import listed
 from ringstow.dcp import (
     _containers,
-    _items,
-    _mark,
     _metadata,
+    _metadata_file,
     _paths,
     _private,
     _rank_parts,
+    _resolved_items,
     _sent_metadata,
 )
-from ringstow.dcp._destination import Destination
+from ringstow.dcp._checkpoint_id import Destination
 from ringstow.dcp._errors import picklable
-from ringstow.dcp._note import Notes
 from ringstow.dcp._saves import Save, Saves, end_here
 from ringstow.dcp._snapshot import Lease, Snapshot
-from ringstow.dcp._stream import StagingFuture, StreamingStager
-from ringstow.tensors._modes import real_tensors
-from ringstow.tree._select import listed
+from ringstow.dcp._step_note import Notes
+from ringstow.dcp._streaming_stager import StagingFuture, StreamingStager
 
 _log = logging.getLogger("ringstow")
 
@@ -116,7 +120,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         allow_pickle: bool = False,
         step: int | None = None,
         metrics: Mapping[str, Any] | None = None,
-        apart: Iterable[str] = (),
+        droppable: Iterable[str] = (),
         base: StrPath | Base | None = None,
     ) -> None:
         """Make a writer.
@@ -129,7 +133,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 Loading them also needs ``StorageReader(allow_pickle=True)``.
             step: for a writer of one save: as `note` sets it.
             metrics: likewise.
-            apart: names of parts whose tensors get files of their own on every rank, so that
+            droppable: names of parts whose tensors get files of their own on every rank, so that
                 `ringstow.slim` can drop them later: ``["optimizer"]``. A name stands for itself and
                 all below it, as in ``optimizer.state.0.exp_avg``. Every rank must give the same,
                 and every state must have something of each name, or the save fails on all ranks.
@@ -138,10 +142,10 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 
         Raises:
             InvalidStateError: ``path`` is not a path in the file system, or a metric is no number,
-                or a name in ``apart`` is none.
-            TypeError, ValueError: as from `note`; ``apart`` is no list of names.
+                or a name in ``droppable`` is none.
+            TypeError, ValueError: as from `note`; ``droppable`` is no list of names.
         """
-        self._apart = names_of_parts(apart, "apart")
+        self._apart = names_of_parts(droppable, "droppable")
         self._base = native(base)
         self._allow_pickle = allow_pickle
         own = None if path is None else _paths.directory(path)
@@ -217,15 +221,15 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         self._adopt()
         self._notes.give(step, metrics)
 
-    def set_apart(self, parts: Iterable[str]) -> None:
-        """Set which parts the next saves set apart, in place of the class's argument ``apart``.
+    def set_droppable(self, parts: Iterable[str]) -> None:
+        """Set which parts `slim` can drop from the next saves, as the argument ``droppable`` does.
 
         Raises:
             InvalidStateError: a name is none.
             TypeError, ValueError: as from the class.
         """
         self._adopt()
-        self._apart = names_of_parts(parts, "apart")
+        self._apart = names_of_parts(parts, "droppable")
 
     def set_base(self, base: StrPath | Base | None) -> None:
         """Set which earlier checkpoint the next saves link files of, as the argument ``base`` does.
@@ -266,13 +270,14 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         Raises:
             InvalidStateError: neither the save nor the writer has a path, or the save would
                 replace the one before.
-            UnsupportedError: no collectives, and the writer sets parts apart or has a base.
+            UnsupportedError: no collectives, and the writer has ``droppable`` or a base.
         """
         self._adopt()
         if self._apart and not kwargs.get("use_collectives", True):
             raise UnsupportedError(
-                "StorageWriter(apart=...) needs collectives: `slim` does not change a checkpoint "
-                "that ranks save each by itself (use_collectives=False). Leave out apart="
+                "StorageWriter(droppable=...) needs collectives: `slim` does not change a "
+                "checkpoint that ranks save each by itself (use_collectives=False). Leave out "
+                "droppable="
             )
         if self._base is not None and not kwargs.get("use_collectives", True):
             raise UnsupportedError(
@@ -296,7 +301,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         save.rank = kwargs.get("rank")
         save.is_alone = not kwargs.get("use_collectives", True)
         save.commits = is_coordinator or save.is_alone
-        save.promoter = _promoter.of_ranks(path, self._config, is_first=is_coordinator)
+        save.promoter = _tier_copies.of_ranks(path, self._config, is_first=is_coordinator)
         if save.is_alone:
             rank = save.own_rank()
             save.path = _paths.of_rank(path, rank)
@@ -331,12 +336,12 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         Raises:
             BusyError: another save into the directory is in progress.
             InvalidStateError: it holds safetensors files of another program; or no rank has
-                anything of a part that is to be set apart.
+                anything of a part that is to be droppable.
             OSError: it can't be made or locked.
         """
         save = self._current()
         with save.hook():
-            _items.check_parts(plans, self._apart)
+            _resolved_items.check_parts(plans, self._apart)
             save.lock(len(plans), self._config.to_json())
         if save.rank is not None:
             return plans
@@ -371,7 +376,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 with collector_paused(), fence:
                     if save.is_alone and save.part_of is None:
                         _refuse_shards(plan)
-                    items = _items.resolve(
+                    items = _resolved_items.resolve(
                         plan, planner, alone=save.is_alone, allow_pickle=self._allow_pickle
                     )
                     state = _private.saved_state()
@@ -409,8 +414,8 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             metadata.storage_data = None
             metadata.storage_meta = self.storage_meta()
             _private.set_version(metadata)
-            _mark.write(save.path)
-            _others.saved(save.path)
+            _metadata_file.write(save.path)
+            _conflicts.saved(save.path)
             if save.promoter is not None:
                 save.promoter.add(save.path, is_new=True)
             # A method of a derived class may pickle the metadata, before DCP does.
@@ -418,7 +423,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 _sent_metadata.announce(metadata)
 
     def _write(
-        self, save: Save, items: _items.Items, stream: StagingFuture | None
+        self, save: Save, items: _resolved_items.Items, stream: StagingFuture | None
     ) -> tuple[bytes, int]:
         since = time.perf_counter()
         lease = self._snapshot.lease_of(memory.address for _, memory, _, _ in items.specs)
@@ -451,7 +456,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         blocked = self._blocked(save, since)
         self.report = report = dataclasses.replace(report, blocked_seconds=blocked)
         _outcomes.tell(_outcomes.Outcome(kind="save", path=save.path, report=report))
-        _outcomes.log_apart(_lines.of_save(report, f"rank {save.own_rank()}"))
+        _outcomes.log_apart(_formatting.of_save(report, f"rank {save.own_rank()}"))
         return job.receipt(), items.nbytes
 
     def _blocked(self, save: Save, since: float) -> float | None:
@@ -562,7 +567,7 @@ def _refuse_elsewhere(future: StagingFuture) -> None:
 
 def _refuse_shards(plan: SavePlan) -> None:
     """Refuse to save shards that could not be noted as a part of one save."""
-    names = _items.sharded(plan)
+    names = _resolved_items.sharded(plan)
     if names:
         raise InvalidStateError(
             f"{listed('sharded tensors', names)}: with use_collectives=False a rank's shards can "

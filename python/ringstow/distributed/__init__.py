@@ -15,7 +15,7 @@ the guide.
 
 from __future__ import annotations
 
-from ringstow._stateful._per_rank import PerRank
+from ringstow._state.objects._per_rank import PerRank
 
 try:
     from ringstow.distributed._handle import RanksHandle

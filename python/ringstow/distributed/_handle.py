@@ -6,7 +6,7 @@ import concurrent.futures
 import threading
 
 from ringstow import _native
-from ringstow._save_future import SaveFuture
+from ringstow._saving._save_future import SaveHandle
 
 
 class OwnPart:
@@ -50,7 +50,7 @@ class OwnPart:
                 self._job.cancel()
 
 
-class RanksHandle(SaveFuture):
+class RanksHandle(SaveHandle):
     """A save of several ranks in the background: a future of this rank's report.
 
     It does all that `ringstow.SaveHandle` does, for this rank's tensors: **staged** is when these

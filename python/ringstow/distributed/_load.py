@@ -9,32 +9,35 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ringstow import _arguments, _late, _load, _native, _nearest, _outcomes, foreign
-from ringstow._arguments import StrPath, directory_to_read, object_url, to_read
-from ringstow._config import Config, given, native_json, with_tiers, without_tiers
-from ringstow._errors import ReplacedCheckpointError
-from ringstow._loading import _into, _merge
-from ringstow._loading._names import Names
-from ringstow._nearest import copies_of
-from ringstow._patience import Again
+from ringstow import _foreign, _native
+from ringstow._core import _arguments
+from ringstow._core._arguments import StrPath, directory_to_read, object_url, to_read
+from ringstow._core._config import Config, given, native_json, with_tiers, without_tiers
+from ringstow._core._dispatch_modes import real_tensors
+from ringstow._core._errors import ReplacedCheckpointError
+from ringstow._core._waiting import Again
+from ringstow._ranks import _shared_fs
 from ringstow._ranks._group import Group, group_of
 from ringstow._ranks._team import raise_first, sendable
-from ringstow._stateful._parts import Parts
-from ringstow.distributed import _nodes, _whole
-from ringstow.distributed._deal import agreed, refuse_different_calls
-from ringstow.distributed._fetch import Needs
-from ringstow.distributed._mend import Mender
-from ringstow.distributed._room import room
-from ringstow.distributed._whole import Whole
-from ringstow.tensors._modes import real_tensors
-from ringstow.tree._mismatch import Call, Filled, Mismatch
-from ringstow.tree._walk import flat_name
+from ringstow._reading import _load, _load_into, _load_plan, _resolve
+from ringstow._reading._names import Names
+from ringstow._reading._resolve import copies_of
+from ringstow._reports import _outcomes
+from ringstow._state.objects._state_dicts import Parts
+from ringstow._state.tree._mismatch import Call, Filled, Mismatch
+from ringstow._state.tree._walk import flat_name
+from ringstow.distributed import _node_files, _nodes
+from ringstow.distributed._fetched_files import room
+from ringstow.distributed._node_fetch import Needs
+from ringstow.distributed._node_files import Whole
+from ringstow.distributed._node_repair import Mender
+from ringstow.distributed._write_plan import agreed, refuse_different_calls
 
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-    from ringstow._report import LoadReport
+    from ringstow._reports._reports import LoadReport
 
 LOAD_INTO = Call(
     "strict=False",
@@ -126,7 +129,7 @@ def fill(
     """
     ranks = group_of(group)
     names = names or Names()
-    with ranks.turn.held(), _outcomes.failing("load", _nearest.shown(path)):
+    with ranks.turn.held(), _outcomes.failing("load", _resolve.shown(path)):
         path, config = _named(ranks, "load_into", path, config)
         where, settings, found = _meet(ranks, "load_into", path, config, strict, names=names)
         # What nodes that share no directory lack, they get from each other.
@@ -260,7 +263,7 @@ def _named(
     except BaseException as caught:
         error = caught
     agreed(ranks, (call, "tiers", *tiers), None, error)
-    return ranks.from_first(lambda: _nearest.find(tiers, config).path), config
+    return ranks.from_first(lambda: _resolve.find(tiers, config).path), config
 
 
 def _meet(
@@ -282,13 +285,13 @@ def _meet(
     """
     where, settings = str(path), ""
     error: BaseException | None = None
-    own = _whole.Look()
+    own = _node_files.Look()
     names = names or Names()
     options = (*options, *names.shown())
     try:
         names.check()
         where, settings = to_read(path), native_json(config)
-        own = _whole.look(where, settings)
+        own = _node_files.look(where, settings)
     except BaseException as caught:
         error = caught
     is_there = object_url(where) is not None or os.path.exists(where)
@@ -299,7 +302,7 @@ def _meet(
         if own.problem is not None:
             _log.warning("%s: taking the manifest of another node, since %s", where, own.problem)
         nodes = _nodes.meet(ranks, _nodes.run_of(where))
-        whole = _whole.find(ranks, nodes, where, own, all_seen)
+        whole = _node_files.find(ranks, nodes, where, own, all_seen)
         return where, settings, _Found(nodes, whole, Mender(ranks, nodes, whole, (where, settings)))
     if any(is_problem for _, _, is_problem, _ in all_said):
         ranks.agreed(own.problem, None)
@@ -395,7 +398,7 @@ class _Load:
         """Load; the ranks speak before the first change, and once all have read."""
         load, rank = self, self._ranks.rank
 
-        class Merge(_merge.Merge):
+        class Merge(_load_plan.Merge):
             def check(self, found: Mismatch, *, strict: bool) -> None:
                 # `_ready` judges: other ranks may have what this one has not.
                 more = [gap for gap in found.unexpected if not load._ignored(flat_name(gap[0]))]
@@ -409,7 +412,7 @@ class _Load:
         settings = settings if self._needs is None else self._needs.room.config
         try:
             checkpoint = self._opened(settings, verify=verify, allow_pickle=allow_pickle)
-            report = _into.load_into(
+            report = _load_into.load_into(
                 state,
                 self._path,
                 checkpoint,
@@ -435,25 +438,27 @@ class _Load:
 
     def _opened(
         self, settings: str, *, verify: bool, allow_pickle: bool
-    ) -> _native.Checkpoint | foreign.Foreign:
+    ) -> _native.Checkpoint | _foreign.Foreign:
         """Open the checkpoint; DCP's own writer may have left it."""
-        others = foreign.opened(self._path, verify=verify, allow_pickle=allow_pickle)
+        others = _foreign.opened(self._path, verify=verify, allow_pickle=allow_pickle)
         if others is not None:
             return others
-        checkpoint = _late.opened(
+        checkpoint = _shared_fs.opened(
             self._path,
             lambda: _native.Checkpoint(self._path, settings, copies=self._copies, verify=verify),
         )
         self._stamp = checkpoint.stamp
         return checkpoint
 
-    def _fetching(self, checkpoint: _native.Checkpoint | foreign.Foreign) -> _into.Fetch | None:
+    def _fetching(
+        self, checkpoint: _native.Checkpoint | _foreign.Foreign
+    ) -> _load_into.Fetch | None:
         """Return what fetches tensors and boxes from other nodes, if these share no directory."""
         needs = self._needs
-        if needs is None or isinstance(checkpoint, foreign.Foreign):
+        if needs is None or isinstance(checkpoint, _foreign.Foreign):
             return None
 
-        def fetch(names: list[str], boxes: list[_into.NamedBox]) -> None:
+        def fetch(names: list[str], boxes: list[_load_into.NamedBox]) -> None:
             ranges = _native.needed(checkpoint, names, boxes)
             with _together():
                 self._say(None)  # a rank that has failed takes no part in what follows
@@ -496,7 +501,7 @@ class _Load:
                 is_right = self._fits() and not are_left
                 self._gathered(None if is_right else found.error(strict=self._strict), None)
             if not self._strict:
-                _merge.judge(found, [one.filled for one in compared], self._ranks.rank)
+                _load_plan.judge(found, [one.filled for one in compared], self._ranks.rank)
 
     def _say(self, error: BaseException | None) -> None:
         """Raise on all ranks if one has failed."""

@@ -8,8 +8,9 @@ import os
 import socket
 from typing import NamedTuple
 
-from ringstow import _file_io, _native
-from ringstow._errors import InvalidStateError
+from ringstow import _native
+from ringstow._core import _files
+from ringstow._core._errors import InvalidStateError
 from ringstow._ranks._group import Group
 
 FILE = ".ringstow-node.json"
@@ -91,7 +92,7 @@ def _refuse_copies(group: Group, nodes: Nodes, run: str) -> None:
 
     def mark_it() -> None:
         if nodes.leads(group.rank):
-            _file_io.fresh(path).close()
+            _files.fresh(path).close()
 
     group.each(mark_it)
     all_see = group.together(lambda: mark in os.listdir(run))
@@ -117,7 +118,7 @@ def refuse(config: str, **others: object) -> None:
     asked = {"stripe": settings["stripe"], "recycle": settings["recycle"], **others}
     for name in (name for name, value in asked.items() if value):
         raise InvalidStateError(
-            f"{name} is for a directory that all ranks share: leave out {name}, or node_local"
+            f"{name} is for a directory that all ranks share: leave out {name}, or nodes"
         )
 
 

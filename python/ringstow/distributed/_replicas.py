@@ -12,13 +12,13 @@ from typing import NamedTuple
 import torch
 
 from ringstow import _native
-from ringstow._copier import passes
-from ringstow._errors import Error, IncompleteCheckpointError, NoCheckpointError
+from ringstow._core._errors import Error, IncompleteCheckpointError, NoCheckpointError
 from ringstow._ranks._group import Group
-from ringstow._stream import FileWriter, open_write
+from ringstow._saving._copy_queue import passes
+from ringstow._saving._file_streams import FileWriter, open_write
 from ringstow.dcp._paths import MANIFEST
 from ringstow.distributed import _nodes
-from ringstow.distributed._fetch import Source, bytes_of, cut
+from ringstow.distributed._node_fetch import Source, bytes_of, cut
 from ringstow.distributed._nodes import Nodes
 
 
@@ -81,7 +81,7 @@ def _opened(group: Group, path: str, settings: str) -> _native.Checkpoint:
     def opened() -> _native.Checkpoint | None:
         try:
             return _native.Checkpoint(path, settings, damaged=True)
-        except (FileNotFoundError, IncompleteCheckpointError, NoCheckpointError):
+        except (FileNotFoundError, IncompleteCheckpointError):
             return None
 
     checkpoint = group.each(opened)

@@ -11,28 +11,33 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ringstow import _guard, _jobs, _lines, _native, _outcomes, _promoter
-from ringstow._arguments import StrPath, absolute, names_of_parts, step_number
-from ringstow._base import Base, native
-from ringstow._config import Config, given
-from ringstow._errors import InvalidStateError, SaveCancelledError, torn
-from ringstow._guard import Staging
-from ringstow._metrics import metrics_of
-from ringstow._patience import patiently
+from ringstow import _native
+from ringstow._core import _formatting, _policies
+from ringstow._core._arguments import StrPath, absolute, names_of_parts, step_number
+from ringstow._core._config import Config, given
+from ringstow._core._dispatch_modes import real_tensors
+from ringstow._core._errors import InvalidStateError, SaveCancelledError, torn
+from ringstow._core._metrics import metrics_of
+from ringstow._core._policies import Nodes
+from ringstow._core._waiting import patiently
 from ringstow._ranks._group import Group, group_of
 from ringstow._ranks._team import sendable
-from ringstow._report import SaveReport
-from ringstow._stateful._parts import Parts
-from ringstow.distributed import _deal, _nodes
-from ringstow.distributed._apart import Apart, Asked, Directory, Shared, Written
+from ringstow._reports import _outcomes
+from ringstow._reports._reports import SaveReport
+from ringstow._saving import _guard, _jobs, _tier_copies
+from ringstow._saving._base import Base, native
+from ringstow._saving._guard import Staging
+from ringstow._state.objects._state_dicts import Parts
+from ringstow.distributed import _nodes, _write_plan
+from ringstow.distributed._commit import Apart, Asked, Directory, Shared, Written
 from ringstow.distributed._handle import OwnPart, RanksHandle
-from ringstow.distributed._state import State, encode
-from ringstow.tensors._modes import real_tensors
+from ringstow.distributed._rank_state import State, encode
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-    from ringstow._promoter import Promoter
+    from ringstow._saving._save_future import SaveHandle
+    from ringstow._saving._tier_copies import Promoter
 
 
 class _Begun(NamedTuple):
@@ -56,9 +61,9 @@ def save(
     group: dist.ProcessGroup | None = None,
     step: int | None = None,
     metrics: Mapping[str, Any] | None = None,
-    apart: Iterable[str] = (),
+    droppable: Iterable[str] = (),
     base: StrPath | Base | None = None,
-    node_local: bool = False,
+    nodes: Nodes | None = None,
     config: Config | None = None,
     allow_pickle: bool = False,
 ) -> SaveReport:
@@ -78,12 +83,13 @@ def save(
         group: the ranks; None means all.
         step: as in `ringstow.save`.
         metrics: as in `ringstow.save`; the first rank's are noted.
-        apart: as in `ringstow.save`, the same on all ranks; some rank must have each.
+        droppable: as in `ringstow.save`, the same on all ranks; some rank must have each.
         base: as in `ringstow.save`, the same on all ranks. Each rank links files whose tensors it
             has; another number of ranks may have saved them.
-        node_local: the path is on each node's own disk: ranks on other nodes do not see it. Each
-            node keeps the files of its own ranks, and a load brings what a rank needs from others.
-            docs/nodes.md tells what is lost with a node.
+        nodes: ``ringstow.Nodes()`` if the path is on each node's own disk, and ranks on other nodes
+            do not see it. Each node keeps the files of its own ranks, and a load brings what a rank
+            needs from others. docs/nodes.md says what is lost with a node. None means that all
+            ranks see the path.
         config: as in `ringstow.save`.
         allow_pickle: as in `ringstow.save`.
 
@@ -102,7 +108,7 @@ def save(
     hold = _guard.Hold()
     with ranks.turn.held(), hold.waited.here(), real_tensors(), hold:
         hold.begin(may_wait=False)
-        asked = (state_dict, path, step, metrics, apart, base, node_local, config)
+        asked = (state_dict, path, step, metrics, droppable, base, nodes, config)
         begun = _begun(ranks, asked, hold, None, allow_pickle=allow_pickle)
         job = _Save(ranks, begun, hold)
         report = job.run()
@@ -119,13 +125,13 @@ def save_async(
     group: dist.ProcessGroup | None = None,
     step: int | None = None,
     metrics: Mapping[str, Any] | None = None,
-    apart: Iterable[str] = (),
+    droppable: Iterable[str] = (),
     base: StrPath | Base | None = None,
-    node_local: bool = False,
+    nodes: Nodes | None = None,
     config: Config | None = None,
     allow_pickle: bool = False,
     staging: Staging = "guard",
-) -> RanksHandle:
+) -> SaveHandle:
     """Start `save` in the background, and return.
 
     As with `ringstow.save_async` the training loop needs no change: the next ``step()`` of any
@@ -138,9 +144,9 @@ def save_async(
         group: as in `save`.
         step: as in `save`.
         metrics: as in `save`.
-        apart: as in `save`.
+        droppable: as in `save`.
         base: as in `save`.
-        node_local: as in `save`.
+        nodes: as in `save`.
         config: as in `save`.
         allow_pickle: as in `save`.
         staging: as in `ringstow.save_async`, without ``"unguarded"``.
@@ -158,7 +164,7 @@ def save_async(
     try:
         with hold.waited.here(), real_tensors():
             may_return = hold.begin()
-            asked = (state_dict, path, step, metrics, apart, base, node_local, config)
+            asked = (state_dict, path, step, metrics, droppable, base, nodes, config)
             begun = _begun(ranks, asked, hold, staging, allow_pickle=allow_pickle)
         job = _Save(ranks, begun, hold)
         handle = job.start()
@@ -188,7 +194,8 @@ def _begun(
 
     Staging is None for a save that does not return before its end.
     """
-    state_dict, path, step, metrics, apart, base, node_local, config = arguments
+    state_dict, path, step, metrics, droppable, base, nodes, config = arguments
+    node_local = nodes is not None
     asked = Asked(str(path), None, {}, [], None, node_local, "")
     try:
         parts = Parts(state_dict)  # first: FSDP1's ranks communicate, whatever the arguments are
@@ -197,16 +204,17 @@ def _begun(
             absolute(path),
             step_number(step),
             metrics_of(metrics),
-            names_of_parts(apart, "apart"),
+            names_of_parts(droppable, "droppable"),
             native(base),
             node_local,
             config.to_json(background=staging is not None),
         )
         hold.path = asked.path
-        if node_local:
+        if nodes is not None:
+            _refuse_replicas(nodes)
             _nodes.refuse(asked.config, base=base)
             _refuse_tiers(config)
-        promoter = _promoter.of_ranks(asked.path, config, is_first=ranks.is_first)
+        promoter = _tier_copies.of_ranks(asked.path, config, is_first=ranks.is_first)
         _jobs.log_unreported()
         if staging is not None:
             _guard.check_staging(staging, is_for_ranks=True)
@@ -224,11 +232,19 @@ def _begun(
         return _Begun(asked, None, error, True)
 
 
+def _refuse_replicas(nodes: Nodes) -> None:
+    if _policies.nodes(nodes) != Nodes():
+        raise InvalidStateError(
+            f"{nodes} is for a ringstow.CheckpointManager, which copies to other nodes: a save by "
+            "itself takes Nodes()"
+        )
+
+
 def _refuse_tiers(config: Config) -> None:
     if config.tiers:
         raise InvalidStateError(
             "Config.tiers without a manager is for ranks that all see the path. Of nodes that "
-            "share none, CheckpointManager(node_local=True, tiers=[...]) copies"
+            "share none, CheckpointManager(nodes=Nodes(), tiers=[...]) copies"
         )
 
 
@@ -243,7 +259,7 @@ def _told(asked: Asked, ranks: Group, report: SaveReport) -> SaveReport:
             report=report,
         )
     )
-    _outcomes.log(_lines.of_save(report, f"rank {ranks.rank}"))
+    _outcomes.log(_formatting.of_save(report, f"rank {ranks.rank}"))
     return report
 
 
@@ -315,16 +331,16 @@ class _Save:
         assert report is not None
         return report
 
-    def _meet(self) -> tuple[State, _deal.Deal]:
+    def _meet(self) -> tuple[State, _write_plan.Deal]:
         """Return this rank's share of what all ranks save."""
-        own: _deal.Own | None = None
+        own: _write_plan.Own | None = None
         error = self._error
         try:
             own = self._look() if error is None else None
         except BaseException as caught:  # Ctrl-C, too: the others must not wait for this rank
             error = caught
         call = self._asked.call()
-        all_said = _deal.agreed(self._group, call, None if own is None else own.said, error)
+        all_said = _write_plan.agreed(self._group, call, None if own is None else own.said, error)
         assert own is not None
         assert self._state is not None
         self._directory.begin_together()
@@ -332,20 +348,20 @@ class _Save:
         had = {part for one in ranks for part in one.parts}
         if missing := [part for part in self._asked.apart if part not in had]:
             raise InvalidStateError(
-                f"apart: no rank's state has anything named {missing[0]!r}, or below it"
+                f"droppable: no rank's state has anything named {missing[0]!r}, or below it"
             )
         is_apart = self._asked.node_local
-        dealt = _deal.deal(self._group, self._state, own, ranks, is_apart=is_apart)
+        dealt = _write_plan.deal(self._group, self._state, own, ranks, is_apart=is_apart)
         return self._state, dealt
 
-    def _look(self) -> _deal.Own:
+    def _look(self) -> _write_plan.Own:
         """Look at this rank's state, and begin."""
         assert self._state is not None
-        own = _deal.looked_at(self._state, self._asked.apart)
+        own = _write_plan.looked_at(self._state, self._asked.apart)
         self._directory.begin_alone()
         return own
 
-    def _write(self, state: State, dealt: _deal.Deal) -> tuple[Written, SaveReport | None]:
+    def _write(self, state: State, dealt: _write_plan.Deal) -> tuple[Written, SaveReport | None]:
         """Write this rank's share."""
         try:
             receipt, report = self._write_share(state)

@@ -16,7 +16,8 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 
-from ringstow import _file_io, _native
+from ringstow import _native
+from ringstow._core import _files
 
 _HIDDEN = ".ringstow-"
 # An older checkpoint has this one until it is removed.
@@ -186,7 +187,7 @@ def sync(path: str) -> None:
     """Make all files and names below a directory durable."""
     for folder, _, names in os.walk(path):
         for name in names:
-            _file_io.sync(os.path.join(folder, name))
+            _files.sync(os.path.join(folder, name))
         _native.sync_dir(folder)
 
 
@@ -200,7 +201,7 @@ def take_name(part: str, final: str, may_replace: Callable[[str], None] | None =
     if may_replace is not None:
         may_replace(final)
     old = replaced(final)
-    _file_io.take_place(part, final, old)
+    _files.take_place(part, final, old)
     _native.sync_dir(run)
     with contextlib.suppress(OSError):
         _delete(old)  # or the next save does

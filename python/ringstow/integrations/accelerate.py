@@ -12,9 +12,9 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from ringstow._config import Config
-from ringstow._errors import UnsupportedError
-from ringstow._guard import Staging, check_staging
+from ringstow._core._config import Config
+from ringstow._core._errors import UnsupportedError
+from ringstow._saving._guard import Staging, check_staging
 from ringstow.integrations._accelerate._checkpoints import Checkpoints, Options
 from ringstow.integrations._accelerate._limits import full_state_dict, refuse_unsupported
 from ringstow.integrations._kit._refusals import refuse_places

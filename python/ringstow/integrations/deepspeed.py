@@ -23,11 +23,12 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 import ringstow
-from ringstow import _file_io, _native
-from ringstow._config import Config
-from ringstow._errors import NoCheckpointError, UnsupportedError
-from ringstow._guard import Staging, check_staging
-from ringstow._handle import SaveHandle
+from ringstow import _native
+from ringstow._core import _files
+from ringstow._core._config import Config
+from ringstow._core._errors import NoCheckpointError, UnsupportedError
+from ringstow._saving._guard import Staging, check_staging
+from ringstow._saving._save_future import SaveHandle
 from ringstow.integrations import _named
 from ringstow.integrations._deepspeed import _seam, _tags
 from ringstow.integrations._deepspeed._ranks import Ranks
@@ -190,9 +191,9 @@ class RingstowCheckpointEngine(CheckpointEngine):
         place = None if call is None else call.place(path)
         if call is None or place is None:
             new = _named.hidden(os.path.abspath(path))
-            _file_io.clear(new)
+            _files.clear(new)
             self._stock.save(state_dict, new)
-            _file_io.sync(new)
+            _files.sync(new)
             os.rename(new, path)
             _native.sync_dir(os.path.dirname(os.path.abspath(path)))
             return

@@ -29,12 +29,12 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorSt
 from torch.distributed.checkpoint.state_dict_loader import load as load_by_dcp
 from torch.distributed.checkpoint.state_dict_saver import save as save_by_dcp
 
-from ringstow._config import Config
-from ringstow._errors import UnsupportedError
-from ringstow._guard import Staging, check_staging
+from ringstow._core._config import Config
+from ringstow._core._errors import UnsupportedError
 from ringstow._ranks._group import team_of
+from ringstow._saving._guard import Staging, check_staging
+from ringstow._saving._save_future import SaveHandle
 from ringstow.dcp import SavePlanner, StorageReader, StorageWriter
-from ringstow.distributed._handle import RanksHandle
 from ringstow.integrations import _named
 from ringstow.integrations._kit._ranks import Ranks
 from ringstow.integrations._kit._refusals import refuse_places
@@ -84,7 +84,7 @@ class RingstowSaveStrategy(base.AsyncSaveShardedStrategy):
         refuse_places(config)
         self._options = config, staging, allow_pickle
         self._ranks: Ranks | None = None
-        self._handle: RanksHandle | None = None
+        self._handle: SaveHandle | None = None
 
     @property
     def can_handle_sharded_objects(self) -> bool:

@@ -26,13 +26,13 @@ from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.base_manager import
 )
 from nvidia_resiliency_ext.checkpointing.local.replication.strategies import ReplicationStrategy
 
-from ringstow._arguments import absolute
-from ringstow._catalog import prune, remove, steps, verify
-from ringstow._config import Config
-from ringstow._errors import BusyError, Error, InvalidStateError
-from ringstow._load import load
+from ringstow._core._arguments import absolute
+from ringstow._core._config import Config
+from ringstow._core._errors import BusyError, Error, InvalidStateError
 from ringstow._ranks._group import team_of
-from ringstow._save import save
+from ringstow._reading._catalog import prune, remove, steps, verify
+from ringstow._reading._load import load
+from ringstow._saving._save import save
 from ringstow.integrations._kit._refusals import refuse_tiers
 from ringstow.integrations._kit._seam import Seam
 

@@ -21,21 +21,21 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
-from ringstow._alone import Alone
-from ringstow._catalog import prune
-from ringstow._config import Config
-from ringstow._errors import InvalidStateError, UnsupportedError
-from ringstow._guard import Staging, check_staging
-from ringstow._run import step_at
-from ringstow.dcp import _mark, _private
+from ringstow._core._config import Config
+from ringstow._core._errors import InvalidStateError, UnsupportedError
+from ringstow._manager._one_process import Alone
+from ringstow._manager._run_directory import step_at
+from ringstow._reading._catalog import prune
+from ringstow._saving._guard import Staging, check_staging
+from ringstow._state.tree._mismatch import Call
+from ringstow.dcp import _metadata_file, _private
 from ringstow.integrations._kit import _values
 from ringstow.integrations._kit._ranks import Ranks
 from ringstow.integrations._kit._refusals import refuse_places
 from ringstow.integrations._kit._seam import Seam
-from ringstow.tree._mismatch import Call
 
 if TYPE_CHECKING:
-    from ringstow._save_future import SaveFuture
+    from ringstow._saving._save_future import SaveHandle
 
 __all__ = ["report", "restore"]
 
@@ -103,7 +103,7 @@ def report(
     path = os.path.join(worker.root, name)
     saves = is_sharded or ranks.is_first
     checkpoint = ray.train.Checkpoint(path, worker.filesystem) if saves else None
-    started: Future[SaveFuture | None] = Future()
+    started: Future[SaveHandle | None] = Future()
 
     def wait(*_: Any) -> Any:
         """Return the checkpoint once it is durable. Ray calls it in a thread of its own."""
@@ -111,7 +111,7 @@ def report(
             raise failure
         return checkpoint
 
-    def start() -> SaveFuture | None:
+    def start() -> SaveHandle | None:
         numbers = {key: one for key, one in metrics.items() if type(one) in (int, float)}
         if is_sharded:
             return ranks.save_async(state or {}, path, step, numbers)
@@ -169,7 +169,7 @@ def restore(
     if path is None:
         return None
     found = worker.all.from_first(lambda: step_at(path, config))
-    is_sharded = worker.all.from_first(lambda: os.path.lexists(f"{path}/{_mark.NAME}"))
+    is_sharded = worker.all.from_first(lambda: os.path.lexists(f"{path}/{_metadata_file.NAME}"))
     if is_sharded and into is None:
         raise InvalidStateError(
             f"{path} is sharded: restore(into=state) with the state of a new model and optimizer, "
@@ -208,7 +208,7 @@ class _Worker:
                 "group: use ray.train.torch.TorchTrainer"
             )
         self.all = Ranks()
-        self.handle: SaveFuture | None = None
+        self.handle: SaveHandle | None = None
         if dist.get_rank() == 0:
             try:
                 prune(self.root)  # Ray gives each new save another name
@@ -292,6 +292,6 @@ def _is_sharded(state: dict[Any, Any]) -> bool:
     )
 
 
-def _failure_of(handle: SaveFuture | None) -> BaseException | None:
+def _failure_of(handle: SaveHandle | None) -> BaseException | None:
     """Wait for a save; return what it failed of."""
     return None if handle is None else handle.exception()

@@ -32,18 +32,18 @@ from torchtitan.observability import structured_logger as sl
 from torchtitan.tools import filesystem
 
 import ringstow
-from ringstow._arguments import absolute
-from ringstow._errors import InvalidStateError
-from ringstow._guard import Staging
-from ringstow.dcp._stock import StockReader
-from ringstow.distributed._handle import RanksHandle
+from ringstow._core._arguments import absolute
+from ringstow._core._errors import InvalidStateError
+from ringstow._saving._guard import Staging
+from ringstow._saving._save_future import SaveHandle
+from ringstow._state.tree._mismatch import Call
+from ringstow.dcp._torch_signatures import StockReader
 from ringstow.integrations._kit import _refusals
 from ringstow.integrations._kit._in_flight import InFlight
 from ringstow.integrations._kit._ranks import names_in
 from ringstow.integrations._torchtitan import _seam
 from ringstow.integrations._torchtitan._ranks import Ranks
 from ringstow.integrations._torchtitan._steps import Steps, kind_of
-from ringstow.tree._mismatch import Call
 
 __all__ = ["CheckpointManager"]
 
@@ -140,7 +140,7 @@ class CheckpointManager(BaseCheckpointManager):
         self._flight = InFlight(self._steps.remove, _TORN)
         staging: Staging = "snapshot" if config.async_mode == "async_with_pinned_mem" else "guard"
         self._ranks = Ranks(config.ringstow_config, staging, config.allow_pickle)
-        self._staging: RanksHandle | None = None
+        self._staging: SaveHandle | None = None
         """The save in flight, as long as nothing has waited for its copies."""
         self._is_closed = False
 

@@ -16,11 +16,11 @@ import torch
 import transformers
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 
-from ringstow import _file_io
-from ringstow._config import Config
-from ringstow._errors import InvalidStateError
-from ringstow._guard import Staging
-from ringstow._save import save_async
+from ringstow._core import _files
+from ringstow._core._config import Config
+from ringstow._core._errors import InvalidStateError
+from ringstow._saving._guard import Staging
+from ringstow._saving._save import save_async
 from ringstow.integrations import _named
 from ringstow.integrations._kit._in_flight import InFlight, Publication
 from ringstow.integrations._kit._team import ranks_or_alone
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from transformers import Trainer as _Base
 
     from ringstow._ranks._team import Team
-    from ringstow._save_future import SaveFuture
+    from ringstow._saving._save_future import SaveHandle
     from ringstow.integrations._kit._ranks import Ranks
 else:
     _Base = object
@@ -237,7 +237,7 @@ class RingstowTrainerMixin(_Base):
             self.__flight = InFlight(torn='In a Trainer: ringstow_staging = "wait"')
         kind, config = self.__kind(), self.ringstow_config
         is_sharded = kind == "shards"
-        handle: SaveFuture
+        handle: SaveHandle
         if is_sharded:
             apart = [_weights.TRAINER] if _weights.TRAINER in state else []
             handle = self.__of_several().save_async(
@@ -265,13 +265,13 @@ class RingstowTrainerMixin(_Base):
         )
         self.__flight.publish(handle, how)
 
-    def __save(self, state: dict[str, Any], part: str) -> SaveFuture:
+    def __save(self, state: dict[str, Any], part: str) -> SaveHandle:
         try:
             return save_async(
                 state,
                 part,
                 step=self.state.global_step,
-                apart=[_weights.TRAINER] if _weights.TRAINER in state else [],
+                droppable=[_weights.TRAINER] if _weights.TRAINER in state else [],
                 config=self.ringstow_config,
                 staging=self.__staging(),
             )
@@ -311,7 +311,7 @@ class RingstowTrainerMixin(_Base):
             self._save_scaler(part)
             self._save_rng_state(part)
             if self.args.world_size > 1:  # the first rank syncs no other host's files
-                _file_io.sync(os.path.join(part, f"rng_state_{self.args.process_index}.pth"))
+                _files.sync(os.path.join(part, f"rng_state_{self.args.process_index}.pth"))
         if not self.args.should_save:
             return
         model = self.__unwrapped(self.model)
@@ -322,7 +322,7 @@ class RingstowTrainerMixin(_Base):
         collator = getattr(self.data_collator, "tokenizer", None)
         if (processor := self.processing_class or collator) is not None:
             processor.save_pretrained(part)
-        with _file_io.new(os.path.join(part, "training_args.bin")) as stream:
+        with _files.new(os.path.join(part, "training_args.bin")) as stream:
             torch.save(self.args, stream)
         self.__note_callbacks()
         self.state.save_to_json(os.path.join(part, "trainer_state.json"))

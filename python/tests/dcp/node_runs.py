@@ -14,8 +14,9 @@ def root_on(root, rank):
     return root / f"node{rank}" / "run"
 
 
-def manager_on(rank, root, **options):
-    return ringstow.CheckpointManager(root_on(root, rank), node_local=True, **options)
+def manager_on(rank, root, *, replicas=1, **options):
+    nodes = ringstow.Nodes(replicas=replicas)
+    return ringstow.CheckpointManager(root_on(root, rank), nodes=nodes, **options)
 
 
 def train(rank, root, steps, options):

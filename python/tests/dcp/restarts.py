@@ -203,9 +203,7 @@ def cases(ranks):
 def save(root, rank, ranks):
     for kind, optimizer, form in cases(ranks):
         training = Training(kind, optimizer, form, rank, ranks)
-        with ringstow.CheckpointManager(
-            f"{root}/{kind}-{optimizer}-{form}", keep_last=1
-        ) as manager:
+        with ringstow.CheckpointManager(f"{root}/{kind}-{optimizer}-{form}", keep=1) as manager:
             assert manager.restore(into=training.state()) is None
             for number in range(STOP):
                 training.step(number)

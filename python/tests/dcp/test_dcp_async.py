@@ -20,8 +20,8 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch_has import needs_async_stager, needs_staging_options, stager_option
 
 import ringstow
-from ringstow._guard import Hold
-from ringstow.dcp import StorageWriter, _snapshot, _stream
+from ringstow._saving._guard import Hold
+from ringstow.dcp import StorageWriter, _snapshot, _streaming_stager
 
 pytestmark = pytest.mark.torch_seam
 
@@ -403,7 +403,7 @@ def test_no_step_waits_for_a_streamed_save_that_failed(moment, writer, tmp_path)
 @needs_async_stager
 def test_no_step_waits_for_a_save_that_never_begins(writer, monkeypatch):
     optimizer, weight = weights()
-    monkeypatch.setattr(_stream, "_UNCLAIMED_S", 0.0)
+    monkeypatch.setattr(_streaming_stager, "_UNCLAIMED_S", 0.0)
     future = writer.stager().stage({"w": weight.detach()})
     optimizer.step()
     with pytest.raises(ringstow.Error, match="had not begun"):

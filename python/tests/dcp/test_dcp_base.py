@@ -86,7 +86,7 @@ def test_dcp_links_what_the_rank_has(ranks, tmp_path):
 
 def save_by_manager(rank, root, background):
     linked = []
-    with ringstow.CheckpointManager(root, keep_last=1, base="previous") as manager:
+    with ringstow.CheckpointManager(root, keep=1, base="previous") as manager:
         for step in range(1, 5):
             if background:
                 report = manager.save_async(step, state(step)).result()

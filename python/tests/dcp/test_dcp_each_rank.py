@@ -74,7 +74,7 @@ def test_latest_is_a_step_that_all_ranks_saved(ranks, tmp_path, capfd):
         "committed",
         "incomplete",
     ]
-    assert ringstow.latest(tmp_path) == str(tmp_path / "step-2")
+    assert ringstow.latest(tmp_path).path == str(tmp_path / "step-2")
     assert ranks(2).run(resume, tmp_path) == [2, 2]
     assert "of rank 1" in problem(tmp_path / "step-3", capfd)
     parts = [manifest(tmp_path / "step-2", rank)["part_of"] for rank in range(2)]
@@ -87,7 +87,7 @@ def test_latest_skips_a_step_in_which_a_rank_died(ranks, tmp_path, died):
     ranks(2).run(save, tmp_path / "step-1", 1)
     with pytest.raises(RuntimeError, match="rank 1 died with exit code -9"):
         ranks(2).run(save, tmp_path / "step-2", 2, (1,), died)
-    assert ringstow.latest(tmp_path) == str(tmp_path / "step-1")
+    assert ringstow.latest(tmp_path).path == str(tmp_path / "step-1")
     assert ranks(2).run(resume, tmp_path) == [1, 1]
     ranks(2).run(save, tmp_path / "step-2", 2)
     assert ranks(2).run(resume, tmp_path) == [2, 2]

@@ -17,11 +17,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import ringstow
 import ringstow.dcp
 from ringstow.convert import ringstow_to_hf
-from ringstow.dcp import _share_writer, _shares
+from ringstow.dcp import _export_plan, _export_rank
 
 # Small, so that small tensors take several files, units and rounds.
 FILE_BYTES = 40_000
-PAGE = _shares.PAGE
+PAGE = _export_plan.PAGE
 
 
 def contents(path):
@@ -36,7 +36,7 @@ def by_one(state, at, **options):
 
 
 def export(state, path, **options):
-    _shares.UNIT_BYTES, _shares.ROUND_BYTES = 2 * PAGE, 4 * PAGE
+    _export_plan.UNIT_BYTES, _export_plan.ROUND_BYTES = 2 * PAGE, 4 * PAGE
     return ringstow.dcp.export_hf(state, path, max_shard_size=FILE_BYTES, **options)
 
 
@@ -145,9 +145,9 @@ def large_columns(rank, path):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     full = torch.arange(300 * 700, dtype=torch.int32).view(300, 700)
     state = {"w": distribute_tensor(full, mesh, [Shard(1)], src_data_rank=None)}
-    _shares.UNIT_BYTES, _shares.ROUND_BYTES = 2 * PAGE, 4 * PAGE
+    _export_plan.UNIT_BYTES, _export_plan.ROUND_BYTES = 2 * PAGE, 4 * PAGE
     most = 0
-    taken = _share_writer.Inbox.deliver
+    taken = _export_rank.Inbox.deliver
     inboxes = []
 
     def deliver(self, memory):
@@ -156,11 +156,11 @@ def large_columns(rank, path):
         most = max(most, sum(one.nbytes for one in inboxes if not one.is_gone.is_set()))
         taken(self, memory)
 
-    _share_writer.Inbox.deliver = deliver
+    _export_rank.Inbox.deliver = deliver
     try:
         ringstow.dcp.export_hf(state, path)
     finally:
-        _share_writer.Inbox.deliver = taken
+        _export_rank.Inbox.deliver = taken
     return len(inboxes), most
 
 

@@ -20,7 +20,7 @@ import ringstow
 import ringstow.dcp
 from ringstow import _native
 from ringstow.convert import hf_to_ringstow
-from ringstow.dcp import _pieces, _share_writer, _shares
+from ringstow.dcp import _exchange, _export_plan, _export_rank
 
 RANKS = 2
 FILE_BYTES = 60_000
@@ -36,7 +36,7 @@ def state_of(value):
 
 
 def export(rank, path, value=1, **options):
-    _shares.UNIT_BYTES, _shares.ROUND_BYTES = 2 * _shares.PAGE, 4 * _shares.PAGE
+    _export_plan.UNIT_BYTES, _export_plan.ROUND_BYTES = 2 * _export_plan.PAGE, 4 * _export_plan.PAGE
     options = {"max_shard_size": FILE_BYTES} | options
     return ringstow.dcp.export_hf(state_of(value), path, **options)
 
@@ -242,10 +242,10 @@ def export_with_failing(rank, path, victim, what, overwrite):
 
     place, name = {
         "start": (_native, "start_model_share"),
-        "pack": (_pieces.Round, "pack"),
-        "unpack": (_pieces.Round, "unpack"),
-        "load": (_pieces.Inbox, "load"),
-        "end": (_share_writer.ShareWriter, "_end"),
+        "pack": (_exchange.Round, "pack"),
+        "unpack": (_exchange.Round, "unpack"),
+        "load": (_exchange.Inbox, "load"),
+        "end": (_export_rank.ShareWriter, "_end"),
     }[what]
     kept = getattr(place, name)
     if rank == victim:
@@ -311,9 +311,9 @@ def export_and_die(rank, path, victim, moment, overwrite):
         if moment == "before it writes":
             _native.start_model_share = die
         elif moment == "before an exchange":
-            _pieces.Round.exchange = die
+            _exchange.Round.exchange = die
         elif moment == "before the end":
-            _share_writer.ShareWriter._end = die
+            _export_rank.ShareWriter._end = die
         else:
             _native.ModelSession = Dying
     export(rank, path, 2, overwrite=overwrite)
@@ -351,7 +351,7 @@ def test_rank_of_a_failed_export_cannot_write_to_the_next_one(tmp_path):
     old.abandon()
     new = _native.ModelSession(str(tmp_path), specs, config)
     weight = torch.ones(5000, dtype=torch.uint8)
-    memory = _share_writer._torch.memory_of(weight, "w")
+    memory = _export_rank._torch.memory_of(weight, "w")
     files = [(late[0], "model.safetensors", 4096 + 5000)]
     job = _native.start_model_share(
         [memory], str(tmp_path), files, [(0, 4096, 0, 0, 5000, 0)], config

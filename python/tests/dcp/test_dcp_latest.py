@@ -10,8 +10,7 @@ import torch.distributed as dist
 
 import ringstow
 import ringstow.dcp
-from ringstow import _late
-from ringstow._ranks import _team
+from ringstow._ranks import _shared_fs, _team
 
 STATE = {"a": torch.arange(10.0)}
 
@@ -22,7 +21,7 @@ def save_steps(root, *steps):
 
 
 def newest(rank, roots, **options):
-    return ringstow.dcp.latest(roots[rank], **options)
+    return ringstow.dcp.latest(roots[rank], **options).path
 
 
 def test_all_ranks_get_what_rank_0_sees(ranks, tmp_path):
@@ -31,11 +30,11 @@ def test_all_ranks_get_what_rank_0_sees(ranks, tmp_path):
     save_steps(roots[1], 1)  # a stale directory listing
     expected = str(roots[0] / "step-2")
     assert ranks(2).run(newest, roots) == [expected, expected]
-    assert {ringstow.latest(root) for root in roots} == {expected, str(roots[1] / "step-1")}
+    assert {ringstow.latest(root).path for root in roots} == {expected, str(roots[1] / "step-1")}
 
 
 def older(rank, root):
-    return ringstow.dcp.latest(root, before=2), ringstow.dcp.latest(root / "nothing")
+    return ringstow.dcp.latest(root, before=2).path, ringstow.dcp.latest(root / "nothing")
 
 
 def test_arguments_and_a_run_without_checkpoints(ranks, tmp_path):
@@ -52,16 +51,16 @@ def newest_seen_late(rank, root, looks):
         seen += 1
         return rank != 1 or (looks is not None and seen >= looks)
 
-    before = _team.sees, _late.SEEN_S, _late.POLL_S
-    _team.sees, _late.POLL_S = late, 0.0
+    before = _team.sees, _shared_fs.SEEN_S, _shared_fs.POLL_S
+    _team.sees, _shared_fs.POLL_S = late, 0.0
     if looks is None:
-        _late.SEEN_S = 0.0
+        _shared_fs.SEEN_S = 0.0
     try:
-        return ringstow.dcp.latest(root), seen
+        return ringstow.dcp.latest(root).path, seen
     except ringstow.NoCheckpointError as error:
         return str(error), seen
     finally:
-        _team.sees, _late.SEEN_S, _late.POLL_S = before
+        _team.sees, _shared_fs.SEEN_S, _shared_fs.POLL_S = before
 
 
 def test_rank_waits_until_it_sees_the_checkpoint(ranks, tmp_path):
@@ -111,6 +110,6 @@ def test_without_process_group_calls_ringstow_latest(tmp_path):
     assert not dist.is_initialized()
     assert ringstow.dcp.latest(tmp_path) is None
     save_steps(tmp_path, 7)
-    assert ringstow.dcp.latest(tmp_path) == str(tmp_path / "step-7")
+    assert ringstow.dcp.latest(tmp_path).path == str(tmp_path / "step-7")
     with pytest.raises(ringstow.InvalidStateError):
         ringstow.dcp.latest(tmp_path, pattern="nothing")

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from ringstow.dcp import LoadPlanner, SavePlanner, StorageReader, StorageWriter, _columns
+from ringstow.dcp import LoadPlanner, SavePlanner, StorageReader, StorageWriter, _plan_columns
 
 pytestmark = pytest.mark.torch_seam
 
@@ -331,7 +331,7 @@ def test_plan_that_gets_lost_is_an_error_on_all_ranks(rank, tmp_path):
 
 def test_planner_pickles_in_mid_load():
     planner = LoadPlanner(strict=False)
-    planner._planned = _columns.read_items([])
+    planner._planned = _plan_columns.read_items([])
     assert pickle.loads(pickle.dumps(planner)).allow_partial_load
 
 

@@ -17,7 +17,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import ringstow
-from ringstow import CheckpointManager, _upkeep
+from ringstow import CheckpointManager
+from ringstow._manager import _after_save
 from ringstow.distributed import PerRank, _save
 
 LAYOUTS = ["plain", "fsdp2"]
@@ -36,7 +37,7 @@ def state_of(layout, seed, step):
 
 def train(rank, root, layout, staging, options):
     """Save three steps in the background and one more; return the digest of the last."""
-    with CheckpointManager(root, keep_last=2, staging=staging, **options) as manager:
+    with CheckpointManager(root, keep=2, staging=staging, **options) as manager:
         assert manager.restore(into={}) is None
         for step in (1, 2, 3):
             _, _, state = state_of(layout, step, step)
@@ -47,7 +48,7 @@ def train(rank, root, layout, staging, options):
         model, optimizer, state = state_of(layout, 4, 4)
         manager.save(4, state, metrics={"loss": rank + 0.4})
         manager.wait()
-        assert len(manager.retained.kept) == 2
+        assert len(manager.retention_report.kept) == 2
         assert [found.step for found in manager.steps()] == [3, 4]
         assert manager.best("loss", "max").metrics == {"loss": 0.4}
     return whole(model, optimizer) if rank == 0 else whole(model, optimizer) and None
@@ -106,7 +107,7 @@ def count_groups(rank, root, options):
     return len(groups) - before
 
 
-@pytest.mark.parametrize("options", [{}, {"node_local": True}])
+@pytest.mark.parametrize("options", [{}, {"nodes": ringstow.Nodes()}])
 def test_closing_a_manager_ends_the_groups_that_it_has_made(ranks, tmp_path, options):
     assert ranks(2).run(count_groups, tmp_path, options) == [0, 0]
 
@@ -137,7 +138,7 @@ def test_ranks_that_differ_are_told_on_all_ranks(ranks, tmp_path):
 
 def fails_alone(rank, root, moment):
     """Fail on rank 1 alone; return each rank's errors, and what is saved afterwards."""
-    with CheckpointManager(root, keep_last=1) as manager:
+    with CheckpointManager(root, keep=1) as manager:
         manager.save(1, shard_of(rank, 1))
 
         def fail(*_, **__):
@@ -174,7 +175,7 @@ def test_a_background_save_that_fails_on_one_rank_fails_on_all_once(ranks, tmp_p
         assert at_call is None
         assert at_wait[0] in ("OSError", "Error")
         assert "No space left" in at_wait[1]
-        assert at_wait[1].count("keep + 1 steps: with keep_last=1 for 2") == 1
+        assert at_wait[1].count("keep + 1 steps: with keep=1 for 2") == 1
         assert again is None
 
 
@@ -250,21 +251,21 @@ def retention_fails(rank, root):
     def fail(*_):
         return None, PermissionError(13, "Permission denied"), []
 
-    real, _upkeep.cleared = _upkeep.cleared, fail
+    real, _after_save.cleared = _after_save.cleared, fail
     try:
-        with CheckpointManager(root, keep_last=1) as manager:
+        with CheckpointManager(root, keep=1) as manager:
             for step in (1, 2):
                 manager.save_async(step, shard_of(rank, step))
             manager.wait()
-            assert manager.retained is None
+            assert manager.retention_report is None
             assert (manager.retention_error is not None) == (rank == 0)
             assert [found.step for found in manager.steps()] == [1, 2]
-            _upkeep.cleared = real
+            _after_save.cleared = real
             manager.save_async(3, shard_of(rank, 3))
             manager.wait()
-            return len(manager.retained.removed)
+            return len(manager.retention_report.removed)
     finally:
-        _upkeep.cleared = real
+        _after_save.cleared = real
 
 
 def test_retention_that_fails_is_tried_again(ranks, tmp_path):

@@ -96,7 +96,7 @@ def test_wrong_note_is_refused_at_the_call(tmp_path):
         with pytest.raises(error):
             StorageWriter(**wrong)
     dcp.save(STATE, checkpoint_id=tmp_path / "a", storage_writer=writer)
-    assert ringstow.latest(tmp_path) == str(tmp_path / "a")
+    assert ringstow.latest(tmp_path).path == str(tmp_path / "a")
 
 
 def note_on_each_rank(rank, root):

@@ -12,7 +12,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 import ringstow
 import ringstow.dcp
-from ringstow import _lines, _native, _outcomes
+from ringstow import _native
+from ringstow._core import _formatting
+from ringstow._reports import _outcomes
 from ringstow.dcp import _saves
 
 
@@ -38,8 +40,8 @@ def test_write_and_read_of_a_rank_are_reported(heard, caplog, at):
     dcp.save(state(), checkpoint_id=at / "c", storage_writer=writer, no_dist=True)
     dcp.load(state(), checkpoint_id=at / "c", storage_reader=reader, no_dist=True)
     assert lines(caplog) == [
-        _lines.of_save(writer.report, "rank 0"),
-        _lines.of_load(reader.report),
+        _formatting.of_save(writer.report, "rank 0"),
+        _formatting.of_load(reader.report),
     ]
     assert [(one.kind, one.report) for one in heard] == [
         ("save", writer.report),
@@ -81,7 +83,7 @@ def test_background_save_reports_what_staging_cost(heard, caplog, at):
     writer = ringstow.dcp.StorageWriter()
     dcp.async_save(state(), checkpoint_id=at / "c", storage_writer=writer, no_dist=True).result()
     (line,) = lines(caplog)
-    assert line == _lines.of_save(writer.report, "rank 0")
+    assert line == _formatting.of_save(writer.report, "rank 0")
     assert writer.report.blocked_seconds > 0
 
 

@@ -61,7 +61,7 @@ def test_the_same_ranks_load_their_own_shards(ranks, tmp_path, layout, world, hi
     saved = ranks(world).run(save, layout, tmp_path, hidden)[0]
     loaded = ranks(world).run(layouts.load, layout, tmp_path, hidden)[0]
     assert differences(saved, loaded) == []
-    assert ringstow.latest(tmp_path) == str(tmp_path)
+    assert ringstow.latest(tmp_path).path == str(tmp_path)
     for rank in range(world):
         assert all(sizes[0] < hidden for sizes in held(tmp_path, rank)), "its own rows only"
 

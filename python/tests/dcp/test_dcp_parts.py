@@ -23,13 +23,13 @@ from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
 import ringstow
 from ringstow._ranks._team import survives
-from ringstow.dcp import _copies, _targets
+from ringstow._state.tree import _build
+from ringstow._state.tree._skeleton import parse
+from ringstow._state.tree._walk import rebuild
+from ringstow.dcp import _state_copies, _targets
 from ringstow.dcp._containers import containers_of, joined
 from ringstow.dcp._errors import picklable
 from ringstow.dcp._metadata import Contents, Entry, tree_of
-from ringstow.tree import _build
-from ringstow.tree._skeleton import parse
-from ringstow.tree._walk import rebuild
 
 pytestmark = pytest.mark.torch_seam
 
@@ -240,7 +240,7 @@ def test_batches_cover_every_element_once_and_stay_small(shapes, limit):
 def test_rebuilt_state_shares_only_the_tensors():
     inner = collections.OrderedDict(a=torch.ones(1))
     state = {"l": [1, inner, (2, {"x": set()})], "o": {"s": {1}}}
-    twin = _copies.rebuild(state, lambda tensor, _: tensor)
+    twin = _state_copies.rebuild(state, lambda tensor, _: tensor)
     assert twin == state
     assert twin["l"][1]["a"] is inner["a"]
     assert type(twin["l"][1]) is collections.OrderedDict
@@ -252,7 +252,7 @@ def test_rebuilt_state_shares_only_the_tensors():
 
 def test_uncopyable_value_is_named():
     with pytest.raises(ringstow.InvalidStateError, match=r"a\['b'\] is a generator"):
-        _copies.rebuild({"a": {"b": (n for n in ())}}, lambda tensor, _: tensor)
+        _state_copies.rebuild({"a": {"b": (n for n in ())}}, lambda tensor, _: tensor)
 
 
 class Unpicklable(Exception):

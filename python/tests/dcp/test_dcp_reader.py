@@ -18,8 +18,8 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 import ringstow
 import ringstow.dcp
+from ringstow._state.tree import _packed
 from ringstow.dcp import LoadPlanner, StorageReader, StorageWriter
-from ringstow.tree import _packed
 
 pytestmark = pytest.mark.torch_seam
 

@@ -8,14 +8,14 @@ import random
 
 import pytest
 
-from ringstow.dcp import _shares
-from ringstow.dcp._shares import PAGE, Box, Shares, Tensor, first_element, runs
+from ringstow.dcp import _export_plan
+from ringstow.dcp._export_plan import PAGE, Box, Shares, Tensor, first_element, runs
 
 
 @pytest.fixture
 def small_units(monkeypatch):
-    monkeypatch.setattr(_shares, "UNIT_BYTES", 4 * PAGE)
-    monkeypatch.setattr(_shares, "ROUND_BYTES", 8 * PAGE)
+    monkeypatch.setattr(_export_plan, "UNIT_BYTES", 4 * PAGE)
+    monkeypatch.setattr(_export_plan, "ROUND_BYTES", 8 * PAGE)
 
 
 def elements(shape, box):
@@ -94,8 +94,8 @@ def test_every_byte_is_written_once_and_no_page_by_two_ranks(small_units, seed):
                 received[key] = received.get(key, 0) + piece.length * tensor.item_bytes
         assert at % PAGE == 0 or at == length
     assert None not in written[PAGE:]
-    largest = _shares.UNIT_BYTES + PAGE
-    assert all(n <= _shares.ROUND_BYTES + largest for n in received.values())
+    largest = _export_plan.UNIT_BYTES + PAGE
+    assert all(n <= _export_plan.ROUND_BYTES + largest for n in received.values())
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -126,7 +126,7 @@ def test_replicas_share_the_work():
     for unit in units:
         bytes_of[unit.writer] += sum(piece.length for piece in unit.pieces)
         assert unit.round == 0
-    assert max(bytes_of) - min(bytes_of) <= 2 * _shares.UNIT_BYTES
+    assert max(bytes_of) - min(bytes_of) <= 2 * _export_plan.UNIT_BYTES
 
 
 def test_shards_of_rows_send_only_what_shares_a_page():

@@ -16,7 +16,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch_has import needs_use_collectives
 
 import ringstow
-from ringstow import CheckpointManager, _upkeep
+from ringstow import CheckpointManager
+from ringstow._manager import _after_save
 from ringstow.dcp import LoadPlanner, StorageReader, StorageWriter
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
@@ -32,7 +33,7 @@ def state_of(layout, seed):
 
 def save(rank, path, layout, apart):
     model, optimizer, state = state_of(layout, 1)
-    dcp.save(state, checkpoint_id=path, storage_writer=StorageWriter(apart=apart))
+    dcp.save(state, checkpoint_id=path, storage_writer=StorageWriter(droppable=apart))
     return whole(model, optimizer)
 
 
@@ -98,7 +99,7 @@ def load_all(rank, path, planner):
 def save_small(rank, path, apart, at=None):
     state = {"model": {f"w{rank}": torch.ones(9)}, "optim": {f"m{rank}": torch.ones(9)}}
     parts = apart if at in (None, rank) else []
-    writer = StorageWriter(apart=parts)
+    writer = StorageWriter(droppable=parts)
     return raised(lambda: dcp.save(state, checkpoint_id=path, storage_writer=writer))
 
 
@@ -142,7 +143,7 @@ def test_ranks_that_save_each_by_itself_are_refused(ranks, tmp_path):
 
 
 def save_alone(rank, path):
-    writer = StorageWriter(apart=APART)
+    writer = StorageWriter(droppable=APART)
     state = {"optim": {f"m{rank}": torch.ones(9)}}
     return raised(
         lambda: dcp.save(state, checkpoint_id=path, storage_writer=writer, use_collectives=False)
@@ -154,18 +155,18 @@ def save_alone(rank, path):
 )
 def test_wrong_names_are_refused_when_the_writer_is_made(apart, error):
     with pytest.raises(error):
-        StorageWriter(apart=apart)
+        StorageWriter(droppable=apart)
 
 
 def test_pickled_writer_sets_the_same_parts_apart(tmp_path):
-    writer = pickle.loads(pickle.dumps(StorageWriter(apart=APART)))
+    writer = pickle.loads(pickle.dumps(StorageWriter(droppable=APART)))
     state = {"model": {"w": torch.ones(9)}, "optim": {"m": torch.ones(9)}}
     dcp.save(state, checkpoint_id=tmp_path / "a", storage_writer=writer)
     assert ringstow.slim(tmp_path / "a", drop=APART).tensors == 1
 
 
 def save_with_cached_plans(rank, root):
-    writer = StorageWriter(apart=APART)
+    writer = StorageWriter(droppable=APART)
     for step in (1, 2, 3):
         state = {"model": {f"w{rank}": torch.ones(9)}, "optim": {f"m{rank}": torch.ones(9)}}
         planner = DefaultSavePlanner(enable_plan_caching=True)
@@ -175,7 +176,7 @@ def save_with_cached_plans(rank, root):
 def test_names_that_a_writer_is_given_later_count_for_the_saves_after_it(tmp_path):
     writer, state = StorageWriter(), {"model": {"w": torch.ones(9)}, "optim": {"m": torch.ones(9)}}
     dcp.save(state, checkpoint_id=tmp_path / "before", storage_writer=writer, no_dist=True)
-    writer.set_apart(APART)
+    writer.set_droppable(APART)
     dcp.save(state, checkpoint_id=tmp_path / "after", storage_writer=writer, no_dist=True)
     with pytest.raises(ringstow.InvalidStateError):
         ringstow.slim(tmp_path / "before", drop=APART)
@@ -193,8 +194,8 @@ def test_plans_that_torch_keeps_set_the_part_apart_too(ranks, tmp_path):
 # The manager.
 
 
-def train(rank, root, steps, options):
-    with CheckpointManager(root, slim=APART, **options) as manager:
+def train(rank, root, steps, keep):
+    with CheckpointManager(root, keep=keep) as manager:
         for step in steps:
             manager.save_async(step, state_of("fsdp2", step)[2])
         manager.wait()
@@ -214,7 +215,8 @@ def restore(rank, root, step):
 
 
 def test_older_steps_of_ranks_lose_the_optimizer_and_restore_the_model(ranks, tmp_path):
-    said = ranks(2).run(train, tmp_path, [1, 2, 3, 4], {"slim_after": 2, "keep_last": 3})
+    keep = ringstow.Retention(last=3, slim_after=2, drop=APART)
+    said = ranks(2).run(train, tmp_path, [1, 2, 3, 4], keep)
     assert said == [None, None]
     assert [step.step for step in ringstow.steps(tmp_path)] == [2, 3, 4]
     assert whole_steps(tmp_path) == [3, 4]
@@ -222,7 +224,7 @@ def test_older_steps_of_ranks_lose_the_optimizer_and_restore_the_model(ranks, tm
 
 
 def without_the_part(rank, root):
-    with CheckpointManager(root, slim_after=1) as manager:
+    with CheckpointManager(root, keep=ringstow.Retention(slim_after=1)) as manager:
         said = raised(lambda: manager.save(1, state_of("fsdp2", 1)[2]))
         assert manager.latest() is None
         return said
@@ -234,19 +236,19 @@ def test_state_without_the_part_fails_on_all_ranks(ranks, tmp_path):
 
 
 def slimming_fails(rank, root):
-    clear = _upkeep.cleared
+    clear = _after_save.cleared
     if rank == 0:
-        _upkeep.cleared = refusing
+        _after_save.cleared = refusing
     try:
-        with CheckpointManager(root, slim_after=1, slim=APART) as manager:
+        with CheckpointManager(root, keep=ringstow.Retention(slim_after=1, drop=APART)) as manager:
             manager.save(1, state_of("fsdp2", 1)[2])
             manager.save(2, state_of("fsdp2", 2)[2])
             errors = [str(manager.retention_error)]
-            _upkeep.cleared = clear
+            _after_save.cleared = clear
             manager.save(3, state_of("fsdp2", 3)[2])
             return [*errors, manager.retention_error]
     finally:
-        _upkeep.cleared = clear
+        _after_save.cleared = clear
 
 
 def refusing(*_):

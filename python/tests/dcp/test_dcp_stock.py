@@ -24,7 +24,7 @@ from torch_has import needs_use_collectives, takes
 
 import ringstow
 import ringstow.dcp
-from ringstow.dcp import StorageReader, StorageWriter, _stock
+from ringstow.dcp import StorageReader, StorageWriter, _torch_signatures
 
 pytestmark = pytest.mark.torch_seam
 
@@ -35,7 +35,7 @@ SECRET = torch.full((1000,), 3.0)
 def swapped():
     with ringstow.dcp.use_by_default():
         yield
-    _stock._warned.clear()
+    _torch_signatures._warned.clear()
 
 
 class Flipped(StreamTransformExtension):
@@ -72,12 +72,14 @@ def _flipped(data):
 
 def test_every_argument_of_this_torch_is_known():
     """Otherwise `use_by_default` refuses arguments of a newer torch."""
-    assert set(_stock._SIGNATURE.parameters) - {"args", "kwargs"} <= (
-        _stock._HONOURED | set(_stock._INSTEAD)
+    assert set(_torch_signatures._SIGNATURE.parameters) - {"args", "kwargs"} <= (
+        _torch_signatures._HONOURED | set(_torch_signatures._INSTEAD)
     )
 
 
-@pytest.mark.skipif(not takes(_stock.StockWriter, "_extensions"), reason="torch without it")
+@pytest.mark.skipif(
+    not takes(_torch_signatures.StockWriter, "_extensions"), reason="torch without it"
+)
 def test_extensions_transform_every_byte(tmp_path):
     writer = dcp.FileSystemWriter(tmp_path, _extensions=[Flipped()])
     assert isinstance(writer, dcp.FileSystemWriter)
@@ -96,14 +98,18 @@ def test_extensions_transform_every_byte(tmp_path):
         fetch(tmp_path, target)
 
 
-@pytest.mark.skipif(not takes(_stock.StockWriter, "_extensions"), reason="torch without it")
+@pytest.mark.skipif(
+    not takes(_torch_signatures.StockWriter, "_extensions"), reason="torch without it"
+)
 def test_extensions_log_that_torch_does_the_saving(tmp_path, caplog):
     for _ in range(2):
         dcp.FileSystemWriter(tmp_path, True, True, 1, 1000, False, True, [Flipped()])
     assert caplog.text.count("torch's own writer saves these checkpoints") == 1
 
 
-@pytest.mark.skipif(not takes(_stock.StockWriter, "_extensions"), reason="torch without it")
+@pytest.mark.skipif(
+    not takes(_torch_signatures.StockWriter, "_extensions"), reason="torch without it"
+)
 def test_derived_writer_with_extensions_is_refused(tmp_path):
     class Derived(dcp.FileSystemWriter):
         pass
@@ -124,7 +130,7 @@ def test_derived_writer_with_extensions_is_refused(tmp_path):
     ],
 )
 def test_options_without_effect_are_warned_of_once(name, odd, usual, tmp_path, caplog):
-    if not takes(_stock.StockWriter, name):
+    if not takes(_torch_signatures.StockWriter, name):
         pytest.skip(f"torch without {name}")
     if name == "serialization_format":
         odd, usual = (filesystem.SerializationFormat[value] for value in (odd, usual))
@@ -158,9 +164,9 @@ def test_arguments_that_torch_refuses_are_refused(tmp_path):
 
 def test_argument_of_a_newer_torch_is_refused_unless_empty(tmp_path, monkeypatch):
     parameter = inspect.Parameter("encrypt", inspect.Parameter.KEYWORD_ONLY, default=False)
-    signature = _stock._SIGNATURE
+    signature = _torch_signatures._SIGNATURE
     newer = signature.replace(parameters=[*signature.parameters.values(), parameter])
-    monkeypatch.setattr(_stock, "_SIGNATURE", newer)
+    monkeypatch.setattr(_torch_signatures, "_SIGNATURE", newer)
     dcp.FileSystemWriter(tmp_path, encrypt=False)
     with pytest.raises(ringstow.UnsupportedError, match="encrypt=True"):
         dcp.FileSystemWriter(tmp_path, encrypt=True)
@@ -184,7 +190,7 @@ def test_option_decides_whether_snapshot_memory_is_kept(keep, tmp_path, monkeypa
 )
 @pytest.mark.parametrize("before", ["torch", "ringstow"])
 def test_overwriting_raises_or_warns_with_torchs_text(before, options, tmp_path):
-    writer = _stock.StockWriter if before == "torch" else dcp.FileSystemWriter
+    writer = _torch_signatures.StockWriter if before == "torch" else dcp.FileSystemWriter
     dcp.save({"a": 1}, storage_writer=writer(tmp_path), **options)
     with pytest.raises((CheckpointException, ValueError), match="Checkpoint already exists"):
         dcp.save(
@@ -207,7 +213,7 @@ def test_first_save_without_overwrite_works(tmp_path):
 @pytest.mark.parametrize("whose", ["torch", "drop-in", "ringstow"])
 def test_metadata_holds_save_and_load_ids(whose, tmp_path):
     writer, reader = {
-        "torch": (_stock.StockWriter(tmp_path), _stock.StockReader(tmp_path)),
+        "torch": (_torch_signatures.StockWriter(tmp_path), _torch_signatures.StockReader(tmp_path)),
         "drop-in": (dcp.FileSystemWriter(tmp_path), dcp.FileSystemReader(tmp_path)),
         "ringstow": (StorageWriter(tmp_path), StorageReader(tmp_path)),
     }[whose]
@@ -229,7 +235,7 @@ def test_metadata_holds_save_and_load_ids(whose, tmp_path):
 
 
 def test_a_load_by_either_reader_has_torchs_id(tmp_path):
-    dcp.save({"a": 1}, storage_writer=_stock.StockWriter(tmp_path))
+    dcp.save({"a": 1}, storage_writer=_torch_signatures.StockWriter(tmp_path))
     reader = dcp.FileSystemReader(tmp_path)
     assert reader.read_metadata().storage_meta.load_id == reader.load_id
     assert reader.path == tmp_path

@@ -74,8 +74,8 @@ def test_saves_of_ranks_are_copied_on_once(ranks, tmp_path):
 
 
 def refuse(rank, root, config):
-    with pytest.raises(ringstow.InvalidStateError, match=r"CheckpointManager\(node_local=True"):
-        distributed.save(state_of(1), root / "step-1", node_local=True, config=config)
+    with pytest.raises(ringstow.InvalidStateError, match=r"CheckpointManager\(nodes=Nodes\(\)"):
+        distributed.save(state_of(1), root / "step-1", nodes=ringstow.Nodes(), config=config)
 
 
 def test_nodes_without_a_manager_refuse_tiers(ranks, tmp_path):

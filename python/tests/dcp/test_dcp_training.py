@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch_has import needs_async_stager
 
 import ringstow
-from ringstow import _guard
+from ringstow._saving import _guard
 from ringstow.dcp import StorageWriter
 
 pytestmark = pytest.mark.torch_seam

@@ -10,7 +10,8 @@ from operations import RANKS, SMALL, join, state, step_of
 
 import ringstow
 import ringstow.dcp
-from ringstow import _late, _native
+from ringstow import _native
+from ringstow._ranks import _shared_fs
 
 STEPS = range(1, 5)
 # Requests for which a host repeats an answer, at most. A rank that waits makes many.
@@ -37,7 +38,7 @@ def look_around(root):
 
 def train(root, rank, store):
     """Save steps, and after each load the newest; return the steps, and what this host saw."""
-    _late.POLL_S = 0.0
+    _shared_fs.POLL_S = 0.0
     _native.look_at_once()
     join(rank, RANKS, store)
     look_around(root)
@@ -45,9 +46,9 @@ def train(root, rank, store):
     for step in STEPS:
         saved(rank, step, root / "run" / f"step-{step}")
         newest = ringstow.latest(root / "run")
-        alone.append(None if newest is None else int(newest.rpartition("-")[2]))
+        alone.append(None if newest is None else newest.step)
         newest = ringstow.dcp.latest(root / "run")
-        assert newest == str(root / "run" / f"step-{step}")
+        assert newest.path == str(root / "run" / f"step-{step}")
         found.append(loaded(newest))
         if rank == 0:
             ringstow.retain(root / "run", keep=2)
@@ -82,7 +83,7 @@ def names_in(root, name):
 
 def save_over(root, rank, store):
     """Save to one path again and again; return what is loaded after each."""
-    _late.POLL_S = 0.0
+    _shared_fs.POLL_S = 0.0
     _native.look_at_once()
     join(rank, RANKS, store)
     found = []

@@ -24,9 +24,9 @@ from value_list import EQUAL, REFUSED, Config, Point
 
 import ringstow
 import ringstow.dcp
+from ringstow._state.tree import _build, _packed
+from ringstow._state.tree._refusals import Refusals
 from ringstow.dcp import StorageReader, StorageWriter
-from ringstow.tree import _build, _packed
-from ringstow.tree._remedies import Refusals
 
 pytestmark = pytest.mark.torch_seam
 

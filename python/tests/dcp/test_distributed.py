@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import ringstow
 import ringstow.dcp
-from ringstow import _guard, distributed
+from ringstow import distributed
+from ringstow._saving import _guard
 from ringstow.distributed import PerRank
 
 SHARED = ("plain", "fsdp1", "fsdp2", "hsdp", "tp", "fsdp2_tp")
@@ -275,7 +276,7 @@ def bad_states(rank, path):
         raised(lambda: distributed.save({"w": shapes}, path)),
         raised(lambda: distributed.save({"w": partial}, path)),
         raised(lambda: distributed.save({}, f"{path}{rank}")),
-        raised(lambda: distributed.save({"a": 1}, path, apart=["b"])),
+        raised(lambda: distributed.save({"a": 1}, path, droppable=["b"])),
         raised(lambda: distributed.save_async({"bad": generator}, path).result()),
         raised(lambda: distributed.load_into({}, path)),
     ]
@@ -291,7 +292,7 @@ def test_all_ranks_raise_what_is_wrong_with_a_state(ranks, tmp_path):
     assert one[1] == other[1]
     assert "partial sums" in one[2][1]
     assert "the same call" in one[3][1]
-    assert "apart" in one[4][1]
+    assert "droppable" in one[4][1]
     assert "rank 1 failed: InvalidStateError: bad" in one[5][1]
     assert "bad is a generator" in other[5][1]
     assert one[6][0] == other[6][0] == "FileNotFoundError"
@@ -443,7 +444,7 @@ def parts_apart(rank, path):
     state = {"model": {f"w{rank}": torch.ones(3)}}
     if rank == 0:
         state["optimizer"] = {"m": torch.ones(3)}
-    distributed.save(state, path, apart=["optimizer"], metrics={"loss": rank + 0.5}, step=3)
+    distributed.save(state, path, droppable=["optimizer"], metrics={"loss": rank + 0.5}, step=3)
     dist.barrier()
     if rank == 0:
         ringstow.slim(path, drop=["optimizer"])

@@ -14,8 +14,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import ringstow
 from ringstow import distributed
+from ringstow._state.tensors import _shards
 from ringstow.distributed import PerRank
-from ringstow.tensors import _shards
 
 pytestmark = pytest.mark.torch_seam
 

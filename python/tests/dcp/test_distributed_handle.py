@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import ringstow
-from ringstow import _jobs, distributed
+from ringstow import distributed
+from ringstow._saving import _jobs
 
 SIZE = 8 << 20
 NEVER = ringstow.Config(write_rate=10, block_bytes=1 << 20)
@@ -40,7 +41,7 @@ def ask(rank, path):
     assert handle.progress().written == handle.progress().total == report.file_bytes
     assert (handle.done(), handle.running(), handle.cancelled()) == (True, False, False)
     assert not handle.cancel()
-    assert repr(handle) == f"<RanksHandle {str(path)!r} done>"
+    assert repr(handle) == f"<SaveHandle {str(path)!r} done>"
     return report.step
 
 
@@ -126,12 +127,12 @@ def test_a_cancelled_save_that_nobody_asks_for_is_no_failure(ranks, tmp_path):
 
 
 def cancel_and_save_again(rank, path, canceller):
-    with ringstow.CheckpointManager(path, on_busy="skip", config=NEVER) as manager:
-        first = manager.save_async(1, endless_on(canceller, rank))
-        assert manager.save_async(2, state_of(rank)).skipped
+    with ringstow.CheckpointManager(path, config=NEVER) as manager:
+        first = manager.save_async(1, endless_on(canceller, rank), on_busy="skip")
+        assert manager.save_async(2, state_of(rank), on_busy="skip").skipped
         if rank == canceller:
             first.cancel()
-        last = manager.save_async(3, {"small": torch.ones(5)})
+        last = manager.save_async(3, {"small": torch.ones(5)}, on_busy="skip")
         assert not last.skipped
         last.cancel()
 

@@ -26,7 +26,7 @@ def path_on(root, rank, per_node=1, name="step-7"):
 def save(rank, layout, root, per_node=1, start=distributed.save):
     model, optimizer, state = state_of(layout, 1, 7, EVEN_HIDDEN)
     state["rng"] = PerRank(torch.tensor([rank]))
-    done = start(state, path_on(root, rank, per_node), step=7, node_local=True)
+    done = start(state, path_on(root, rank, per_node), step=7, nodes=ringstow.Nodes())
     if start is distributed.save_async:
         done = done.result()
     assert done.path == str(path_on(root, rank, per_node))
@@ -88,11 +88,11 @@ def test_one_process_is_told_which_node_has_the_rest(ranks, tmp_path):
     assert other["id"] in str(raised.value)
     (found,) = ringstow.steps(here.parent)
     assert (found.status, found.step) == ("committed", 7)
-    assert ringstow.latest(here.parent) == str(here)
+    assert ringstow.latest(here.parent).path == str(here)
 
 
 # In a process of its own: it keeps Ctrl-C from the tests that come after.
-PROGRAM = "from ringstow import _cli; _cli.main()"
+PROGRAM = "from ringstow._program import _cli; _cli.main()"
 
 
 def test_program_shows_what_one_node_has(ranks, tmp_path):
@@ -150,10 +150,10 @@ def test_new_node_gets_what_the_others_have(ranks, tmp_path):
 
 def crash(rank, root, when):
     """Save, and have the commit fail on rank 1 at one of its steps."""
-    from ringstow.distributed import _apart
+    from ringstow.distributed import _commit
 
     if rank == 1:
-        session = _apart._native.NodeSession
+        session = _commit._native.NodeSession
 
         class Failing:
             def __init__(self, *args):
@@ -170,14 +170,14 @@ def crash(rank, root, when):
             def keep(self):
                 self.session.keep()
 
-        _apart._native.NodeSession, was = Failing, session
+        _commit._native.NodeSession, was = Failing, session
     try:
         state = {"step": 8, "rng": PerRank(torch.tensor([rank]))}
         with pytest.raises((OSError, ringstow.Error), match="No space"):
-            distributed.save(state, path_on(root, rank), step=8, node_local=True)
+            distributed.save(state, path_on(root, rank), step=8, nodes=ringstow.Nodes())
     finally:
         if rank == 1:
-            _apart._native.NodeSession = was
+            _commit._native.NodeSession = was
 
 
 def test_full_disk_on_one_node_commits_on_none_and_keeps_the_old_one(ranks, tmp_path):
@@ -252,7 +252,7 @@ def load_tied(rank, root):
 
 def save_untied(rank, root):
     state = {"a": torch.ones(5000), "b": torch.ones(5000)}
-    distributed.save(state, path_on(root, rank), node_local=True)
+    distributed.save(state, path_on(root, rank), nodes=ringstow.Nodes())
 
 
 def test_tied_tensors_are_compared_after_they_were_fetched(ranks, tmp_path):
@@ -271,7 +271,7 @@ def test_nothing_is_written_where_no_rank_lacks_anything(ranks, tmp_path, monkey
 def interrupted(rank, root):
     """Rank 1 is interrupted once all have prepared; rank 0 commits before it notices."""
     from ringstow._ranks._group import Group
-    from ringstow.distributed._apart import Apart
+    from ringstow.distributed._commit import Apart
 
     agreed, commit = Group.agreed, Apart._commit
 
@@ -289,7 +289,7 @@ def interrupted(rank, root):
     try:
         state = {"step": 8, "own": PerRank(torch.full((5000,), rank))}
         with pytest.raises(RuntimeError if rank == 0 else KeyboardInterrupt):
-            distributed.save(state, path_on(root, rank), step=8, node_local=True)
+            distributed.save(state, path_on(root, rank), step=8, nodes=ringstow.Nodes())
     finally:
         Group.agreed, Apart._commit = agreed, commit
 
@@ -315,16 +315,16 @@ def test_damage_is_met_where_it_is_and_named(ranks, tmp_path):
 
 
 def fail_to_make_room(rank, root):
-    from ringstow.distributed import _room
+    from ringstow.distributed import _fetched_files
 
     if rank == 1:
-        _room.tempfile.mkdtemp, was = None, _room.tempfile.mkdtemp
+        _fetched_files.tempfile.mkdtemp, was = None, _fetched_files.tempfile.mkdtemp
     try:
         with pytest.raises((TypeError, ringstow.Error), match="NoneType"):
             load(rank, "plain", root)
     finally:
         if rank == 1:
-            _room.tempfile.mkdtemp = was
+            _fetched_files.tempfile.mkdtemp = was
 
 
 def test_rank_that_fails_before_the_others_send_fails_all(ranks, tmp_path):
@@ -336,7 +336,7 @@ def test_rank_that_fails_before_the_others_send_fails_all(ranks, tmp_path):
 def save_again(rank, root):
     for step in (1, 2, 3):
         state = {"step": step, "own": PerRank(torch.full((1000,), step + rank))}
-        distributed.save(state, path_on(root, rank), step=step, node_local=True)
+        distributed.save(state, path_on(root, rank), step=step, nodes=ringstow.Nodes())
     state = {"step": 0, "own": PerRank(torch.zeros(1000, dtype=torch.int64))}
     distributed.load_into(state, path_on(root, rank))
     return state["step"], int(state["own"].value[0])
@@ -351,7 +351,7 @@ def test_saves_replace_each_other_on_all_nodes(ranks, tmp_path):
 def save_many_small(rank, root):
     state = {f"small.{n}": torch.full((n,), n) for n in range(50)}
     state["large"] = torch.arange(3 << 20)  # each rank writes a part
-    distributed.save(state, path_on(root, rank), node_local=True)
+    distributed.save(state, path_on(root, rank), nodes=ringstow.Nodes())
     loaded = distributed.load(path_on(root, rank))
     assert all(torch.equal(loaded[name], state[name]) for name in state)
 
@@ -373,14 +373,16 @@ def test_first_rank_writes_what_is_small_and_on_all(ranks, tmp_path):
 def refused(rank, root):
     state = {"w": torch.ones(3)}
     with pytest.raises(ringstow.InvalidStateError, match="base is for a directory"):
-        distributed.save(state, path_on(root, rank), node_local=True, base=root / "x")
+        distributed.save(state, path_on(root, rank), nodes=ringstow.Nodes(), base=root / "x")
+    with pytest.raises(ringstow.InvalidStateError, match="is for a ringstow.CheckpointManager"):
+        distributed.save(state, path_on(root, rank), nodes=ringstow.Nodes(replicas=2))
     for settings in (ringstow.Config(stripe=[str(root)]), ringstow.Config(recycle=True)):
         with pytest.raises(ringstow.InvalidStateError, match="all ranks share"):
-            distributed.save(state, path_on(root, rank), node_local=True, config=settings)
+            distributed.save(state, path_on(root, rank), nodes=ringstow.Nodes(), config=settings)
     with pytest.raises(ringstow.InvalidStateError, match="same call"):
-        distributed.save(state, path_on(root, rank, name=f"step-{rank}"), node_local=True)
+        distributed.save(state, path_on(root, rank, name=f"step-{rank}"), nodes=ringstow.Nodes())
     with pytest.raises(ringstow.InvalidStateError, match="same call"):
-        distributed.save(state, path_on(root, rank), node_local=rank == 0)
+        distributed.save(state, path_on(root, rank), nodes=ringstow.Nodes() if rank == 0 else None)
 
 
 def test_what_cannot_be_is_refused_on_all(ranks, tmp_path):
@@ -391,7 +393,7 @@ def test_what_cannot_be_is_refused_on_all(ranks, tmp_path):
 def load_what_is_not_there(rank, root):
     with pytest.raises(FileNotFoundError):
         distributed.load_into({"w": torch.ones(3)}, path_on(root, rank))
-    with pytest.raises(ringstow.InvalidStateError, match="say so: node_local=True"):
+    with pytest.raises(ringstow.InvalidStateError, match=r"say so: nodes=ringstow.Nodes\(\)"):
         distributed.save({"w": torch.ones(3)}, path_on(root, rank))
 
 
@@ -400,7 +402,7 @@ def test_what_is_nowhere_is_not_found_and_other_paths_have_a_hint(ranks, tmp_pat
 
 
 def shared(rank, path):
-    distributed.save({"w": torch.ones(3), "step": 1}, path, node_local=True)
+    distributed.save({"w": torch.ones(3), "step": 1}, path, nodes=ringstow.Nodes())
     return distributed.load(path)["step"]
 
 

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 import ringstow
-from ringstow.distributed import PerRank, _apart
+from ringstow.distributed import PerRank, _commit
 
 KILLS = int(os.environ.get("RINGSTOW_TEST_KILLS", "6"))
 SEED = int(os.environ.get("RINGSTOW_SEED", "1"))
@@ -38,8 +38,9 @@ def state_of(rank, step):
     }
 
 
-def manager_on(rank, root, **options):
-    return ringstow.CheckpointManager(root_on(root, rank), node_local=True, **options)
+def manager_on(rank, root, *, replicas=1, **options):
+    nodes = ringstow.Nodes(replicas=replicas)
+    return ringstow.CheckpointManager(root_on(root, rank), nodes=nodes, **options)
 
 
 def train(rank, root, steps, options):
@@ -62,7 +63,7 @@ def train(rank, root, steps, options):
 def save_and_die(rank, root, victim, moment):
     """Save step 2, and kill the victim's process at a moment of it."""
     if rank == victim:
-        native = _apart._native.NodeSession
+        native = _commit._native.NodeSession
 
         class Dying:
             def __init__(self, *args):
@@ -88,7 +89,7 @@ def save_and_die(rank, root, victim, moment):
                 self._session.commit()
                 die()
 
-        _apart._native.NodeSession = Dying
+        _commit._native.NodeSession = Dying
     with manager_on(rank, root) as manager:
         manager.save(2, state_of(rank, 2))
 
@@ -111,7 +112,7 @@ def test_kill_within_a_save_leaves_one_step_or_the_other(ranks, tmp_path, victim
     with pytest.raises(RuntimeError, match=f"rank {victim} died with exit code -9"):
         ranks(2).run(save_and_die, tmp_path, victim, moment)
     steps = 3 - newest
-    assert ranks(2).run(train, tmp_path, steps, {"keep_last": 1}) == [newest, newest]
+    assert ranks(2).run(train, tmp_path, steps, {"keep": 1}) == [newest, newest]
     for rank in (0, 1):
         run = root_on(tmp_path, rank)
         left = set(os.listdir(run)) - {".ringstow-history.jsonl", ".ringstow-node.json"}
@@ -123,7 +124,7 @@ def test_kill_within_a_save_leaves_one_step_or_the_other(ranks, tmp_path, victim
 def test_training_that_is_killed_and_loses_nodes_restores_only_what_was_saved(ranks, tmp_path):
     """`train` checks every bit of what it restores, on each rank."""
     chance = random.Random(SEED)
-    options = {"replicas": 2, "keep_last": 2}
+    options = {"replicas": 2, "keep": 2}
     for _ in range(KILLS):
         kill_within(ranks(2), tmp_path, options, chance)
         lost = chance.choice([None, 0, 1])
@@ -133,7 +134,7 @@ def test_training_that_is_killed_and_loses_nodes_restores_only_what_was_saved(ra
     assert last > 0
     for rank in (0, 1):
         newest = ringstow.latest(root_on(tmp_path, rank))
-        assert newest == str(root_on(tmp_path, rank) / f"step-{last + 2:08}")
+        assert newest.path == str(root_on(tmp_path, rank) / f"step-{last + 2:08}")
         assert ringstow.load(newest)["step"] == last + 2  # all of it is on each node
 
 

@@ -40,7 +40,7 @@ def in_environment(rank, values, function, *args):
 
 def test_nodes_send_their_files_to_a_store_and_the_last_one_commits(ranks, tmp_path, bucket):
     """All nodes are lost; the store has the newest step that all had sent."""
-    options = {"tiers": [f"{bucket.url}/run"], "keep_promoted": 2, "keep_last": 1}
+    options = {"tiers": ringstow.Tiers([f"{bucket.url}/run"], keep=2), "keep": 1}
     arguments = (bucket.environment(), train, tmp_path, [1, 2, 3], options)
     saved = ranks(4).run(in_environment, *arguments)[0]
     found = ringstow.steps(f"{bucket.url}/run")
@@ -58,7 +58,7 @@ def test_nodes_send_their_files_to_a_store_and_the_last_one_commits(ranks, tmp_p
 def test_nodes_send_their_files_to_a_directory_that_all_see(ranks, tmp_path):
     """Each node is lost with its disk; the directory has the newest step that all had sent."""
     there = tmp_path / "shared" / "run"
-    options = {"tiers": [there], "keep_promoted": 2, "keep_last": 1}
+    options = {"tiers": ringstow.Tiers([there], keep=2), "keep": 1}
     saved = ranks(4).run(train, tmp_path, [1, 2, 3], options)[0]
     found = ringstow.steps(there)
     assert [(one.step, one.status) for one in found] == [(2, "committed"), (3, "committed")]
@@ -140,7 +140,7 @@ def test_a_last_try_that_fails_ends_on_all_nodes(ranks, tmp_path):
 
 
 def keep_the_newest_here(rank, root):
-    options = {"tiers": [root / "shared" / "run"], "keep_here": 1}
+    options = {"tiers": ringstow.Tiers([root / "shared" / "run"], keep_here=1)}
     with manager_on(rank, root, **options) as manager:
         assert manager.restore(into={"own": PerRank(torch.zeros(100))}) is None
         for step in (1, 2, 3):
@@ -165,7 +165,7 @@ def test_step_stays_while_other_nodes_have_yet_to_send_their_files(ranks, tmp_pa
     """The run goes on in one process, with one node's directory."""
     ranks(2).run(train_own, tmp_path, [1], {})
     run, there = root_on(tmp_path, 0), tmp_path / "shared"
-    with ringstow.CheckpointManager(run, tiers=[there], keep_here=1) as manager:
+    with ringstow.CheckpointManager(run, tiers=ringstow.Tiers([there], keep_here=1)) as manager:
         for step in (2, 3, 4):
             manager.save(step, {"w": torch.ones(5)})
             manager.wait_promoted()
@@ -180,7 +180,7 @@ def resume_from_store(rank, root, options):
     state["own"] = PerRank(torch.zeros(5000, dtype=torch.int64))
     with manager_on(rank, root, **options) as manager:
         restored = manager.restore(into=state)
-    assert restored.path.startswith(str(options["tiers"][0]))
+    assert restored.path.startswith(str(options["tiers"].places[0]))
     assert int(state["own"].value[0]) == restored.step + rank
     set_state_dict(
         model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"]
@@ -197,7 +197,7 @@ def test_node_by_node_from_the_command_line(ranks, tmp_path, bucket):
     assert ringstow.latest(bucket.url) is None
     again = ringstow.promote(paths[0], url)
     assert (again.missing, again.sent_bytes) == (first.missing, 0)
-    program = "from ringstow import _cli; _cli.main()"
+    program = "from ringstow._program import _cli; _cli.main()"
     forked.python(program, "promote", paths[1], "--to", url, check=True)
     assert ringstow.promote(paths[0], url).was_there
     assert differences(saved[0], ringstow.load(url)["model"]) == []
@@ -212,7 +212,7 @@ def test_replica_is_sent_for_a_node_that_is_lost(ranks, tmp_path, bucket):
 
 
 def keep_the_first(rank, root):
-    options = {"tiers": [root / "shared" / "run"], "keep_last": 1, "keep_promoted": 1}
+    options = {"tiers": ringstow.Tiers([root / "shared" / "run"], keep=1), "keep": 1}
     with manager_on(rank, root, **options) as manager:
         for step in (1, 2, 3):
             manager.save(step, {"own": PerRank(torch.full((100,), 10.0 * step + rank))})

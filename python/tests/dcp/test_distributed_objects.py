@@ -11,7 +11,7 @@ from support import logged
 
 import ringstow
 import ringstow.distributed
-from ringstow._stateful._parts import Parts
+from ringstow._state.objects._state_dicts import Parts
 
 pytestmark = pytest.mark.torch_seam
 

@@ -43,7 +43,7 @@ def ranks_in(directory):
 
 
 def test_any_one_node_can_be_lost(ranks, tmp_path):
-    options = {"replicas": 2, "keep_last": 2}
+    options = {"replicas": 2, "keep": 2}
     saved = ranks(4).run(train, tmp_path / "whole", [1, 2, 3], options)[0]
     for rank in range(4):
         run = root_on(tmp_path / "whole", rank)
@@ -119,7 +119,7 @@ def find_best(rank, root, options):
 
 @pytest.mark.parametrize("has_tier", [False, True], ids=["alone", "with a tier"])
 def test_best_step_is_one_of_which_no_file_is_lost(ranks, tmp_path, has_tier):
-    options = {"tiers": [tmp_path / "shared"], "keep_promoted": 1} if has_tier else {}
+    options = {"tiers": ringstow.Tiers([tmp_path / "shared"], keep=1)} if has_tier else {}
     assert ranks(2).run(find_best, tmp_path, options) == [(1, 2), (1, 2)]
 
 
@@ -149,18 +149,18 @@ def test_replica_is_used_where_a_file_is_damaged(ranks, tmp_path, is_cut, into):
 
 def save_while_copies_wait(rank, root, steps):
     """Save steps whose copies do not begin before the last of them is saved."""
-    from ringstow.distributed import _after
+    from ringstow._manager import _node_copies
 
-    replicate, saved = _after.replicate, threading.Event()
+    replicate, saved = _node_copies.replicate, threading.Event()
 
     def wait_and_replicate(*args):
         saved.wait()
         return replicate(*args)
 
-    with manager_on(rank, root, replicas=2, keep_last=1) as manager:
+    with manager_on(rank, root, replicas=2, keep=1) as manager:
         manager.save(1, {"own": PerRank(torch.ones(5))})
         assert manager.wait_promoted()
-        _after.replicate = wait_and_replicate
+        _node_copies.replicate = wait_and_replicate
         try:
             for step in steps:
                 manager.save(step, {"own": PerRank(torch.full((5,), float(step)))})
@@ -169,7 +169,7 @@ def save_while_copies_wait(rank, root, steps):
             saved.set()
             manager.wait()
             assert manager.wait_promoted()
-            _after.replicate = replicate
+            _node_copies.replicate = replicate
     return here
 
 
@@ -181,14 +181,14 @@ def test_no_rule_removes_the_last_step_that_has_its_copies(ranks, tmp_path):
 
 def restore_own(rank, root):
     state = {"own": PerRank(torch.zeros(5))}
-    with manager_on(rank, root, replicas=2, keep_last=1) as manager:
+    with manager_on(rank, root, replicas=2, keep=1) as manager:
         return manager.restore(into=state).step, float(state["own"].value[0])
 
 
 def save_before_the_copy(rank, root):
     """Go back to a step that has its copies, and save another one."""
     state = {"own": PerRank(torch.zeros(5))}
-    with manager_on(rank, root, keep_last=1, replicas=2) as manager:
+    with manager_on(rank, root, keep=1, replicas=2) as manager:
         assert manager.restore(into=state).step == 1
         assert 1 in [one.step for one in manager.steps()]
         manager.save(2, state)
@@ -229,7 +229,7 @@ def two_at_once(rank, root):
     manager.save(1, state)
     for step in range(5):
         path = root_on(root / "other", rank) / f"step-{step}"
-        handle = distributed.save_async(state, path, node_local=True)
+        handle = distributed.save_async(state, path, nodes=ringstow.Nodes())
         assert manager.latest().step == 1
         handle.result()
     manager.close()
@@ -315,10 +315,10 @@ def make(rank, root, options, match):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"replicas": 3}, "replicas=3 needs as many nodes, and these ranks are on 2"),
+        ({"replicas": 3}, r"Nodes\(replicas=3\) needs as many nodes, and these ranks are on 2"),
         ({"replicas": 0}, "1 or more"),
         ({"base": "previous"}, "base is for a directory"),
-        ({"slim_after": 1}, "slim_after is for a directory"),
+        ({"keep": ringstow.Retention(slim_after=1)}, "Retention.slim_after is for a directory"),
     ],
 )
 def test_what_cannot_be_is_refused(ranks, tmp_path, options, match):
@@ -333,8 +333,11 @@ def make_differently(rank, root, options, match):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"node_local": True}, "different node_local: rank 0: False, rank 1: True"),
-        ({"node_local": True, "replicas": 2}, "different node_local"),
+        (
+            {"nodes": ringstow.Nodes()},
+            r"different nodes: rank 0: None, rank 1: Nodes\(replicas=1\)",
+        ),
+        ({"nodes": ringstow.Nodes(replicas=2)}, "different nodes"),
     ],
 )
 def test_ranks_that_make_different_managers_are_all_told(ranks, tmp_path, options, match):
@@ -342,12 +345,10 @@ def test_ranks_that_make_different_managers_are_all_told(ranks, tmp_path, option
 
 
 def make_with_other_copies(rank, root):
-    with pytest.raises(
-        ringstow.InvalidStateError, match="different replicas: rank 0: 1, rank 1: 2"
-    ):
+    with pytest.raises(ringstow.InvalidStateError, match="different nodes"):
         manager_on(rank, root, replicas=1 + rank)
-    with pytest.raises(ringstow.InvalidStateError, match="different rules and tiers"):
-        manager_on(rank, root, keep_last=1 + rank)
+    with pytest.raises(ringstow.InvalidStateError, match="different keep and tiers"):
+        manager_on(rank, root, keep=1 + rank)
 
 
 def test_ranks_with_other_copies_are_all_told(ranks, tmp_path):
@@ -371,7 +372,5 @@ def test_wait_for_copies_waits_for_the_save_and_says_if_it_failed(ranks, tmp_pat
 
 def test_one_process_has_no_nodes(tmp_path):
     with pytest.raises(ringstow.InvalidStateError, match="for several ranks"):
-        ringstow.CheckpointManager(tmp_path, node_local=True)
-    with pytest.raises(ringstow.InvalidStateError, match="node_local=True"):
-        ringstow.CheckpointManager(tmp_path, replicas=2)
+        ringstow.CheckpointManager(tmp_path, nodes=ringstow.Nodes())
     assert not dist.is_initialized()

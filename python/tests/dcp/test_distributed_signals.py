@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import ringstow
 from ringstow import distributed
-from ringstow._turn import CallLock
+from ringstow._core._call_lock import CallLock
 
 PACKAGE = pathlib.Path(ringstow.__file__).parent
 MOMENTS = ["making the group", "saving", "loading"]
@@ -105,4 +105,4 @@ def test_no_lock_can_be_waited_for_by_the_handler_that_interrupts_its_holder():
         if isinstance(call, ast.Call)
         and ast.unparse(call.func) in ("threading.Lock", "Lock", "threading.Semaphore")
     }
-    assert found == {"_outcomes.py", "_turn.py"}, "take RLock, or _turn.CallLock"
+    assert found == {"_reports/_outcomes.py", "_core/_call_lock.py"}, "take RLock, or CallLock"

@@ -8,9 +8,9 @@ import torch
 import ringstow
 
 
-def goes_back(rank, root, node_local):
+def goes_back(rank, root, has_nodes):
     """Save, go back, keep and release; return the steps that are left each time."""
-    root = root / f"node{rank}" if node_local else root
+    root = root / f"node{rank}" if has_nodes else root
     state = {"w": torch.zeros(3), "step": torch.tensor(0)}
 
     def save(manager, *steps):
@@ -22,7 +22,7 @@ def goes_back(rank, root, node_local):
         return [step.step for step in manager.steps()]
 
     seen = []
-    options = {"node_local": node_local}
+    options = {"nodes": ringstow.Nodes() if has_nodes else None}
     with ringstow.CheckpointManager(root / "run", **options) as manager:
         save(manager, 10, 20, 30, 40, 50)
         assert manager.restore(30, into=state).step == 30
@@ -36,7 +36,7 @@ def goes_back(rank, root, node_local):
             manager.keep(7)
         assert manager.restore(20, into=state, drop_newer=True).step == 20
         seen.append(left(manager))
-    with ringstow.CheckpointManager(root / "run", keep_last=1, **options) as manager:
+    with ringstow.CheckpointManager(root / "run", keep=1, **options) as manager:
         save(manager, 21)
         seen.append(left(manager))
         assert manager.release(50) is True
@@ -46,7 +46,7 @@ def goes_back(rank, root, node_local):
     return seen
 
 
-@pytest.mark.parametrize("node_local", [False, True])
-def test_all_ranks_go_back_and_keep_alike(ranks, tmp_path, node_local):
+@pytest.mark.parametrize("has_nodes", [False, True])
+def test_all_ranks_go_back_and_keep_alike(ranks, tmp_path, has_nodes):
     expected = [[10, 20, 30, 40, 50, 31], [10, 20, 50], [50, 21], [22]]
-    assert ranks(2).run(goes_back, tmp_path, node_local) == [expected] * 2
+    assert ranks(2).run(goes_back, tmp_path, has_nodes) == [expected] * 2

@@ -8,48 +8,49 @@ import pytest
 import torch
 
 import ringstow
-from ringstow import CheckpointManager, _upkeep
+from ringstow import CheckpointManager
+from ringstow._manager import _after_save
 
 
-def train(rank, root, node_local, slow_rank):
+def train(rank, root, has_nodes, slow_rank):
     """Save steps of which one comes while a rank is busy; return which were skipped, and why."""
-    root = root / f"node{rank}" if node_local else root
+    root = root / f"node{rank}" if has_nodes else root
     gate = threading.Event()
-    clear = _upkeep.cleared
+    clear = _after_save.cleared
 
     def held(*given):
         gate.wait()
         return clear(*given)
 
     if rank == slow_rank:
-        _upkeep.cleared = held
+        _after_save.cleared = held
     try:
         state = {"w": torch.zeros(1000)}
-        options = {"node_local": node_local, "on_busy": "skip"}
-        with CheckpointManager(root / "run", **options) as manager:
-            handles = [manager.save_async(1, state)]
+        nodes = ringstow.Nodes() if has_nodes else None
+        with CheckpointManager(root / "run", nodes=nodes) as manager:
+            handles = [manager.save_async(1, state, on_busy="skip")]
             if rank != slow_rank:  # its part of the save has ended long ago
                 manager._saving.is_over.wait()
-            handles.append(manager.save_async(2, state))
+            handles.append(manager.save_async(2, state, on_busy="skip"))
             gate.set()
             manager.wait()
-            handles.append(manager.save_async(3, state))
+            handles.append(manager.save_async(3, state, on_busy="skip"))
             handles[-1].result()
             return [handle.skipped for handle in handles], [s.step for s in manager.steps()]
     finally:
-        _upkeep.cleared = clear
+        _after_save.cleared = clear
 
 
-@pytest.mark.parametrize("node_local", [False, True])
-def test_all_ranks_leave_out_the_same_step(ranks, tmp_path, node_local):
+@pytest.mark.parametrize("has_nodes", [False, True])
+def test_all_ranks_leave_out_the_same_step(ranks, tmp_path, has_nodes):
     expected = ([False, True, False], [1, 3])
-    assert ranks(2).run(train, tmp_path, node_local, 0) == [expected] * 2
+    assert ranks(2).run(train, tmp_path, has_nodes, 0) == [expected] * 2
 
 
 def other_calls(rank, root):
-    with CheckpointManager(root, on_busy="skip") as manager:
+    with CheckpointManager(root) as manager:
         try:
-            manager.save_async(1 + rank, {"w": torch.zeros(4)})
+            manager.save_async(1 + rank, {"w": torch.zeros(4)}, on_busy="skip")
         except ringstow.InvalidStateError as error:
             return str(error)
     return ""
@@ -63,19 +64,21 @@ def test_ranks_that_save_different_steps_are_told(ranks, tmp_path):
 def bad_metrics(rank, root):
     """Leave a step out with metrics that rank 1 alone gives wrongly; return what each rank gets."""
     gate = threading.Event()
-    clear = _upkeep.cleared
-    _upkeep.cleared = lambda *given: (gate.wait(), clear(*given))[1]
+    clear = _after_save.cleared
+    _after_save.cleared = lambda *given: (gate.wait(), clear(*given))[1]
     try:
-        with CheckpointManager(root, on_busy="skip") as manager:
-            manager.save_async(1, {"w": torch.zeros(4)})
+        with CheckpointManager(root) as manager:
+            manager.save_async(1, {"w": torch.zeros(4)}, on_busy="skip")
             try:
-                manager.save_async(2, {"w": torch.zeros(4)}, metrics={"loss": "x" if rank else 1})
+                manager.save_async(
+                    2, {"w": torch.zeros(4)}, metrics={"loss": "x" if rank else 1}, on_busy="skip"
+                )
             except ringstow.Error as error:
                 return type(error).__name__
             finally:
                 gate.set()
     finally:
-        _upkeep.cleared = clear
+        _after_save.cleared = clear
     return ""
 
 
@@ -85,18 +88,17 @@ def test_bad_metrics_of_a_step_that_is_left_out_fail_on_all_ranks(ranks, tmp_pat
 
 def other_words(rank, root):
     said = []
-    for options in (
-        {"on_busy": "skip" if rank else "wait"},
-        {"on_busy": "skip", "keep_every": 10 + rank},
-    ):
-        try:
-            CheckpointManager(root, **options).close()
-        except ringstow.InvalidStateError as error:
-            said.append(str(error))
+    with CheckpointManager(root, keep=ringstow.Retention(every=10 + rank)) as manager:
+        for step, on_busy in ((1, "skip" if rank else "wait"), (10, "skip")):
+            try:
+                manager.save_async(step, {"w": torch.zeros(4)}, on_busy=on_busy)
+            except ringstow.InvalidStateError as error:
+                said.append(str(error))
     return said
 
 
-def test_ranks_that_differ_in_on_busy_are_told(ranks, tmp_path):
+def test_ranks_that_differ_in_on_busy_or_in_what_stays_are_told(ranks, tmp_path):
     for said, every in ranks(2).run(other_words, tmp_path / "run"):
-        assert "different keep_every: rank 0: 10, rank 1: 11" in every
-        assert "different on_busy: rank 0: wait, rank 1: skip" in said
+        assert "do not make the same call" in said
+        assert "rank 0: save_async[1, 'wait']; rank 1: save_async[1, 'skip']" in said
+        assert "rank 0: save_async[10, 'wait']; rank 1: save_async[10, 'skip']" in every

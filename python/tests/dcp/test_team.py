@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 import ringstow
-from ringstow import _patience
+from ringstow._core import _waiting
 from ringstow._ranks._group import Group, team_of
 from ringstow._ranks._team import Team
 
@@ -94,8 +94,8 @@ def one_is_late(rank, mark):
             mark.touch()
 
     handler, logger = Handler(), logging.getLogger("ringstow")
-    before = _patience.PATIENCE_S
-    _patience.PATIENCE_S = 0.0 if rank == 0 else before
+    before = _waiting.PATIENCE_S
+    _waiting.PATIENCE_S = 0.0 if rank == 0 else before
     logger.addHandler(handler)
     try:
         while rank == 1 and not mark.exists():
@@ -103,7 +103,7 @@ def one_is_late(rank, mark):
         Group().gathered(rank)
     finally:
         logger.removeHandler(handler)
-        _patience.PATIENCE_S = before
+        _waiting.PATIENCE_S = before
     return said
 
 

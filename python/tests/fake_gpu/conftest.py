@@ -20,7 +20,7 @@ if DRIVER:
     sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "dcp")]
     from driver import Driver
 
-    from ringstow.tensors import _cuda, _torch
+    from ringstow._state.tensors import _cuda, _torch
 
     _driver = Driver(DRIVER)
     for seam in ("place_of", "runtime", "empty", "copy_to_host", "copy_all", "clone"):

@@ -1,7 +1,7 @@
 """The fake CUDA driver (tests/fake-cuda) for tests: its controls, and memory on its GPUs.
 
-`Driver` also replaces ``torch.cuda`` and the hooks of `ringstow.tensors._cuda`. A CPU tensor over
-the driver's memory then counts as a GPU tensor.
+`Driver` also replaces ``torch.cuda`` and the hooks of `ringstow._state.tensors._cuda`. A CPU tensor
+over the driver's memory then counts as a GPU tensor.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Driver:
             go.set()
             stream.synchronize()
 
-    # The hooks of ringstow.tensors._cuda.
+    # The hooks of ringstow._state.tensors._cuda.
 
     def place_of(self, tensor):
         return self.place(tensor.data_ptr())

@@ -8,7 +8,7 @@ import torch
 from support import assert_same
 
 import ringstow
-from ringstow.tensors import _torch
+from ringstow._state.tensors import _torch
 
 MIB = 1 << 20
 DTYPES = [getattr(torch, name) for name in _torch.CODES if hasattr(torch, name)]

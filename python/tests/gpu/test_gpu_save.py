@@ -10,7 +10,7 @@ import torch
 from support import assert_same
 
 import ringstow
-from ringstow.tensors import _torch
+from ringstow._state.tensors import _torch
 
 MIB = 1 << 20
 SECONDS = 300

@@ -8,7 +8,7 @@ import pytest
 from held_save import ONE, Held
 
 import ringstow
-from ringstow import _guard, _jobs
+from ringstow._saving import _guard, _handle, _jobs
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def save(held, tmp_path):
 def on_wait(held, monkeypatch):
     """Release the save once a call or a step waits for it; return a list of which waited."""
     waited = []
-    wait, wait_copied = _guard.Hold.wait, ringstow.SaveHandle._wait_copied
+    wait, wait_copied = _guard.Hold.wait, _handle.ProcessHandle._wait_copied
 
     def hold_wait(hold):
         waited.append("step")
@@ -50,5 +50,5 @@ def on_wait(held, monkeypatch):
         wait_copied(handle)
 
     monkeypatch.setattr(_guard.Hold, "wait", hold_wait)
-    monkeypatch.setattr(ringstow.SaveHandle, "_wait_copied", call_wait)
+    monkeypatch.setattr(_handle.ProcessHandle, "_wait_copied", call_wait)
     return waited

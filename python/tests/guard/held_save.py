@@ -11,7 +11,7 @@ import threading
 import torch
 
 import ringstow
-from ringstow.tensors._memory import LazyTensor
+from ringstow._state.tensors._memory import LazyTensor
 
 # One filler, so that the save copies in the order of the state.
 ONE = ringstow.Config(fillers=1, pool_bytes=4 << 20, block_bytes=1 << 20)

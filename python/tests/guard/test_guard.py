@@ -12,8 +12,8 @@ from held_save import LARGE, ONE, ROOM, loaded
 from support import litter
 
 import ringstow
-from ringstow import _guard
-from ringstow.tensors._memory import LazyTensor
+from ringstow._saving import _guard
+from ringstow._state.tensors._memory import LazyTensor
 
 
 def test_tensor_changed_before_its_copy_fails_the_save(save, held, tmp_path):
@@ -94,7 +94,7 @@ def test_a_parameter_that_is_given_other_memory_is_saved_as_it_was(save, held, t
 
 
 def test_the_error_names_some_of_many_tensors():
-    error = ringstow._errors.torn("/run/c", [f"layer.{n}" for n in range(1000)])
+    error = ringstow._core._errors.torn("/run/c", [f"layer.{n}" for n in range(1000)])
     assert len(error.tensors) == 1000
     assert "'layer.7' and 992 more" in str(error)
 

@@ -10,7 +10,7 @@ from held_save import LARGE, ONE
 from support import litter
 
 import ringstow
-from ringstow.tensors._memory import LazyTensor
+from ringstow._state.tensors._memory import LazyTensor
 
 
 class Stopping:

@@ -10,14 +10,14 @@ import torch
 from held_save import ONE
 
 import ringstow
-from ringstow import _patience
-from ringstow._turn import CallLock
+from ringstow._core import _waiting
+from ringstow._core._call_lock import CallLock
 
 
 @pytest.fixture
 def said(held, monkeypatch):
     """Lose patience at once, and let the save go on then; return what was said."""
-    monkeypatch.setattr(_patience, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(_waiting, "PATIENCE_S", 0.0)
     texts = []
 
     class Handler(logging.Handler):
@@ -98,7 +98,7 @@ def test_a_call_of_ranks_says_that_it_waits_for_another_one(said, held, monkeypa
 
 
 def test_a_wait_that_polls_says_it_once(said):
-    patience = _patience.Patience("x waits for y")
+    patience = _waiting.Patience("x waits for y")
     patience.check()
     patience.check()
     assert said == ["x waits for y, for 0 s so far"]

@@ -12,7 +12,7 @@ from support import python
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import ringstow
-from ringstow import _guard
+from ringstow._saving import _guard
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, foreach=False),

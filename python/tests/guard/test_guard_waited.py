@@ -11,7 +11,8 @@ import torch
 from held_save import LARGE
 
 import ringstow
-from ringstow import _guard, _waited
+from ringstow._reports import _blocked_time
+from ringstow._saving import _guard
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def clock(monkeypatch):
     """Return a clock that stands still unless a test changes ``now``."""
     one = types.SimpleNamespace(now=100.0)
     stopped = types.SimpleNamespace(perf_counter=lambda: one.now)
-    monkeypatch.setattr(_waited, "time", stopped)
+    monkeypatch.setattr(_blocked_time, "time", stopped)
     return one
 
 
@@ -107,7 +108,7 @@ def test_result_in_a_thread_that_trains_nothing_does_not_count(save, held, clock
 
 
 def test_waits_of_several_threads_do_not_add_up(clock):
-    waited = _waited.Waited()
+    waited = _blocked_time.Waited()
     both_wait, go_on = threading.Barrier(3), threading.Event()
 
     def wait():
@@ -129,7 +130,7 @@ def test_waits_of_several_threads_do_not_add_up(clock):
 
 
 def test_wait_within_a_wait_counts_once(clock):
-    waited = _waited.Waited()
+    waited = _blocked_time.Waited()
     for _ in range(2):
         with waited.here(), waited.here():
             clock.now += 1

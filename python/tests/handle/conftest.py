@@ -7,7 +7,8 @@ import pytest
 import torch
 from gates import watchers
 
-from ringstow import _jobs, _native
+from ringstow import _native
+from ringstow._saving import _jobs
 
 
 @pytest.fixture(autouse=True)

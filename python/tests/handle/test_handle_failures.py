@@ -15,7 +15,7 @@ import torch
 from gates import errors, failing, join_watchers
 
 import ringstow
-from ringstow import _jobs
+from ringstow._saving import _jobs
 
 
 @pytest.mark.parametrize("save", [ringstow.save, ringstow.save_async])

@@ -11,7 +11,7 @@ import pytest
 from gates import errors, failing, join_watchers
 
 import ringstow
-from ringstow import _jobs
+from ringstow._saving import _jobs
 
 
 def test_cancelled_save_is_not_a_cancelled_task():

@@ -14,7 +14,8 @@ import pytest
 from gates import join_watchers
 
 import ringstow
-from ringstow import _guard, _jobs, _native
+from ringstow import _native
+from ringstow._saving import _guard, _jobs
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
@@ -23,7 +24,7 @@ def test_signal_handler_saves_during_an_import(gate, state, tmp_path, monkeypatc
     one = gate(end=False)
     handle = ringstow.save_async(state, tmp_path / "c")
     with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "ringstow._report", None)  # importing it fails
+        patch.setitem(sys.modules, "ringstow._reports._reports", None)  # importing it fails
         one.open()
         join_watchers()
     assert handle.result().tensor_bytes == 32
@@ -170,7 +171,7 @@ def test_save_imports_everything_before_any_thread(gate, state, tmp_path):
         "import sys, threading, ringstow\n"
         "start = threading.Thread.start\n"
         "def check(thread):\n"
-        "    assert 'ringstow._report' in sys.modules\n"
+        "    assert 'ringstow._reports._reports' in sys.modules\n"
         "    start(thread)\n"
         "threading.Thread.start = check\n"
         f"ringstow.save_async({{'a': 1}}, {str(tmp_path / 'c')!r}).result()\n"

@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
-from ringstow import _jobs
+from ringstow._saving import _jobs
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import pytest
 from support import python
 
 import ringstow
-from ringstow import _history, _outcomes
-from ringstow._page import _html
-from ringstow._page._gather import gather
-from ringstow._report import Fallback
+from ringstow._program._page import _html
+from ringstow._program._page._gather import gather
+from ringstow._reports import _history, _outcomes
+from ringstow._reports._reports import Fallback
 
 STATE = {"a": np.arange(1000.0)}
 
@@ -23,7 +23,7 @@ def noted(root):
 
 def test_saves_and_loads_of_a_manager_are_noted(tmp_path):
     root = tmp_path / "run"
-    with ringstow.CheckpointManager(root, keep_last=1) as manager:
+    with ringstow.CheckpointManager(root, keep=1) as manager:
         assert manager.restore() is None
         report = manager.save(1, STATE)
         manager.save_async(2, STATE).result()
@@ -144,7 +144,7 @@ def test_values_that_are_no_numbers_make_a_page(tmp_path):
 
 def test_file_stays_bounded(tmp_path):
     history = tmp_path / "run" / _history.NAME
-    with ringstow.CheckpointManager(tmp_path / "run", keep_last=1) as manager:
+    with ringstow.CheckpointManager(tmp_path / "run", keep=1) as manager:
         for step in range(7):
             manager.save(step, STATE)
             if step in (2, 4):
@@ -158,7 +158,7 @@ def test_file_stays_bounded(tmp_path):
 
 
 def test_lines_follow_each_other_without_an_empty_one(tmp_path):
-    with ringstow.CheckpointManager(tmp_path / "run", keep_last=1) as manager:
+    with ringstow.CheckpointManager(tmp_path / "run", keep=1) as manager:
         manager.save(1, STATE)
         manager.save(2, STATE)
     text = (tmp_path / "run" / _history.NAME).read_text()

@@ -13,7 +13,9 @@ import torch
 from support import python
 
 import ringstow
-from ringstow import CheckpointManager, _jobs, _native, _upkeep
+from ringstow import CheckpointManager, _native
+from ringstow._manager import _after_save
+from ringstow._saving import _jobs
 
 
 def state(step=1):
@@ -70,7 +72,7 @@ def test_a_failed_save_does_not_mask_what_the_block_raised(root, caplog):
 
 
 def test_a_failed_save_removes_nothing(root):
-    with CheckpointManager(root, keep_last=1) as manager:
+    with CheckpointManager(root, keep=1) as manager:
         manager.save(1, state())
         block(root, 2)
         for _ in range(2):
@@ -104,34 +106,34 @@ def test_a_closed_manager_refuses_every_call(root):
 @pytest.mark.parametrize("ends_at_once", [False, True])
 def test_removal_holds_up_neither_the_call_nor_the_handle(root, monkeypatch, ends_at_once):
     if ends_at_once:  # before the manager can follow the save
-        start = ringstow._alone.save_async
+        start = ringstow._manager._one_process.save_async
 
         def started(*args, **options):
             handle = start(*args, **options)
             handle.result()
             return handle
 
-        monkeypatch.setattr(ringstow._alone, "save_async", started)
-    real, may_remove, removing = _upkeep.cleared, threading.Event(), threading.Event()
+        monkeypatch.setattr(ringstow._manager._one_process, "save_async", started)
+    real, may_remove, removing = _after_save.cleared, threading.Event(), threading.Event()
 
     def retain(*args, **options):
         removing.set()
         assert may_remove.wait(60)
         return real(*args, **options)
 
-    monkeypatch.setattr(_upkeep, "cleared", retain)
-    with CheckpointManager(root, keep_last=1) as manager:
+    monkeypatch.setattr(_after_save, "cleared", retain)
+    with CheckpointManager(root, keep=1) as manager:
         manager.save_async(1, state()).result()  # returns while the removal waits
         assert removing.wait(60)
-        assert manager.retained is None
+        assert manager.retention_report is None
         may_remove.set()
         manager.wait()
-        assert manager.retained is not None
+        assert manager.retention_report is not None
 
 
 def test_a_load_never_meets_the_removal(root, monkeypatch):
     """The next call begins only when the removal after the save before has ended."""
-    real, order = _upkeep.cleared, []
+    real, order = _after_save.cleared, []
 
     def retain(*args, **options):
         order.append("removal begins")
@@ -139,15 +141,15 @@ def test_a_load_never_meets_the_removal(root, monkeypatch):
         order.append("removal ends")
         return report
 
-    monkeypatch.setattr(_upkeep, "cleared", retain)
-    real_load = ringstow._alone.loaded
+    monkeypatch.setattr(_after_save, "cleared", retain)
+    real_load = ringstow._manager._one_process.loaded
 
     def load(*args, **options):
         order.append("load")
         return real_load(*args, **options)
 
-    monkeypatch.setattr("ringstow._alone.loaded", load)
-    with CheckpointManager(root, keep_last=1) as manager:
+    monkeypatch.setattr("ringstow._manager._one_process.loaded", load)
+    with CheckpointManager(root, keep=1) as manager:
         manager.save_async(1, state())
         assert manager.restore().step == 1
         manager.save_async(2, state())
@@ -193,16 +195,16 @@ def test_a_signal_handler_within_a_call_is_refused(root, monkeypatch):
         except ringstow.BusyError as error:
             refused.append(str(error))
 
-    real = _upkeep.cleared
+    real = _after_save.cleared
 
     def retain(*args, **options):
         signal.raise_signal(signal.SIGUSR1)
         return real(*args, **options)
 
-    monkeypatch.setattr(_upkeep, "cleared", retain)
+    monkeypatch.setattr(_after_save, "cleared", retain)
     before = signal.signal(signal.SIGUSR1, handler)
     try:
-        with CheckpointManager(root, keep_last=1) as manager:
+        with CheckpointManager(root, keep=1) as manager:
             manager.save(1, state())
             assert "set a flag" in refused[0]
             assert [found.step for found in manager.steps()] == [1]
@@ -211,16 +213,16 @@ def test_a_signal_handler_within_a_call_is_refused(root, monkeypatch):
 
 
 def test_a_second_thread_waits_for_the_call_of_the_first(root, monkeypatch):
-    real, may_remove, removing = _upkeep.cleared, threading.Event(), threading.Event()
+    real, may_remove, removing = _after_save.cleared, threading.Event(), threading.Event()
 
     def retain(*args, **options):
         removing.set()
         assert may_remove.wait(60)
         return real(*args, **options)
 
-    monkeypatch.setattr(_upkeep, "cleared", retain)
+    monkeypatch.setattr(_after_save, "cleared", retain)
     found = []
-    with CheckpointManager(root, keep_last=1) as manager:
+    with CheckpointManager(root, keep=1) as manager:
         first = threading.Thread(target=manager.save, args=(1, state()))
         first.start()
         assert removing.wait(60)
@@ -256,7 +258,7 @@ def test_a_forked_child_needs_a_manager_of_its_own(root):
 def test_exit_without_close_waits_for_save_and_removal(root):
     code = """
 import sys, ringstow
-manager = ringstow.CheckpointManager(sys.argv[1], keep_last=1)
+manager = ringstow.CheckpointManager(sys.argv[1], keep=1)
 for step in (1, 2, 3):
     manager.save_async(step, {"w": bytes(1 << 20)})
 """
@@ -278,10 +280,10 @@ manager.save_async(2, {"w": 1})
 
 
 def test_ranks_that_come_after_the_manager_are_refused(root, monkeypatch):
-    from ringstow import _others
+    from ringstow._ranks import _conflicts
 
     manager = CheckpointManager(root)
-    monkeypatch.setattr(_others, "ranks", lambda: (1, 4))
+    monkeypatch.setattr(_conflicts, "ranks", lambda: (1, 4))
     with pytest.raises(ringstow.InvalidStateError, match="rank 1 of 4.*after init_process_group"):
         manager.save(1, state())
     monkeypatch.undo()

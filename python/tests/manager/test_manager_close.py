@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import ringstow
-from ringstow import _others
+from ringstow._ranks import _conflicts
 
 AFTER_DESTROY = """
 import sys
@@ -17,7 +17,7 @@ import ringstow
 
 root, rank = sys.argv[1:]
 dist.init_process_group("gloo", init_method=f"file://{root}/meeting", rank=int(rank), world_size=2)
-manager = ringstow.CheckpointManager(f"{root}/run", keep_last=1, tiers=[f"{root}/tier"])
+manager = ringstow.CheckpointManager(f"{root}/run", keep=1, tiers=[f"{root}/tier"])
 manager.save(1, {"w": torch.ones(3)})
 handle = manager.save_async(2, {"w": torch.ones(3)})
 handle.result()
@@ -40,13 +40,13 @@ def test_after_the_process_group_has_ended(tmp_path):
         refused, closed = ran.stdout.splitlines()
         assert "close the manager first" in refused
         assert closed.endswith("run' closed>")
-    assert ringstow.latest(tmp_path / "tier").endswith("step-00000002")
+    assert ringstow.latest(tmp_path / "tier").path.endswith("step-00000002")
 
 
 @pytest.fixture
 def late(monkeypatch):
     """Return a function after which this process is one of two ranks."""
-    return lambda: monkeypatch.setattr(_others, "ranks", lambda: (0, 2))
+    return lambda: monkeypatch.setattr(_conflicts, "ranks", lambda: (0, 2))
 
 
 def test_if_the_process_group_came_after_it(tmp_path, late):
@@ -58,7 +58,7 @@ def test_if_the_process_group_came_after_it(tmp_path, late):
     manager.close()
     assert handle.done()
     assert "closed" in repr(manager)
-    assert ringstow.latest(tmp_path / "run").endswith("step-00000001")
+    assert ringstow.latest(tmp_path / "run").path.endswith("step-00000001")
 
 
 def test_the_failure_of_the_last_save_is_raised_and_the_manager_is_closed(tmp_path, late):
@@ -72,3 +72,12 @@ def test_the_failure_of_the_last_save_is_raised_and_the_manager_is_closed(tmp_pa
     late()
     manager.close()
     assert "closed" in repr(manager)
+
+
+def test_a_failed_copy_is_raised_to_who_asks_after_the_end(tmp_path, caplog):
+    (tmp_path / "file").touch()
+    with ringstow.CheckpointManager(tmp_path / "run", tiers=[tmp_path / "file/run"]) as manager:
+        manager.save(1, {"w": torch.ones(3)})
+    with pytest.raises(NotADirectoryError):
+        manager.raise_failures()
+    assert "is saved, but not copied to" in caplog.text

@@ -85,7 +85,7 @@ def test_a_removal_that_was_cut_short_ends_before_the_next_save(root):
         for step in range(5):
             manager.save(step, {"step": step})
     seen = []
-    with ringstow.CheckpointManager(root, keep_last=2) as manager:
+    with ringstow.CheckpointManager(root, keep=2) as manager:
         manager.restore()
         assert len(directories(root)) == 5  # a restore removes nothing
         real = manager._side.save
@@ -105,7 +105,7 @@ def test_nothing_is_removed_before_a_save_unless_the_newest_step_is_intact(root)
     flip(shard, shard.stat().st_size - 1)
     (root / "step-00000003").mkdir()
     (root / "step-00000003" / "foreign.safetensors").write_bytes(b"refuses the save")
-    with ringstow.CheckpointManager(root, keep_last=1) as manager:
+    with ringstow.CheckpointManager(root, keep=1) as manager:
         assert manager.restore(on_corrupt="previous").step == 1
         with pytest.raises(ringstow.InvalidStateError):
             manager.save(3, {"w": torch.zeros(10)})

@@ -46,8 +46,8 @@ NAMES = [
 def test_the_first_start_restores_the_newest_and_saves_beside_it(at, name, older, newer, caplog):
     saved(at, name.format(older), older)
     path = saved(at, name.format(newer), newer)
-    assert ringstow.latest(at) == str(path)
-    with CheckpointManager(at, keep_last=1) as manager:
+    assert ringstow.latest(at).path == str(path)
+    with CheckpointManager(at, keep=1) as manager:
         assert manager.latest().path == str(path)
         restored = manager.restore()
         assert (restored.step, restored.path) == (newer, str(path))
@@ -58,7 +58,7 @@ def test_the_first_start_restores_the_newest_and_saves_beside_it(at, name, older
     assert path.exists()  # another program's: nothing removes it
     with CheckpointManager(at) as manager:
         assert manager.restore().step == newer + 2
-    assert ringstow.latest(at) == str(at / f"step-{newer + 2:08}")
+    assert ringstow.latest(at).path == str(at / f"step-{newer + 2:08}")
 
 
 def test_into_is_filled_from_what_another_program_left(at):
@@ -87,7 +87,7 @@ def test_ringstows_steps_count_before_newer_ones_of_another_program(at, caplog):
     with CheckpointManager(at) as manager:
         assert manager.restore().step == 6
     assert f"ringstow.load('{newer}')" in caplog.text
-    assert ringstow.latest(at) == str(at / "step-00000006")
+    assert ringstow.latest(at).path == str(at / "step-00000006")
 
 
 @pytest.mark.parametrize("name", ["last.ckpt", "epoch=3-val_loss=0.25.ckpt", "best.pt", "final"])
@@ -112,7 +112,7 @@ def test_what_was_not_finished_is_passed_over(at, caplog):
     os.truncate(saved(at, "checkpoint-6.pt", 6), 300)
     (at / "checkpoint-7").mkdir()
     torch.save({}, at / "checkpoint-7" / "optimizer.pt")
-    assert ringstow.latest(at) == str(path)
+    assert ringstow.latest(at).path == str(path)
     assert "checkpoint-6.pt is cut short" in caplog.text
     assert "checkpoint-7 lacks trainer_state.json" in caplog.text or "checkpoint-7" in caplog.text
 

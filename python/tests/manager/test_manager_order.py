@@ -12,7 +12,7 @@ import stepped_clock
 import torch
 
 import ringstow
-from ringstow._catalog_report import Step
+from ringstow._reports._run_reports import Step
 
 
 def state(value):
@@ -39,7 +39,7 @@ def test_a_copy_of_a_step_in_the_run_is_none_and_stays(at):
     copies = ["best", "step-3", "step-00000003.bak", "z-backup-of-3", "step-00000099"]
     for name in copies:
         shutil.copytree(run / "step-00000003", run / name)
-    with ringstow.CheckpointManager(run, keep_last=2) as manager:
+    with ringstow.CheckpointManager(run, keep=2) as manager:
         assert [step.step for step in manager.steps()] == [1, 2, 3]
         for step in (4, 5, 6):
             manager.save(step, state(step))
@@ -57,25 +57,25 @@ def test_a_link_at_the_name_of_a_step_is_refused(at):
     (at / "run/step-00000005").symlink_to(at / "precious")
     with pytest.raises(ringstow.InvalidStateError, match="is a link"):
         save_all(at / "run", 5)
-    save_all(at / "run", 6, 7, keep_last=1)
+    save_all(at / "run", 6, 7, keep=1)
     assert value(at / "precious") == 42
 
 
 def test_what_is_saved_after_going_back_is_newer(at, caplog):
     run = at / "run"
     save_all(run, 10, 20, 30, 40)
-    with ringstow.CheckpointManager(run, keep_last=2) as manager, caplog.at_level("WARNING"):
+    with ringstow.CheckpointManager(run, keep=2) as manager, caplog.at_level("WARNING"):
         assert manager.restore(30).step == 30
         assert "step 30 is restored, and" in caplog.text
         assert "has newer ones: 40" in caplog.text
         manager.save(31, state(31))
     assert "the run has gone back" in caplog.text
-    with ringstow.CheckpointManager(run, keep_last=2) as manager:
+    with ringstow.CheckpointManager(run, keep=2) as manager:
         assert manager.restore().step == 31
         assert manager.latest().step == 31
         manager.save(32, state(32))
         assert [step.step for step in manager.steps()] == [31, 32]
-    assert ringstow.latest(run).endswith("step-00000032")
+    assert ringstow.latest(run).path.endswith("step-00000032")
 
 
 def test_drop_newer_removes_the_newer_steps_everywhere_but_those_that_are_kept(at):
@@ -103,7 +103,7 @@ def test_save_after_drop_newer_goes_on_and_does_not_warn(at, caplog):
 
 def test_drop_newer_leaves_no_step_whose_copy_is_in_progress(at):
     run, tier = at / "run", at / "tier"
-    with ringstow.CheckpointManager(run, tiers=[tier], promotion_rate="2M") as manager:
+    with ringstow.CheckpointManager(run, tiers=ringstow.Tiers([tier], rate="2M")) as manager:
         manager.save(1, state(1))
         assert manager.wait_promoted()
         manager.save(2, {"w": torch.zeros(500_000)})  # its copy takes a second
@@ -118,7 +118,7 @@ def test_drop_newer_leaves_no_step_whose_copy_is_in_progress(at):
 
 def test_step_that_is_the_newest_again_is_copied_if_its_copy_gave_way(at):
     run, tier = at / "run", at / "tier"
-    with ringstow.CheckpointManager(run, tiers=[tier], promotion_rate="4M") as manager:
+    with ringstow.CheckpointManager(run, tiers=ringstow.Tiers([tier], rate="4M")) as manager:
         manager.save(1, {"w": torch.zeros(500_000)})  # its copy takes half a second
         manager.save(2, state(2))
         manager.save(3, state(3))  # whose copy overtakes that of 2
@@ -129,7 +129,7 @@ def test_step_that_is_the_newest_again_is_copied_if_its_copy_gave_way(at):
 
 def test_a_kept_step_stays_until_it_is_released(at):
     run, tier = at / "run", at / "tier"
-    with ringstow.CheckpointManager(run, keep_last=1, tiers=[tier], keep_promoted=1) as manager:
+    with ringstow.CheckpointManager(run, keep=1, tiers=ringstow.Tiers([tier], keep=1)) as manager:
         manager.save(1, state(1))
         manager.keep(1)
         with pytest.raises(ringstow.NoCheckpointError):
@@ -160,7 +160,7 @@ def test_a_kept_step_that_somebody_has_removed_can_be_released(at):
 
 def test_each_removal_is_logged_with_its_reason_and_listed_by_ls(at, caplog):
     with caplog.at_level(logging.INFO, logger="ringstow"):
-        save_all(at / "run", 1, 2, keep_last=1)
+        save_all(at / "run", 1, 2, keep=1)
     assert "step-00000001 is removed: no rule keeps it" in caplog.text
     shutil.copytree(at / "run/step-00000002", at / "run/mine")
     told = subprocess.check_output([sys.executable, "-m", "ringstow", "ls", at / "run"], text=True)
@@ -174,7 +174,7 @@ import os, sys, torch, ringstow
 run, file = sys.argv[1], os.environ["CLOCK_FILE"]
 for ahead, steps in ((0, (10, 20)), (90000, (30,)), (-3600, (40,)), (10**11, (50,)), (0, (41, 42))):
     open(file, "w").write(str(ahead))
-    with ringstow.CheckpointManager(run, keep_last=1, keep_every=10) as manager:
+    with ringstow.CheckpointManager(run, keep=ringstow.Retention(last=1, every=10)) as manager:
         manager.restore(40 if 41 in steps else None)
         for step in steps:
             manager.save(step, {"w": torch.full((4,), float(step))})

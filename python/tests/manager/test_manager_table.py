@@ -17,14 +17,8 @@ import ringstow
 
 FILE = pathlib.Path(__file__).parents[3] / "tests/manager_scenarios.json"
 SCENARIOS = json.loads(FILE.read_text())
-RULES = {
-    "last": "keep_last",
-    "every": "keep_every",
-    "best": "keep_best",
-    "slim_after": "slim_after",
-    "last_there": "keep_promoted",
-    "keep_here": "keep_here",
-}
+KEEP = ("last", "every", "best", "slim_after")
+TIERS = {"last_there": "keep", "keep_here": "keep_here"}
 
 
 def state_of(step):
@@ -43,14 +37,12 @@ class Scene:
 
     def open(self, others):
         self.close()
-        rules = {
-            name: value for name, value in {**self.scenario, **others}.items() if name in RULES
-        }
-        options = {RULES[name]: value for name, value in rules.items()}
-        if "best" in rules:
-            options["keep_best"] = tuple(rules["best"])
-        tiers = [self.directory / place for place in self.scenario.get("places", [])]
-        self.manager = ringstow.CheckpointManager(self.directory / "here", tiers=tiers, **options)
+        rules = {**self.scenario, **others}
+        keep = ringstow.Retention(**{name: rules[name] for name in KEEP if name in rules})
+        places = [self.directory / place for place in self.scenario.get("places", [])]
+        there = {field: rules[name] for name, field in TIERS.items() if name in rules}
+        tiers = ringstow.Tiers(places, **there)
+        self.manager = ringstow.CheckpointManager(self.directory / "here", keep=keep, tiers=tiers)
 
     def close(self):
         if self.manager is not None:

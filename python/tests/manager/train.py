@@ -27,7 +27,7 @@ def main(root, result):
     optimizer = torch.optim.Adam([*model.parameters(), *embedding.parameters()], lr=1e-3)
     generator = torch.Generator().manual_seed(11)
     first = 1
-    with ringstow.CheckpointManager(root, keep_last=KEEP, config=CONFIG) as manager:
+    with ringstow.CheckpointManager(root, keep=KEEP, config=CONFIG) as manager:
         restored = manager.restore()
         if restored is not None:
             model.load_state_dict(restored.state["model"])

@@ -60,7 +60,7 @@ impl Manifest {
                 && !is_part(Part::of_tree(&self.state, std::slice::from_ref(name))?)
             {
                 return Err(Error::invalid(format!(
-                    "the state has nothing named {name:?}, which is to be set apart, and nothing below it, in \
+                    "the state has nothing named {name:?}, which is to be droppable, and nothing below it, in \
                      dictionaries with keys of text or integers"
                 )));
             }
@@ -92,8 +92,8 @@ impl Manifest {
         let number_of = self.number_files(&stays);
         if tensors > 0 && number_of.iter().all(Option::is_some) {
             return Err(Error::invalid(format!(
-                "dropping {name:?} would free no file, since each holds other tensors too: save it apart (`apart` of \
-                 the save) to slim the checkpoint later"
+                "dropping {name:?} would free no file, since each holds other tensors too: name it in \
+                 `droppable` of the save to slim the checkpoint later"
             )));
         }
         if let Some(rest) = part.rest {

@@ -36,11 +36,11 @@ pub fn latest(
     wanted: &Wanted,
     config: &Config,
     job: &Arc<Job>,
-) -> Result<Option<PathBuf>> {
+) -> Result<Option<Found>> {
     let is_final = |looked: &Result<Newest>| !matches!(looked, Ok(Newest::Gone(_)));
     let looked = again(|| look(dir.as_ref(), wanted, config, job), is_final);
     match looked? {
-        Newest::At(path) => Ok(Some(path)),
+        Newest::Is(found) => Ok(Some(*found)),
         Newest::None => Ok(None),
         Newest::Gone(error) => Err(error),
     }
@@ -48,7 +48,7 @@ pub fn latest(
 
 /// What one look has found.
 enum Newest {
-    At(PathBuf),
+    Is(Box<Found>),
     /// Nothing was committed.
     None,
     /// The newest step was removed while it was read.
@@ -96,7 +96,7 @@ fn look(dir: &Path, wanted: &Wanted, config: &Config, job: &Arc<Job>) -> Result<
                 return Ok(Newest::Gone(error));
             }
             damage => match damage?.flatten() {
-                None => return Ok(Newest::At(found.path)),
+                None => return Ok(Newest::Is(Box::new(found))),
                 Some(damage) => {
                     tracing::warn!("skipping {}, it is damaged: {damage}", found.path.display());
                     lost = lost.or(Some(damage));

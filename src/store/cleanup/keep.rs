@@ -108,12 +108,12 @@ impl Rules<'_> {
         }
         if self.every == Some(0) {
             return Err(Error::invalid(
-                "keep_every = 0 divides no step; keep every 1000th, or leave it out",
+                "every = 0 divides no step; keep every 1000th, or leave it out",
             ));
         }
         if self.best.is_some_and(|best| best.count == 0) {
             return Err(Error::invalid(
-                "keep_best of 0 steps keeps none; keep at least 1, or leave it out",
+                "best of 0 steps keeps none; keep at least 1, or leave it out",
             ));
         }
         Ok(())

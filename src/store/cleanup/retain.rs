@@ -25,11 +25,11 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Retention {
     /// How many of the newest steps to keep, at least 1.
-    pub keep: usize,
+    pub last: usize,
     /// Also keep the steps that this number divides.
-    pub keep_every: Option<u64>,
+    pub every: Option<u64>,
     /// Also keep the best steps by a metric. If no step has the metric, none is removed.
-    pub keep_best: Option<Best>,
+    pub best: Option<Best>,
     /// What happens to the files of removed steps.
     pub disposal: Disposal,
     /// Which names are steps; see [`Store::steps`](crate::Store::steps).
@@ -39,11 +39,11 @@ pub struct Retention {
 }
 
 impl Retention {
-    /// Keeps the newest `keep` of [`steps`](crate::steps), and removes the others' files.
-    pub fn new(keep: usize) -> Self {
+    /// Keeps the newest `last` of [`steps`](crate::steps), and removes the others' files.
+    pub fn new(last: usize) -> Self {
         let disposal = Disposal::Remove;
         let pinned = Vec::new();
-        Self { keep, keep_every: None, keep_best: None, disposal, pattern: None, pinned }
+        Self { last, every: None, best: None, disposal, pattern: None, pinned }
     }
 
     /// Checks that each rule keeps something.
@@ -55,7 +55,7 @@ impl Retention {
     }
 
     fn rules(&self) -> Rules<'_> {
-        Rules { newest: self.keep, every: self.keep_every, best: self.keep_best.as_ref() }
+        Rules { newest: self.last, every: self.every, best: self.best.as_ref() }
     }
 }
 

@@ -92,7 +92,7 @@ pub(in crate::store) fn under_way(dir: &Path) -> Result<UnderWay> {
         _ => Err(Error::invalid(format!(
             "no save by several ranks is in progress in {}: the coordinator begins its Session there before \
              any rank writes; do all ranks save to one path on one shared file system? (If each node has its own, say so: \
-             node_local=True in Python)",
+             nodes=Nodes() in Python)",
             dir.display()
         ))),
     }

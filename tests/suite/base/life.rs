@@ -134,7 +134,7 @@ fn linked_files_keep_parts_apart_so_that_slimming_still_frees_them() {
     let apart = |step: i64| {
         let state = state(step);
         let mut dict = state.to_save().unwrap();
-        dict.apart("layer.2").base(Base::at(run.at(step - 1)));
+        dict.droppable("layer.2").base(Base::at(run.at(step - 1)));
         run.save_dict(&dict, &run.at(step)).unwrap()
     };
     // The base has both parts in one file.

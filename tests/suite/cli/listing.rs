@@ -437,7 +437,7 @@ fn diff_says_what_slim_has_dropped() {
     for path in [&whole, &slim] {
         let mut state = StateDict::new();
         state.bytes("layer.bias", Dtype::F32, &[1], &bias).unwrap();
-        state.bytes("optimizer.m", Dtype::F32, &[1], &bias).unwrap().apart("optimizer");
+        state.bytes("optimizer.m", Dtype::F32, &[1], &bias).unwrap().droppable("optimizer");
         save(&state, Path::new(path));
     }
     let said = "`slim` has dropped";

@@ -393,7 +393,7 @@ fn retain_keeps_steps_by_number_and_by_metric_and_says_why() {
         (["--keep-best", "loss:min"], "loss:min:2"),
         (["--keep-best", "loss:low:2"], "`min` or `max`"),
         (["--keep-best", "loss:min:0"], "keep at least 1"),
-        (["--keep-every", "0"], "keep_every"),
+        (["--keep-every", "0"], "every = 0"),
         (["--keep-every", "x"], "whole number"),
     ] {
         let ran = dir.retain(&[&["-k", "1"], &flags[..]].concat());

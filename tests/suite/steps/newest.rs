@@ -89,6 +89,7 @@ fn the_newest_before_a_step_or_a_checkpoint() {
     let before = |before: Before| {
         let wanted = Wanted { before: Some(before), ..Wanted::default() };
         ringstow::internals::store::latest(root.path(), &wanted, &small_config(), &Arc::default())
+            .map(|newest| newest.map(|found| found.path))
     };
     let name = |found: ringstow::Result<Option<PathBuf>>| found.unwrap().map(|path| named(&path));
     assert_eq!(name(before(Before::Step(30))).as_deref(), Some("step-20"));

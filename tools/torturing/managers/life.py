@@ -89,7 +89,7 @@ class Life:
         # While a second job waits, the first one must have enough to do, and keep little.
         rules, calls = self._rules(), CALLS
         if kind == "second":
-            rules, calls = Rules(keep_last=1), CALLS_MAX
+            rules, calls = Rules(last=1), CALLS_MAX
         reopens = kind != "second"
         program = self._start(lambda one: one.train(rules, calls, reopens=reopens))
         try:
@@ -269,7 +269,7 @@ class Life:
         return [
             f"ranks: {self._place.shape.ranks}, tiers: {len(self._place.tiers)}",
             f"config: {self._place.config}",
-            f"rules: {self._oracle.rules.arguments()}",
+            f"rules: {self._oracle.rules}",
             *self._acts[-10:],
             *self._lines.last(LINES_TOLD),
         ]

@@ -22,7 +22,7 @@ def second_job(place: Place, pipe: int) -> None:
     log_to_stderr()
     said: dict[str, Any] = {}
     try:
-        with place.manager(Rules(keep_last=1)) as manager:
+        with place.manager(Rules(last=1)) as manager:
             state = place.shape.state(STRANGE_SAVE, STRANGE_SAVE)
             manager.save(STRANGE_SAVE, state, metrics={SAVE: STRANGE_SAVE})
     except ringstow.BusyError as error:

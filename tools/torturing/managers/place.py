@@ -62,9 +62,7 @@ class Place:
     def manager(self, rules: Rules, *, alone: bool = False) -> ringstow.CheckpointManager:
         """Return a new manager; ``alone`` leaves out the tiers."""
         tiers = () if alone else self.tiers
-        return ringstow.CheckpointManager(
-            self.run, tiers=tiers, config=self.config, **rules.arguments()
-        )
+        return ringstow.CheckpointManager(self.run, config=self.config, **rules.arguments(tiers))
 
     def pinned(self) -> set[int]:
         """Return the steps that have a link by which `keep` keeps them."""

@@ -177,7 +177,9 @@ class Program:
         state, metrics, about = self._saved(step)
         with self._noted("save_async", **about) as returned:
             try:
-                handle = self._manager.save_async(step, state, metrics=metrics)
+                handle = self._manager.save_async(
+                    step, state, metrics=metrics, on_busy=self._rules.on_busy
+                )
             except ringstow.Error as error:
                 returned["refused"] = _refusal(error)
                 return
@@ -185,7 +187,7 @@ class Program:
             if not handle.skipped:
                 # The call has waited for the save before.
                 self._note_result()
-                self._pending = Pending(about["save"], cast("ringstow.SaveHandle", handle))
+                self._pending = Pending(about["save"], handle)
                 self._newest = step
         self._follow(state)
 

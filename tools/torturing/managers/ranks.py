@@ -29,7 +29,7 @@ APART_S = 0.03
 
 def load() -> None:
     """Import what each rank would import by itself: a forked process has it."""
-    import ringstow.distributed._ranks  # noqa: F401
+    import ringstow._manager._many_ranks  # noqa: F401
     import torch._dynamo  # what makes a DTensor imports it
     import torch.distributed.tensor
 

@@ -11,25 +11,31 @@ import math
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
+
+import ringstow
+
+if TYPE_CHECKING:
+    from ringstow._core._arguments import StrPath
 
 METRIC = "loss"
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The arguments of a `CheckpointManager` that a run may change from start to start."""
+    """What a run may change of its manager from start to start, and `on_busy` of its saves."""
 
-    keep_last: int | None = None
-    keep_every: int | None = None
-    keep_best: tuple[str, str, int] | None = None
+    last: int | None = None
+    every: int | None = None
+    best: tuple[str, str, int] | None = None
     slim_after: int | None = None
     slim: tuple[str, ...] = ("optimizer",)
-    base: str | None = None
-    base_full_every: int | None = None
-    keep_promoted: int | None = None
+    links: bool = False
+    """Whether saves link unchanged files of the step before."""
+    full_every: int | None = None
+    keep_there: int | None = None
     keep_here: int | None = None
-    on_busy: str = "wait"
+    on_busy: Literal["wait", "skip"] = "wait"
 
     @classmethod
     def of(cls, rng: random.Random, has_tiers: bool) -> Rules:
@@ -40,16 +46,16 @@ class Rules:
         least = max(last or 1, here or 1)
         there = least + rng.choice([0, 1, 3]) if has_tiers and rng.random() < 0.6 else None
         best = (METRIC, rng.choice(["min", "max"]), rng.choice([1, 2, 3]))
-        base = "previous" if rng.random() < 0.4 else None
+        links = rng.random() < 0.4
         return cls(
-            keep_last=last,
-            keep_every=rng.choice([None, None, 2, 4, 7]),
-            keep_best=best if rng.random() < 0.4 else None,
+            last=last,
+            every=rng.choice([None, None, 2, 4, 7]),
+            best=best if rng.random() < 0.4 else None,
             slim_after=rng.choice([1, 2, 3]) if rng.random() < 0.35 else None,
             slim=rng.choice([("optimizer",), ("optimizer", "ema"), ("ema",)]),
-            base=base,
-            base_full_every=rng.choice([None, 1, 3]) if base else None,
-            keep_promoted=there,
+            links=links,
+            full_every=rng.choice([None, 1, 3]) if links else None,
+            keep_there=there,
             keep_here=here,
             on_busy=rng.choice(["wait", "wait", "skip"]),
         )
@@ -60,23 +66,33 @@ class Rules:
         lists = {name: tuple(v) for name, v in values.items() if isinstance(v, list)}
         return cls(**{**values, **lists})
 
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments that are not the defaults."""
-        default = Rules()
-        values = dataclasses.asdict(self)
-        return {name: v for name, v in values.items() if v != getattr(default, name)}
+    def arguments(self, places: Iterable[StrPath]) -> dict[str, Any]:
+        """Return the arguments of a manager with these tiers."""
+        there = {"keep": self.keep_there, "keep_here": self.keep_here} if places else {}
+        base = ringstow.Previous(full_every=self.full_every) if self.links else None
+        return {"keep": self._keep(), "tiers": ringstow.Tiers(places, **there), "base": base}
+
+    def _keep(self) -> ringstow.Retention:
+        best: Any = self.best
+        return ringstow.Retention(
+            last=self.last,
+            every=self.every,
+            best=best,
+            slim_after=self.slim_after,
+            drop=self.slim,
+        )
 
     @property
     def here(self) -> Limits:
         """What stays in the run's directory."""
-        return Limits(self.keep_last, self.keep_every, self.keep_best)
+        return Limits(self.last, self.every, self.best)
 
     @property
     def there(self) -> Limits:
         """What stays on each tier."""
-        if self.keep_promoted is None:
+        if self.keep_there is None:
             return Limits()
-        return Limits(self.keep_promoted, self.keep_every, self.keep_best)
+        return Limits(self.keep_there, self.every, self.best)
 
 
 @dataclass(eq=False)

@@ -10,8 +10,8 @@ import shutil
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from ringstow._arguments import absolute
-from ringstow._errors import InvalidStateError
+from ringstow._core._arguments import absolute
+from ringstow._core._errors import InvalidStateError
 from ringstow.integrations import _named
 from ringstow.integrations._accelerate import _places, _states, _whole
 from ringstow.integrations._kit import _values
@@ -19,10 +19,10 @@ from ringstow.integrations._kit._in_flight import InFlight, Publication
 from ringstow.integrations._kit._team import ranks_or_alone
 
 if TYPE_CHECKING:
-    from ringstow._config import Config
-    from ringstow._guard import Staging
+    from ringstow._core._config import Config
     from ringstow._ranks._team import Team
-    from ringstow._save_future import SaveFuture
+    from ringstow._saving._guard import Staging
+    from ringstow._saving._save_future import SaveHandle
     from ringstow.integrations._kit._ranks import Ranks
 
 _log = logging.getLogger("ringstow")
@@ -145,13 +145,13 @@ class Checkpoints:
             return {**common, "ranks": all_own}
 
         if self._is_sharded():
-            handle: SaveFuture | None = self._start_shards(part, meta)
+            handle: SaveHandle | None = self._start_shards(part, meta)
         else:
             handle = self._start_whole(part, meta, weights)
         if handle is not None:
             self._follow(handle, part, final)
 
-    def _follow(self, handle: SaveFuture, part: str, final: str) -> None:
+    def _follow(self, handle: SaveHandle, part: str, final: str) -> None:
         """Let rank 0 complete the save, once it has committed."""
         if not self._ranks.is_first:
             self._flight.handle = handle
@@ -170,10 +170,10 @@ class Checkpoints:
 
     def _start_whole(
         self, part: str, meta: Callable[[], dict[str, Any]], weights: list[dict[str, Any]]
-    ) -> SaveFuture | None:
+    ) -> SaveHandle | None:
         """Start to save, on rank 0."""
 
-        def start() -> SaveFuture | None:
+        def start() -> SaveHandle | None:
             optimizers = _whole.optimizers(self._accelerator)
             if not self._ranks.is_first:
                 return None
@@ -185,7 +185,7 @@ class Checkpoints:
 
         return self._ranks.each(start)
 
-    def _start_shards(self, part: str, meta: Callable[[], dict[str, Any]]) -> SaveFuture:
+    def _start_shards(self, part: str, meta: Callable[[], dict[str, Any]]) -> SaveHandle:
         """Start to save, on all ranks."""
         from ringstow.integrations._accelerate import _shards
 

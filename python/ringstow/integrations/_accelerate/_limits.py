@@ -13,7 +13,7 @@ from accelerate.utils import DistributedType
 from torch.distributed.fsdp import StateDictType
 from torch.distributed.tensor import DTensor
 
-from ringstow._errors import InvalidStateError
+from ringstow._core._errors import InvalidStateError
 from ringstow.integrations._kit._refusals import refuse
 
 _WHOLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)

@@ -9,8 +9,8 @@ import zipfile
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ringstow import _file_io
-from ringstow._errors import FormatError, InvalidStateError, UnsupportedError
+from ringstow._core import _files
+from ringstow._core._errors import FormatError, InvalidStateError, UnsupportedError
 from ringstow.integrations import _named
 
 NAMES = re.compile(r"checkpoint_(\d+)")
@@ -41,7 +41,7 @@ class Mark(NamedTuple):
 
     def write(self, folder: str) -> None:
         """Write the file into a directory."""
-        with _file_io.fresh(os.path.join(folder, MARK)) as stream:
+        with _files.fresh(os.path.join(folder, MARK)) as stream:
             stream.write(json.dumps({"format": _FORMAT, **self._asdict()}, indent=1).encode())
 
 
@@ -54,7 +54,7 @@ def mark_of(path: str) -> Mark | None:
     """
     file = os.path.join(path, MARK)
     try:
-        with _file_io.reading(file) as stream:
+        with _files.reading(file) as stream:
             said = json.load(stream)
         if said.pop("format") > _FORMAT:
             raise UnsupportedError(f"a newer version of ringstow wrote {path}: update ringstow")
@@ -192,7 +192,7 @@ def _is_complete(path: str, objects: int) -> bool:
 
 def _is_zip(path: str) -> bool:
     try:
-        with _file_io.reading(path) as file:
+        with _files.reading(path) as file:
             return zipfile.is_zipfile(file)
     except OSError:
         return False

@@ -14,9 +14,9 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from ringstow._state.tree._mismatch import Call
 from ringstow.integrations._accelerate._states import ACCELERATOR, key, put_scaler
 from ringstow.integrations._kit import _values
-from ringstow.tree._mismatch import Call
 
 if TYPE_CHECKING:
     from ringstow.integrations._kit._ranks import Ranks

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from accelerate.data_loader import SeedableRandomSampler, get_sampler
 
-from ringstow._errors import InvalidStateError
+from ringstow._core._errors import InvalidStateError
 
 ACCELERATOR = "accelerator"
 _log = logging.getLogger("ringstow")

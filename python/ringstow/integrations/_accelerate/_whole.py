@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ringstow._load import load
-from ringstow._save import save_async
+from ringstow._reading._load import load
+from ringstow._saving._save import save_async
 from ringstow.integrations._accelerate._states import ACCELERATOR, key
 
 if TYPE_CHECKING:
-    from ringstow._config import Config
-    from ringstow._guard import Staging
-    from ringstow._handle import SaveHandle
+    from ringstow._core._config import Config
+    from ringstow._saving._guard import Staging
+    from ringstow._saving._save_future import SaveHandle
 
 
 def weights(accelerator: Any) -> list[dict[str, Any]]:
@@ -42,7 +42,7 @@ def start(
         {**states, **optimizers, ACCELERATOR: meta},
         part,
         step=step,
-        apart=list(optimizers),
+        droppable=list(optimizers),
         config=config,
         allow_pickle=allow_pickle,
         staging=staging,

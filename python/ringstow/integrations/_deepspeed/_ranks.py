@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import torch
 
-from ringstow._errors import Error
+from ringstow._core._errors import Error
 from ringstow.integrations._kit import _ranks
 
 _TEXT_BYTES = 4096

@@ -6,7 +6,7 @@ from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 from deepspeed.runtime.engine import DeepSpeedEngine
 
-from ringstow._errors import InvalidStateError
+from ringstow._core._errors import InvalidStateError
 from ringstow.integrations._kit._refusals import refuse
 from ringstow.integrations._kit._seam import Seam
 

@@ -12,8 +12,8 @@ import torch
 from deepspeed.runtime.fp16 import loss_scaler
 
 import ringstow
-from ringstow import _file_io
-from ringstow._errors import NoCheckpointError
+from ringstow._core import _files
+from ringstow._core._errors import NoCheckpointError
 from ringstow.integrations import _named
 from ringstow.integrations._deepspeed import _tags
 
@@ -48,7 +48,7 @@ def to_stock(
         for name in os.listdir(source):
             if name in names and name.endswith(_tags.STATES):
                 state = ringstow.load(os.path.join(source, name), allow_pickle=allow_pickle)
-                with _file_io.new(os.path.join(part, name)) as stream:
+                with _files.new(os.path.join(part, name)) as stream:
                     torch.save(unpacked(state), stream)
             else:
                 _named.link(os.path.join(source, name), os.path.join(part, name))

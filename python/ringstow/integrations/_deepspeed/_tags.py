@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 
-from ringstow import _file_io, _native
-from ringstow._errors import NoCheckpointError
+from ringstow import _native
+from ringstow._core import _files
+from ringstow._core._errors import NoCheckpointError
 from ringstow.integrations import _named
 
 STATES = "_states.pt"
@@ -25,9 +26,9 @@ def name_latest(save_dir: str, tag: str) -> None:
     latest = os.path.join(save_dir, _LATEST)
     # Another engine of the program may do so in the same directory, for a tag of its own.
     with _named.kept(f"{latest}-{tag}") as new:
-        with _file_io.fresh(new) as stream:
+        with _files.fresh(new) as stream:
             stream.write(tag.encode(errors="surrogateescape"))
-        _file_io.sync(new)
+        _files.sync(new)
         os.rename(new, latest)
     _native.sync_dir(save_dir)
 
@@ -42,7 +43,7 @@ def to_load(load_dir: str, tag: str | None) -> str | None:
     if tag is None:
         if not os.path.isfile(named):
             return None
-        with _file_io.reading(named) as stream:
+        with _files.reading(named) as stream:
             tag = stream.read().decode(errors="surrogateescape").strip()
     final = os.path.abspath(os.path.join(load_dir, str(tag)))
     if not os.path.lexists(final) and os.path.lexists(_named.replaced(final)):

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from ringstow import _jobs
-from ringstow._errors import TornSaveError
+from ringstow._core._errors import TornSaveError
+from ringstow._saving import _jobs
 from ringstow.integrations import _named
 
 _log = logging.getLogger("ringstow")

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ringstow._manager import _many_ranks
 from ringstow.dcp import StorageReader
-from ringstow.distributed import _ranks
 from ringstow.distributed._load import fill
 
 if TYPE_CHECKING:
-    from ringstow._config import Config
-    from ringstow.tree._mismatch import Call
+    from ringstow._core._config import Config
+    from ringstow._state.tree._mismatch import Call
 
 
-class Ranks(_ranks.Ranks):
+class Ranks(_many_ranks.Ranks):
     """All ranks, in a group that training does not use. All of them make it together."""
 
     def names(self, path: str) -> set[str]:

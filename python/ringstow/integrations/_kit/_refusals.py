@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ringstow._config import given
-from ringstow._errors import InvalidStateError, UnsupportedError
+from ringstow._core._config import given
+from ringstow._core._errors import InvalidStateError, UnsupportedError
 
 if TYPE_CHECKING:
-    from ringstow._config import Config
+    from ringstow._core._config import Config
 
 
 def refuse_tiers(config: Config | None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
-from ringstow._errors import UnsupportedError
+from ringstow._core._errors import UnsupportedError
 
 _log = logging.getLogger("ringstow")
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from ringstow._errors import InvalidStateError
-from ringstow._guard import SMALL
-from ringstow.tree import _cycles, _packed, _program
-from ringstow.tree._remedies import Refusals
+from ringstow._core._errors import InvalidStateError
+from ringstow._saving._guard import SMALL
+from ringstow._state.tree import _custom_types, _cycles, _packed
+from ringstow._state.tree._refusals import Refusals
 
 
 def tensors_of(node: object) -> Iterator[torch.Tensor]:
@@ -37,7 +37,7 @@ def _inside(node: Any) -> Iterator[Any]:
         with contextlib.suppress(Exception):  # such as a value that OmegaConf says is missing
             yield from node.values()
     with contextlib.suppress(Exception):  # of a property in place of an attribute
-        yield from _program.held(node).values()
+        yield from _custom_types.held(node).values()
 
 
 def has_large(node: object) -> bool:

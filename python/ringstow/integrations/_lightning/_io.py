@@ -7,13 +7,13 @@ import sys
 from types import CodeType, FrameType
 from typing import Any, ClassVar
 
-from ringstow._arguments import absolute
-from ringstow._catalog import remove
-from ringstow._config import Config, given
-from ringstow._errors import InvalidStateError
-from ringstow._guard import Staging, check_staging
-from ringstow._load import load
-from ringstow._save import save, save_async
+from ringstow._core._arguments import absolute
+from ringstow._core._config import Config, given
+from ringstow._core._errors import InvalidStateError
+from ringstow._reading._catalog import remove
+from ringstow._reading._load import load
+from ringstow._saving._guard import Staging, check_staging
+from ringstow._saving._save import save, save_async
 from ringstow.integrations._kit import _refusals, _values
 from ringstow.integrations._kit._in_flight import InFlight
 from ringstow.integrations._lightning import _parts, _paths, _placement

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from ringstow._arguments import StrPath
-from ringstow._config import Config
-from ringstow._errors import InvalidStateError
-from ringstow._load import load
+from ringstow._core._arguments import StrPath
+from ringstow._core._config import Config
+from ringstow._core._errors import InvalidStateError
+from ringstow._reading._load import load
 from ringstow.integrations._lightning._parts import VERSION, is_sharded, unsharded
 
 _M = TypeVar("_M")

@@ -14,9 +14,10 @@ import re
 import zipfile
 from collections.abc import Callable
 
-from ringstow import _file_io, _others
-from ringstow._catalog import prune
-from ringstow._errors import InvalidStateError, NotCommittedError
+from ringstow._core import _files
+from ringstow._core._errors import InvalidStateError, NotCommittedError
+from ringstow._ranks import _conflicts
+from ringstow._reading._catalog import prune
 from ringstow.integrations import _named
 
 _MANIFEST = "manifest.json"
@@ -88,7 +89,7 @@ def put(beside: str, path: str) -> None:
         OSError: the system refused; what was at the path is still there.
     """
     _named.take_name(beside, path)
-    _others.saved(path)
+    _conflicts.saved(path)
 
 
 def remove(path: str, remove_ours: Callable[[], object]) -> None:
@@ -143,7 +144,7 @@ def _refuse_other_file(path: str) -> None:
 
 def is_stock(path: str) -> bool:
     """Return whether torch.save wrote a file."""
-    with _file_io.reading(path) as file:
+    with _files.reading(path) as file:
         if file.read(len(_LEGACY)) == _LEGACY:
             return True
         if not zipfile.is_zipfile(file):

@@ -14,12 +14,12 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from ringstow._arguments import absolute
-from ringstow._errors import InvalidStateError
+from ringstow._core._arguments import absolute
+from ringstow._core._errors import InvalidStateError
+from ringstow._state.tree._mismatch import Call
 from ringstow.dcp import StorageReader
 from ringstow.integrations._kit import _ranks
 from ringstow.integrations._lightning._parts import META, MODEL, is_optimizers, optimizer_key
-from ringstow.tree._mismatch import Call
 
 
 class Ranks(_ranks.Ranks):

@@ -12,12 +12,12 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ringstow import _guard
-from ringstow._arguments import absolute
-from ringstow._catalog import remove
-from ringstow._config import Config, given
-from ringstow._errors import InvalidStateError
-from ringstow._guard import Staging, check_staging
+from ringstow._core._arguments import absolute
+from ringstow._core._config import Config, given
+from ringstow._core._errors import InvalidStateError
+from ringstow._reading._catalog import remove
+from ringstow._saving import _guard
+from ringstow._saving._guard import Staging, check_staging
 from ringstow.integrations._kit import _refusals, _values
 from ringstow.integrations._kit._in_flight import InFlight
 from ringstow.integrations._lightning import _paths

@@ -12,7 +12,7 @@ from typing import Any
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_by_dcp
 
-from ringstow._errors import Error
+from ringstow._core._errors import Error
 from ringstow.integrations import _named
 from ringstow.integrations._kit import _ranks
 

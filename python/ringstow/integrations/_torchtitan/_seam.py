@@ -8,7 +8,7 @@ from typing import Any
 
 from torchtitan.tools import filesystem
 
-from ringstow._errors import InvalidStateError, UnsupportedError
+from ringstow._core._errors import InvalidStateError, UnsupportedError
 from ringstow.integrations._kit._seam import Seam
 
 _log = logging.getLogger("ringstow")

@@ -12,9 +12,9 @@ import copy
 import os
 from typing import TYPE_CHECKING, Any
 
-from ringstow._config import Config
-from ringstow._errors import KeyMismatchError
-from ringstow._load import load
+from ringstow._core._config import Config
+from ringstow._core._errors import KeyMismatchError
+from ringstow._reading._load import load
 from ringstow.integrations._transformers import _weights
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import transformers
 from torch.distributed.tensor import DTensor
 from transformers.utils import is_sagemaker_mp_enabled
 
-from ringstow._errors import InvalidStateError, UnsupportedError
+from ringstow._core._errors import InvalidStateError, UnsupportedError
 from ringstow.integrations import _named
 from ringstow.integrations._kit._refusals import refuse, refuse_places
 from ringstow.integrations._kit._seam import Seam

@@ -16,8 +16,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from ringstow._state.tree._mismatch import Call
 from ringstow.integrations._transformers import _weights
-from ringstow.tree._mismatch import Call
 
 if TYPE_CHECKING:
     import torch

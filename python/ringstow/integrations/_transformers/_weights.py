@@ -12,12 +12,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from ringstow import _file_io
-from ringstow._config import Config
-from ringstow._errors import IncompleteCheckpointError, KeyMismatchError
-from ringstow._load import fill, load
-from ringstow._open import open as open_checkpoint
-from ringstow.tree._mismatch import Call
+from ringstow._core import _files
+from ringstow._core._config import Config
+from ringstow._core._errors import IncompleteCheckpointError, KeyMismatchError
+from ringstow._reading._checkpoint import open as open_checkpoint
+from ringstow._reading._load import fill, load
+from ringstow._state.tree._mismatch import Call
 
 Kind = Literal["a whole model", "adapters", "shards"]
 
@@ -104,14 +104,14 @@ def load_trainer(path: str, config: Config | None) -> dict[str, Any] | None:
 
 def write_index(path: str) -> None:
     """Write the index that leads ``from_pretrained`` to the weights in a checkpoint's shards."""
-    with _file_io.reading(os.path.join(path, _MANIFEST)) as stream:
+    with _files.reading(os.path.join(path, _MANIFEST)) as stream:
         manifest = json.load(stream)
     tensors = [one for one in manifest["tensors"] if not one["name"].startswith(f"{TRAINER}.")]
     index = {
         "metadata": {"format": "ringstow"},
         "weight_map": {one["name"]: _file_of(one, manifest) for one in tensors},
     }
-    with _file_io.fresh(os.path.join(path, _INDEX)) as stream:
+    with _files.fresh(os.path.join(path, _INDEX)) as stream:
         stream.write(json.dumps(index, indent=1).encode())
 
 

@@ -1,0 +1,226 @@
+"""What callers pass: paths, steps, and wrong calls answered with the right one."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import os
+import pathlib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import ParamSpec, TypeVar
+
+from ringstow._core._errors import InvalidStateError, NoCheckpointError
+
+StrPath = str | os.PathLike[str]
+
+# As many as a manifest notes.
+_PARTS_MAX = 64
+
+# pathlib makes ``s3:/bucket`` of ``s3://bucket``.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_OBJECT_URL = re.compile(r"(s3a?|gs|az|abfss?):/+")
+
+
+def absolute(path: StrPath, *, may_be_store: bool = False) -> str:
+    """Return the path from the root: a later chdir must not move a save in the background.
+
+    ``~`` and ``~user`` at its beginning are home directories.
+
+    Args:
+        path: the path.
+        may_be_store: whether the URL of an object store would do as well, for the message.
+
+    Raises:
+        InvalidStateError: it is a URL, or the home of an unknown user.
+        TypeError: it is no path, or one of bytes.
+        ValueError: it is empty, or has a null character.
+    """
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(text, str):
+        raise TypeError(f"a path must be str or os.PathLike[str], not {type(path).__name__}")
+    if not text:
+        raise ValueError("the path is empty")
+    if "\0" in text:
+        raise ValueError(f"{text!r} is no path: it has a null character")
+    if _URL.match(text) and may_be_store:
+        raise InvalidStateError(
+            f"{text} is a URL, but not of an object store (s3://, gs://, az://, abfss://): mount "
+            f"what it names, and give the directory (a directory of this name is ./{text})"
+        )
+    if _URL.match(text):
+        raise InvalidStateError(
+            f"{text} is a URL, and checkpoints are saved to and loaded from directories: mount the "
+            "store and give the directory, or copy the checkpoint there once it is saved (a "
+            f"directory of this name is ./{text})"
+        )
+    there = os.path.expanduser(text)
+    if there.startswith("~"):
+        user = text.partition("/")[0]
+        raise InvalidStateError(
+            f"{text}: the home directory {user} is unknown (a directory of this name is ./{text})"
+        )
+    return str(pathlib.Path(there).absolute())
+
+
+def object_url(path: StrPath) -> str | None:
+    """Return the URL of an object store, or None for any other path."""
+    text = os.fspath(path) if isinstance(path, os.PathLike) else path
+    found = _OBJECT_URL.match(text) if isinstance(text, str) else None
+    return found and f"{found[1]}://{text[found.end() :].rstrip('/')}"
+
+
+def to_read(path: StrPath) -> str:
+    """Return the path from the root, or the URL, of a checkpoint that is to be read.
+
+    Raises:
+        NoCheckpointError: as `of_checkpoint`.
+    """
+    return object_url(path) or of_checkpoint(path, may_be_store=True)
+
+
+def directory_to_read(path: StrPath) -> str:
+    """Return the path from the root, or the URL, of a directory of checkpoints."""
+    return object_url(path) or absolute(path, may_be_store=True)
+
+
+def of_checkpoint(path: StrPath, *, may_be_store: bool = False) -> str:
+    """Return the path of a checkpoint's directory, from the root.
+
+    Raises:
+        NoCheckpointError: there is none: what `latest` returned is None.
+    """
+    if path is None:
+        raise NoCheckpointError(
+            "there is no checkpoint: the path is None, as latest() returns it for a directory "
+            "without one; start afresh, or call ringstow.steps() to see why none can be loaded"
+        )
+    return absolute(path, may_be_store=may_be_store)
+
+
+def names_of_parts(names: Iterable[str], argument: str) -> list[str]:
+    """Return names of parts of a state, such as ``optimizer``.
+
+    Raises:
+        TypeError: it is a string, or holds something else than strings.
+        InvalidStateError: a name is empty or ends in a dot.
+    """
+    if isinstance(names, str):
+        raise TypeError(f'{argument} is a list of names: {argument}=["{names}"]')
+    listed = list(names)
+    if len(listed) > _PARTS_MAX:
+        raise InvalidStateError(f"{argument} has {len(listed)} names, more than {_PARTS_MAX}")
+    for name in listed:
+        if not isinstance(name, str):
+            raise TypeError(f"{argument} is a list of names, not of {type(name).__name__}")
+        if not name or name.endswith("."):
+            raise InvalidStateError(
+                f"{argument}: {name!r} is no name; a name stands for all below it, as in "
+                '"optimizer"'
+            )
+    return listed
+
+
+def step_number(step: int | None, name: str = "step") -> int | None:
+    """Return a step as the native side takes it: an int, or anything that counts as one.
+
+    Raises:
+        TypeError: it is no integer.
+        ValueError: it is negative, or has more than 64 bits.
+    """
+    if step is None:
+        return None
+    if isinstance(step, bool):
+        raise TypeError(f"{name} is a number, not {step!r}")
+    try:
+        number = operator.index(step)
+    except TypeError:
+        raise TypeError(f"{name} is an integer, not {step!r}") from None
+    if not 0 <= number < 1 << 64:
+        raise ValueError(f"{name} is from 0 to 2**64 - 1, not {number}")
+    return number
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+# What callers of torch.load and torch.save are used to, and what ringstow has instead.
+LOAD_ARGUMENTS = {
+    "map_location": 'say where the tensors go with device="cuda:0"; they go to the CPU without it',
+    "weights_only": "leave it out: nothing is unpickled unless you pass allow_pickle=True",
+    "mmap": "leave it out; to read only a part, use prefix=, keys= or ringstow.open(path)",
+    "pickle_module": "leave it out; allow_pickle=True uses Python's own",
+    "strict": "only load_into has it: load returns what the checkpoint holds",
+    "checkpoint_id": "the path comes first: load(path)",
+}
+LOAD_INTO_ARGUMENTS = {
+    **LOAD_ARGUMENTS,
+    "map_location": "leave it out: the tensors stay on the devices that they are on",
+    "device": "leave it out: the tensors stay on the devices that they are on",
+    "assign": "load gives new tensors; load_into fills those that are there",
+    "keys": "use prefix= for a part, or strict=False for what is in both",
+    "mmap": "leave it out; to read only a part, use prefix=",
+    "checkpoint_id": "the path comes second: load_into(state_dict, path)",
+}
+LOAD_INTO_ARGUMENTS.pop("strict")
+SAVE_ARGUMENTS = {
+    "pickle_module": "leave it out; allow_pickle=True uses Python's own",
+    "pickle_protocol": "leave it out: tensors are never pickled",
+    "checkpoint_id": "the path comes second: save(state_dict, path)",
+    "pool_bytes": "pass config=ringstow.Config(pool_bytes=...)",
+}
+
+
+def explained(foreign: Mapping[str, str]) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Make a function answer wrong calls with a TypeError that says what the right call is.
+
+    Args:
+        foreign: keyword arguments of other libraries' functions, and what to do instead.
+    """
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        code = function.__code__
+        positional = code.co_varnames[: code.co_argcount]
+        named = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
+        known = {*positional, *named}
+        name = function.__name__
+
+        @functools.wraps(function)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            if len(args) > len(positional):
+                extra = args[len(positional)]
+                raise TypeError(
+                    f"ringstow.{name}({', '.join(positional)}) takes all else by name, "
+                    f"{_by_name(extra, named)}"
+                )
+            for word in kwargs.keys() - known:
+                hint = foreign.get(word, f"it takes {', '.join((*positional, *named))}")
+                raise TypeError(f"ringstow.{name} has no argument {word!r}: {hint}")
+            if positional[0] == "state_dict" and _are_swapped(*args[:2]):
+                raise TypeError(
+                    f"the state dict comes first, then the path: ringstow.{name}(state_dict, path)"
+                )
+            return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+def _by_name(value: object, named: tuple[str, ...]) -> str:
+    """Return the keyword that a positional argument seems to be meant for."""
+    if type(value).__name__ == "Config" and "config" in named:
+        return "such as config=Config(...)"
+    if type(value).__module__.partition(".")[0] == "torch" and "device" in named:
+        return f"such as device={str(value)!r}"
+    if isinstance(value, str) and "prefix" in named:
+        return f"such as prefix={value!r}"
+    return f"such as {named[0]}=..."
+
+
+def _are_swapped(*args: object) -> bool:
+    return (
+        len(args) == 2
+        and isinstance(args[0], str | os.PathLike)
+        and not isinstance(args[1], str | os.PathLike)
+    )

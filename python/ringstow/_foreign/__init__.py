@@ -1,0 +1,158 @@
+"""Checkpoints of other programs: what `load` and `open` read besides ringstow's own.
+
+Nothing here unpickles anything that could run code, unless the caller allows it. Tensors are read
+when they are needed: from mapped files, or one at a time by torch's own readers.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+from ringstow._core._errors import FormatError, MissingFilesError
+from ringstow._foreign import _model_files
+from ringstow._foreign._checkpoint import Foreign
+from ringstow._foreign._detection import KINDS, kind_of
+from ringstow._state.tensors._optional import require
+
+__all__ = ["KINDS", "Foreign", "is_for_native", "kind_of", "opened", "state_of"]
+
+_MANIFEST = "manifest.json"
+# The name of a ShardedObject.
+_OBJECT = re.compile(r".*/shard_[\d.]+_[\d.]+")
+_FOLDERS = ("trainer", "accelerate")
+
+_log = logging.getLogger("ringstow")
+
+
+def opened(
+    path: str,
+    *,
+    verify: bool = True,
+    allow_pickle: bool = False,
+    progress: Callable[[int, int], object] | None = None,
+) -> Foreign | None:
+    """Open a checkpoint of another program.
+
+    Returns:
+        The checkpoint; None for what the native side opens, or explains: ringstow's checkpoints,
+        directories of safetensors files, and all that no program is known for.
+
+    Raises:
+        NotCommittedError: its save has not ended.
+        MissingFilesError: it lacks files; names them.
+        UnsupportedError: it is of a format that is not read, or PyTorch is not installed.
+        OSError: the system refused.
+    """
+    if os.path.isfile(os.path.join(path, _MANIFEST)):
+        return None
+    kind = kind_of(path)
+    if kind is None or (kind == "hf" and is_for_native(path)):
+        return None
+    remedy = "pip install torch, or `ringstow convert` it where PyTorch is"
+    require("torch", f"{path} is {KINDS[kind]}: it", remedy)
+    from ringstow._foreign._torch_file import Files
+
+    files = Files(allow_pickle=allow_pickle, verify=verify)
+    parts, left_out = _parts(path, kind, files)
+    found = Foreign(
+        path,
+        kind,
+        parts,
+        files,
+        left_out=left_out,
+        verified=verify and kind in ("torch", "deepspeed"),
+        progress=progress,
+    )
+    if left_out:
+        _log.warning(
+            "%s: left out %s, which hold the program's objects and no state; allow_pickle=True "
+            "reads them, and can run any code",
+            path,
+            " and ".join(left_out),
+        )
+    return found
+
+
+def state_of(path: str, kind: str, *, allow_pickle: bool, verify: bool) -> dict[str, Any]:
+    """Return the state of a checkpoint of a directory's kind, with tensors that load on demand.
+
+    Raises:
+        Exception: as `opened` and `Foreign.tree_of`.
+    """
+    from ringstow._foreign._torch_file import Files
+
+    parts, left_out = _parts(path, kind, Files(allow_pickle=allow_pickle, verify=verify))
+    if left_out:
+        _log.warning("%s: left out %s, which only pickle can make", path, " and ".join(left_out))
+    if "" in parts:
+        return parts[""]()  # type: ignore[no-any-return]
+    return {key: opens() for key, opens in parts.items()}
+
+
+def _parts(path: str, kind: str, files: Any) -> tuple[dict[str, Callable[[], Any]], list[str]]:
+    from ringstow._foreign import _deepspeed, _safetensors, _trainer_directories
+
+    if kind in _FOLDERS:
+        return _trainer_directories.of_folder(path, files)
+    if kind == "deepspeed":
+        return _deepspeed.parts_of(path, files), []
+    if kind == "torch":
+        return {"": functools.partial(files.read, path)}, []
+    if kind == "safetensors":
+        return {"": functools.partial(_safetensors.read, path)}, []
+    if kind == "hf":
+        return {"": functools.partial(_trainer_directories.weights, path, files)}, []
+    return {"": functools.partial(_of_dcp, path, kind, files)}, []
+
+
+def _of_dcp(path: str, kind: str, files: Any) -> dict[str, Any]:
+    """Return the state of a directory of DCP's, and of the file that a trainer has put in it."""
+    from ringstow._foreign import _dcp
+
+    state = _dcp.read(path, allow_pickle=files.allow_pickle)
+    beside = {"lightning": ("meta.pt", "lightning"), "megatron": ("common.pt", "common")}
+    if kind not in beside:
+        return state
+    name, key = beside[kind]
+    file = os.path.join(path, name)
+    if not os.path.isfile(file):
+        raise MissingFilesError(
+            f"{path} lacks {name}, in which {kind.title()} keeps all that is not sharded; take "
+            "another copy of it, or an earlier checkpoint",
+            path=path,
+        )
+    if kind == "megatron":  # which keeps each object in a list of its own
+        for at, value in state.items():
+            if _OBJECT.fullmatch(at) and type(value) is list and len(value) == 1:
+                state[at] = value[0]
+    if key in state:
+        raise FormatError(f"{path}: the shards hold {key!r}, which is {name}'s key", path=path)
+    held = files.read(file)
+    # As ringstow's own strategies save it: a tuple for each rank that has saved one.
+    state[key] = (held,) if kind == "lightning" else held
+    return state
+
+
+def is_for_native(path: str) -> bool:
+    """Return whether the native reader reads the weights of a model's directory.
+
+    Raises:
+        InvalidStateError: nothing says which of several files are the weights.
+        MissingFilesError: files of the weights are missing, or in Git LFS; names them.
+    """
+    names = os.listdir(path)
+    if not _model_files.is_for_native(path, names):
+        return False
+    from ringstow._foreign import _safetensors  # takes a while to import
+    from ringstow._foreign._pickles import refuse_pointer
+
+    for name in names:
+        if name.endswith(".safetensors"):
+            refuse_pointer(os.path.join(path, name))
+    has_index = _model_files.MODEL_INDEX in names
+    return not has_index or _safetensors.is_as_listed(path, _model_files.MODEL_INDEX)

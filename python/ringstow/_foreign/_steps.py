@@ -1,0 +1,148 @@
+"""The checkpoints that another program has left in the directory of a run, and their order.
+
+A training must not start from scratch beside them. They are ordered by the numbers in their names,
+as their programs order them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from typing import NamedTuple
+
+from ringstow._core._errors import IncompleteCheckpointError, InvalidStateError, UnsupportedError
+from ringstow._foreign._detection import TORCH_ENDINGS, deepspeed_tag, kind_of
+
+_log = logging.getLogger("ringstow")
+
+# checkpoint-500, step_500.pt, global_step500, iter_0000500, epoch=1-step=500.ckpt, ...-v1.ckpt
+_STEP = re.compile(
+    r"(?:.*[-_.])?(?:checkpoint|ckpt|step|global_step|iter|iteration)[-_=]?(\d{1,18})(?:-v\d+)?",
+    re.IGNORECASE,
+)
+_NUMBER = re.compile(r"(\d{1,18})$")
+# What trainings call a checkpoint that has no number.
+_WORDS = re.compile(r"checkpoint|ckpt|step|iter|epoch|latest|last|best|resume|state", re.IGNORECASE)
+
+
+class Left(NamedTuple):
+    """A checkpoint of another program in the directory of a run."""
+
+    path: str
+    kind: str
+    step: int | None
+    """The step that its name says; None if it says none."""
+
+
+def found_in(root: str) -> list[Left]:
+    """Return the checkpoints of other programs directly in a directory, the newest last.
+
+    Those without a number come first. Models without a trainer's state do not count. Logs each
+    that has not ended or cannot be read, and passes it over.
+
+    Raises:
+        OSError: the directory can't be read.
+    """
+    if not os.path.isdir(root):
+        return []
+    found: list[Left] = []
+    for name in os.listdir(root):
+        path = os.path.join(root, name)
+        if name.startswith("."):
+            continue
+        try:
+            left = _left(path, name)
+        except FileNotFoundError:  # another process has removed it meanwhile
+            continue
+        except (IncompleteCheckpointError, UnsupportedError) as error:
+            _log.warning("passing over %s: %s", path, error)
+            continue
+        if left is not None:
+            found.append(left)
+    ordered = sorted(found, key=lambda one: (-1 if one.step is None else one.step, one.path))
+    return _up_to_latest(root, ordered)
+
+
+def _up_to_latest(root: str, found: list[Left]) -> list[Left]:
+    """Pass over DeepSpeed's tags after the one that its file ``latest`` names.
+
+    DeepSpeed writes ``latest`` last, and nothing in a tag says that its save has ended.
+    """
+    tag = deepspeed_tag(root)
+    named = next((one.step for one in found if one.path == tag), None)
+    if named is None:
+        return found
+    kept: list[Left] = []
+    for one in found:
+        if one.kind == "deepspeed" and (one.step or 0) > named:
+            _log.warning(
+                "passing over %s: %s names %s, so the save was killed, is in progress, or had "
+                "save_latest=False. If it is complete, load it with ringstow.load(%r)",
+                one.path,
+                os.path.join(root, "latest"),
+                os.path.basename(str(tag)),
+                one.path,
+            )
+        else:
+            kept.append(one)
+    return kept
+
+
+def newest_in(root: str) -> Left | None:
+    """Return the newest checkpoint of another program directly in a directory; None if it has none.
+
+    Raises:
+        InvalidStateError: there are some, and nothing says which is the newest.
+        OSError: as `found_in`.
+    """
+    found = found_in(root)
+    if not found:
+        return None
+    last = found[-1]
+    if last.step is None:
+        raise InvalidStateError(
+            f"{root} holds no step of ringstow's, and {last.path}, a checkpoint of another program "
+            f"({last.kind}), whose name does not say its step: training must not begin anew beside "
+            f"it. Load it with ringstow.load({last.path!r}), or give another directory"
+        )
+    others = [one.path for one in found[:-1] if one.step == last.step]
+    if others:
+        raise InvalidStateError(
+            f"{root} holds no step of ringstow's, and several checkpoints of other programs for "
+            f"step {last.step}, such as {others[-1]}: load one of them, as in "
+            f"ringstow.load({last.path!r}), or move the others away"
+        )
+    return last
+
+
+def _left(path: str, name: str) -> Left | None:
+    is_directory = os.path.isdir(path)
+    if os.path.isfile(os.path.join(path, "manifest.json")):
+        return None
+    stem, ending = (name, "") if is_directory else os.path.splitext(name)
+    stem = stem.removesuffix(".ckpt")  # of Lightning's directories
+    if not is_directory and ending not in TORCH_ENDINGS:
+        return None
+    is_dcp = is_directory and os.path.isfile(os.path.join(path, ".metadata"))
+    # Nothing but a checkpoint has that file, whatever the name.
+    match = _STEP.fullmatch(stem) or (_NUMBER.search(stem) if is_dcp else None)
+    if match is None and not (is_dcp or ending == ".ckpt" or _WORDS.search(stem)):
+        return None
+    kind = kind_of(path)
+    if kind in (None, "hf", "safetensors") or (match is None and is_directory and not is_dcp):
+        return None
+    if kind == "torch" and not _is_complete(path):
+        return None
+    return Left(path, str(kind), int(match[1]) if match else None)
+
+
+def _is_complete(path: str) -> bool:
+    from ringstow._foreign import _torch_file  # takes a while to import
+
+    try:
+        _torch_file.is_zip(path)
+    except Exception as error:
+        _log.warning("passing over %s: %s", path, error)
+        return False
+    return True

@@ -1,0 +1,161 @@
+"""Directories in which a trainer has left a file for each part of its state.
+
+Each part is opened when it is needed, and not before: a part that cannot be read does not hide the
+others.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+from ringstow._core import _files
+from ringstow._core._errors import FormatError, MissingFilesError
+from ringstow._foreign import _deepspeed, _safetensors
+from ringstow._foreign._detection import deepspeed_tag
+from ringstow._foreign._model_files import INDEX, NUMBERED, chosen, superseded
+from ringstow._foreign._nested_states import Parts
+from ringstow._foreign._pickles import reading
+from ringstow._foreign._torch_file import Files
+
+_log = logging.getLogger("ringstow")
+
+# Files that hold an object of the program and no state: only pickle makes them.
+OBJECTS = re.compile(r"training_args\.bin|sampler(_\d+)?\.bin")
+_TORCH = re.compile(r".*\.(pt|pth|bin|pkl)")
+# What the directory of a model's or an optimizer's shards is called, and the key of its state.
+_SHARDED = (
+    (re.compile(r"pytorch_model_fsdp(_\d+)"), "model"),
+    (re.compile(r"optimizer(_\d+)"), "optimizer"),
+)
+_WEIGHTS = re.compile(r"(?:pytorch_)?model((?:_\d+)?)")
+
+
+def of_folder(path: str, files: Files) -> tuple[Parts, list[str]]:
+    """Return the parts of a Trainer's or an Accelerator's checkpoint, and the files left out.
+
+    Raises:
+        FormatError: two files would be one part.
+        MissingFilesError: a file of a numbered set is missing.
+    """
+    parts: Parts = {}
+    left_out: list[str] = []
+    present = sorted(os.listdir(path))
+    others = superseded(present)
+    names = [name for name in present if name not in others]
+    _check_sets(path, names)
+    for name in names:
+        if OBJECTS.fullmatch(name) and not files.allow_pickle:
+            left_out.append(name)
+            continue
+        found = _part(path, name, files)
+        if found is None:
+            continue
+        key, opens = found
+        if key in parts:
+            raise FormatError(f"{path} has two files for {key!r}: move {name} away", path=path)
+        parts[key] = opens
+    if deepspeed_tag(path) is not None:
+        parts["deepspeed"] = lambda: _all(_deepspeed.parts_of(path, files))
+    return parts, left_out
+
+
+def _part(path: str, name: str, files: Files) -> tuple[str, Callable[[], Any]] | None:
+    at = os.path.join(path, name)
+    if os.path.isdir(at):
+        return _sharded(at, name, files)
+    if NUMBERED.fullmatch(name):  # its index is the part
+        return None
+    stem = os.path.splitext(name.removesuffix(INDEX))[0]
+    if name.endswith(INDEX) or name.endswith(".safetensors") or _TORCH.fullmatch(name):
+        return _key_of(stem), functools.partial(_tensors, path, name, files)
+    if name == "trainer_state.json":
+        return stem, functools.partial(_json, at)
+    return None
+
+
+def _key_of(stem: str) -> str:
+    weights = _WEIGHTS.fullmatch(stem)
+    return f"model{weights[1]}" if weights else stem
+
+
+def _sharded(at: str, name: str, files: Files) -> tuple[str, Callable[[], Any]] | None:
+    if not os.path.isfile(os.path.join(at, ".metadata")):
+        return None
+    for pattern, key in _SHARDED:
+        if match := pattern.fullmatch(name):
+            suffix = "" if match[1] == "_0" else match[1]
+            return f"{key}{suffix}", functools.partial(_dcp, at, key, files)
+    return name, functools.partial(_dcp, at, "", files)
+
+
+def _dcp(at: str, key: str, files: Files) -> Any:
+    from ringstow._foreign import _dcp
+
+    state = _dcp.read(at, allow_pickle=files.allow_pickle)
+    return state[key] if list(state) == [key] else state
+
+
+def _tensors(path: str, name: str, files: Files) -> Any:
+    """Return what a file holds, or all files that an index lists."""
+    if not name.endswith(".json"):
+        return _file(os.path.join(path, name), files)
+    state: dict[str, Any] = {}
+    for file in _safetensors.listed(path, name):
+        state.update(_file(file, files))
+    return state
+
+
+def _file(path: str, files: Files) -> Any:
+    return _safetensors.read(path) if path.endswith(".safetensors") else files.read(path)
+
+
+def weights(path: str, files: Files) -> Any:
+    """Return the tensors of a model's directory, of the files that `from_pretrained` takes."""
+    names = sorted(os.listdir(path))
+    name = chosen(path, names)
+    if name is None:
+        _check_sets(path, names)
+        name = "pytorch_model.bin"
+    shards = filter(NUMBERED.fullmatch, names) if name.endswith(".json") else ()
+    others = {*names} - {name, *shards}
+    if left_out := sorted(one for one in others if one.endswith(".safetensors")):
+        _log.warning(
+            "%s: reading %s, as from_pretrained does, and not %s; give the file itself to read one "
+            "of these",
+            path,
+            name,
+            ", ".join(left_out),
+        )
+    return _tensors(path, name, files)
+
+
+def _check_sets(path: str, names: list[str]) -> None:
+    """Refuse numbered files without their index, or of which some are missing."""
+    for name in names:
+        match = NUMBERED.fullmatch(name)
+        if match is None:
+            continue
+        stem, _, count, ending = match.groups()
+        index = f"{stem}.{ending}{INDEX}"
+        wanted = {f"{stem}-{n:05}-of-{count}.{ending}" for n in range(1, int(count) + 1)} | {index}
+        if missing := sorted(wanted - {*names}):
+            raise MissingFilesError(
+                f"{path} lacks {len(missing)} of the files that {name} belongs to: "
+                f"{', '.join(missing[:20])}; take another copy of it, or an earlier checkpoint",
+                path=path,
+            )
+
+
+def _json(path: str) -> Any:
+    with reading(path, "it"), _files.reading(path) as file:
+        return json.load(file)
+
+
+def _all(parts: Parts) -> dict[str, Any]:
+    return {key: opens() for key, opens in parts.items()}

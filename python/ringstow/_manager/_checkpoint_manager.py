@@ -1,0 +1,695 @@
+"""`CheckpointManager`: the object by which a training loop saves, keeps and resumes.
+
+It decides when to save, remove and load, and in which order. How one process or several ranks do
+that is in `_one_process` and `_many_ranks`. It never reads or writes a checkpoint's bytes itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
+
+from ringstow import _native
+from ringstow._core import _policies
+from ringstow._core._arguments import StrPath, absolute, step_number
+from ringstow._core._call_lock import Turn
+from ringstow._core._config import Config, given, without_tiers
+from ringstow._core._damage import OnCorrupt
+from ringstow._core._errors import Error, InvalidStateError, NotDurableError
+from ringstow._core._metrics import metrics_of
+from ringstow._core._waiting import patiently
+from ringstow._manager import _rules, _setup, _tiers
+from ringstow._manager._after_save import Upkeep
+from ringstow._manager._previous import PreviousSteps
+from ringstow._manager._restore import Restored, newest_intact, passed_over
+from ringstow._manager._run_directory import RunLock
+from ringstow._reports._blocked_time import counted_since
+from ringstow._saving._guard import Staging, check_staging
+from ringstow._saving._tier_copies import checked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    import torch.distributed as dist
+
+    from ringstow._core._policies import Mode, Nodes, Previous, Retention, Tiers
+    from ringstow._reports._reports import PromotionReport, SaveReport
+    from ringstow._reports._run_reports import Retained, Step
+    from ringstow._saving._base import Base
+    from ringstow._saving._save_future import SaveHandle
+
+_log = logging.getLogger("ringstow")
+
+
+class CheckpointManager:
+    """Saves the steps of a training into one directory, keeps those it should, and resumes.
+
+    ::
+
+        with ringstow.CheckpointManager("run", keep=3) as manager:
+            restored = manager.restore()  # None if nothing was committed yet
+            if restored is not None:
+                model.load_state_dict(restored.state["model"])
+            ...
+            manager.save_async(step, {"model": model.state_dict()}, metrics={"loss": loss})
+
+    Step 1000 is saved to ``step-00001000``. One save is in progress at a time: every method but the
+    properties first waits for the save in progress and the removal of old steps after it. If that
+    save failed, and nobody has asked its handle, the method raises the failure, once.
+
+    With several ranks (``torch.distributed``) every rank makes the manager and calls each method in
+    the same order. States are saved and loaded as by ``ringstow.distributed``.
+
+    Call it from one thread. A second thread waits until the first one's call returns. A signal
+    handler that interrupts a call gets BusyError. A forked child must make a manager of its own.
+    docs/manager.md is the guide.
+    """
+
+    def __init__(
+        self,
+        root: StrPath,
+        *,
+        keep: int | Retention | None = None,
+        tiers: Iterable[StrPath] | Tiers | None = None,
+        nodes: Nodes | None = None,
+        base: Literal["previous"] | Previous | None = None,
+        staging: Staging = "guard",
+        config: Config | None = None,
+        allow_pickle: bool = False,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """Make a manager. Without ``nodes`` it creates no directory before the first save.
+
+        Args:
+            root: the directory of the run.
+            keep: which steps to keep: a number of the newest, or a `Retention`. None removes none.
+            tiers: where to copy each step in the background, nearest first: directories on other
+                disks and object stores, such as ``["/shared/run", "s3://bucket/run"]``, or `Tiers`,
+                which also says how many stay in each place. If saves are faster than copies, steps
+                in between are passed over. `restore` takes the newest step of all tiers, and what
+                is damaged on one from the next. On several ranks, rank 0 copies; with ``nodes`` the
+                first rank of each node copies its files. None means those of ``config``, and ``[]``
+                none.
+            nodes: ``Nodes()`` if ``root`` is on each node's own disk, and ranks on other nodes do
+                not see it; ``Nodes(replicas=2)`` also copies each node's files to the next one. The
+                first rank of each node removes old steps there. None means that all ranks see
+                ``root``.
+            base: ``"previous"`` links files of the step before whose tensors have not changed,
+                instead of writing them again; see `ringstow.save`. `Previous` also says which saves
+                write all. None writes all.
+            staging: how `save_async` keeps the values of the call, as in `ringstow.save_async`.
+                ``"unguarded"`` is refused on several ranks.
+            config: the settings of saves and loads; None means the defaults.
+            allow_pickle: pickle values of other types, and unpickle them, as in `ringstow.save`.
+            group: the ranks that share the run's checkpoints: a gloo group that training does not
+                use, since a background save communicates in it. None means all ranks, in a new
+                group.
+
+        Raises:
+            TypeError: an argument has a value of the wrong type.
+            InvalidStateError: ``keep`` is below 1; or ``root`` is a URL, or one of ``tiers`` is in
+                ``root`` or is a URL that cannot be understood; or `Tiers` has a field for places
+                and names none; or with ``Tiers.keep_here``, ``Tiers.keep`` is less than ``keep``,
+                so that steps would be nowhere; or ``staging`` or ``base`` is unknown, or not for
+                several ranks; or ``nodes`` goes with one process, ``base`` or
+                ``Retention.slim_after``; or there are fewer nodes than ``Nodes.replicas``.
+        """
+        self._keep = _policies.retention(keep)
+        self._root = absolute(root)
+        found = given(config)
+        there = _policies.tiers(tiers)
+        places = checked(found.tiers if there.places is None else there.places, self._root, found)
+        _tiers.refuse_without(places, there)
+        rate = found.promotion_rate if there.rate is None else there.rate
+        config = without_tiers(found)  # the manager copies by itself
+        evicts = there.keep_here is not None
+        on_tiers = _rules.on_tiers(self._keep, there)
+        plan = _tiers.Plan(places, rate, on_tiers, self._keep, evicts)
+        clearing = _rules.clearing(self._root, self._keep, places, there.keep_here, config)
+        check_staging(staging)
+        previous = _policies.previous(base)
+        not_for_nodes = {"base": base, "Retention.slim_after": self._keep.slim_after}
+        _setup.check_nodes(_policies.nodes(nodes), config, **not_for_nodes)
+        self._node_local = nodes is not None
+        # Each node removes old steps by itself, so all ranks need the same rules.
+        rules = None if nodes is None else (self._keep, plan, there.keep_here)
+        same = {"nodes": nodes, "keep and tiers": rules}
+        saves = _setup.Saves(config, staging, allow_pickle)
+        if nodes is not None:
+            made = _setup.for_nodes(self._root, plan, nodes.replicas, same, saves, group)
+        else:
+            given_to = (self._root, plan, _rules.droppable(self._keep), same, saves, group)
+            made = _setup.for_ranks(*given_to, clearing.note_damage)
+        self._side, self._run, self._steps, self._copier = made
+        self._previous: PreviousSteps | None = None
+        if previous is not None:
+            self._previous = PreviousSteps(previous.full_every, self._run.newest)
+        self._copies_elsewhere = bool(places) and nodes is None and not self._side.is_first
+        self._upkeep = Upkeep(
+            self._root,
+            self._copier,
+            clearing,
+            self._previous,
+            self._side.from_first,
+            leads=self._side.leads,
+            evicts=evicts,
+            node_local=self._node_local,
+        )
+        if self._side.leads:
+            from ringstow._reports import _history  # needs the reports: `import ringstow` does not
+
+            _history.keep(self._root)
+        self._config, self._tiers = config, places
+        self._turn = Turn(self._root)
+        self._lock = RunLock(self._root)
+        self._owns_run = False
+        self._saving: _Saving | None = None
+        self._left_out: int | None = None
+        """The last step, if it was left out by ``on_busy="skip"``."""
+        self._has_read_newest = False
+
+    def __repr__(self) -> str:
+        return f"<CheckpointManager {self._root!r}{' closed' if self._turn.is_closed else ''}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if not self._turn.is_own():  # a forked child leaves the block
+            return
+        if error is None:
+            self.close()
+        elif not self._turn.is_closed:
+            self._give_up()
+
+    @property
+    def root(self) -> str:
+        """The directory of the run."""
+        return self._root
+
+    @property
+    def retention_report(self) -> Retained | None:
+        """What the last removal of old steps did; None before the first, or if it failed.
+
+        Several ranks get rank 0's report with their next call.
+        """
+        return self._upkeep.report
+
+    @property
+    def retention_error(self) -> Exception | None:
+        """Why the last removal or slimming of old steps failed, or None. Rank 0 alone knows it."""
+        return self._upkeep.error
+
+    @property
+    def promotion_report(self) -> PromotionReport | None:
+        """What the last copy to one of the ``tiers`` did; None before the first. Rank 0's alone."""
+        return self._copier.report
+
+    @property
+    def promotion_error(self) -> BaseException | None:
+        """Why the last copy to one of the ``tiers`` failed, or None. Rank 0 alone knows it.
+
+        With ``Nodes.replicas``, why the last copy to another node failed.
+        """
+        return self._copier.error
+
+    def raise_failures(self) -> None:
+        """Raise why the last removal of old steps, or the last copy of one, failed, if it did.
+
+        A failed save is raised by the next call anyway. These failures stop no training: they are
+        logged at once, and tried again after the next save. Call this where they are to count, such
+        as at the end of a job, also after `close`. Rank 0 alone knows of them; with ``nodes`` the
+        first rank of each node.
+
+        Raises:
+            Exception: `retention_error` or `promotion_error`, or an ExceptionGroup of both.
+            Error: the system refused to remove steps; names them.
+        """
+        errors = [one for one in (self.retention_error, self.promotion_error) if one is not None]
+        done = self.retention_report
+        failed = [] if done is None else [left for left in done.left if left.failed]
+        if failed:
+            said = "; ".join(f"{left.path}: {left.reason}" for left in failed)
+            errors.append(Error(f"not removed: {said}"))
+        if len(errors) > 1:
+            raise BaseExceptionGroup(
+                f"{self._root} is saved, but not tidied and not copied", errors
+            )
+        if errors:
+            raise errors[0]
+
+    def wait_promoted(self, timeout: float | None = None) -> bool:
+        """Wait for the save in progress, and until its step has all copies, or has failed to.
+
+        These are the copies on ``tiers``, and with ``Nodes.replicas`` on other nodes.
+
+        Returns:
+            Whether they are there; False if ``timeout`` seconds were not enough, or the copy
+            failed, as `promotion_error` says, or the save, as the next call raises.
+
+        Raises:
+            InvalidStateError: without ``nodes`` rank 0 alone copies, and this is another one.
+        """
+        if self._copies_elsewhere:
+            raise InvalidStateError("rank 0 alone copies to the tiers, and knows what is there")
+        saving = self._saving
+        if saving is not None:
+            until = None if timeout is None else time.monotonic() + timeout
+            if not saving.is_over.wait(timeout) or not saving.handle._is_committed():
+                return False
+            timeout = None if until is None else max(until - time.monotonic(), 0)
+        return self._copier.wait(timeout)
+
+    # Saves.
+
+    def save(
+        self, step: int, state: dict[Any, Any], metrics: Mapping[str, Any] | None = None
+    ) -> SaveReport:
+        """Save a step, return once it is durable, and remove the steps that no rule keeps.
+
+        Replaces a step of the same number at its commit. A failed removal is no failure of the
+        save: it is logged, and tried again after the next save. The first save after `restore` of
+        the newest step also finishes a removal that a kill has cut short, before it begins.
+
+        Args:
+            step: the step's number.
+            state: as in `ringstow.save`; on several ranks, as in ``ringstow.distributed.save``, and
+                there objects with ``state_dict`` and ``load_state_dict``, whose dict is saved.
+            metrics: numbers by name, for ``Retention.best`` and `best`. On several ranks rank 0's
+                count.
+
+        Returns:
+            What was done, on several ranks by this rank.
+
+        Raises:
+            Exception: as in `ringstow.save`. On several ranks, as in ``ringstow.distributed.save``,
+                on all of them.
+        """
+        number, begun = _numbered(step), time.perf_counter()
+        with self._call("save", number):
+            path, base = self._prepare(number)
+            self._left_out = None
+            try:
+                with counted_since(begun):
+                    report = self._side.save(state, path, number, metrics, base)
+            except NotDurableError:
+                self._upkeep.rescue(path)
+                raise
+            except BaseException as error:
+                _rules.explain(self._keep, error)
+                raise
+            self._upkeep.committed(path)
+        return report
+
+    def save_async(
+        self,
+        step: int,
+        state: dict[Any, Any],
+        metrics: Mapping[str, Any] | None = None,
+        *,
+        on_busy: _setup.OnBusy = "wait",
+    ) -> SaveHandle:
+        """Start to save a step in the background, and return; otherwise as `save`.
+
+        The old steps are removed in the background, after the commit.
+
+        Args:
+            step: the step's number.
+            state: as in `save`.
+            metrics: as in `save`.
+            on_busy: what to do while the save before, or the removal of old steps after it, is in
+                progress. ``"wait"`` waits for it. ``"skip"`` does not save this step: it logs a
+                warning, and the handle's ``skipped`` is true. A step that ``Retention.every`` keeps
+                is never skipped: the call waits. On several ranks all must say the same, and rank 0
+                decides for all.
+
+        Returns:
+            The handle to wait on, a `concurrent.futures.Future`. You need not keep it: the next
+            call, or the end of the ``with`` block, raises a failure.
+
+        Raises:
+            InvalidStateError: an unknown ``on_busy``; or the ranks make different calls.
+            Exception: as in `ringstow.save_async`.
+        """
+        number, begun = _numbered(step), time.perf_counter()
+        _setup.check_on_busy(on_busy)
+        if _rules.stays(self._keep, number):
+            on_busy = "wait"  # the ranks compare it, so they must have the same ``every``, too
+        if on_busy == "skip":
+            skipped = self._skipped(number, metrics)
+            if skipped is not None:
+                return skipped
+        with self._call("save_async", number, on_busy):
+            path, base = self._prepare(number)
+            with counted_since(begun):
+                handle: SaveHandle = self._side.save_async(state, path, number, metrics, base)
+            handle._explained_by(functools.partial(_rules.explain, self._keep))
+            self._saving = _Saving(handle, self._upkeep.follow(handle, path))
+            self._left_out = None
+        return handle
+
+    def _skipped(self, step: int, metrics: Mapping[str, Any] | None) -> SaveHandle | None:
+        """Return the handle of a step that is left out, on all ranks; None if it is to be saved."""
+        with self._turn.taken("save_async"):
+            self._side.check()
+            saving = self._saving
+            # Twice: the first to come may have said "busy" long before the last one came.
+            for _ in range(2):
+                said = "over" if saving is None or saving.is_over.is_set() else "busy"
+                if saving is not None and saving.handle._was_cancelled:
+                    said = "cancelled"  # it is gone soon: this step takes its place
+                all_said = self._side.meet(("save_async", step, "skip"), None, said)
+                if all_said[0] != "busy" or "cancelled" in all_said:
+                    return None
+            noted: dict[str, float] = {}
+            self._side.each(lambda: noted.update(metrics_of(metrics)))
+            from ringstow._saving._handle import (
+                skip,  # imports futures, which `import ringstow` does not
+            )
+
+            # On another rank than the first the save may have ended.
+            before = "the step before" if saving is None else saving.handle.path
+            is_first, self._left_out = self._left_out is None, step
+            path = _native.usual_path(self._root, step)
+            return skip(path, step, noted, before, is_first=is_first)
+
+    def wait(self) -> None:
+        """Wait for the save in progress and the removal of old steps after it.
+
+        Ctrl-C ends the wait, and the save goes on: wait again.
+
+        Raises:
+            Exception: why the save failed, unless its handle was asked.
+        """
+        with self._call("wait"):
+            pass
+
+    def close(self) -> None:
+        """Wait as `wait` does, and for the copies to ``tiers``; close, even if the save failed.
+
+        A copy that failed is tried a last time.
+
+        The end of a ``with`` block does it. If the block raised, a failed save is logged instead.
+        After ``destroy_process_group()``, or if the process group came after the manager, each rank
+        closes by itself.
+
+        Raises:
+            Exception: as in `wait`.
+        """
+        if self._turn.is_closed and self._turn.is_own():
+            return
+        if self._has_its_ranks():
+            with self._call("close"):
+                pass
+        else:
+            self._close_alone()
+
+    # What there is.
+
+    def steps(self) -> list[Step]:
+        """List the steps in ``root``, oldest first, including those that can't be loaded.
+
+        `ringstow.steps` lists those of a tier.
+
+        Raises:
+            OSError: the directory, or one in it that may be a step, can't be read.
+        """
+        with self._call("steps"):
+            return self._side.first(self._run.steps)
+
+    def latest(self) -> Step | None:
+        """Return the newest step that can be loaded, by its number; None if there is none yet.
+
+        Looks at the ``tiers``, too, and returns the nearest copy that can be loaded by itself.
+        Judges by manifests and lengths of files. Logs each newer step that can't be loaded.
+
+        Raises:
+            IncompleteCheckpointError, CorruptCheckpointError, FormatError: steps were committed,
+                and none of them can be loaded: why the newest cannot.
+            InvalidStateError: nothing in the directory counts as a step, but it has checkpoints.
+            OSError: as in `steps`; or a tier does not answer.
+        """
+        with self._call("latest"):
+            return self._side.first(self._steps.newest)
+
+    def best(self, metric: str | None = None, mode: Mode | None = None) -> Step | None:
+        """Return the step with the best value of a metric, of several the newest.
+
+        Looks at the ``tiers``, too, and returns the nearest copy.
+
+        Args:
+            metric: the metric's name; None means that of ``Retention.best``.
+            mode: whether the smallest value is the best, ``"min"``, or the largest, ``"max"``.
+
+        Returns:
+            The step; None if no step that can be loaded has a number for the metric.
+
+        Raises:
+            InvalidStateError: neither the call nor ``Retention.best`` names a metric.
+            OSError: as in `steps`; or a tier does not answer.
+        """
+        metric, mode = _rules.metric_of_best(self._keep, metric, mode)
+        with self._call("best", metric, mode):
+            steps = self._side.first(self._steps.loadable)
+        return _rules.best_of(steps, metric, mode)
+
+    # Resume.
+
+    def restore(
+        self,
+        step: int | None = None,
+        into: dict[Any, Any] | None = None,
+        on_corrupt: OnCorrupt = "raise",
+        strict: bool = True,
+        drop_newer: bool = False,
+    ) -> Restored | None:
+        """Load a step, the newest if none is named.
+
+        Saves that were killed before their commit do not count. The newest is the one with the
+        highest number, unless the run has gone back: what was saved after that is newer.
+
+        Args:
+            step: the step's number.
+            into: a state dict to fill, as in `ringstow.load_into`; several ranks need it, since it
+                says which shards this rank has.
+            on_corrupt: ``"previous"`` goes to the newest earlier step that is intact if the newest
+                is damaged, or its disk has bad sectors, and logs a warning that names what it
+                passes over. If none is intact, the newest one's error is raised. Any other failure
+                is always raised: a missing disk or permission must not cost progress.
+            strict: require the same keys in ``into`` and the step, as in `ringstow.load_into`.
+            drop_newer: remove the steps that are newer than the named one, here and on the
+                ``tiers``, but for those that `keep` keeps; waits for copies in progress. Otherwise
+                they stay until the rules remove them, and a warning names them.
+
+        Returns:
+            The step and its state; None if no step is named and nothing was committed yet. A
+            warning then names the directory, which may be mistyped.
+
+        Raises:
+            NoCheckpointError: the directory does not have the named step; names those it has.
+            ValueError: an unknown ``on_corrupt``, or ``"previous"`` together with a step.
+            InvalidStateError: several ranks, and no ``into``; or the directory has checkpoints, and
+                none of them counts as a step.
+            KeyMismatchError: the step does not fit ``into``; says why and what to do.
+            CorruptCheckpointError, FormatError: the bytes on disk are not those that were written.
+                After that, ``into`` is undefined.
+            MissingFilesError: files of the step are missing, or on a disk that is not mounted.
+            OSError: the system refused: no permission, a failing disk.
+        """
+        if on_corrupt not in get_args(OnCorrupt):
+            raise ValueError(f'on_corrupt is "raise" or "previous", not {on_corrupt!r}')
+        number = step_number(step)
+        if number is None and drop_newer:
+            raise ValueError("drop_newer removes the steps that are newer than the one you name")
+        if number is not None and on_corrupt == "previous":
+            raise ValueError(
+                f'on_corrupt="previous" is for the newest step; step {number} was named, and no '
+                "other is loaded in its place: leave out one of the two"
+            )
+        with self._call("restore", number, on_corrupt, strict, drop_newer):
+            self._side.check_into(into)
+            if number is None:
+                look = functools.partial(self._steps.candidates, on_corrupt)
+            else:
+                look = functools.partial(self._steps.named, number)
+            found, restored = newest_intact(
+                self._side, look, into, on_corrupt, self._side.from_first, strict=strict
+            )
+            if found:
+                _native.follow(self._root, max(one.order for one in found))
+            if number is None:
+                self._follow_newest(found, restored)
+            else:
+                there = self._tiers if self._side.is_first else ()
+                go_back = functools.partial(self._upkeep.go_back, drop_newer=drop_newer)
+                loadable = self._run.loadable
+                self._side.each(lambda: go_back(found[0], there, self._config, loadable))
+            is_here = restored is not None and self._steps.is_here(restored.path)
+            if restored is not None and is_here and self._previous is not None:
+                self._previous.restored(restored.path)
+        return restored
+
+    def _follow_newest(self, found: list[Step], restored: Restored | None) -> None:
+        """After a restore of the newest intact step, have copied what the tiers lack."""
+        lacking = self._steps.lacking(found)
+        self._upkeep.find_out(lacking, passed_over(found, restored))
+        if restored is None:
+            if self._side.is_first:
+                self._steps.tell_empty()
+            return
+        is_here = self._steps.is_here(restored.path)
+        may_lack = self._node_local or restored.path in lacking
+        if is_here and not restored.dropped and may_lack:
+            # A kill may have cut its copy short, and a node may be new.
+            self._copier.add_found(restored.path)
+        is_newest = restored.path == found[0].path and not self._steps.passed_over
+        self._has_read_newest = is_here and is_newest
+
+    def keep(self, step: int) -> None:
+        """Keep a step until `release`: no rule removes it, slims it or lets it leave ``root``.
+
+        Nor do the rules remove its copies on ``tiers``.
+
+        Raises:
+            NoCheckpointError: there is no such step in ``root``.
+            OSError: the system refused.
+        """
+        number = _numbered(step)
+        with self._call("keep", number):
+            self._pin(lambda: self._run.named(number)[0].path, _native.pin)
+
+    def release(self, step: int) -> bool:
+        """Let a step go that was kept; from now on the rules decide. Return whether it was kept.
+
+        Raises:
+            NoCheckpointError: there is no such step in ``root``, and none was kept.
+            OSError: the system refused.
+        """
+        number = _numbered(step)
+        with self._call("release", number):
+            return self._pin(
+                lambda: _native.kept(self._root, number) or self._run.named(number)[0].path,
+                _native.unpin,
+            )
+
+    def _pin(self, find: Callable[[], str], change: Callable[[str], bool | None]) -> bool:
+        path = self._side.first(find)
+        was_kept = path.rpartition("/")[2] in self._side.first(lambda: _native.pinned(self._root))
+
+        def changed() -> None:
+            if self._side.leads:
+                change(path)
+
+        self._side.each(changed)
+        return was_kept
+
+    def _prepare(self, step: int) -> tuple[str, Base | None]:
+        """Finish a removal that a kill has cut short; return where to save a step, and its base.
+
+        Only once the newest step has been read and is intact: otherwise an older one may be the
+        last that can be resumed. Before the first save, keeps other managers out.
+        """
+        if not self._owns_run:
+            self._side.each(self._lock.take if self._side.leads else lambda: None)
+            self._owns_run = True
+        if self._has_read_newest:
+            self._has_read_newest = False
+            self._upkeep.clear()
+        self._upkeep.make_room()
+        previous = self._previous
+
+        def place() -> tuple[str, Base | None]:
+            self._lock.check()
+            return self._run.path_of(step), None if previous is None else previous.base()
+
+        return self._side.first(place)
+
+    # Calls.
+
+    @contextlib.contextmanager
+    def _call(self, name: str, *arguments: object) -> Iterator[None]:
+        """Run one method, once the save in progress has ended on all ranks."""
+        with self._turn.taken(name):
+            self._side.check()
+            try:
+                failure = self._ended()
+                reports = self._side.meet((name, *arguments), failure, self._upkeep.report)
+                self._upkeep.report = reports[0]
+                yield
+            finally:
+                if name == "close" and self._saving is None:
+                    self._upkeep.close()
+                    self._shut()
+
+    def _ended(self) -> BaseException | None:
+        """Wait for the save in progress; return its failure if nobody has asked for it."""
+        saving = self._saving
+        if saving is None:
+            return None
+        patiently(
+            saving.is_over.wait,
+            f"the manager waits for the save to {saving.handle.path}, and the removals after it",
+        )
+        failure = saving.handle._unasked_failure()
+        self._saving = None
+        return failure
+
+    def _has_its_ranks(self) -> bool:
+        try:
+            self._side.check()
+        except InvalidStateError:
+            return False
+        return True
+
+    def _close_alone(self) -> None:
+        """Close without the other ranks: there is no group any more to meet them in."""
+        with self._turn.taken("close"):
+            try:
+                failure = self._ended()
+                if failure is not None:
+                    raise failure
+            finally:
+                if self._saving is None:  # Ctrl-C has not ended the wait
+                    self._upkeep.close()
+                    self._shut()
+
+    def _give_up(self) -> None:
+        """Wait for the save in progress without the other ranks, and log its failure."""
+        with self._turn.taken("__exit__"):
+            failure = self._ended()
+            if failure is not None:
+                _log.error("the last save to %s failed: %s", self._root, failure, exc_info=failure)
+            self._shut()
+
+    def _shut(self) -> None:
+        if self._left_out is not None and self._side.is_first:
+            _log.warning(
+                "the last step of %s, %d, is not saved: the save before was in progress, and "
+                'on_busy="skip" leaves it out. End a training with save(), which waits',
+                self._root,
+                self._left_out,
+            )
+        self._turn.is_closed = True
+        self._copier.end_retries()
+        self._side.close()
+        self._lock.release()
+        _native.release_memory()
+
+
+class _Saving(NamedTuple):
+    """The background save in progress, and whether its removal of old steps has ended."""
+
+    handle: SaveHandle
+    is_over: threading.Event
+
+
+def _numbered(step: int) -> int:
+    number = step_number(step)
+    if number is None:
+        raise TypeError("step is an integer, not None")
+    return number

@@ -1,0 +1,219 @@
+"""The directory of a run: its steps, where the next one goes, and which manager saves there."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from ringstow import _native
+from ringstow._core._config import native_json
+from ringstow._core._errors import BusyError, NoCheckpointError
+from ringstow._foreign import _steps
+from ringstow._ranks import _conflicts
+from ringstow._reading import _catalog
+from ringstow._reading._checkpoint import open as open_checkpoint
+
+if TYPE_CHECKING:
+    from ringstow._core._config import Config
+    from ringstow._core._damage import OnCorrupt
+    from ringstow._reports._run_reports import Step
+
+_log = logging.getLogger("ringstow")
+
+
+class Run:
+    """The steps of a run in its directory and on tiers, as the rank sees them that looks."""
+
+    def __init__(self, root: str, config: Config | None, tiers: tuple[str, ...] = ()) -> None:
+        self.root = root
+        self.tiers = tiers
+        self._config = config
+        self._found = _native.RunSteps(root, tiers, native_json(config))
+        self._paths: dict[int, str] | None = None
+        self.passed_over: list[Step] = []
+        """Newer steps that the last search has not returned, since files of them are lost."""
+
+    def steps(self) -> list[Step]:
+        """List the steps in the directory, oldest first."""
+        return _catalog.steps(self.root, config=self._config)
+
+    def newest(self) -> Step | None:
+        """Return the newest step that can be loaded by itself; log newer ones that cannot.
+
+        Raises:
+            Error: steps were committed, and none can be loaded; or nothing there counts as a step.
+            OSError: the directory or a tier can't be read.
+        """
+        return next(iter(listed(self._found.newest()) or self._left()), None)
+
+    def loadable(self) -> list[Step]:
+        """Return the steps that can be loaded, newest first, and of one the nearest copy first.
+
+        Raises:
+            OSError: the directory or a tier can't be read.
+        """
+        return listed(self._found.loadable())
+
+    def candidates(self, on_corrupt: OnCorrupt) -> list[Step]:
+        """Return the committed steps, newest first, and of one step the nearest copy first.
+
+        Damaged ones, too. If nothing was committed, what another program has left.
+
+        Raises:
+            Error: nothing there counts as a step, but something was committed.
+            OSError: the directory or a tier can't be read: it may have the newest step.
+        """
+        found = listed(self._found.candidates(on_corrupt == "previous"))
+        if found:
+            self._tell_newer(found[0])
+            return found
+        left = self._left()
+        for one in left:
+            _log.warning(
+                "%s holds no step of ringstow's yet: restoring %s, which another program has left. "
+                "The next save is ringstow's; that program's checkpoints stay until you remove "
+                "them",
+                self.root,
+                one.path,
+            )
+        return left
+
+    def named(self, step: int) -> list[Step]:
+        """Return the copies of the step of this number, the nearest first.
+
+        Raises:
+            NoCheckpointError: neither the directory nor a tier has it; names those that they have.
+            OSError: the directory or a tier can't be read.
+        """
+        try:
+            return listed(self._found.named(step))
+        except NoCheckpointError:
+            left = [one for one in _steps.found_in(self.root) if one.step == step]
+            if len(left) != 1:
+                raise
+            return [_step_of(left[0])]
+
+    def lacking(self, found: list[Step]) -> list[str]:
+        """Return the paths of the whole steps here that a tier lacks, going by what was found."""
+        seen = [(step.path, step.order, step.status == "committed") for step in found]
+        return _native.lacking(seen, self.tiers)
+
+    def is_here(self, path: str) -> bool:
+        """Whether a step is in the run's own directory."""
+        return not any(path.startswith(f"{tier}/") for tier in self.tiers)
+
+    def tell_empty(self) -> None:
+        """Warn that there is nothing to restore: the directory may be mistyped."""
+        there = "" if os.path.isdir(self.root) else " (no such directory)"
+        tiers = f" and {' and '.join(self.tiers)}" if self.tiers else ""
+        _log.warning("nothing in %s%s%s: starting anew", self.root, there, tiers)
+
+    def path_of(self, step: int) -> str:
+        """Return where to save a step: in place of the step of that number, if there was one.
+
+        Raises:
+            InvalidStateError: a link is there, or a copy of another step.
+        """
+        if self._paths is None:
+            try:
+                self._paths = {s.step: s.path for s in self.steps() if s.step is not None}
+            except Exception as error:  # it says nothing about the save, which may go well
+                _log.warning("cannot list the steps in %s: %s", self.root, error)
+        path = (self._paths or {}).get(step) or _native.usual_path(self.root, step)
+        _native.check_own_name(path)
+        return path
+
+    def _left(self) -> list[Step]:
+        """Return the newest checkpoint that another program has left, in a list."""
+        left = _steps.newest_in(self.root)
+        return [] if left is None else [_step_of(left)]
+
+    def _tell_newer(self, found: Step) -> None:
+        """Warn of checkpoints of another program with a higher number, which are passed over."""
+        newer = [one for one in _steps.found_in(self.root) if (one.step or 0) > (found.step or 0)]
+        if newer:
+            _log.warning(
+                "%s, which another program has left, has a higher step than %s, and is passed "
+                "over: to go on from it, load it with ringstow.load(%r)",
+                newer[-1].path,
+                found.path,
+                newer[-1].path,
+            )
+
+
+def listed(text: str) -> list[Step]:
+    """Return the steps that the native side lists."""
+    from ringstow._reports._run_reports import Step
+
+    return Step.list_from_json(text)
+
+
+class RunLock:
+    """The lock of a run: one manager saves there. Readers and saves without one need none."""
+
+    def __init__(self, root: str) -> None:
+        """Name the run."""
+        self._root = root
+        self._held: _native.RunLock | None = None
+
+    def take(self) -> None:
+        """Keep other managers from saving there.
+
+        Raises:
+            BusyError: another one does, in this process or in another; says which.
+            InvalidStateError: another rank of this job has, and there is no process group.
+            OSError: the directory cannot be made, or its lock file not be opened.
+        """
+        if _native.RunLock.is_own(self._root):
+            gc.collect()  # a manager that was dropped without `close` may wait for it
+        try:
+            self._held = _native.RunLock(self._root)
+        except BusyError as error:
+            raise _conflicts.explained(error, is_own=False) from None
+        try:
+            _conflicts.refuse_run_of_other_ranks(self._root)
+        except BaseException:
+            self.release()
+            raise
+
+    def check(self) -> None:
+        """Raise BusyError if a manager on another host has taken the run over meanwhile."""
+        if self._held is not None:
+            self._held.check()
+
+    def release(self) -> None:
+        """Let other managers save there."""
+        held, self._held = self._held, None
+        if held is not None:
+            held.release()
+
+
+def step_at(path: str, config: Config | None) -> Step:
+    """Return the committed checkpoint at a path.
+
+    Raises:
+        Error, OSError: it cannot be opened.
+    """
+    from ringstow._reports._run_reports import Step
+
+    with open_checkpoint(path, config=config) as checkpoint:
+        info = checkpoint.info
+    return Step(
+        path=path,
+        step=info.step,
+        metrics=info.metrics,
+        dropped=info.dropped,
+        created_unix_ms=info.created_unix_ms,
+        order=(0, info.step or 0, 0, info.created_unix_ms),
+        nbytes=None,
+        status="committed",
+        problem=None,
+    )
+
+
+def _step_of(left: _steps.Left) -> Step:
+    from ringstow._reports._run_reports import Step
+
+    return Step.of_foreign(left.path, left.step)

@@ -1,0 +1,117 @@
+"""What a `CheckpointManager` works with, for one process, several ranks, or several nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+from ringstow._core._config import Config, native_json
+from ringstow._core._errors import InvalidStateError
+from ringstow._manager._one_process import Alone, Side
+from ringstow._manager._run_directory import Run
+from ringstow._manager._tiers import Plan, promoter
+from ringstow._ranks import _conflicts
+from ringstow._saving._copy_queue import Copier
+from ringstow._saving._guard import Staging
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from ringstow._core._policies import Nodes
+
+OnBusy = Literal["wait", "skip"]
+"""What `CheckpointManager.save_async` does while the save before is in progress."""
+
+
+class Setup(NamedTuple):
+    """Who saves and loads, and what is where."""
+
+    side: Side[Any]
+    run: Run
+    """The steps in the run's directory."""
+    steps: Run
+    """The steps there and on the tiers."""
+    copier: Copier
+
+
+class Saves(NamedTuple):
+    """How saves and loads are made."""
+
+    config: Config | None
+    staging: Staging
+    allow_pickle: bool
+
+
+def for_ranks(
+    root: str,
+    plan: Plan,
+    apart: tuple[str, ...],
+    same: Mapping[str, object],
+    saves: Saves,
+    group: dist.ProcessGroup | None,
+    note_damage: Callable[[str], object],
+) -> Setup:
+    """Return the setup of one process, or of ranks that all see the directory.
+
+    Args:
+        root: the directory of the run.
+        plan: what is copied where. The first rank does that.
+        apart: names of the state that get files of their own.
+        same: arguments that all ranks must give alike.
+        saves: how saves and loads are made.
+        group: the ranks; None means all, or this process if there are no ranks.
+        note_damage: is called with the path of each step that cannot be copied.
+    """
+    side: Side[Any] = Alone(*saves, apart)
+    if group is not None or _conflicts.ranks() is not None:
+        from ringstow._manager._many_ranks import Ranks
+
+        side = Ranks(*saves, group, apart=apart, same=same)
+    run = Run(root, saves.config)
+    steps = Run(root, saves.config, plan.tiers)
+    copied = plan if side.is_first else plan._replace(tiers=())
+    return Setup(side, run, steps, promoter(root, copied, saves.config, note_damage))
+
+
+def for_nodes(
+    root: str,
+    plan: Plan,
+    replicas: int,
+    same: Mapping[str, object],
+    saves: Saves,
+    group: dist.ProcessGroup | None,
+) -> Setup:
+    """Return the setup of ranks on nodes that share no directory.
+
+    Args:
+        root: the directory of the run, on each node's own disk.
+        plan: what is copied where. The first rank of each node copies its files.
+        replicas: on how many nodes the files of each node are.
+        same: arguments that all ranks must give alike.
+        saves: how saves and loads are made.
+        group: the ranks; None means all.
+    """
+    from ringstow._manager._node_ranks import NodeRanks
+
+    side = NodeRanks(root, replicas, plan, same, *saves, group)
+    return Setup(side, side.run, side.steps, side.copier)
+
+
+def check_on_busy(on_busy: object) -> None:
+    """Raise InvalidStateError for what `OnBusy` does not name."""
+    if on_busy not in get_args(OnBusy):
+        raise InvalidStateError(f'on_busy is "wait" or "skip", not {on_busy!r}')
+
+
+def check_nodes(nodes: Nodes | None, config: Config | None, **others: object) -> None:
+    """Refuse what does not go with ranks on nodes that share no directory."""
+    if nodes is None:
+        return
+    if not _conflicts.has_group():
+        raise InvalidStateError(
+            "nodes is for several ranks: call torch.distributed.init_process_group first, or leave "
+            "it out"
+        )
+    from ringstow.distributed import _nodes
+
+    _nodes.refuse(native_json(config), **others)

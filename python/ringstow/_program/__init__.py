@@ -1,0 +1,1 @@
+"""The ``ringstow`` program, as far as it is written in Python."""

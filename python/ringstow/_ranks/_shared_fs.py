@@ -1,0 +1,96 @@
+"""Waiting, on a host that sees late what another host has saved.
+
+A network file system may show an old directory for a while. Only there, and for a bounded time, an
+operation is tried again that failed because something is not there yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from ringstow import _native
+from ringstow._core._errors import MissingFilesError
+
+SEEN_S = _native.SEEN_S
+"""How long to wait, as the native side does for what the ranks of a save have written."""
+POLL_S = _native.POLL_S
+OLD_S = 600.0
+"""A checkpoint that was committed longer ago is seen by every host: what it lacks is lost.
+
+More than `SEEN_S`, since the clock of the server, which dates files, may be another.
+"""
+
+_MANIFEST = "manifest.json"
+
+_T = TypeVar("_T")
+_log = logging.getLogger("ringstow")
+
+
+def lacks_files(error: Exception) -> bool:
+    """Return whether a checkpoint is there whose files are missing or no longer those it lists."""
+    is_stale = isinstance(error, OSError) and error.errno == errno.ESTALE
+    return is_stale or isinstance(error, MissingFilesError)
+
+
+def is_old(path: str) -> bool:
+    """Return whether a checkpoint was committed so long ago that every host sees all of it."""
+    try:
+        committed = os.stat(os.path.join(path, _MANIFEST)).st_mtime
+    except OSError:
+        return False
+    return abs(time.time() - committed) > OLD_S
+
+
+def opened(
+    path: str, attempt: Callable[[], _T], is_late: Callable[[Exception], bool] = lacks_files
+) -> _T:
+    """Return what an attempt to open a checkpoint returns.
+
+    Where other hosts may use the file system, try again while the failure may come from a late
+    view.
+
+    Args:
+        path: the checkpoint's directory.
+        attempt: opens it.
+        is_late: whether a later attempt may succeed.
+
+    Raises:
+        Exception: what the last attempt raised.
+    """
+    try:
+        return attempt()
+    except Exception as error:
+        if not is_late(error) or is_old(path):
+            raise
+        system = _native.shared_file_system(path)
+        if system is None:
+            raise
+        _log.warning(
+            "waiting up to %.0f s for what another host may have saved: %s is on %s, and %s",
+            SEEN_S,
+            path,
+            system,
+            error,
+        )
+    until = time.monotonic() + SEEN_S
+    while True:
+        time.sleep(POLL_S)
+        look_again(path)
+        try:
+            return attempt()
+        except Exception as error:
+            if time.monotonic() >= until or not is_late(error):
+                raise
+
+
+def look_again(path: str) -> None:
+    """Make a network file system look for new names beside a path and below it: list both."""
+    for directory in (os.path.dirname(path), path):
+        with contextlib.suppress(OSError):
+            os.listdir(directory)

@@ -1,0 +1,493 @@
+"""Load a checkpoint: `load` creates new tensors, `load_into` fills existing ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from ringstow import _foreign, _native
+from ringstow._core import _arguments, _formatting
+from ringstow._core._arguments import StrPath
+from ringstow._core._config import Config, native_json
+from ringstow._core._dispatch_modes import real_tensors
+from ringstow._core._errors import IncompleteCheckpointError, ReplacedCheckpointError
+from ringstow._core._gc_pause import collector_paused
+from ringstow._core._waiting import Again
+from ringstow._ranks import _shared_fs
+from ringstow._reading import _load_into, _resolve, _salvage
+from ringstow._reading._names import Names, part_of, skeleton_of
+from ringstow._reports import _outcomes
+from ringstow._reports._progress import Progress
+from ringstow._saving import _tier_copies
+from ringstow._state.tensors import _cuda, _torch
+from ringstow._state.tensors._memory import Stored
+from ringstow._state.tree import _build, _containers, _mismatch, _select
+from ringstow._state.tree._damaged_tensors import Salvaged
+
+if TYPE_CHECKING:
+    import torch
+
+    from ringstow._reports._reports import LoadReport
+    from ringstow._state.tree._damaged_tensors import DamagedTensor
+
+_T = TypeVar("_T")
+
+_log = logging.getLogger("ringstow")
+
+
+@_arguments.explained(_arguments.LOAD_ARGUMENTS)
+def load(
+    path: StrPath | Sequence[StrPath],
+    *,
+    prefix: str | None = None,
+    keys: Iterable[str] | None = None,
+    verify: bool = True,
+    on_corrupt: Literal["raise", "skip"] = "raise",
+    allow_pickle: bool = False,
+    config: Config | None = None,
+    device: str | torch.device | None = None,
+    framework: Literal["torch", "numpy"] = "torch",
+) -> dict[Any, Any]:
+    """Load a checkpoint, or a part of it, into new tensors.
+
+    The result equals what was saved, including types and order, with two exceptions: Parameters and
+    other subclasses become plain tensors, and all tensors are dense. Tensors with the same elements
+    of the same memory, such as tied weights, share memory again; other views of one memory do not.
+    A tensor's storage can't be resized.
+
+    With ``prefix`` or ``keys`` the result has the same structure with the selected leaves only, and
+    only their bytes are read. A leaf's name is its path joined by dots, such as
+    ``optimizer.state.0.exp_avg``. A list or tuple is complete if any of its leaves is selected.
+
+    If a save replaces the checkpoint meanwhile, the result is entirely the old or entirely the new
+    one.
+
+    Args:
+        path: the checkpoint's directory, or its URL in an object store. A list names the tiers of a
+            run, the nearest first, such as ``["/nvme/run", "s3://bucket/run"]``: the newest step
+            that any of them has is loaded, from the nearest tier. What that tier lacks or has
+            damaged, one file or checksum chunk at a time, comes from the copy on the next one, with
+            a warning. The same goes for a path whose copies are on ``config.tiers``.
+        prefix: select the leaf of this name and all below it: ``"model"`` selects ``model.*``, and
+            not ``model_ema.*``.
+        keys: select the leaves of exactly these names.
+        verify: verify every checksum chunk that is read before using any of it.
+        on_corrupt: what to do about damaged tensors, arrays and objects. ``"skip"`` returns all
+            others in a `Salvaged`, a dict whose ``damaged`` names each that is missing, and warns
+            with CorruptCheckpointWarning. Dicts lack their keys; lists, tuples, defaultdicts and
+            fields have a `DamagedTensor` in the place. Missing and cut files count as damage, a
+            damaged manifest is an error. Reads everything twice: to check it, and to load it.
+        allow_pickle: unpickle what was saved with ``allow_pickle``, and objects that torch.load
+            refuses with ``weights_only``; this can run any code.
+        config: the settings; None means the defaults.
+        device: where to put torch tensors: ``"cpu"``, also for None; ``"cuda"``, the current
+            device; or ``"cuda:1"``. A load to a GPU goes through the staging memory. Everything
+            else stays on the host, including numpy arrays and arrays that were saved from a GPU.
+        framework: what torch tensors are loaded as: ``"torch"``, or ``"numpy"`` for arrays, which
+            needs no torch. bfloat16 and 8-bit floats then need the package ``ml_dtypes``.
+            torch.Size becomes a tuple, torch.dtype numpy's dtype, torch.device its name.
+
+    Returns:
+        The state dict.
+
+    Raises:
+        ValueError: both ``prefix`` and ``keys`` are given, or an unknown ``framework`` or
+            ``on_corrupt``, or a ``device`` for numpy, or ``on_corrupt="skip"`` without ``verify``.
+        KeyMismatchError: no name starts with ``prefix``, or ``keys`` are missing (all listed).
+        UnsupportedError: a pickled value without ``allow_pickle``, or one of a type that the
+            program has not imported; tensors without torch, or of a dtype that numpy lacks; an
+            unknown ``device``.
+        IncompleteCheckpointError: the directory holds no committed checkpoint; or the path is
+            None, which `latest` returns if there is none.
+        ReplacedCheckpointError: saves replaced it again and again, faster than it could be loaded.
+        CorruptCheckpointError: the bytes on disk are not those that were written; names the
+            tensors.
+        FormatError: the manifest is not ringstow's, or a newer version's.
+        OSError: the system refused: no such directory, no permission, a failing disk.
+    """
+    state, _ = loaded(
+        path,
+        prefix=prefix,
+        keys=keys,
+        verify=verify,
+        on_corrupt=on_corrupt,
+        allow_pickle=allow_pickle,
+        config=config,
+        device=device,
+        framework=framework,
+    )
+    return state
+
+
+@real_tensors()
+def loaded(
+    path: StrPath | Sequence[StrPath],
+    *,
+    prefix: str | None = None,
+    keys: Iterable[str] | None = None,
+    verify: bool = True,
+    on_corrupt: Literal["raise", "skip"] = "raise",
+    allow_pickle: bool = False,
+    config: Config | None = None,
+    device: str | torch.device | None = None,
+    framework: Literal["torch", "numpy"] = "torch",
+) -> tuple[dict[Any, Any], LoadReport]:
+    """Do what `load` does, and return also what was done."""
+    if prefix is not None and keys is not None:
+        raise ValueError("give prefix or keys, not both")
+    if isinstance(keys, str):
+        raise TypeError("keys is a collection of names; for one name give [name]")
+    if not isinstance(prefix, str | None):
+        raise TypeError(f"prefix is one name, not {prefix!r}; for several names give keys=")
+    check_framework(framework, device)
+    skips = _salvage.check_choice(on_corrupt, verify=verify)
+    source = _Source(path, config)
+    found = source.found
+    where = found.path
+    gpu = _cuda.device_named(device)
+    names = None if keys is None else list(keys)
+    progress = Progress(f"loading {os.path.basename(where)}")
+    with _outcomes.failing("load", where), _resolve.telling(found), progress:
+        state, report = source.read(
+            lambda found: _load(
+                found.path,
+                _opened(
+                    found,
+                    config,
+                    progress,
+                    damaged=skips,
+                    verify=verify,
+                    allow_pickle=allow_pickle,
+                ),
+                prefix,
+                names,
+                gpu,
+                skips=skips,
+                allow_pickle=allow_pickle,
+                as_numpy=framework == "numpy",
+            )
+        )
+    tell(report)
+    damaged = report.damaged
+    if not skips:
+        return state, report
+    salvaged = Salvaged(state)
+    vars(salvaged).update(getattr(state, "__dict__", {}), damaged=damaged)
+    _salvage.warn(where, damaged, "the load left tensors out")
+    return salvaged, report
+
+
+def tell(report: LoadReport) -> None:
+    """Tell of a load that has ended: its log line, and the callbacks of `on_done`."""
+    _tier_copies.loaded(report.path)
+    _outcomes.tell(_outcomes.Outcome(kind="load", path=report.path, report=report))
+    _outcomes.log(_formatting.of_load(report))
+
+
+class _Source:
+    """The checkpoint to load."""
+
+    def __init__(self, path: StrPath | Sequence[StrPath], config: Config | None) -> None:
+        """Find it; of a list, a failure to find one is one of the load."""
+        self._path = path
+        self._config = config
+        if isinstance(path, list | tuple):
+            with _outcomes.failing("load", _resolve.shown(path)):
+                self.found = _resolve.find(path, config)
+        else:
+            self.found = _resolve.find(path, config)
+
+    def read(self, attempt: Callable[[_resolve.Found], _T]) -> _T:
+        """Open and load it; start again if a save replaced it meanwhile.
+
+        The newest step of a list is looked for again if another process has removed it meanwhile.
+
+        Raises:
+            ReplacedCheckpointError: saves replaced it every time.
+        """
+        again = Again()
+        found = self.found
+        while True:
+            try:
+                return attempt(found)
+            except ReplacedCheckpointError as error:
+                if not again.may_try():
+                    raise
+                _log.debug("retrying the load: %s", error)
+            except (IncompleteCheckpointError, FileNotFoundError) as error:
+                if not _resolve.has_gone(self._path, found) or not again.may_try():
+                    raise
+                _log.debug("looking again for the newest step: %s", error)
+                found = _resolve.find(self._path, self._config)
+
+
+def _opened(
+    found: _resolve.Found,
+    config: Config | None,
+    progress: Progress,
+    *,
+    damaged: bool,
+    verify: bool,
+    allow_pickle: bool,
+) -> _native.Checkpoint | _foreign.Foreign:
+    settings = native_json(config)
+    others = _foreign.opened(
+        found.path, verify=verify, allow_pickle=allow_pickle, progress=progress.advance
+    )
+    if others is not None:
+        return others
+
+    def attempt(where: str, copies: list[str]) -> _native.Checkpoint:
+        return _native.Checkpoint(
+            where,
+            settings,
+            copies=copies,
+            foreign=_holds_model(where),
+            damaged=damaged,
+            verify=verify,
+            progress=progress.advance,
+        )
+
+    return _resolve.opened(
+        found, lambda where, copies: _shared_fs.opened(where, lambda: attempt(where, copies))
+    )
+
+
+def _holds_model(where: str) -> bool:
+    """Tell whether a directory holds safetensors files of another program, and no checkpoint."""
+    is_one = os.path.isfile(os.path.join(where, "manifest.json")) or not os.path.isdir(where)
+    return not is_one and _foreign.kind_of(where) == "hf"
+
+
+def check_framework(framework: str, device: object) -> None:
+    """Refuse an unknown framework, and a device for numpy.
+
+    Raises:
+        ValueError: either of these.
+    """
+    if framework not in ("torch", "numpy"):
+        raise ValueError(f'framework is "torch" or "numpy", not {framework!r}')
+    if framework == "numpy" and device is not None:
+        raise ValueError('device goes with framework="torch": numpy arrays are on the host')
+
+
+@collector_paused()
+def _load(
+    where: str,
+    checkpoint: _native.Checkpoint | _foreign.Foreign,
+    prefix: str | None,
+    names: list[str] | None,
+    gpu: torch.device | None,
+    *,
+    skips: bool,
+    allow_pickle: bool,
+    as_numpy: bool,
+) -> tuple[dict[Any, Any], LoadReport]:
+    """Load the selected leaves of a checkpoint; the report says what is damaged."""
+    if prefix or names is not None:
+        skeleton = part_of(checkpoint, where, prefix, names)
+    else:
+        skeleton = skeleton_of(checkpoint, where)
+    if isinstance(checkpoint, _foreign.Foreign) and checkpoint.has_text_keys:
+        _tell_numbers(where, skeleton)
+    damaged = _salvage.find(checkpoint, skeleton) if skips else {}
+    skeleton = _salvage.without(skeleton, damaged)
+    contents = _build.Contents(where, checkpoint.tensor, allow_pickle=allow_pickle)
+    survey = _build.Survey(contents, apart=gpu is not None)
+    wanted = None
+    if gpu is None and not isinstance(checkpoint, _foreign.Foreign):
+        wanted = survey.add_all(skeleton, checkpoint)
+    else:
+        survey.add(skeleton)
+    # Objects first: if one is refused or its type is unknown, no tensor is read in vain.
+    reports: list[str] = []
+    objects = _build.read(checkpoint, list(survey.objects), reports)
+    builder = _build.Builder(contents, objects, as_numpy=as_numpy)
+    builder.make_objects(survey)
+    if wanted is not None:
+        value = builder.fill(skeleton, survey, wanted, reports)
+    else:
+        flat = {} if gpu is None else _load_to(gpu, checkpoint, survey.tensors, reports)
+        builder.add(_build.read(checkpoint, survey.rest, reports), flat)
+        value = builder.value(skeleton)
+    return value, _summed(checkpoint, reports, tuple(damaged.values()))
+
+
+def _tell_numbers(where: str, skeleton: dict[Any, Any]) -> None:
+    """Warn of keys that DCP may have made text of: only a state to load into knows."""
+    names = list(_containers.numbers_as_text(skeleton))
+    if names:
+        _log.warning(
+            "%s: %s; DCP stores the keys of dicts as text, so they stay text. load_into gives them "
+            "the types that they have in your state",
+            where,
+            _select.listed("dicts with numbers as keys", names),
+        )
+
+
+def _summed(
+    checkpoint: _native.Checkpoint | _foreign.Foreign,
+    reports: list[str],
+    damaged: tuple[DamagedTensor, ...],
+) -> LoadReport:
+    """Return one report of several reads."""
+    from ringstow._reports._reports import LoadReport
+
+    if not reports:  # no tensor was selected
+        reports = [checkpoint.load([])[1]]
+    report = functools.reduce(LoadReport.followed_by, map(LoadReport.from_json, reports))
+    return dataclasses.replace(report, damaged=damaged)
+
+
+def _load_to(
+    device: torch.device,
+    checkpoint: _native.Checkpoint | _foreign.Foreign,
+    tensors: dict[str, Stored],
+    reports: list[str],
+) -> dict[str, torch.Tensor]:
+    """Load tensors to a GPU, and return each as a new 1-d tensor."""
+    flat = {name: _torch.empty_on(device, stored, name) for name, stored in tensors.items()}
+    targets = [
+        (name, _cuda.address_of(flat[name]), stored.nbytes)
+        for name, stored in tensors.items()
+        if stored.nbytes
+    ]
+    if targets:
+        reports.append(checkpoint.load_into(targets))
+    return flat
+
+
+@_arguments.explained(_arguments.LOAD_INTO_ARGUMENTS)
+def load_into(
+    state_dict: dict[Any, Any],
+    path: StrPath | Sequence[StrPath],
+    *,
+    prefix: str | None = None,
+    rename: Mapping[str, str] | None = None,
+    strict: bool = True,
+    cast: bool = False,
+    verify: bool = True,
+    on_corrupt: Literal["raise", "skip"] = "raise",
+    allow_pickle: bool = False,
+    config: Config | None = None,
+) -> LoadReport:
+    """Load a checkpoint into the tensors of a state dict of the same structure.
+
+    Fills tensors and arrays in place; autograd does not record it. Replaces all other values in the
+    dicts and lists that hold them. Changes nothing unless everything fits. After damage or a read
+    error, the elements of the tensors are undefined. If a save replaces the checkpoint meanwhile,
+    the result is entirely the old or entirely the new one.
+
+    ``optimizer.state_dict()`` returns new dicts that hold the optimizer's own tensors. The load
+    fills these tensors. Pass the dicts to ``optimizer.load_state_dict`` afterwards: it sets the
+    learning rate and all other values.
+
+    Args:
+        state_dict: the state dict to fill. Its tensors may be strided, require grad, and share
+            memory. Tensors on CUDA devices and arrays with ``__cuda_array_interface__`` are filled
+            through the staging memory. Strided CPU tensors, and tensors on other devices, need a
+            temporary copy. A list or tuple without tensors is one value, replaced as a whole.
+        path: the checkpoint's directory or URL, or the tiers of a run, as in `load`.
+        prefix: load the part of the checkpoint below this name as if it were all of it:
+            ``load_into(model.state_dict(), path, prefix="model")``.
+        rename: maps steps of the checkpoint's names, such as ``{"encoder": "backbone"}``. A name's
+            steps are what its dots separate; one key is a run of whole steps, such as
+            ``"model.encoder"``, wherever it is in a name. A run that is mapped to ``""`` is left
+            out of the names on both sides: ``{"module": ""}`` loads a model that was saved in
+            DistributedDataParallel into one that is not, and the other way round.
+        strict: require the same keys in both. False loads the keys that both have, and the report
+            lists the others as ``missing`` and ``unexpected``; a tensor of another dtype or shape
+            is still an error, and so is a load that would fill nothing. One that fills less than
+            half of the tensors logs a warning.
+        cast: convert floating-point elements to the target's dtype, and complex ones likewise, with
+            a temporary copy. Other dtypes, such as integers, must be equal.
+        verify: verify every checksum chunk that is read before using any of it.
+        on_corrupt: what to do about damage. ``"skip"`` fills all targets whose bytes are intact,
+            and leaves the others as they are: the report lists these as ``damaged``, and
+            CorruptCheckpointWarning names them. A value that holds something damaged stays, too.
+            Reads everything twice, as in `load`.
+        allow_pickle: unpickle what was saved with ``allow_pickle``; this can run any code.
+        config: the settings; None means the defaults.
+
+    Returns:
+        What was done and how long it took.
+
+    Raises:
+        KeyMismatchError: lists every key that is missing, unexpected or different, and says why
+            and what to do; or nothing in the checkpoint is below ``prefix``.
+        TypeError, ValueError: an unknown ``on_corrupt``, or ``"skip"`` without ``verify``; or a
+            ``prefix`` or ``rename`` that is none.
+        InvalidStateError: the state dict is not a dict.
+        UnsupportedError: a pickled value without ``allow_pickle``, or one of a type that the
+            program has not imported.
+        IncompleteCheckpointError: the directory holds no committed checkpoint; or the path is
+            None, which `latest` returns if there is none.
+        ReplacedCheckpointError: as in `load`.
+        CorruptCheckpointError: the bytes on disk are not those that were written.
+        FormatError: the manifest is not ringstow's, or a newer version's.
+        OSError: the system refused: no such directory, no permission, a failing disk.
+    """
+    return fill(
+        state_dict,
+        path,
+        _mismatch.LOAD_INTO,
+        Names(prefix, rename),
+        strict=strict,
+        cast=cast,
+        verify=verify,
+        on_corrupt=on_corrupt,
+        allow_pickle=allow_pickle,
+        config=config,
+    )
+
+
+@real_tensors()
+def fill(
+    state_dict: dict[Any, Any],
+    path: StrPath | Sequence[StrPath],
+    call: _mismatch.Call,
+    names: Names | None = None,
+    *,
+    strict: bool = True,
+    cast: bool = False,
+    verify: bool = True,
+    on_corrupt: Literal["raise", "skip"] = "raise",
+    allow_pickle: bool = False,
+    config: Config | None = None,
+) -> LoadReport:
+    """Do what `load_into` does, for a call that takes what ``call`` says."""
+    skips = _salvage.check_choice(on_corrupt, verify=verify)
+    names = names or Names()
+    names.check()
+    source = _Source(path, config)
+    found = source.found
+    where = found.path
+    progress = Progress(f"loading {os.path.basename(where)}")
+    with _outcomes.failing("load", where), _resolve.telling(found), progress:
+        report = source.read(
+            lambda found: _load_into.load_into(
+                state_dict,
+                found.path,
+                _opened(
+                    found,
+                    config,
+                    progress,
+                    damaged=skips,
+                    verify=verify,
+                    allow_pickle=allow_pickle,
+                ),
+                strict=strict,
+                cast=cast,
+                skips=skips,
+                allow_pickle=allow_pickle,
+                names=names,
+                call=call,
+            )
+        )
+    tell(report)
+    _salvage.warn(where, report.damaged, "what these tensors would fill stays as it was")
+    return report

@@ -1,0 +1,98 @@
+"""Which names of a checkpoint a load takes, and what they are called in the state dict."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ringstow import _native
+from ringstow._core._errors import KeyMismatchError
+from ringstow._foreign import Foreign
+from ringstow._state.tree import _skeleton
+from ringstow._state.tree._rename import Rename, below
+from ringstow._state.tree._select import by_keys, by_prefix
+from ringstow._state.tree._walk import Leaf
+
+
+def skeleton_of(checkpoint: _native.Checkpoint | Foreign, path: str) -> dict[Any, Any]:
+    """Return the skeleton of a checkpoint: of another program's, too.
+
+    Raises:
+        Exception: as `_skeleton.parse` and `Foreign.tree_of`.
+    """
+    if isinstance(checkpoint, Foreign):
+        return checkpoint.tree
+    if checkpoint.kind == "ringstow":
+        return _skeleton.parse(checkpoint.state, path)
+    return {name: Leaf("$tensor", name) for name, *_ in checkpoint.tensors}
+
+
+def part_of(
+    checkpoint: _native.Checkpoint | Foreign,
+    path: str,
+    prefix: str | None,
+    names: list[str] | None = None,
+) -> dict[Any, Any]:
+    """Return the skeleton of the leaves below a prefix, or of those with these names.
+
+    Parses only names near the selected ones. If one is missing, it parses all names, so that the
+    error can suggest similar ones.
+
+    Raises:
+        KeyMismatchError: nothing is there.
+    """
+
+    def select(skeleton: dict[Any, Any]) -> dict[Any, Any]:
+        if names is None:
+            return by_prefix(skeleton, prefix or "", path, checkpoint.dropped)
+        return by_keys(skeleton, names, path, checkpoint.dropped)
+
+    if isinstance(checkpoint, Foreign):
+        return select(checkpoint.tree_of(prefix, names))
+    if checkpoint.kind != "ringstow":
+        return select(skeleton_of(checkpoint, path))
+    part = _skeleton.parse(checkpoint.part_of_state(prefix, names), path)
+    if part:
+        with contextlib.suppress(KeyMismatchError):
+            return select(part)
+    return select(_skeleton.parse(checkpoint.state, path))
+
+
+class Names(NamedTuple):
+    """Which part of a checkpoint is loaded, and how its names become those of the state dict."""
+
+    prefix: str | None = None
+    rename: Mapping[str, str] | None = None
+
+    def check(self) -> None:
+        """Raise TypeError or ValueError if these are not such arguments of a load."""
+        if not isinstance(self.prefix, str | None):
+            raise TypeError(f"prefix is one name, not {self.prefix!r}")
+        if self.rename is not None:
+            Rename(self.rename)
+
+    def shown(self) -> list[str]:
+        """Return those that are given, as the call has them."""
+        return [f"{name}={one!r}" for name, one in self._asdict().items() if one is not None]
+
+    def skeleton(self, checkpoint: _native.Checkpoint | Foreign, path: str) -> dict[Any, Any]:
+        """Return the skeleton of the part.
+
+        Raises:
+            KeyMismatchError: there is no such part, or it is one value.
+        """
+        if not self.prefix:
+            return skeleton_of(checkpoint, path)
+        part: dict[Any, Any] | None = below(part_of(checkpoint, path, self.prefix), self.prefix)
+        if part is None:
+            raise KeyMismatchError(
+                f"{path} has one value at {self.prefix!r}, and prefix= names a part: "
+                f"ringstow.load(path, keys=[{self.prefix!r}]) loads it",
+                path=path,
+                missing=[self.prefix],
+            )
+        return part
+
+
+ALL = Names()

@@ -1,0 +1,140 @@
+"""Which checkpoint a load reads, and where its copies are on the tiers of its run."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
+
+from ringstow import _native
+from ringstow._core._arguments import StrPath, directory_to_read, to_read
+from ringstow._core._config import Config, given, native_json
+from ringstow._core._damage import is_damage
+from ringstow._core._errors import IncompleteCheckpointError, NoCheckpointError
+from ringstow._core._waiting import Again
+from ringstow._reading import _catalog
+
+_T = TypeVar("_T")
+_log = logging.getLogger("ringstow")
+
+
+class Found(NamedTuple):
+    """A checkpoint that a load reads."""
+
+    path: str
+    """Its directory or URL."""
+    copies: list[str]
+    """Where the tiers may have copies of it, the nearest first."""
+
+
+def find(path: StrPath | Sequence[StrPath], config: Config | None) -> Found:
+    """Return the checkpoint that a load is to read.
+
+    Args:
+        path: its path or URL; or a list of the tiers of a run, of which it is the newest step
+            that has all of its files there, on one tier or on several.
+        config: the settings; of a path, its ``tiers`` may have copies.
+
+    Raises:
+        NoCheckpointError: no tier has a committed step; or the path is None.
+        InvalidStateError: the tiers have steps of two runs.
+        MissingFilesError, CorruptCheckpointError, FormatError: steps were committed, and none has
+            all of its files on the tiers.
+        OSError: a tier can't be read.
+    """
+    if not isinstance(path, list | tuple):
+        if not isinstance(path, str | os.PathLike | None):
+            kind = type(path).__name__
+            raise TypeError(f"a path, or the list of the tiers of a run, not a {kind}")
+        where = to_read(path)
+        return Found(where, copies_of(where, given(config).tiers))
+    if not path:
+        raise NoCheckpointError("there is no checkpoint in an empty list of tiers")
+    tiers = [directory_to_read(tier) for tier in path]
+    _catalog.refuse_two_runs(tiers)
+    return Found(*_native.newest_of(tiers, native_json(config)))
+
+
+def found_again(
+    path: StrPath | Sequence[StrPath], config: Config | None, attempt: Callable[[Found], _T]
+) -> _T:
+    """Return what an attempt to read a checkpoint returns.
+
+    The newest step of a list is looked for again if another process has removed it meanwhile.
+
+    Raises:
+        Exception: as from `find`, and what the attempt raises.
+    """
+    again = Again()
+    while True:
+        found = find(path, config)
+        try:
+            return attempt(found)
+        except (IncompleteCheckpointError, FileNotFoundError) as error:
+            if not has_gone(path, found) or not again.may_try():
+                raise
+            _log.debug("looking again for the newest step: %s", error)
+
+
+def has_gone(path: StrPath | Sequence[StrPath], found: Found) -> bool:
+    """Whether the newest step of a list has been removed since it was found."""
+    return isinstance(path, list | tuple) and _native.has_gone(found.path)
+
+
+def opened(found: Found, attempt: Callable[[str, list[str]], _T]) -> _T:
+    """Return what opens a checkpoint, or else the first of its copies that can be opened.
+
+    Only of copies of the same run: a program of another run may use the same names.
+
+    Args:
+        found: the checkpoint.
+        attempt: opens a path, with the copies that it has.
+
+    Raises:
+        Exception: what is wrong with the checkpoint itself.
+    """
+    try:
+        return attempt(*found)
+    except Exception as error:
+        if not _is_of_checkpoint(error):
+            raise
+        failure = error
+    for number, copy in enumerate(found.copies, 1):
+        if not _native.is_one_run(found.path, copy):
+            continue
+        try:
+            checkpoint = attempt(copy, found.copies[number:])
+        except Exception as error:
+            _log.debug("%s cannot be opened: %s", copy, error)
+            continue
+        _log.warning("%s is loaded instead of %s: %s", copy, found.path, failure)
+        return checkpoint
+    raise failure
+
+
+def _is_of_checkpoint(error: Exception) -> bool:
+    """Whether an error concerns one checkpoint alone, so that a copy of it may be whole."""
+    return isinstance(error, IncompleteCheckpointError | FileNotFoundError) or is_damage(error)
+
+
+def shown(path: StrPath | Sequence[StrPath]) -> str:
+    """Return a path, or the tiers of a run, for messages."""
+    return " and ".join(map(str, path)) if isinstance(path, list | tuple) else str(path)
+
+
+def copies_of(path: str, tiers: Sequence[StrPath]) -> list[str]:
+    """Return where tiers may have copies of a checkpoint: under its name, not that of a link."""
+    return _native.copies_of(path, [directory_to_read(tier) for tier in tiers])
+
+
+@contextlib.contextmanager
+def telling(found: Found) -> Iterator[None]:
+    """Add to what is wrong with a checkpoint that its copies did not help."""
+    try:
+        yield
+    except Exception as error:
+        if found.copies and _is_of_checkpoint(error):
+            error.add_note(f"no copy helped: {', '.join(found.copies)}")
+        raise

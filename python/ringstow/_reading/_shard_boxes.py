@@ -1,0 +1,140 @@
+"""Boxes of stored tensors that a load fills: what one rank has of a sharded tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ringstow import _native
+from ringstow._foreign import Foreign
+from ringstow._state.tensors import _cuda, _torch
+from ringstow._state.tensors._memory import Stored, in_elements, moved, share_elements
+from ringstow._state.tree._walk import Leaf, describe
+
+if TYPE_CHECKING:
+    import torch
+
+    from ringstow._reports._reports import LoadReport
+    from ringstow._state.tree._walk import Path
+
+Shape = tuple[int, ...]
+
+# Copies that are made at once.
+_COPIED_BYTES = 256 << 20
+
+
+class Boxed(NamedTuple):
+    """A local tensor, and the box of a stored one to fill it with."""
+
+    local: torch.Tensor
+    dtype: str
+    """The local tensor's."""
+    offsets: Shape
+    """Where the box begins, in elements of the stored dtype."""
+    leaf: Leaf
+    stored: Stored
+    path: Path
+
+    @property
+    def shape(self) -> Shape:
+        """The box's, in elements of the stored dtype."""
+        return in_elements(tuple(self.local.shape), self.stored.dtype)
+
+
+def fill(checkpoint: _native.Checkpoint | Foreign, boxes: list[Boxed]) -> LoadReport | None:
+    """Fill local tensors; return what was read, None if there was nothing.
+
+    Reads straight into memory where that can take the bytes, and into a copy elsewhere: for another
+    dtype or device, and for memory that several of the tensors share.
+    """
+    direct, copied = _split(boxes)
+    reports = []
+    if direct:
+        reports.append(_read(checkpoint, [(box, box.local) for box in direct]))
+        _torch.mark_changed(box.local for box in direct)
+    for batch in _batches(copied):
+        pairs = [(box, _staging(box)) for box in batch]
+        reports.append(_read(checkpoint, pairs))
+        for box, staged in pairs:
+            _torch.copy_into(box.local, staged)
+    report: LoadReport | None = None
+    for one in reports:
+        report = one if report is None else report.followed_by(one)
+    return report
+
+
+def _split(boxes: Iterable[Boxed]) -> tuple[list[Boxed], list[Boxed]]:
+    direct: list[Boxed] = []
+    copied: list[Boxed] = []
+    places: set[tuple[object, int]] = set()
+    for box in boxes:
+        if not box.local.numel():
+            continue
+        place = (box.local.device, box.local.data_ptr())
+        is_free = place not in places and _takes_bytes(box)
+        places.add(place)
+        (direct if is_free else copied).append(box)
+    return direct, copied
+
+
+def _takes_bytes(box: Boxed) -> bool:
+    local = box.local
+    return (
+        box.dtype == box.stored.dtype
+        and _torch.in_reach(local)
+        and not share_elements(local.shape, local.stride())
+        # Half a byte an element has no stride in bytes.
+        and (box.stored.dtype != "F4" or local.is_contiguous())
+    )
+
+
+def _batches(boxes: list[Boxed]) -> Iterator[list[Boxed]]:
+    batch: list[Boxed] = []
+    nbytes = 0
+    for box in boxes:
+        size = box.local.numel() * 8  # of the widest dtypes but one, about
+        if batch and nbytes + size > _COPIED_BYTES:
+            yield batch
+            batch, nbytes = [], 0
+        batch.append(box)
+        nbytes += size
+    if batch:
+        yield batch
+
+
+def _staging(box: Boxed) -> torch.Tensor:
+    dtype = _torch.dtype_of(box.stored.dtype, describe(box.path))
+    return _torch.empty(tuple(box.local.shape), dtype)
+
+
+def _read(
+    checkpoint: _native.Checkpoint | Foreign, pairs: list[tuple[Boxed, torch.Tensor]]
+) -> LoadReport:
+    from ringstow._reports._reports import LoadReport
+
+    slices = [one for box, memory in pairs for one in _slices(checkpoint, box, memory)]
+    return LoadReport.from_json(checkpoint.read(slices))
+
+
+def _slices(
+    checkpoint: _native.Checkpoint | Foreign, box: Boxed, memory: torch.Tensor
+) -> Iterator[Any]:
+    """Yield the part of each stored chunk that is in the box, and where it goes."""
+    name, shape, strides = box.leaf.body, box.shape, _torch.strides_of(memory)
+    address = _cuda.address_of(memory)
+    for number, (offsets, sizes) in enumerate(checkpoint.chunks(name)):
+        if offsets == box.offsets and sizes == shape:
+            yield (name, number, (0,) * len(shape), shape, address, strides)
+            return
+        first = tuple(map(max, offsets, box.offsets))
+        ends = zip(offsets, sizes, box.offsets, shape, strict=True)
+        last = [min(at + n, here + m) for at, n, here, m in ends]
+        lengths = tuple(end - start for start, end in zip(first, last, strict=True))
+        if any(length <= 0 for length in lengths):
+            continue
+        within = tuple(start - at for start, at in zip(first, offsets, strict=True))
+        steps = [start - at for start, at in zip(first, box.offsets, strict=True)]
+        if box.stored.dtype == "F4":
+            steps[-1] //= 2
+        ahead = sum(n * step for n, step in zip(steps, strides, strict=True))
+        yield (name, number, within, lengths, moved(address, ahead), strides)

@@ -1,0 +1,151 @@
+"""What the saves of a run took: one line of JSON for each, in the run's directory.
+
+`CheckpointManager` has them written, and ``ringstow report`` draws them. They tell what no
+checkpoint can: how long training waited, which saves failed and why, what fell back to a slower
+way, and the metrics of steps that are gone. No load needs the file: it may be removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ringstow import _native
+from ringstow._core import _files, _metrics
+from ringstow._core._errors import InvalidStateError
+from ringstow._reports import _outcomes
+from ringstow._reports._reports import Fallback, SaveReport, bytes_of, seconds_of
+
+NAME = ".ringstow-history.jsonl"
+# Of the file, and of the one before, to which it is renamed at half of that: 10,000 saves or so.
+_MOST_BYTES = 4_000_000
+_ERROR_MAX = 500
+# A save may have 256 metrics, whose names are long: the file is to have room for many saves.
+_METRICS_MAX = 32
+
+_directories: set[str] = set()
+"""Those whose saves and loads are noted."""
+
+_log = logging.getLogger("ringstow")
+
+
+class Entry(NamedTuple):
+    """One save, load, promotion or removal that ended."""
+
+    kind: str
+    name: str
+    """The checkpoint's, without its directory."""
+    at_unix_ms: int
+    """When it ended."""
+    step: int | None = None
+    to: str | None = None
+    """Where a promotion copies to."""
+    seconds: float | None = None
+    bytes: int | None = None
+    """Written, read or sent."""
+    blocked_seconds: float | None = None
+    """How long training waited for the save."""
+    error: str | None = None
+    reason: str | None = None
+    """Why a step was removed; the compiled half notes removals."""
+    fallbacks: tuple[Fallback, ...] = ()
+    metrics: Mapping[str, float] = {}
+    """Those of the save, the first by name."""
+
+
+def keep(directory: str) -> None:
+    """Note what is saved to and loaded from a directory, until the process ends.
+
+    A forked child starts anew, as with `on_done`.
+    """
+    if _note not in _outcomes.notes:
+        _directories.clear()
+        _outcomes.notes.append(_note)
+    _directories.add(directory)
+
+
+def _note(outcome: _outcomes.Outcome) -> None:
+    """Append a line, before the caller learns the outcome and removes the run, say. Never fails."""
+    directory, name = os.path.split(outcome.path)
+    if directory not in _directories or outcome.kind == "skip":
+        return  # of steps that were left out there may be more than saves
+    # A full disk, a run that was removed, an error whose text cannot be had.
+    with contextlib.suppress(Exception):
+        line = json.dumps(_fields(_entry(outcome, name)))
+        try:
+            _native.add_to_history(directory, line)
+        except InvalidStateError as error:
+            _directories.discard(directory)  # say it once
+            _log.warning("what saves of %s take is not noted: %s", directory, error)
+
+
+def _entry(outcome: _outcomes.Outcome, name: str) -> Entry:
+    entry = Entry(outcome.kind, name, time.time_ns() // 1_000_000, step=outcome.step, to=outcome.to)
+    error = outcome.error
+    if error is not None:
+        entry = entry._replace(error=f"{type(error).__name__}: {error}"[:_ERROR_MAX])
+    report = outcome.report
+    if report is not None:
+        entry = entry._replace(seconds=seconds_of(report), bytes=bytes_of(report))
+    if isinstance(report, SaveReport):
+        blocked = report.blocked_seconds
+        metrics = dict(sorted(outcome.metrics.items())[:_METRICS_MAX])
+        entry = entry._replace(blocked_seconds=blocked, fallbacks=report.fallbacks, metrics=metrics)
+    return entry
+
+
+def _fields(entry: Entry) -> dict[str, Any]:
+    fields = {name: value for name, value in entry._asdict().items() if value not in (None, (), {})}
+    if entry.metrics:
+        fields["metrics"] = _metrics.to_json(entry.metrics)
+    if entry.fallbacks:
+        fields["fallbacks"] = [dataclasses.asdict(one) for one in entry.fallbacks]
+    return fields
+
+
+def read(directory: str) -> list[Entry]:
+    """Return what was noted in a directory, oldest first. Skips lines that cannot be parsed."""
+    entries = []
+    for name in (f"{NAME}.1", NAME):
+        try:
+            with _files.reading(os.path.join(directory, name), links=False) as file:
+                lines = file.read(_MOST_BYTES).splitlines()
+        except OSError:
+            continue
+        entries += [entry for line in lines if (entry := _parsed(line)) is not None]
+    return entries
+
+
+def _parsed(line: bytes) -> Entry | None:
+    """Return the entry of a line; None if a kill has cut it, or another program wrote it."""
+    try:
+        fields = json.loads(line)
+        fields["fallbacks"] = tuple(Fallback(**one) for one in fields.get("fallbacks", ()))
+        fields["metrics"] = _metrics.from_json(fields.get("metrics", {}))
+        known = {name: fields[name] for name in Entry._fields if name in fields}
+        entry = Entry(**known)
+        is_whole = (
+            isinstance(entry.name, str)
+            and isinstance(entry.kind, str)
+            and isinstance(entry.at_unix_ms, int)
+            and all(isinstance(one, str | None) for one in (entry.to, entry.error, entry.reason))
+            and all(isinstance(one, int | None) for one in (entry.step, entry.bytes))
+            and all(
+                one is None or isinstance(one, float) or abs(one) < 1 << 63
+                for one in (entry.step, entry.bytes, entry.seconds, entry.blocked_seconds)
+            )
+            and all(
+                isinstance(one, float) or (isinstance(one, int) and abs(one) < 1 << 63)
+                for one in entry.metrics.values()
+            )
+            and all(isinstance(text, str) for one in entry.fallbacks for text in vars(one).values())
+        )
+    except (LookupError, ValueError, TypeError, AttributeError, RecursionError):
+        return None
+    return entry if is_whole else None

@@ -1,0 +1,327 @@
+"""What steps, removals, comparisons and open checkpoints report.
+
+The fields are those of the Rust structs of the same names (``src/store/diff``, ``catalog`` and
+``cleanup``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Literal, Self
+
+from ringstow._reports._reports import Report
+
+if TYPE_CHECKING:
+    import datetime
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ElementDiff(Report):
+    """How the elements of two tensors differ, bit by bit."""
+
+    differing: int
+    """Elements that differ."""
+    elements: int
+    """Elements in all."""
+    max_abs: float | None
+    """The largest absolute difference between two finite elements; None for dtypes that are neither
+    floats nor integers, or if no two such elements differ."""
+    not_finite: int
+    """Elements that differ, one of which is infinite or not a number."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TensorDiff(Report):
+    """A tensor or array whose bytes differ."""
+
+    name: str
+    elements: ElementDiff | None
+    """How its elements differ; None unless `diff` was called with ``values=True``."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TensorChange(Report):
+    """A tensor whose dtype or shape differs. Dtypes have safetensors' names: ``"BF16"``."""
+
+    name: str
+    dtype_a: str
+    dtype_b: str
+    shape_a: tuple[int, ...]
+    shape_b: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ValueDiff(Report):
+    """A value that differs, or that only one checkpoint has."""
+
+    name: str
+    """Its path in the state dict, joined by dots; empty for the state itself."""
+    a: str | None
+    """The value in ``a`` as JSON, as in the manifest; None if only ``b`` has it. In words for a
+    container, tensor, array or object, and for a key or an order of keys that differs:
+    ``"a dict"``, ``"tied to w"``, ``"key 1 (int)"``."""
+    b: str | None
+    """Likewise in ``b``."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DiffReport(Report):
+    """How two checkpoints differ."""
+
+    a: str
+    """The one checkpoint's directory."""
+    b: str
+    """The other's."""
+    step_a: int | None = None
+    """The step that ``a`` was saved with."""
+    step_b: int | None = None
+    """The step that ``b`` was saved with."""
+    metrics_a: dict[str, float] = dataclasses.field(default_factory=dict, hash=False)
+    """The metrics that ``a`` was saved with."""
+    metrics_b: dict[str, float] = dataclasses.field(default_factory=dict, hash=False)
+    """The metrics that ``b`` was saved with."""
+    dropped_a: tuple[str, ...]
+    """Names below which `slim` has dropped everything from ``a``."""
+    dropped_b: tuple[str, ...]
+    """Likewise from ``b``."""
+    only_in_a: tuple[str, ...]
+    """Names of the tensors and arrays that only ``a`` has."""
+    only_in_b: tuple[str, ...]
+    """Likewise ``b``."""
+    changed: tuple[TensorChange, ...]
+    """Tensors whose dtype or shape differs."""
+    differing: tuple[TensorDiff, ...]
+    """Tensors and arrays whose bytes differ."""
+    values: tuple[ValueDiff, ...]
+    """Values that differ, or that only one checkpoint has; DCP's objects too, by their bytes."""
+    values_compared: bool
+    """Whether values were compared: not with another program's files, which have none."""
+    equal_tensors: int
+    """Number of tensors and arrays that are equal."""
+    read_bytes: int
+    """Bytes of tensors that were read, because checksums did not decide, and of objects that
+    differ."""
+    seconds: float
+    """Seconds in total."""
+
+    def __bool__(self) -> bool:
+        """Refuse: ``if diff(a, b)`` could mean either answer.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError("a DiffReport is neither true nor false: ask for its is_equal")
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether no tensor and no value differs. Steps and metrics do not count."""
+        return not (
+            self.only_in_a or self.only_in_b or self.changed or self.differing or self.values
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointInfo(Report):
+    """What a checkpoint's manifest says about the save."""
+
+    path: str
+    """The checkpoint's directory."""
+    kind: str
+    """``"ringstow"``; or which other program wrote it, and times and versions are 0:
+    ``"safetensors"``, ``"torch"``, ``"dcp"``, ``"lightning"``, ``"trainer"``, ``"accelerate"``,
+    ``"deepspeed"``, ``"megatron"``, ``"hf"``."""
+    version: int
+    """Version of the format."""
+    writer: str
+    """Version of the library that wrote it."""
+    created_unix_ms: int
+    """When it was committed, in milliseconds since 1970-01-01 UTC."""
+    generation: int
+    """Number of earlier saves into this directory; more on a file system that hosts share."""
+    world_size: int
+    """Ranks that wrote it."""
+    block_bytes: int
+    """Bytes that one checksum covers."""
+    tensors: int
+    """Tensors stored; those that share memory count once."""
+    tensor_bytes: int
+    """Bytes of their data."""
+    file_bytes: int
+    """Bytes of all shards, headers included."""
+    shared_bytes: int = 0
+    """Bytes of those shards that have another name, a hard link, most likely in another
+    checkpoint."""
+    files: tuple[tuple[str, int], ...]
+    """Name and bytes of each shard."""
+    stripes: tuple[str, ...]
+    """Other directories that its files were striped over, as the saver named them."""
+    part_of: tuple[int, int, str] | None
+    """Rank, number of ranks, and id of the save, if this is a rank checkpoint."""
+    step: int | None
+    """The step of training that it was saved as; None if none was given."""
+    metrics: dict[str, float] = dataclasses.field(hash=False)
+    """The metrics that it was saved with."""
+    dropped: tuple[str, ...]
+    """Names below which `slim` has dropped everything."""
+
+    @property
+    def created(self) -> datetime.datetime:
+        """When it was committed, in UTC."""
+        return _utc(self.created_unix_ms)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Step(Report):
+    """One of the steps of a run, as `steps` lists them.
+
+    It is an ``os.PathLike``: `load`, `verify` and the like take it in place of its path.
+    """
+
+    path: str
+    """The checkpoint's directory."""
+    step: int | None
+    """Its number; None if nothing in the directory counts as a step."""
+    metrics: dict[str, float] = dataclasses.field(hash=False)
+    """The metrics that it was saved with. For rank checkpoints, those of the lowest rank."""
+    dropped: tuple[str, ...]
+    """Names below which `slim` has dropped everything."""
+    created_unix_ms: int | None
+    """When it was committed, in milliseconds since 1970-01-01 UTC; None if it never was, or its
+    manifest can't be read."""
+    saved_as: str | None = None
+    """The name under which it was saved, if it has another now: it is a copy, or was renamed."""
+    order: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """The greater is the newer: how often the run had gone back to an earlier step, the step, the
+    number of the save in its run, and the time."""
+    nbytes: int | None
+    """Bytes of its files, headers included."""
+    status: Literal["committed", "incomplete", "damaged"]
+    """Whether it can be loaded, going by its manifest and the lengths of its files. `verify` and
+    ``latest(verify=True)`` compare the bytes."""
+    problem: str | None
+    """Why it can't be loaded, if it can't."""
+
+    def __fspath__(self) -> str:
+        return self.path
+
+    @property
+    def created(self) -> datetime.datetime | None:
+        """When it was committed, in UTC."""
+        return None if self.created_unix_ms is None else _utc(self.created_unix_ms)
+
+    @classmethod
+    def of_foreign(cls, path: str, step: int | None) -> Self:
+        """Return what stands for a checkpoint that another program has left."""
+        return cls(
+            path=path,
+            step=step,
+            metrics={},
+            dropped=(),
+            created_unix_ms=None,
+            order=(0, step or 0, 0, 0),
+            nbytes=None,
+            status="committed",
+            problem=None,
+        )
+
+    @classmethod
+    def list_from_json(cls, text: str) -> list[Self]:
+        """Build a list of them from the native side's JSON text."""
+        found = json.loads(text)
+        return [cls._of({**values, "nbytes": values["file_bytes"]}) for values in found]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Left(Report):
+    """A directory or file that `retain`, `remove` or `prune` did not touch."""
+
+    path: str
+    """The directory, or the file."""
+    reason: str
+    """Why."""
+    failed: bool
+    """Whether the system failed or refused, so that not all was done; False if it was left on
+    purpose."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Retained(Report):
+    """What `retain` did, or would do."""
+
+    counted: str | None
+    """What counted as a step: ``"step-*"``. None if nothing did."""
+    kept: tuple[str, ...]
+    """Steps that were kept, oldest first."""
+    reasons: tuple[str, ...]
+    """Why each of ``kept`` stays, in the same order: ``"it is among the 3 newest"``."""
+    removed: tuple[str, ...]
+    """Steps that were removed, oldest first."""
+    cleared: tuple[str, ...]
+    """Directories of killed saves of earlier steps. Their files were removed, and the directory if
+    it was then empty."""
+    left: tuple[Left, ...]
+    """Directories that were left alone, and why: not a step, can't be loaded, a link, or the target
+    of one; and what the system refused to remove, with ``failed``."""
+    removed_recycled: tuple[str, ...]
+    """Recycled files of earlier calls that were removed, and their directory if it was then
+    empty."""
+    warnings: tuple[str, ...]
+    """Warnings if nothing counted as a step, or several kinds of names looked like steps. Also
+    logged."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Removed(Report):
+    """What `remove` did."""
+
+    path: str
+    """The checkpoint's directory."""
+    recycled: int
+    """How many of its files are kept for the next save to write over."""
+    removed: tuple[str, ...]
+    """Files that were removed."""
+    left: tuple[Left, ...]
+    """Directories that stay although no file of the checkpoint is in them, and why: the system
+    refused to remove them, or a save from elsewhere may be about to use them."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Slimmed(Report):
+    """What `slim` did."""
+
+    path: str
+    """The checkpoint's directory."""
+    names: tuple[str, ...]
+    """Names that it dropped; without those that were dropped before."""
+    tensors: int
+    """Tensors, arrays and objects that it dropped."""
+    file_bytes: int
+    """Bytes of the files that it removed."""
+    removed: tuple[str, ...]
+    """These files."""
+    left: tuple[Left, ...]
+    """Files that could not be removed, and why: `prune` tries again."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Swept(Report):
+    """What `prune` did, or would do."""
+
+    removed: tuple[str, ...]
+    """Files that were removed, and directories that held nothing else."""
+    renamed: tuple[str, ...]
+    """Shards of a committed checkpoint that got their final name."""
+    kept: tuple[str, ...]
+    """Shards that became recycled files: none, `prune` makes none."""
+    left: tuple[Left, ...]
+    """Directories that were left alone, and why."""
+
+
+def _utc(unix_ms: int) -> datetime.datetime:
+    import datetime
+
+    try:
+        return datetime.datetime.fromtimestamp(unix_ms / 1000, datetime.UTC)
+    except (ValueError, OverflowError, OSError):  # a clock that was beyond the year 9999
+        return datetime.datetime.max.replace(tzinfo=datetime.UTC)

@@ -1,0 +1,229 @@
+"""Copies of a manager's steps, in the background, once they are committed.
+
+Which step is copied next and tried again, the native side decides.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+from ringstow import _native
+from ringstow._core._errors import BusyError, NoCheckpointError
+from ringstow._core._waiting import patiently
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from ringstow._reports._reports import PromotionReport
+
+_log = logging.getLogger("ringstow")
+
+
+class Added(NamedTuple):
+    """A step to copy."""
+
+    path: str
+    is_new: bool
+    """Whether it was just saved, and not found."""
+
+
+Stays = tuple[bool, bool, int | None]
+"""Which steps are never passed over: whether a rule removes steps, whether they leave once all
+tiers have them, and which numbers stay for good."""
+
+_PAUSES_S = _native.COPY_PAUSES_S
+
+
+class Copier:
+    """Copies steps in a thread, one after the other.
+
+    A step that a newer one overtakes before its copy has begun is passed over, unless it is to stay
+    for good. A copy that has begun goes on, also if the step is removed meanwhile. One that failed
+    is tried again, with longer and longer pauses, until a newer step overtakes it or `close` has
+    tried it a last time.
+    """
+
+    _agree: Callable[[int, bool], tuple[int, bool]] | None = None
+    """How many steps all ranks have added, and whether one is closing; None for one process."""
+
+    def __init__(self, places: Iterable[str], stays: Stays = (True, False, None)) -> None:
+        """Name where the copies are; without a name, nothing is copied."""
+        self._places = " and ".join(places)
+        self._line = _native.CopyLine(*stays, self._agree is not None)
+        self._lock = threading.RLock()  # re-entrant: a signal handler may save, too
+        self._ended: dict[str, list[Future[bool]]] = {}
+        """What becomes how the copies end, by path. The first try of a copy decides."""
+        self._errors: dict[str, BaseException] = {}
+        """Why copies failed, by path, since the last step was saved."""
+        self.report: PromotionReport | None = None
+        """What the last copy to a store did."""
+        self.error: BaseException | None = None
+        """Why a copy failed; None once all went well."""
+
+    def add(self, path: str, *, is_new: bool, ended: Future[bool] | None = None) -> None:
+        """Copy a step as soon as the copy in progress has ended.
+
+        Args:
+            path: the step's directory.
+            is_new: whether it was just saved.
+            ended: becomes whether all copies are there: False if a newer step came first.
+        """
+        if not self._places:
+            return
+        if ended is not None:
+            with self._lock:
+                self._ended.setdefault(path, []).append(ended)
+        if not self._line.add(path, is_new):
+            return
+        if threading.main_thread().is_alive():
+            try:
+                # The interpreter's exit waits for it.
+                threading.Thread(target=self._work, name="ringstow-copies", daemon=False).start()
+            except RuntimeError as error:  # there can be no more threads
+                self._give_up(error)
+            return
+        self._work()  # the interpreter is exiting, and waits for no new thread
+
+    def add_found(self, path: str) -> None:
+        """Copy a step that was not just saved, unless it waits for that."""
+        self.add(path, is_new=False)
+
+    def waiting(self) -> list[str]:
+        """Return the paths of the steps that have yet to be copied, or are being copied."""
+        return self._line.waiting()
+
+    def rescue(self, path: str, ended: Future[bool] | None = None) -> None:
+        """Copy a step that is committed, and may not survive a crash where it is."""
+        if self._places:
+            _log.warning("%s may not survive a crash: copying it to %s", path, self._places)
+        self.add(path, is_new=False, ended=ended)
+
+    def expected(self) -> Future[bool] | None:
+        """Return what `add` is to be given; None if it copies nothing."""
+        from concurrent.futures import Future  # takes a while, and only handles need it
+
+        return Future() if self._places else None
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until nothing is left to copy; return whether that is so, and the last copy good.
+
+        Does not wait for another try of a copy that failed.
+        """
+        if timeout is None:
+            self._await(self._line.wait_idle)
+        return self._line.wait_idle(timeout) and self.error is None
+
+    def _await(self, wait: Callable[[float | None], bool]) -> None:
+        left = self._line.waiting()
+        patiently(wait, f"the program waits for the copy of {left[0] if left else 'a step'}")
+
+    def close(self) -> None:
+        """Wait until nothing is left to copy, and try a copy that failed a last time."""
+        self.end_retries()
+        self._await(self._line.wait_ended)
+
+    def end_retries(self) -> None:
+        """Try a copy that failed a last time, now; waits for nothing."""
+        self._line.end_retries()
+
+    def pause_s(self) -> float | None:
+        """Return after how many seconds the copy that just failed is tried again; None if never."""
+        return self._line.pause_s(_PAUSES_S) if self._may_repeat() else None
+
+    def _may_repeat(self) -> bool:
+        """Whether the copy that just ended is worth another try."""
+        return passes(self.error)
+
+    def _is_left(self, step: Added) -> bool:
+        """Whether a step can still be copied."""
+        return os.path.lexists(step.path)
+
+    def _work(self) -> None:
+        try:
+            while self._take_turn():
+                pass
+        except BaseException as error:
+            self._give_up(error)
+
+    def _take_turn(self) -> bool:
+        """Copy the next step; return False if there is none."""
+        step, overtaken, is_fresh = self._line.next(_PAUSES_S, self._agree, _is_exiting)
+        if is_fresh:
+            self._errors, self.error = {}, None
+        for path in overtaken:
+            self._pass_over(path)
+            self._tell_end(path, is_there=False)
+        if step is None:
+            return False
+        added = Added(*step)
+        is_again = self._try(added) and self._is_left(added)
+        self.error = next(iter(self._errors.values()), None)
+        self._line.ended(is_again)
+        return True
+
+    def _try(self, step: Added) -> bool:
+        """Copy a step; return whether that is worth another try."""
+        with self._lock:
+            ended = self._ended.pop(step.path, [])
+        self._errors.pop(step.path, None)
+        self.error = None
+        try:
+            is_there = self._copy(step)
+        except BaseException as error:
+            _set(ended, is_there=False, error=error)
+            raise
+        if self.error is not None:
+            self._errors[step.path] = self.error
+        _set(ended, is_there=is_there, error=self.error)
+        return self._may_repeat()
+
+    def _copy(self, step: Added) -> bool:
+        """Copy a step; put a failure into ``error``. Return False if it was passed over."""
+        raise NotImplementedError
+
+    def _pass_over(self, path: str, place: str | None = None) -> None:
+        _log.warning(
+            "%s is not copied to %s: another one is newer, and the copies are slower than the "
+            "saves",
+            path,
+            place or self._places,
+        )
+
+    def _tell_end(self, path: str, *, is_there: bool, error: BaseException | None = None) -> None:
+        with self._lock:
+            ended = self._ended.pop(path, [])
+        _set(ended, is_there=is_there, error=error)
+
+    def _give_up(self, error: BaseException) -> None:
+        """Copy none of the steps that were added."""
+        given_up = self._line.waiting()
+        self.error = error
+        for path in list(self._ended):
+            self._tell_end(path, is_there=False, error=error)
+        self._line.give_up()
+        for path in given_up:
+            _log.error("%s is saved, but not copied to %s: %s", path, self._places, error)
+
+
+def passes(error: BaseException | None) -> bool:
+    """Whether a copy that failed so may go well later."""
+    # There is nothing to copy where no checkpoint is.
+    is_absent = isinstance(error, NoCheckpointError)
+    return isinstance(error, (OSError, BusyError)) and not is_absent
+
+
+def _is_exiting() -> bool:
+    """Whether the interpreter's exit waits for the thread."""
+    return not threading.main_thread().is_alive()
+
+
+def _set(ended: list[Future[bool]], *, is_there: bool, error: BaseException | None = None) -> None:
+    for one in ended:
+        if error is None:
+            one.set_result(is_there)
+        else:
+            one.set_exception(error)

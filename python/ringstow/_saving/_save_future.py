@@ -1,0 +1,359 @@
+"""The handle of a background save: a future, with the moment from which tensors may be changed.
+
+What all handles do: they wait, and report a failure that nobody saw.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Protocol
+
+from ringstow._core._errors import Error, InvalidStateError, NotDurableError, SaveCancelledError
+from ringstow._core._waiting import patiently
+from ringstow._reports._reports import Progress, SaveReport
+from ringstow._saving import _jobs
+from ringstow._saving._guard import Hold
+
+
+class Job(Protocol):
+    """What this process writes of a save: a `_native.SaveJob`, or what will have one."""
+
+    def staged(self) -> bool:
+        """Return whether every byte has left its tensor; never after an earlier failure."""
+
+    def wait_staged(self, timeout: float | None = None) -> bool:
+        """Wait until every byte has left its tensor, or the save has failed."""
+
+    def done(self) -> bool:
+        """Return whether this process has written its part, or has failed to."""
+
+    def progress(self) -> tuple[int, int, int]:
+        """Return the bytes staged, the bytes written, and those in total."""
+
+    def cancel(self) -> None:
+        """Ask it to stop."""
+
+
+class SaveHandle(Future[SaveReport]):
+    """A save in the background: a `concurrent.futures.Future` of its report.
+
+    It has two moments. **Staged**: the last byte has left its tensor, which may be changed from
+    then on. **Done**: the checkpoint is committed, or the save failed and has cleaned up.
+
+    ``await handle``, ``asyncio.gather(handle)`` and ``concurrent.futures.wait([handle])`` work.
+    ``asyncio.wait`` takes only asyncio's futures: ``asyncio.wrap_future(handle)``. Cancelling the
+    task that awaits it cancels the save; ``asyncio.shield`` prevents that. A cancelled save has
+    failed with `SaveCancelledError`: `cancelled` returns False, and no task that awaits it is
+    cancelled. Callbacks run in the thread that watches over the save.
+
+    `result` raises a failure, `exception` returns it, and `wait_staged` raises one that came before
+    that moment. If you call none of them, the failure is logged, to the logger ``ringstow``, when
+    the next save starts, the handle is dropped or the interpreter exits; and a process that would
+    have exited with 0 exits with 1.
+
+    On several ranks, `progress` and the report are this rank's. If a rank failed, `result` raises
+    on all ranks; under torch.distributed.checkpoint a CheckpointException, whose ``failures`` have
+    each rank's error.
+
+    All methods raise `Error` in a process that inherited the handle over a fork.
+    """
+
+    skipped: bool = False
+    """Whether the step was not saved, because of a manager's ``on_busy="skip"``."""
+    _copies: Future[bool] | None = None
+    """Becomes whether all copies are there; None if this process copies nothing."""
+    _explain: Callable[[BaseException], None] | None = None
+    _error: BaseException | None = None
+    _trace: TracebackType | None = None
+    """Where the failure came from, for each time that it is raised."""
+    _was_cancelled = False
+    """Whether somebody has asked the save to stop, while it was in progress."""
+
+    def __init__(self, path: str, job: Job | None = None, hold: Hold | None = None) -> None:
+        super().__init__()
+        self.set_running_or_notify_cancel()
+        self._path = path
+        self._job = job  # None if nothing is in progress
+        self._hold = hold  # counts how long the caller waits
+        self._caller = threading.get_ident()
+        self._pid = os.getpid()
+        self._lock = threading.RLock()  # re-entrant: a signal handler may ask, too
+        self._is_asked = False
+        self._failure: _jobs.Failure | None = None
+
+    def __repr__(self) -> str:
+        if self._pid != os.getpid():
+            state = "in another process"
+        elif Future.done(self):
+            state = "done"
+        else:
+            state = "staged" if self.staged() else "staging"
+        return f"<SaveHandle {self._path!r} {state}>"
+
+    def __await__(self) -> Generator[Any, None, SaveReport]:
+        import asyncio
+
+        return asyncio.wrap_future(self).__await__()
+
+    def __del__(self) -> None:
+        failure = getattr(self, "_failure", None)
+        # At the interpreter's exit modules may be gone: the exit has told of the failure.
+        if failure is not None and os is not None and self._pid == os.getpid():
+            failure.log()
+
+    @property
+    def path(self) -> str:
+        """The checkpoint's directory."""
+        return self._path
+
+    def staged(self) -> bool:
+        """Return whether every byte has left its tensor: False if the save failed before."""
+        job = self._own_job()
+        return job is None or job.staged()
+
+    def wait_staged(self, timeout: float | None = None) -> bool:
+        """Wait until the tensors may be changed.
+
+        Args:
+            timeout: seconds to wait; None waits as long as it takes.
+
+        Returns:
+            True once every byte has left its tensor, False if the time ran out before.
+
+        Raises:
+            Exception: what the save failed of, if it failed before everything was staged: there
+                will be no checkpoint of this moment. The tensors may then be changed as well.
+        """
+        if self.staged():
+            return True
+        job = self._job
+        assert job is not None
+        with self._waits(is_callers=True):
+            seconds = seconds_of(timeout)
+            if seconds is None:
+                patiently(job.wait_staged, self._awaited("which has not copied all tensors"))
+            elif not job.wait_staged(seconds):
+                return False
+        if not job.staged():  # it failed before
+            self.result()
+        return True
+
+    def progress(self) -> Progress:
+        """Return how far this process's part of the save has come, in bytes."""
+        job = self._own_job()
+        return Progress(0, 0, 0) if job is None else Progress(*job.progress())
+
+    def cancel(self) -> bool:
+        """Ask the save to stop and to remove what it wrote; an earlier checkpoint is untouched.
+
+        Returns at once; `result` raises SaveCancelledError once the save has stopped. No effect
+        once the checkpoint is committed, or on several ranks once this one has written its part.
+
+        Of several ranks one rank's call is enough: `result` raises SaveCancelledError on all ranks,
+        on those that did not call it once they have written their part.
+
+        Returns:
+            Whether the save was still in progress.
+        """
+        job = self._own_job()
+        if job is None or self.done() or job.done():
+            return False
+        self._asked()  # the caller knows how it ends
+        self._was_cancelled = True
+        job.cancel()
+        return True
+
+    def done(self) -> bool:
+        """Return whether the save has ended, well or not."""
+        self._check_process()
+        return super().done()
+
+    def running(self) -> bool:
+        """Return whether the save is in progress."""
+        return not self.done()
+
+    def cancelled(self) -> bool:
+        """Return False: a cancelled save has failed with SaveCancelledError."""
+        self._check_process()
+        return False
+
+    def result(self, timeout: float | None = None) -> SaveReport:
+        """Wait until the checkpoint is committed, and return the save's report.
+
+        May be called again: it returns the same report, or raises the same error.
+
+        Args:
+            timeout: seconds to wait; None waits as long as it takes.
+
+        Raises:
+            TimeoutError: the time ran out; the save goes on.
+            SaveCancelledError: it was cancelled.
+            OSError: the system refused: no space, no permission, a failing disk.
+            Error: any other failure of the save.
+        """
+        error = self.exception(timeout)
+        if error is not None:
+            raise error.with_traceback(self._trace)
+        return super().result()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait until the save has ended, and return what it failed of; None if it is committed.
+
+        Args:
+            timeout: seconds to wait; None waits as long as it takes.
+
+        Raises:
+            TimeoutError: the time ran out; the save goes on.
+        """
+        self._check_process()
+        with self._waits():
+            seconds = seconds_of(timeout)
+            if seconds is None:
+                patiently(self._ends, self._awaited("which is not durable"))
+            try:
+                error = super().exception(seconds)
+            except TimeoutError:
+                message = f"the save to {self._path} is not done after {timeout} s"
+                raise TimeoutError(message) from None
+        self._asked()
+        return error
+
+    def add_done_callback(self, fn: Callable[[Future[SaveReport]], object]) -> None:
+        """Call a function with the handle once the save has ended, or now if it has."""
+        self._check_process()
+        super().add_done_callback(fn)
+
+    def promoted(self) -> bool:
+        """Return whether the checkpoint is on all tiers: False before that, and after a failure."""
+        copies = self._copies if self.done() else None
+        return copies is not None and copies.done() and not copies.exception() and copies.result()
+
+    def wait_promoted(self, timeout: float | None = None) -> bool:
+        """Wait until the checkpoint is committed, and is on all tiers.
+
+        Args:
+            timeout: seconds to wait; None waits as long as it takes.
+
+        Returns:
+            True once it is there. False if the time ran out, or if a newer step was there to copy
+            before the copy of this one began.
+
+        Raises:
+            Exception: what the save failed of, or the copy.
+            InvalidStateError: no tiers are named, or another rank copies: of several the first one
+                does.
+        """
+        copies = self._copies
+        if copies is None:
+            raise InvalidStateError(
+                f"this process does not copy {self.path} anywhere: name tiers in Config or "
+                "CheckpointManager, and on several ranks ask the first one"
+            )
+        until = None if timeout is None else time.monotonic() + timeout
+        try:
+            self.result(timeout)
+            return copies.result(None if until is None else max(until - time.monotonic(), 0))
+        except TimeoutError:
+            if self.done() and (copies.done() or not self._is_committed()):
+                raise  # it is what the save or the copy failed of
+            return False
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        """End with a failure, once it is explained."""
+        self._error = exception
+        if exception is not None:
+            self._trace = exception.__traceback__
+            if self._explain is not None:
+                self._explain(exception)
+        super().set_exception(exception)
+
+    def _explained_by(self, explain: Callable[[BaseException], None]) -> None:
+        """Have a failure explained before anybody learns of it, also one that is there already."""
+        self._explain = explain
+        if self._error is not None:
+            explain(self._error)
+
+    def _get_snapshot(self) -> tuple[bool, bool, Any, BaseException | None]:
+        """Return the state: newer versions of asyncio read it by this in place of `exception`."""
+        self._check_process()
+        future: Any = super()  # older versions of Future have no such method, and nobody calls it
+        snapshot: tuple[bool, bool, Any, BaseException | None] = future._get_snapshot()
+        if snapshot[0]:
+            self._asked()
+        return snapshot
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise Error(
+                f"the save to {self._path} belongs to process {self._pid}, which started it; "
+                "this process was forked from that one and cannot ask about it"
+            )
+
+    def _own_job(self) -> Job | None:
+        self._check_process()
+        return self._job
+
+    def _waits(self, *, is_callers: bool = False) -> contextlib.AbstractContextManager[object]:
+        """Return what is to be entered while the caller waits."""
+        # Another thread may wait for all of the save, and hold up nobody.
+        is_callers = is_callers or threading.get_ident() == self._caller
+        hold = self._hold if is_callers else None
+        return contextlib.nullcontext() if hold is None else hold.waited.here()
+
+    def _ends(self, seconds: float | None) -> bool:
+        try:
+            Future.exception(self, seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    def _awaited(self, why: str) -> str:
+        return f"the program waits for the save to {self._path}, {why}"
+
+    # Who learns of a failure.
+
+    def _note_failure(self, error: BaseException) -> None:
+        """Have a failure reported, before it is set, unless the caller has asked for it."""
+        with self._lock:
+            if not self._is_asked:
+                self._failure = _jobs.Failure(self._path, error)
+                _jobs.unreported.append(self._failure)
+
+    def _asked(self) -> None:
+        """Note that the caller learns of a failure: it is not reported in another way."""
+        with self._lock:
+            self._is_asked = True
+            failure, self._failure = self._failure, None
+        if failure in _jobs.unreported:
+            _jobs.unreported.remove(failure)
+
+    def _unasked_failure(self) -> BaseException | None:
+        """Return what the save, which has ended, failed of, unless somebody has asked already.
+
+        A cancelled save has done what it was asked to, on whichever rank.
+        """
+        was_asked, error = self._is_asked, self.exception()
+        return None if was_asked or isinstance(error, SaveCancelledError) else error
+
+    # Both ask the future itself: a handle's own `exception` would count as asking for a failure.
+
+    def _is_committed(self) -> bool:
+        """Return whether the checkpoint is committed."""
+        return Future.done(self) and Future.exception(self) is None
+
+    def _may_be_lost(self) -> bool:
+        """Return whether the checkpoint is committed, and a crash may undo that."""
+        return Future.done(self) and isinstance(Future.exception(self), NotDurableError)
+
+
+def seconds_of(timeout: float | None) -> float | None:
+    """Return a timeout that every clock can take."""
+    if timeout is None or timeout > threading.TIMEOUT_MAX:
+        return None
+    return max(timeout, 0.0)

@@ -1,0 +1,257 @@
+"""What follows a commit where tiers are named: a thread copies the checkpoint on."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from ringstow import _native
+from ringstow._core._arguments import StrPath, absolute, object_url
+from ringstow._core._config import given, native_json, without_tiers
+from ringstow._core._errors import CorruptCheckpointError, InvalidStateError
+from ringstow._saving import _promote
+from ringstow._saving._copy_queue import Added, Copier, Stays, passes
+
+if TYPE_CHECKING:
+    from ringstow._core._config import Config
+
+_log = logging.getLogger("ringstow")
+
+Keep = tuple[int | None, int | None, tuple[str, str, int] | None]
+"""How many of the newest steps stay, those that a number divides, and the best by a metric."""
+
+
+def checked(
+    tiers: Iterable[StrPath] | None,
+    root: str,
+    config: Config | None = None,
+    *,
+    warns: bool = True,
+) -> tuple[str, ...]:
+    """Return the URLs and the directories of tiers behind a run's directory.
+
+    Raises:
+        TypeError: it is one text, not a list.
+        InvalidStateError: a URL that cannot be understood; or a directory that is the run's, a
+            stripe or another tier, or is in one of them, or has one in itself.
+    """
+    if isinstance(tiers, (str, os.PathLike)):
+        raise TypeError(f'tiers is a list of URLs and directories: tiers=["{tiers}"]')
+    places: list[str] = []
+    others = [root, *(() if config is None else map(absolute, config.stripe))]
+    for tier in tiers or ():
+        url = object_url(tier)
+        if url is not None:
+            _native.check_url(url)
+        place = url or absolute(tier, may_be_store=True)
+        _native.check_apart(place, [*others, *places])
+        if url is None and warns:
+            warn_of_one_disk(place, root)
+        places.append(place)
+    return tuple(places)
+
+
+def warn_of_one_disk(place: str, root: str) -> None:
+    """Warn if a tier is on the file system of the run's directory."""
+    here, there = (os.path.realpath(path) for path in (root, place))
+    if _device(here) == _device(there):
+        _log.warning(
+            "%s is on the same file system as %s: copies there are lost together with it. Is a "
+            "disk not mounted?",
+            place,
+            root,
+        )
+
+
+def _device(path: str) -> int:
+    """Return the number of the file system that has a path, or will have it."""
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return os.stat(path).st_dev
+
+
+class Promoter(Copier):
+    """Copies the checkpoints of one directory to tiers."""
+
+    def __init__(
+        self,
+        root: str,
+        tiers: tuple[str, ...],
+        rate: int,
+        config: Config | None,
+        keep: Keep = (None, None, None),
+        *,
+        stays: Stays = (True, False, None),
+        note_damage: Callable[[str], object] | None = None,
+        unchecked: tuple[str, ...] = (),
+    ) -> None:
+        """Make one, which starts a thread when there is something to copy.
+
+        Args:
+            root: the directory.
+            tiers: where to copy.
+            rate: bytes a second at most; 0 for no limit.
+            config: the settings of reading.
+            keep: what stays on each tier.
+            stays: which steps are never passed over.
+            note_damage: is called with the path of each step that is damaged here.
+            unchecked: directories among the tiers of which nobody has looked yet whether they are
+                on another disk.
+        """
+        super().__init__(tiers, stays)
+        self._root = root
+        self._tiers = tiers
+        self._copying = _native.Copying(root, tiers, rate, keep, native_json(config))
+        self._unchecked = unchecked
+        self._note_damage = note_damage
+
+    def _copy(self, step: Added) -> bool:
+        self._warn_of_one_disk()
+        are_there = [self._copy_to(tier, step) for tier in self._tiers]  # to all of them
+        return all(are_there)
+
+    def _copy_to(self, tier: str, step: Added) -> bool:
+        """Copy to one tier; return False if that was passed over."""
+        to = f"{tier}/{os.path.basename(step.path)}"
+        try:
+            report = _promote.copied(step.path, to, copying=self._copying, is_new=step.is_new)
+        except BaseException as error:  # a panic, too: the step is saved, training goes on
+            if not passes(self.error):  # one that is worth another try stays
+                self.error = error
+            is_here = isinstance(error, CorruptCheckpointError) and error.file.startswith(step.path)
+            if is_here and self._note_damage is not None:
+                self._note_damage(step.path)
+            _promote.tell_failure(step.path, to, error)
+            self._tell(step, tier, error)
+            return True
+        if report is None:
+            self._pass_over(step.path, tier)
+            return False
+        self.report = report
+        _promote.tell(report)
+        _log.info(
+            "%s is copied to %s: %.3g GB sent in %.1f s",
+            step.path,
+            tier,
+            report.sent_bytes / 1e9,
+            report.seconds,
+        )
+        return True
+
+    def _tell(self, step: Added, tier: str, error: BaseException) -> None:
+        pause_s = self.pause_s()
+        again = ""
+        if pause_s is not None:
+            again = f". It is tried again in {pause_s:.0f} s, or the next step once that is saved"
+        if isinstance(error, OSError):
+            to = f"{tier}/{os.path.basename(step.path)}"
+            again += f"; `ringstow promote {step.path} --to {to}` copies this one"
+        _log.error("%s is saved, but not copied to %s: %s%s", step.path, tier, error, again)
+
+    def _warn_of_one_disk(self) -> None:
+        places, self._unchecked = self._unchecked, ()
+        for place in places:
+            with contextlib.suppress(OSError):
+                warn_of_one_disk(place, self._root)
+
+
+_promoters: dict[tuple[str, Config], Promoter] = {}
+"""Those of `Config.tiers`, by directory and settings."""
+_making = threading.RLock()  # re-entrant: a signal handler may save, too
+_loaded: set[str] = set()
+"""The directories of the checkpoints that this process has loaded."""
+_elsewhere = ""
+"""Who else copies what this process knows to be saved, if anybody."""
+
+
+def _forget_after_fork() -> None:
+    global _making, _elsewhere
+    _making = threading.RLock()
+    if _promoters:
+        _elsewhere = "the process that this one was forked from"
+    _promoters.clear()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+def loaded(path: str) -> None:
+    """Note that this process has loaded a checkpoint: it may go on with that run."""
+    _loaded.add(os.path.dirname(path))
+
+
+def of_config(path: str, config: Config | None) -> Promoter | None:
+    """Return what copies a checkpoint to the tiers of a configuration; None if it names none.
+
+    The interpreter's exit waits for its copies.
+
+    Raises:
+        InvalidStateError: as `checked`.
+    """
+    config = given(config)
+    if not config.tiers:
+        return None
+    root = os.path.dirname(path)
+    with _making:
+        known = _promoters.get((root, config))
+        # A signal handler may have made it meanwhile.
+        return known or _promoters.setdefault((root, config), _of_config(root, config))
+
+
+def of_ranks(path: str, config: Config, *, is_first: bool) -> Promoter | None:
+    """Return the same for a save of several ranks, of which the first copies."""
+    global _elsewhere
+    if is_first:
+        return of_config(path, config)
+    if config.tiers:
+        _elsewhere = "the first rank"
+    return None
+
+
+def _of_config(root: str, config: Config) -> Promoter:
+    tiers = checked(config.tiers, root, config, warns=False)
+    directories = tuple(tier for tier in tiers if object_url(tier) is None)
+    # A new directory goes on with the run of a tier that was loaded from.
+    if not _loaded.isdisjoint(tiers) and _native.run_of(root) is None:
+        with contextlib.suppress(InvalidStateError):  # the copies fail of it, and say so
+            _native.join_run(root, tiers, config.to_json())
+    return Promoter(
+        root,
+        tiers,
+        config.promotion_rate,
+        without_tiers(config),
+        unchecked=directories,
+    )
+
+
+def wait_promoted(timeout: float | None = None) -> bool:
+    """Wait until the copies to ``Config.tiers`` have ended of what this process has committed.
+
+    For saves without a handle, such as `save` and those of ``ringstow.dcp``; the handle of
+    `save_async` has ``wait_promoted()`` of its own, and so does a `CheckpointManager`. The
+    interpreter's exit waits as well, and does not say how they ended.
+
+    Args:
+        timeout: seconds to wait; None waits as long as it takes.
+
+    Returns:
+        Whether all is on all of its tiers that each directory's last copies were of. False if the
+        time ran out, or if one of these failed, as the log says.
+
+    Raises:
+        InvalidStateError: this process copies nothing, and another does: the first of several
+            ranks, or the one that this one was forked from. It cannot be asked here.
+    """
+    if _elsewhere and not _promoters:
+        raise InvalidStateError(f"the copies are made by {_elsewhere}: ask there")
+    until = None if timeout is None else time.monotonic() + timeout
+    are_there = True
+    for promoter in list(_promoters.values()):
+        left = None if until is None else max(until - time.monotonic(), 0)
+        are_there &= promoter.wait(left)
+    return are_there

@@ -1,0 +1,136 @@
+"""What readers and writers of torch's own formats use of torch that torch does not document.
+
+A new torch may rename any of it. Without these names they can't read or write these formats: they
+raise ImportError or AttributeError, which name them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch.distributed.checkpoint import filesystem, state_dict_saver
+
+from ringstow._state.tree import _cycles
+
+# What torch.load(weights_only=True) says of a pickle stands after this, in a page of advice.
+_UNPICKLER = "WeightsUnpickler error: "
+
+
+def refusal_of(error: Exception) -> str:
+    """Return what torch.load(weights_only=True) says of a pickle, in one line.
+
+    The first line of all that it says if the text is laid out in another way.
+    """
+    text = str(error)
+    lines = (text.partition(_UNPICKLER)[2] or text).strip().splitlines()
+    return lines[0].partition(" Please use ")[0] if lines else "torch does not say what"
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def rebound(function: _F, **names: object) -> _F:
+    """Return a copy of a Python function that finds these global names elsewhere.
+
+    So one call of torch's can do something else, and no other thread notices.
+
+    Raises:
+        AttributeError: the function does not use such a name, since this torch is another one.
+    """
+    there: Any = function
+    if lacks := names.keys() - _names_in(there.__code__):
+        raise AttributeError(f"{function} does not use {', '.join(sorted(lacks))}")
+    made = types.FunctionType(
+        there.__code__,
+        {**there.__globals__, **names},
+        there.__name__,
+        there.__defaults__,
+        there.__closure__,
+    )
+    made.__kwdefaults__ = there.__kwdefaults__
+    return made  # type: ignore[return-value]
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    """Return the global names of a function, and those of the functions in it."""
+    inner = [one for one in code.co_consts if isinstance(one, types.CodeType)]
+    return {*code.co_names}.union(*map(_names_in, inner))
+
+
+def loader(allowed: Mapping[str, Any], decode_long: Callable[[bytes], int]) -> Callable[..., Any]:
+    """Return ``torch.load`` with an unpickler of its own, to be called with ``weights_only=True``.
+
+    torch has one list of what its restricted unpickler may make, for all threads of the process.
+    This one has its own: torch's usual classes, and these by name. On a torch of another structure
+    it is ``torch.load`` itself, which makes only what the program allows.
+
+    Args:
+        allowed: what it may make, by name.
+        decode_long: makes the long integers, or refuses them.
+    """
+    try:
+        from torch import _weights_only_unpickler as stock
+
+        own = types.ModuleType(stock.__name__)
+        names = {"_get_user_allowed_globals": lambda: allowed, "decode_long": decode_long}
+        load = rebound(stock.Unpickler.load, **names)
+        own.__dict__.update(vars(stock))
+        unpickler = type("Unpickler", (stock.Unpickler,), {"load": load})
+        vars(own).update(Unpickler=unpickler, load=rebound(stock.load, Unpickler=unpickler))
+        legacy = rebound(torch.serialization._legacy_load, _weights_only_unpickler=own)
+        return rebound(torch.load, _weights_only_unpickler=own, _legacy_load=legacy)
+    except (ImportError, AttributeError):
+        return torch.load
+
+
+class _Silent:
+    """In place of the module ``warnings``."""
+
+    @staticmethod
+    def warn(*_: object, **__: object) -> None:
+        """Say nothing."""
+
+
+def save_alone(state: dict[str, Any], writer: Any, planner: Any) -> None:
+    """Save by torch's own writer in one process, without a warning that it is one."""
+    # Not warnings.catch_warnings, which changes the filters of all threads.
+    try:
+        save = rebound(inspect.unwrap(state_dict_saver.save), warnings=_Silent)
+    except AttributeError:
+        save = state_dict_saver.save
+    save(state, storage_writer=writer, planner=planner, no_dist=True)
+
+
+def storage_info(name: str, offset: int, length: int) -> Any:
+    """Return where torch's own format keeps an item: a file, an offset and a length in bytes."""
+    return filesystem._StorageInfo(name, offset, length)
+
+
+def flattened(state: dict[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a state's values by flat name, and the path of each, as DCP's planner has them.
+
+    Raises:
+        InvalidStateError: a value contains itself; names its key.
+    """
+    from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+
+    with _cycles.naming_cycles(state):
+        return flatten_state_dict(state)
+
+
+def set_element(state: dict[Any, Any], path: tuple[Any, ...], value: Any) -> None:
+    """Put a value at a path of a nested state, as DCP's planner does."""
+    from torch.distributed.checkpoint import _traverse
+
+    _traverse.set_element(state, path, value)
+
+
+def read_items(name: str, stored: Any, chunks: list[Any]) -> list[Any]:
+    """Return what to read of a stored tensor to fill these chunks."""
+    from torch.distributed.checkpoint import planner_helpers
+
+    return planner_helpers.create_read_items_for_chunk_list(name, stored, chunks)

@@ -1,0 +1,379 @@
+"""How a load fills an optimizer's state: that of a new one, too, which has no tensors yet.
+
+A new tensor is like its parameter: each rank gets its own shards of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ringstow._core._errors import InvalidStateError
+from ringstow._state.objects._modules import ModuleState
+from ringstow._state.objects._optimizers import (
+    GROUPS,
+    PARAMS,
+    STATE,
+    OptimizerState,
+    is_optimizer_state,
+)
+from ringstow._state.objects._state_dicts import Parts
+from ringstow._state.tensors import _shards, _torch
+from ringstow._state.tensors._optional import imported
+from ringstow._state.tree._walk import Leaf, Path, describe, flat_name
+
+if TYPE_CHECKING:
+    from ringstow._state.tensors._memory import Stored
+    from ringstow._state.tree._build import Contents
+    from ringstow._state.tree._rename import Rename
+
+_log = logging.getLogger("ringstow")
+
+Like = Callable[[Any, str, "Stored", Path], Any]
+"""Returns a new tensor for a state, by its name, of a parameter; None where any memory serves."""
+
+
+class Merge(Protocol):
+    """What plans the changes of a state; see `ringstow._reading._load_plan.Merge`."""
+
+    contents: Contents
+    missing: list[tuple[Path, Any]]
+    unexpected: list[tuple[Path, Any]]
+    mismatched: list[str]
+    differs: set[str]
+    assigns: list[Any]
+
+    def merge(self, target: Any, node: Any, path: Path) -> Any:
+        """Plan the changes that make a target equal to a node."""
+
+    def replace(self, holder: dict[Any, Any], key: Any, node: Any, path: Path) -> None:
+        """Plan to put the value of a node into a dict."""
+
+    def is_damaged(self, node: Any) -> bool:
+        """Return whether a part of a skeleton holds a damaged tensor."""
+
+
+# Options that tell one type of torch's optimizers from another.
+_TYPICAL = {
+    *("betas", "momentum", "dampening", "nesterov", "alpha", "centered", "rho", "momentum_decay"),
+    *("lr_decay", "initial_accumulator_value", "etas", "step_sizes", "lambd", "t0", "beta2_decay"),
+    *("max_iter", "history_size", "ns_steps"),
+}
+# What a group keeps of its own: whose parameters it has, and that Adam is not AdamW.
+_OWN = {PARAMS, "param_names", "decoupled_weight_decay"}
+# States that have the shape of their parameter.
+_LIKE_PARAMETER = {
+    *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "acc_delta"),
+    *("grad_avg", "exp_inf", "step_size", "prev", "sum", "ax"),
+}
+
+
+def differs(here: dict[Any, Any], node: Any) -> bool:
+    """Return whether a state dict and a skeleton are an optimizer's, with states of others."""
+    if not (is_optimizer_state(here) and is_optimizer_state(node)):
+        return False
+    return bool(here[STATE].keys() != node[STATE].keys())
+
+
+def optimizer(
+    merge: Merge, here: dict[str, Any], node: dict[str, Any], path: Path, like: Like, *, new: bool
+) -> dict[str, Any]:
+    """Plan to make an optimizer's state dict that of the checkpoint.
+
+    Args:
+        merge: where the changes and the mismatches go.
+        here: the state dict.
+        node: its skeleton.
+        path: where both are.
+        like: makes tensors of states that are not here yet.
+        new: make a new state dict, which has what the checkpoint has; else change this one.
+
+    Returns:
+        The state dict that will be filled.
+    """
+    pairs, groups = _paired(merge, here, node, path)
+    made = {**here, STATE: {}, GROUPS: [dict(one) for one in here[GROUPS]]} if new else here
+    for key, there in pairs.items():
+        _state(merge, (here[STATE], made[STATE]), key, _of(node[STATE], there), path, like)
+    for number, (group, saved) in enumerate(zip(made[GROUPS], groups, strict=True)):
+        _group(merge, group, saved, (*path, GROUPS, number))
+    if new:  # what the checkpoint does not know stays
+        unpaired = here[STATE].keys() - pairs.keys()
+        made[STATE].update((key, one) for key, one in here[STATE].items() if key in unpaired)
+    _own_values(merge, made, node, path)
+    return made
+
+
+def _own_values(merge: Merge, made: dict[str, Any], node: dict[str, Any], path: Path) -> None:
+    """Plan what a type of optimizer has of its own: beside the usual entries, and in the state."""
+    for key in node.keys() - {STATE, GROUPS}:
+        merge.replace(made, key, node[key], path)
+    known = {str(key) for group in node[GROUPS] for key in group[PARAMS]}
+    for key, child in node[STATE].items():
+        if str(key) not in known:
+            merge.replace(made[STATE], key, child, (*path, STATE))
+
+
+def renamed(node: dict[str, Any], rename: Rename) -> dict[str, Any]:
+    """Return the skeleton of an optimizer's state dict with other names of its parameters."""
+
+    def name(key: Any) -> Any:
+        if type(key) is not str:
+            return key
+        return ".".join(map(str, rename.there(tuple(key.split(".")))))
+
+    groups = [{**one, PARAMS: [name(key) for key in one[PARAMS]]} for one in node[GROUPS]]
+    return {**node, STATE: {name(key): one for key, one in node[STATE].items()}, GROUPS: groups}
+
+
+def _paired(
+    merge: Merge, here: dict[str, Any], node: dict[str, Any], path: Path
+) -> tuple[dict[Any, Any], list[dict[str, Any]]]:
+    """Pair parameters, by name if both have names, else by position; note what has no partner.
+
+    Returns:
+        The keys in the checkpoint by those here, and for each group here the one in the checkpoint.
+    """
+    keys = [key for group in here[GROUPS] for key in group[PARAMS]]
+    saved = {key: group for group in node[GROUPS] for key in group[PARAMS]}
+    if all(type(key) is str for key in (*keys, *saved)):
+        pairs = {key: key for key in keys if key in saved}
+        merge.unexpected += [
+            ((*path, STATE, key, name), child)
+            for key in saved.keys() - pairs.keys()
+            for name, child in (_of(node[STATE], key) or {}).items()
+        ]
+        if node[STATE]:
+            lacking = [key for key in keys if key not in pairs]
+            merge.missing += [((*path, STATE, key), here[STATE].get(key)) for key in lacking]
+    elif _sizes(here) == _sizes(node):
+        pairs = dict(zip(keys, saved, strict=True))
+    else:
+        pairs = {}
+        merge.differs.add("kind")
+        merge.mismatched.append(
+            f"{flat_name(path)} has groups of {_sizes(here)} parameters here and of "
+            f"{_sizes(node)} in the checkpoint, and one of them does not know their names"
+        )
+    _refuse_another(merge, here, node, path)
+    groups = []
+    for number, group in enumerate(here[GROUPS]):
+        known = [key for key in group[PARAMS] if key in pairs]
+        found = saved[pairs[known[0]]] if known else {}
+        # The options of a group are those of the same parameters: of others, they stay.
+        theirs = [key for key in pairs if saved[pairs[key]] is found]
+        groups.append(found if sorted(map(str, theirs)) == sorted(map(str, known)) else {})
+        if known and not groups[-1]:
+            _log.warning(
+                "%s: group %d has other parameters than any group in the checkpoint, so its "
+                "options, such as lr, stay as they are",
+                flat_name(path),
+                number,
+            )
+    return pairs, groups
+
+
+def _sizes(state: dict[str, Any]) -> list[int]:
+    return [len(group[PARAMS]) for group in state[GROUPS]]
+
+
+def _refuse_another(merge: Merge, here: dict[str, Any], node: dict[str, Any], path: Path) -> None:
+    """Note a mismatch if another type of optimizer was saved: each has options of its own."""
+    ours, theirs = (
+        {name for group in one[GROUPS] for name in group} & _TYPICAL for one in (here, node)
+    )
+    if ours != theirs:
+        merge.differs.add("kind")
+        merge.mismatched.append(
+            f"{flat_name(path)} is an optimizer with {_listed(ours)} here, and one with "
+            f"{_listed(theirs)} in the checkpoint: its state is of no use to this one, so leave "
+            "the optimizer out"
+        )
+
+
+def _listed(options: set[str]) -> str:
+    return ", ".join(sorted(options)) or "neither betas nor momentum"
+
+
+def _of(states: dict[Any, Any], key: Any) -> dict[str, Any] | None:
+    """Return the state of a parameter; its number may be text, as DCP writes it."""
+    found: dict[str, Any] | None = states.get(key, states.get(str(key)))
+    return found
+
+
+def _state(
+    merge: Merge,
+    states: tuple[dict[Any, Any], dict[Any, Any]],
+    key: Any,
+    node: dict[str, Any] | None,
+    path: Path,
+    like: Like,
+) -> None:
+    """Plan the state of one parameter: from the states here to those that will be filled."""
+    here, made = states
+    own = here.get(key)
+    at = (*path, STATE, key)
+    if here is made and own is not None:
+        merge.merge(own, {} if node is None else node, at)
+        return
+    if node is None:
+        return
+    if merge.is_damaged(node):
+        if own is not None:
+            made[key] = own
+        return
+    new: dict[str, Any] = dict.fromkeys(node)  # in the order of the checkpoint
+    for name, child in node.items():
+        stored = None
+        if isinstance(child, Leaf) and child.tag == "$tensor":
+            stored = merge.contents.stored(child, (*at, name))
+        tensor = None
+        if stored is not None and own is not None and _torch.is_tensor(own.get(name)):
+            tensor = own[name]
+        elif stored is not None and name != "step":  # which torch keeps where it wants it
+            tensor = like(key, name, stored, at)
+        if tensor is None:
+            merge.replace(new, name, child, at)
+        else:
+            new[name] = tensor
+            merge.merge(tensor, child, (*at, name))
+    if here is made:
+        merge.assigns.append((functools.partial(made.__setitem__, key), lambda _: new))
+    else:
+        made[key] = new
+
+
+def _group(merge: Merge, group: dict[str, Any], saved: dict[str, Any], path: Path) -> None:
+    """Plan a group's options: the checkpoint's, and those that only this one has."""
+    for name, child in saved.items():
+        if name in _OWN:
+            continue
+        is_tensor = isinstance(child, Leaf) and child.tag == "$tensor"
+        if is_tensor and _torch.is_tensor(group.get(name)):
+            merge.merge(group[name], child, (*path, name))
+        else:
+            merge.replace(group, name, child, path)
+
+
+def like_of(part: OptimizerState) -> Like:
+    """Return what makes new tensors for the parameters of an optimizer that is in the state."""
+    return lambda key, name, stored, path: _new_like(part.shards.get(key), name, stored, path)
+
+
+def _new_like(tensor: Any, name: str, stored: Stored, path: Path) -> Any:
+    """Return a new tensor of a stored dtype and shape, where and how a parameter is.
+
+    Returns:
+        None where the parameter does not tell: any memory serves.
+    """
+    if tensor is None:
+        return None
+    torch = imported("torch")
+    dtype = _torch.dtype_of(stored.dtype, describe((*path, name)))
+    with torch.no_grad():
+        # A state of another shape than its parameter's is another parameter's: it is refused later.
+        if tuple(tensor.shape) == stored.shape or name in _LIKE_PARAMETER:
+            return torch.empty_like(tensor, dtype=dtype)
+        if not stored.shape or type(tensor).__name__ != "DTensor":
+            return None
+        # Such as a factor of the second moment: each rank has all of it.
+        from torch.distributed.tensor import DTensor, Replicate
+
+        mesh = tensor.device_mesh
+        local = torch.empty(stored.shape, dtype=dtype, device=tensor.to_local().device)
+        return DTensor.from_local(local, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
+class Layouts:
+    """Which shards this rank has of the parameters that an optimizer's state dict numbers or names.
+
+    Such a dict knows no parameter: they are those of the same names in the state beside it, or
+    those of the optimizer that has made it.
+    """
+
+    def __init__(self, state: dict[Any, Any], parts: Parts) -> None:
+        self._state = state
+        self._parts = parts
+
+    @functools.cached_property
+    def _named(self) -> dict[object, Any]:
+        """The sharded tensors of the state by their last key; empty where nothing is sharded."""
+        return {
+            name: one for name, one in _tensors(self._state, self._parts) if _shards.is_sharded(one)
+        }
+
+    @functools.cached_property
+    def _optimizers(self) -> list[list[list[Any]]]:
+        """The groups of parameters of this process's optimizers; those of the state, if any are."""
+        kind = imported("torch").optim.Optimizer
+        found = [one for one in gc.get_objects() if issubclass(type(one), kind)]
+        groups = [[list(group[PARAMS]) for group in one.param_groups] for one in found]
+        here = {_address(one) for one in self._named.values()} - {None}
+
+        def is_ours(parameters: list[list[Any]]) -> bool:
+            held = {_address(one) for group in parameters for one in group} - {None}
+            return bool(held) and held <= here
+
+        ours = [one for one in groups if is_ours(one)]
+        return ours or groups
+
+    def of(self, state: dict[str, Any]) -> Like:
+        """Return what makes new tensors for the parameters of an optimizer's state dict."""
+        return functools.partial(self._like, [group[PARAMS] for group in state[GROUPS]])
+
+    def _like(
+        self, groups: list[list[Any]], key: Any, name: str, stored: Stored, path: Path
+    ) -> Any:
+        """Return a new tensor for the parameter of a key, which is in one of the groups.
+
+        Raises:
+            InvalidStateError: it is not clear which optimizer has made the state dict.
+        """
+        if not self._named or not stored.shape:
+            return None
+        if key in self._named:
+            return _new_like(self._named[key], name, stored, path)
+        at = [one for group in groups for one in group].index(key)
+        sizes = [len(group) for group in groups]
+        alike = [
+            [one for group in parameters for one in group][at]
+            for parameters in self._optimizers
+            if [len(group) for group in parameters] == sizes
+        ]
+        if len({_layout(one) for one in alike}) != 1:
+            raise InvalidStateError(
+                f"{describe((*path, name))}: it is not clear which shards of it this rank needs, "
+                "since no optimizer or several may have made this state dict: put the optimizer "
+                "itself into the state"
+            )
+        return _new_like(alike[0], name, stored, path)
+
+
+def _address(tensor: Any) -> int | None:
+    """Return where this rank's elements of a DTensor are; None if it has none, or is no DTensor."""
+    if not hasattr(tensor, "to_local"):
+        return None
+    local = tensor.to_local()
+    return local.data_ptr() if local.numel() else None
+
+
+def _layout(tensor: Any) -> object:
+    if hasattr(tensor, "placements"):
+        return (tensor.device_mesh, tensor.placements)
+    return None
+
+
+def _tensors(value: Any, parts: Parts, name: object = "") -> Iterator[tuple[object, Any]]:
+    """Yield the last key and value of each tensor in a state, other than those of optimizers."""
+    part = parts.of(value)
+    if isinstance(part, ModuleState):
+        value = part.state
+    if isinstance(value, dict):
+        if not is_optimizer_state(value):
+            for key, item in value.items():
+                yield from _tensors(item, parts, key)
+    elif _shards.is_sharded(value) or _torch.is_tensor(value):
+        yield name, value

@@ -1,0 +1,194 @@
+"""Which names of a checkpoint may mean which names of a state dict. Pure.
+
+Names are compared as steps. The work is bounded: of many names only some thousand are compared with
+others, and the rest with one.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ringstow._state.tree._rename import Rename, Steps
+from ringstow._state.tree._walk import Path
+
+Gap = tuple[Path, Any]
+"""A path that only one side has, and what is there."""
+Pairs = list[tuple[Steps, Steps]]
+"""Names here, and those of the checkpoint."""
+
+CANDIDATES_MAX = 4_000
+SHOWN_MAX = 5
+_SAMPLE = 24
+_NEAREST_MAX = 50
+# Runs of steps that wrappers add to a model's names, and what adds them.
+WRAPPERS: dict[Steps, str] = {
+    ("module",): "DistributedDataParallel and DataParallel add it",
+    ("_orig_mod",): "torch.compile adds it",
+    ("_checkpoint_wrapped_module",): "activation checkpointing adds it",
+    ("_fsdp_wrapped_module",): "FSDP1 adds it",
+    ("_forward_module",): "Lightning Fabric adds it",
+    ("base_model", "model"): "PEFT adds it",
+    ("base_layer",): "PEFT adds it",
+    ("default",): "PEFT adds it, the adapter's name",
+}
+
+
+def sample(names: Sequence[Any], most: int) -> Sequence[Any]:
+    """Return at most so many, from all over the sequence."""
+    return names[:: max(1, -(-len(names) // most))]
+
+
+def extra_runs(
+    here: dict[Steps, Gap], there: dict[Steps, Gap], kind_of: Callable[[Any], object]
+) -> tuple[list[Steps], Pairs]:
+    """Return the runs of steps without which names are equal, and the pairs of these names."""
+    if not here or not there:
+        return [], []
+    some = [*sample([*here], CANDIDATES_MAX), *sample([*there], CANDIDATES_MAX)]
+    runs = [run for run in WRAPPERS if any(_has(steps, run) for steps in some)]
+    pairs = _pairs_without(runs, here, there)
+    found = _inserted_run(runs, here, there, pairs)
+    if found:
+        more = _pairs_without([*runs, found], here, there)
+        are_alike = [
+            kind_of(here[ours][1]) == kind_of(there[theirs][1])
+            for ours, theirs in sample(more, _SAMPLE)
+        ]
+        gained = len(more) - len(pairs)
+        is_most = 2 * gained >= min(len(here), len(there)) - len(pairs)
+        if gained > 0 and is_most and 2 * sum(are_alike) >= len(are_alike):
+            runs, pairs = [*runs, found], more
+    for run in runs[:] if len(runs) > 1 else ():  # leave out those that change nothing
+        fewer = _pairs_without([one for one in runs if one != run], here, there)
+        if len(fewer) >= len(pairs):
+            runs.remove(run)
+    return (runs, pairs) if pairs else ([], [])
+
+
+def _inserted_run(
+    runs: list[Steps], here: Iterable[Steps], there: Iterable[Steps], pairs: Pairs
+) -> Steps:
+    """Return the run that most often makes one name the other; empty if none does."""
+    bare = _without(runs)
+    known = {steps for pair in pairs for steps in pair}
+    ours = [bare(steps) for steps in here if steps not in known]
+    by_last: dict[object, list[Steps]] = {}
+    for steps in sample([bare(steps) for steps in there if steps not in known], CANDIDATES_MAX):
+        by_last.setdefault(steps[-1], []).append(steps)
+    counted = collections.Counter(
+        run
+        for steps in sample(ours, _SAMPLE)
+        for other in by_last.get(steps[-1], ())
+        if (run := _inserted(*sorted((steps, other), key=len)))
+    )
+    return counted.most_common(1)[0][0] if counted else ()
+
+
+def count(steps: Steps, run: Steps) -> int:
+    """Return how often a name has a run of steps."""
+    return sum(steps[at : at + len(run)] == run for at in range(len(steps)))
+
+
+def _has(steps: Steps, run: Steps) -> bool:
+    return run[0] in steps and count(steps, run) > 0
+
+
+def _inserted(short: Steps, long: Steps) -> Steps:
+    """Return the run of steps that makes the one name the other; empty if none does."""
+    extra = len(long) - len(short)
+    at = 0
+    while at < len(short) and short[at] == long[at]:
+        at += 1
+    run = long[at : at + extra]
+    fits = short[at:] == long[at + extra :] and all(isinstance(step, str) for step in run)
+    return run if fits else ()
+
+
+def _without(runs: Iterable[Steps]) -> Callable[[Steps], Steps]:
+    return Rename({text_of(run): "" for run in runs}).here
+
+
+def _pairs_without(runs: Iterable[Steps], here: Iterable[Steps], there: Iterable[Steps]) -> Pairs:
+    """Return the names that are equal without these runs."""
+    bare = _without(runs)
+    ours = {bare(steps): steps for steps in here}
+    theirs = {bare(steps): steps for steps in there}
+    return [(ours[one], theirs[one]) for one in theirs if one in ours]
+
+
+def above(part: Steps, name: Steps) -> Steps:
+    """Return the steps of a name above those of its part; none if it is no part of it."""
+    extra = len(name) - len(part)
+    return name[:extra] if extra > 0 and name[extra:] == part else ()
+
+
+def renamed(
+    here: dict[Steps, Gap], there: dict[Steps, Gap], kind_of: Callable[[Any], object]
+) -> Pairs:
+    """Return pairs of an old and a new name of equal kind: in order, or else the nearest names."""
+    if not here or not there:
+        return []
+    ours = {steps: kind_of(value) for steps, (_, value) in here.items()}
+    theirs = {steps: kind_of(value) for steps, (_, value) in there.items()}
+    pairs: Pairs = []
+    for by_last in (True, False):
+        groups: dict[object, tuple[list[Steps], list[Steps]]] = {}
+        for side, names in enumerate((theirs, ours)):
+            for steps, kind in names.items():
+                group = (kind, steps[-1] if by_last else None)
+                groups.setdefault(group, ([], []))[side].append(steps)
+        for (kind, _), (old, new) in groups.items():  # type: ignore[misc]
+            for pair in _paired(old, new, is_tensor=isinstance(kind, tuple)):
+                pairs.append(pair)
+                del theirs[pair[0]], ours[pair[1]]
+    order = {steps: number for number, steps in enumerate(there)}
+    return sorted(pairs, key=lambda pair: order[pair[0]])
+
+
+def _paired(old: list[Steps], new: list[Steps], *, is_tensor: bool) -> Pairs:
+    """Pair names of one kind: all of them in order, or a few by how near they are."""
+    if not old or not new:
+        return []
+    if is_tensor and len(old) == len(new):
+        return list(zip(old, new, strict=True))
+    import difflib  # takes a while, and is rarely wanted
+
+    pairs: Pairs = []
+    left = {text_of(steps): steps for steps in old[:_NEAREST_MAX]}
+    for steps in new[:_NEAREST_MAX]:
+        for text in difflib.get_close_matches(text_of(steps), left, n=1):
+            pairs.append((left.pop(text), steps))
+    return pairs
+
+
+def rename_of(pairs: Pairs, names: Sequence[Steps]) -> dict[str, str]:
+    """Return the fewest runs of steps that make the old names new, and no other name another."""
+    cores = {_core(old, new) for old, new in pairs}
+    for start in (False, True):
+        mapping = {run[start]: run[2 + start] for run in cores}
+        is_free = not any(_has(steps, run) for run in mapping for steps in names)
+        texts = {text_of(old): text_of(new) for old, new in mapping.items()}
+        if is_free and all(texts) and len(texts) <= SHOWN_MAX:
+            there = Rename(texts).there
+            if all(there(old) == new for old, new in pairs):
+                return texts
+    return {text_of(old): text_of(new) for old, new in pairs}
+
+
+def _core(old: Steps, new: Steps) -> tuple[Steps, Steps, Steps, Steps]:
+    """Return what differs of an old name, with all steps before it, and the same of the new one."""
+    ends = 0
+    while ends + 1 < min(len(old), len(new)) and old[-1 - ends] == new[-1 - ends]:
+        ends += 1
+    old, new = old[: len(old) - ends], new[: len(new) - ends]
+    at = 0
+    while at + 1 < min(len(old), len(new)) and old[at] == new[at]:
+        at += 1
+    return old[at:], old, new[at:], new
+
+
+def text_of(steps: Steps) -> str:
+    """Return the flat name of steps."""
+    return ".".join(step if isinstance(step, str) else repr(step) for step in steps)

@@ -1,0 +1,240 @@
+"""What each rank holds of a model, and what all ranks make of that. Does no I/O.
+
+The planner of torch.distributed.checkpoint knows every kind of sharded tensor: it says which
+region of which tensor a rank has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+
+from ringstow import _native
+from ringstow._core._errors import Error, InvalidStateError, KeyMismatchError
+from ringstow._state.tensors import _torch
+from ringstow._state.tensors._memory import Memory, in_elements
+from ringstow._state.tree._refusals import Refusals
+from ringstow._state.tree._select import listed
+from ringstow.dcp import _resolved_items
+from ringstow.dcp._export_plan import Box, Shape, Tensor
+
+# Replicated tensors of fewer bytes come from the first rank that has them, such as the statistics
+# of a normalization, which may differ between ranks and belong together.
+_SMALL_BYTES = 1 << 20
+
+
+class Chunk(NamedTuple):
+    """What one rank says of a region that it holds."""
+
+    name: str
+    code: str
+    """safetensors' name of the dtype in the file."""
+    item_bytes: int
+    """Of an element in the file."""
+    shape: Shape
+    box: Box
+    tie: str | None
+    """The name of an earlier tensor that is the same memory, of which it is the same region."""
+    is_plain: bool
+    """Whether it is all of a tensor that does not know of other ranks."""
+
+
+class Local(NamedTuple):
+    """The data of a chunk, on the rank that holds it."""
+
+    tensor: torch.Tensor
+    memory: Memory
+
+
+@dataclasses.dataclass
+class Held:
+    """What one rank holds."""
+
+    chunks: list[Chunk]
+    locals: list[Local]
+    """One for each chunk."""
+    left_out: list[str]
+    """Names of values that are not tensors."""
+    outside: set[str]
+    """First keys of the names without the prefix."""
+
+
+class Model(NamedTuple):
+    """What all ranks hold together."""
+
+    tensors: list[Tensor]
+    codes: list[str]
+    """safetensors' name of each tensor's dtype."""
+    tied: list[tuple[str, str]]
+    """Each name that is not written, with the written name of the same tensor."""
+    left_out: list[str]
+
+    def specs(self) -> list[tuple[str, str, Shape]]:
+        """Return name, dtype and shape of each tensor, as the native side takes them."""
+        pairs = zip(self.tensors, self.codes, strict=True)
+        return [(one.name, code, in_elements(one.shape, code)) for one, code in pairs]
+
+
+def held(plan: SavePlan, planner: SavePlanner, prefix: str, dtype: str | None) -> Held:
+    """Return what this rank holds by its plan, of the names with a prefix.
+
+    Raises:
+        UnsupportedError: tensors of kinds that can't be written; names them all.
+        InvalidStateError: tensors can't be written, some for another reason; names them all.
+    """
+    mine = Held([], [], [], set())
+    refusals = Refusals()
+    first: dict[object, str] = {}
+    for item in plan.items:
+        name = item.index.fqn
+        if not name.startswith(prefix) or len(name) == len(prefix):
+            mine.outside.add(name.partition(".")[0])
+        elif item.type == WriteItemType.BYTE_IO:
+            mine.left_out.append(name.removeprefix(prefix))
+        else:
+            try:
+                _add(mine, item, planner, name.removeprefix(prefix), dtype, first)
+            except Error as error:
+                refusals.add(error)
+            except Exception as error:  # the planner's own
+                refusals.add(InvalidStateError(f"{name}: {type(error).__name__}: {error}"))
+    refusals.check()
+    return mine
+
+
+def _add(
+    mine: Held,
+    item: WriteItem,
+    planner: SavePlanner,
+    name: str,
+    dtype: str | None,
+    first: dict[object, str],
+) -> None:
+    value = planner.resolve_data(item)
+    if not isinstance(value, torch.Tensor):
+        raise InvalidStateError(f"{item.index.fqn}: the planner gave no tensor")
+    tensor = _resolved_items.reachable(value)
+    memory = _torch.memory_of(tensor, item.index.fqn)
+    data = item.tensor_data
+    if data is None or data.chunk is None:
+        raise InvalidStateError(
+            f"{item.index.fqn}: the plan does not say which region of it to save"
+        )
+    box = Box(tuple(data.chunk.offsets), tuple(data.chunk.sizes))
+    shape = tuple(data.size)
+    if tuple(tensor.shape) != box.sizes:
+        raise InvalidStateError(
+            f"{item.index.fqn} has the shape {list(tensor.shape)}, and its plan says "
+            f"{list(box.sizes)}"
+        )
+    tie = None
+    if memory.nbytes:
+        known = first.setdefault((memory.identity, box, shape), name)
+        tie = known if known != name else None
+    code = _torch.cast_code(memory.dtype, dtype)
+    size = _torch.dtype_of(code, item.index.fqn).itemsize
+    is_plain = item.type == WriteItemType.TENSOR
+    mine.chunks.append(Chunk(name, code, size, shape, box, tie, is_plain))
+    mine.locals.append(Local(memory.owner, memory))  # type: ignore[arg-type]
+
+
+def merged(said: Sequence[tuple[list[Chunk], list[str], set[str]]], prefix: str) -> Model:
+    """Return the model that all ranks hold together; the same on all of them.
+
+    Args:
+        said: each rank's chunks, names of other values, and first keys without the prefix.
+        prefix: for messages.
+
+    Raises:
+        KeyMismatchError: no tensor has a name with the prefix.
+        InvalidStateError: the ranks do not mean the same tensors, or do not hold all of one, or
+            hold parts of it twice.
+    """
+    of_name: dict[str, list[tuple[int, Chunk]]] = {}
+    for rank, (held_there, _, _) in enumerate(said):
+        for chunk in held_there:
+            of_name.setdefault(chunk.name, []).append((rank, chunk))
+    if not of_name:
+        raise _nothing(set().union(*(outside for _, _, outside in said)), prefix)
+    for name, chunks in of_name.items():
+        _check_alike(name, chunks)
+    ties = _ties(of_name)
+    load = [0] * len(said)
+    model = Model([], [], list(ties.items()), [])
+    for name, chunks in of_name.items():
+        if name not in ties:
+            model.tensors.append(_tensor(chunks, load))
+            model.codes.append(chunks[0][1].code)
+    _check_whole(model.tensors)
+    others = (other for _, names, _ in said for other in names)
+    model.left_out.extend(sorted({name for name in others if name not in of_name}))
+    return model
+
+
+def _nothing(outside: set[str], prefix: str) -> KeyMismatchError:
+    others = ", ".join(sorted(outside)[:20])
+    what = f"that starts with {prefix!r}; there are {others}" if prefix else "in it"
+    return KeyMismatchError(f"no tensor has a name {what}", missing=[prefix])
+
+
+def _check_alike(name: str, chunks: list[tuple[int, Chunk]]) -> None:
+    first_rank, first = chunks[0]
+    for rank, chunk in chunks:
+        if (chunk.code, chunk.shape, chunk.is_plain) != (first.code, first.shape, first.is_plain):
+            raise InvalidStateError(
+                f"{name} is {_described(first)} on rank {first_rank} and {_described(chunk)} on "
+                f"rank {rank}: export the same model on all ranks"
+            )
+
+
+def _described(chunk: Chunk) -> str:
+    kind = "a plain tensor" if chunk.is_plain else "a sharded tensor"
+    return f"{kind} of {chunk.code} {list(chunk.shape)}"
+
+
+def _ties(of_name: dict[str, list[tuple[int, Chunk]]]) -> dict[str, str]:
+    """Return each name of which every rank says that it is the same memory as another name."""
+    ties: dict[str, str] = {}
+    for name, chunks in of_name.items():
+        known = {chunk.tie for _, chunk in chunks if chunk.box.elements()}
+        if len(known) == 1:
+            (tie,) = known
+            if tie is not None:
+                ties[name] = ties.get(tie, tie)
+    return ties
+
+
+def _tensor(chunks: list[tuple[int, Chunk]], load: list[int]) -> Tensor:
+    first = chunks[0][1]
+    boxes: dict[Box, list[int]] = {}
+    for rank, chunk in chunks:
+        holders = boxes.setdefault(chunk.box, []) if chunk.box.elements() else []
+        if rank not in holders:
+            holders.append(rank)
+    tensor = Tensor(first.name, first.shape, first.item_bytes, boxes)
+    # Ranks may hold different values of a plain tensor: one of them provides all of it.
+    if first.is_plain and tensor.nbytes:
+        ((box, holders),) = boxes.items()
+        small = tensor.nbytes < _SMALL_BYTES
+        holder = holders[0] if small else min(holders, key=lambda rank: (load[rank], rank))
+        load[holder] += tensor.nbytes
+        boxes[box] = [holder]
+    return tensor
+
+
+def _check_whole(tensors: list[Tensor]) -> None:
+    wrong = [
+        tensor.name
+        for tensor in tensors
+        if math.prod(tensor.shape) and not _native.tiles(tensor.shape, list(tensor.boxes))
+    ]
+    if wrong:
+        raise InvalidStateError(
+            f"{listed('the ranks do not hold each element once of', wrong)}. Call export_hf on "
+            "every rank that holds a shard, with a group of all of them"
+        )

@@ -1,0 +1,125 @@
+"""The file ``.metadata``, for programs that look whether it is there.
+
+``manifest.json`` is the commit of a checkpoint. This file is written after it and holds no data.
+Torch's own reader, which unpickles it, fails with an error that names ringstow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import re
+from typing import Any, NoReturn
+
+from ringstow import _native
+from ringstow._core import _files
+from ringstow._core._errors import UnsupportedError
+
+NAME = ".metadata"
+
+# Near the beginning of torch's own.
+_TORCHS = b"torch.distributed.checkpoint.metadata"
+_START_BYTES = 256
+_DATA_FILE = rb"__\d+_(?:\d+|convert)\.distcp"
+_BYTES_MAX = 64 << 20
+"""A longer ``.metadata`` is not searched: anybody can plant a file of endless length."""
+
+_log = logging.getLogger("ringstow")
+
+
+class _Mark:
+    """Pickles to a call of `refuse`. Files on disk name both: neither may move."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return refuse, ()
+
+
+def refuse() -> NoReturn:
+    """Fail in torch's reader, which can't read this checkpoint.
+
+    Raises:
+        UnsupportedError: always.
+    """
+    raise UnsupportedError(
+        "this is a ringstow checkpoint, which torch's FileSystemReader can't read: load it "
+        "with ringstow.dcp.StorageReader, or call ringstow.dcp.use_by_default() first"
+    )
+
+
+def write(path: str) -> None:
+    """Write the mark of a committed checkpoint, and remove what it replaces; log a failure.
+
+    A checkpoint of torch's own writer ends with its ``.metadata``: the files that it lists go too.
+    """
+    target = os.path.join(path, NAME)
+    temporary = f"{target}.part"  # what clean-ups know as left by a kill
+    try:
+        dead = _listed_in(target)
+        with _files.fresh(temporary) as file:
+            pickle.dump(_Mark(), file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+        _native.sync_dir(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        _log.warning("%s is committed, but without %s: %s", path, NAME, error)
+    else:
+        _remove(path, dead)
+
+
+def is_torchs(mark: str) -> bool:
+    """Tell whether a file is the ``.metadata`` of torch's own writer."""
+    try:
+        with _files.reading(mark) as file:
+            return _TORCHS in file.read(_START_BYTES)
+    except (
+        FileNotFoundError,
+        IsADirectoryError,
+        NotADirectoryError,
+        _files.OtherKindError,
+    ):
+        return False
+
+
+def _remove(path: str, dead: list[str]) -> None:
+    """Remove data files of the replaced checkpoint by torch; nothing refers to them any more."""
+    try:
+        for name in dead:
+            os.unlink(os.path.join(path, name))
+    except OSError as error:
+        _log.warning(
+            "%s is committed, but files of the checkpoint that it replaces are left: %s. Remove "
+            "its *.distcp files",
+            path,
+            error,
+        )
+
+
+def _listed_in(mark: str) -> list[str]:
+    """Return the files beside a mark of torch's that it lists; none if it is not torch's.
+
+    The pickle is searched for the names, not loaded: unpickling can run any code.
+    """
+    try:
+        with _files.reading(mark, links=False) as file:
+            start = file.read(_START_BYTES)
+            if _TORCHS not in start:
+                return []
+            text = start + file.read(_BYTES_MAX + 1 - len(start))
+    except OSError:  # not there, or no regular file
+        return []
+    if len(text) > _BYTES_MAX:
+        _log.warning(
+            "%s has more than %d bytes and is not searched: the files of the checkpoint that is "
+            "replaced stay. Remove its *.distcp files",
+            mark,
+            _BYTES_MAX,
+        )
+        return []
+    named = set(re.findall(_DATA_FILE, text))
+    here = os.listdir(os.path.dirname(mark))
+    return [name for name in here if os.fsencode(name) in named]

@@ -1,0 +1,179 @@
+"""What one rank has of a state: its tensors, and the tree of all other values."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ringstow import _native
+from ringstow._core._errors import InvalidStateError
+from ringstow._saving._guard import SMALL
+from ringstow._state.objects._per_rank import PerRank
+from ringstow._state.objects._state_dicts import OtherState, Parts, rank_key
+from ringstow._state.tensors import _cuda, _numpy, _shards, _torch
+from ringstow._state.tensors._memory import Memory, in_elements
+from ringstow._state.tree import _cycles, _encode
+from ringstow._state.tree._walk import Path, children, describe, flat_name
+
+if TYPE_CHECKING:
+    import torch
+
+# The largest state of an object of which each rank saves its own if they differ.
+OWN_BYTES = 1 << 20
+
+
+class State(NamedTuple):
+    """What one rank saves."""
+
+    tensors: _native.Tensors
+    tree: str
+    """JSON. A `PerRank` is ``{"$rank":"position"}`` in it, which `own` has by that name.
+
+    An object of which each rank may have another state is ``{"$each":"loader"}``.
+    """
+    own: dict[str, str]
+    """The JSON of this rank's own values."""
+    meshes: dict[str, tuple[int, ...]]
+    """The ranks that have each sharded tensor, if they are not all of the default group."""
+    watched: list[tuple[str, Any, int]]
+    """The large DTensors by name, with the version of each at the call: a step of an optimizer
+    raises that of the DTensor, and not that of the local tensor, which the native side watches."""
+
+    def changed(self) -> list[str]:
+        """Return the names of the large DTensors that have been written to since the call."""
+        return [name for name, tensor, version in self.watched if tensor._version != version]
+
+
+def encode(state: object, parts: Parts, rank: int, *, allow_pickle: bool) -> State:
+    """Encode what a rank has of a state; every value but the tensors' elements is copied now.
+
+    ``parts`` are the objects of the state.
+
+    Raises:
+        InvalidStateError: values that can't be saved; names them all.
+        UnsupportedError: likewise, tensors that can't be saved.
+    """
+    import torch
+
+    own: dict[str, str] = {}
+    meshes: dict[str, tuple[int, ...]] = {}
+    watched: list[tuple[str, Any, int]] = []
+    world = torch.distributed.get_world_size()
+    exchange, address_of = _torch.usual().exchange, _cuda.finder()
+
+    def memory_of(local: torch.Tensor, path: Path) -> Memory:
+        found = None if exchange is None else exchange.find(local, address_of)
+        if found is None:
+            return _torch.memory_of(local, describe(path))
+        nbytes = local.numel() * local.element_size()
+        return Memory(found[0], found[1], None, found[2], nbytes, local)
+
+    def special(value: Any, path: Path, tensors: _native.Tensors) -> str | None:
+        if _shards.is_sharded(value):
+            name, ranks, nbytes = _add_sharded(value, path, tensors, memory_of)
+            if nbytes > SMALL and type(value).__name__ == "DTensor" and not value.is_inference():
+                watched.append((name, value, value._version))
+            if ranks is not None and len(ranks) < world:
+                meshes[name] = ranks
+            return _tagged("$tensor", name)
+        if type(value) is PerRank:
+            found, key, tag = value.value, str(rank), "$rank"
+        else:
+            part = parts.of(value)
+            if not isinstance(part, OtherState):
+                return None
+            is_own = part.is_per_rank or (world > 1 and _is_small(part.state))
+            if not is_own or not _can_be_own(path):
+                return None
+            found, key, tag = part.state, rank_key(rank), "$each"
+        encoded = functools.partial(
+            _encode.encode, allow_pickle=allow_pickle, stand_in=parts.stand_in
+        )
+        return _tagged(tag, _add_own(found, (*path, key), encoded, tensors, own))
+
+    with torch.no_grad():
+        encoded = _encode.encode(
+            state, allow_pickle=allow_pickle, special=special, stand_in=parts.stand_in
+        )
+    return State(encoded.tensors, encoded.tree, own, meshes, watched)
+
+
+def _tagged(tag: str, name: str) -> str:
+    return f'{{"{tag}":{json.dumps(name, ensure_ascii=False)}}}'
+
+
+def _can_be_own(path: Path) -> bool:
+    """Return whether ranks may have values of their own below these keys."""
+    return all(type(step) in (str, int) and not str(step).startswith("$") for step in path)
+
+
+def _is_small(state: Any) -> bool:
+    """Return whether each rank may save a state of its own: no large tensor, and no sharded one."""
+    total = 0
+    for value in _cycles.reached(state, lambda one: [item for _, item in children(one) or ()]):
+        if _shards.is_sharded(value):
+            return False
+        if _torch.is_tensor(value) or _numpy.is_array(value):
+            total += value.nbytes
+    return total <= OWN_BYTES
+
+
+def _add_sharded(
+    value: Any,
+    path: Path,
+    tensors: _native.Tensors,
+    memory_of: Callable[[torch.Tensor, Path], Memory],
+) -> tuple[str, tuple[int, ...] | None, int]:
+    """Add what this rank has of a sharded tensor.
+
+    Returns:
+        Its name, the ranks that have it, and the bytes that this one has.
+    """
+    nbytes = 0
+    shape, pieces, ranks = _shards.sharded(value, functools.partial(describe, path))
+    name = tensors.reserve(flat_name(path))
+    for local, offsets, replica in pieces:
+        memory = memory_of(local, path)
+        region = (in_elements(shape, memory.dtype), in_elements(offsets, memory.dtype))
+        tensors.add_region(name, memory, region, replica)
+        nbytes += memory.nbytes
+    return name, ranks, nbytes
+
+
+def _add_own(
+    value: Any,
+    path: Path,
+    encode: Callable[[object], _encode.Encoded],
+    tensors: _native.Tensors,
+    own: dict[str, str],
+) -> str:
+    """Add a value of this rank's alone, at a path that ends with the rank; return its name."""
+    *above, _ = path
+    key = describe(tuple(above))
+    if not _can_be_own(tuple(above)):
+        raise InvalidStateError(
+            f"{key}: what each rank has of its own must be below keys of text without a $"
+        )
+    steps = [*map(str, path)]
+    nested = value
+    for step in reversed(steps):
+        nested = {step: nested}
+    encoded = encode(nested)
+    for number in range(len(encoded.tensors)):
+        name, stored = encoded.tensors[number]
+        memory = Memory(*stored)  # type: ignore[arg-type]  # nothing is lazy here
+        if tensors.reserve(name) != name:
+            raise InvalidStateError(f"{key}: the state has two tensors named {name!r}")
+        tensors.add_region(name, memory, (memory.shape, (0,) * len(memory.shape)), (0, 1))
+    tree = json.loads(encoded.tree)
+    for step in steps:
+        tree = tree[step]
+    name = flat_name(tuple(above))
+    if name in own:
+        raise InvalidStateError(
+            f"{key}: the state has two values of each rank named {name!r}; rename one"
+        )
+    own[name] = json.dumps(tree, ensure_ascii=False, separators=(",", ":"))
+    return name

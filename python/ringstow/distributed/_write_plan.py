@@ -1,0 +1,296 @@
+"""Which rank writes what, and what the ranks' states have in common."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeVar
+
+from ringstow import _native
+from ringstow._core._errors import InvalidStateError
+from ringstow._ranks._group import Group
+from ringstow._ranks._team import refuse_different
+from ringstow._state.objects._optimizers import GROUPS, PARAMS
+from ringstow._state.tensors import _cuda, _torch
+from ringstow.distributed._rank_state import State
+
+# The largest tensor whose copies on the ranks are compared.
+COMPARED_BYTES = 64 << 10
+_SHOWN = 5
+
+_log = logging.getLogger("ringstow")
+
+T = TypeVar("T")
+Holder = tuple[int, int] | None
+"""Which of how many ranks with a tensor this one is; None if another one writes it."""
+
+
+class Said(NamedTuple):
+    """What a rank tells all others before a save."""
+
+    structure: int
+    """A hash of what `_native.outline` calls so."""
+    values: int
+    replicated: str
+    """A digest of the names, dtypes and shapes of tensors that are not sharded."""
+    copies: str
+    """A digest of the elements of the small ones among them."""
+    meshes: str
+    """A digest of the ranks that have sharded tensors, as far as these are not all."""
+    parts: tuple[str, ...]
+    """Which of the parts to set apart the rank has something of."""
+
+
+class Deal(NamedTuple):
+    """What a rank knows of the others before it writes."""
+
+    sends_tree: bool
+    """Whether the first rank needs this one's tree."""
+    names: list[str]
+    """Of all tensors that this rank's tree refers to."""
+
+
+class Own(NamedTuple):
+    """What a rank knows of its own state."""
+
+    said: Said
+    names: list[str]
+    rows: list[tuple[str, str, tuple[int, ...], int | None]]
+
+
+def looked_at(state: State, parts: list[str]) -> Own:
+    """Return what a rank tells the others of its state."""
+    structure, values, names = _native.outline(state.tree)
+    rows = state.tensors.replicated(COMPARED_BYTES)
+    had = tuple(part for part in parts if any(_is_below(name, part) for name in names))
+    said = Said(
+        structure,
+        values,
+        _digest([row[:3] for row in rows]),
+        _digest([row[3] for row in rows]),
+        _digest(sorted(state.meshes.items())),
+        had,
+    )
+    return Own(said, names, rows)
+
+
+def agreed(group: Group, call: tuple[object, ...], said: T, error: BaseException | None) -> list[T]:
+    """Return what all ranks say, if none has failed and all make the same call.
+
+    Raises:
+        BaseException: this rank's own error.
+        Error: another rank's, with its rank.
+        InvalidStateError: the ranks make different calls.
+    """
+    all_said = group.agreed(error, (call, said))
+    refuse_different_calls([other for other, _ in all_said])
+    return [one for _, one in all_said]
+
+
+def refuse_different_calls(calls: list[tuple[object, ...]]) -> None:
+    """Raise InvalidStateError if the ranks make different calls."""
+    hint = ""
+    if len({(call[0], *call[2:]) for call in calls}) == 1:
+        hint = ". If each node has a directory of its own, say so: nodes=ringstow.Nodes()"
+    refuse_different(calls, hint)
+
+
+def deal(
+    group: Group, state: State, own: Own, all_said: list[Said], *, is_apart: bool = False
+) -> Deal:
+    """Leave in a state's tensors what this rank writes of them.
+
+    Only ranks whose states differ say more to each other than `Said`.
+
+    Args:
+        group: the ranks.
+        state: this rank's.
+        own: what it has said, and knows besides.
+        all_said: what all ranks have said.
+        is_apart: whether nodes share no directory. Then the first rank that has it writes each
+            small tensor that is not sharded, since each node of a load fetches all of these.
+
+    Raises:
+        InvalidStateError: a tensor that is not sharded has another dtype or shape on another rank,
+            or is sharded there; or ranks have different tensors of one name.
+    """
+    holders: dict[str, Holder] = {}
+    if len({one.replicated for one in all_said}) > 1:
+        holders = _holders(group, own, all_said)
+    if len({one.meshes for one in all_said}) > 1:
+        _refuse_different(group, state, all_said)
+    if len({(one.replicated, one.copies) for one in all_said}) > 1:
+        holders |= _differing(group, own, holders)
+    if is_apart:
+        for name, *_, summed in own.rows:
+            number, _ = holders.get(name, (group.rank, group.size)) or (-1, 0)
+            if summed is not None:
+                holders[name] = (0, 1) if number == 0 else None
+    if len({(one.structure, one.values) for one in all_said}) > 1:
+        _warn_of_values(group, state, own.said)
+    state.tensors.deal((group.rank, group.size), holders)
+    first = next(one for one in all_said if one.structure == own.said.structure)
+    sends = group.rank > 0 and first is all_said[group.rank]
+    return Deal(sends, own.names)
+
+
+def _holders(group: Group, own: Own, all_said: list[Said]) -> dict[str, Holder]:
+    """Return, for each of this rank's tensors, which of how many ranks with it this one is."""
+    asked = ("holders", tuple((one.replicated, one.structure) for one in all_said))
+    known: dict[str, Holder] | None = group.known.get(asked)
+    if known is None:
+        ranks: dict[str, list[int]] = {}
+        kinds: dict[str, tuple[int, tuple[object, ...]]] = {}
+        plain = {row[0] for row in own.rows}
+        sharded = set(own.names) - plain
+        mixed = ""
+        for rank, rows in enumerate(group.gathered([row[:3] for row in own.rows])):
+            for name, *kind in rows:
+                first, of_first = kinds.setdefault(name, (rank, tuple(kind)))
+                if of_first != tuple(kind):
+                    raise InvalidStateError(
+                        f"{name} is {_shown(of_first)} on rank {first} and "
+                        f"{_shown(tuple(kind))} on rank {rank}: "
+                        "give each its own name, or make it a PerRank"
+                    )
+                ranks.setdefault(name, []).append(rank)
+                if name in sharded:
+                    mixed = f"{name} is a sharded tensor here, and not on rank {rank}"
+        group.agreed(InvalidStateError(f"{mixed}: give each its own name") if mixed else None, None)
+        known = {row[0]: (ranks[row[0]].index(group.rank), len(ranks[row[0]])) for row in own.rows}
+        group.known = {key: value for key, value in group.known.items() if key[0] != "holders"}
+        group.known[asked] = known
+    return dict(known)
+
+
+def _refuse_different(group: Group, state: State, all_said: list[Said]) -> None:
+    """Refuse tensors of one name that are not the same: only one of them would be saved.
+
+    Groups of ranks may have copies of a tensor, sharded alike, such as tensor parallelism within
+    data parallelism. Stages of a pipeline may have different tensors of one name, such as
+    an optimizer's, which numbers its parameters from 0 on in each stage.
+
+    Raises:
+        InvalidStateError: names one.
+    """
+    asked = ("meshes", tuple(one.meshes for one in all_said))
+    twins: set[str] | None = group.known.get(asked)
+    if twins is None:
+        first: dict[str, tuple[int, ...]] = {}
+        twins = set()
+        for meshes in group.gathered(state.meshes):
+            twins |= {n for n, ranks in meshes.items() if first.setdefault(n, ranks) != ranks}
+        group.known = {key: value for key, value in group.known.items() if key[0] != "meshes"}
+        group.known[asked] = twins
+    if not twins:
+        return
+    seen: dict[tuple[object, ...], tuple[int, int]] = {}
+    all_regions = group.together(lambda: list(_checksums(state.tensors, twins)))
+    for rank, regions in enumerate(all_regions):
+        for name, offsets, shape, crc32 in regions:
+            other, known = seen.setdefault((name, *offsets, *shape), (rank, crc32))
+            if known != crc32:
+                raise InvalidStateError(
+                    f"{name} is one tensor on rank {other} and a different one on rank {rank}, and "
+                    "only one of them would be saved: give each its own name, such as by the "
+                    "stage of a pipeline; or save an optimizer's state by "
+                    "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict, which "
+                    "names it by parameters"
+                )
+
+
+def _checksums(
+    tensors: _native.Tensors, names: set[str]
+) -> Iterator[tuple[str, list[int], list[int], int]]:
+    """Yield the name, offsets, shape and checksum of each region of these tensors."""
+    for name, offsets, shape, summed in tensors.checksums(names):
+        if not isinstance(summed, int):
+            # Its tensor, on a GPU; or the copy that the call made there, and that tensor.
+            local = summed[0] if isinstance(summed, tuple) else summed
+            (host,) = _cuda.to_host([local])
+            memory = _torch.memory_of(host, name)
+            alone = _native.Tensors()
+            alone.add_region(name, memory, (memory.shape, (0,) * len(memory.shape)), (0, 1))
+            ((_, _, _, summed),) = alone.checksums({name})
+        yield name, offsets, shape, summed
+
+
+def _differing(group: Group, own: Own, holders: dict[str, Holder]) -> dict[str, Holder]:
+    """Return who writes small tensors whose copies differ: the first rank that has them."""
+    seen: dict[str, int | None] = {}
+    differ: set[str] = set()
+    for copies in group.gathered({row[0]: row[3] for row in own.rows if row[3] is not None}):
+        for name, crc32 in copies.items():
+            if seen.setdefault(name, crc32) != crc32:
+                differ.add(name)
+    _warn(group, "tensors", sorted(differ))
+    ours = differ.intersection(row[0] for row in own.rows)
+    everywhere = (group.rank, group.size)
+    is_first = {name: (holders.get(name) or everywhere)[0] == 0 for name in ours}
+    return {name: (0, 1) if is_first[name] else None for name in ours}
+
+
+def _warn_of_values(group: Group, state: State, said: Said) -> None:
+    """Warn once for each structure that ranks have different values of a name."""
+    asked = ("values", said.structure)
+    is_new = any(group.gathered(asked not in group.known))
+    if not is_new:
+        return
+    group.known[asked] = True
+    seen: dict[str, str] = {}
+    differ: set[str] = set()
+    for values in group.gathered(dict(_values(json.loads(state.tree), ""))):
+        for name, digest in values.items():
+            if seen.setdefault(name, digest) != digest:
+                differ.add(name)
+    _warn(group, "values", sorted(differ))
+
+
+def _values(node: Any, name: str) -> Any:
+    """Yield the name and a digest of each value of a tree that is no tensor."""
+    if isinstance(node, dict) and not any(key.startswith("$") for key in node):
+        for key, child in node.items():
+            yield from _values(child, f"{name}.{key}" if name else key)
+    elif isinstance(node, dict) and "$dict" in node:
+        for key, child in node["$dict"]:
+            yield from _values(child, f"{name}.{key}" if name else str(key))
+    elif isinstance(node, dict) and "$odict" in node:  # a model's, whose keys ranks may have apart
+        inner = node["$odict"]
+        yield from _values({"$dict": inner} if isinstance(inner, list) else inner, name)
+    elif not (isinstance(node, dict) and node.keys() & {"$tensor", "$ndarray", "$rank", "$each"}):
+        yield name, _digest(_without_names(node) if name.endswith(f".{GROUPS}") else node)
+
+
+def _without_names(groups: Any) -> Any:
+    """Return an optimizer's groups without their parameters, which stages of a pipeline have."""
+    if not isinstance(groups, list) or not all(isinstance(one, dict) for one in groups):
+        return groups
+    return [{name: one for name, one in group.items() if name != PARAMS} for group in groups]
+
+
+def _warn(group: Group, what: str, names: list[str]) -> None:
+    if not names or not group.is_first:
+        return
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    _log.warning(
+        "the ranks have different %s of %s%s: the first rank's are saved. "
+        "ringstow.distributed.PerRank(value) saves those of each rank",
+        what,
+        ", ".join(names[:_SHOWN]),
+        more,
+    )
+
+
+def _shown(kind: tuple[object, ...]) -> str:
+    dtype, shape = kind
+    return f"{dtype} {list(shape)}"  # type: ignore[call-overload]
+
+
+def _is_below(name: str, part: str) -> bool:
+    return name == part or name.startswith(f"{part}.")
+
+
+def _digest(value: Any) -> str:
+    return hashlib.blake2b(repr(value).encode(), digest_size=16).hexdigest()
