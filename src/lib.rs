@@ -45,7 +45,6 @@ compile_error!(
 );
 
 mod api;
-mod background;
 #[cfg(feature = "candle")]
 pub mod candle;
 #[cfg(feature = "cli")]
@@ -74,7 +73,6 @@ mod units;
 pub use api::{
     Store, latest, load, load_async, prune, remove, retain, save, save_async, steps, verify,
 };
-pub use background::Filled;
 pub use config::{Config, EngineChoice, IoPriority, Switch};
 #[cfg(feature = "cuda")]
 pub use device::cuda::{CudaSource, DeviceMemory, Ready, StreamHandle};
@@ -86,7 +84,7 @@ pub use format::{
     Chunk, Dtype, Element, FileEntry, Item, Manifest, Metrics, RankShare, Receipt, Region,
     StepPattern, TensorEntry, TensorInfo, Value,
 };
-pub use handle::{Handle, LoadHandle, SaveHandle, Staged};
+pub use handle::{Filled, Handle, LoadHandle, SaveHandle, Staged};
 pub use manager::{CheckpointManager, Keep, OnDamage, Restored, Saved, Slim, Tiers};
 pub use pipeline::job::{Job, Progress};
 pub use pipeline::report::{

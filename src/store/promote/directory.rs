@@ -15,7 +15,7 @@ use crate::pipeline::pace::wait_until;
 use crate::store::layout::manifest::{read_bytes, refuse_foreign};
 use crate::store::layout::published::publish;
 use crate::store::layout::stripe_marker::stripe_owner;
-use crate::store::layout::unique::unique;
+use crate::sys::chance::unique;
 use crate::sys::lock::{self, DirLock, FileLock, Hold};
 use crate::sys::{dir, file, space};
 use std::fs::File;

@@ -4,8 +4,8 @@
 use crate::error::Result;
 use crate::format::names;
 use crate::pipeline::job::Job;
-use crate::pipeline::line::TARGET;
 use crate::pipeline::report::SaveReport;
+use crate::pipeline::report::TARGET;
 use crate::pipeline::runtime::Runtime;
 use crate::pipeline::trace::What;
 use crate::plan::save::plan_model;
