@@ -200,17 +200,6 @@ impl Target for Directory {
         part.and_then(|part| space::allocated(&part)).unwrap_or_default()
     }
 
-    fn send(&self, name: &str, blocks: Vec<Checked>, paced: Paced) -> io::Result<()> {
-        let bytes = blocks.iter().map(|block| block.as_ref().len() as u64).sum();
-        let upload = self.begin(name, bytes)?;
-        let sent = self.put_part(&upload, (0, 0), blocks, paced);
-        let finished = sent.and_then(|_| self.finish(&upload, bytes, Vec::new()));
-        if finished.is_err() {
-            let _gone = self.abort(&upload);
-        }
-        finished
-    }
-
     fn begin(&self, name: &str, bytes: u64) -> io::Result<Upload> {
         let upload = Upload { name: name.into(), id: unique() };
         let path = self.part(&upload);
