@@ -145,16 +145,6 @@ impl SaveReport {
     pub fn device_gb_per_s(&self) -> Option<f64> {
         device_gb_per_s(&self.moved, self.seconds.device_copy)
     }
-
-    /// Gigabytes (10^9) per second that one thread checksummed.
-    pub fn checksum_gb_per_s(&self) -> f64 {
-        gb_per_s(self.written_bytes(), self.seconds.checksum_cpu)
-    }
-
-    /// Gigabytes (10^9) per second from the first byte copied to the last one written.
-    pub fn write_gb_per_s(&self) -> f64 {
-        gb_per_s(self.written_bytes(), self.seconds.write)
-    }
 }
 
 /// What a load did.
