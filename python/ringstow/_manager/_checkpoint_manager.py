@@ -520,8 +520,7 @@ class CheckpointManager:
             found, restored = newest_intact(
                 self._side, look, into, on_corrupt, self._side.from_first, strict=strict
             )
-            if found:
-                _native.follow(self._root, max(one.order for one in found))
+            self._run.follow(found)
             if number is None:
                 self._follow_newest(found, restored)
             else:
