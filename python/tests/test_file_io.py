@@ -63,7 +63,7 @@ ALLOWED = {
     "integrations/_lightning/_models.py: torch.save": STREAM,
     "integrations/_lightning/_paths.py: zipfile.ZipFile": STREAM,
     "integrations/_lightning/_paths.py: zipfile.is_zipfile": STREAM,
-    "integrations/_rename_when_complete.py: shutil.copy2": "it refuses FIFOs itself, and follows no link",
+    "integrations/_rename_when_complete.py: shutil.copy2": "it refuses FIFOs, and follows no link",
     "integrations/_kit/_values.py: torch.save": STREAM,
     "integrations/transformers.py: torch.save": STREAM,
     "_state/tree/_build.py: torch.load": STREAM,
