@@ -28,6 +28,7 @@ from ringstow._manager._after_save import Upkeep
 from ringstow._manager._previous import PreviousSteps
 from ringstow._manager._restore import Restored, newest_intact, passed_over
 from ringstow._manager._run_directory import RunLock
+from ringstow._reports import _history
 from ringstow._reports._blocked_time import counted_since
 from ringstow._saving._guard import Staging, check_staging
 from ringstow._saving._tier_copies import checked
@@ -161,8 +162,6 @@ class CheckpointManager:
             node_local=self._node_local,
         )
         if self._side.leads:
-            from ringstow._reports import _history  # needs the reports: `import ringstow` does not
-
             _history.keep(self._root)
         self._config, self._tiers = config, places
         self._turn = Turn(self._root)
