@@ -37,7 +37,7 @@ pub use queue::{Added, Pauses, Stays};
 pub use restore::{Failure, Restored, Seen, Verdict, best_of, lacking};
 pub use rules::Keep;
 use rules::{besides, check_keeps, room};
-pub use run::{OnDamage, Run, newest_of, usual_path};
+pub use run::{OnDamage, Run, latest_of, newest_of, usual_path};
 pub use slim::Slim;
 use tiers::Copies;
 pub use tiers::{PAUSES, Tiers};

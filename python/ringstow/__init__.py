@@ -32,36 +32,23 @@ from ringstow._core._errors import (
     UnsupportedError,
 )
 from ringstow._core._policies import Nodes, Previous, Retention, Tiers
-from ringstow._manager._checkpoint_manager import CheckpointManager
-from ringstow._manager._restore import Restored
-from ringstow._reading._catalog import diff, latest, prune, remove, retain, slim, steps, verify
-from ringstow._reading._checkpoint import Checkpoint, Entry, open
-from ringstow._reading._load import load, load_into
-from ringstow._reports._outcomes import Listener, Outcome, on_done
-from ringstow._saving._base import Base
-from ringstow._saving._file_streams import FileReader, FileWriter, open_read, open_write
-from ringstow._saving._promote import promote
-from ringstow._saving._save import release_memory, save, save_async
-from ringstow._saving._tier_copies import wait_promoted
-from ringstow._state.objects._per_rank import PerRank
-from ringstow._state.objects._rng import RngState
-from ringstow._state.tree._damaged_tensors import DamagedTensor, Salvaged
 
 if TYPE_CHECKING:
-    from ringstow._reports._reports import (
-        Damage,
-        Fallback,
-        LoadReport,
-        LoadSeconds,
-        Progress,
-        PromotionReport,
-        SaveReport,
-        SaveSeconds,
-        VerifyReport,
-        WriteReport,
-        WriteSeconds,
+    from ringstow._manager._checkpoint_manager import CheckpointManager
+    from ringstow._manager._restore import Restored
+    from ringstow._reading._checkpoint import Checkpoint, Entry, open
+    from ringstow._reading._load import load, load_into
+    from ringstow._reading._run_steps import (
+        diff,
+        latest,
+        prune,
+        remove,
+        retain,
+        slim,
+        steps,
+        verify,
     )
-    from ringstow._reports._run_reports import (
+    from ringstow._reports._checkpoint_reports import (
         CheckpointInfo,
         DiffReport,
         ElementDiff,
@@ -75,7 +62,29 @@ if TYPE_CHECKING:
         TensorDiff,
         ValueDiff,
     )
+    from ringstow._reports._done_callbacks import Listener, Outcome, on_done
+    from ringstow._reports._io_reports import (
+        Damage,
+        Fallback,
+        LoadReport,
+        LoadSeconds,
+        Progress,
+        PromotionReport,
+        SaveReport,
+        SaveSeconds,
+        VerifyReport,
+        WriteReport,
+        WriteSeconds,
+    )
+    from ringstow._saving._base import Base
+    from ringstow._saving._promote import promote
+    from ringstow._saving._save import release_memory, save, save_async
     from ringstow._saving._save_future import SaveHandle
+    from ringstow._saving._single_files import FileReader, FileWriter, open_read, open_write
+    from ringstow._saving._tier_copies import wait_promoted
+    from ringstow._state.objects._per_rank import PerRank
+    from ringstow._state.objects._rng import RngState
+    from ringstow._state.tree._damaged_tensors import DamagedTensor, Salvaged
 
 __all__ = [
     "Base",
@@ -161,31 +170,47 @@ __all__ = [
 ]
 
 
-# Imported on first use: some import torch.
+# Imported on first use: every data loader worker imports the package again.
 _MODULES = {"convert", "dcp", "distributed", "integrations", "monitoring"}
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES, "__version__"})
+_HOMES = {
+    "_manager._checkpoint_manager": "CheckpointManager",
+    "_manager._restore": "Restored",
+    "_reading._run_steps": "diff latest prune remove retain slim steps verify",
+    "_reading._checkpoint": "Checkpoint Entry open",
+    "_reading._load": "load load_into",
+    "_reports._done_callbacks": "Listener Outcome on_done",
+    "_reports._io_reports": "Damage Fallback LoadReport LoadSeconds Progress PromotionReport"
+    " SaveReport SaveSeconds VerifyReport WriteReport WriteSeconds",
+    "_reports._checkpoint_reports": "CheckpointInfo DiffReport ElementDiff Left Removed Retained"
+    " Slimmed Step Swept TensorChange TensorDiff ValueDiff",
+    "_saving._base": "Base",
+    "_saving._single_files": "FileReader FileWriter open_read open_write",
+    "_saving._promote": "promote",
+    "_saving._save": "release_memory save save_async",
+    "_saving._save_future": "SaveHandle",
+    "_saving._tier_copies": "wait_promoted",
+    "_state.objects._per_rank": "PerRank",
+    "_state.objects._rng": "RngState",
+    "_state.tree._damaged_tensors": "DamagedTensor Salvaged",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> Any:
-    # What takes a while is made on first use: the classes of reports and handles, and the version,
-    # which the installed package's metadata has.
-    if name == "SaveHandle":
-        from ringstow._saving._save_future import SaveHandle
-
-        return SaveHandle
-    if name in _MODULES:
-        import importlib
-
-        return importlib.import_module(f"ringstow.{name}")
     if name == "__version__":
         from importlib.metadata import version
 
         return version("ringstow")
-    if name in __all__:  # a report: all else is here already
-        from ringstow._reports import _reports, _run_reports
+    from importlib import import_module
 
-        return getattr(_reports if hasattr(_reports, name) else _run_reports, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in _MODULES:
+        return import_module(f"ringstow.{name}")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f"ringstow.{_HOME_OF[name]}"), name)
+    globals()[name] = found  # the next use finds it without this function
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES, "__version__"})

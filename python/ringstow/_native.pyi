@@ -682,9 +682,14 @@ def promote(
 def diff(a: str, b: str, values: bool, config: str) -> str: ...
 
 # Returns the newest step that can be loaded in a list of Found, which may be empty; with `verify`,
-# whose every byte is intact; with `before`, which is older than that step or path.
+# whose every byte is intact; with `before`, which is older than that step or path. Of several
+# directories, the nearest copy.
 def latest(
-    directory: str, verify: bool, before: int | str | None, pattern: str | None, config: str
+    directories: Sequence[str],
+    verify: bool,
+    before: int | str | None,
+    pattern: str | None,
+    config: str,
 ) -> str: ...
 
 # Returns the steps in a directory as a list of Found, oldest first.

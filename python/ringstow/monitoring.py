@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ringstow._reports._outcomes import Kind, Listener, Outcome, on_done
-from ringstow._reports._reports import SaveReport, bytes_of, seconds_of
+from ringstow._reports._done_callbacks import Kind, Listener, Outcome, on_done
+from ringstow._reports._io_reports import SaveReport, bytes_of, seconds_of
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider

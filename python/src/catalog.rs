@@ -26,11 +26,11 @@ pub(crate) enum Limit {
     Path(PathBuf),
 }
 
-/// Returns a list as [`steps`] does, of one step or none.
+/// The newest step in a directory, or of several the nearest copy: a list as [`steps`] returns, of one step or none.
 #[pyfunction]
 pub(crate) fn latest(
     py: Python<'_>,
-    directory: PathBuf,
+    directories: Vec<PathBuf>,
     verify: bool,
     before: Option<Limit>,
     pattern: Option<&str>,
@@ -42,7 +42,10 @@ pub(crate) fn latest(
     });
     let wanted = Wanted { pattern: self::pattern(pattern)?, before, verify };
     let config = self::config(config)?;
-    let find = |job: &_| ringstow::internals::store::latest(&directory, &wanted, &config, job);
+    let find = |job: &_| match &*directories {
+        [one] => ringstow::internals::store::latest(one, &wanted, &config, job),
+        all => ringstow::internals::manager::latest_of(all, &wanted, &config, job),
+    };
     let newest = match verify {
         true => wait::run(py, &Job::of(&config), None, find)?,
         false => py.detach(|| find(&Default::default())).map_err(to_python)?,

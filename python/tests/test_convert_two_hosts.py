@@ -21,8 +21,8 @@ from two_hosts import Killed
 
 import ringstow
 import ringstow.dcp
-from ringstow._publish._formats import is_dcp, is_model
-from ringstow._ranks import _shared_fs
+from ringstow._publish._checkpoint_kinds import is_dcp, is_model
+from ringstow._ranks import _shared_fs_lag
 from ringstow.convert import convert
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -86,7 +86,7 @@ TARGET = "c"
 def work(root, job, kind, replaces, sources):
     """Do a job; return the step that was loaded."""
     path = root / TARGET
-    _shared_fs.SEEN_S = 0.0  # nothing comes late that is not there by then
+    _shared_fs_lag.SEEN_S = 0.0  # nothing comes late that is not there by then
     if job.call is not None:
         python_calls.arm(f"kill:{job.call}", root)
     if job.does == "convert":

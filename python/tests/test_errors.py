@@ -10,7 +10,7 @@ import numpy
 import pytest
 
 import ringstow
-from ringstow._ranks import _conflicts
+from ringstow._ranks import _concurrent_saves
 from ringstow._saving import _jobs
 
 CASES = [
@@ -107,9 +107,9 @@ def test_save_that_may_not_be_durable_is_this_process_own(monkeypatch):
         def result(self):
             raise ringstow.NotDurableError("it may not survive", path="/a", errno=5)
 
-    monkeypatch.setattr(_conflicts, "_saved", set())
+    monkeypatch.setattr(_concurrent_saves, "_saved", set())
     claim = _jobs.Claim("/a")
     claim.job = Job()
     with pytest.raises(ringstow.NotDurableError):
         claim.report()
-    assert "/a" in _conflicts._saved
+    assert "/a" in _concurrent_saves._saved

@@ -9,7 +9,7 @@ import torch
 
 import ringstow
 from ringstow import _native
-from ringstow._ranks import _shared_fs
+from ringstow._ranks import _shared_fs_lag
 
 STATE = {"a": torch.arange(10.0)}
 
@@ -19,8 +19,8 @@ class Clock:
 
     def __init__(self, monkeypatch, *events, shared="nfs4"):
         self.now, self.events = 0.0, list(events)
-        monkeypatch.setattr(_shared_fs.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(_shared_fs.time, "sleep", self.sleep)
+        monkeypatch.setattr(_shared_fs_lag.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(_shared_fs_lag.time, "sleep", self.sleep)
         monkeypatch.setattr(_native, "shared_file_system", lambda path: shared)
 
     def sleep(self, seconds):
@@ -72,7 +72,7 @@ def test_load_gives_up_after_a_bounded_time(path, monkeypatch):
     hide_shard(path)
     with pytest.raises(ringstow.MissingFilesError):
         ringstow.load(path)
-    assert clock.now == _shared_fs.SEEN_S
+    assert clock.now == _shared_fs_lag.SEEN_S
 
 
 def test_load_on_a_local_disk_does_not_wait(path, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 from support import python
 
 import ringstow
-from ringstow._reports import _outcomes
+from ringstow._reports import _done_callbacks
 from ringstow._saving import _jobs
 
 STATE = {"w": np.arange(1000.0), "step": 1}
@@ -26,7 +26,7 @@ def heard():
 
 def told(outcomes):
     """Return what the callbacks have heard of all that has ended."""
-    _outcomes.flush()
+    _done_callbacks.flush()
     return outcomes
 
 
@@ -110,7 +110,7 @@ def test_callback_that_hangs_holds_up_no_save(at):
         assert was_called.wait(300)
         ringstow.save_async(STATE, at / "c").result()
         ringstow.load(at / "c")
-        assert not _outcomes.flush(0)
+        assert not _done_callbacks.flush(0)
     finally:
         may_return.set()
         listener.remove()
@@ -176,7 +176,7 @@ def slow(outcome):
     if sys.argv[2] == "hangs":
         held.wait()
     print("heard", outcome.kind, flush=True)
-ringstow._reports._outcomes._EXIT_S = 60 if sys.argv[2] == "ends" else 0.01
+ringstow._reports._done_callbacks._EXIT_S = 60 if sys.argv[2] == "ends" else 0.01
 ringstow.on_done(slow)
 ringstow.save_async({"a": 1}, sys.argv[1])
 """
@@ -211,13 +211,13 @@ def test_forked_child_has_no_callbacks_of_its_parent(at):
 import os, sys, ringstow
 ringstow.on_done(lambda outcome: print(os.path.basename(outcome.path), flush=True))
 ringstow.save({"a": 1}, sys.argv[1] + "/parent")
-ringstow._reports._outcomes.flush()
+ringstow._reports._done_callbacks.flush()
 pid = os.fork()
 if pid == 0:
     ringstow.save({"a": 1}, sys.argv[1] + "/child")
     ringstow.on_done(lambda outcome: print("own", flush=True))
     ringstow.save({"a": 1}, sys.argv[1] + "/child")
-    ringstow._reports._outcomes.flush()
+    ringstow._reports._done_callbacks.flush()
     os._exit(0)
 assert os.waitpid(pid, 0)[1] == 0
 """

@@ -15,7 +15,7 @@ from support import assert_same, manifest_of, reseal
 import ringstow
 from ringstow._foreign import _pickles
 from ringstow._state.tensors._memory import overlapping
-from ringstow._state.tree import _packed
+from ringstow._state.tree import _packed_values
 from ringstow.convert import convert
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -85,7 +85,7 @@ def test_bytes_of_two_tensors_in_an_object_of_dcp_are_damage():
     entries = {f"t{n}": {"dtype": "U8", "shape": [64], "data_offsets": [n, n + 64]} for n in (0, 1)}
     text = json.dumps({"__metadata__": {"state": "{}"}, **entries}).encode()
     with pytest.raises(ValueError, match="'t1' has bytes of another"):
-        _packed.split(struct.pack("<Q", len(text)) + text + bytes(65))
+        _packed_values.split(struct.pack("<Q", len(text)) + text + bytes(65))
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def save(made, folder, tag=None):
 
 def killed(rank, ranks, options, folder, moment, victims, tag=None):
     """Train, and be killed at a moment of the second save."""
-    from ringstow.integrations import _named
+    from ringstow.integrations import _rename_when_complete
     from ringstow.integrations._deepspeed import _tags
 
     count, has_trained = 0, threading.Event()
@@ -135,7 +135,7 @@ def killed(rank, ranks, options, folder, moment, victims, tag=None):
     die_before("started", checkpoint_engine, "_finish")
     die_before("training", checkpoint_engine, "_complete")
     die_before("written", _tags, "publish")
-    die_before("renaming", _named, "take_name")
+    die_before("renaming", _rename_when_complete, "take_name")
     die_before("naming", _tags, "name_latest")
     made = engine(**options)
     while made.global_steps < STEPS:

@@ -19,7 +19,7 @@ from megatron.core.dist_checkpointing import ShardedObject, ShardedTensor
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 
 from ringstow._saving import _jobs
-from ringstow.integrations import _named, megatron
+from ringstow.integrations import _rename_when_complete, megatron
 from ringstow.integrations.megatron import save
 
 children.preload(__name__)
@@ -188,7 +188,7 @@ def killed(rank, ranks, folder, moment, victims, how="background", fixed=False):
     die_before("writing", _Save, "_write_share")
     die_before("committing", Shared, "_commit")
     die_before("finalizing", megatron, "_complete")
-    die_before("renaming", _named, "take_name")
+    die_before("renaming", _rename_when_complete, "take_name")
     train(folder, how, fixed)
 
 

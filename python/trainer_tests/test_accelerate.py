@@ -22,7 +22,7 @@ from accelerate_runs import (
 from support import assert_same
 
 import ringstow
-from ringstow.integrations import _named
+from ringstow.integrations import _rename_when_complete
 from ringstow.integrations._accelerate import _places
 from ringstow.integrations.accelerate import RingstowAccelerator
 
@@ -116,13 +116,13 @@ def test_a_run_that_begins_anew_mixes_with_no_older_one(tmp_path):
 
 def test_older_checkpoints_go_only_once_the_newer_one_is_complete(tmp_path, monkeypatch):
     removed = []
-    remove = _named.remove
+    remove = _rename_when_complete.remove
 
     def seen(path, limit):
         removed.append((os.path.basename(path), checkpoints(tmp_path)))
         remove(path, limit)
 
-    monkeypatch.setattr(_named, "remove", seen)
+    monkeypatch.setattr(_rename_when_complete, "remove", seen)
     fit(tmp_path, limit=2)
     assert removed == [
         ("checkpoint_0", ["checkpoint_0", "checkpoint_1", "checkpoint_2"]),
@@ -165,7 +165,7 @@ def test_the_next_call_raises_a_failure_once(tmp_path, monkeypatch, call):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(_named, "sync", fails)
+        patched.setattr(_rename_when_complete, "sync", fails)
         one.save_state()
         with pytest.raises(OSError, match="No space left"):
             getattr(one, call)()
@@ -257,13 +257,13 @@ def test_other_files_are_never_removed(tmp_path, monkeypatch):
     with pytest.raises(ringstow.InvalidStateError, match=r"notes\.txt"):
         one.save_state(path)
     (path / "notes.txt").unlink()
-    take = _named.take_name
+    take = _rename_when_complete.take_name
 
     def late(part, final, may_replace):
         (path / "late.txt").write_text("mine")
         take(part, final, may_replace)
 
-    monkeypatch.setattr(_named, "take_name", late)
+    monkeypatch.setattr(_rename_when_complete, "take_name", late)
     one.save_state(path)
     with pytest.raises(ringstow.InvalidStateError, match=r"late\.txt"):
         one.wait_for_checkpoint()
@@ -285,7 +285,7 @@ def test_a_checkpoint_that_was_about_to_be_replaced_loads(tmp_path):
     training = alone(tmp_path, background=False)
     path = training.accelerator.save_state(tmp_path / "state")
     training.progress.epoch = 9
-    path.rename(_named.replaced(str(path)))
+    path.rename(_rename_when_complete.replaced(str(path)))
     training.accelerator.load_state(path)
     assert training.progress.epoch == 0
     training.accelerator.save_state(path)

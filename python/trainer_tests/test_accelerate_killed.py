@@ -15,7 +15,7 @@ from support import assert_same
 
 import ringstow
 from ringstow._state.tensors._memory import LazyTensor
-from ringstow.integrations import _named
+from ringstow.integrations import _rename_when_complete
 from ringstow.integrations._accelerate import _places, _whole
 
 pytestmark = pytest.mark.timeout(300)  # four processes, each of them a whole run
@@ -25,13 +25,13 @@ LIMIT = 2
 KINDS = {"one": (1, False), "ddp": (2, False), "fsdp2": (2, True)}
 # What is called at each moment of a save, in this order.
 CALLS = {
-    "preparing": (_named, "prepare"),
+    "preparing": (_rename_when_complete, "prepare"),
     "hooks": (_places, "hooks_files"),
     "starting": (_whole, "save_async"),
     "committed": (_places, "seal"),
-    "durable": (_named, "sync"),
-    "complete": (_named, "take_name"),
-    "named": (_named, "remove"),
+    "durable": (_rename_when_complete, "sync"),
+    "complete": (_rename_when_complete, "take_name"),
+    "named": (_rename_when_complete, "remove"),
     "removing": (shutil, "rmtree"),
 }
 # The kind; the moment; its which call, from 1; which ranks; how many checkpoints were complete.

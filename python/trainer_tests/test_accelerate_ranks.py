@@ -19,7 +19,7 @@ from support import assert_same
 from torch.distributed.checkpoint.api import CheckpointException
 
 import ringstow
-from ringstow.integrations import _named
+from ringstow.integrations import _rename_when_complete
 from ringstow.integrations.accelerate import RingstowAccelerator
 
 pytestmark = pytest.mark.timeout(300)
@@ -260,7 +260,7 @@ def exits_with_a_failure(root):
     def fails(path):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    _named.sync = fails
+    _rename_when_complete.sync = fails
     one = RingstowAccelerator(cpu=True)
     one.prepare(torch.nn.Linear(2, 2))
     one.save_state(os.path.join(root, "state"))

@@ -23,7 +23,7 @@ from lightning_runs import (
 from support import assert_same
 
 import ringstow
-from ringstow._ranks import _conflicts
+from ringstow._ranks import _concurrent_saves
 
 
 @pytest.mark.parametrize("package", ["lightning", "pytorch_lightning"])
@@ -126,7 +126,7 @@ def test_a_save_waits_for_the_one_before_and_raises_its_failure(held, tmp_path):
 
 
 def test_a_rank_that_replaces_its_own_last_checkpoint_is_not_warned(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(_conflicts, "ranks", lambda: (0, 2))  # those of DDP
+    monkeypatch.setattr(_concurrent_saves, "ranks", lambda: (0, 2))  # those of DDP
     io = RingstowCheckpointIO()
     for number in range(3):
         io.save_checkpoint({"a": number}, tmp_path / "last.ckpt")

@@ -12,7 +12,7 @@ import torch
 
 from ringstow import _native
 from ringstow._core import _files
-from ringstow.integrations import _named
+from ringstow.integrations import _rename_when_complete
 from ringstow.integrations._deepspeed import _tags
 from ringstow.integrations._lightning import _paths
 
@@ -26,25 +26,25 @@ def test_a_left_over_that_cannot_be_removed_fails_no_save(tmp_path, monkeypatch,
         raise OSError(39, "Directory not empty", path)  # NFS, while another process reads a file
 
     monkeypatch.setattr(shutil, "rmtree", refuses)
-    part = _named.prepare(str(tmp_path / "checkpoint-2"), NAMES)
+    part = _rename_when_complete.prepare(str(tmp_path / "checkpoint-2"), NAMES)
     assert os.path.isdir(part)
     assert ".ringstow-checkpoint-1" in caplog.text
     with pytest.raises(FileExistsError, match="checkpoint-2"):  # its own must be new
-        _named.prepare(str(tmp_path / "checkpoint-2"), NAMES)
+        _rename_when_complete.prepare(str(tmp_path / "checkpoint-2"), NAMES)
 
 
 def test_a_file_that_had_the_name_of_a_checkpoint_fails_no_save(tmp_path):
     final = tmp_path / "checkpoint-1"
     final.write_text("mine")
     for _ in range(2):
-        _named.complete(_named.prepare(str(final), NAMES), str(final))
+        _rename_when_complete.complete(_rename_when_complete.prepare(str(final), NAMES), str(final))
     assert os.listdir(tmp_path) == ["checkpoint-1"]
 
 
 def test_the_directories_above_a_checkpoint_are_durable_too(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(_native, "sync_dir", synced.append)
-    _named.prepare(str(tmp_path / "run" / "checkpoints" / "checkpoint-1"), NAMES)
+    _rename_when_complete.prepare(str(tmp_path / "run" / "checkpoints" / "checkpoint-1"), NAMES)
     assert synced == [str(tmp_path), str(tmp_path / "run")]
 
 
@@ -52,14 +52,14 @@ def test_a_sync_that_fails_after_the_swap_keeps_the_older_checkpoint(tmp_path, m
     final = tmp_path / "checkpoint-1"
     final.mkdir()
     (final / "old").touch()
-    part = _named.prepare(str(final), NAMES)
+    part = _rename_when_complete.prepare(str(final), NAMES)
 
     def fails(path):
         raise OSError(5, "Input/output error", path)
 
     monkeypatch.setattr(_native, "sync_dir", fails)
     with pytest.raises(OSError, match="Input/output"):
-        _named.take_name(part, str(final))
+        _rename_when_complete.take_name(part, str(final))
     assert not os.path.exists(part)  # which the caller discards
     assert os.listdir(tmp_path / ".ringstow_replaced-checkpoint-1") == ["old"]
 
@@ -69,7 +69,7 @@ def test_a_save_of_another_engine_leaves_what_names_the_latest_tag(tmp_path, mon
 
     def other_begins(path):
         sync(path)
-        _named.end(_named.begin(str(tmp_path / "actor1")))
+        _rename_when_complete.end(_rename_when_complete.begin(str(tmp_path / "actor1")))
 
     monkeypatch.setattr(_files, "sync", other_begins)
     _tags.name_latest(str(tmp_path), "critic1")
@@ -83,7 +83,7 @@ def test_a_save_leaves_what_ringstow_keeps_in_a_run(tmp_path):
         (tmp_path / name).touch()
     for name in ("promotions", "spares"):
         (tmp_path / f".ringstow-{name}").mkdir()
-    _named.end(_named.begin(str(tmp_path / "keep-tag1")))
+    _rename_when_complete.end(_rename_when_complete.begin(str(tmp_path / "keep-tag1")))
     left = {name.removeprefix(".ringstow-") for name in os.listdir(tmp_path)}
     assert left == {*kept, "promotions", "spares"}
     assert (tmp_path / ".ringstow-keep-tag1").is_dir(), "its own leftover goes"
@@ -92,8 +92,8 @@ def test_a_save_leaves_what_ringstow_keeps_in_a_run(tmp_path):
 def test_what_a_killed_process_named_the_latest_tag_with_goes_with_the_next_save(tmp_path):
     left = tmp_path / ".ringstow-latest-critic1"
     left.touch()
-    with _named.kept(str(tmp_path / "latest-critic2")) as new, open(new, "x"):
-        _named.end(_named.begin(str(tmp_path / "actor1")))
+    with _rename_when_complete.kept(str(tmp_path / "latest-critic2")) as new, open(new, "x"):
+        _rename_when_complete.end(_rename_when_complete.begin(str(tmp_path / "actor1")))
     assert sorted(os.listdir(tmp_path)) == [".ringstow-actor1", ".ringstow-latest-critic2"]
 
 

@@ -8,7 +8,7 @@ from importlib.metadata import version
 import pytest
 
 import ringstow
-from ringstow.integrations._kit._seam import Seam
+from ringstow.integrations._kit._framework_check import Seam
 
 
 class Base:

@@ -42,10 +42,10 @@ def killed(rank, ranks, root, moment, victims, **options):
     """Train, and be killed at a moment of a save or of the removal after it."""
     import torchtitan_runs
 
-    from ringstow.dcp import _metadata_file
+    from ringstow.dcp import _mark
     from ringstow.distributed._commit import Shared
     from ringstow.distributed._save import _Save
-    from ringstow.integrations import _named
+    from ringstow.integrations import _rename_when_complete
     from ringstow.integrations._torchtitan import _steps
 
     count, has_begun = 0, threading.Event()
@@ -79,10 +79,10 @@ def killed(rank, ranks, root, moment, victims, **options):
     _Save._meet = begin
     _Save._write_share = write_share
     Shared._commit = before("committing", Shared._commit)
-    _metadata_file.write = before("committed", _metadata_file.write)
+    _mark.write = before("committed", _mark.write)
     _steps.Steps._remove = before("removing", _steps.Steps._remove)
     _steps.remove = before("marked", _steps.remove)  # once `.metadata` is away
-    _named.take_name = before("exported", _named.take_name)
+    _rename_when_complete.take_name = before("exported", _rename_when_complete.take_name)
     if moment == "clearing":  # the manifest is renamed, and files are left
         _steps.remove = lambda path, **_: (
             os.rename(f"{path}/manifest.json", f"{path}/manifest.json.retired"),

@@ -14,7 +14,7 @@ from support import assert_same, flip
 from transformers_runs import EVERY, STEPS, checkpoints, fit, model, state, trainer
 
 import ringstow
-from ringstow.integrations import _named
+from ringstow.integrations import _rename_when_complete
 from ringstow.integrations import transformers as integration
 from ringstow.integrations._kit._in_flight import InFlight
 from ringstow.integrations._transformers import _refusals
@@ -199,7 +199,7 @@ def test_a_failed_save_ends_the_run(tmp_path, steps):
 def test_a_failed_save_leaves_no_checkpoint_and_the_next_run_goes_on(
     tmp_path, monkeypatch, unbroken
 ):
-    sync = _named.sync
+    sync = _rename_when_complete.sync
 
     def fails(path):
         if path.endswith(f"checkpoint-{2 * EVERY}"):
@@ -207,7 +207,7 @@ def test_a_failed_save_leaves_no_checkpoint_and_the_next_run_goes_on(
         sync(path)
 
     with monkeypatch.context() as patched:
-        patched.setattr(_named, "sync", fails)
+        patched.setattr(_rename_when_complete, "sync", fails)
         with pytest.raises(OSError, match="Input/output"):
             fit(tmp_path)
     assert checkpoints(tmp_path) == [f"checkpoint-{EVERY}"]
@@ -220,7 +220,7 @@ def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path, monkeypatch, can_sw
         raise OSError(errno.EINVAL, "Invalid argument")
 
     if not can_swap:
-        monkeypatch.setattr(_named._native, "swap_names", refuse)
+        monkeypatch.setattr(_rename_when_complete._native, "swap_names", refuse)
     fit(tmp_path)
     path = tmp_path / f"checkpoint-{STEPS}"
     before = json.loads((path / "manifest.json").read_text())

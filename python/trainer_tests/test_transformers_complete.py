@@ -18,7 +18,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from transformers_runs import EVERY, STEPS, RingstowTrainer, checkpoints, fit, state, trainer
 
 import ringstow
-from ringstow.integrations import _named
+from ringstow.integrations import _rename_when_complete
 from ringstow.integrations._kit._in_flight import InFlight
 from ringstow.integrations._transformers import _refusals
 
@@ -88,7 +88,7 @@ def test_it_is_not_called_for_a_save_that_failed(tmp_path, monkeypatch):
     def fails(*_):
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(_named, "take_name", fails)
+    monkeypatch.setattr(_rename_when_complete, "take_name", fails)
     paths = []
     run = trainer(tmp_path)
     run.on_checkpoint_complete = paths.append
@@ -170,7 +170,7 @@ def test_a_method_around_the_save_adds_to_a_complete_checkpoint(tmp_path):
 
 def test_a_run_that_says_so_does_not_wait_for_on_save(tmp_path, monkeypatch):
     was_called = threading.Event()
-    take = _named.take_name
+    take = _rename_when_complete.take_name
 
     def waits(*args):
         assert was_called.wait(300)
@@ -183,14 +183,14 @@ def test_a_run_that_says_so_does_not_wait_for_on_save(tmp_path, monkeypatch):
     class InTheBackground(RingstowTrainer):
         ringstow_background = True
 
-    monkeypatch.setattr(_named, "take_name", waits)
+    monkeypatch.setattr(_rename_when_complete, "take_name", waits)
     fit(tmp_path, kind=InTheBackground, callbacks=[Called()])
     assert checkpoints(tmp_path) == NAMES
 
 
 def test_the_last_checkpoint_is_there_at_the_end_of_training(tmp_path, monkeypatch):
     is_waited_for = threading.Event()
-    end, take = InFlight.end, _named.take_name
+    end, take = InFlight.end, _rename_when_complete.take_name
 
     def noting(saves):
         if run.state.global_step == STEPS:
@@ -207,7 +207,7 @@ def test_the_last_checkpoint_is_there_at_the_end_of_training(tmp_path, monkeypat
             self.found = checkpoints(tmp_path)
 
     monkeypatch.setattr(InFlight, "end", noting)
-    monkeypatch.setattr(_named, "take_name", waits)
+    monkeypatch.setattr(_rename_when_complete, "take_name", waits)
     run = trainer(
         tmp_path,
         callbacks=[ends := Ends()],
@@ -246,7 +246,7 @@ def test_a_kill_in_the_last_clean_up_leaves_no_half_checkpoint(tmp_path, loads):
 def test_a_save_goes_on_where_the_program_was_when_it_began(tmp_path, monkeypatch):
     elsewhere, has_moved = tmp_path / "elsewhere", threading.Event()
     elsewhere.mkdir()
-    complete = _named.complete
+    complete = _rename_when_complete.complete
 
     def waits(*args):
         assert has_moved.wait(300)
@@ -258,7 +258,7 @@ def test_a_save_goes_on_where_the_program_was_when_it_began(tmp_path, monkeypatc
                 os.chdir(elsewhere)
                 has_moved.set()
 
-    monkeypatch.setattr(_named, "complete", waits)
+    monkeypatch.setattr(_rename_when_complete, "complete", waits)
     monkeypatch.chdir(tmp_path)
     run = trainer("run", callbacks=[Moves()], max_steps=2 * EVERY, save_steps=EVERY)
     run.train()

@@ -11,7 +11,7 @@ import children
 import torch
 from transformers_runs import adapters, fit, model, state
 
-from ringstow.integrations import _named
+from ringstow.integrations import _rename_when_complete
 from ringstow.integrations import transformers as integration
 from ringstow.integrations._kit import _ranks
 from ringstow.integrations._transformers import _adapters, _weights
@@ -20,15 +20,15 @@ children.preload(__name__)
 
 # What is called at each moment of a save, in this order.
 CALLS = {
-    "preparing": (_named, "prepare"),
+    "preparing": (_rename_when_complete, "prepare"),
     "copying": (integration, "save_async"),
     "committed": (_weights, "write_index"),
     "filling": (_adapters, "_folder"),
     "sharding": (_ranks.Ranks, "save_async"),
-    "complete": (_named, "take_name"),
-    "named": (_named, "remove"),
+    "complete": (_rename_when_complete, "take_name"),
+    "named": (_rename_when_complete, "remove"),
     "removing": (shutil, "rmtree"),
-    "failing": (_named, "sync"),
+    "failing": (_rename_when_complete, "sync"),
 }
 
 

@@ -28,7 +28,7 @@ from transformers_runs import arguments as on_one_rank
 from transformers_runs import model as made
 
 import ringstow
-from ringstow.integrations import _named
+from ringstow.integrations import _rename_when_complete
 from ringstow.integrations._transformers import _shards
 
 children.preload(__name__)
@@ -106,7 +106,7 @@ def trained(rank, ranks, root, results, moment="", number=0, killed_rank=0, opti
 def in_the_background(rank, ranks, root, results):
     """Let the first checkpoint get its name only after the next step has begun."""
     goes_on = threading.Event()
-    take = _named.take_name
+    take = _rename_when_complete.take_name
 
     def waits(*args):
         assert goes_on.wait(300)
@@ -118,7 +118,7 @@ def in_the_background(rank, ranks, root, results):
                 assert not os.path.exists(f"{root}/checkpoint-{EVERY}")
                 goes_on.set()
 
-    _named.take_name = waits
+    _rename_when_complete.take_name = waits
     store(fit(root, callbacks=[Begins()]), results)
 
 

@@ -1,5 +1,5 @@
 //! What an object is, by its bytes: a value that PyTorch's DCP pickled with `torch.save`, or that ringstow packed (see
-//! `python/ringstow/_state/tree/_packed.py`). Makes nothing of a pickle but numbers and text, and runs nothing of it.
+//! `python/ringstow/_state/tree/_packed_values.py`). Makes nothing of a pickle but numbers and text, and runs nothing of it.
 
 use super::Value;
 use serde::Deserialize;

@@ -10,6 +10,7 @@ use crate::store::{self, Found, OpenOptions, Status, Wanted, has_gone, warn_if_l
 use crate::sys::dir;
 use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// What [`CheckpointManager::restore`] does if a step is damaged or incomplete.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -185,12 +186,47 @@ impl Run<'_> {
     }
 }
 
+/// The nearest copy of the newest step in some places that can be loaded by itself; `None` if nothing was committed.
+///
+/// # Errors
+/// [`Error::Invalid`] for steps of two runs; what is wrong with the newest step, if none can be loaded; as for
+/// [`latest`](crate::latest()).
+pub fn latest_of(
+    places: &[PathBuf],
+    wanted: &Wanted,
+    config: &Config,
+    job: &Arc<Job>,
+) -> Result<Option<Found>> {
+    store::check_one_run(places)?;
+    let (mut newest, mut lost) = (None::<Found>, None);
+    for place in places {
+        match store::latest(place, wanted, config, job) {
+            Ok(Some(found)) if newest.as_ref().is_none_or(|known| found.order > known.order) => {
+                newest = Some(found);
+            }
+            Ok(_) => {}
+            Err(
+                error @ (Error::MissingFiles { .. } | Error::Corrupt { .. } | Error::Format { .. }),
+            ) => {
+                tracing::warn!("{} has no step that can be loaded: {error}", place.display());
+                lost = lost.or(Some(error));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    match (newest, lost) {
+        (None, Some(error)) => Err(error),
+        (newest, _) => Ok(newest),
+    }
+}
+
 /// The newest step of which some places have all files together, and its copies in the others, the nearest first.
 ///
 /// # Errors
-/// [`Error::NoCheckpoint`] if nothing was committed there; what is wrong with the newest step, if none is whole; a place that
-/// cannot be listed.
+/// [`Error::NoCheckpoint`] if nothing was committed there; [`Error::Invalid`] for steps of two runs; what is wrong with the
+/// newest step, if none is whole; a place that cannot be listed.
 pub fn newest_of(places: &[PathBuf], config: &Config) -> Result<(PathBuf, Vec<PathBuf>)> {
+    store::check_one_run(places)?;
     let mut listed = Vec::new();
     for place in places {
         warn_if_missing(place);

@@ -12,7 +12,7 @@ mod write;
 pub use catalog::found::{Found, Status};
 pub use catalog::gone::has_gone;
 pub use catalog::in_flight::{InFlight, in_flight};
-pub use catalog::join::join;
+pub use catalog::join::{check_one_run, join};
 pub use catalog::latest::{Wanted, latest, warn_if_lost};
 pub use catalog::list::list;
 pub use catalog::own_share::check_own_share;

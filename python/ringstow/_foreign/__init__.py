@@ -17,7 +17,7 @@ from ringstow._core._errors import FormatError, MissingFilesError
 from ringstow._foreign import _model_files
 from ringstow._foreign._checkpoint import Foreign
 from ringstow._foreign._detection import KINDS, kind_of
-from ringstow._state.tensors._optional import require
+from ringstow._state.tensors._optional_packages import require
 
 __all__ = ["KINDS", "Foreign", "is_for_native", "kind_of", "opened", "state_of"]
 

@@ -33,7 +33,7 @@ from ringstow._foreign._pickles import (
 from ringstow._state import _torch_private
 from ringstow._state.tensors._memory import LazyTensor
 from ringstow._state.tree import _cycles
-from ringstow._state.tree._containers import number_of
+from ringstow._state.tree._dcp_containers import number_of
 from ringstow._state.tree._skeleton import DEPTH_MAX
 
 _METADATA = ".metadata"

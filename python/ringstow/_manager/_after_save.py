@@ -16,7 +16,7 @@ from ringstow._saving._copy_queue import Copier
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from ringstow._reports._run_reports import Retained, Step
+    from ringstow._reports._checkpoint_reports import Retained, Step
     from ringstow._saving._save_future import SaveHandle
 
 _log = logging.getLogger("ringstow")
@@ -216,7 +216,7 @@ def cleared(
     Returns:
         What was removed, what failed, and the steps that a tier lacks.
     """
-    from ringstow._reports._run_reports import Retained
+    from ringstow._reports._checkpoint_reports import Retained
 
     done, failure, lacking = clearing.after_save(waiting)
     return None if done is None else Retained.from_json(done), failure, lacking

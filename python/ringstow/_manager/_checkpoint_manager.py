@@ -28,6 +28,7 @@ from ringstow._manager._after_save import Upkeep
 from ringstow._manager._previous import PreviousSteps
 from ringstow._manager._restore import Restored, newest_intact, passed_over
 from ringstow._manager._run_directory import RunLock
+from ringstow._reports import _history
 from ringstow._reports._blocked_time import counted_since
 from ringstow._saving._guard import Staging, check_staging
 from ringstow._saving._tier_copies import checked
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from ringstow._core._policies import Mode, Nodes, Previous, Retention, Tiers
-    from ringstow._reports._reports import PromotionReport, SaveReport
-    from ringstow._reports._run_reports import Retained, Step
+    from ringstow._reports._checkpoint_reports import Retained, Step
+    from ringstow._reports._io_reports import PromotionReport, SaveReport
     from ringstow._saving._base import Base
     from ringstow._saving._save_future import SaveHandle
 
@@ -161,8 +162,6 @@ class CheckpointManager:
             node_local=self._node_local,
         )
         if self._side.leads:
-            from ringstow._reports import _history  # needs the reports: `import ringstow` does not
-
             _history.keep(self._root)
         self._config, self._tiers = config, places
         self._turn = Turn(self._root)
@@ -520,8 +519,7 @@ class CheckpointManager:
             found, restored = newest_intact(
                 self._side, look, into, on_corrupt, self._side.from_first, strict=strict
             )
-            if found:
-                _native.follow(self._root, max(one.order for one in found))
+            self._run.follow(found)
             if number is None:
                 self._follow_newest(found, restored)
             else:

@@ -34,8 +34,8 @@ from ringstow.distributed._load import fill
 from ringstow.distributed._save import save, save_async
 
 if TYPE_CHECKING:
-    from ringstow._reports._reports import SaveReport
-    from ringstow._reports._run_reports import Step
+    from ringstow._reports._checkpoint_reports import Step
+    from ringstow._reports._io_reports import SaveReport
     from ringstow._saving._base import Base
     from ringstow._saving._guard import Staging
     from ringstow._saving._save_future import SaveHandle

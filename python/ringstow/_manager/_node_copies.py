@@ -16,7 +16,7 @@ from ringstow._core._errors import Error
 from ringstow._manager import _rules
 from ringstow._saving import _promote
 from ringstow._saving._copy_queue import Added, Copier, passes
-from ringstow.distributed._replicas import replicate
+from ringstow.distributed._node_replicas import replicate
 
 if TYPE_CHECKING:
     from ringstow._core._config import Config

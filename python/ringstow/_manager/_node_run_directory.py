@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ringstow._core._config import Config
     from ringstow._core._damage import OnCorrupt
     from ringstow._ranks._group import Group
-    from ringstow._reports._run_reports import Step
+    from ringstow._reports._checkpoint_reports import Step
 
 _log = logging.getLogger("ringstow")
 

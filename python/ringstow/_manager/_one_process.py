@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from ringstow._core._config import with_tiers
 from ringstow._core._damage import is_damage
 from ringstow._core._errors import InvalidStateError
-from ringstow._ranks import _conflicts
+from ringstow._ranks import _concurrent_saves
 from ringstow._ranks._team import Team
 from ringstow._reading._load import fill, loaded
 from ringstow._saving._save import save, save_async
@@ -18,8 +18,8 @@ from ringstow._state.tree._select import listed, said_of_slim
 
 if TYPE_CHECKING:
     from ringstow._core._config import Config
-    from ringstow._reports._reports import LoadReport, SaveReport
-    from ringstow._reports._run_reports import Step
+    from ringstow._reports._checkpoint_reports import Step
+    from ringstow._reports._io_reports import LoadReport, SaveReport
     from ringstow._saving._base import Base
     from ringstow._saving._guard import Staging
     from ringstow._saving._save_future import SaveHandle
@@ -135,7 +135,7 @@ class Alone(Team):
         self._apart = apart
 
     def check(self) -> None:
-        ranks = _conflicts.ranks()
+        ranks = _concurrent_saves.ranks()
         if ranks is not None:
             raise InvalidStateError(
                 f"this is rank {ranks[0]} of {ranks[1]}, and the manager was made before "

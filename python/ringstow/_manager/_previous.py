@@ -12,7 +12,7 @@ from ringstow._saving._base import Base
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ringstow._reports._run_reports import Step
+    from ringstow._reports._checkpoint_reports import Step
 
 _log = logging.getLogger("ringstow")
 

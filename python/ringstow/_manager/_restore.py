@@ -18,7 +18,7 @@ from ringstow._manager._one_process import Side
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ringstow._reports._run_reports import Step
+    from ringstow._reports._checkpoint_reports import Step
 
 _log = logging.getLogger("ringstow")
 

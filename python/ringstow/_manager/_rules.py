@@ -13,7 +13,7 @@ from ringstow._core._policies import Retention, check_metric
 if TYPE_CHECKING:
     from ringstow._core._config import Config
     from ringstow._core._policies import Mode, Tiers
-    from ringstow._reports._run_reports import Step
+    from ringstow._reports._checkpoint_reports import Step
 
 
 def keeps_all(keep: Retention) -> bool:

@@ -11,14 +11,14 @@ from ringstow import _native
 from ringstow._core._config import native_json
 from ringstow._core._errors import BusyError, NoCheckpointError
 from ringstow._foreign import _steps
-from ringstow._ranks import _conflicts
-from ringstow._reading import _catalog
+from ringstow._ranks import _concurrent_saves
+from ringstow._reading import _run_steps
 from ringstow._reading._checkpoint import open as open_checkpoint
 
 if TYPE_CHECKING:
     from ringstow._core._config import Config
     from ringstow._core._damage import OnCorrupt
-    from ringstow._reports._run_reports import Step
+    from ringstow._reports._checkpoint_reports import Step
 
 _log = logging.getLogger("ringstow")
 
@@ -37,7 +37,7 @@ class Run:
 
     def steps(self) -> list[Step]:
         """List the steps in the directory, oldest first."""
-        return _catalog.steps(self.root, config=self._config)
+        return _run_steps.steps(self.root, config=self._config)
 
     def newest(self) -> Step | None:
         """Return the newest step that can be loaded by itself; log newer ones that cannot.
@@ -95,6 +95,11 @@ class Run:
                 raise
             return [_step_of(left[0])]
 
+    def follow(self, found: list[Step]) -> None:
+        """Make the next save newer than all steps that were found."""
+        for step in found:
+            _native.follow(self.root, step.order)
+
     def lacking(self, found: list[Step]) -> list[str]:
         """Return the paths of the whole steps here that a tier lacks, going by what was found."""
         seen = [(step.path, step.order, step.status == "committed") for step in found]
@@ -145,7 +150,7 @@ class Run:
 
 def listed(text: str) -> list[Step]:
     """Return the steps that the native side lists."""
-    from ringstow._reports._run_reports import Step
+    from ringstow._reports._checkpoint_reports import Step
 
     return Step.list_from_json(text)
 
@@ -171,9 +176,9 @@ class RunLock:
         try:
             self._held = _native.RunLock(self._root)
         except BusyError as error:
-            raise _conflicts.explained(error, is_own=False) from None
+            raise _concurrent_saves.explained(error, is_own=False) from None
         try:
-            _conflicts.refuse_run_of_other_ranks(self._root)
+            _concurrent_saves.refuse_run_of_other_ranks(self._root)
         except BaseException:
             self.release()
             raise
@@ -196,7 +201,7 @@ def step_at(path: str, config: Config | None) -> Step:
     Raises:
         Error, OSError: it cannot be opened.
     """
-    from ringstow._reports._run_reports import Step
+    from ringstow._reports._checkpoint_reports import Step
 
     with open_checkpoint(path, config=config) as checkpoint:
         info = checkpoint.info
@@ -214,6 +219,6 @@ def step_at(path: str, config: Config | None) -> Step:
 
 
 def _step_of(left: _steps.Left) -> Step:
-    from ringstow._reports._run_reports import Step
+    from ringstow._reports._checkpoint_reports import Step
 
     return Step.of_foreign(left.path, left.step)

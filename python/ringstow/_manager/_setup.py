@@ -10,7 +10,7 @@ from ringstow._core._errors import InvalidStateError
 from ringstow._manager._one_process import Alone, Side
 from ringstow._manager._run_directory import Run
 from ringstow._manager._tiers import Plan, promoter
-from ringstow._ranks import _conflicts
+from ringstow._ranks import _concurrent_saves
 from ringstow._saving._copy_queue import Copier
 from ringstow._saving._guard import Staging
 
@@ -63,7 +63,7 @@ def for_ranks(
         note_damage: is called with the path of each step that cannot be copied.
     """
     side: Side[Any] = Alone(*saves, apart)
-    if group is not None or _conflicts.ranks() is not None:
+    if group is not None or _concurrent_saves.ranks() is not None:
         from ringstow._manager._many_ranks import Ranks
 
         side = Ranks(*saves, group, apart=apart, same=same)
@@ -107,7 +107,7 @@ def check_nodes(nodes: Nodes | None, config: Config | None, **others: object) ->
     """Refuse what does not go with ranks on nodes that share no directory."""
     if nodes is None:
         return
-    if not _conflicts.has_group():
+    if not _concurrent_saves.has_group():
         raise InvalidStateError(
             "nodes is for several ranks: call torch.distributed.init_process_group first, or leave "
             "it out"

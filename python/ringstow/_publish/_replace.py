@@ -29,7 +29,7 @@ from ringstow._core._errors import (
     NotDurableError,
     ReplacedCheckpointError,
 )
-from ringstow._publish._formats import (
+from ringstow._publish._checkpoint_kinds import (
     DCP_DATA,
     commit_of,
     is_dcp,

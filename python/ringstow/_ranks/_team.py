@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ringstow import _native
 from ringstow._core._errors import Error, InvalidStateError, NoCheckpointError, SaveCancelledError
-from ringstow._ranks import _conflicts, _shared_fs
+from ringstow._ranks import _concurrent_saves, _shared_fs_lag
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -167,8 +167,8 @@ class Team:
         if blind:
             raise NoCheckpointError(
                 f"{path} was found, but rank(s) {', '.join(blind)} did not see it for "
-                f"{_shared_fs.SEEN_S:.0f} s: do all ranks use one shared file system, mounted at "
-                "the same path?",
+                f"{_shared_fs_lag.SEEN_S:.0f} s: do all ranks use one shared file system, mounted "
+                "at the same path?",
                 path=path,
             )
 
@@ -218,23 +218,23 @@ def survives(error: BaseException) -> bool:
 
 def sees(path: str) -> bool:
     """Return whether this rank sees a checkpoint, or the rank checkpoints that it consists of."""
-    _shared_fs.look_again(path)
+    _shared_fs_lag.look_again(path)
     try:
         names = os.listdir(path)
     except OSError:
         return False
     # Not `rank00000-0.safetensors.part`: a save that is not committed.
     is_torchs = ".metadata" in names and any(name.endswith(".distcp") for name in names)
-    has_parts = any(map(_conflicts.RANK_DIR.fullmatch, names))
+    has_parts = any(map(_concurrent_saves.RANK_DIR.fullmatch, names))
     return "manifest.json" in names or has_parts or is_torchs
 
 
 def _wait_for(path: str) -> bool:
     """Wait until this rank sees a checkpoint; tell whether it does."""
-    until = time.monotonic() + _shared_fs.SEEN_S
+    until = time.monotonic() + _shared_fs_lag.SEEN_S
     while not sees(path):
         was_removed = _native.has_gone(path) and _native.shared_file_system(path) is None
         if was_removed or time.monotonic() >= until:
             return False
-        time.sleep(_shared_fs.POLL_S)
+        time.sleep(_shared_fs_lag.POLL_S)
     return True

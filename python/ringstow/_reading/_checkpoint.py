@@ -24,7 +24,7 @@ from ringstow._state.tree._walk import Box, Leaf, Path, flat_name
 if TYPE_CHECKING:
     import numpy as np
 
-    from ringstow._reports._run_reports import CheckpointInfo
+    from ringstow._reports._checkpoint_reports import CheckpointInfo
 
 Framework = Literal["torch", "numpy"]
 _ELEMENTS = ("$tensor", "$ndarray")
@@ -179,7 +179,7 @@ class Checkpoint(Mapping[str, "Entry"]):
     @property
     def info(self) -> CheckpointInfo:
         """What the manifest says about the save: time, version, bytes, ranks."""
-        from ringstow._reports._run_reports import CheckpointInfo
+        from ringstow._reports._checkpoint_reports import CheckpointInfo
 
         return CheckpointInfo.from_json(self._alive().info)
 

@@ -17,21 +17,21 @@ from ringstow._core._dispatch_modes import real_tensors
 from ringstow._core._errors import IncompleteCheckpointError, ReplacedCheckpointError
 from ringstow._core._gc_pause import collector_paused
 from ringstow._core._waiting import Again
-from ringstow._ranks import _shared_fs
+from ringstow._ranks import _shared_fs_lag
 from ringstow._reading import _load_into, _resolve, _salvage
 from ringstow._reading._names import Names, part_of, skeleton_of
-from ringstow._reports import _outcomes
+from ringstow._reports import _done_callbacks
 from ringstow._reports._progress import Progress
 from ringstow._saving import _tier_copies
 from ringstow._state.tensors import _cuda, _torch
 from ringstow._state.tensors._memory import Stored
-from ringstow._state.tree import _build, _containers, _mismatch, _select
+from ringstow._state.tree import _build, _dcp_containers, _mismatch, _select
 from ringstow._state.tree._damaged_tensors import Salvaged
 
 if TYPE_CHECKING:
     import torch
 
-    from ringstow._reports._reports import LoadReport
+    from ringstow._reports._io_reports import LoadReport
     from ringstow._state.tree._damaged_tensors import DamagedTensor
 
 _T = TypeVar("_T")
@@ -151,7 +151,7 @@ def loaded(
     gpu = _cuda.device_named(device)
     names = None if keys is None else list(keys)
     progress = Progress(f"loading {os.path.basename(where)}")
-    with _outcomes.failing("load", where), _resolve.telling(found), progress:
+    with _done_callbacks.failing("load", where), _resolve.telling(found), progress:
         state, report = source.read(
             lambda found: _load(
                 found.path,
@@ -184,8 +184,8 @@ def loaded(
 def tell(report: LoadReport) -> None:
     """Tell of a load that has ended: its log line, and the callbacks of `on_done`."""
     _tier_copies.loaded(report.path)
-    _outcomes.tell(_outcomes.Outcome(kind="load", path=report.path, report=report))
-    _outcomes.log(_formatting.of_load(report))
+    _done_callbacks.tell(_done_callbacks.Outcome(kind="load", path=report.path, report=report))
+    _done_callbacks.log(_formatting.of_load(report))
 
 
 class _Source:
@@ -196,7 +196,7 @@ class _Source:
         self._path = path
         self._config = config
         if isinstance(path, list | tuple):
-            with _outcomes.failing("load", _resolve.shown(path)):
+            with _done_callbacks.failing("load", _resolve.shown(path)):
                 self.found = _resolve.find(path, config)
         else:
             self.found = _resolve.find(path, config)
@@ -253,7 +253,7 @@ def _opened(
         )
 
     return _resolve.opened(
-        found, lambda where, copies: _shared_fs.opened(where, lambda: attempt(where, copies))
+        found, lambda where, copies: _shared_fs_lag.opened(where, lambda: attempt(where, copies))
     )
 
 
@@ -319,7 +319,7 @@ def _load(
 
 def _tell_numbers(where: str, skeleton: dict[Any, Any]) -> None:
     """Warn of keys that DCP may have made text of: only a state to load into knows."""
-    names = list(_containers.numbers_as_text(skeleton))
+    names = list(_dcp_containers.numbers_as_text(skeleton))
     if names:
         _log.warning(
             "%s: %s; DCP stores the keys of dicts as text, so they stay text. load_into gives them "
@@ -335,7 +335,7 @@ def _summed(
     damaged: tuple[DamagedTensor, ...],
 ) -> LoadReport:
     """Return one report of several reads."""
-    from ringstow._reports._reports import LoadReport
+    from ringstow._reports._io_reports import LoadReport
 
     if not reports:  # no tensor was selected
         reports = [checkpoint.load([])[1]]
@@ -467,7 +467,7 @@ def fill(
     found = source.found
     where = found.path
     progress = Progress(f"loading {os.path.basename(where)}")
-    with _outcomes.failing("load", where), _resolve.telling(found), progress:
+    with _done_callbacks.failing("load", where), _resolve.telling(found), progress:
         report = source.read(
             lambda found: _load_into.load_into(
                 state_dict,

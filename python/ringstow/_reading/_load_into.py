@@ -21,14 +21,14 @@ from ringstow._state.objects._state_dicts import Parts
 from ringstow._state.tensors import _numpy, _torch
 from ringstow._state.tensors._memory import dense_strides, moved, place_at
 from ringstow._state.tree._build import Builder, Contents
-from ringstow._state.tree._containers import fitted
+from ringstow._state.tree._dcp_containers import fitted
 from ringstow._state.tree._mismatch import LOAD_INTO, Call
 from ringstow._state.tree._refusals import type_name
 from ringstow._state.tree._rename import Rename
 from ringstow._state.tree._walk import flat_name
 
 if TYPE_CHECKING:
-    from ringstow._reports._reports import LoadReport
+    from ringstow._reports._io_reports import LoadReport
 
 _log = logging.getLogger("ringstow")
 
@@ -71,7 +71,7 @@ def load_into(
     """
     if not isinstance(state, dict):
         raise InvalidStateError(f"a state dict must be a dict, not {type_name(state)}")
-    from ringstow._reports._reports import LoadReport
+    from ringstow._reports._io_reports import LoadReport
 
     skeleton = names.skeleton(checkpoint, path)
     parts = Parts(state) if parts is None else parts

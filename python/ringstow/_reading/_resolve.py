@@ -14,7 +14,6 @@ from ringstow._core._config import Config, given, native_json
 from ringstow._core._damage import is_damage
 from ringstow._core._errors import IncompleteCheckpointError, NoCheckpointError
 from ringstow._core._waiting import Again
-from ringstow._reading import _catalog
 
 _T = TypeVar("_T")
 _log = logging.getLogger("ringstow")
@@ -53,7 +52,6 @@ def find(path: StrPath | Sequence[StrPath], config: Config | None) -> Found:
     if not path:
         raise NoCheckpointError("there is no checkpoint in an empty list of tiers")
     tiers = [directory_to_read(tier) for tier in path]
-    _catalog.refuse_two_runs(tiers)
     return Found(*_native.newest_of(tiers, native_json(config)))
 
 

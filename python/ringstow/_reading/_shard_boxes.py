@@ -14,7 +14,7 @@ from ringstow._state.tree._walk import Leaf, describe
 if TYPE_CHECKING:
     import torch
 
-    from ringstow._reports._reports import LoadReport
+    from ringstow._reports._io_reports import LoadReport
     from ringstow._state.tree._walk import Path
 
 Shape = tuple[int, ...]
@@ -110,7 +110,7 @@ def _staging(box: Boxed) -> torch.Tensor:
 def _read(
     checkpoint: _native.Checkpoint | Foreign, pairs: list[tuple[Boxed, torch.Tensor]]
 ) -> LoadReport:
-    from ringstow._reports._reports import LoadReport
+    from ringstow._reports._io_reports import LoadReport
 
     slices = [one for box, memory in pairs for one in _slices(checkpoint, box, memory)]
     return LoadReport.from_json(checkpoint.read(slices))

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from ringstow import _native
 from ringstow._core import _files, _metrics
 from ringstow._core._errors import InvalidStateError
-from ringstow._reports import _outcomes
-from ringstow._reports._reports import Fallback, SaveReport, bytes_of, seconds_of
+from ringstow._reports import _done_callbacks
+from ringstow._reports._io_reports import Fallback, SaveReport, bytes_of, seconds_of
 
 NAME = ".ringstow-history.jsonl"
 # Of the file, and of the one before, to which it is renamed at half of that: 10,000 saves or so.
@@ -64,13 +64,13 @@ def keep(directory: str) -> None:
 
     A forked child starts anew, as with `on_done`.
     """
-    if _note not in _outcomes.notes:
+    if _note not in _done_callbacks.notes:
         _directories.clear()
-        _outcomes.notes.append(_note)
+        _done_callbacks.notes.append(_note)
     _directories.add(directory)
 
 
-def _note(outcome: _outcomes.Outcome) -> None:
+def _note(outcome: _done_callbacks.Outcome) -> None:
     """Append a line, before the caller learns the outcome and removes the run, say. Never fails."""
     directory, name = os.path.split(outcome.path)
     if directory not in _directories or outcome.kind == "skip":
@@ -85,7 +85,7 @@ def _note(outcome: _outcomes.Outcome) -> None:
             _log.warning("what saves of %s take is not noted: %s", directory, error)
 
 
-def _entry(outcome: _outcomes.Outcome, name: str) -> Entry:
+def _entry(outcome: _done_callbacks.Outcome, name: str) -> Entry:
     entry = Entry(outcome.kind, name, time.time_ns() // 1_000_000, step=outcome.step, to=outcome.to)
     error = outcome.error
     if error is not None:

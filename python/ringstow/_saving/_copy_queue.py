@@ -18,7 +18,7 @@ from ringstow._core._waiting import patiently
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from ringstow._reports._reports import PromotionReport
+    from ringstow._reports._io_reports import PromotionReport
 
 _log = logging.getLogger("ringstow")
 

@@ -23,7 +23,7 @@ from ringstow._core._waiting import Patience
 from ringstow._reports._blocked_time import Waited
 from ringstow._state.tensors import _cuda
 from ringstow._state.tensors._memory import Address
-from ringstow._state.tensors._optional import imported
+from ringstow._state.tensors._optional_packages import imported
 
 if TYPE_CHECKING:
     import torch

@@ -12,8 +12,8 @@ from ringstow import _native
 from ringstow._core import _formatting
 from ringstow._core._errors import NotDurableError
 from ringstow._core._waiting import patiently
-from ringstow._reports import _outcomes
-from ringstow._reports._reports import SaveReport
+from ringstow._reports import _done_callbacks
+from ringstow._reports._io_reports import SaveReport
 from ringstow._saving import _jobs
 from ringstow._saving._copy_queue import Copier
 from ringstow._saving._guard import Hold
@@ -71,7 +71,7 @@ class ProcessHandle(SaveHandle):
             line = self._settle()
         _native.deliver_log()
         if line is not None:
-            _outcomes.log(line)
+            _done_callbacks.log(line)
 
     def _settle(self) -> str | None:
         """Set the outcome, and return the line to log."""
@@ -100,7 +100,9 @@ class ProcessHandle(SaveHandle):
 
     def _tell(self, **how: Any) -> None:
         """Have the callbacks called, before anybody can know of the end and remove one."""
-        _outcomes.tell(_outcomes.Outcome(kind="save", path=self._path, step=self._step, **how))
+        _done_callbacks.tell(
+            _done_callbacks.Outcome(kind="save", path=self._path, step=self._step, **how)
+        )
 
     def _let_go(self) -> None:
         """Let the tensors be changed, and freed."""
@@ -221,7 +223,7 @@ def skip(
     )
     handle = SkippedHandle(path, step)
     report = handle.result()
-    _outcomes.tell(
-        _outcomes.Outcome(kind="skip", path=path, step=step, metrics=metrics, report=report)
+    _done_callbacks.tell(
+        _done_callbacks.Outcome(kind="skip", path=path, step=step, metrics=metrics, report=report)
     )
     return handle

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from ringstow import _native
 from ringstow._core._errors import BusyError, NotDurableError
 from ringstow._core._waiting import Patience, patiently
-from ringstow._ranks import _conflicts
-from ringstow._reports import _outcomes
+from ringstow._ranks import _concurrent_saves
+from ringstow._reports import _done_callbacks
 from ringstow._saving._guard import Hold, forget_after_fork
 
 if TYPE_CHECKING:
-    from ringstow._reports._reports import SaveReport
+    from ringstow._reports._io_reports import SaveReport
 
 _log = logging.getLogger("ringstow")
 
@@ -57,9 +57,9 @@ class Claim:
             report = self.job.result()
         except BaseException as error:
             if isinstance(error, NotDurableError):  # it is committed
-                _conflicts.saved(self._path)
-            raise _conflicts.explained(error, is_own=self._met_own) from None
-        _conflicts.saved(self._path)
+                _concurrent_saves.saved(self._path)
+            raise _concurrent_saves.explained(error, is_own=self._met_own) from None
+        _concurrent_saves.saved(self._path)
         return report
 
 
@@ -72,7 +72,7 @@ def refuse_own(path: str) -> None:
     other = _claims.get(path)
     if other is not None and other.job is not None and not other.job.done():
         error = BusyError(f"another save into {path} is in progress", path=path)
-        raise _conflicts.explained(error, is_own=True)
+        raise _concurrent_saves.explained(error, is_own=True)
 
 
 class Failure:
@@ -105,7 +105,7 @@ def run(
         hold: ends once every byte has left its tensor.
         advance: is called with the bytes written and their total, ten times a second.
     """
-    from ringstow._reports._reports import SaveReport
+    from ringstow._reports._io_reports import SaveReport
 
     claim = Claim(path)
     try:
@@ -170,7 +170,7 @@ def _at_exit() -> None:
     _native.end_jobs()
     has_exited = True
     log_unreported()
-    _outcomes.end()
+    _done_callbacks.end()
     if unreported:
         _native.fail_exit()
         if sys.stderr is not None:  # besides the log, which may go elsewhere
@@ -188,7 +188,7 @@ def _after_fork() -> None:
     unreported.clear()
     _claims.clear()
     forget_after_fork()
-    _outcomes.forget_after_fork()
+    _done_callbacks.forget_after_fork()
     _native.forget_after_fork()
 
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from ringstow import _native
 from ringstow._core._arguments import StrPath, directory_to_read, of_checkpoint
 from ringstow._core._config import native_json
-from ringstow._reports import _outcomes
+from ringstow._reports import _done_callbacks
 from ringstow._reports._progress import Progress
 
 if TYPE_CHECKING:
     from ringstow._core._config import Config
-    from ringstow._reports._reports import PromotionReport
+    from ringstow._reports._io_reports import PromotionReport
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,7 @@ def promote(
         replicas=replicas,
         patience=patience,
     )
-    with _outcomes.failing("promotion", where, to=there):
+    with _done_callbacks.failing("promotion", where, to=there):
         report = sent(where, there, how=how, config=config)
     tell(report)
     return report
@@ -97,7 +97,7 @@ def promote(
 
 def sent(path: str, to: str, *, how: How, config: Config | None) -> PromotionReport:
     """Copy a checkpoint as `promote` does, for callers that tell by themselves how it ended."""
-    from ringstow._reports._reports import PromotionReport
+    from ringstow._reports._io_reports import PromotionReport
 
     options = dataclasses.astuple(how)
     with Progress(f"sending {os.path.basename(path)}") as progress:
@@ -107,7 +107,7 @@ def sent(path: str, to: str, *, how: How, config: Config | None) -> PromotionRep
 
 def copied(path: str, to: str, *, copying: _native.Copying, is_new: bool) -> PromotionReport | None:
     """Copy a step to a tier of its run; return None if a rule has removed it here meanwhile."""
-    from ringstow._reports._reports import PromotionReport
+    from ringstow._reports._io_reports import PromotionReport
 
     with Progress(f"sending {os.path.basename(path)}") as progress:
         done = copying.send(path, is_new, os.path.dirname(to), progress.advance)
@@ -116,8 +116,8 @@ def copied(path: str, to: str, *, copying: _native.Copying, is_new: bool) -> Pro
 
 def tell(report: PromotionReport) -> None:
     """Tell the callbacks of a copy that went well."""
-    _outcomes.tell(
-        _outcomes.Outcome(
+    _done_callbacks.tell(
+        _done_callbacks.Outcome(
             kind="promotion", path=report.path, step=report.step, to=report.to, report=report
         )
     )
@@ -125,4 +125,4 @@ def tell(report: PromotionReport) -> None:
 
 def tell_failure(path: str, to: str, error: BaseException) -> None:
     """Tell the callbacks of a copy that failed."""
-    _outcomes.tell(_outcomes.Outcome(kind="promotion", path=path, to=to, error=error))
+    _done_callbacks.tell(_done_callbacks.Outcome(kind="promotion", path=path, to=to, error=error))

@@ -15,8 +15,8 @@ from ringstow._core._config import Config, given
 from ringstow._core._dispatch_modes import real_tensors
 from ringstow._core._errors import InvalidStateError, NotDurableError
 from ringstow._core._metrics import metrics_of
-from ringstow._ranks import _conflicts
-from ringstow._reports import _outcomes
+from ringstow._ranks import _concurrent_saves
+from ringstow._reports import _done_callbacks
 from ringstow._reports._progress import Progress
 from ringstow._saving import _guard, _jobs, _tier_copies
 from ringstow._saving._base import Base, native
@@ -25,7 +25,7 @@ from ringstow._state.objects._state_dicts import Parts
 from ringstow._state.tree import _encode
 
 if TYPE_CHECKING:
-    from ringstow._reports._reports import SaveReport
+    from ringstow._reports._io_reports import SaveReport
     from ringstow._saving._handle import ProcessHandle
     from ringstow._saving._save_future import SaveHandle
     from ringstow._saving._tier_copies import Promoter
@@ -103,7 +103,7 @@ def save(
         hold.path = where
         earlier = native(base)
         progress = Progress(f"saving {os.path.basename(where)}")
-        with _outcomes.failing("save", where, noted[0]), progress, hold:
+        with _done_callbacks.failing("save", where, noted[0]), progress, hold:
             hold.begin(may_wait=False)
             encoded, parts = _encoded(state_dict, droppable, allow_pickle=allow_pickle)
             _guard.stage(encoded.tensors, "wait", where, hold)
@@ -130,10 +130,12 @@ def save(
         report = dataclasses.replace(report, step=noted[0], blocked_seconds=blocked_seconds)
     if promoter is not None:
         promoter.add(where, is_new=True)
-    _outcomes.tell(
-        _outcomes.Outcome(kind="save", path=where, step=noted[0], metrics=noted[1], report=report)
+    _done_callbacks.tell(
+        _done_callbacks.Outcome(
+            kind="save", path=where, step=noted[0], metrics=noted[1], report=report
+        )
     )
-    _outcomes.log(_formatting.of_save(report))
+    _done_callbacks.log(_formatting.of_save(report))
     return report
 
 
@@ -207,7 +209,7 @@ def save_async(
             where, config, noted, promoter = _prepared(path, step, metrics, config)
             hold.path = where
             earlier = native(base)
-            with _outcomes.failing("save", where, noted[0]):
+            with _done_callbacks.failing("save", where, noted[0]):
                 _jobs.refuse_own(where)
                 may_return = True
                 if staging != "unguarded":
@@ -270,7 +272,7 @@ def _prepared(
     config = given(config)
     where, noted = absolute(path), (step_number(step), metrics_of(metrics))
     _jobs.log_unreported()
-    _conflicts.refuse_other_ranks(where)
+    _concurrent_saves.refuse_other_ranks(where)
     return where, config, noted, _tier_copies.of_config(where, config)
 
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from ringstow._core._errors import Error, InvalidStateError, NotDurableError, SaveCancelledError
 from ringstow._core._waiting import patiently
-from ringstow._reports._reports import Progress, SaveReport
+from ringstow._reports._io_reports import Progress, SaveReport
 from ringstow._saving import _jobs
 from ringstow._saving._guard import Hold
 

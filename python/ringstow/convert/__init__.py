@@ -43,9 +43,9 @@ from ringstow._core._errors import (
 )
 from ringstow._foreign import _nested_states
 from ringstow._foreign._nested_states import State, stored, total_bytes
-from ringstow._publish import _formats, _replace
-from ringstow._reading import _catalog
-from ringstow._reports._reports import SaveReport
+from ringstow._publish import _checkpoint_kinds, _replace
+from ringstow._reading import _run_steps
+from ringstow._reports._io_reports import SaveReport
 from ringstow._state.tensors import _torch
 from ringstow._state.tree._select import listed
 from ringstow._state.tree._walk import describe
@@ -165,9 +165,11 @@ def convert(
     here, there = object_url(src) or absolute(src), _target(dst)
     _replace.put_back(there)
     source_kind = _source_kind(here, source)
-    target_kind = target or _formats.target_kind(source_kind, there)
-    _formats.check_other(here, there)
-    check = functools.partial(_formats.check_target, there, target_kind, overwrite=overwrite)
+    target_kind = target or _checkpoint_kinds.target_kind(source_kind, there)
+    _checkpoint_kinds.check_other(here, there)
+    check = functools.partial(
+        _checkpoint_kinds.check_target, there, target_kind, overwrite=overwrite
+    )
     check()
     _check_options(target_kind, prefix, dtype)
     options = Options(
@@ -238,7 +240,7 @@ def _source_kind(path: str, kind: SourceKind | None) -> str:
         InvalidStateError: it can't be detected, or is not read by URL.
     """
     if object_url(path) is None:
-        return kind or _formats.kind_of(path)
+        return kind or _checkpoint_kinds.kind_of(path)
     if kind not in (None, "ringstow"):
         raise InvalidStateError(
             f"{path} is a URL, and only ringstow checkpoints are read from object stores: copy the "
@@ -339,7 +341,7 @@ def _recognizer(to: str, path: str, kind: str, report: SaveReport | None) -> Cal
 
         return has_generation
     made = os.stat(to)
-    return lambda: os.path.samestat(made, os.stat(path)) and _formats.kind_of(path) == kind
+    return lambda: os.path.samestat(made, os.stat(path)) and _checkpoint_kinds.kind_of(path) == kind
 
 
 @contextlib.contextmanager
@@ -373,7 +375,7 @@ def _verify(
 ) -> None:
     """Compare the target with the source; verify a ringstow target's checksums too."""
     if kind == "ringstow":
-        damage = _catalog.verify(target, config=options.reading).damage
+        damage = _run_steps.verify(target, config=options.reading).damage
         if damage:
             where = f"{damage[0].file} at byte {damage[0].offset}"
             raise CorruptCheckpointError(

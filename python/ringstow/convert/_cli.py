@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from ringstow._core._errors import CorruptCheckpointError, Error
 from ringstow._native import size
-from ringstow._publish._formats import KINDS, TARGETS
+from ringstow._publish._checkpoint_kinds import KINDS, TARGETS
 from ringstow._publish._replace import complete
 from ringstow._reports import _progress as _progress_bars
 from ringstow.convert import ConvertReport, Progress, convert

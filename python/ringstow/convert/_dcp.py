@@ -21,7 +21,7 @@ from ringstow._foreign import _pickles
 from ringstow._foreign._dcp import nested
 from ringstow._foreign._nested_states import State, is_tensor, loaded, replaced
 from ringstow._publish import _replace
-from ringstow._publish._formats import DCP_DATA, taken
+from ringstow._publish._checkpoint_kinds import DCP_DATA, taken
 from ringstow._state import _torch_private
 from ringstow._state.tensors import _torch
 from ringstow._state.tensors._memory import LazyTensor

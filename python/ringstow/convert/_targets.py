@@ -17,8 +17,8 @@ from ringstow._core import _files
 from ringstow._core._errors import InvalidStateError, KeyMismatchError
 from ringstow._foreign import _pickles
 from ringstow._foreign._nested_states import State, is_stored, is_tensor, loaded, replaced, stored
-from ringstow._ranks import _conflicts
-from ringstow._reports._reports import SaveReport
+from ringstow._ranks import _concurrent_saves
+from ringstow._reports._io_reports import SaveReport
 from ringstow._saving import _jobs
 from ringstow._state.tensors import _torch
 from ringstow._state.tensors._memory import LazyTensor
@@ -48,7 +48,7 @@ class Written:
 
 def to_ringstow(state: State, path: str, advance: Advance, options: Options) -> Written:
     """Save a state as a ringstow checkpoint."""
-    _conflicts.refuse_other_ranks(path)
+    _concurrent_saves.refuse_other_ranks(path)
     encoded = _encode.encode(state, allow_pickle=options.allow_pickle)
     # No other code has the tensors, so nothing has to guard them.
     config = options.config.to_json()

@@ -16,12 +16,12 @@ Unlike ``import ringstow`` this imports torch. ``docs/dcp.md`` is the guide.
 from __future__ import annotations
 
 try:
-    from ringstow.dcp._defaults import use_by_default
-    from ringstow.dcp._export import ExportReport, export_hf
+    from ringstow.dcp._export_hf import ExportReport, export_hf
     from ringstow.dcp._latest import latest
     from ringstow.dcp._planner import LoadPlanner
     from ringstow.dcp._reader import StorageReader
     from ringstow.dcp._save_planner import SavePlanner
+    from ringstow.dcp._use_by_default import use_by_default
     from ringstow.dcp._writer import StorageWriter
 except ImportError as error:
     raise ImportError(f"ringstow.dcp needs torch 2.6 or newer: {error}") from error

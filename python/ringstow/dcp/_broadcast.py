@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.planner import LoadPlan, ReadItem
 
 from ringstow._core._errors import Error
-from ringstow._reports._reports import LoadReport
+from ringstow._reports._io_reports import LoadReport
 from ringstow.dcp import _targets
 from ringstow.dcp._targets import Fill, Slice
 

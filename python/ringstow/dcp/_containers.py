@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from ringstow._state.tree import _custom_types, _encode
-from ringstow._state.tree._containers import number_of
+from ringstow._state.tree._dcp_containers import number_of
 from ringstow._state.tree._encode import Json
 from ringstow._state.tree._refusals import Refusals, Refused, type_name
 from ringstow._state.tree._walk import METADATA, metadata_of

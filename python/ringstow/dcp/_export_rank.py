@@ -13,11 +13,11 @@ from ringstow import _native
 from ringstow._core._config import Config
 from ringstow._core._waiting import patiently
 from ringstow._ranks._team import Team
-from ringstow._reports._reports import SaveReport
+from ringstow._reports._io_reports import SaveReport
 from ringstow._saving import _jobs
 from ringstow._state.tensors import _torch
 from ringstow._state.tensors._memory import LazyMemory, LazyTensor, Memory, Placed
-from ringstow.dcp._exchange import Cast, Inbox, Received, Round, Sent, parts
+from ringstow.dcp._export_exchange import Cast, Inbox, Received, Round, Sent, parts
 from ringstow.dcp._export_layout import Held, Local, Model
 from ringstow.dcp._export_plan import Box, Piece, Shares, Unit, first_element
 

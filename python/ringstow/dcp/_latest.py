@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from ringstow._reports._run_reports import Step
+    from ringstow._reports._checkpoint_reports import Step
 
 
 def latest(

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import ReadItem, SavePlanner, WriteItem
 
 from ringstow._core._errors import Error, UnsupportedError
-from ringstow._state.tree import _build, _cycles, _packed
+from ringstow._state.tree import _build, _cycles, _packed_values
 from ringstow._state.tree._refusals import Refusals, Refused, remedy
 from ringstow.dcp import _private
 from ringstow.dcp._metadata import Entry
@@ -106,7 +106,7 @@ def check(blobs: list[Blob], path: str, *, allow_pickle: bool) -> None:
         name = blob.item.dest_index.fqn
         if blob.entry is None:
             continue
-        if _packed.is_packed(blob.stream.getbuffer()):
+        if _packed_values.is_packed(blob.stream.getbuffer()):
             try:
                 blob.hold(_build.unpack(blob.stream.getvalue(), path, name))
             except UnsupportedError as error:
@@ -167,7 +167,7 @@ def loadable(
     except Exception as error:
         if value is _UNKNOWN:
             raise
-        if _packed.pack(key, value, refusals):
+        if _packed_values.pack(key, value, refusals):
             refused = Refused(remedy(value), f"which can't be pickled ({error})")
             refusals.add_value(key, value, refused, pickled=True)
         return None
@@ -180,7 +180,7 @@ def loadable(
     try:
         if value is _UNKNOWN:
             value = _unpickled(stream, key, why)
-        packed = _packed.pack(key, value, Refusals() if allow_pickle else refusals)
+        packed = _packed_values.pack(key, value, Refusals() if allow_pickle else refusals)
     except Error:
         if not allow_pickle:
             raise

@@ -10,8 +10,8 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorSt
 from torch.distributed.checkpoint.planner import ReadItem, WriteItem
 
 from ringstow.dcp._plan_transfer import Content
-from ringstow.dcp._read_items import ReadTemplate
-from ringstow.dcp._write_items import Template
+from ringstow.dcp._read_plan import ReadTemplate
+from ringstow.dcp._write_plan import Template
 
 
 def write_items(items: Iterable[WriteItem]) -> Content:

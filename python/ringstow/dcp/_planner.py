@@ -21,7 +21,7 @@ from ringstow._state.tree._mismatch import Call, Mismatch
 from ringstow.dcp import _plan_columns, _plan_transfer, _private
 from ringstow.dcp._metadata import dropped_from
 from ringstow.dcp._plan_transfer import Content, Items
-from ringstow.dcp._read_items import read_items
+from ringstow.dcp._read_plan import read_items
 
 _STEPS = ("create_local_plan", "create_global_plan", "finish_plan")
 

@@ -31,7 +31,7 @@ class Call:
 
     A call of a thread pool ends when the pool drops it, whether it returned or raised; any other
     ends with its thread. If Python keeps the calls of its pools in another way, all end with their
-    threads, and a time limit decides before that (see `_saves`).
+    threads, and a time limit decides before that (see `_saves_in_progress`).
     """
 
     def __init__(self) -> None:

@@ -35,10 +35,10 @@ from ringstow._core._errors import (
     UnsupportedError,
 )
 from ringstow._core._gc_pause import collector_paused
-from ringstow._ranks import _shared_fs
+from ringstow._ranks import _shared_fs_lag
 from ringstow._reading._resolve import copies_of
-from ringstow._reports import _outcomes
-from ringstow._reports._reports import LoadReport
+from ringstow._reports import _done_callbacks
+from ringstow._reports._io_reports import LoadReport
 from ringstow._saving import _tier_copies
 from ringstow._state.tensors import _torch
 from ringstow._state.tree import _build, _select
@@ -52,10 +52,10 @@ from ringstow.dcp import (
     _true_paths,
 )
 from ringstow.dcp._broadcast import Broadcast, Exchange, Share
-from ringstow.dcp._errors import picklable
 from ringstow.dcp._metadata import Contents, Entry, note_dropped
 from ringstow.dcp._missing_checkpoint import Absence
 from ringstow.dcp._objects import Blob
+from ringstow.dcp._rank_errors import picklable
 from ringstow.dcp._targets import Fill
 
 Target = Fill | Blob
@@ -163,7 +163,7 @@ class StorageReader(storage.StorageReader):
             path = self._require_path()
             open_it = self._open if rank is None else functools.partial(self._open_part, rank=rank)
             with Absence(path, "all" if rank is None else "rank") as absence:
-                contents = _shared_fs.opened(
+                contents = _shared_fs_lag.opened(
                     path, lambda: open_it(path), lambda error: self._is_late(error, rank, absence)
                 )
             metadata = self._with_ids(contents.metadata(allow_pickle=self._allow_pickle))
@@ -188,7 +188,7 @@ class StorageReader(storage.StorageReader):
 
     def _is_late(self, error: Exception, rank: int | None, absence: Absence) -> bool:
         """Tell whether this rank may yet see what other ranks see."""
-        if _shared_fs.lacks_files(error):
+        if _shared_fs_lag.lacks_files(error):
             return True
         is_absent = isinstance(error, FileNotFoundError | NotCommittedError)
         return is_absent and self._is_meant(rank) and not absence.is_everywhere()
@@ -294,11 +294,11 @@ class StorageReader(storage.StorageReader):
             CorruptCheckpointError: the bytes on disk are not those that were written.
             OSError: the system refused.
         """
-        with _outcomes.failing("load", self._require_path()):
+        with _done_callbacks.failing("load", self._require_path()):
             self.report = report = self._read_data(plan, planner)
         _tier_copies.loaded(report.path)
-        _outcomes.tell(_outcomes.Outcome(kind="load", path=report.path, report=report))
-        _outcomes.log_apart(_formatting.of_load(report))
+        _done_callbacks.tell(_done_callbacks.Outcome(kind="load", path=report.path, report=report))
+        _done_callbacks.log_apart(_formatting.of_load(report))
         done: Future[None] = Future()
         done.set_result(None)
         return done

@@ -12,10 +12,10 @@ from torch.distributed.checkpoint.planner import SavePlan
 
 from ringstow._core._gc_pause import collector_paused
 from ringstow._state.tree import _cycles
-from ringstow.dcp import _plan_columns, _plan_transfer, _private, _save_memory
+from ringstow.dcp import _plan_cache, _plan_columns, _plan_transfer, _private
+from ringstow.dcp._plan_cache import Memory, Mine, Part, Planned
 from ringstow.dcp._plan_transfer import Content, Items, Table
-from ringstow.dcp._save_memory import Memory, Mine, Part, Planned
-from ringstow.dcp._write_items import outline
+from ringstow.dcp._write_plan import outline
 
 _STEPS = ("create_local_plan", "create_global_plan", "finish_plan")
 
@@ -97,13 +97,13 @@ class SavePlanner(DefaultSavePlanner):
             return super().create_local_plan()
         with collector_paused():
             seen = outline(self.state_dict, is_coordinator=self.is_coordinator)
-            memory = _save_memory.memory_here()
+            memory = _plan_cache.memory_here()
             paths = self.mappings if self.flatten_state_dict else None
             known = memory.begin()
             mine = next((one for one in known if _is_of(one, seen, paths)), None)
             is_known = mine is not None
             if mine is None:
-                mine = Mine(seen, _save_memory.plan_part(seen.items(), paths))
+                mine = Mine(seen, _plan_cache.plan_part(seen.items(), paths))
         self._under_way = memory, mine
         self._received = _plan_transfer.received()
         note = frozenset(one.token for one in self._received)
@@ -119,14 +119,14 @@ class SavePlanner(DefaultSavePlanner):
         """
         for plan in all_plans:
             _plan_transfer.check(plan.items)
-        given = [_save_memory.part_of(plan.items, plan.planner_data) for plan in all_plans]
+        given = [_plan_cache.part_of(plan.items, plan.planner_data) for plan in all_plans]
         parts = [part for part in given if part is not None]
         if self._is_plain or self._under_way is None or len(parts) < len(all_plans):
             return super().create_global_plan(all_plans)
         memory, mine = self._under_way
         with collector_paused():
             # Without collectives each rank plans for itself, and none keeps plans for others.
-            is_shared = _save_memory.is_of_all(all_plans)
+            is_shared = _plan_cache.is_of_all(all_plans)
             memory = memory if is_shared else Memory()
             tokens = tuple(one.token for part in parts for one in part.contents())
             key = (type(self), self.flatten_state_dict, self.dedup_save_to_lowest_rank, tokens)
@@ -148,7 +148,7 @@ class SavePlanner(DefaultSavePlanner):
             part._replace(items=_plan_columns.write_items(plan.items))
             for plan, part in zip(plans, given, strict=True)
         ]
-        return Planned(given, answers, _save_memory.metadata_part(metadata))
+        return Planned(given, answers, _plan_cache.metadata_part(metadata))
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
         """Return this rank's final plan.
@@ -163,7 +163,7 @@ class SavePlanner(DefaultSavePlanner):
             memory, mine = self._under_way
             items = new_plan.items
             note = items.note if type(items) is Items else None
-            answer = _save_memory.part_of(items, new_plan.planner_data)
+            answer = _plan_cache.part_of(items, new_plan.planner_data)
             memory.heard(mine, answer, note or frozenset())
             self._under_way = None
         self.plan = new_plan

@@ -31,26 +31,26 @@ from ringstow._core._dispatch_modes import real_tensors
 from ringstow._core._errors import InvalidStateError, UnsupportedError
 from ringstow._core._gc_pause import collector_paused
 from ringstow._core._waiting import patiently
-from ringstow._ranks import _conflicts
-from ringstow._reports import _outcomes
+from ringstow._ranks import _concurrent_saves
+from ringstow._reports import _done_callbacks
 from ringstow._reports._blocked_time import Waited
-from ringstow._reports._reports import SaveReport
+from ringstow._reports._io_reports import SaveReport
 from ringstow._saving import _jobs, _tier_copies
 from ringstow._saving._base import Base, native
 from ringstow._state.tree._select import listed
 from ringstow.dcp import (
     _containers,
+    _independent_ranks,
+    _mark,
     _metadata,
-    _metadata_file,
     _paths,
     _private,
-    _rank_parts,
     _resolved_items,
     _sent_metadata,
 )
 from ringstow.dcp._checkpoint_id import Destination
-from ringstow.dcp._errors import picklable
-from ringstow.dcp._saves import Save, Saves, end_here
+from ringstow.dcp._rank_errors import picklable
+from ringstow.dcp._saves_in_progress import Save, Saves, end_here
 from ringstow.dcp._snapshot import Lease, Snapshot
 from ringstow.dcp._step_note import Notes
 from ringstow.dcp._streaming_stager import StagingFuture, StreamingStager
@@ -305,7 +305,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         if save.is_alone:
             rank = save.own_rank()
             save.path = _paths.of_rank(path, rank)
-            save.part_of = _rank_parts.part_of(save.path, rank)
+            save.part_of = _independent_ranks.part_of(save.path, rank)
             save.rank = 0
         save.stream, self._here.stream = self._here.stream, None
         save.waited, self._here.waited = self._here.waited, None
@@ -372,7 +372,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         try:
             # Copies from GPUs wait for the streams that are current here.
             fence = contextlib.nullcontext() if stream is None else stream.fence.passed()
-            with _outcomes.failing("save", save.path), save.hook(is_last=not save.commits):
+            with _done_callbacks.failing("save", save.path), save.hook(is_last=not save.commits):
                 with collector_paused(), fence:
                     if save.is_alone and save.part_of is None:
                         _refuse_shards(plan)
@@ -403,7 +403,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         receipts = [receipt for receipt, _ in said]
         names = list(metadata.state_dict_metadata)
         save = self._current()
-        with _outcomes.failing("save", save.path), save.hook(is_last=True):
+        with _done_callbacks.failing("save", save.path), save.hook(is_last=True):
             with collector_paused():
                 containers = _containers.joined(found for _, found in said)
                 tree = _sent_metadata.computed(metadata, _metadata.tree_of, containers)
@@ -414,8 +414,8 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             metadata.storage_data = None
             metadata.storage_meta = self.storage_meta()
             _private.set_version(metadata)
-            _metadata_file.write(save.path)
-            _conflicts.saved(save.path)
+            _mark.write(save.path)
+            _concurrent_saves.saved(save.path)
             if save.promoter is not None:
                 save.promoter.add(save.path, is_new=True)
             # A method of a derived class may pickle the metadata, before DCP does.
@@ -455,8 +455,8 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         report = SaveReport.from_json(job.result())
         blocked = self._blocked(save, since)
         self.report = report = dataclasses.replace(report, blocked_seconds=blocked)
-        _outcomes.tell(_outcomes.Outcome(kind="save", path=save.path, report=report))
-        _outcomes.log_apart(_formatting.of_save(report, f"rank {save.own_rank()}"))
+        _done_callbacks.tell(_done_callbacks.Outcome(kind="save", path=save.path, report=report))
+        _done_callbacks.log_apart(_formatting.of_save(report, f"rank {save.own_rank()}"))
         return job.receipt(), items.nbytes
 
     def _blocked(self, save: Save, since: float) -> float | None:

@@ -9,11 +9,11 @@ from typing import NamedTuple, Protocol
 
 from ringstow import _native
 from ringstow._core._errors import Error
-from ringstow._ranks import _conflicts
+from ringstow._ranks import _concurrent_saves
 from ringstow._ranks._group import Group
 from ringstow._ranks._team import raise_first
 from ringstow._saving._base import Native
-from ringstow.dcp import _metadata_file
+from ringstow.dcp import _mark
 from ringstow.distributed import _merged_tree, _nodes
 
 
@@ -89,8 +89,8 @@ class Shared:
         session, path = self._session, self._asked.path
         assert session is not None
         session.commit(receipts, tree, names)
-        _metadata_file.write(path)
-        _conflicts.saved(path)
+        _mark.write(path)
+        _concurrent_saves.saved(path)
 
     def abandon(self) -> None:
         if self._session is not None:
@@ -134,7 +134,7 @@ class Apart:
         self._commit()
         if self._session is not None:
             self._session.end()
-            _conflicts.saved(self._asked.path)
+            _concurrent_saves.saved(self._asked.path)
 
     def _manifest(self, all_written: list[Written]) -> bytes:
         receipts, tree, names = _joined(all_written)

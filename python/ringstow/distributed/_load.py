@@ -16,13 +16,13 @@ from ringstow._core._config import Config, given, native_json, with_tiers, witho
 from ringstow._core._dispatch_modes import real_tensors
 from ringstow._core._errors import ReplacedCheckpointError
 from ringstow._core._waiting import Again
-from ringstow._ranks import _shared_fs
+from ringstow._ranks import _shared_fs_lag
 from ringstow._ranks._group import Group, group_of
 from ringstow._ranks._team import raise_first, sendable
 from ringstow._reading import _load, _load_into, _load_plan, _resolve
 from ringstow._reading._names import Names
 from ringstow._reading._resolve import copies_of
-from ringstow._reports import _outcomes
+from ringstow._reports import _done_callbacks
 from ringstow._state.objects._state_dicts import Parts
 from ringstow._state.tree._mismatch import Call, Filled, Mismatch
 from ringstow._state.tree._walk import flat_name
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-    from ringstow._reports._reports import LoadReport
+    from ringstow._reports._io_reports import LoadReport
 
 LOAD_INTO = Call(
     "strict=False",
@@ -129,7 +129,7 @@ def fill(
     """
     ranks = group_of(group)
     names = names or Names()
-    with ranks.turn.held(), _outcomes.failing("load", _resolve.shown(path)):
+    with ranks.turn.held(), _done_callbacks.failing("load", _resolve.shown(path)):
         path, config = _named(ranks, "load_into", path, config)
         where, settings, found = _meet(ranks, "load_into", path, config, strict, names=names)
         # What nodes that share no directory lack, they get from each other.
@@ -443,7 +443,7 @@ class _Load:
         others = _foreign.opened(self._path, verify=verify, allow_pickle=allow_pickle)
         if others is not None:
             return others
-        checkpoint = _shared_fs.opened(
+        checkpoint = _shared_fs_lag.opened(
             self._path,
             lambda: _native.Checkpoint(self._path, settings, copies=self._copies, verify=verify),
         )

@@ -22,8 +22,8 @@ from ringstow._core._policies import Nodes
 from ringstow._core._waiting import patiently
 from ringstow._ranks._group import Group, group_of
 from ringstow._ranks._team import sendable
-from ringstow._reports import _outcomes
-from ringstow._reports._reports import SaveReport
+from ringstow._reports import _done_callbacks
+from ringstow._reports._io_reports import SaveReport
 from ringstow._saving import _guard, _jobs, _tier_copies
 from ringstow._saving._base import Base, native
 from ringstow._saving._guard import Staging
@@ -250,8 +250,8 @@ def _refuse_tiers(config: Config) -> None:
 
 def _told(asked: Asked, ranks: Group, report: SaveReport) -> SaveReport:
     report = dataclasses.replace(report, step=asked.step)
-    _outcomes.tell(
-        _outcomes.Outcome(
+    _done_callbacks.tell(
+        _done_callbacks.Outcome(
             kind="save",
             path=asked.path,
             step=asked.step,
@@ -259,7 +259,7 @@ def _told(asked: Asked, ranks: Group, report: SaveReport) -> SaveReport:
             report=report,
         )
     )
-    _outcomes.log(_formatting.of_save(report, f"rank {ranks.rank}"))
+    _done_callbacks.log(_formatting.of_save(report, f"rank {ranks.rank}"))
     return report
 
 
@@ -308,7 +308,7 @@ class _Save:
     def run(self) -> SaveReport:
         """Save; on failure of one rank, fail on all."""
         try:
-            with _outcomes.failing("save", self._asked.path, self._asked.step):
+            with _done_callbacks.failing("save", self._asked.path, self._asked.step):
                 return self._run()
         except BaseException as error:
             self._let_go(error)

@@ -17,8 +17,8 @@ from ringstow._core._errors import UnsupportedError
 from ringstow._saving._guard import Staging, check_staging
 from ringstow.integrations._accelerate._checkpoints import Checkpoints, Options
 from ringstow.integrations._accelerate._limits import full_state_dict, refuse_unsupported
+from ringstow.integrations._kit._framework_check import Seam
 from ringstow.integrations._kit._refusals import refuse_places
-from ringstow.integrations._kit._seam import Seam
 
 __all__ = ["RingstowAccelerator"]
 

@@ -29,7 +29,7 @@ from ringstow._core._config import Config
 from ringstow._core._errors import NoCheckpointError, UnsupportedError
 from ringstow._saving._guard import Staging, check_staging
 from ringstow._saving._save_future import SaveHandle
-from ringstow.integrations import _named
+from ringstow.integrations import _rename_when_complete
 from ringstow.integrations._deepspeed import _seam, _tags
 from ringstow.integrations._deepspeed._ranks import Ranks
 from ringstow.integrations._deepspeed._states import packed, to_stock, unpacked
@@ -190,7 +190,7 @@ class RingstowCheckpointEngine(CheckpointEngine):
         call = self._call
         place = None if call is None else call.place(path)
         if call is None or place is None:
-            new = _named.hidden(os.path.abspath(path))
+            new = _rename_when_complete.hidden(os.path.abspath(path))
             _files.clear(new)
             self._stock.save(state_dict, new)
             _files.sync(new)
@@ -290,7 +290,7 @@ class RingstowCheckpointEngine(CheckpointEngine):
     def _begin(self, final: str) -> _Call:
         """Make the hidden directory on rank 0, and see it on all ranks."""
         self._ranks.meet(("save_checkpoint", final), None, None)
-        call = _Call(self._ranks.from_first(lambda: _named.begin(final)), final)
+        call = _Call(self._ranks.from_first(lambda: _rename_when_complete.begin(final)), final)
         is_seen = os.path.isdir(call.part)
         missing = f"this rank does not see {call.part}: all ranks need the same save_dir"
         self._ranks.agree(None if is_seen else NoCheckpointError(missing))
@@ -325,7 +325,7 @@ class RingstowCheckpointEngine(CheckpointEngine):
         except BaseException:
             self._discard(call)
             raise
-        _named.end(call.final)
+        _rename_when_complete.end(call.final)
 
     def _discard(self, call: _Call) -> None:
         """Stop what this rank saves. Rank 0 removes the directory; the next save does, too."""
@@ -334,4 +334,4 @@ class RingstowCheckpointEngine(CheckpointEngine):
             handle.exception()
         if self._ranks.is_first:
             shutil.rmtree(call.part, ignore_errors=True)
-            _named.end(call.final)
+            _rename_when_complete.end(call.final)

@@ -35,7 +35,7 @@ from ringstow._ranks._group import team_of
 from ringstow._saving._guard import Staging, check_staging
 from ringstow._saving._save_future import SaveHandle
 from ringstow.dcp import SavePlanner, StorageReader, StorageWriter
-from ringstow.integrations import _named
+from ringstow.integrations import _rename_when_complete
 from ringstow.integrations._kit._ranks import Ranks
 from ringstow.integrations._kit._refusals import refuse_places
 from ringstow.integrations._megatron import _seam as _seam  # checks when it is imported
@@ -151,7 +151,7 @@ class RingstowSaveStrategy(base.AsyncSaveShardedStrategy):
 
     def _begin(self, checkpoint_dir: Any) -> Ranks:
         """Wait for the save before, whose request raises its failure."""
-        if not _named.is_hidden(os.path.basename(str(checkpoint_dir))):
+        if not _rename_when_complete.is_hidden(os.path.basename(str(checkpoint_dir))):
             raise UnsupportedError(
                 "RingstowSaveStrategy needs ringstow.integrations.megatron.save in place of "
                 "dist_checkpointing.save: it completes a checkpoint by one rename"
@@ -301,7 +301,7 @@ def save(
             "a directory. Call dist_checkpointing.save for others"
         )
     final = os.path.abspath(checkpoint_dir)
-    part = team_of().from_first(lambda: _named.begin(final))
+    part = team_of().from_first(lambda: _rename_when_complete.begin(final))
     first: list[Callable[[], None]] = []
 
     def finalize() -> None:
@@ -309,7 +309,7 @@ def save(
             for function in first:
                 function()
             _complete(part, final)
-        _named.end(final)
+        _rename_when_complete.end(final)
 
     with _discarding(part, final):
         request: AsyncRequest | None = serialization.save(
@@ -323,15 +323,15 @@ def save(
 
 
 def _discarding(part: str, final: str) -> contextlib.AbstractContextManager[None]:
-    return _named.discarding(part, final, removes=dist.get_rank() == 0)
+    return _rename_when_complete.discarding(part, final, removes=dist.get_rank() == 0)
 
 
 def _complete(part: str, final: str) -> None:
     """Make all files durable and give the directory its name, on rank 0; fail on all ranks."""
 
     def complete() -> None:
-        _named.keep_others(final, part, lambda name: bool(_OWN.fullmatch(name)))
-        _named.complete(part, final)
+        _rename_when_complete.keep_others(final, part, lambda name: bool(_OWN.fullmatch(name)))
+        _rename_when_complete.complete(part, final)
 
     team_of().from_first(complete)
 

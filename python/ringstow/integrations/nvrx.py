@@ -30,11 +30,11 @@ from ringstow._core._arguments import absolute
 from ringstow._core._config import Config
 from ringstow._core._errors import BusyError, Error, InvalidStateError
 from ringstow._ranks._group import team_of
-from ringstow._reading._catalog import prune, remove, steps, verify
 from ringstow._reading._load import load
+from ringstow._reading._run_steps import prune, remove, steps, verify
 from ringstow._saving._save import save
+from ringstow.integrations._kit._framework_check import Seam
 from ringstow.integrations._kit._refusals import refuse_tiers
-from ringstow.integrations._kit._seam import Seam
 
 __all__ = ["LocalCheckpointManager"]
 

@@ -37,7 +37,7 @@ from ringstow._core._errors import InvalidStateError
 from ringstow._saving._guard import Staging
 from ringstow._saving._save_future import SaveHandle
 from ringstow._state.tree._mismatch import Call
-from ringstow.dcp._torch_signatures import StockReader
+from ringstow.dcp._drop_in import StockReader
 from ringstow.integrations._kit import _refusals
 from ringstow.integrations._kit._in_flight import InFlight
 from ringstow.integrations._kit._ranks import names_in

@@ -21,7 +21,7 @@ from ringstow._core._config import Config
 from ringstow._core._errors import InvalidStateError
 from ringstow._saving._guard import Staging
 from ringstow._saving._save import save_async
-from ringstow.integrations import _named
+from ringstow.integrations import _rename_when_complete
 from ringstow.integrations._kit._in_flight import InFlight, Publication
 from ringstow.integrations._kit._team import ranks_or_alone
 from ringstow.integrations._transformers import (
@@ -93,7 +93,7 @@ class RingstowTrainerMixin(_Base):
         """
         _refusals.refuse_run(self)
         _refusals.refuse_resume(resume_from_checkpoint)
-        self.__on_savers(lambda: _named.recover(self.args.output_dir, _NAMES))
+        self.__on_savers(lambda: _rename_when_complete.recover(self.args.output_dir, _NAMES))
         try:
             result = super().train(resume_from_checkpoint, *args, **options)
         except BaseException:
@@ -113,9 +113,9 @@ class RingstowTrainerMixin(_Base):
         # Absolute: the save goes on in a thread, and the program may chdir.
         name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         final = os.path.abspath(os.path.join(run, name))
-        part = _named.hidden(final)
-        self.__on_savers(lambda: _named.prepare(final, _NAMES))
-        with _named.discarding(part, final, removes=self.args.should_save):
+        part = _rename_when_complete.hidden(final)
+        self.__on_savers(lambda: _rename_when_complete.prepare(final, _NAMES))
+        with _rename_when_complete.discarding(part, final, removes=self.args.should_save):
             self.__begin(part, final)
         if self.__is_awaited():
             self.__end()

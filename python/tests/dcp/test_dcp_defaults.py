@@ -18,7 +18,7 @@ from torch_has import needs_use_collectives
 
 import ringstow
 import ringstow.dcp
-from ringstow.dcp import _torch_signatures
+from ringstow.dcp import _drop_in
 
 pytestmark = pytest.mark.torch_seam
 
@@ -76,7 +76,7 @@ def test_a_stock_checkpoint_still_loads(options, tmp_path):
 def test_it_can_be_undone(how, tmp_path):
     modules = (dcp, filesystem, _storage_utils, format_utils)
     before = [(m.FileSystemWriter, m.FileSystemReader) for m in modules]
-    assert before == [(_torch_signatures.StockWriter, _torch_signatures.StockReader)] * len(modules)
+    assert before == [(_drop_in.StockWriter, _drop_in.StockReader)] * len(modules)
     if how == "call":
         ringstow.dcp.use_by_default()()
     else:
@@ -94,8 +94,8 @@ def test_it_can_be_called_within_itself():
             assert dcp.FileSystemWriter("x")._config.engine != "portable"
             inner()
             assert dcp.FileSystemWriter("x")._config.engine == "portable"
-        assert dcp.FileSystemWriter is _torch_signatures.FileSystemWriter
-    assert dcp.FileSystemWriter is _torch_signatures.StockWriter
+        assert dcp.FileSystemWriter is _drop_in.FileSystemWriter
+    assert dcp.FileSystemWriter is _drop_in.StockWriter
 
 
 def test_torchs_own_tools_convert_ours(swapped, tmp_path):
@@ -114,7 +114,7 @@ def test_undo_restores_modules_imported_meanwhile(monkeypatch):
         late = types.ModuleType(name)
         late.Writer = dcp.FileSystemWriter
         monkeypatch.setitem(sys.modules, name, late)
-    assert late.Writer is _torch_signatures.StockWriter
+    assert late.Writer is _drop_in.StockWriter
 
 
 def test_modules_that_keep_torchs_classes_are_named(monkeypatch, caplog):
@@ -123,11 +123,11 @@ def test_modules_that_keep_torchs_classes_are_named(monkeypatch, caplog):
     early.Odd = type("Odd", (), {"__class__": property(lambda self: 1 / 0)})()
     monkeypatch.setitem(sys.modules, "some_trainer.saving", early)
     with ringstow.dcp.use_by_default():
-        assert early.Writer is _torch_signatures.StockWriter
+        assert early.Writer is _drop_in.StockWriter
     assert "some_trainer.saving.Writer" in caplog.text
-    assert "ringstow.dcp._torch_signatures" not in caplog.text
+    assert "ringstow.dcp._drop_in" not in caplog.text
     caplog.clear()
-    derived = type("Derived", (_torch_signatures.StockReader,), {"__module__": "other_trainer"})
+    derived = type("Derived", (_drop_in.StockReader,), {"__module__": "other_trainer"})
     with ringstow.dcp.use_by_default():
         assert "other_trainer.Derived" in caplog.text
         assert "some_trainer" not in caplog.text  # named once
@@ -160,6 +160,6 @@ def test_in_whatever_order_they_are_undone_the_newest_in_force_counts(order):
         swaps[number]()
         swaps[number]()  # nothing more
         in_force.remove(number)
-        settings = (_torch_signatures.Settings.config, _torch_signatures.Settings.allow_pickle)
+        settings = (_drop_in.Settings.config, _drop_in.Settings.allow_pickle)
         assert settings == (given[in_force[-1]] if in_force else (None, False))
-    assert filesystem.FileSystemWriter is _torch_signatures.StockWriter
+    assert filesystem.FileSystemWriter is _drop_in.StockWriter

@@ -20,7 +20,7 @@ import ringstow
 import ringstow.dcp
 from ringstow import _native
 from ringstow.convert import hf_to_ringstow
-from ringstow.dcp import _exchange, _export_plan, _export_rank
+from ringstow.dcp import _export_exchange, _export_plan, _export_rank
 
 RANKS = 2
 FILE_BYTES = 60_000
@@ -242,9 +242,9 @@ def export_with_failing(rank, path, victim, what, overwrite):
 
     place, name = {
         "start": (_native, "start_model_share"),
-        "pack": (_exchange.Round, "pack"),
-        "unpack": (_exchange.Round, "unpack"),
-        "load": (_exchange.Inbox, "load"),
+        "pack": (_export_exchange.Round, "pack"),
+        "unpack": (_export_exchange.Round, "unpack"),
+        "load": (_export_exchange.Inbox, "load"),
         "end": (_export_rank.ShareWriter, "_end"),
     }[what]
     kept = getattr(place, name)
@@ -311,7 +311,7 @@ def export_and_die(rank, path, victim, moment, overwrite):
         if moment == "before it writes":
             _native.start_model_share = die
         elif moment == "before an exchange":
-            _exchange.Round.exchange = die
+            _export_exchange.Round.exchange = die
         elif moment == "before the end":
             _export_rank.ShareWriter._end = die
         else:

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch_has import needs_background_process
 
 import ringstow
-from ringstow.dcp import StorageWriter, _private, _saves
+from ringstow.dcp import StorageWriter, _private, _saves_in_progress
 
 pytestmark = pytest.mark.torch_seam
 
@@ -33,7 +33,7 @@ def pools(request, monkeypatch):
     """Repeat a test with thread pools that store their calls as another Python version does."""
     if request.param == "other pools":
         monkeypatch.setattr(_private, "_pool_item", lambda: (None, ""))
-        monkeypatch.setattr(_saves, "_UNSEEN_S", 0.1)
+        monkeypatch.setattr(_saves_in_progress, "_UNSEEN_S", 0.1)
     return request.param
 
 
@@ -179,7 +179,7 @@ class Stopping(StorageWriter):
 @pytest.mark.parametrize("end", ["returns", "fails"])
 def test_save_in_a_pool_runs_until_its_call_ends(end, tmp_path, monkeypatch):
     """async_save of torch 2.6 works like this: its pool has no name."""
-    monkeypatch.setattr(_saves, "_UNSEEN_S", 0.0)
+    monkeypatch.setattr(_saves_in_progress, "_UNSEEN_S", 0.0)
     writer = Stopping(tmp_path)
     planner = Failing("finish_plan" if end == "fails" else "never")
     with concurrent.futures.ThreadPoolExecutor(1) as pool:

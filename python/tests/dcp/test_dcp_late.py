@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 import ringstow
 import ringstow.dcp
 from ringstow import _native
-from ringstow._ranks import _shared_fs
+from ringstow._ranks import _shared_fs_lag
 from ringstow.dcp import _missing_checkpoint, _private
 
 STATE = {"a": torch.arange(10.0)}
@@ -25,19 +25,19 @@ STATE = {"a": torch.arange(10.0)}
 @contextlib.contextmanager
 def network(looked=lambda looks: None):
     """Play a network file system on which each further look takes a second; yield the looks."""
-    before, looks = (_shared_fs.time, _native.shared_file_system), []
+    before, looks = (_shared_fs_lag.time, _native.shared_file_system), []
 
     def sleep(seconds):
         looks.append(seconds)
         looked(len(looks))
 
     clock = {"monotonic": lambda: float(len(looks)), "time": time.time}
-    _shared_fs.time = types.SimpleNamespace(sleep=sleep, **clock)
+    _shared_fs_lag.time = types.SimpleNamespace(sleep=sleep, **clock)
     _native.shared_file_system = lambda path: "nfs4"
     try:
         yield looks
     finally:
-        _shared_fs.time, _native.shared_file_system = before
+        _shared_fs_lag.time, _native.shared_file_system = before
 
 
 def load_late(rank, path, hidden, comes):
@@ -165,6 +165,6 @@ def test_rank_that_has_given_up_is_no_longer_counted(ranks, tmp_path):
 
 def test_reader_alone_does_not_wait(tmp_path, monkeypatch):
     monkeypatch.setattr(_native, "shared_file_system", lambda path: "nfs4")
-    monkeypatch.setattr(_shared_fs.time, "sleep", lambda seconds: pytest.fail("it waits"))
+    monkeypatch.setattr(_shared_fs_lag.time, "sleep", lambda seconds: pytest.fail("it waits"))
     with pytest.raises(FileNotFoundError):
         ringstow.dcp.StorageReader(tmp_path / "none").read_metadata()

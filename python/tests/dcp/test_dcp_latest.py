@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import ringstow
 import ringstow.dcp
-from ringstow._ranks import _shared_fs, _team
+from ringstow._ranks import _shared_fs_lag, _team
 
 STATE = {"a": torch.arange(10.0)}
 
@@ -51,16 +51,16 @@ def newest_seen_late(rank, root, looks):
         seen += 1
         return rank != 1 or (looks is not None and seen >= looks)
 
-    before = _team.sees, _shared_fs.SEEN_S, _shared_fs.POLL_S
-    _team.sees, _shared_fs.POLL_S = late, 0.0
+    before = _team.sees, _shared_fs_lag.SEEN_S, _shared_fs_lag.POLL_S
+    _team.sees, _shared_fs_lag.POLL_S = late, 0.0
     if looks is None:
-        _shared_fs.SEEN_S = 0.0
+        _shared_fs_lag.SEEN_S = 0.0
     try:
         return ringstow.dcp.latest(root).path, seen
     except ringstow.NoCheckpointError as error:
         return str(error), seen
     finally:
-        _team.sees, _shared_fs.SEEN_S, _shared_fs.POLL_S = before
+        _team.sees, _shared_fs_lag.SEEN_S, _shared_fs_lag.POLL_S = before
 
 
 def test_rank_waits_until_it_sees_the_checkpoint(ranks, tmp_path):

@@ -14,8 +14,8 @@ import ringstow
 import ringstow.dcp
 from ringstow import _native
 from ringstow._core import _formatting
-from ringstow._reports import _outcomes
-from ringstow.dcp import _saves
+from ringstow._reports import _done_callbacks
+from ringstow.dcp import _saves_in_progress
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def state():
 
 
 def lines(caplog):
-    _outcomes.flush()
+    _done_callbacks.flush()
     return [one.getMessage() for one in caplog.records if one.levelno == logging.INFO]
 
 
@@ -54,13 +54,13 @@ def test_failed_write_and_commit_are_failures(heard, at, monkeypatch):
     def full(*_):
         raise OSError(28, "full")
 
-    for place, function in ((_native, "start_write"), (_saves.Save, "commit")):
+    for place, function in ((_native, "start_write"), (_saves_in_progress.Save, "commit")):
         writer = ringstow.dcp.StorageWriter()
         with monkeypatch.context() as patch:
             patch.setattr(place, function, full)
             with pytest.raises(CheckpointException):
                 dcp.save(state(), checkpoint_id=at / "c", storage_writer=writer, no_dist=True)
-    _outcomes.flush()
+    _done_callbacks.flush()
     ends = [(one.kind, one.report is None, one.error and one.error.errno) for one in heard]
     assert ends == [("save", True, 28), ("save", False, None), ("save", True, 28)]
 
@@ -74,7 +74,7 @@ def test_damage_is_a_failed_load(heard, at):
     shard.write_bytes(data)
     with pytest.raises(CheckpointException):
         dcp.load(state(), checkpoint_id=at / "c", storage_reader=reader, no_dist=True)
-    _outcomes.flush()
+    _done_callbacks.flush()
     assert [one.kind for one in heard] == ["save", "load"]
     assert isinstance(heard[1].error, ringstow.CorruptCheckpointError)
 

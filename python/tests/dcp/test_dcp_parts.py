@@ -28,8 +28,8 @@ from ringstow._state.tree._skeleton import parse
 from ringstow._state.tree._walk import rebuild
 from ringstow.dcp import _state_copies, _targets
 from ringstow.dcp._containers import containers_of, joined
-from ringstow.dcp._errors import picklable
 from ringstow.dcp._metadata import Contents, Entry, tree_of
+from ringstow.dcp._rank_errors import picklable
 
 pytestmark = pytest.mark.torch_seam
 

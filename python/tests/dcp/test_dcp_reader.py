@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 import ringstow
 import ringstow.dcp
-from ringstow._state.tree import _packed
+from ringstow._state.tree import _packed_values
 from ringstow.dcp import LoadPlanner, StorageReader, StorageWriter
 
 pytestmark = pytest.mark.torch_seam
@@ -198,7 +198,7 @@ def test_unknown_pickles_are_refused_together_and_not_run(saved):
 def test_allowed_types_name_the_further_types_they_need(saved, monkeypatch):
     """NumPy's scalars need their dtype's class, which the pickle does not name."""
     # An older ringstow saved them like this.
-    monkeypatch.setattr(_packed, "pack", lambda *args: b"")
+    monkeypatch.setattr(_packed_values, "pack", lambda *args: b"")
     saved = functools.partial(saved, allow_pickle=True)
     path, state = saved({"a": np.float64(1.5)}), {"a": None}
     names = ["numpy._core.multiarray.scalar", "numpy.dtype"]

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import ringstow
-from ringstow.dcp import SavePlanner, StorageWriter, _save_memory
+from ringstow.dcp import SavePlanner, StorageWriter, _plan_cache
 
 pytestmark = pytest.mark.torch_seam
 
@@ -147,7 +147,7 @@ def lose_memory(rank, loser):
     del kept
     writer.plan = None
     if rank == loser:
-        _save_memory._memories.clear()
+        _plan_cache._memories.clear()
         gc.collect()
     outcome = None
     try:

@@ -24,7 +24,7 @@ from torch_has import needs_use_collectives, takes
 
 import ringstow
 import ringstow.dcp
-from ringstow.dcp import StorageReader, StorageWriter, _torch_signatures
+from ringstow.dcp import StorageReader, StorageWriter, _drop_in
 
 pytestmark = pytest.mark.torch_seam
 
@@ -35,7 +35,7 @@ SECRET = torch.full((1000,), 3.0)
 def swapped():
     with ringstow.dcp.use_by_default():
         yield
-    _torch_signatures._warned.clear()
+    _drop_in._warned.clear()
 
 
 class Flipped(StreamTransformExtension):
@@ -72,14 +72,12 @@ def _flipped(data):
 
 def test_every_argument_of_this_torch_is_known():
     """Otherwise `use_by_default` refuses arguments of a newer torch."""
-    assert set(_torch_signatures._SIGNATURE.parameters) - {"args", "kwargs"} <= (
-        _torch_signatures._HONOURED | set(_torch_signatures._INSTEAD)
+    assert set(_drop_in._SIGNATURE.parameters) - {"args", "kwargs"} <= (
+        _drop_in._HONOURED | set(_drop_in._INSTEAD)
     )
 
 
-@pytest.mark.skipif(
-    not takes(_torch_signatures.StockWriter, "_extensions"), reason="torch without it"
-)
+@pytest.mark.skipif(not takes(_drop_in.StockWriter, "_extensions"), reason="torch without it")
 def test_extensions_transform_every_byte(tmp_path):
     writer = dcp.FileSystemWriter(tmp_path, _extensions=[Flipped()])
     assert isinstance(writer, dcp.FileSystemWriter)
@@ -98,18 +96,14 @@ def test_extensions_transform_every_byte(tmp_path):
         fetch(tmp_path, target)
 
 
-@pytest.mark.skipif(
-    not takes(_torch_signatures.StockWriter, "_extensions"), reason="torch without it"
-)
+@pytest.mark.skipif(not takes(_drop_in.StockWriter, "_extensions"), reason="torch without it")
 def test_extensions_log_that_torch_does_the_saving(tmp_path, caplog):
     for _ in range(2):
         dcp.FileSystemWriter(tmp_path, True, True, 1, 1000, False, True, [Flipped()])
     assert caplog.text.count("torch's own writer saves these checkpoints") == 1
 
 
-@pytest.mark.skipif(
-    not takes(_torch_signatures.StockWriter, "_extensions"), reason="torch without it"
-)
+@pytest.mark.skipif(not takes(_drop_in.StockWriter, "_extensions"), reason="torch without it")
 def test_derived_writer_with_extensions_is_refused(tmp_path):
     class Derived(dcp.FileSystemWriter):
         pass
@@ -130,7 +124,7 @@ def test_derived_writer_with_extensions_is_refused(tmp_path):
     ],
 )
 def test_options_without_effect_are_warned_of_once(name, odd, usual, tmp_path, caplog):
-    if not takes(_torch_signatures.StockWriter, name):
+    if not takes(_drop_in.StockWriter, name):
         pytest.skip(f"torch without {name}")
     if name == "serialization_format":
         odd, usual = (filesystem.SerializationFormat[value] for value in (odd, usual))
@@ -164,9 +158,9 @@ def test_arguments_that_torch_refuses_are_refused(tmp_path):
 
 def test_argument_of_a_newer_torch_is_refused_unless_empty(tmp_path, monkeypatch):
     parameter = inspect.Parameter("encrypt", inspect.Parameter.KEYWORD_ONLY, default=False)
-    signature = _torch_signatures._SIGNATURE
+    signature = _drop_in._SIGNATURE
     newer = signature.replace(parameters=[*signature.parameters.values(), parameter])
-    monkeypatch.setattr(_torch_signatures, "_SIGNATURE", newer)
+    monkeypatch.setattr(_drop_in, "_SIGNATURE", newer)
     dcp.FileSystemWriter(tmp_path, encrypt=False)
     with pytest.raises(ringstow.UnsupportedError, match="encrypt=True"):
         dcp.FileSystemWriter(tmp_path, encrypt=True)
@@ -190,7 +184,7 @@ def test_option_decides_whether_snapshot_memory_is_kept(keep, tmp_path, monkeypa
 )
 @pytest.mark.parametrize("before", ["torch", "ringstow"])
 def test_overwriting_raises_or_warns_with_torchs_text(before, options, tmp_path):
-    writer = _torch_signatures.StockWriter if before == "torch" else dcp.FileSystemWriter
+    writer = _drop_in.StockWriter if before == "torch" else dcp.FileSystemWriter
     dcp.save({"a": 1}, storage_writer=writer(tmp_path), **options)
     with pytest.raises((CheckpointException, ValueError), match="Checkpoint already exists"):
         dcp.save(
@@ -213,7 +207,7 @@ def test_first_save_without_overwrite_works(tmp_path):
 @pytest.mark.parametrize("whose", ["torch", "drop-in", "ringstow"])
 def test_metadata_holds_save_and_load_ids(whose, tmp_path):
     writer, reader = {
-        "torch": (_torch_signatures.StockWriter(tmp_path), _torch_signatures.StockReader(tmp_path)),
+        "torch": (_drop_in.StockWriter(tmp_path), _drop_in.StockReader(tmp_path)),
         "drop-in": (dcp.FileSystemWriter(tmp_path), dcp.FileSystemReader(tmp_path)),
         "ringstow": (StorageWriter(tmp_path), StorageReader(tmp_path)),
     }[whose]
@@ -235,7 +229,7 @@ def test_metadata_holds_save_and_load_ids(whose, tmp_path):
 
 
 def test_a_load_by_either_reader_has_torchs_id(tmp_path):
-    dcp.save({"a": 1}, storage_writer=_torch_signatures.StockWriter(tmp_path))
+    dcp.save({"a": 1}, storage_writer=_drop_in.StockWriter(tmp_path))
     reader = dcp.FileSystemReader(tmp_path)
     assert reader.read_metadata().storage_meta.load_id == reader.load_id
     assert reader.path == tmp_path

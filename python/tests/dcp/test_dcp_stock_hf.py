@@ -18,10 +18,10 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 import ringstow
 import ringstow.dcp
-from ringstow.dcp import _private, _torch_hf_signatures
+from ringstow.dcp import _drop_in_hf, _private
 
 pytestmark = [
-    pytest.mark.skipif(not _torch_hf_signatures.IS_KNOWN, reason="an older torch's writer"),
+    pytest.mark.skipif(not _drop_in_hf.IS_KNOWN, reason="an older torch's writer"),
     pytest.mark.torch_seam,
 ]
 
@@ -174,7 +174,7 @@ def test_other_checkpoint_at_the_path_stays(ranks, tmp_path):
 
 
 def test_shards_of_each_rank_are_torchs_own(tmp_path, caplog):
-    _torch_hf_signatures._warned.clear()
+    _drop_in_hf._warned.clear()
     with ringstow.dcp.use_by_default():
         writer = dcp.HuggingFaceStorageWriter(path=str(tmp_path), save_distributed=True)
         assert isinstance(writer, dcp.HuggingFaceStorageWriter)
@@ -184,33 +184,33 @@ def test_shards_of_each_rank_are_torchs_own(tmp_path, caplog):
 
 
 def test_arguments_without_effect_are_named_once(tmp_path, caplog):
-    _torch_hf_signatures._warned.clear()
+    _drop_in_hf._warned.clear()
     for _ in range(2):
-        _torch_hf_signatures.HuggingFaceStorageWriter(str(tmp_path), thread_count=4)
+        _drop_in_hf.HuggingFaceStorageWriter(str(tmp_path), thread_count=4)
     assert caplog.text.count("thread_count=4") == 1
     with pytest.raises(TypeError):
-        _torch_hf_signatures.HuggingFaceStorageWriter(str(tmp_path), no_such_argument=1)
+        _drop_in_hf.HuggingFaceStorageWriter(str(tmp_path), no_such_argument=1)
     with pytest.raises(ringstow.InvalidStateError, match="not a path in the file system"):
-        _torch_hf_signatures.HuggingFaceStorageWriter("hf://datasets/x")
+        _drop_in_hf.HuggingFaceStorageWriter("hf://datasets/x")
 
 
 def test_argument_of_another_torch_is_refused_unless_it_is_the_default(tmp_path, monkeypatch):
     import inspect
 
     parameter = inspect.Parameter("token", inspect.Parameter.KEYWORD_ONLY, default=None)
-    known = [*_torch_hf_signatures._SIGNATURE.parameters.values(), parameter]
+    known = [*_drop_in_hf._SIGNATURE.parameters.values(), parameter]
     monkeypatch.setattr(
-        _torch_hf_signatures,
+        _drop_in_hf,
         "_SIGNATURE",
-        _torch_hf_signatures._SIGNATURE.replace(parameters=known),
+        _drop_in_hf._SIGNATURE.replace(parameters=known),
     )
-    _torch_hf_signatures.HuggingFaceStorageWriter(str(tmp_path), token=None)
+    _drop_in_hf.HuggingFaceStorageWriter(str(tmp_path), token=None)
     with pytest.raises(ringstow.UnsupportedError, match="token='secret'"):
-        _torch_hf_signatures.HuggingFaceStorageWriter(str(tmp_path), token="secret")
+        _drop_in_hf.HuggingFaceStorageWriter(str(tmp_path), token="secret")
 
 
 def test_ranks_without_collectives_are_refused(tmp_path):
-    writer = _torch_hf_signatures.HuggingFaceStorageWriter(str(tmp_path))
+    writer = _drop_in_hf.HuggingFaceStorageWriter(str(tmp_path))
     with pytest.raises(ringstow.UnsupportedError, match="collectives"):
         writer.set_up_storage_writer(True, rank=0, use_collectives=False)
 
@@ -218,13 +218,13 @@ def test_ranks_without_collectives_are_refused(tmp_path):
 def test_torch_that_hides_its_group_is_refused(tmp_path, monkeypatch):
     """Regression guard: the private frame of ``dcp.save`` has another name."""
     monkeypatch.setattr(_private, "save_meeting", lambda: None)
-    writer = _torch_hf_signatures.HuggingFaceStorageWriter(str(tmp_path / "m"))
+    writer = _drop_in_hf.HuggingFaceStorageWriter(str(tmp_path / "m"))
     with pytest.raises(CheckpointException, match="export_hf"):
         dcp.save({"w": torch.ones(1)}, storage_writer=writer)
     assert not (tmp_path / "m").exists()
 
 
 def test_writer_pickles(tmp_path):
-    writer = _torch_hf_signatures.HuggingFaceStorageWriter(str(tmp_path), {"w": 1})
+    writer = _drop_in_hf.HuggingFaceStorageWriter(str(tmp_path), {"w": 1})
     twin = pickle.loads(pickle.dumps(writer))
     assert (twin.path, twin._numbers) == (tmp_path, (("w", 1),))

@@ -11,7 +11,7 @@ from operations import RANKS, SMALL, join, state, step_of
 import ringstow
 import ringstow.dcp
 from ringstow import _native
-from ringstow._ranks import _shared_fs
+from ringstow._ranks import _shared_fs_lag
 
 STEPS = range(1, 5)
 # Requests for which a host repeats an answer, at most. A rank that waits makes many.
@@ -38,7 +38,7 @@ def look_around(root):
 
 def train(root, rank, store):
     """Save steps, and after each load the newest; return the steps, and what this host saw."""
-    _shared_fs.POLL_S = 0.0
+    _shared_fs_lag.POLL_S = 0.0
     _native.look_at_once()
     join(rank, RANKS, store)
     look_around(root)
@@ -83,7 +83,7 @@ def names_in(root, name):
 
 def save_over(root, rank, store):
     """Save to one path again and again; return what is loaded after each."""
-    _shared_fs.POLL_S = 0.0
+    _shared_fs_lag.POLL_S = 0.0
     _native.look_at_once()
     join(rank, RANKS, store)
     found = []

@@ -24,7 +24,7 @@ from value_list import EQUAL, REFUSED, Config, Point
 
 import ringstow
 import ringstow.dcp
-from ringstow._state.tree import _build, _packed
+from ringstow._state.tree import _build, _packed_values
 from ringstow._state.tree._refusals import Refusals
 from ringstow.dcp import StorageReader, StorageWriter
 
@@ -216,7 +216,7 @@ assert ringstow.load(path + "-e")["a"].sum() == 1000
 
 
 def packed(value):
-    return _packed.pack("a", value, Refusals())
+    return _packed_values.pack("a", value, Refusals())
 
 
 @pytest.mark.parametrize("name", EQUAL)
@@ -230,9 +230,9 @@ def test_packed_objects_differ_from_torch_files():
     for options in ({}, {"_use_new_zipfile_serialization": False}):
         stream = io.BytesIO()
         torch.save({"a": torch.ones(3)}, stream, **options)
-        assert not _packed.is_packed(stream.getvalue())
-    assert not _packed.is_packed(b"")
-    assert _packed.is_packed(packed(None))
+        assert not _packed_values.is_packed(stream.getvalue())
+    assert not _packed_values.is_packed(b"")
+    assert _packed_values.is_packed(packed(None))
 
 
 def test_strided_and_shared_tensors_are_packed():
@@ -278,7 +278,7 @@ def test_bytes_that_were_never_packed_are_a_format_error(how):
 
 def test_damaged_packed_object_fails_the_load(tmp_path, monkeypatch):
     hostile = changed(HOSTILE["larger shape"])
-    monkeypatch.setattr(_packed, "pack", lambda *args: hostile)
+    monkeypatch.setattr(_packed_values, "pack", lambda *args: hostile)
     state = {"w": torch.ones(2), "a": pathlib.Path("x")}
     dcp.save(state, checkpoint_id=tmp_path, storage_writer=StorageWriter())
     target = blank({"w": torch.ones(2)}) | {"a": None}

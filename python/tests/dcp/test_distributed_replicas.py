@@ -260,15 +260,15 @@ def fill_disk(rank, root):
         try:
             manager.save(1, state)
             assert manager.wait_promoted()
-            from ringstow.distributed import _replicas
+            from ringstow.distributed import _node_replicas
 
             if rank == 1:
-                _replicas.open_write, was = full_disk, _replicas.open_write
+                _node_replicas.open_write, was = full_disk, _node_replicas.open_write
             manager.save(2, state)
             assert not manager.wait_promoted()
             assert "No space left" in str(manager.promotion_error)
             if rank == 1:
-                _replicas.open_write = was
+                _node_replicas.open_write = was
             manager.save(3, state)
             assert manager.wait_promoted()
         finally:
@@ -287,9 +287,9 @@ def test_full_disk_of_the_other_node_fails_the_copy_alone(ranks, tmp_path):
 
 def copy_to_a_full_disk(rank, root):
     """The disk of rank 1 is full at the first two tries, and nothing is saved after that."""
-    from ringstow.distributed import _replicas
+    from ringstow.distributed import _node_replicas
 
-    was, tries = _replicas.open_write, []
+    was, tries = _node_replicas.open_write, []
 
     def full_at_first(path):
         tries.append(path)
@@ -297,7 +297,7 @@ def copy_to_a_full_disk(rank, root):
 
     with pytest.MonkeyPatch.context() as patch:
         pause(patch)
-        patch.setattr(_replicas, "open_write", full_at_first)
+        patch.setattr(_node_replicas, "open_write", full_at_first)
         return saved_and_copied(rank, root, replicas=2)
 
 

@@ -11,7 +11,7 @@ from support import logged
 
 import ringstow
 from ringstow import _native
-from ringstow._ranks import _conflicts
+from ringstow._ranks import _concurrent_saves
 
 STATE = {"a": torch.arange(10.0)}
 
@@ -110,7 +110,7 @@ def test_checkpoint_of_an_earlier_run_is_replaced(ranks, tmp_path):
 
 def test_single_process_skips_the_check(tmp_path):
     ringstow.save({"n": 1}, tmp_path / "c")
-    _conflicts._saved.clear()  # as in another process
+    _concurrent_saves._saved.clear()  # as in another process
     ringstow.save({"n": 2}, tmp_path / "c")
     assert ringstow.load(tmp_path / "c") == {"n": 2}
 
@@ -119,5 +119,5 @@ def test_process_start_time_is_known():
     import time
 
     before = time.time()
-    _conflicts._started.cache_clear()
-    assert 0 < before - _conflicts._started() < 24 * 3600
+    _concurrent_saves._started.cache_clear()
+    assert 0 < before - _concurrent_saves._started() < 24 * 3600

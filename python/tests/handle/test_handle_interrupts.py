@@ -24,7 +24,7 @@ def test_signal_handler_saves_during_an_import(gate, state, tmp_path, monkeypatc
     one = gate(end=False)
     handle = ringstow.save_async(state, tmp_path / "c")
     with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "ringstow._reports._reports", None)  # importing it fails
+        patch.setitem(sys.modules, "ringstow._reports._io_reports", None)  # importing it fails
         one.open()
         join_watchers()
     assert handle.result().tensor_bytes == 32
@@ -171,7 +171,7 @@ def test_save_imports_everything_before_any_thread(gate, state, tmp_path):
         "import sys, threading, ringstow\n"
         "start = threading.Thread.start\n"
         "def check(thread):\n"
-        "    assert 'ringstow._reports._reports' in sys.modules\n"
+        "    assert 'ringstow._reports._io_reports' in sys.modules\n"
         "    start(thread)\n"
         "threading.Thread.start = check\n"
         f"ringstow.save_async({{'a': 1}}, {str(tmp_path / 'c')!r}).result()\n"

@@ -11,8 +11,8 @@ from support import python
 import ringstow
 from ringstow._program._page import _html
 from ringstow._program._page._gather import gather
-from ringstow._reports import _history, _outcomes
-from ringstow._reports._reports import Fallback
+from ringstow._reports import _done_callbacks, _history
+from ringstow._reports._io_reports import Fallback
 
 STATE = {"a": np.arange(1000.0)}
 
@@ -191,7 +191,7 @@ def test_error_without_a_text_reaches_the_caller(tmp_path):
     with ringstow.CheckpointManager(tmp_path / "run") as manager:
         manager.save(1, STATE)
         path = str(tmp_path / "run" / "step-00000002")
-        with pytest.raises(Mute), _outcomes.failing("save", path):
+        with pytest.raises(Mute), _done_callbacks.failing("save", path):
             raise Mute
 
 

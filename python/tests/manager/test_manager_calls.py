@@ -280,10 +280,10 @@ manager.save_async(2, {"w": 1})
 
 
 def test_ranks_that_come_after_the_manager_are_refused(root, monkeypatch):
-    from ringstow._ranks import _conflicts
+    from ringstow._ranks import _concurrent_saves
 
     manager = CheckpointManager(root)
-    monkeypatch.setattr(_conflicts, "ranks", lambda: (1, 4))
+    monkeypatch.setattr(_concurrent_saves, "ranks", lambda: (1, 4))
     with pytest.raises(ringstow.InvalidStateError, match="rank 1 of 4.*after init_process_group"):
         manager.save(1, state())
     monkeypatch.undo()

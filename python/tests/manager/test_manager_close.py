@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import ringstow
-from ringstow._ranks import _conflicts
+from ringstow._ranks import _concurrent_saves
 
 AFTER_DESTROY = """
 import sys
@@ -46,7 +46,7 @@ def test_after_the_process_group_has_ended(tmp_path):
 @pytest.fixture
 def late(monkeypatch):
     """Return a function after which this process is one of two ranks."""
-    return lambda: monkeypatch.setattr(_conflicts, "ranks", lambda: (0, 2))
+    return lambda: monkeypatch.setattr(_concurrent_saves, "ranks", lambda: (0, 2))
 
 
 def test_if_the_process_group_came_after_it(tmp_path, late):

@@ -12,7 +12,7 @@ import stepped_clock
 import torch
 
 import ringstow
-from ringstow._reports._run_reports import Step
+from ringstow._reports._checkpoint_reports import Step
 
 
 def state(value):

@@ -12,7 +12,7 @@ import pytest
 import ringstow
 from ringstow import CheckpointManager
 from ringstow._manager import _after_save
-from ringstow._reports import _outcomes
+from ringstow._reports import _done_callbacks
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_a_skip_is_told_to_those_who_ask(root, gate):
         manager.save_async(1, state(1), on_busy="skip")
         manager.save_async(2, state(2), metrics={"loss": 0.5}, on_busy="skip")
         gate.set()
-    _outcomes.flush()
+    _done_callbacks.flush()
     skipped = next(one for one in seen if one.kind == "skip")
     assert (skipped.step, skipped.metrics, skipped.path) == (
         2,

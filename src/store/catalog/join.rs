@@ -1,12 +1,12 @@
 //! Whether the steps in several places are of one run.
 
 use crate::config::Config;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::store::catalog::found::Status;
 use crate::store::catalog::steps::steps;
 #[cfg(doc)]
 use crate::store::promote::claim_for;
-use crate::store::promote::{Owner, note_taking, noted, two_runs};
+use crate::store::promote::{Owner, note_taking, noted, owner, two_runs};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
@@ -24,6 +24,28 @@ pub fn join(root: &Path, places: &[PathBuf], config: &Config) -> Result<()> {
             return joined;
         }
     }
+}
+
+/// Checks that the steps in some places are not noted to be of different runs.
+///
+/// # Errors
+/// [`Error::Invalid`](crate::Error::Invalid) if they are; as for [`owner`](crate::store::owner).
+pub fn check_one_run(places: &[PathBuf]) -> Result<()> {
+    let mut known: Option<(String, &PathBuf)> = None;
+    for place in places {
+        match (owner(place)?, &known) {
+            (Some(run), None) => known = Some((run, place)),
+            (Some(run), Some((first, other))) if run != *first => {
+                return Err(Error::invalid(format!(
+                    "{} has steps of another run than {}: name the tiers of one run",
+                    place.display(),
+                    other.display()
+                )));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 fn join_now(root: &Path, places: &[PathBuf], config: &Config) -> Result<()> {

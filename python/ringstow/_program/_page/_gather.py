@@ -12,14 +12,14 @@ from ringstow import _native
 from ringstow._core._arguments import StrPath, directory_to_read, object_url
 from ringstow._core._errors import Error, NoCheckpointError
 from ringstow._program._page._run import Change, Checkpoint, Run, Tensor
-from ringstow._reading import _catalog
+from ringstow._reading import _run_steps
 from ringstow._reading._checkpoint import Checkpoint as Opened
 from ringstow._reading._checkpoint import Entry
 from ringstow._reading._checkpoint import open as open_checkpoint
 from ringstow._reports import _history
 
 if TYPE_CHECKING:
-    from ringstow._reports._run_reports import CheckpointInfo, DiffReport, Step
+    from ringstow._reports._checkpoint_reports import CheckpointInfo, DiffReport, Step
 
 _log = logging.getLogger("ringstow")
 _VALUES_MAX = 200
@@ -40,7 +40,7 @@ def gather(directory: StrPath, *, steps: int, changes: int, verifies: bool) -> R
         OSError: it can't be read.
     """
     where = directory_to_read(directory)
-    found = _catalog.steps(where)
+    found = _run_steps.steps(where)
     shown = found[-steps:]
     history = [] if object_url(where) is not None else _history.read(where)
     if not shown and not history:
@@ -79,7 +79,7 @@ def _checkpoint(step: Step, *, verifies: bool) -> Checkpoint:
             with open_checkpoint(step.path) as opened:
                 info = opened.info
             if verifies:
-                report = _catalog.verify(step.path)
+                report = _run_steps.verify(step.path)
                 damage = tuple(
                     f"{os.path.basename(one.file)} at {one.offset}: {one.what} should be "
                     f"{one.expected}, is {one.got}"
@@ -142,7 +142,7 @@ def _values(opened: Opened) -> list[tuple[str, str]]:
 def _change(before: Step, after: Step) -> Change:
     names = os.path.basename(before.path), os.path.basename(after.path)
     try:
-        report = _catalog.diff(before.path, after.path)
+        report = _run_steps.diff(before.path, after.path)
         with open_checkpoint(after.path) as opened:
             sizes = {name: one.nbytes for name, one in opened.items()}
     except (Error, OSError) as error:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ringstow._reports._history import Entry
-    from ringstow._reports._reports import Fallback
+    from ringstow._reports._io_reports import Fallback
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

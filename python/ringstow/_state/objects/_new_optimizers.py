@@ -22,7 +22,7 @@ from ringstow._state.objects._optimizers import (
 )
 from ringstow._state.objects._state_dicts import Parts
 from ringstow._state.tensors import _shards, _torch
-from ringstow._state.tensors._optional import imported
+from ringstow._state.tensors._optional_packages import imported
 from ringstow._state.tree._walk import Leaf, Path, describe, flat_name
 
 if TYPE_CHECKING:

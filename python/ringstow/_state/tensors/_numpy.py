@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ringstow._core._errors import UnsupportedError
 from ringstow._state.tensors._memory import Memory, Stored, Target
-from ringstow._state.tensors._optional import imported, require
+from ringstow._state.tensors._optional_packages import imported, require
 
 if TYPE_CHECKING:
     import numpy as np

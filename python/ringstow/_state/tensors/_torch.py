@@ -17,7 +17,7 @@ from ringstow import _native
 from ringstow._core._errors import InvalidStateError, UnsupportedError
 from ringstow._state.tensors import _cuda
 from ringstow._state.tensors._memory import Address, Memory, Stored, Target, share_elements
-from ringstow._state.tensors._optional import imported, require
+from ringstow._state.tensors._optional_packages import imported, require
 
 if TYPE_CHECKING:
     import torch

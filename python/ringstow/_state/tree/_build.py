@@ -17,8 +17,8 @@ from ringstow import _native
 from ringstow._core._errors import FormatError, UnsupportedError
 from ringstow._state.tensors import _numpy, _torch
 from ringstow._state.tensors._memory import Stored
-from ringstow._state.tensors._optional import require
-from ringstow._state.tree import _custom_types, _packed, _small_values
+from ringstow._state.tensors._optional_packages import require
+from ringstow._state.tree import _custom_types, _packed_values, _small_values
 from ringstow._state.tree._skeleton import parse
 from ringstow._state.tree._walk import (
     STORED,
@@ -378,7 +378,7 @@ class Builder:
         key = describe(path)
         self._contents.stored(leaf, path)
         block = bytes(self._blocks[leaf.body])
-        if _packed.is_packed(block):
+        if _packed_values.is_packed(block):
             return unpack(block, self._contents.path, key, as_numpy=self._as_numpy)
         torch = require("torch", key)
         blob = io.BytesIO(block)
@@ -435,11 +435,11 @@ def unpack(data: bytes, path: str, key: str, *, as_numpy: bool = False) -> Any:
         as_numpy: as for a `Builder`.
 
     Raises:
-        FormatError: the bytes are not what `_packed.pack` makes.
+        FormatError: the bytes are not what `_packed_values.pack` makes.
         UnsupportedError: the value needs a type, torch or numpy, and there is none.
     """
     try:
-        tree, tensors, blocks = _packed.split(data)
+        tree, tensors, blocks = _packed_values.split(data)
         root = parse(tree, path)
         if len(root) != 1:
             raise ValueError("it holds more than one value")

@@ -23,7 +23,7 @@ from ringstow._core._errors import InvalidStateError, UnsupportedError
 from ringstow._core._gc_pause import collector_paused
 from ringstow._state.tensors import _cuda, _device_arrays, _numpy, _torch
 from ringstow._state.tensors._memory import LazyMemory, LazyTensor, Memory, Placed
-from ringstow._state.tensors._optional import imported
+from ringstow._state.tensors._optional_packages import imported
 from ringstow._state.tree import _custom_types, _cycles, _small_values
 from ringstow._state.tree._damaged_tensors import DamagedTensor, Salvaged
 from ringstow._state.tree._refusals import Refusals, Refused, remedy, type_name

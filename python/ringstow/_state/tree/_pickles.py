@@ -10,7 +10,7 @@ import pickle
 from typing import Any
 
 from ringstow._state.tensors import _device_arrays, _numpy, _torch
-from ringstow._state.tensors._optional import imported
+from ringstow._state.tensors._optional_packages import imported
 from ringstow._state.tree._refusals import Refused
 
 _PROTOCOL = 4

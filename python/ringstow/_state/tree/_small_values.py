@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from ringstow._core._errors import UnsupportedError
 from ringstow._state.tensors import _numpy
-from ringstow._state.tensors._optional import imported, require
+from ringstow._state.tensors._optional_packages import imported, require
 from ringstow._state.tree._refusals import Refused
 
 Args = list[Any]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ringstow._core._arguments import absolute
 from ringstow._core._errors import InvalidStateError
-from ringstow.integrations import _named
+from ringstow.integrations import _rename_when_complete
 from ringstow.integrations._accelerate import _places, _states, _whole
 from ringstow.integrations._kit import _values
 from ringstow.integrations._kit._in_flight import InFlight, Publication
@@ -64,7 +64,7 @@ class Checkpoints:
         """Start a save, and return the path that it gets."""
         shown = self._ranks.from_first(lambda: self._prepare(output_dir))
         final = absolute(shown)
-        self._part = part = _named.hidden(final)
+        self._part = part = _rename_when_complete.hidden(final)
         who = f"In Accelerate: {type(self._accelerator).__name__}"
         try:
             with _values.explaining_pickles(who, allow_pickle=self._options.allow_pickle):
@@ -123,7 +123,7 @@ class Checkpoints:
             shown = os.path.expanduser(os.fspath(output_dir))
             names = re.compile(re.escape(os.path.basename(absolute(shown))))
             _places.check_replaced(absolute(shown))
-        os.mkdir(os.path.join(_named.prepare(absolute(shown), names), _places.HOOKS))
+        os.mkdir(os.path.join(_rename_when_complete.prepare(absolute(shown), names), _places.HOOKS))
         return shown
 
     def _start(self, part: str, final: str) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ringstow._core import _files
 from ringstow._core._errors import FormatError, InvalidStateError, UnsupportedError
-from ringstow.integrations import _named
+from ringstow.integrations import _rename_when_complete
 
 NAMES = re.compile(r"checkpoint_(\d+)")
 MARK = "accelerate.json"
@@ -119,7 +119,7 @@ def to_load(path: str) -> str | None:
     """
     if os.path.isdir(path):
         return path
-    older = _named.replaced(os.path.abspath(path))
+    older = _rename_when_complete.replaced(os.path.abspath(path))
     return older if os.path.isdir(older) and not os.path.lexists(path) else None
 
 

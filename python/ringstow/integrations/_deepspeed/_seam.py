@@ -7,8 +7,8 @@ from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngi
 from deepspeed.runtime.engine import DeepSpeedEngine
 
 from ringstow._core._errors import InvalidStateError
+from ringstow.integrations._kit._framework_check import Seam
 from ringstow.integrations._kit._refusals import refuse
-from ringstow.integrations._kit._seam import Seam
 
 SEAM = Seam(
     "deepspeed",

@@ -14,7 +14,7 @@ from deepspeed.runtime.fp16 import loss_scaler
 import ringstow
 from ringstow._core import _files
 from ringstow._core._errors import NoCheckpointError
-from ringstow.integrations import _named
+from ringstow.integrations import _rename_when_complete
 from ringstow.integrations._deepspeed import _tags
 
 # The only objects of DeepSpeed's own that ringstow cannot save by itself.
@@ -43,7 +43,7 @@ def to_stock(
         raise NoCheckpointError(f"{source} is no directory of a tag that ringstow has saved")
     if os.path.lexists(final):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), final)
-    part = _named.prepare(final, re.compile(re.escape(os.path.basename(final))))
+    part = _rename_when_complete.prepare(final, re.compile(re.escape(os.path.basename(final))))
     try:
         for name in os.listdir(source):
             if name in names and name.endswith(_tags.STATES):
@@ -51,8 +51,8 @@ def to_stock(
                 with _files.new(os.path.join(part, name)) as stream:
                     torch.save(unpacked(state), stream)
             else:
-                _named.link(os.path.join(source, name), os.path.join(part, name))
-        _named.complete(part, final)
+                _rename_when_complete.link(os.path.join(source, name), os.path.join(part, name))
+        _rename_when_complete.complete(part, final)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise

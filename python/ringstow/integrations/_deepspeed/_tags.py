@@ -8,7 +8,7 @@ import re
 from ringstow import _native
 from ringstow._core import _files
 from ringstow._core._errors import NoCheckpointError
-from ringstow.integrations import _named
+from ringstow.integrations import _rename_when_complete
 
 STATES = "_states.pt"
 """How the names of all files end that DeepSpeed saves in a tag's directory."""
@@ -17,15 +17,15 @@ _LATEST = "latest"
 
 def publish(part: str, final: str) -> None:
     """Give a complete tag its name, with the files that the user put into an older one."""
-    _named.keep_others(final, part, lambda name: name.endswith(STATES))
-    _named.complete(part, final)
+    _rename_when_complete.keep_others(final, part, lambda name: name.endswith(STATES))
+    _rename_when_complete.complete(part, final)
 
 
 def name_latest(save_dir: str, tag: str) -> None:
     """Let ``latest`` name a tag, durably, and never anything else than one tag."""
     latest = os.path.join(save_dir, _LATEST)
     # Another engine of the program may do so in the same directory, for a tag of its own.
-    with _named.kept(f"{latest}-{tag}") as new:
+    with _rename_when_complete.kept(f"{latest}-{tag}") as new:
         with _files.fresh(new) as stream:
             stream.write(tag.encode(errors="surrogateescape"))
         _files.sync(new)
@@ -46,8 +46,10 @@ def to_load(load_dir: str, tag: str | None) -> str | None:
         with _files.reading(named) as stream:
             tag = stream.read().decode(errors="surrogateescape").strip()
     final = os.path.abspath(os.path.join(load_dir, str(tag)))
-    if not os.path.lexists(final) and os.path.lexists(_named.replaced(final)):
-        _named.recover(os.path.dirname(final), re.compile(re.escape(os.path.basename(final))))
+    if not os.path.lexists(final) and os.path.lexists(_rename_when_complete.replaced(final)):
+        _rename_when_complete.recover(
+            os.path.dirname(final), re.compile(re.escape(os.path.basename(final)))
+        )
     if not os.path.isdir(final):
         raise NoCheckpointError(f"{final} is not there; {named} or the caller names it")
     return str(tag)

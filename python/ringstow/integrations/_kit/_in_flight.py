@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ringstow._core._errors import TornSaveError
 from ringstow._saving import _jobs
-from ringstow.integrations import _named
+from ringstow.integrations import _rename_when_complete
 
 _log = logging.getLogger("ringstow")
 
@@ -26,7 +26,7 @@ class Publication(NamedTuple):
     """How a save into a hidden directory ends."""
 
     part: str
-    """The hidden directory, by `_named.prepare`."""
+    """The hidden directory, by `_rename_when_complete.prepare`."""
     final: str
     """The path that it gets."""
     seal: Callable[[], None] = _nothing
@@ -78,13 +78,13 @@ class InFlight:
         """Give a save its name once it has committed, in the background."""
 
         def finish() -> None:
-            with _named.discarding(how.part, how.final, removes=how.is_alone):
+            with _rename_when_complete.discarding(how.part, how.final, removes=how.is_alone):
                 handle.result()
                 how.seal()
-                _named.complete(how.part, how.final, how.may_replace)
+                _rename_when_complete.complete(how.part, how.final, how.may_replace)
             try:  # the save has succeeded, whatever becomes of older ones
                 for path in how.stale():
-                    _named.remove(path, how.limit)
+                    _rename_when_complete.remove(path, how.limit)
             except OSError as error:
                 _log.warning("checkpoints over %s could not be listed: %s", how.limit, error)
             how.announce()

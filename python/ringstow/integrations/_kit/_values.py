@@ -13,7 +13,7 @@ import torch
 
 from ringstow._core._errors import InvalidStateError
 from ringstow._saving._guard import SMALL
-from ringstow._state.tree import _custom_types, _cycles, _packed
+from ringstow._state.tree import _custom_types, _cycles, _packed_values
 from ringstow._state.tree._refusals import Refusals
 
 
@@ -62,7 +62,7 @@ def check(key: str, value: object, *, allow_pickle: bool) -> None:
         if _objects.refusal(stream) is None or allow_pickle:
             return
     refusals = Refusals()
-    _packed.pack(key, value, refusals)
+    _packed_values.pack(key, value, refusals)
     refusals.check()
 
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 from ringstow._core._arguments import absolute
 from ringstow._core._config import Config, given
 from ringstow._core._errors import InvalidStateError
-from ringstow._reading._catalog import remove
 from ringstow._reading._load import load
+from ringstow._reading._run_steps import remove
 from ringstow._saving._guard import Staging, check_staging
 from ringstow._saving._save import save, save_async
 from ringstow.integrations._kit import _refusals, _values

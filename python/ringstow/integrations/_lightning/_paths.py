@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 from ringstow._core import _files
 from ringstow._core._errors import InvalidStateError, NotCommittedError
-from ringstow._ranks import _conflicts
-from ringstow._reading._catalog import prune
-from ringstow.integrations import _named
+from ringstow._ranks import _concurrent_saves
+from ringstow._reading._run_steps import prune
+from ringstow.integrations import _rename_when_complete
 
 _MANIFEST = "manifest.json"
 # What Lightning's sharded strategies write beside the files of DCP.
@@ -74,12 +74,12 @@ def place_for(path: str, *, striped: bool) -> str | None:
         InvalidStateError: the path is a file that torch.save did not write.
     """
     folder, name = os.path.split(path)
-    _named.recover(folder, re.compile(re.escape(name)))
+    _rename_when_complete.recover(folder, re.compile(re.escape(name)))
     if _is_replaced(path):
         _refuse_other_file(path)
     elif striped or os.path.lexists(path):
         return None
-    return _named.hidden(path)
+    return _rename_when_complete.hidden(path)
 
 
 def put(beside: str, path: str) -> None:
@@ -88,8 +88,8 @@ def put(beside: str, path: str) -> None:
     Raises:
         OSError: the system refused; what was at the path is still there.
     """
-    _named.take_name(beside, path)
-    _conflicts.saved(path)
+    _rename_when_complete.take_name(beside, path)
+    _concurrent_saves.saved(path)
 
 
 def remove(path: str, remove_ours: Callable[[], object]) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ringstow._core._arguments import absolute
 from ringstow._core._config import Config, given
 from ringstow._core._errors import InvalidStateError
-from ringstow._reading._catalog import remove
+from ringstow._reading._run_steps import remove
 from ringstow._saving import _guard
 from ringstow._saving._guard import Staging, check_staging
 from ringstow.integrations._kit import _refusals, _values

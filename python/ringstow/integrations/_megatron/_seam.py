@@ -6,7 +6,7 @@ from megatron.core.dist_checkpointing import serialization
 from megatron.core.dist_checkpointing.strategies import async_utils, base
 from megatron.core.dist_checkpointing.strategies import torch as stock
 
-from ringstow.integrations._kit._seam import Seam
+from ringstow.integrations._kit._framework_check import Seam
 
 SEAM = Seam(
     "megatron-core",

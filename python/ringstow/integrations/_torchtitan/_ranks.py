@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_by_dcp
 
 from ringstow._core._errors import Error
-from ringstow.integrations import _named
+from ringstow.integrations import _rename_when_complete
 from ringstow.integrations._kit import _ranks
 
 _PART = ".ringstow-export-"
@@ -45,12 +45,12 @@ class Ranks(_ranks.Ranks):
         def write_durably() -> None:
             with self._explaining(f"{path} was not saved."):
                 write(part)
-            _named.sync(part)
+            _rename_when_complete.sync(part)
 
         self.from_first(lambda: _remove_parts(folder))
-        with _named.discarding(part, path, removes=self.is_first):
+        with _rename_when_complete.discarding(part, path, removes=self.is_first):
             self.each(write_durably)
-            self.from_first(lambda: _named.take_name(part, path))
+            self.from_first(lambda: _rename_when_complete.take_name(part, path))
 
     @contextlib.contextmanager
     def _explaining(self, what: str) -> Iterator[None]:

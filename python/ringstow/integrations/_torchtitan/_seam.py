@@ -9,7 +9,7 @@ from typing import Any
 from torchtitan.tools import filesystem
 
 from ringstow._core._errors import InvalidStateError, UnsupportedError
-from ringstow.integrations._kit._seam import Seam
+from ringstow.integrations._kit._framework_check import Seam
 
 _log = logging.getLogger("ringstow")
 

@@ -14,9 +14,9 @@ from torch.distributed.tensor import DTensor
 from transformers.utils import is_sagemaker_mp_enabled
 
 from ringstow._core._errors import InvalidStateError, UnsupportedError
-from ringstow.integrations import _named
+from ringstow.integrations import _rename_when_complete
+from ringstow.integrations._kit._framework_check import Seam
 from ringstow.integrations._kit._refusals import refuse, refuse_places
-from ringstow.integrations._kit._seam import Seam
 from ringstow.integrations._transformers import _adapters
 
 # The Trainer has no public seam for saves. These are its methods that the mixin replaces or calls.
@@ -132,14 +132,14 @@ def refuse_run(trainer: Any) -> None:
 
 
 def refuse_resume(path: object) -> None:
-    """Refuse to resume from a directory that `_named.recover` would remove.
+    """Refuse to resume from a directory that `_rename_when_complete.recover` would remove.
 
     Raises:
         InvalidStateError: the path is that of a save that was killed.
     """
     if isinstance(path, str | os.PathLike):
         name = os.path.basename(os.path.normpath(path))
-        if _named.is_hidden(name):
+        if _rename_when_complete.is_hidden(name):
             raise InvalidStateError(
                 f"{path} is a save that was killed before its last step, or an older checkpoint "
                 "that is being replaced. resume_from_checkpoint=True finds the newest checkpoint "

@@ -7,7 +7,7 @@ import re
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, sort_checkpoints
 
-from ringstow.integrations import _named
+from ringstow.integrations import _rename_when_complete
 
 _NUMBERED = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-\d+")
 
@@ -32,4 +32,4 @@ def remove_others(best: str) -> None:
     run, name = os.path.split(os.path.abspath(best))
     for other in os.listdir(run):
         if _NUMBERED.fullmatch(other) and other != name:
-            _named.remove(os.path.join(run, other), "save_total_limit")
+            _rename_when_complete.remove(os.path.join(run, other), "save_total_limit")

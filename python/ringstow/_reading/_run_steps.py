@@ -21,18 +21,14 @@ from ringstow._core._arguments import (
 )
 from ringstow._core._config import Config, native_json
 from ringstow._core._errors import (
-    CorruptCheckpointError,
-    FormatError,
     InvalidStateError,
-    MissingFilesError,
 )
 from ringstow._foreign import _steps
 from ringstow._reports._progress import Progress
 
 if TYPE_CHECKING:
     from ringstow._core._policies import Retention
-    from ringstow._reports._reports import VerifyReport
-    from ringstow._reports._run_reports import (
+    from ringstow._reports._checkpoint_reports import (
         DiffReport,
         Removed,
         Retained,
@@ -40,6 +36,7 @@ if TYPE_CHECKING:
         Step,
         Swept,
     )
+    from ringstow._reports._io_reports import VerifyReport
 
 _log = logging.getLogger("ringstow")
 
@@ -64,7 +61,7 @@ def verify(path: StrPath, *, config: Config | None = None) -> VerifyReport:
         FormatError: the manifest is not ringstow's, or a newer version's.
         OSError: the system refused: no such directory, no permission, a failing disk.
     """
-    from ringstow._reports._reports import VerifyReport
+    from ringstow._reports._io_reports import VerifyReport
 
     where = to_read(path)
     with Progress(f"verifying {os.path.basename(where)}") as progress:
@@ -100,7 +97,7 @@ def diff(
         FormatError: a manifest is not ringstow's, or a newer version's.
         OSError: the system refused: no such directory, no permission, a failing disk.
     """
-    from ringstow._reports._run_reports import DiffReport
+    from ringstow._reports._checkpoint_reports import DiffReport
 
     return DiffReport.from_json(_native.diff(to_read(a), to_read(b), values, native_json(config)))
 
@@ -138,7 +135,7 @@ def steps(
         InvalidStateError: the pattern does not have exactly one place for the step.
         OSError: the directory, or one in it that may be a step, can't be read.
     """
-    from ringstow._reports._run_reports import Step
+    from ringstow._reports._checkpoint_reports import Step
 
     return Step.list_from_json(
         _native.steps(directory_to_read(directory), pattern, native_json(config))
@@ -191,75 +188,36 @@ def latest(
     if isinstance(directory, list | tuple):
         tiers = [directory_to_read(tier) for tier in directory]
         number = step_number(cast("int | None", before), "before")  # refuses a path
-        return _newest_on(tiers, verify, number, pattern, config)
+        return own_latest(tiers, verify, number, pattern, config)
     limit: int | str | None
     if isinstance(before, str | os.PathLike):
         limit = absolute(before)
     else:
         limit = step_number(before, "before")
     root = directory_to_read(cast("StrPath", directory))
-    found = own_latest(root, verify, limit, pattern, config)
+    found = own_latest([root], verify, limit, pattern, config)
     asks_for_ours = verify or before is not None or pattern is not None
     if found is not None or asks_for_ours or object_url(root):
         return found
     left = _steps.newest_in(root)
     if left is None:
         return None
-    from ringstow._reports._run_reports import Step
+    from ringstow._reports._checkpoint_reports import Step
 
     return Step.of_foreign(left.path, left.step)
 
 
-def _newest_on(
-    tiers: list[str],
-    verify: bool,
-    before: int | None,
-    pattern: str | None,
-    config: Config | None,
-) -> Step | None:
-    """Return the nearest copy of the newest step that tiers have; None if nothing is committed."""
-    refuse_two_runs(tiers)
-    newest: Step | None = None
-    failure: Exception | None = None
-    for tier in tiers:
-        try:
-            found = own_latest(tier, verify, before, pattern, config)
-        except (MissingFilesError, CorruptCheckpointError, FormatError) as error:
-            _log.warning("%s has no step that can be loaded: %s", tier, error)
-            failure = failure or error
-            continue
-        if found is not None and (newest is None or found.order > newest.order):
-            newest = found
-    if newest is None and failure is not None:
-        raise failure
-    return newest
-
-
-def refuse_two_runs(tiers: list[str]) -> None:
-    """Refuse tiers whose steps are noted to be of different runs.
-
-    Raises:
-        InvalidStateError: they are.
-    """
-    noted = [(run, tier) for tier in tiers if (run := _native.run_of(tier)) is not None]
-    for run, tier in noted[1:]:
-        if run != noted[0][0]:
-            raise InvalidStateError(
-                f"{tier} has steps of another run than {noted[0][1]}: name the tiers of one run"
-            )
-
-
 def own_latest(
-    root: str,
+    roots: list[str],
     verify: bool = False,
     before: int | str | None = None,
     pattern: str | None = None,
     config: Config | None = None,
 ) -> Step | None:
     """Return the newest of ringstow's steps, as `latest` does; never another program's."""
-    from ringstow._reports._run_reports import Step
+    from ringstow._reports._checkpoint_reports import Step
 
-    found = _native.latest(root, verify, before, pattern, native_json(config))
+    found = _native.latest(roots, verify, before, pattern, native_json(config))
     return next(iter(Step.list_from_json(found)), None)
 
 
@@ -339,7 +297,7 @@ def retained(
     config: Config | None,
 ) -> Retained:
     """Do what `retain` does; ``pinned`` are names of steps that stay besides."""
-    from ringstow._reports._run_reports import Retained
+    from ringstow._reports._checkpoint_reports import Retained
 
     last = keep.last or 1  # the newest stays in any case
     how = (_recycles(recycle, config), pattern, dry_run, list(pinned), native_json(config))
@@ -375,7 +333,7 @@ def prune(
         OSError: ``directory`` can't be listed. What fails below it is in `Swept.left`, and the rest
             is done.
     """
-    from ringstow._reports._run_reports import Swept
+    from ringstow._reports._checkpoint_reports import Swept
 
     knobs = native_json(config)
     return Swept.from_json(
@@ -405,7 +363,7 @@ def remove(path: StrPath, *, recycle: bool | None = None, config: Config | None 
             files; remove the directory yourself.
         OSError: the system refused.
     """
-    from ringstow._reports._run_reports import Removed
+    from ringstow._reports._checkpoint_reports import Removed
 
     recycles = _recycles(recycle, config)
     return Removed.from_json(_native.remove(to_read(path), recycles, native_json(config)))
@@ -439,7 +397,7 @@ def slim(path: StrPath, drop: Iterable[str], *, config: Config | None = None) ->
         NotDurableError: it is slimmed, and a crash may undo that.
         OSError: the system refused.
     """
-    from ringstow._reports._run_reports import Slimmed
+    from ringstow._reports._checkpoint_reports import Slimmed
 
     names = names_of_parts(drop, "drop")
     return Slimmed.from_json(_native.slim(of_checkpoint(path), names, native_json(config)))

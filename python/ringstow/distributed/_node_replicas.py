@@ -15,7 +15,7 @@ from ringstow import _native
 from ringstow._core._errors import Error, IncompleteCheckpointError, NoCheckpointError
 from ringstow._ranks._group import Group
 from ringstow._saving._copy_queue import passes
-from ringstow._saving._file_streams import FileWriter, open_write
+from ringstow._saving._single_files import FileWriter, open_write
 from ringstow.dcp._paths import MANIFEST
 from ringstow.distributed import _nodes
 from ringstow.distributed._node_fetch import Source, bytes_of, cut

@@ -9,7 +9,7 @@ import re
 from ringstow import _foreign, _native
 from ringstow._core._config import Config
 from ringstow._core._errors import InvalidStateError
-from ringstow._ranks._conflicts import RANK_DIR
+from ringstow._ranks._concurrent_saves import RANK_DIR
 
 KINDS = {
     "ringstow": "a directory with manifest.json",

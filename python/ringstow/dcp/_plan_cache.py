@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.planner import WriteItem
 
 from ringstow.dcp import _plan_columns, _private, _sent_metadata
 from ringstow.dcp._plan_transfer import Content, Items, Table, Token
-from ringstow.dcp._write_items import Outline
+from ringstow.dcp._write_plan import Outline
 
 # A model and its optimizer, saved apart.
 _STRUCTURES_MAX = 2

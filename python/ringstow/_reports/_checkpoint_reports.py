@@ -10,7 +10,7 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Literal, Self
 
-from ringstow._reports._reports import Report
+from ringstow._reports._io_reports import Report
 
 if TYPE_CHECKING:
     import datetime

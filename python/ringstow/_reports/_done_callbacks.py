@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
-    from ringstow._reports._reports import LoadReport, PromotionReport, SaveReport
+    from ringstow._reports._io_reports import LoadReport, PromotionReport, SaveReport
 
 _log = logging.getLogger("ringstow")
 

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.tensor import DTensor
 
-from ringstow.dcp import _layouts
+from ringstow.dcp import _layout_keys
 
 _KINDS_MAX = 65536
 
@@ -73,7 +73,7 @@ def outline(state: Mapping[str, Any], *, is_coordinator: bool) -> Outline:
     """
     if len(_kinds) >= _KINDS_MAX:
         _kinds.clear()
-    look = _layouts.Look()
+    look = _layout_keys.Look()
     grad = torch.is_grad_enabled()
     kinds: list[Kind] = []
     with torch.no_grad():

@@ -14,8 +14,8 @@ import torch.distributed.checkpoint as dcp
 
 from ringstow._core._config import Config
 from ringstow._state.tree._select import listed
-from ringstow.dcp import _torch_hf_signatures, _torch_signatures
-from ringstow.dcp._torch_signatures import (
+from ringstow.dcp import _drop_in, _drop_in_hf
+from ringstow.dcp._drop_in import (
     FileSystemReader,
     FileSystemWriter,
     StockReader,
@@ -26,8 +26,8 @@ _log = logging.getLogger("ringstow")
 
 _PACKAGE = dcp.__name__
 _OURS: dict[type, type] = {StockWriter: FileSystemWriter, StockReader: FileSystemReader}
-if _torch_hf_signatures.IS_KNOWN:
-    _OURS[_torch_hf_signatures.StockHfWriter] = _torch_hf_signatures.HuggingFaceStorageWriter
+if _drop_in_hf.IS_KNOWN:
+    _OURS[_drop_in_hf.StockHfWriter] = _drop_in_hf.HuggingFaceStorageWriter
 _STOCK = {ours: stock for stock, ours in _OURS.items()}
 
 
@@ -40,7 +40,7 @@ class Swap(contextlib.ExitStack):
 
     def apply(self) -> None:
         """Save and load with what this was given."""
-        _torch_signatures.Settings.config, _torch_signatures.Settings.allow_pickle = self._given
+        _drop_in.Settings.config, _drop_in.Settings.allow_pickle = self._given
 
     def __call__(self) -> None:
         """Put torch's own classes back."""
@@ -83,7 +83,7 @@ def use_by_default(config: Config | None = None, *, allow_pickle: bool = False) 
         if _active:
             _active[-1].apply()
         else:
-            _torch_signatures.Settings.config, _torch_signatures.Settings.allow_pickle = None, False
+            _drop_in.Settings.config, _drop_in.Settings.allow_pickle = None, False
             _replace(_STOCK)
 
     swap = Swap(config, allow_pickle=allow_pickle)

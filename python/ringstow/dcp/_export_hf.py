@@ -27,10 +27,10 @@ from ringstow._core._config import Config, parse_size
 from ringstow._core._dispatch_modes import real_tensors
 from ringstow._core._errors import InvalidStateError
 from ringstow._core._gc_pause import collector_paused
-from ringstow._publish import _formats, _replace
+from ringstow._publish import _checkpoint_kinds, _replace
 from ringstow._ranks._group import team_of
 from ringstow._ranks._team import Team
-from ringstow._reports._reports import SaveReport
+from ringstow._reports._io_reports import SaveReport
 from ringstow._state.tensors import _torch
 from ringstow._state.tree import _cycles
 from ringstow._state.tree._select import listed
@@ -313,7 +313,9 @@ def _room(
     """Create the files of a model, and publish them when the block ends; on one rank only."""
     path = options.path
     _replace.put_back(path)
-    check = functools.partial(_formats.check_target, path, "hf", overwrite=options.overwrite)
+    check = functools.partial(
+        _checkpoint_kinds.check_target, path, "hf", overwrite=options.overwrite
+    )
     check()
     with (
         _replace.Outcome(path, "hf"),

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 from torch.distributed.tensor import DTensor
 
-from ringstow.dcp import _layouts
+from ringstow.dcp import _layout_keys
 
 
 class ReadTemplate(NamedTuple):
@@ -68,7 +68,7 @@ def read_items(state: Mapping[str, Any], metadata: Metadata, *, strict: bool) ->
     """
     kinds: dict[Any, list[ReadTemplate]] = {}
     items: list[ReadItem] = []
-    look = _layouts.Look()
+    look = _layout_keys.Look()
     with torch.no_grad():
         marks = [look.layout(value) for value in state.values()]
     for (name, value), layout in zip(state.items(), marks, strict=True):

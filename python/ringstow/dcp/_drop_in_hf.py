@@ -18,9 +18,9 @@ from ringstow._core._errors import UnsupportedError
 from ringstow._ranks._group import team_of
 from ringstow._ranks._team import Team
 from ringstow.dcp import _paths, _private
-from ringstow.dcp._errors import picklable
-from ringstow.dcp._export import ExportReport, Options, export_planned
-from ringstow.dcp._torch_signatures import Settings
+from ringstow.dcp._drop_in import Settings
+from ringstow.dcp._export_hf import ExportReport, Options, export_planned
+from ringstow.dcp._rank_errors import picklable
 
 _log = logging.getLogger("ringstow")
 

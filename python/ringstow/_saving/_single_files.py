@@ -19,7 +19,7 @@ from ringstow._core._config import Config, native_json
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-    from ringstow._reports._reports import WriteReport
+    from ringstow._reports._io_reports import WriteReport
 
     class _File(io.BufferedIOBase, BinaryIO):  # as io.BytesIO is declared
         """What torch.save takes for a file."""
@@ -177,7 +177,7 @@ class FileWriter(_Stream):
         """
         if self._closed:
             return
-        from ringstow._reports._reports import WriteReport
+        from ringstow._reports._io_reports import WriteReport
 
         self._closed = True
         self.report = WriteReport.from_json(self._file.finish())
