@@ -211,7 +211,7 @@ impl CheckpointManager {
         &self.shared.root
     }
 
-    /// Saves a step, and removes those that the rules do not keep. Notes `step`, `metrics` and [`Slim::parts`] in `state`. First waits for
+    /// Saves a step, and removes those that the rules do not keep. Notes `step`, `metrics` and [`Slim::drop`] in `state`. First waits for
     /// the save in the background.
     ///
     /// # Errors
