@@ -14,7 +14,7 @@ use crate::handle::{LoadHandle, SaveHandle};
 use crate::pipeline::report::{SaveReport, VerifyReport};
 use crate::state::StateDict;
 use crate::store::{
-    Checkpoint, Disposal, Found, Loaded, Removed, Retained, Retention, Swept, Wanted,
+    Checkpoint, Disposal, Found, Loaded, Removed, RetainOptions, Retained, Swept, Wanted,
 };
 use std::path::{Path, PathBuf};
 
@@ -135,7 +135,7 @@ pub fn latest(dir: impl AsRef<Path>) -> Result<Option<PathBuf>> {
 /// [`Error::Invalid`](crate::Error::Invalid) for a `keep` of 0; [`Error::Io`](crate::Error::Io) if `root` cannot be
 /// listed; as for [`Config::found`]. What fails below it is in [`Retained::left`], and the rest is done.
 pub fn retain(root: impl AsRef<Path>, keep: usize, disposal: Disposal) -> Result<Retained> {
-    Store::found()?.retain(root, &Retention { disposal, ..Retention::new(keep) })
+    Store::found()?.retain(root, &RetainOptions { disposal, ..RetainOptions::new(keep) })
 }
 
 /// Removes the checkpoint at `path`. If the process is killed meanwhile, the checkpoint may be incomplete, and another

@@ -85,7 +85,7 @@ pub use format::{
     StepPattern, TensorEntry, TensorInfo, Value,
 };
 pub use handle::{Filled, Handle, LoadHandle, SaveHandle, Staged};
-pub use manager::{CheckpointManager, Keep, OnDamage, Restored, Saved, Slim, Tiers};
+pub use manager::{CheckpointManager, OnDamage, Restored, Retention, Saved, Slim, Tiers};
 pub use pipeline::job::{Job, Progress};
 pub use pipeline::report::{
     Damage, DamagedTensor, LoadReport, LoadSeconds, Moved, SaveReport, SaveSeconds, VerifyReport,
@@ -97,7 +97,7 @@ pub use state::{Base, StateDict};
 pub use store::{
     Before, Best, Checkpoint, CheckpointKind, Committed, DiffReport, Direction, Disposal,
     ElementDiff, FileInfo, Found, Info, Left, LoadOptions, Loaded, LoadedTensor, OnCorrupt,
-    OpenOptions, Promotion, PromotionReport, Pruning, Recycled, Removed, Retained, Retention,
+    OpenOptions, Promotion, PromotionReport, Pruning, Recycled, Removed, RetainOptions, Retained,
     Session, Slice, Slimmed, Status, Swept, TensorChange, TensorDiff, TensorPart, TensorView,
     ValueDiff, Wanted,
 };

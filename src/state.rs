@@ -207,7 +207,7 @@ impl<'a> StateDict<'a> {
     }
 
     /// Notes metrics of the step, such as `[("loss", 0.25)]`, in the manifest: [`steps`](crate::steps) reports them, and
-    /// [`Retention::best`](crate::Retention) compares them. NaN and infinities come back, too. A name that was
+    /// [`RetainOptions::best`](crate::RetainOptions) compares them. NaN and infinities come back, too. A name that was
     /// given before gets the new number.
     ///
     /// # Errors

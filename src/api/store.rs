@@ -11,7 +11,7 @@ use crate::plan::share::{Place, SharedFile};
 use crate::state::StateDict;
 use crate::store::{
     self, Checkpoint, DiffReport, Disposal, Found, LoadOptions, Loaded, OpenOptions, Pruning,
-    Removed, Retained, Retention, Session, Slimmed, Swept, Wanted, copies_of, while_replaced,
+    Removed, RetainOptions, Retained, Session, Slimmed, Swept, Wanted, copies_of, while_replaced,
 };
 use crate::stream::{FileReader, FileWriter, WriteOptions};
 use crate::sys::path::{absolute, absolute_or_object};
@@ -341,12 +341,16 @@ impl Store {
     ///
     /// # Errors
     /// As for [`retain`](crate::retain()); [`Error::Invalid`](crate::Error::Invalid) for a rule that keeps nothing.
-    pub fn retain(&self, root: impl AsRef<Path>, retention: &Retention) -> Result<Retained> {
+    pub fn retain(&self, root: impl AsRef<Path>, retention: &RetainOptions) -> Result<Retained> {
         store::retain(root, retention, &self.config)
     }
 
     /// What [`Store::retain`] would do now. Changes nothing.
-    pub fn retain_plan(&self, root: impl AsRef<Path>, retention: &Retention) -> Result<Retained> {
+    pub fn retain_plan(
+        &self,
+        root: impl AsRef<Path>,
+        retention: &RetainOptions,
+    ) -> Result<Retained> {
         store::retain_plan(root, retention, &self.config)
     }
 

@@ -6,7 +6,7 @@ use super::place::place_or_url;
 use super::{Exit, text};
 use crate::error::Result;
 use crate::format::StepPattern;
-use crate::store::{Best, Disposal, Retained, Retention, retain, retain_plan};
+use crate::store::{Best, Disposal, RetainOptions, Retained, retain, retain_plan};
 use clap::Args;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -38,7 +38,7 @@ pub struct Retain {
     #[arg(long, value_name = "METRIC:min|max:N")]
     keep_best: Option<Best>,
 
-    /// Keep the files of the last checkpoint removed, so that the next save writes over them, which is
+    /// Retention the files of the last checkpoint removed, so that the next save writes over them, which is
     /// faster than new files (not for ranks that save independently). Without this flag or `recycle` in the
     /// configuration, files kept earlier are removed as well
     #[arg(short, long)]
@@ -59,7 +59,7 @@ fn whole_number<T: FromStr>(text: &str) -> std::result::Result<T, &'static str> 
 pub fn run(args: &Retain, out: &mut Output) -> Result<Exit> {
     let config = args.clearing.stripe.config()?;
     let disposal = if args.recycle { Disposal::Recycle } else { Disposal::of(&config) };
-    let retention = Retention {
+    let retention = RetainOptions {
         last: args.keep,
         every: args.keep_every,
         best: args.keep_best.clone(),

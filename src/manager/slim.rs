@@ -7,10 +7,10 @@ use crate::state::StateDict;
 /// [droppable](StateDict::droppable), so every state must have them.
 ///
 /// ```
-/// use ringstow::{Keep, Slim};
+/// use ringstow::{Retention, Slim};
 ///
 /// // The two newest steps can be resumed; all others keep the model.
-/// let keep = Keep { slim: Some(Slim::after(2)), ..Keep::default() };
+/// let keep = Retention { slim: Some(Slim::after(2)), ..Retention::default() };
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slim {

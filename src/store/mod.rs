@@ -27,7 +27,7 @@ pub use cleanup::keep::{Best, Direction};
 pub use cleanup::look::Look;
 pub use cleanup::prune::{Pruning, prune, prune_plan, prune_with};
 pub use cleanup::remove::{Disposal, Removed, remove_checkpoint};
-pub use cleanup::retain::{Retained, Retention, retain, retain_plan, retain_seen};
+pub use cleanup::retain::{RetainOptions, Retained, retain, retain_plan, retain_seen};
 pub use cleanup::slim::{Slimmed, older_steps, slim};
 pub use diff::{DiffReport, ElementDiff, TensorChange, TensorDiff, ValueDiff, diff};
 pub use layout::node::{NodeId, node_id};

@@ -6,7 +6,8 @@ use ringstow::internals::format::names;
 use ringstow::internals::store;
 use ringstow::internals::sys::seam::{Call, Outcome, in_process};
 use ringstow::{
-    Base, Checkpoint, Disposal, Error, Job, Left, OpenOptions, Promotion, Result, Retention, Store,
+    Base, Checkpoint, Disposal, Error, Job, Left, OpenOptions, Promotion, Result, RetainOptions,
+    Store,
 };
 use std::path::{Path, PathBuf};
 
@@ -112,7 +113,7 @@ pub const OPERATIONS: [Operation; 13] = [
         partial: true,
         act: |place| {
             let disposal = Disposal::of(place.config());
-            let retention = Retention { disposal, ..Retention::new(1) };
+            let retention = RetainOptions { disposal, ..RetainOptions::new(1) };
             nothing_left(&store::retain(place.run(), &retention, place.config())?.left)
         },
         ..SAVE

@@ -5,8 +5,8 @@ use cut_disk::run;
 use ringstow::internals::store::{Wanted, export, remove_checkpoint};
 use ringstow::internals::sys::chance::{Chance, fix};
 use ringstow::{
-    Config, Disposal, Dtype, EngineChoice, Error, Loaded, OpenOptions, Pruning, Receipt, Retention,
-    Runtime, Session, StateDict, Store,
+    Config, Disposal, Dtype, EngineChoice, Error, Loaded, OpenOptions, Pruning, Receipt,
+    RetainOptions, Runtime, Session, StateDict, Store,
 };
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
@@ -200,7 +200,7 @@ impl Order {
             Job::Load => seen.loaded = Some(load(&runtime, &path)?),
             Job::Latest => seen.newest = store.latest(&path, &Wanted::default())?.map(below),
             Job::Retain(keep) => {
-                let retained = store.retain(&path, &Retention::new(keep))?;
+                let retained = store.retain(&path, &RetainOptions::new(keep))?;
                 seen.removed = retained.removed.into_iter().map(below).collect();
             }
             Job::Prune => drop(store.prune(&path)?),

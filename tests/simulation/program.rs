@@ -5,7 +5,7 @@ use crate::common::{State, load_opened};
 use crate::history::{Outcome, Refusal, Seen, Why};
 use crate::world::World;
 use ringstow::internals::store::{Wanted, latest, prune, remove_checkpoint, retain, save};
-use ringstow::{Base, Disposal, Error, OpenOptions, Receipt, Retention, Runtime, Session};
+use ringstow::{Base, Disposal, Error, OpenOptions, Receipt, RetainOptions, Runtime, Session};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -118,7 +118,7 @@ pub fn carry_out(world: &World, runtime: &Runtime, order: &Order) -> Result<Seen
             seen.newest = newest.map(|found| below(found.path));
         }
         Job::Retain(keep) => {
-            let retention = Retention { disposal, ..Retention::new(*keep) };
+            let retention = RetainOptions { disposal, ..RetainOptions::new(*keep) };
             let retained = retain(&path, &retention, config)?;
             seen.removed = retained.removed.into_iter().map(below).collect();
             let failed = retained.left.into_iter().filter(|left| left.failed);

@@ -5,7 +5,7 @@
 use crate::common::{SIZES, State, runtime, scratch, small_config};
 use ringstow::internals::store;
 use ringstow::internals::sys::seam::{Call, Outcome, on_thread};
-use ringstow::{Config, Disposal, Error, Pruning, RankShare, Retention, Runtime, Store};
+use ringstow::{Config, Disposal, Error, Pruning, RankShare, RetainOptions, Runtime, Store};
 use std::path::{Path, PathBuf};
 
 /// Removes a checkpoint, and lets no call pass from the removal of its directory on, as if the process had been killed.
@@ -46,7 +46,7 @@ fn retain_removes_it_and_leaves_the_users() {
     let runtime = runtime();
     let (root, dir, own) = left(&runtime);
     State::new(3, &SIZES).save(&runtime, &root.path().join("step-3")).unwrap();
-    let retained = store::retain(root.path(), &Retention::new(1), &small_config()).unwrap();
+    let retained = store::retain(root.path(), &RetainOptions::new(1), &small_config()).unwrap();
     assert_eq!(
         (&retained.cleared, retained.removed.len()),
         (&vec![dir.clone()], 0),

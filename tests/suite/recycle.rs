@@ -6,8 +6,8 @@ use crate::common::{
 };
 use ringstow::internals::store::Status;
 use ringstow::{
-    Config, Disposal, EngineChoice, Error, Fallback, FallbackKind, Retention, Runtime, SaveReport,
-    Store, prune, remove, retain,
+    Config, Disposal, EngineChoice, Error, Fallback, FallbackKind, RetainOptions, Runtime,
+    SaveReport, Store, prune, remove, retain,
 };
 use std::fs;
 use std::io::Read;
@@ -208,7 +208,7 @@ fn retain_keeps_the_newest_and_removes_only_loadable() {
     symlink("step-10", path.join("latest-99")).unwrap();
     let plan = ringstow::internals::store::retain_plan(
         path,
-        &Retention { disposal: Disposal::Recycle, ..Retention::new(2) },
+        &RetainOptions { disposal: Disposal::Recycle, ..RetainOptions::new(2) },
         &small_config(),
     )
     .unwrap();

@@ -2,7 +2,7 @@
 
 use crate::common::{State, names_in, runtime, small_config};
 use ringstow::internals::store::Retained;
-use ringstow::{Disposal, Retention, Store, retain};
+use ringstow::{Disposal, RetainOptions, Store, retain};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
@@ -22,7 +22,7 @@ fn root(names: &[&str]) -> tempfile::TempDir {
 /// Retains so many, after looking whether it says beforehand what it will do.
 fn retain_as_planned(root: &Path, keep: usize) -> Retained {
     let plan =
-        ringstow::internals::store::retain_plan(root, &Retention::new(keep), &small_config())
+        ringstow::internals::store::retain_plan(root, &RetainOptions::new(keep), &small_config())
             .unwrap();
     let done = retain(root, keep, Disposal::Remove).unwrap();
     assert_eq!(plan, done);

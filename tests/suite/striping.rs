@@ -9,7 +9,7 @@ use crate::common::{
     SIZES, State, assert_no_litter_in, assert_says, load_all, names_in, noise, scratch,
     small_config,
 };
-use ringstow::Retention;
+use ringstow::RetainOptions;
 use ringstow::internals::device::{Source, StridedTarget, Target};
 use ringstow::internals::format::names;
 use ringstow::{

@@ -5,7 +5,7 @@
 use crate::common::{EXTRA, SIZES, State, runtime, scratch, small_config};
 use ringstow::internals::store;
 use ringstow::internals::sys::seam::{Call, Outcome, on_thread};
-use ringstow::{Config, Disposal, RankShare, Result, Retention, Runtime, Store};
+use ringstow::{Config, Disposal, RankShare, Result, RetainOptions, Runtime, Store};
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -130,7 +130,7 @@ fn removal_and_retention_leave_it() {
                 text(store::remove_checkpoint(&here.join("step-1"), disposal, &small_config()))
             });
             at_each_call(run.path(), "step-1", |here| {
-                let retention = Retention { disposal, ..Retention::new(1) };
+                let retention = RetainOptions { disposal, ..RetainOptions::new(1) };
                 text(store::retain(here, &retention, &small_config()))
             });
         }

@@ -133,7 +133,7 @@ fn a_directory_that_waits_for_its_name_is_no_step() {
             steps(root.path()).unwrap().iter().map(|f| named(&f.path)).collect();
         assert_eq!(names, ["checkpoint-2", "checkpoint-3"]);
         assert_eq!(latest(root.path()).unwrap(), Some(root.path().join("checkpoint-3")));
-        let done = crate::steps::retain_as_planned(root.path(), &ringstow::Retention::new(1));
+        let done = crate::steps::retain_as_planned(root.path(), &ringstow::RetainOptions::new(1));
         assert_eq!(crate::steps::all_named(&done.removed), ["checkpoint-2"]);
         assert!(root.path().join(hidden).join("manifest.json").exists());
         assert_eq!(
