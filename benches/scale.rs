@@ -18,7 +18,7 @@ use ringstow::internals::device::Target;
 use ringstow::internals::format::{Chunk, FileEntry, Manifest, Receipt, TensorEntry, names};
 use ringstow::internals::plan::load::{Unit, Want};
 use ringstow::internals::plan::save::{SavePlan, Shard};
-use ringstow::{Checkpoint, Config, Dtype, Item, LoadOptions, Runtime, Session, StateDict};
+use ringstow::{Checkpoint, Config, Dtype, Item, LoadOptions, Runtime, StateDict, Store};
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -225,7 +225,8 @@ fn write_ranks(ranks: usize, dir: &Path) -> Vec<Receipt> {
 
 fn commit(ranks: usize, dir: &Path) -> Duration {
     let _ = std::fs::remove_dir_all(dir);
-    let session = Session::begin(dir, ranks as u32).expect("nobody else saves there");
+    let session =
+        Store::found().unwrap().begin(dir, ranks as u32).expect("nobody else saves there");
     let receipts = write_ranks(ranks, dir);
     let tree = serde_json::value::to_raw_value(&()).expect("null is JSON");
     let started = Instant::now();

@@ -1,11 +1,11 @@
 //! Saves the steps of a training with a manager, and resumes: the program of `docs/rust.md`.
 
-use ringstow::{CheckpointManager, Keep, OnDamage, StateDict};
+use ringstow::{CheckpointManager, OnDamage, Retention, StateDict};
 
 #[allow(missing_docs)]
 pub fn main() -> ringstow::Result<()> {
     let best = Some("loss:min:2".parse()?);
-    let keep = Keep { last: Some(3), every: Some(1000), best, ..Keep::default() };
+    let keep = Retention { last: Some(3), every: Some(1000), best, ..Retention::default() };
     let mut manager = CheckpointManager::found("managed", keep)?;
     let (mut weight, mut done) = (vec![0.0f32; 1024], 0);
     if let Some(restored) = manager.restore(None, OnDamage::Previous)? {

@@ -1,13 +1,13 @@
 //! Saves to a local disk, and copies each step to a shared one.
 
-use ringstow::{CheckpointManager, Keep, OnDamage, StateDict, Tiers};
+use ringstow::{CheckpointManager, OnDamage, Retention, StateDict, Tiers};
 
 #[allow(missing_docs)]
 pub fn main() -> ringstow::Result<()> {
-    let there = Keep { last: Some(20), ..Keep::default() }; // the newest 20 stay on the shared disk
+    let there = Retention { last: Some(20), ..Retention::default() }; // the newest 20 stay on the shared disk
     let places = vec!["shared/run".into()];
     let tiers = Tiers { places, keep: there, keep_here: Some(2), ..Tiers::default() };
-    let mut manager = CheckpointManager::found("nvme/run", Keep::default())?.tiers(tiers)?;
+    let mut manager = CheckpointManager::found("nvme/run", Retention::default())?.tiers(tiers)?;
     let restored = manager.restore(None, OnDamage::Raise)?; // the newest step of all places
     let next = restored.map_or(1, |restored| restored.step + 1);
     for step in next..next + 3 {

@@ -6,7 +6,7 @@
 //! use candle_core::{DType, Device, Tensor};
 //! use candle_nn::{Module, Optimizer, ParamsAdamW, VarBuilder, VarMap, linear};
 //! use ringstow::candle::{AdamW, VarMaps};
-//! use ringstow::{CheckpointManager, Keep, OnDamage};
+//! use ringstow::{CheckpointManager, Retention, OnDamage};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let batch = Tensor::ones((8, 4), DType::F32, &Device::Cpu)?;
@@ -14,7 +14,7 @@
 //! let model = linear(4, 1, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu))?;
 //! let mut optimizer = AdamW::new(&vars, ParamsAdamW::default())?;
 //! let training = VarMaps::new([("model", &vars), ("optimizer", optimizer.vars())]);
-//! let mut manager = CheckpointManager::found("run", Keep { last: Some(3), ..Keep::default() })?;
+//! let mut manager = CheckpointManager::found("run", Retention { last: Some(3), ..Retention::default() })?;
 //! let restored = manager.restore(None, OnDamage::Raise)?;
 //! let done = restored.map_or(Ok(0), |it| training.set(&it.loaded).map(|()| it.step))?;
 //! for step in done + 1..=1000 {

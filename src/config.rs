@@ -104,8 +104,8 @@ pub struct Config {
     /// Further places that checkpoints are copied to once they are saved, the nearest first: directories on other disks
     /// and, with the cargo feature `object-store`, URLs. `<parent>/<name>` is copied to `<tier>/<name>`, in the background.
     /// A [`CheckpointManager`](crate::CheckpointManager) does that; saves without one refuse it, and
-    /// [`promote`](crate::promote()) copies what they saved. Loads read from these copies what a checkpoint lacks or has
-    /// damaged: see [`Checkpoint::open_copied`](crate::Checkpoint::open_copied). Default none.
+    /// [`Store::promote`](crate::Store::promote) copies what they saved. Loads read from these copies what a checkpoint lacks or has
+    /// damaged: see [`OpenOptions::copies`](crate::OpenOptions::copies). Default none.
     pub tiers: Vec<PathBuf>,
     /// Most bytes per second of such a copy. 0, the default, means no limit.
     #[serde(deserialize_with = "size")]

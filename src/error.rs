@@ -188,7 +188,7 @@ pub enum Error {
         path: PathBuf,
     },
 
-    /// [`slim`](crate::slim()) has removed files that the load needs since the checkpoint was opened. The rest still loads.
+    /// [`Store::slim`](crate::Store::slim) has removed files that the load needs since the checkpoint was opened. The rest still loads.
     #[error("`slim` has dropped {} from {} since it was opened: load the rest by its names, or open it again",
             dropped.join(" and "), path.display())]
     Slimmed {

@@ -1,9 +1,10 @@
-//! The caller's handle on a save or load in the background.
+//! The caller's handle on a save or load in the background, and the loads of an open checkpoint that return one.
 
+use crate::device::Target;
 use crate::error::{Error, Result};
 use crate::pipeline::job::{ENDED, Job, Progress, STAGED};
-use crate::pipeline::report::SaveReport;
-use crate::store::Loaded;
+use crate::pipeline::report::{LoadReport, SaveReport};
+use crate::store::{Checkpoint, LoadOptions, Loaded};
 use crate::sys::at_exit;
 use std::any::Any;
 use std::future::Future;
@@ -25,7 +26,7 @@ pub type LoadHandle<T = Loaded> = Handle<T>;
 /// runtime.
 ///
 /// - Dropping the handle of a save does not wait, since that would block the runtime of a task. The save goes on: it owns its
-///   state, and the end of `main` and [`std::process::exit`] wait for it. Keep the [`Handle::job`] to wait for it or to
+///   state, and the end of `main` and [`std::process::exit`] wait for it. Retention the [`Handle::job`] to wait for it or to
 ///   cancel it.
 /// - If a save fails and its result is never read, the error is logged through `tracing`, unless it was cancelled.
 /// - Dropping the handle of a load cancels the load.
@@ -220,5 +221,49 @@ impl Future for Staged {
             return Poll::Pending;
         }
         Poll::Ready(self.job.staged())
+    }
+}
+
+/// What [`Checkpoint::load_into_async`] gives: names and memory as they were handed over, now filled.
+pub type Filled<M> = (Vec<(String, M)>, LoadReport);
+
+impl Checkpoint {
+    /// [`Checkpoint::load_names`] in the background.
+    ///
+    /// # Errors
+    /// As for [`load_async`](crate::load_async).
+    pub fn load_names_async<S: Into<String>>(
+        self: &Arc<Self>,
+        names: impl IntoIterator<Item = S>,
+        verify: bool,
+    ) -> Result<LoadHandle> {
+        let names: Vec<String> = names.into_iter().map(Into::into).collect();
+        let checkpoint = self.clone();
+        Handle::start(Work::Load, self.path().into(), Job::of(self.config()), move |job| {
+            let options = LoadOptions { verify, job: Some(job), ..LoadOptions::default() };
+            checkpoint.load_names(names, options)
+        })
+    }
+
+    /// [`Checkpoint::load_into`] in the background. The memory is handed over for as long as the load
+    /// writes to it, and comes back with the report; of a load that fails it is dropped.
+    ///
+    /// # Errors
+    /// As for [`load_async`](crate::load_async).
+    pub fn load_into_async<M: AsMut<[u8]> + Send + 'static>(
+        self: &Arc<Self>,
+        mut targets: Vec<(String, M)>,
+        verify: bool,
+    ) -> Result<LoadHandle<Filled<M>>> {
+        let checkpoint = self.clone();
+        Handle::start(Work::Load, self.path().into(), Job::of(self.config()), move |job| {
+            let memory = targets.iter_mut().map(|(name, to)| (&*name, Target::new(to.as_mut())));
+            let memory: Vec<(&String, Target)> = memory.collect();
+            let report = checkpoint.load_into(
+                &memory,
+                LoadOptions { verify, job: Some(job), ..LoadOptions::default() },
+            )?;
+            Ok((targets, report))
+        })
     }
 }

@@ -21,8 +21,8 @@
 //! ```
 //!
 //! [`save_async`] and [`load_async`] return at once with a [`Handle`], to wait on or to await.
-//! [`Checkpoint`] opens a checkpoint to look at it or to load a part. [`Store`] has the same functions with a
-//! [`Config`] of the caller's; those of the crate take the one that is [found](Config::found).
+//! [`Checkpoint`] opens a checkpoint to look at it or to load a part. A [`Store`] has a [`Config`] and all
+//! calls; the functions of the crate are its most common ones, with the configuration that is [found](Config::found).
 //! `docs/format.md` describes the files.
 //!
 //! # Features
@@ -45,7 +45,6 @@ compile_error!(
 );
 
 mod api;
-mod background;
 #[cfg(feature = "candle")]
 pub mod candle;
 #[cfg(feature = "cli")]
@@ -72,11 +71,8 @@ mod sys;
 mod units;
 
 pub use api::{
-    Store, diff, export, export_async, latest, latest_verified, list, load, load_async, open_read,
-    open_write, promote, prune, remove, retain, save, save_async, slim, steps, verify, write_rank,
-    write_rank_async,
+    Store, latest, load, load_async, prune, remove, retain, save, save_async, steps, verify,
 };
-pub use background::Filled;
 pub use config::{Config, EngineChoice, IoPriority, Switch};
 #[cfg(feature = "cuda")]
 pub use device::cuda::{CudaSource, DeviceMemory, Ready, StreamHandle};
@@ -88,8 +84,8 @@ pub use format::{
     Chunk, Dtype, Element, FileEntry, Item, Manifest, Metrics, RankShare, Receipt, Region,
     StepPattern, TensorEntry, TensorInfo, Value,
 };
-pub use handle::{Handle, LoadHandle, SaveHandle, Staged};
-pub use manager::{CheckpointManager, Keep, OnDamage, Restored, Saved, Slim, Tiers};
+pub use handle::{Filled, Handle, LoadHandle, SaveHandle, Staged};
+pub use manager::{CheckpointManager, OnDamage, Restored, Retention, Saved, Slim, Tiers};
 pub use pipeline::job::{Job, Progress};
 pub use pipeline::report::{
     Damage, DamagedTensor, LoadReport, LoadSeconds, Moved, SaveReport, SaveSeconds, VerifyReport,
@@ -101,8 +97,9 @@ pub use state::{Base, StateDict};
 pub use store::{
     Before, Best, Checkpoint, CheckpointKind, Committed, DiffReport, Direction, Disposal,
     ElementDiff, FileInfo, Found, Info, Left, LoadOptions, Loaded, LoadedTensor, OnCorrupt,
-    Promotion, PromotionReport, Pruning, Recycled, Removed, Retained, Retention, Session, Slice,
-    Slimmed, Status, Swept, TensorChange, TensorDiff, TensorPart, TensorView, ValueDiff, Wanted,
+    OpenOptions, Promotion, PromotionReport, Pruning, Recycled, Removed, RetainOptions, Retained,
+    Session, Slice, Slimmed, Status, Swept, TensorChange, TensorDiff, TensorPart, TensorView,
+    ValueDiff, Wanted,
 };
 
 pub use stream::{FileReader, FileWriter, WriteOptions};

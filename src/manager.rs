@@ -35,7 +35,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 pub use line::{Around, Line, Turn};
 pub use queue::{Added, Pauses, Stays};
 pub use restore::{Failure, Restored, Seen, Verdict, best_of, lacking};
-pub use rules::Keep;
+pub use rules::Retention;
 use rules::{besides, check_keeps, room};
 pub use run::{OnDamage, Run, latest_of, newest_of, usual_path};
 pub use slim::Slim;
@@ -51,7 +51,7 @@ pub struct Saved {
     pub report: SaveReport,
     /// What was removed after the commit, or why nothing could be, which is also logged; `None` without rules.
     pub retained: Option<Result<Retained>>,
-    /// The older steps that lost a part after the commit, or why they did not, which is also logged: see [`Keep::slim`].
+    /// The older steps that lost a part after the commit, or why they did not, which is also logged: see [`Retention::slim`].
     /// Includes each older step once after a start, whose killed slimming it finishes. The root's path stands for an error
     /// of the listing.
     pub slimmed: Vec<(PathBuf, Result<Slimmed>)>,
@@ -65,12 +65,12 @@ pub struct Saved {
 /// the training does.
 ///
 /// ```
-/// use ringstow::{CheckpointManager, Keep, OnDamage, StateDict};
+/// use ringstow::{CheckpointManager, Retention, OnDamage, StateDict};
 ///
 /// # fn main() -> ringstow::Result<()> {
 /// # let dir = tempfile::tempdir().unwrap();
 /// # let root = dir.path().join("run");
-/// let keep = Keep { last: Some(2), best: Some("loss:min:1".parse()?), ..Keep::default() };
+/// let keep = Retention { last: Some(2), best: Some("loss:min:1".parse()?), ..Retention::default() };
 /// let mut manager = CheckpointManager::found(&root, keep)?;
 /// for step in 1..=5 {
 ///     let mut state = StateDict::new();
@@ -116,7 +116,7 @@ impl CheckpointManager {
     /// # Errors
     /// [`Error::Invalid`] for a rule that keeps nothing; [`Error::Io`] if the current directory of a relative `root`
     /// cannot be found.
-    pub fn new(store: Store, root: impl AsRef<Path>, keep: Keep) -> Result<Self> {
+    pub fn new(store: Store, root: impl AsRef<Path>, keep: Retention) -> Result<Self> {
         Self::with(store, root.as_ref(), keep, None)
     }
 
@@ -131,7 +131,7 @@ impl CheckpointManager {
     pub fn linking(
         store: Store,
         root: impl AsRef<Path>,
-        keep: Keep,
+        keep: Retention,
         full_every: Option<u64>,
     ) -> Result<Self> {
         if full_every == Some(0) {
@@ -140,7 +140,12 @@ impl CheckpointManager {
         Self::with(store, root.as_ref(), keep, Some(Previous::new(full_every)))
     }
 
-    fn with(store: Store, root: &Path, keep: Keep, previous: Option<Previous>) -> Result<Self> {
+    fn with(
+        store: Store,
+        root: &Path,
+        keep: Retention,
+        previous: Option<Previous>,
+    ) -> Result<Self> {
         let slim = keep.slim.clone();
         let mut config = store.config().clone();
         let (places, rate) = (std::mem::take(&mut config.tiers), config.promotion_rate);
@@ -158,8 +163,8 @@ impl CheckpointManager {
         }
     }
 
-    /// Copies each step to further places once it is committed, in the background, as [`promote`](crate::promote()) does. If
-    /// saves are faster, steps in between are passed over, except those that [`Keep::every`] keeps.
+    /// Copies each step to further places once it is committed, in the background, as [`Store::promote`](crate::Store::promote) does. If
+    /// saves are faster, steps in between are passed over, except those that [`Retention::every`] keeps.
     /// [`CheckpointManager::restore`] then takes the newest step of all places, each file from the nearest copy, and what is
     /// damaged there from the next. A failed copy is logged and tried again. Without this call, these are the places of
     /// [`Config::tiers`](crate::Config::tiers).
@@ -202,7 +207,7 @@ impl CheckpointManager {
     ///
     /// # Errors
     /// As for [`CheckpointManager::new`] and [`Config::found`](crate::Config::found).
-    pub fn found(root: impl AsRef<Path>, keep: Keep) -> Result<Self> {
+    pub fn found(root: impl AsRef<Path>, keep: Retention) -> Result<Self> {
         Self::new(Store::found()?, root, keep)
     }
 
@@ -211,7 +216,7 @@ impl CheckpointManager {
         &self.shared.root
     }
 
-    /// Saves a step, and removes those that the rules do not keep. Notes `step`, `metrics` and [`Slim::parts`] in `state`. First waits for
+    /// Saves a step, and removes those that the rules do not keep. Notes `step`, `metrics` and [`Slim::drop`] in `state`. First waits for
     /// the save in the background.
     ///
     /// # Errors

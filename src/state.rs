@@ -207,7 +207,7 @@ impl<'a> StateDict<'a> {
     }
 
     /// Notes metrics of the step, such as `[("loss", 0.25)]`, in the manifest: [`steps`](crate::steps) reports them, and
-    /// [`Retention::best`](crate::Retention) compares them. NaN and infinities come back, too. A name that was
+    /// [`RetainOptions::best`](crate::RetainOptions) compares them. NaN and infinities come back, too. A name that was
     /// given before gets the new number.
     ///
     /// # Errors
@@ -221,7 +221,7 @@ impl<'a> StateDict<'a> {
     }
 
     /// Writes the tensors of this name and below it (`optimizer` and `optimizer.state.0`) into files of their own, so that
-    /// [`slim`](crate::slim()) can free them later. A save of a state that has nothing of the name fails.
+    /// [`Store::slim`](crate::Store::slim) can free them later. A save of a state that has nothing of the name fails.
     pub fn droppable(&mut self, name: impl Into<String>) -> &mut Self {
         let name = name.into();
         if !self.apart.contains(&name) {

@@ -7,7 +7,8 @@ use candle_nn::{Module, Optimizer, ParamsAdamW, VarBuilder, VarMap, linear};
 use common::scratch;
 use ringstow::candle::{AdamW, VarMaps, load, save, save_async, var_builder};
 use ringstow::{
-    Checkpoint, CheckpointManager, Dtype, Error, Keep, OnDamage, Session, Source, TensorInfo, Value,
+    Checkpoint, CheckpointManager, Dtype, Error, OnDamage, Retention, Source, Store, TensorInfo,
+    Value,
 };
 use safetensors::View;
 use std::collections::BTreeMap;
@@ -258,7 +259,7 @@ fn adam_w_has_the_bits_of_candles_own_and_resumes_in_the_middle() {
     let mut theirs = candle_nn::AdamW::new(expected.all_vars(), params.clone()).unwrap();
     (0..10).for_each(|_| theirs.backward_step(&loss()).unwrap());
 
-    let keep = Keep { last: Some(1), ..Keep::default() };
+    let keep = Retention { last: Some(1), ..Retention::default() };
     let (mut made, mut trained) = (Vec::new(), BTreeMap::new());
     for steps in [0..4, 4..10] {
         let (loss, vars) = model();
@@ -337,11 +338,11 @@ fn a_builder_checks_what_it_reads() {
 fn a_rank_saves_its_own_variables() {
     let dir = scratch();
     let path: &Path = &dir.path().join("step");
-    let session = Session::begin(path, 2).unwrap();
+    let session = Store::found().unwrap().begin(path, 2).unwrap();
     let receipts = [0, 1].map(|rank| {
         let name = ["rank.0", "rank.1"][rank as usize];
         let state = VarMaps::new([(name, &map_of([("weight", var(rank as f32, 10))]))]).state();
-        ringstow::write_rank(&state.unwrap(), rank, path).unwrap().0
+        ringstow::Store::found().unwrap().write_rank(&state.unwrap(), rank, path).unwrap().0
     });
     session.commit(receipts.into(), Value::Dict(Vec::new()).to_json().unwrap()).unwrap();
     let weight = var(7.0, 10);

@@ -245,7 +245,7 @@ fn kill_while_files_are_recycled_leaves_whole_checkpoints() {
             last == reported || last == reported + 1,
             "kill {kill}: {last}, {reported} reported"
         );
-        let found = ringstow::list(root.path()).unwrap();
+        let found = ringstow::Store::found().unwrap().list(root.path()).unwrap();
         for checkpoint in found.iter().filter(|found| found.status == Status::Committed) {
             State::new(step_at(&checkpoint.path), &SIZES).assert_at(&runtime, &checkpoint.path);
         }

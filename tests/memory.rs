@@ -6,7 +6,7 @@ mod common;
 use common::{scratch, sealed};
 use fuzz_targets::memory::{CONSTANT, bounded, most_during};
 use ringstow::internals::config::found;
-use ringstow::{Checkpoint, Receipt};
+use ringstow::{Checkpoint, OpenOptions, Receipt};
 use std::fs;
 use std::path::Path;
 
@@ -45,10 +45,12 @@ fn check(what: &str, file: &str, content: &[u8]) {
     type Open = fn(&Path, &Path);
     let opens: [(&str, Open); 6] = [
         ("open", |dir, _| drop(Checkpoint::open(dir))),
-        ("open_damaged", |dir, _| drop(Checkpoint::open_damaged(dir).map(|opened| opened.info()))),
-        ("open_foreign", |dir, _| drop(Checkpoint::open_foreign(dir))),
+        ("open_damaged", |dir, _| {
+            drop(OpenOptions::new().damaged(true).open(dir).map(|opened| opened.info()))
+        }),
+        ("open_foreign", |dir, _| drop(OpenOptions::new().foreign(true).open(dir))),
         ("latest", |_, parent| drop(ringstow::latest(parent))),
-        ("list", |_, parent| drop(ringstow::list(parent))),
+        ("list", |_, parent| drop(ringstow::Store::found().unwrap().list(parent))),
         ("steps", |_, parent| {
             drop(ringstow::internals::store::steps(parent, None, &ringstow::Config::default()))
         }),

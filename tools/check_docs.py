@@ -35,7 +35,7 @@ FOREIGN = {
 FENCE = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.DOTALL)
 NAME = re.compile(rf"(?<![\w./:\"'-])(?:ringstow|{'|'.join(INSTANCES)})(?:\.[A-Za-z]\w*)+")
-RUST = re.compile(r"(?<![\w:])ringstow(?:::\w+)+")
+RUST = re.compile(r"(?<![\w:])(ringstow|[A-Z]\w+)(?:::\w+)+")
 FOLDERS = r"(?:docs|src|tests|tools|python|examples|benches|burn|\.ci|\.github)"
 PATH = re.compile(rf"(?<![\w/.:~=-]){FOLDERS}/[\w./*-]*\w")
 COMMIT = re.compile(r"[0-9a-f]{7,40}")
@@ -158,7 +158,8 @@ def _names(text: str) -> Iterator[str]:
         if name not in FOREIGN and _resolved(name) is None:
             yield f"no {name}"
     for match in RUST.finditer(text):
-        if not re.search(rf"\b{match[0].rpartition(':')[2]}\b", _rust()):
+        is_ours = match[1] == "ringstow" or re.search(rf"\b(enum|struct) {match[1]}\b", _rust())
+        if is_ours and not re.search(rf"\b{match[0].rpartition(':')[2]}\b", _rust()):
             yield f"no {match[0]}"
 
 

@@ -7,7 +7,7 @@ use burn_store::{
     ApplyResult, IdentityAdapter, KeyRemapper, ModuleAdapter, ModuleSnapshot, ModuleStore,
     PathFilter, map_indices_contiguous_except,
 };
-use ringstow::{Error, Result, SaveHandle, StateDict};
+use ringstow::{Error, OpenOptions, Result, SaveHandle, StateDict};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
@@ -201,7 +201,8 @@ impl RingstowStore {
 
     /// Opens the checkpoint. Reads no tensor.
     fn list(&self) -> Result<Listed> {
-        let checkpoint = Arc::new(self.config.open_foreign(&self.path)?);
+        let checkpoint =
+            Arc::new(OpenOptions::of(self.config.config()).foreign(true).open(&self.path)?);
         let failed = Failed::default();
         let origin = Origin::Opened(checkpoint.clone(), failed.clone());
         let all = checkpoint.tensors().iter();

@@ -246,7 +246,7 @@ fn filters_renamings_and_adapters_work_as_in_burns_own_store() {
         .skip_enum_variants(true);
     net.save_into(&mut ours).unwrap();
     // ringstow compares the bytes of both.
-    let diff = ringstow::diff(&own, &stock).unwrap();
+    let diff = ringstow::Store::found().unwrap().diff(&own, &stock, false).unwrap();
     assert!(diff.is_equal() && diff.equal_tensors == 4, "{diff:?}");
 
     for from in [&own, &stock] {

@@ -4,7 +4,7 @@ use crate::error::to_python;
 use crate::{config, to_json, wait};
 use pyo3::prelude::*;
 use ringstow::internals::sys::file_system::FileSystem;
-use ringstow::{Before, Best, Disposal, Job, Retention, StepPattern, Wanted};
+use ringstow::{Before, Best, Disposal, Job, RetainOptions, StepPattern, Wanted};
 use std::path::PathBuf;
 
 fn pattern(text: Option<&str>) -> PyResult<Option<StepPattern>> {
@@ -115,7 +115,7 @@ pub(crate) fn retain(
     let config = self::config(config)?;
     let (disposal, pattern) = (disposal(recycle), self::pattern(pattern)?);
     let best = best.map(self::best).transpose()?;
-    let retention = Retention { last, every, best, disposal, pattern, pinned };
+    let retention = RetainOptions { last, every, best, disposal, pattern, pinned };
     let retain = || match dry_run {
         true => ringstow::internals::store::retain_plan(&directory, &retention, &config),
         false => ringstow::internals::store::retain(&directory, &retention, &config),

@@ -81,7 +81,7 @@ fn duration(seconds: f64) -> String {
 fn moved(figures: (f64, f64, f64), engine: String, fixed_buffers: usize, direct: bool) -> String {
     let moved = ringstow::Moved { engine, fixed_buffers, direct, ..Default::default() };
     let (bytes, seconds, gb_per_s) = figures;
-    ringstow::internals::pipeline::line::done((bytes as u64, seconds, gb_per_s), &moved)
+    ringstow::internals::pipeline::report::done((bytes as u64, seconds, gb_per_s), &moved)
 }
 
 /// Bytes of staging memory that any save or load with a configuration may take.

@@ -11,7 +11,7 @@ use ringstow::internals::device::Target;
 use ringstow::internals::device::cuda::Ready;
 use ringstow::internals::format::select::{self, Wanted};
 use ringstow::internals::format::{Chunk, TensorEntry};
-use ringstow::{CheckpointKind, Config, Job, LoadOptions, Result, Slice};
+use ringstow::{CheckpointKind, Config, Job, LoadOptions, OpenOptions, Result, Slice};
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -120,18 +120,8 @@ impl Checkpoint {
         progress: Option<wait::Progress>,
     ) -> PyResult<Self> {
         let config = crate::config(config)?;
-        let open = || {
-            let opened = match foreign {
-                true => ringstow::Checkpoint::open_any_with(path, &config),
-                false => ringstow::Checkpoint::open_damaged_with(path, &config),
-            };
-            let checkpoint = opened?.beside(&copies);
-            if !damaged {
-                checkpoint.check_files()?;
-            }
-            Ok(checkpoint)
-        };
-        let inner = py.detach(open).map_err(to_python)?;
+        let options = OpenOptions::of(&config).copies(&copies).foreign(foreign).damaged(damaged);
+        let inner = py.detach(|| options.open(path)).map_err(to_python)?;
         Ok(Self { inner, config, verify, progress })
     }
 

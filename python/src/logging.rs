@@ -9,7 +9,7 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 use pyo3::exceptions::PyException;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use ringstow::internals::pipeline::line::TARGET;
+use ringstow::internals::pipeline::report::TARGET;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering::AcqRel, Ordering::Acquire};
 

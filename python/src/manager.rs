@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use ringstow::internals::manager::{
     self, Added, Around, Eviction, Failure, Pauses, Seen, Stays, Verdict,
 };
-use ringstow::{Config, Error, Job, Keep, OnDamage, Runtime, Slim};
+use ringstow::{Config, Error, Job, OnDamage, Retention, Runtime, Slim};
 use serde::Serialize;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -20,9 +20,9 @@ fn texts(paths: Vec<PathBuf>) -> Vec<OsString> {
 /// What `last`, `every` and `best` of a retention are.
 type Rules = (Option<usize>, Option<u64>, Option<(String, String, usize)>);
 
-fn keep((last, every, best): Rules) -> PyResult<Keep> {
+fn keep((last, every, best): Rules) -> PyResult<Retention> {
     let best = best.map(crate::catalog::best).transpose()?;
-    Ok(Keep { last, every, best, slim: None })
+    Ok(Retention { last, every, best, slim: None })
 }
 
 /// A Retained, why something failed, and the steps that a place lacks.
@@ -43,7 +43,7 @@ impl Clearing {
         config: &str,
     ) -> PyResult<Self> {
         let slim = slim.map(|(after, parts)| Slim { after, drop: parts });
-        let keep = Keep { slim, ..keep(rules)? };
+        let keep = Retention { slim, ..keep(rules)? };
         let made = manager::Clearing::new(root, keep, self::config(config)?);
         let mut clearing = made.map_err(to_python)?;
         if let Some((places, keep)) = eviction {

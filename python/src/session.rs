@@ -54,7 +54,7 @@ impl Session {
         let config = crate::config(config)?;
         let part_of = part_of.map(|(rank, ranks, save)| RankShare { rank, ranks, save });
         let begin = || -> Result<_> {
-            let session = ringstow::Session::begin_with(path, world_size, &config)?;
+            let session = ringstow::Session::begin(path, world_size, &config)?;
             let session = part_of.into_iter().fold(session, ringstow::Session::rank_share);
             step.into_iter().fold(session, ringstow::Session::step).metrics(metrics)
         };

@@ -19,6 +19,7 @@ WRONG = {
     "`ringstow.dcp.Writer`": "no ringstow.dcp.Writer",
     "`ringstow.integrations.jax`": "no ringstow.integrations.jax",
     "`ringstow::sav`": "no ringstow::sav",
+    "`Checkpoint::open_it_all`": "no Checkpoint::open_it_all",
     "`manager.saves()`": "no manager.saves",
     '`ringstow.save(state, path, speed="high")`': "ringstow.save takes no speed=",
     "`restore(4, in_to=state)`": "restore takes no in_to=",
@@ -37,10 +38,10 @@ WRONG = {
 }
 RIGHT = """
 `ringstow.save(state, path, step=1)`, `ringstow.dcp.StorageWriter`, `ringstow.toml`,
-`ringstow::save`, `manager.restore(into=state)`, `restore(4, into=state)`, `step.metrics`,
-`torch.save(state, max=3)`, `report.seconds`, `ringstow ls run --json`, `make compare GB=4`,
-`src/lib.rs`, `tools/*.py`, `tools/comparing/peers/NAME.py`, `python tools/compare.py --gb 1`,
-`1234567`, `ringstow COMMAND`.
+`ringstow::save`, `Vec::news`, `manager.restore(into=state)`, `restore(4, into=state)`,
+`torch.save(state, max=3)`, `step.metrics`, `report.seconds`, `ringstow ls run --json`,
+`make compare GB=4`, `src/lib.rs`, `tools/*.py`, `tools/comparing/peers/NAME.py`,
+`python tools/compare.py --gb 1`, `1234567`, `ringstow COMMAND`.
 ```
 make test
 ringstow ls run   # --deep is no flag here

@@ -20,7 +20,7 @@ import ringstow
 from ringstow._core import _files
 from ringstow._program._page import _cli
 from ringstow._reports import _history
-from ringstow.dcp import _metadata_file
+from ringstow.dcp import _mark
 from ringstow.integrations import _rename_when_complete
 from ringstow.integrations._accelerate import _places
 from ringstow.integrations._deepspeed import _tags
@@ -63,7 +63,7 @@ ALLOWED = {
     "integrations/_lightning/_models.py: torch.save": STREAM,
     "integrations/_lightning/_paths.py: zipfile.ZipFile": STREAM,
     "integrations/_lightning/_paths.py: zipfile.is_zipfile": STREAM,
-    "integrations/_rename_when_complete.py: shutil.copy2": "it refuses FIFOs itself, and follows no link",
+    "integrations/_rename_when_complete.py: shutil.copy2": "it refuses FIFOs, and follows no link",
     "integrations/_kit/_values.py: torch.save": STREAM,
     "integrations/transformers.py: torch.save": STREAM,
     "_state/tree/_build.py: torch.load": STREAM,
@@ -217,11 +217,11 @@ def test_a_report_is_not_written_through_a_planted_link(tmp_path, victim):
 def test_dcps_mark_is_neither_waited_for_nor_written_through(tmp_path, victim):
     os.symlink(victim, tmp_path / ".metadata.part")
     os.symlink(victim, tmp_path / ".metadata")
-    _metadata_file.write(str(tmp_path))
+    _mark.write(str(tmp_path))
     assert not os.path.islink(tmp_path / ".metadata")
     os.unlink(tmp_path / ".metadata")
     os.mkfifo(tmp_path / ".metadata")
-    assert not _metadata_file.is_torchs(str(tmp_path / ".metadata"))
+    assert not _mark.is_torchs(str(tmp_path / ".metadata"))
 
 
 def test_deepspeeds_tag_is_not_written_through_a_planted_link(tmp_path, victim):

@@ -36,7 +36,7 @@ def killed(rank, ranks, kind, root, moment, number, victims):
     """Train, and be killed at a moment of one of the saves."""
     from lightning_processes import Batches, die
 
-    from ringstow.dcp import _metadata_file
+    from ringstow.dcp import _mark
     from ringstow.distributed import _commit, _save
     from ringstow.integrations._lightning import _paths, _ranks
 
@@ -77,7 +77,7 @@ def killed(rank, ranks, kind, root, moment, number, victims):
     _save._Save._meet = begin
     _save._Save._write_share = write_share
     _commit.Shared._commit = commit
-    _metadata_file.write = after("committed", _metadata_file.write)
+    _mark.write = after("committed", _mark.write)
     _paths.remove = after("removing", _paths.remove)
     _paths.put = after("naming", _paths.put)
     shards.run(kind, ranks, root, batches).fit(shards.model())

@@ -42,7 +42,7 @@ def killed(rank, ranks, root, moment, victims, **options):
     """Train, and be killed at a moment of a save or of the removal after it."""
     import torchtitan_runs
 
-    from ringstow.dcp import _metadata_file
+    from ringstow.dcp import _mark
     from ringstow.distributed._commit import Shared
     from ringstow.distributed._save import _Save
     from ringstow.integrations import _rename_when_complete
@@ -79,7 +79,7 @@ def killed(rank, ranks, root, moment, victims, **options):
     _Save._meet = begin
     _Save._write_share = write_share
     Shared._commit = before("committing", Shared._commit)
-    _metadata_file.write = before("committed", _metadata_file.write)
+    _mark.write = before("committed", _mark.write)
     _steps.Steps._remove = before("removing", _steps.Steps._remove)
     _steps.remove = before("marked", _steps.remove)  # once `.metadata` is away
     _rename_when_complete.take_name = before("exported", _rename_when_complete.take_name)

@@ -10,16 +10,16 @@ use crate::pipeline::runtime::Runtime;
 use crate::plan::share::{Place, SharedFile};
 use crate::state::StateDict;
 use crate::store::{
-    self, Checkpoint, DiffReport, Disposal, Found, LoadOptions, Loaded, Pruning, Removed, Retained,
-    Retention, Session, Slimmed, Swept, Wanted, copies_of, while_replaced,
+    self, Checkpoint, DiffReport, Disposal, Found, LoadOptions, Loaded, OpenOptions, Pruning,
+    Removed, RetainOptions, Retained, Session, Slimmed, Swept, Wanted, copies_of, while_replaced,
 };
 use crate::stream::{FileReader, FileWriter, WriteOptions};
 use crate::sys::path::{absolute, absolute_or_object};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Saves, loads, lists and removes checkpoints with one configuration. Each method does what the function of its name
-/// does, and returns the same errors.
+/// Saves, loads, lists and removes checkpoints with one configuration. The crate has functions for the most common
+/// calls, with the configuration that is [found](Config::found): they say what the methods of the same name do.
 ///
 /// Stores whose configurations need the same pool and engines share them. A store takes nothing from the system until
 /// it saves or loads, and a clone of it costs nothing.
@@ -100,12 +100,21 @@ impl Store {
         })
     }
 
-    /// As [`export`](crate::export()).
+    /// Writes the tensors of a state as Hugging Face's programs read them: `model.safetensors`, or several files with an
+    /// index if they exceed the configuration's `shard_bytes`. Other values are not written.
+    ///
+    /// # Errors
+    /// As for [`save`](crate::save()), and no error but [`Error::NotDurable`](crate::Error::NotDurable) leaves a model there;
+    /// [`Error::Invalid`](crate::Error::Invalid) if there are model files already;
+    /// [`Error::Unsupported`](crate::Error::Unsupported) for a tensor that safetensors cannot store.
     pub fn export(&self, state: &StateDict<'_>, path: impl AsRef<Path>) -> Result<SaveReport> {
         store::export(&*self.runtime()?, state, path.as_ref(), &Job::of(&self.config))
     }
 
-    /// As [`export_async`](crate::export_async()).
+    /// [`Store::export`] in the background.
+    ///
+    /// # Errors
+    /// As for [`save_async`](crate::save_async()).
     pub fn export_async(
         &self,
         state: StateDict<'static>,
@@ -120,7 +129,7 @@ impl Store {
     /// Writes one rank's share of a model that several ranks export. For the Python binding, which does the ranks' part.
     ///
     /// # Errors
-    /// As for [`export_async`](crate::export_async()).
+    /// As for [`Store::export_async`].
     #[doc(hidden)]
     pub fn write_model_share_async(
         &self,
@@ -136,10 +145,18 @@ impl Store {
 
     /// As [`Session::begin`].
     pub fn begin(&self, path: impl AsRef<Path>, world_size: u32) -> Result<Session> {
-        Session::begin_with(path, world_size, &self.config)
+        Session::begin(path, world_size, &self.config)
     }
 
-    /// As [`write_rank`](crate::write_rank()).
+    /// Writes one rank's shards of the checkpoint at `path`, durable but not committed. The coordinator begins a
+    /// [`Session`] before any rank writes, and commits the receipts of all ranks.
+    ///
+    /// Ignores values other than tensors: the coordinator commits those. A state without tensors writes no file, and still
+    /// returns a receipt.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`](crate::Error::Invalid) if no session has begun there, or another write of the same rank took over;
+    /// any other [`Error`](crate::Error). Then written files are removed, and an earlier checkpoint is unchanged.
     pub fn write_rank(
         &self,
         state: &StateDict<'_>,
@@ -151,7 +168,10 @@ impl Store {
         store::write_rank(&*self.runtime()?, state, rank, path.as_ref(), &job)
     }
 
-    /// As [`write_rank_async`](crate::write_rank_async()).
+    /// [`Store::write_rank`] in the background.
+    ///
+    /// # Errors
+    /// As for [`save_async`](crate::save_async()).
     pub fn write_rank_async(
         &self,
         state: StateDict<'static>,
@@ -173,14 +193,14 @@ impl Store {
 
     /// Opens a checkpoint, or else the first of its copies that is of the same run.
     fn nearest(&self, path: &Path, copies: &[PathBuf]) -> Result<Checkpoint> {
-        let failure = match Checkpoint::open_copied(path, copies, &self.config) {
+        let failure = match OpenOptions::of(&self.config).copies(copies).open(path) {
             Err(error) if error.is_of_checkpoint() => error,
             opened => return opened,
         };
         for (at, copy) in
             copies.iter().enumerate().filter(|(_, copy)| store::is_one_run(path, copy))
         {
-            match Checkpoint::open_copied(copy, &copies[at + 1..], &self.config) {
+            match OpenOptions::of(&self.config).copies(&copies[at + 1..]).open(copy) {
                 Ok(checkpoint) => {
                     let (path, copy) = (path.display(), copy.display());
                     tracing::warn!("{copy} is loaded instead of {path}: {failure}");
@@ -192,17 +212,7 @@ impl Store {
         Err(failure)
     }
 
-    /// As [`Checkpoint::open_damaged`].
-    pub fn open_damaged(&self, path: impl AsRef<Path>) -> Result<Checkpoint> {
-        Checkpoint::open_damaged_with(path, &self.config)
-    }
-
-    /// As [`Checkpoint::open_foreign`].
-    pub fn open_foreign(&self, path: impl AsRef<Path>) -> Result<Checkpoint> {
-        Checkpoint::open_foreign_with(path, &self.config)
-    }
-
-    /// As [`load`](crate::load()). Of the tiers that the configuration names, see [`Checkpoint::open_copied`]: they have the
+    /// As [`load`](crate::load()). Of the tiers that the configuration names, see [`OpenOptions::copies`]: they have the
     /// copies under the same name. If the checkpoint cannot be opened, and directory and tier are noted to be of one run, its
     /// first copy that can be opened is loaded.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<Loaded> {
@@ -237,7 +247,18 @@ impl Store {
         store::verify(&*self.runtime()?, path.as_ref(), &Job::of(&self.config))
     }
 
-    /// As [`promote`](crate::promote()), as [`Promotion`](crate::Promotion) says.
+    /// Copies the checkpoint in the directory `from` to another directory, such as one that all nodes share, or to an object store
+    /// (cargo feature `object-store`): `s3://bucket/run/step-1000`, `gs://…` or `az://…`. There it is loaded by this path or URL. Each block is compared with its checksum on the way, and the manifest comes last: nobody sees half of a
+    /// checkpoint. After a failure or a kill, the same call goes on where it was.
+    ///
+    /// Credentials come from the environment (`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME` and
+    /// so on, or the machine's own), and go nowhere else.
+    ///
+    /// # Errors
+    /// As for [`Checkpoint::open`]; [`Error::Corrupt`](crate::Error::Corrupt) if a file is damaged, of which nothing is committed;
+    /// [`Error::Io`](crate::Error::Io) of [`AlreadyExists`](std::io::ErrorKind::AlreadyExists) if another checkpoint is there, and of
+    /// other kinds for what the store or the system says; [`Error::Busy`](crate::Error::Busy) if the same promotion is in progress on this host, or a
+    /// save in the directory.
     pub fn promote(
         &self,
         from: impl AsRef<Path>,
@@ -248,7 +269,13 @@ impl Store {
         store::promote(&*self.runtime()?, from.as_ref(), to.as_ref(), how, &job)
     }
 
-    /// As [`diff`](crate::diff()); with `values`, reads each tensor that differs and counts its elements.
+    /// Says how two checkpoints differ: tensors with other bytes, tensors and values that only one has, other dtypes and
+    /// shapes, other values. Reads only tensors whose checksums do not decide: equal checksums count as equal bytes, and what
+    /// is on the disk now is not looked at ([`verify`](crate::verify()) does that). Either may be another program's safetensors files; then
+    /// values are not compared. With `values`, reads each tensor that differs and counts the elements that differ.
+    ///
+    /// # Errors
+    /// As for [`OpenOptions::foreign`](crate::OpenOptions::foreign) and [`Checkpoint::load_part`].
     pub fn diff(
         &self,
         a: impl AsRef<Path>,
@@ -259,21 +286,34 @@ impl Store {
         store::diff(&runtime, (a.as_ref(), b.as_ref()), values, &job)
     }
 
-    /// As [`open_write`](crate::open_write()), with options.
+    /// Opens a file to be written as a stream, for programs that know no tensors. [`FileWriter::finish`] publishes it whole;
+    /// until then an earlier file is untouched.
     ///
     /// # Errors
-    /// As for [`open_write`](crate::open_write()); [`Error::Io`](crate::Error::Io) of [`AlreadyExists`](std::io::ErrorKind::AlreadyExists) if a
-    /// file is there that must not be replaced.
+    /// [`Error::Io`](crate::Error::Io) if the directory is missing or may not be written to, or the path is a directory;
+    /// [`Error::Invalid`](crate::Error::Invalid) for a URL, a device or FIFO, and a link that leads nowhere; [`Error::Io`](crate::Error::Io) of
+    /// [`AlreadyExists`](std::io::ErrorKind::AlreadyExists) if a file is there that must not be replaced.
     pub fn open_write(&self, path: impl AsRef<Path>, options: WriteOptions) -> Result<FileWriter> {
         FileWriter::open(&*self.runtime()?, path.as_ref(), options)
     }
 
-    /// As [`open_read`](crate::open_read()).
+    /// Opens a file to be read as a stream. If [checksums](WriteOptions::checksums) lie beside it, each byte is checked.
+    ///
+    /// # Errors
+    /// [`Error::Io`](crate::Error::Io) if it is missing or a directory; [`Error::Invalid`](crate::Error::Invalid) for a URL.
     pub fn open_read(&self, path: impl AsRef<Path>) -> Result<FileReader> {
         FileReader::open(&*self.runtime()?, path.as_ref())
     }
 
-    /// As [`list`](crate::list()).
+    /// All checkpoints directly under `dir`, committed or not; `dir` itself if it is a checkpoint and holds no others. Those
+    /// that are not [`steps`](crate::steps()) come first, by the time of their commit. Skips directories without files of ringstow, and
+    /// unreadable ones whose name is not a step's (`lost+found`). Does not check the tensors' bytes.
+    ///
+    /// If several ranks saved each by itself, the directory of their shares is one checkpoint. It is committed if every
+    /// rank's share is committed and all belong to one save.
+    ///
+    /// # Errors
+    /// [`Error::Io`](crate::Error::Io) if `dir` cannot be listed.
     pub fn list(&self, dir: impl AsRef<Path>) -> Result<Vec<Found>> {
         store::list(dir.as_ref(), &self.config)
     }
@@ -290,7 +330,7 @@ impl Store {
     /// The newest of the steps in `dir` that matches `wanted`; see [`latest`](crate::latest()).
     ///
     /// # Errors
-    /// As for [`latest_verified`](crate::latest_verified()); [`Error::Invalid`](crate::Error::Invalid) if [`Before`](crate::Before) is not one of
+    /// As for [`latest`](crate::latest()); [`Error::Io`](crate::Error::Io) for read failures that are not damage; [`Error::Invalid`](crate::Error::Invalid) if [`Before`](crate::Before) is not one of
     /// the steps.
     pub fn latest(&self, dir: impl AsRef<Path>, wanted: &Wanted) -> Result<Option<PathBuf>> {
         let newest = store::latest(dir, wanted, &self.config, &Job::of(&self.config))?;
@@ -301,12 +341,16 @@ impl Store {
     ///
     /// # Errors
     /// As for [`retain`](crate::retain()); [`Error::Invalid`](crate::Error::Invalid) for a rule that keeps nothing.
-    pub fn retain(&self, root: impl AsRef<Path>, retention: &Retention) -> Result<Retained> {
+    pub fn retain(&self, root: impl AsRef<Path>, retention: &RetainOptions) -> Result<Retained> {
         store::retain(root, retention, &self.config)
     }
 
     /// What [`Store::retain`] would do now. Changes nothing.
-    pub fn retain_plan(&self, root: impl AsRef<Path>, retention: &Retention) -> Result<Retained> {
+    pub fn retain_plan(
+        &self,
+        root: impl AsRef<Path>,
+        retention: &RetainOptions,
+    ) -> Result<Retained> {
         store::retain_plan(root, retention, &self.config)
     }
 
@@ -315,7 +359,17 @@ impl Store {
         store::remove_checkpoint(path.as_ref(), disposal, &self.config)
     }
 
-    /// As [`slim`](crate::slim()).
+    /// Drops the values of these names and below them from the checkpoint at `path`, the tensors to which only they refer,
+    /// and the files that hold nothing else: `["optimizer"]` leaves what inference needs. The save must have set these names
+    /// [droppable](StateDict::droppable). A load of the rest goes on as before. If the process is killed meanwhile, the checkpoint is
+    /// as before or slimmed, and the next save into its directory or [`prune`](crate::prune()) removes the rest.
+    ///
+    /// # Errors
+    /// In each case the checkpoint is as before. [`Error::Invalid`](crate::Error::Invalid) for a name that the checkpoint does
+    /// not have, if no file would be freed or no tensor left, and for a link; [`Error::Unsupported`](crate::Error::Unsupported)
+    /// for a checkpoint that ranks saved each by itself, and where nobody can know whether another host is saving;
+    /// [`Error::Busy`](crate::Error::Busy) if a save into the directory is in progress; as for [`remove`](crate::remove()) if there is none
+    /// or files are missing. [`Error::NotDurable`](crate::Error::NotDurable) if it is slimmed, and a crash may undo that.
     pub fn slim(&self, path: impl AsRef<Path>, drop: &[String]) -> Result<Slimmed> {
         store::slim(path.as_ref(), drop, &self.config)
     }

@@ -1,7 +1,7 @@
 //! Models that are built from checkpoints: candle's `VarBuilder` over one.
 
 use crate::error::Result;
-use crate::store::{Checkpoint, Loaded};
+use crate::store::{Checkpoint, Loaded, OpenOptions};
 use candle_core::safetensors::Load;
 use candle_core::{DType, Device, Error as CandleError, Result as CandleResult, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
@@ -16,13 +16,13 @@ use std::path::Path;
 /// `var_builder(...)?.pp("model")`.
 ///
 /// # Errors
-/// As for [`Checkpoint::open_foreign`].
+/// As for [`OpenOptions::foreign`].
 pub fn var_builder(
     path: impl AsRef<Path>,
     dtype: DType,
     device: &Device,
 ) -> Result<VarBuilder<'static>> {
-    let backend = CheckpointBackend(Checkpoint::open_foreign(path)?);
+    let backend = CheckpointBackend(OpenOptions::new().foreign(true).open(path)?);
     Ok(VarBuilder::from_backend(Box::new(backend), dtype, device.clone()))
 }
 

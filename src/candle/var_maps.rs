@@ -8,7 +8,9 @@ use crate::format::{Dtype, TensorInfo};
 use crate::handle::SaveHandle;
 use crate::pipeline::report::SaveReport;
 use crate::state::StateDict;
-use crate::store::{Checkpoint, LoadOptions, Loaded, TensorView, while_replaced};
+#[cfg(doc)]
+use crate::store::Checkpoint;
+use crate::store::{LoadOptions, Loaded, OpenOptions, TensorView, while_replaced};
 use candle_core::{Tensor, Var};
 use candle_nn::VarMap;
 use std::collections::BTreeMap;
@@ -90,11 +92,12 @@ impl VarMaps {
     /// safetensors files; those have no checksums.
     ///
     /// # Errors
-    /// As for [`Checkpoint::open_foreign`], [`Checkpoint::load_names`] and [`VarMaps::set`].
+    /// As for [`OpenOptions::foreign`], [`Checkpoint::load_names`] and [`VarMaps::set`].
     pub fn load(&self, path: impl AsRef<Path>) -> Result<()> {
         let store = Store::found()?;
         let loaded = while_replaced(|| {
-            let checkpoint = Checkpoint::open_foreign_once(path.as_ref(), store.config())?;
+            let checkpoint =
+                OpenOptions::of(store.config()).foreign(true).open_once(path.as_ref())?;
             let names = checkpoint.tensors().iter().map(|tensor| tensor.name.as_str());
             checkpoint.load_names(names.filter(|name| self.has(name)), LoadOptions::default())
         })?;

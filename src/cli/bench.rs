@@ -12,7 +12,7 @@ use crate::pipeline::job::Job;
 use crate::pipeline::report::Moved;
 use crate::pipeline::runtime::Runtime;
 use crate::state::StateDict;
-use crate::store::{Checkpoint, Disposal, LoadOptions, remove_checkpoint, save};
+use crate::store::{Disposal, LoadOptions, OpenOptions, remove_checkpoint, save};
 use crate::sys::dir::{is_dir, remove};
 use crate::sys::file::{drop_page_cache, open_read, read_kernel_text};
 use crate::sys::space::free_at;
@@ -165,7 +165,7 @@ impl Work<'_> {
     }
 
     fn load(self, job: &Arc<Job>) -> Result<f64> {
-        let open = || Checkpoint::open_with(self.path, self.runtime.config());
+        let open = || OpenOptions::of(self.runtime.config()).open(self.path);
         for path in open()?.shard_paths() {
             open_read(path, false)
                 .and_then(|file| drop_page_cache(&file))

@@ -3,10 +3,10 @@
 use super::config::StripeFlags;
 use super::output::Output;
 use super::place::place_or_url;
-use super::places::{self, copying, problems, status};
+use super::places::{self, copying, problems, runs_in, status};
 use super::table::{self, table};
 use super::text::or_dash;
-use super::{Exit, output, runs, text};
+use super::{Exit, output, text};
 use crate::error::Result;
 use crate::format::names;
 use crate::object::is_url;
@@ -50,7 +50,7 @@ pub fn run(args: &Ls, out: &mut Output) -> Result<Exit> {
         true => Default::default(),
         false => (recycled(dir, &config)?, unfinished(dir)?),
     };
-    let runs = runs::listed(dir, &found, &config)?;
+    let runs = runs_in(dir, &found, &config)?;
     if let (true, Some(runs)) = (args.json && found.is_empty(), &runs) {
         output::say(runs);
     }

@@ -15,9 +15,7 @@ mod places;
 mod progress;
 mod promote;
 mod prune;
-mod python;
 mod retain;
-mod runs;
 mod show;
 mod slim;
 mod table;
@@ -28,7 +26,7 @@ mod verify;
 
 use crate::engine::io_mode::EngineKind;
 use crate::error::{Error, Result};
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 use output::Output;
 use std::ffi::OsString;
 use std::sync::LazyLock;
@@ -90,9 +88,9 @@ enum Command {
     Doctor(doctor::Doctor),
     Bench(bench::Bench),
     /// Convert a checkpoint to or from torch.save, DCP or Hugging Face safetensors (Python package)
-    Convert(python::Python),
+    Convert(PythonArgs),
     /// Write one page of a run, as HTML: sizes, metrics, tensors, changes, health (Python package)
-    Report(python::Python),
+    Report(PythonArgs),
 }
 
 /// How the program ends.
@@ -141,9 +139,9 @@ fn execute(command: Command, out: &mut Output) -> Result<Exit> {
         Command::Doctor(args) => doctor::run(&args, out),
         Command::Bench(args) => bench::run(&args, out),
         Command::Convert(args) => {
-            python::run("convert", &args, "needs PyTorch to read and write its formats")
+            python_only("convert", &args, "needs PyTorch to read and write its formats")
         }
-        Command::Report(args) => python::run("report", &args, "is not in this program"),
+        Command::Report(args) => python_only("report", &args, "is not in this program"),
     }
 }
 
@@ -161,4 +159,24 @@ fn complain(error: &Error) -> Exit {
         error => output::note(&error.to_string()),
     }
     Exit::Failed
+}
+
+/// The arguments of a command of the Python package, which this program only names: `convert`, since only torch reads and
+/// writes torch's formats, and `report`.
+#[derive(Debug, Args)]
+#[command(disable_help_flag = true)]
+struct PythonArgs {
+    /// Arguments of the Python package
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    args: Vec<String>,
+}
+
+/// Says that the Python package has the command, and `why`.
+fn python_only(command: &str, PythonArgs { args }: &PythonArgs, why: &str) -> Result<Exit> {
+    Err(Error::Unsupported {
+        what: format!("{command} {} {why}", args.join(" ")),
+        remedy:
+            "install the Python package (pip install ringstow), whose `ringstow` program has it"
+                .into(),
+    })
 }

@@ -1,11 +1,11 @@
 //! `ringstow ls` of several directories and URLs: which of them has which checkpoint; and what `ls` of one says in the same words.
 
 use super::output::{self, Output};
-use super::{Exit, runs, table, text};
+use super::{Exit, table, text};
 use crate::config::Config;
 use crate::error::Result;
 use crate::object::is_url;
-use crate::store::{Found, Status, Unfinished, list, unfinished};
+use crate::store::{Found, Status, Unfinished, list, runs, unfinished};
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -60,7 +60,7 @@ fn render(places: &[Place<'_>], config: &Config) -> String {
         }
     }
     if rows.is_empty() {
-        let runs = places.iter().filter_map(|place| runs::listed(place.at, &[], config).ok()?);
+        let runs = places.iter().filter_map(|place| runs_in(place.at, &[], config).ok()?);
         let none = "no checkpoints there".into();
         return [none].into_iter().chain(runs).collect::<Vec<_>>().join("\n\n");
     }
@@ -141,4 +141,28 @@ pub fn status(status: Status) -> &'static str {
         Status::Damaged => "DAMAGED",
         Status::Unreadable => "UNREADABLE",
     }
+}
+
+/// The runs in a directory as a table; `None` if there are none. `found` are the checkpoints of the directory itself.
+///
+/// # Errors
+/// The directory cannot be listed.
+pub fn runs_in(dir: &Path, found: &[Found], config: &Config) -> Result<Option<String>> {
+    let runs = runs(dir, found, config)?;
+    let Some((first, _)) = runs.first() else { return Ok(None) };
+    let rows = runs.iter().map(|(path, found)| {
+        let newest = found.iter().rev().find(|found| found.status == Status::Committed);
+        [
+            text::path(path.strip_prefix(dir).unwrap_or(path)),
+            found.len().to_string(),
+            text::or_dash(newest.and_then(|found| Some(found.step?.to_string()))),
+            text::or_dash(newest.and_then(|found| text::utc(found.created_unix_ms?))),
+        ]
+    });
+    let titles = ["<RUN", ">CHECKPOINTS", ">NEWEST STEP", "<COMMITTED"];
+    let (count, rows) = (text::count(runs.len(), "run"), table::table(titles, rows));
+    let (dir, first) = (text::path(dir), text::path(first));
+    Ok(Some(format!(
+        "{count} in {dir}:\n\n{rows}\n\n`ringstow ls {first}` lists the checkpoints of one"
+    )))
 }

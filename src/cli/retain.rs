@@ -6,9 +6,10 @@ use super::place::place_or_url;
 use super::{Exit, text};
 use crate::error::Result;
 use crate::format::StepPattern;
-use crate::store::{Best, Disposal, Retained, Retention, retain, retain_plan};
+use crate::store::{Best, Disposal, RetainOptions, Retained, retain, retain_plan};
 use clap::Args;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 /// Remove all but the newest checkpoints, and others that flags keep
 ///
@@ -25,11 +26,11 @@ pub struct Retain {
     dir: PathBuf,
 
     /// Number of newest checkpoints to keep
-    #[arg(short, long, value_name = "N", value_parser = whole_number)]
+    #[arg(short, long, value_name = "N", value_parser = whole_number::<usize>)]
     keep: usize,
 
     /// Also keep the steps that this number divides
-    #[arg(long, value_name = "N", value_parser = whole_step)]
+    #[arg(long, value_name = "N", value_parser = whole_number::<u64>)]
     keep_every: Option<u64>,
 
     /// Also keep the best steps by a metric: `loss:min:2` keeps the 2 with the lowest loss. NaN is never
@@ -37,7 +38,7 @@ pub struct Retain {
     #[arg(long, value_name = "METRIC:min|max:N")]
     keep_best: Option<Best>,
 
-    /// Keep the files of the last checkpoint removed, so that the next save writes over them, which is
+    /// Retention the files of the last checkpoint removed, so that the next save writes over them, which is
     /// faster than new files (not for ranks that save independently). Without this flag or `recycle` in the
     /// configuration, files kept earlier are removed as well
     #[arg(short, long)]
@@ -51,18 +52,14 @@ pub struct Retain {
     clearing: ClearingFlags,
 }
 
-fn whole_number(text: &str) -> std::result::Result<usize, &'static str> {
-    text.parse().map_err(|_| "it must be a whole number")
-}
-
-fn whole_step(text: &str) -> std::result::Result<u64, &'static str> {
+fn whole_number<T: FromStr>(text: &str) -> std::result::Result<T, &'static str> {
     text.parse().map_err(|_| "it must be a whole number")
 }
 
 pub fn run(args: &Retain, out: &mut Output) -> Result<Exit> {
     let config = args.clearing.stripe.config()?;
     let disposal = if args.recycle { Disposal::Recycle } else { Disposal::of(&config) };
-    let retention = Retention {
+    let retention = RetainOptions {
         last: args.keep,
         every: args.keep_every,
         best: args.keep_best.clone(),

@@ -6,7 +6,7 @@ use super::place::place_or_url;
 use super::{Exit, table, text, values};
 use crate::error::{Result, numbered, some_of};
 use crate::format::{Chunk, FileEntry, Manifest, Node, TensorEntry};
-use crate::store::Checkpoint;
+use crate::store::{Checkpoint, OpenOptions};
 use clap::Args;
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -52,7 +52,7 @@ pub struct Show {
 
 pub fn run(args: &Show, out: &mut Output) -> Result<Exit> {
     let config = args.stripe.config()?;
-    let checkpoint = Checkpoint::open_damaged_with(&args.path, &config)?;
+    let checkpoint = OpenOptions::of(&config).damaged(true).open(&args.path)?;
     if args.json {
         out.json(&Shown::of(&checkpoint))?;
         return Ok(Exit::Success);

@@ -89,7 +89,7 @@ pub struct Manifest<T = Vec<TensorEntry>, S = Box<RawValue>> {
     /// The metrics that it was saved with; absent if there are none.
     #[serde(default, skip_serializing_if = "Metrics::is_empty", with = "metrics")]
     pub metrics: Metrics,
-    /// Names below which [`slim`](crate::slim()) has dropped everything.
+    /// Names below which [`Store::slim`](crate::Store::slim) has dropped everything.
     #[serde(
         default,
         skip_serializing_if = "Vec::is_empty",

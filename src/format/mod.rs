@@ -4,7 +4,6 @@
 pub mod content_hash;
 pub mod cover;
 pub mod dtype;
-mod element;
 pub(crate) mod file_sums;
 pub mod header;
 pub(crate) mod lists;
@@ -23,8 +22,7 @@ mod trailer;
 pub mod value;
 
 pub use content_hash::ChunkHash;
-pub use dtype::Dtype;
-pub use element::Element;
+pub use dtype::{Dtype, Element};
 pub use manifest::{Chunk, FileEntry, Manifest, Node, RankShare, TensorEntry};
 pub(crate) use manifest::{RANKS_MAX, SaveId, TRAILER_LEN};
 pub use metrics::Metrics;

@@ -17,7 +17,7 @@ pub const DCP_MARK: &str = ".metadata";
 pub const UNCOMMITTED_DCP_MARK: &str = ".metadata.part";
 
 /// Bytes in every [`DCP_MARK`] that ringstow wrote.
-pub const DCP_MARK_WORDS: &[u8] = b"ringstow.dcp._metadata_file";
+pub const DCP_MARK_WORDS: &[u8] = b"ringstow.dcp._mark";
 
 /// Bytes near the beginning of every [`DCP_MARK`] that PyTorch wrote.
 pub const DCP_TORCH_WORDS: &[u8] = b"torch.distributed.checkpoint.metadata";

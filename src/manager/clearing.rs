@@ -2,12 +2,12 @@
 //! places have. Rust's manager and Python's both work on this. It never fails a save: what fails is logged and tried again
 //! after the next one.
 
-use super::rules::Keep;
+use super::rules::Retention;
 use super::slim::Slim;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::store::{
-    Disposal, Evicted, Found, Look, Retained, Retention, Slimmed, evict, is_everywhere,
+    Disposal, Evicted, Found, Look, RetainOptions, Retained, Slimmed, evict, is_everywhere,
     older_steps, retain_seen, slim,
 };
 use crate::sys::dir;
@@ -20,7 +20,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub struct Clearing {
     root: PathBuf,
     config: Config,
-    retention: Option<Retention>,
+    retention: Option<RetainOptions>,
     slim: Option<Slim>,
     eviction: Option<Eviction>,
     known: Mutex<Known>,
@@ -63,10 +63,10 @@ impl Clearing {
     ///
     /// # Errors
     /// [`Error::Invalid`] for a rule that keeps nothing.
-    pub fn new(root: PathBuf, keep: Keep, config: Config) -> Result<Self> {
+    pub fn new(root: PathBuf, keep: Retention, config: Config) -> Result<Self> {
         let slim = keep.slim.clone();
         let retention = keep.retention(Disposal::of(&config));
-        retention.as_ref().map_or(Ok(()), Retention::check)?;
+        retention.as_ref().map_or(Ok(()), RetainOptions::check)?;
         slim.as_ref().map_or(Ok(()), Slim::check)?;
         Ok(Self { root, config, retention, slim, eviction: None, known: Mutex::default() })
     }
@@ -84,7 +84,7 @@ impl Clearing {
     }
 
     /// The rules by which steps are removed; `None` if nothing is.
-    pub fn retention(&self) -> Option<&Retention> {
+    pub fn retention(&self) -> Option<&RetainOptions> {
         self.retention.as_ref()
     }
 
@@ -119,7 +119,7 @@ impl Clearing {
         cleared
     }
 
-    fn retain(&self, look: &mut Look, rules: &Retention) -> Result<Retained> {
+    fn retain(&self, look: &mut Look, rules: &RetainOptions) -> Result<Retained> {
         let done = retain_seen(look, rules, &self.config);
         match &done {
             Ok(done) => {

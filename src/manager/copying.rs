@@ -1,11 +1,11 @@
 //! The copy of one step to one of the further places of its run.
 
-use super::Keep;
+use super::Retention;
 use super::queue::Added;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::store::{
-    Disposal, Promotion, PromotionReport, Retention, claim_for, pinned, retain, was_removed,
+    Disposal, Promotion, PromotionReport, RetainOptions, claim_for, pinned, retain, was_removed,
 };
 use std::path::{Path, PathBuf};
 
@@ -19,12 +19,12 @@ pub struct Copying {
     /// Bytes a second at most; 0 for no limit.
     pub rate: u64,
     /// What stays in each place; `None` for all.
-    pub rule: Option<Retention>,
+    pub rule: Option<RetainOptions>,
 }
 
 impl Copying {
     /// Copies with these rules in each place.
-    pub fn new(root: PathBuf, places: Vec<PathBuf>, rate: u64, keep: Keep) -> Self {
+    pub fn new(root: PathBuf, places: Vec<PathBuf>, rate: u64, keep: Retention) -> Self {
         Self { root, places, rate, rule: keep.retention(Disposal::Remove) }
     }
 
@@ -33,7 +33,7 @@ impl Copying {
     ///
     /// # Errors
     /// [`Error::Invalid`] if the place has steps of another run, or files of other nodes have yet to be sent there; as for
-    /// [`promote`](crate::promote()).
+    /// [`Store::promote`](crate::Store::promote).
     pub fn send(
         &self,
         step: &Added,
@@ -75,7 +75,7 @@ impl Copying {
     /// Removes what the rules no longer keep in a place, if there are any. A failure is logged.
     pub fn clear(&self, place: &Path, config: &Config) {
         let Some(rule) = &self.rule else { return };
-        let rule = Retention { pinned: pinned(&self.root), ..rule.clone() };
+        let rule = RetainOptions { pinned: pinned(&self.root), ..rule.clone() };
         if let Err(error) = retain(place, &rule, config) {
             tracing::error!("old steps stay in {}: {error}", place.display());
         }
@@ -99,7 +99,7 @@ mod tests {
             state.value("x", *step).step(*step);
             crate::save(&state, root.join(format!("step-{step}"))).unwrap();
         }
-        let keep = Keep { last: Some(1), ..Keep::default() };
+        let keep = Retention { last: Some(1), ..Retention::default() };
         let copying = Copying::new(root, vec![place], 0, keep);
         send(&copying, steps[0], None).unwrap();
         (dir, copying)

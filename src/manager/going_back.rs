@@ -2,6 +2,8 @@
 
 use super::tiers::Copies;
 use super::{CheckpointManager, Run, Shared};
+#[cfg(doc)]
+use crate::error::Error;
 use crate::error::Result;
 use crate::format::manifest::Order;
 use crate::store::{Found, Newer, kept, pin, unpin};

@@ -20,7 +20,7 @@ pub struct Restored {
     pub path: PathBuf,
     /// Its tensors and values.
     pub loaded: Loaded,
-    /// Names below which [`slim`](crate::slim()) has dropped everything: `loaded` lacks them.
+    /// Names below which [`Store::slim`](crate::Store::slim) has dropped everything: `loaded` lacks them.
     pub dropped: Vec<String>,
     /// Newer steps that are not intact, newest first, and why: empty with [`OnDamage::Raise`].
     pub passed_over: Vec<(PathBuf, Error)>,

@@ -2,12 +2,12 @@
 
 use super::slim::Slim;
 use crate::error::{Error, Result};
-use crate::store::{Best, Disposal, Retention, Setting, check_covers};
+use crate::store::{Best, Disposal, RetainOptions, Setting, check_covers};
 
 /// Which steps a [`CheckpointManager`](crate::CheckpointManager) keeps. A step stays if one rule keeps it. Without a rule, all stay. The newest
 /// step always stays.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Keep {
+pub struct Retention {
     /// How many of the newest steps.
     pub last: Option<usize>,
     /// Steps that this number divides.
@@ -18,26 +18,26 @@ pub struct Keep {
     pub slim: Option<Slim>,
 }
 
-impl Keep {
+impl Retention {
     /// The retention that carries these rules out; `None` if nothing is ever removed.
-    pub(super) fn retention(self, disposal: Disposal) -> Option<Retention> {
+    pub(super) fn retention(self, disposal: Disposal) -> Option<RetainOptions> {
         let Self { last, every, best, slim: _ } = self;
         let has_rule = last.is_some() || every.is_some() || best.is_some();
-        let newest = Retention::new(last.unwrap_or(1));
-        has_rule.then_some(Retention { every, best, disposal, ..newest })
+        let newest = RetainOptions::new(last.unwrap_or(1));
+        has_rule.then_some(RetainOptions { every, best, disposal, ..newest })
     }
 }
 
 /// How much room the steps of a run need, for the error of a save that met a full disk.
-pub(super) fn room(retention: Option<&Retention>) -> String {
-    let Some(Retention { last, every, best, .. }) = retention else {
-        return "the manager removes no step, since it has no rule: with `Keep::last` of n it keeps n, and needs room for \
+pub(super) fn room(retention: Option<&RetainOptions>) -> String {
+    let Some(RetainOptions { last, every, best, .. }) = retention else {
+        return "the manager removes no step, since it has no rule: with `Retention::last` of n it keeps n, and needs room for \
                 n + 1"
             .into();
     };
     let others = [
-        every.as_ref().map(|every| format!("`Keep::every` of {every}")),
-        best.as_ref().map(|best| format!("`Keep::best` by {}", best.metric)),
+        every.as_ref().map(|every| format!("`Retention::every` of {every}")),
+        best.as_ref().map(|best| format!("`Retention::best` by {}", best.metric)),
     ];
     let others: Vec<String> = others.into_iter().flatten().collect();
     let besides = match others.is_empty() {
@@ -45,18 +45,18 @@ pub(super) fn room(retention: Option<&Retention>) -> String {
         false => format!(", and for the steps that {} keeps", others.join(" and ")),
     };
     format!(
-        "the manager removes old steps after the commit, so the disk needs room for keep + 1 steps: `Keep::last` of \
+        "the manager removes old steps after the commit, so the disk needs room for keep + 1 steps: `Retention::last` of \
          {last} for {}{besides}",
         last + 1
     )
 }
 
 /// The rules for places, which also keep there what these keep here for good.
-pub(super) fn besides(there: Retention, own: Option<&Retention>) -> Retention {
+pub(super) fn besides(there: RetainOptions, own: Option<&RetainOptions>) -> RetainOptions {
     let Some(own) = own else { return there };
     let every = there.every.or(own.every);
     let best = there.best.clone().or_else(|| own.best.clone());
-    Retention { every, best, ..there }
+    RetainOptions { every, best, ..there }
 }
 
 /// Checks that places keep what `keep_here` and the manager's own rules keep: it leaves the root.
@@ -64,11 +64,11 @@ pub(super) fn besides(there: Retention, own: Option<&Retention>) -> Retention {
 /// # Errors
 /// [`Error::Invalid`].
 pub(super) fn check_keeps(
-    there: &Retention,
-    own: Option<&Retention>,
+    there: &RetainOptions,
+    own: Option<&RetainOptions>,
     keep_here: usize,
 ) -> Result<()> {
-    let last = own.map(|own| ("Keep.last", own.last));
+    let last = own.map(|own| ("Retention.last", own.last));
     let others: Vec<Setting> =
         [Some(("keep_here", keep_here)), last].into_iter().flatten().collect();
     check_covers(("Tiers.keep.last", there.last), &others)?;

@@ -6,7 +6,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::object::is_url;
 use crate::pipeline::job::Job;
-use crate::store::{self, Checkpoint, Found, Status, Wanted, has_gone, warn_if_lost};
+use crate::store::{self, Found, OpenOptions, Status, Wanted, has_gone, warn_if_lost};
 use crate::sys::dir;
 use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
@@ -80,7 +80,7 @@ impl Run<'_> {
             pass_over(&found);
         }
         let Some(newest) = newest else { return Ok(None) };
-        let opened = Checkpoint::open_with(&newest, self.config).map_err(Error::without_earlier)?;
+        let opened = OpenOptions::of(self.config).open(&newest).map_err(Error::without_earlier)?;
         // Another process has mended it meanwhile.
         Ok(store::list(opened.path(), self.config)?.into_iter().next())
     }
@@ -247,7 +247,7 @@ pub fn newest_of(places: &[PathBuf], config: &Config) -> Result<(PathBuf, Vec<Pa
         let others: Vec<PathBuf> = others.iter().map(|copy| copy.path.clone()).collect();
         let opened = match nearest.status {
             Status::Committed => Ok(()),
-            _ => Checkpoint::open_copied(&nearest.path, &others, config).map(drop),
+            _ => OpenOptions::of(config).copies(&others).open(&nearest.path).map(drop),
         };
         match opened {
             Ok(()) => return Ok((nearest.path.clone(), others)),
@@ -259,7 +259,7 @@ pub fn newest_of(places: &[PathBuf], config: &Config) -> Result<(PathBuf, Vec<Pa
         }
     }
     let newest = damaged.iter().max_by_key(|found| found.order);
-    Err(match (lost, newest.map(|found| Checkpoint::open_with(&found.path, config))) {
+    Err(match (lost, newest.map(|found| OpenOptions::of(config).open(&found.path))) {
         (Some(error), _) | (None, Some(Err(error))) => error,
         _ => {
             let all: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();

@@ -7,17 +7,17 @@ use crate::state::StateDict;
 /// [droppable](StateDict::droppable), so every state must have them.
 ///
 /// ```
-/// use ringstow::{Keep, Slim};
+/// use ringstow::{Retention, Slim};
 ///
 /// // The two newest steps can be resumed; all others keep the model.
-/// let keep = Keep { slim: Some(Slim::after(2)), ..Keep::default() };
+/// let keep = Retention { slim: Some(Slim::after(2)), ..Retention::default() };
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slim {
     /// How many of the newest steps, and of the last saves, stay whole. What a link in the root leads to stays whole, too.
     /// Others that the rules keep, such as the best, do not.
     pub after: usize,
-    /// The names of the parts that older steps lose; see [`slim`](crate::slim()).
+    /// The names of the parts that older steps lose; see [`Store::slim`](crate::Store::slim).
     pub drop: Vec<String>,
 }
 

@@ -14,11 +14,11 @@ fn state(step: u64) -> StateDict<'static> {
 }
 
 /// A manager of an empty directory below `root`.
-fn manager(root: &tempfile::TempDir, keep: Keep) -> CheckpointManager {
+fn manager(root: &tempfile::TempDir, keep: Retention) -> CheckpointManager {
     manager_at(&root.path().join("run"), keep)
 }
 
-fn manager_at(root: &Path, keep: Keep) -> CheckpointManager {
+fn manager_at(root: &Path, keep: Retention) -> CheckpointManager {
     CheckpointManager::found(root, keep).unwrap()
 }
 
@@ -43,7 +43,7 @@ fn damage(path: &Path) {
 #[test]
 fn without_rules_nothing_is_removed() {
     let root = tempfile::tempdir().unwrap();
-    let mut manager = manager(&root, Keep::default());
+    let mut manager = manager(&root, Retention::default());
     assert!(numbers(&manager).is_empty() && manager.latest().unwrap().is_none());
     for step in 1..5 {
         assert!(save(&mut manager, step).retained.is_none());
@@ -55,11 +55,11 @@ fn without_rules_nothing_is_removed() {
 fn each_rule_keeps_its_steps_and_the_newest_always_stays() {
     let best = |text: &str| Some(text.parse().unwrap());
     for (keep, stay) in [
-        (Keep { last: Some(2), ..Keep::default() }, &[5, 6][..]),
-        (Keep { every: Some(4), ..Keep::default() }, &[4, 6]),
-        (Keep { best: best("loss:max:1"), ..Keep::default() }, &[1, 6]),
+        (Retention { last: Some(2), ..Retention::default() }, &[5, 6][..]),
+        (Retention { every: Some(4), ..Retention::default() }, &[4, 6]),
+        (Retention { best: best("loss:max:1"), ..Retention::default() }, &[1, 6]),
         (
-            Keep { last: Some(1), every: Some(3), best: best("loss:max:2"), slim: None },
+            Retention { last: Some(1), every: Some(3), best: best("loss:max:2"), slim: None },
             &[1, 2, 3, 6],
         ),
     ] {
@@ -73,14 +73,14 @@ fn each_rule_keeps_its_steps_and_the_newest_always_stays() {
         assert!(manager.wait().unwrap().is_none(), "nobody waits twice for one save");
         assert_eq!(numbers(&manager), stay, "{keep:?}");
     }
-    let nothing = Keep { last: Some(0), ..Keep::default() };
+    let nothing = Retention { last: Some(0), ..Retention::default() };
     CheckpointManager::found("run", nothing).unwrap_err();
 }
 
 #[test]
 fn a_save_is_in_progress_until_old_steps_are_removed() {
     let root = tempfile::tempdir().unwrap();
-    let mut manager = manager(&root, Keep::default());
+    let mut manager = manager(&root, Retention::default());
     assert!(!manager.is_saving());
     let shared = manager.shared.clone();
     let restoring = shared.in_use.read().unwrap();
@@ -94,7 +94,7 @@ fn a_save_is_in_progress_until_old_steps_are_removed() {
 #[test]
 fn best_is_among_numbers_that_can_be_loaded_and_the_newer_of_equals() {
     let root = tempfile::tempdir().unwrap();
-    let mut manager = manager(&root, Keep::default());
+    let mut manager = manager(&root, Retention::default());
     for (step, loss) in [(1, 0.5), (2, 0.1), (3, 0.1), (4, f64::NAN), (5, 0.0)] {
         manager.save(step, &mut state(step), [("loss", loss)]).unwrap();
     }
@@ -109,7 +109,7 @@ fn best_is_among_numbers_that_can_be_loaded_and_the_newer_of_equals() {
 #[test]
 fn failed_background_save_is_the_error_of_the_next_call_which_begins_nothing() {
     let root = tempfile::tempdir().unwrap();
-    let mut manager = manager(&root, Keep { last: Some(1), ..Keep::default() });
+    let mut manager = manager(&root, Retention { last: Some(1), ..Retention::default() });
     save(&mut manager, 1);
     fs::write(manager.path(2).unwrap(), "a file is in the way").unwrap();
     manager.save_async(2, state(2), NO_METRICS).unwrap();
@@ -128,12 +128,18 @@ fn failed_background_save_is_the_error_of_the_next_call_which_begins_nothing() {
 fn full_disk_names_the_rules_and_the_room_that_they_need() {
     let best = Some("loss:min:1".parse().unwrap());
     for (keep, said) in [
-        (Keep { last: Some(3), ..Keep::default() }, &["keep + 1", "`Keep::last` of 3 for 4"][..]),
         (
-            Keep { every: Some(100), best, ..Keep::default() },
-            &["`Keep::last` of 1 for 2", "`Keep::every` of 100 and `Keep::best` by loss"],
+            Retention { last: Some(3), ..Retention::default() },
+            &["keep + 1", "`Retention::last` of 3 for 4"][..],
         ),
-        (Keep::default(), &["no rule", "n + 1"]),
+        (
+            Retention { every: Some(100), best, ..Retention::default() },
+            &[
+                "`Retention::last` of 1 for 2",
+                "`Retention::every` of 100 and `Retention::best` by loss",
+            ],
+        ),
+        (Retention::default(), &["no rule", "n + 1"]),
     ] {
         let root = tempfile::tempdir().unwrap();
         let manager = manager(&root, keep);
@@ -147,14 +153,17 @@ fn full_disk_names_the_rules_and_the_room_that_they_need() {
         for part in said.iter().chain(&["free some space", "has been removed"]) {
             assert!(text.contains(part), "{part:?} is not in {text}");
         }
-        assert!(!failed(nix::libc::EACCES).contains("Keep"), "another failure has other remedies");
+        assert!(
+            !failed(nix::libc::EACCES).contains("Retention"),
+            "another failure has other remedies"
+        );
     }
 }
 
 #[test]
 fn step_with_a_shorter_name_is_replaced_where_it_is() {
     let root = tempfile::tempdir().unwrap();
-    let mut manager = manager(&root, Keep::default());
+    let mut manager = manager(&root, Retention::default());
     let short = manager.root().join("step-2");
     crate::save(&state(7), &short).unwrap();
     assert_eq!(save(&mut manager, 2).path, short);
@@ -164,7 +173,7 @@ fn step_with_a_shorter_name_is_replaced_where_it_is() {
 #[test]
 fn restore_goes_to_the_newest_intact_step_only_if_told_to() {
     let root = tempfile::tempdir().unwrap();
-    let mut manager = manager(&root, Keep::default());
+    let mut manager = manager(&root, Retention::default());
     assert!(manager.restore(None, OnDamage::Raise).unwrap().is_none(), "nothing was saved yet");
     (1..6).for_each(|step| drop(save(&mut manager, step)));
     let killed = manager.path(6).unwrap();
@@ -203,7 +212,7 @@ fn restore_goes_to_the_newest_intact_step_only_if_told_to() {
 fn failure_that_is_not_the_checkpoints_is_raised() {
     use crate::sys::seam::{Call, fail_call};
     let root = tempfile::tempdir().unwrap();
-    let mut manager = manager(&root, Keep::default());
+    let mut manager = manager(&root, Retention::default());
     (1..3).for_each(|step| drop(save(&mut manager, step)));
     let _refused =
         fail_call(Call::Open, &manager.path(2).unwrap().join(names::MANIFEST), nix::libc::EACCES);
@@ -218,7 +227,7 @@ fn failure_that_is_not_the_checkpoints_is_raised() {
 fn manifest_on_bad_sectors_is_damage() {
     use crate::sys::seam::{Call, fail_call};
     let root = tempfile::tempdir().unwrap();
-    let mut manager = manager(&root, Keep::default());
+    let mut manager = manager(&root, Retention::default());
     (1..4).for_each(|step| drop(save(&mut manager, step)));
     let bad = manager.path(3).unwrap().join(names::MANIFEST);
     let _failing = fail_call(Call::Read, &bad, nix::libc::EIO);
@@ -232,7 +241,7 @@ fn manifest_on_bad_sectors_is_damage() {
 #[test]
 fn failed_removal_is_reported_and_fails_no_save() {
     let root = tempfile::tempdir().unwrap();
-    let mut manager = manager(&root, Keep { last: Some(1), ..Keep::default() });
+    let mut manager = manager(&root, Retention { last: Some(1), ..Retention::default() });
     save(&mut manager, 1);
     fs::create_dir(manager.path(1).unwrap().join(names::REMOVAL_MARK)).unwrap(); // no manifest can take the name
     manager.save_async(2, state(2), NO_METRICS).unwrap();
@@ -248,7 +257,7 @@ fn failed_removal_is_reported_and_fails_no_save() {
 #[test]
 fn removal_waits_for_a_restore_and_follows_the_commit() {
     let root = tempfile::tempdir().unwrap();
-    let mut manager = manager(&root, Keep { last: Some(1), ..Keep::default() });
+    let mut manager = manager(&root, Retention { last: Some(1), ..Retention::default() });
     save(&mut manager, 1);
     let restoring = manager.shared.clone();
     let in_use = restoring.in_use.read().unwrap();
@@ -273,8 +282,8 @@ fn with_optimizer(step: u64) -> StateDict<'static> {
     state
 }
 
-fn slims(after: usize) -> Keep {
-    Keep { slim: Some(Slim::after(after)), ..Keep::default() }
+fn slims(after: usize) -> Retention {
+    Retention { slim: Some(Slim::after(after)), ..Retention::default() }
 }
 
 fn save_all(manager: &mut CheckpointManager, steps: &[u64]) -> Vec<Saved> {
@@ -292,7 +301,7 @@ fn whole(manager: &CheckpointManager) -> Vec<u64> {
 fn older_steps_lose_the_optimizer_and_keep_the_model() {
     let root = tempfile::tempdir().unwrap();
     let best = Some("loss:max:1".parse().unwrap());
-    let mut manager = manager(&root, Keep { last: Some(3), best, ..slims(2) });
+    let mut manager = manager(&root, Retention { last: Some(3), best, ..slims(2) });
     for step in 1..7 {
         let metrics = [("loss", 1.0 / step as f64)];
         manager.save_async(step, with_optimizer(step), metrics).unwrap();
@@ -325,7 +334,7 @@ fn last_saves_and_targets_of_links_stay_whole() {
 #[test]
 fn step_that_was_not_saved_apart_stays_whole_and_is_not_tried_again() {
     let root = tempfile::tempdir().unwrap();
-    save_all(&mut manager(&root, Keep::default()), &[1]);
+    save_all(&mut manager(&root, Retention::default()), &[1]);
     let mut manager = manager(&root, slims(1));
     let saved = save_all(&mut manager, &[2, 3]);
     assert!(matches!(saved[0].slimmed[..], [(_, Err(Error::Invalid { .. }))]), "{saved:?}");
@@ -336,7 +345,7 @@ fn step_that_was_not_saved_apart_stays_whole_and_is_not_tried_again() {
 #[test]
 fn step_that_is_saved_again_with_the_part_apart_is_slimmed() {
     let root = tempfile::tempdir().unwrap();
-    save_all(&mut manager(&root, Keep::default()), &[1, 2, 3, 4]);
+    save_all(&mut manager(&root, Retention::default()), &[1, 2, 3, 4]);
     let mut manager = manager(&root, slims(1));
     save_all(&mut manager, &[2, 3, 4, 5]); // the run went back to step 1
     assert_eq!(whole(&manager), [1, 5]);
@@ -352,7 +361,7 @@ fn files_that_a_killed_slimming_left_go_after_the_next_save() {
     };
     let before: Vec<_> =
         files(&step).into_iter().map(|path| (fs::read(&path).unwrap(), path)).collect();
-    crate::slim(&step, &["optimizer".into()]).unwrap();
+    crate::Store::found().unwrap().slim(&step, &["optimizer".into()]).unwrap();
     let after = files(&step);
     for (bytes, path) in before.iter().filter(|(_, path)| !path.exists()) {
         fs::write(path, bytes).unwrap();
@@ -368,7 +377,7 @@ fn state_without_the_part_and_rules_that_drop_nothing_are_refused() {
     let error = manager(&root, slims(1)).save(1, &mut state(1), NO_METRICS).unwrap_err();
     assert!(error.to_string().contains("nothing named \"optimizer\""), "{error}");
     for slim in [Slim::after(0), Slim { drop: Vec::new(), ..Slim::after(1) }] {
-        let keep = Keep { slim: Some(slim), ..Keep::default() };
+        let keep = Retention { slim: Some(slim), ..Retention::default() };
         let refused = CheckpointManager::found(root.path(), keep);
         assert!(matches!(refused, Err(Error::Invalid { .. })));
     }
@@ -385,7 +394,7 @@ fn partly_frozen(step: u64) -> StateDict<'static> {
 #[test]
 fn linking_manager_links_what_the_step_before_has_also_after_a_restart() {
     let root = tempfile::tempdir().unwrap();
-    let keep = Keep { last: Some(1), ..Keep::default() };
+    let keep = Retention { last: Some(1), ..Retention::default() };
     let start = || {
         let store = Store::new(crate::Config::default()).unwrap();
         CheckpointManager::linking(store, root.path(), keep.clone(), Some(3)).unwrap()
@@ -414,13 +423,13 @@ fn linking_manager_saves_even_if_the_step_before_is_gone() {
     let root = tempfile::tempdir().unwrap();
     let store = Store::new(crate::Config::default()).unwrap();
     let mut manager =
-        CheckpointManager::linking(store.clone(), root.path(), Keep::default(), None).unwrap();
+        CheckpointManager::linking(store.clone(), root.path(), Retention::default(), None).unwrap();
     let saved = manager.save(1, &mut partly_frozen(1), NO_METRICS).unwrap();
     fs::remove_dir_all(&saved.path).unwrap();
     let saved = manager.save(2, &mut partly_frozen(2), NO_METRICS).unwrap();
     assert!(saved.report.moved.fallbacks.iter().any(|f| f.kind == crate::FallbackKind::Base));
     assert_eq!(numbers(&manager), [2]);
-    let never = CheckpointManager::linking(store, root.path(), Keep::default(), Some(0));
+    let never = CheckpointManager::linking(store, root.path(), Retention::default(), Some(0));
     assert!(never.is_err());
 }
 
@@ -430,7 +439,7 @@ fn save_for_which_there_is_no_room_waits_until_copies_let_steps_go() {
     let places = vec![root.path().join("shared")];
     let rate = 30_000; // copies are slower than saves
     let tiers = Tiers { places, rate, keep_here: Some(1), ..Tiers::default() };
-    let mut manager = manager(&root, Keep::default()).tiers(tiers).unwrap();
+    let mut manager = manager(&root, Retention::default()).tiers(tiers).unwrap();
     save(&mut manager, 1);
     save(&mut manager, 2);
     manager.shared.clearing.expect(u64::MAX); // more than any disk has
@@ -446,8 +455,11 @@ fn step_that_a_rule_keeps_and_copies_have_passed_over_is_copied_later() {
     let places = vec![root.path().join("shared")];
     let rate = 30_000; // copies are slower than saves
     let tiers = Tiers { places, rate, keep_here: Some(1), ..Tiers::default() };
-    let keep =
-        Keep { last: Some(1), best: Some("distance:min:1".parse().unwrap()), ..Keep::default() };
+    let keep = Retention {
+        last: Some(1),
+        best: Some("distance:min:1".parse().unwrap()),
+        ..Retention::default()
+    };
     let mut manager = manager(&root, keep).tiers(tiers).unwrap();
     let mut save = |step: u64| {
         manager.save(step, &mut state(step), [("distance", step.abs_diff(2) as f64)]).unwrap();
@@ -471,10 +483,10 @@ fn program_that_restored_nothing_asks_the_places_when_there_is_no_room() {
         let places = vec![root.path().join("shared")];
         Tiers { places, keep_here, ..Tiers::default() }
     };
-    let mut first = manager(&root, Keep::default()).tiers(tiers(None)).unwrap();
+    let mut first = manager(&root, Retention::default()).tiers(tiers(None)).unwrap();
     (1..=3).for_each(|step| drop(save(&mut first, step)));
     drop(first);
-    let mut manager = manager(&root, Keep::default()).tiers(tiers(Some(1))).unwrap();
+    let mut manager = manager(&root, Retention::default()).tiers(tiers(Some(1))).unwrap();
     manager.shared.clearing.expect(u64::MAX); // more than any disk has
     save(&mut manager, 4);
     assert_eq!(numbers(&manager), [4]);

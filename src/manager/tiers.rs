@@ -6,7 +6,7 @@ use super::line::{Around, Line};
 use super::queue::{Added, Pauses, Stays};
 use crate::error::{Error, Result};
 use crate::handle::panicked;
-use crate::store::{Retention, check_apart};
+use crate::store::{RetainOptions, check_apart};
 use crate::sys::dir;
 use crate::sys::path::absolute_or_object;
 use std::convert::Infallible;
@@ -20,15 +20,15 @@ use std::time::Duration;
 pub struct Tiers {
     /// Directories on other disks and, with the cargo feature `object-store`, URLs, the nearest first.
     pub places: Vec<PathBuf>,
-    /// What stays in each of them, besides the steps that [`Keep::every`](crate::Keep::every) and
-    /// [`Keep::best`](crate::Keep::best) of the manager keep; without a rule, all. [`Keep::slim`](crate::Keep::slim) has no
+    /// What stays in each of them, besides the steps that [`Retention::every`](crate::Retention::every) and
+    /// [`Retention::best`](crate::Retention::best) of the manager keep; without a rule, all. [`Retention::slim`](crate::Retention::slim) has no
     /// effect there.
-    pub keep: super::Keep,
+    pub keep: super::Retention,
     /// Bytes a second of a copy at most; 0 for no limit.
     pub rate: u64,
     /// How many of the newest steps, and of the last saves, stay in the manager's root once all places have them: after each
-    /// save, older ones that every place has whole are removed there, also those that [`Keep::every`](crate::Keep::every) and
-    /// [`Keep::best`](crate::Keep::best) keep. What a link in the root leads to stays. `None` leaves them to the rules.
+    /// save, older ones that every place has whole are removed there, also those that [`Retention::every`](crate::Retention::every) and
+    /// [`Retention::best`](crate::Retention::best) keep. What a link in the root leads to stays. `None` leaves them to the rules.
     pub keep_here: Option<usize>,
 }
 
@@ -70,7 +70,7 @@ impl Copies {
     pub fn new(
         root: &Path,
         tiers: Tiers,
-        (rule, stays): (Option<Retention>, Stays),
+        (rule, stays): (Option<RetainOptions>, Stays),
         stripe: &[PathBuf],
     ) -> Result<Self> {
         let mut places: Vec<PathBuf> = Vec::new();
@@ -81,7 +81,7 @@ impl Copies {
             check_apart(&place, others)?;
             places.push(place);
         }
-        rule.as_ref().map_or(Ok(()), Retention::check)?;
+        rule.as_ref().map_or(Ok(()), RetainOptions::check)?;
         if tiers.keep_here.is_some() && places.is_empty() {
             return Err(Error::invalid(
                 "keep_here is for steps that further places have: name places",

@@ -4,7 +4,6 @@
 //! the memory that the tensors will live in ([`read_arenas`]), through the staging pool into memory
 //! that exists already ([`read_into`]), or nowhere ([`check`]).
 
-mod copy;
 mod files;
 mod readers;
 mod reads;

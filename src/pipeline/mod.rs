@@ -7,7 +7,6 @@ mod clock;
 pub(crate) mod fallbacks;
 mod in_flight;
 pub mod job;
-pub mod line;
 pub(crate) mod load;
 mod open;
 pub(crate) mod pace;

@@ -27,7 +27,7 @@ pub use cleanup::keep::{Best, Direction};
 pub use cleanup::look::Look;
 pub use cleanup::prune::{Pruning, prune, prune_plan, prune_with};
 pub use cleanup::remove::{Disposal, Removed, remove_checkpoint};
-pub use cleanup::retain::{Retained, Retention, retain, retain_plan, retain_seen};
+pub use cleanup::retain::{RetainOptions, Retained, retain, retain_plan, retain_seen};
 pub use cleanup::slim::{Slimmed, older_steps, slim};
 pub use diff::{DiffReport, ElementDiff, TensorChange, TensorDiff, ValueDiff, diff};
 pub use layout::node::{NodeId, node_id};
@@ -37,11 +37,12 @@ pub use promote::{
     owner, promote, unfinished,
 };
 pub(crate) use read::again::{again, while_replaced};
-pub use read::checkpoint::{Checkpoint, CheckpointKind};
+pub use read::checkpoint::{Checkpoint, CheckpointKind, OpenOptions};
+pub use read::copies::copies_of;
 pub use read::info::{FileInfo, Info};
 pub use read::load::{LoadOptions, OnCorrupt};
 pub use read::loaded::{LoadPlace, Loaded, LoadedTensor, TensorView};
-pub use read::nearest::copies_of;
+
 pub use read::part::TensorPart;
 pub use read::slices::Slice;
 pub use read::verify::verify;

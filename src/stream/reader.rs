@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 /// use std::io::Read;
 ///
 /// # fn main() -> std::io::Result<()> {
-/// let mut file = ringstow::open_read("model.bin")?;
+/// let mut file = ringstow::Store::found()?.open_read("model.bin")?;
 /// let mut weights = Vec::new();
 /// file.read_to_end(&mut weights)?;
 /// if let Some(why) = file.unchecked() {

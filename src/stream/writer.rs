@@ -42,7 +42,7 @@ impl Default for WriteOptions {
 /// use std::io::Write;
 ///
 /// # fn main() -> std::io::Result<()> {
-/// let mut file = ringstow::open_write("model.bin")?;
+/// let mut file = ringstow::Store::found()?.open_write("model.bin", ringstow::WriteOptions::default())?;
 /// file.write_all(b"weights")?;
 /// let report = file.finish()?; // dropped without this, nothing is published
 /// println!("{} bytes, crc32 {:08x}", report.bytes, report.crc32);

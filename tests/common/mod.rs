@@ -12,8 +12,8 @@ pub mod warnings;
 use ringstow::internals::engine::Engine;
 use ringstow::internals::engine::portable::Portable;
 use ringstow::{
-    Base, Checkpoint, Config, Dtype, Error, Job, LoadOptions, Loaded, Receipt, Runtime, SaveReport,
-    StateDict, TensorInfo, Value,
+    Base, Checkpoint, Config, Dtype, Error, Job, LoadOptions, Loaded, OpenOptions, Receipt,
+    Runtime, SaveReport, StateDict, TensorInfo, Value,
 };
 use serde_json::value::RawValue;
 use std::fs;
@@ -137,7 +137,7 @@ impl State {
         path: &Path,
     ) -> ringstow::Result<()> {
         let extra = noise(77, 30_000);
-        let session = ringstow::Session::begin_with(path, 2, runtime.config())?;
+        let session = ringstow::Session::begin(path, 2, runtime.config())?;
         let write = |rank: u32| -> ringstow::Result<Receipt> {
             let mut share = self.share((rank, 2))?;
             let (name, range) = EXTRAS[rank as usize].clone();
@@ -164,7 +164,7 @@ impl State {
 
     /// As [`State::save`], by several ranks at once that each have some of the tensors.
     pub fn save_by_ranks(&self, ranks: u32, runtime: &Runtime, path: &Path) {
-        let session = ringstow::Session::begin_with(path, ranks, runtime.config()).unwrap();
+        let session = ringstow::Session::begin(path, ranks, runtime.config()).unwrap();
         let write = |rank: u32| self.write_share((rank, ranks), runtime, path).unwrap();
         let receipts = std::thread::scope(|scope| {
             let running: Vec<_> = (0..ranks).map(|rank| scope.spawn(move || write(rank))).collect();
@@ -269,12 +269,12 @@ pub fn step_at(path: &Path) -> i64 {
 /// As [`step_at`], of a checkpoint that may be striped.
 #[track_caller]
 pub fn step_with(config: &Config, path: &Path) -> i64 {
-    let state = Checkpoint::open_with(path, config).unwrap().state().unwrap();
+    let state = OpenOptions::of(config).open(path).unwrap().state().unwrap();
     state.get("step").and_then(Value::as_int).expect("the state has a step")
 }
 
 pub fn load_all(runtime: &Runtime, path: &Path) -> ringstow::Result<Loaded> {
-    load_opened(runtime, &Checkpoint::open_with(path, runtime.config())?)
+    load_opened(runtime, &OpenOptions::of(runtime.config()).open(path)?)
 }
 
 pub fn load_opened(runtime: &Runtime, checkpoint: &Checkpoint) -> ringstow::Result<Loaded> {
@@ -301,7 +301,7 @@ pub fn assert_no_litter(dir: &Path) {
 /// shard at least.
 #[track_caller]
 pub fn assert_no_litter_in(config: &Config, dir: &Path) {
-    let checkpoint = Checkpoint::open_with(dir, config).unwrap();
+    let checkpoint = OpenOptions::of(config).open(dir).unwrap();
     let mut listed: Vec<String> =
         checkpoint.manifest().files.iter().map(|file| file.name.clone()).collect();
     listed.push("manifest.json".into());

@@ -78,7 +78,7 @@ impl Place {
         if self.way != Way::ByRanks {
             return state.save(&self.runtime, dir).map(drop);
         }
-        let session = Session::begin_with(dir, 2, self.config())?;
+        let session = Session::begin(dir, 2, self.config())?;
         let write = |rank| state.write_share((rank, 2), &self.runtime, dir);
         let receipts = [write(0)?, write(1)?];
         session.commit(receipts.into(), state.tree()).map(drop)

@@ -5,7 +5,10 @@ use crate::common::{EXTRA, State, is_extra, load_all};
 use ringstow::internals::format::names;
 use ringstow::internals::store;
 use ringstow::internals::sys::seam::{Call, Outcome, in_process};
-use ringstow::{Base, Checkpoint, Disposal, Error, Job, Left, Promotion, Result, Retention, Store};
+use ringstow::{
+    Base, Checkpoint, Disposal, Error, Job, Left, OpenOptions, Promotion, Result, RetainOptions,
+    Store,
+};
 use std::path::{Path, PathBuf};
 
 /// Numbers of checkpoints, `step-1`, each with the number of the state that it holds.
@@ -110,7 +113,7 @@ pub const OPERATIONS: [Operation; 13] = [
         partial: true,
         act: |place| {
             let disposal = Disposal::of(place.config());
-            let retention = Retention { disposal, ..Retention::new(1) };
+            let retention = RetainOptions { disposal, ..RetainOptions::new(1) };
             nothing_left(&store::retain(place.run(), &retention, place.config())?.left)
         },
         ..SAVE
@@ -140,7 +143,7 @@ pub const OPERATIONS: [Operation; 13] = [
         act: |place| {
             let drop = [EXTRA.to_owned()];
             nothing_left(&store::slim(&step_dir(place, 2), &drop, place.config())?.left)?;
-            let slimmed = Checkpoint::open_with(step_dir(place, 2), place.config())?;
+            let slimmed = OpenOptions::of(place.config()).open(step_dir(place, 2))?;
             assert!(!slimmed.tensors().iter().any(|tensor| is_extra(&tensor.name)));
             Ok(())
         },

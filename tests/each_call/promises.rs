@@ -5,7 +5,7 @@ use crate::common::{State, assert_no_litter_in, is_extra, load_opened, names_in}
 use crate::operations::{MODEL, Operation, step_dir};
 use ringstow::internals::format::names;
 use ringstow::internals::store;
-use ringstow::{Checkpoint, Error, LoadOptions, Store, Wanted};
+use ringstow::{Checkpoint, Error, LoadOptions, OpenOptions, Store, Wanted};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -29,7 +29,7 @@ impl Reader {
             (
                 *state,
                 *number,
-                Checkpoint::open_with(step_dir(place, *number), place.config()).unwrap(),
+                OpenOptions::of(place.config()).open(step_dir(place, *number)).unwrap(),
             )
         };
         Self(operation.before.iter().map(open).collect())
@@ -97,7 +97,7 @@ pub fn check(
 fn committed(place: &Place) -> Found {
     let state_at = |number: u32| {
         let dir = step_dir(place, number);
-        match Checkpoint::open_with(&dir, place.config()) {
+        match OpenOptions::of(place.config()).open(&dir) {
             Ok(checkpoint) => {
                 let state = checkpoint
                     .state()
@@ -157,7 +157,7 @@ fn strangers(place: &Place, found: &Found) -> Vec<PathBuf> {
     for number in found.keys() {
         let dir = step_dir(place, *number);
         let stripe_dir = place.root.join("disk").join(dir.file_name().unwrap());
-        let checkpoint = Checkpoint::open_with(&dir, place.config()).unwrap();
+        let checkpoint = OpenOptions::of(place.config()).open(&dir).unwrap();
         for file in &checkpoint.manifest().files {
             known.extend([&dir, &stripe_dir].map(|dir| dir.join(&file.name)));
         }
@@ -191,7 +191,7 @@ fn check_model(place: &Place, operation: &Operation, end: &End) {
     }
     let to = place.root.join(MODEL);
     let is_whole = || {
-        let checkpoint = Checkpoint::open_foreign(&to).ok()?;
+        let checkpoint = OpenOptions::new().foreign(true).open(&to).ok()?;
         State::new(1, &SIZES).assert_equals(&load_opened(&place.runtime, &checkpoint).unwrap());
         Some(())
     };

@@ -5,8 +5,8 @@ use cut_disk::run;
 use ringstow::internals::store::{Wanted, export, remove_checkpoint};
 use ringstow::internals::sys::chance::{Chance, fix};
 use ringstow::{
-    Checkpoint, Config, Disposal, Dtype, EngineChoice, Error, Loaded, Pruning, Receipt, Retention,
-    Runtime, Session, StateDict, Store,
+    Config, Disposal, Dtype, EngineChoice, Error, Loaded, OpenOptions, Pruning, Receipt,
+    RetainOptions, Runtime, Session, StateDict, Store,
 };
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
@@ -179,13 +179,13 @@ impl Order {
         match self.job {
             Job::Save(id) => drop(State::new(id, &SIZES).save(&runtime, &path)?),
             Job::SaveByRanks(id) => {
-                let session = Session::begin_with(&path, RANKS, runtime.config())?;
+                let session = Session::begin(&path, RANKS, runtime.config())?;
                 let state = State::new(id, &SIZES);
                 let write = |rank| state.write_share((rank, RANKS), &runtime, &path);
                 session.commit((0..RANKS).map(write).collect::<Result<_, _>>()?, state.tree())?;
             }
             Job::Coordinate(id) => {
-                let session = Session::begin_with(&path, RANKS, runtime.config())?;
+                let session = Session::begin(&path, RANKS, runtime.config())?;
                 say("begun", &());
                 let state = State::new(id, &SIZES);
                 say("receipt", &state.write_share((0, RANKS), &runtime, &path)?);
@@ -200,7 +200,7 @@ impl Order {
             Job::Load => seen.loaded = Some(load(&runtime, &path)?),
             Job::Latest => seen.newest = store.latest(&path, &Wanted::default())?.map(below),
             Job::Retain(keep) => {
-                let retained = store.retain(&path, &Retention::new(keep))?;
+                let retained = store.retain(&path, &RetainOptions::new(keep))?;
                 seen.removed = retained.removed.into_iter().map(below).collect();
             }
             Job::Prune => drop(store.prune(&path)?),
@@ -234,7 +234,7 @@ fn export_model(id: i64, config: &Config, path: &Path) -> Result<(), Error> {
 
 /// Reads a model, and returns which it is. Panics if it is not wholly that model.
 fn read_model(runtime: &Runtime, path: &Path) -> Result<i64, Error> {
-    let model = Checkpoint::open_foreign(path)?;
+    let model = OpenOptions::new().foreign(true).open(path)?;
     let loaded = load_opened(runtime, &model)?;
     let number = loaded.tensor("id").expect("MIXED: no number").data();
     let id = i64::from_le_bytes(number.try_into().unwrap());
@@ -252,7 +252,7 @@ fn assert_same(id: i64, loaded: &Loaded, others: usize) {
 
 /// Loads a checkpoint, and returns which state it is. Panics if it is not wholly that state.
 fn load(runtime: &Runtime, path: &Path) -> Result<i64, Error> {
-    let checkpoint = Checkpoint::open_with(path, runtime.config())?;
+    let checkpoint = OpenOptions::of(runtime.config()).open(path)?;
     let loaded = match load_opened(runtime, &checkpoint) {
         // As a trainer does: it opens the newer one.
         Err(Error::Replaced { .. }) => return load(runtime, path),

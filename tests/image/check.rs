@@ -4,7 +4,7 @@ use crate::common::place::{Place, SIZES, Way};
 use crate::common::{State, load_all, load_opened, names_in};
 use crate::scenario::{World, path, roots};
 use ringstow::internals::format::names;
-use ringstow::{Checkpoint, Error, Status, Store, Value, Wanted};
+use ringstow::{Checkpoint, Error, OpenOptions, Status, Store, Value, Wanted};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ pub fn check(place: &Place, world: &World, is_smooth: bool, prune_first: bool) -
         let as_promised = || format!("{name} holds step {found:?}, and should one of {steps:?}");
         ensure(steps.contains(&found), as_promised)?;
         if is_smooth && steps.len() == 1 && found.is_some() && !is_model(name) {
-            let checkpoint = said(name, Checkpoint::open_with(path(place, name), place.config()))?;
+            let checkpoint = said(name, OpenOptions::of(place.config()).open(path(place, name)))?;
             let parts = files(place, name, &checkpoint).into_iter();
             let missing: Vec<PathBuf> =
                 parts.filter(|shard| !shard.iter().any(|path| path.exists())).flatten().collect();
@@ -65,7 +65,7 @@ fn save_again(place: &Place, name: &str) -> ringstow::Result<()> {
         return place.save_to(NEXT, &to);
     }
     // An export never replaces a model.
-    if Checkpoint::open_foreign(&to).is_ok() {
+    if OpenOptions::new().foreign(true).open(&to).is_ok() {
         fs::remove_dir_all(&to).unwrap();
     }
     place.export_to(NEXT, &to)
@@ -76,8 +76,8 @@ fn save_again(place: &Place, name: &str) -> ringstow::Result<()> {
 fn found(place: &Place, name: &str, steps: &BTreeSet<Option<i64>>) -> Result<Option<i64>, String> {
     let path = path(place, name);
     let opened = match is_model(name) {
-        true => Checkpoint::open_foreign(&path),
-        false => Checkpoint::open_with(&path, place.config()),
+        true => OpenOptions::new().foreign(true).open(&path),
+        false => OpenOptions::of(place.config()).open(&path),
     };
     let checkpoint = match opened {
         Ok(checkpoint) => checkpoint,
@@ -150,7 +150,7 @@ fn check_pruned(place: &Place, world: &World) -> Outcome {
         if is_model(name) {
             // An export that was killed leaves files for the next.
             files_in(&path, &mut known);
-        } else if let Ok(checkpoint) = Checkpoint::open_with(&path, place.config()) {
+        } else if let Ok(checkpoint) = OpenOptions::of(place.config()).open(&path) {
             known.extend(files(place, name, &checkpoint).concat());
             known.extend([names::MANIFEST, names::DCP_MARK].map(|name| path.join(name)));
             known.insert(stripe(place, name).join(names::STRIPE_MARKER));

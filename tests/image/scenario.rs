@@ -5,7 +5,7 @@ use crate::common::{State, scratch};
 use durable_image::{Journal, Recorder};
 use ringstow::internals::format::names;
 use ringstow::internals::sys::seam::Outcome;
-use ringstow::{Base, Disposal, Error, Retention, Store};
+use ringstow::{Base, Disposal, Error, RetainOptions, Store};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
@@ -153,7 +153,7 @@ impl Act {
                 ringstow::internals::store::remove_checkpoint(&dir, disposal, config).map(drop)
             }
             Self::Retain => {
-                let retention = Retention { disposal, ..Retention::new(1) };
+                let retention = RetainOptions { disposal, ..RetainOptions::new(1) };
                 ringstow::internals::store::retain(path(place, ""), &retention, config).map(drop)
             }
             Self::Prune => place.prune(),

@@ -2,7 +2,7 @@
 
 use crate::common::{State, scratch, small_config};
 use fastrand::Rng;
-use ringstow::{Config, Error, Retention, SaveHandle, Store, Wanted};
+use ringstow::{Config, Error, RetainOptions, SaveHandle, Store, Wanted};
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -231,7 +231,7 @@ impl World {
             return;
         }
         store.prune(run).unwrap();
-        let retained = store.retain(run, &Retention::new(2)).unwrap();
+        let retained = store.retain(run, &RetainOptions::new(2)).unwrap();
         self.committed.retain(|path, _| !retained.removed.contains(path));
         // What was saved last stays beside them, even if others have higher numbers.
         let left = self.committed.keys().filter(|path| path.starts_with(run)).count();

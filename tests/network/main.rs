@@ -112,7 +112,7 @@ fn save_each_rank(dir: &Path) {
     for rank in 0..2 {
         let part_of = RankShare { rank, ranks: 2, save: "a".into() };
         let part = dir.join(format!("rank0000{rank}"));
-        let session = Session::begin_with(&part, 1, &small_config()).unwrap().rank_share(part_of);
+        let session = Session::begin(&part, 1, &small_config()).unwrap().rank_share(part_of);
         let receipt = store().write_rank(&state(1), 0, &part).unwrap().0;
         session.commit(vec![receipt], tree()).unwrap();
     }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 /// Begins a save by one rank.
 fn begin(dir: &Path) -> Session {
-    Session::begin_with(dir, 1, &small_config()).unwrap()
+    Session::begin(dir, 1, &small_config()).unwrap()
 }
 
 /// What the rank of a save writes, as it reports it.

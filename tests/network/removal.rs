@@ -4,7 +4,7 @@ use crate::common::held::HeldUp;
 use crate::common::names_in;
 use crate::{ALONE, Hosts, LOCK, assert_holds, assert_nothing_else, save_each_rank, state, store};
 use ringstow::internals::sys::seam::{Call, Outcome, on_thread};
-use ringstow::{Disposal, Error, Retention};
+use ringstow::{Disposal, Error, RetainOptions};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ fn clean_up_leaves_what_another_host_may_be_writing() {
     store().save(&state(2), hosts.root.path().join("step-2")).unwrap();
     let before = names_in(&dir);
     let swept = store().prune(hosts.root.path()).unwrap();
-    let retained = store().retain(hosts.root.path(), &Retention::new(1)).unwrap();
+    let retained = store().retain(hosts.root.path(), &RetainOptions::new(1)).unwrap();
     for (removed, left) in [(swept.removed, swept.left), (retained.cleared, retained.left)] {
         assert!(removed.is_empty() && left.len() == 1, "{removed:?} {left:?}");
         assert_eq!(left[0].path, dir);
@@ -39,7 +39,7 @@ fn removal_removes_listed_files_alone() {
     // What another host is writing into the oldest.
     let others = "rank00000-0.g6.safetensors.part";
     fs::write(root.join("step-1").join(others), "theirs").unwrap();
-    let retained = store().retain(root, &Retention::new(1)).unwrap();
+    let retained = store().retain(root, &RetainOptions::new(1)).unwrap();
     assert_eq!((retained.removed.len(), retained.left.len()), (2, 0), "{retained:?}");
     assert_eq!(names_in(root), ["step-1", "step-3"]);
     assert_eq!(names_in(&root.join("step-1")), [others]);
@@ -178,7 +178,7 @@ fn dry_runs_create_nothing() {
         .filter(|path| path.ends_with(LOCK))
         .for_each(|path| fs::remove_file(path).unwrap());
     let before = all_in(root);
-    let plan = store().retain_plan(root, &Retention::new(1)).unwrap();
+    let plan = store().retain_plan(root, &RetainOptions::new(1)).unwrap();
     assert_eq!((plan.removed.len(), plan.left.len()), (3, 0), "{plan:?}");
     assert_eq!(all_in(root), before);
     let plan = store().prune_plan(root).unwrap();

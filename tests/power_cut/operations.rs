@@ -113,7 +113,7 @@ const RANKS: u32 = 2;
 const CHILD: &str = "RINGSTOW_TEST_POWER_CUT_RANK";
 
 fn save_by_ranks(config: &Config, step: i64, to: &Path) -> Result<()> {
-    let session = Session::begin_with(to, RANKS, config)?;
+    let session = Session::begin(to, RANKS, config)?;
     let outside = tempfile::tempdir().unwrap();
     let receipt_of = |rank: u32| outside.path().join(rank.to_string());
     let start = |rank: u32| {

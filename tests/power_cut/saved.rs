@@ -3,7 +3,7 @@
 use crate::common::{assert_no_litter_in, errno, load_opened, names_in, step_with};
 use crate::operations::{Machine, OPERATIONS, Operation, clear, save, state};
 use nix::libc;
-use ringstow::{Checkpoint, Error, Status, Wanted};
+use ringstow::{Error, OpenOptions, Status, Wanted};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -98,7 +98,7 @@ impl Saved {
             }
             _ => self.path(of, 0),
         };
-        match Checkpoint::open_with(&path, store.config()) {
+        match OpenOptions::of(store.config()).open(&path) {
             Ok(_) => Some(step_with(store.config(), &path)),
             Err(error) if is_absent(&error) => None,
             Err(error) => panic!("{what}: {error}"),
@@ -135,7 +135,7 @@ impl Saved {
             assert_model(machine, &self.path(Operation::Export, reported), reported, what);
         }
         let next = self.path(Operation::Export, reported + 1);
-        match Checkpoint::open_foreign(&next) {
+        match OpenOptions::new().foreign(true).open(&next) {
             Ok(_) => {
                 assert_eq!(self.under_way(), Some(Operation::Export), "{what}");
                 assert_model(machine, &next, reported + 1, what);
@@ -181,7 +181,8 @@ fn is_absent(error: &Error) -> bool {
 }
 
 fn assert_model(machine: &Machine, path: &Path, step: i64, what: &str) {
-    let model = Checkpoint::open_foreign(path).unwrap_or_else(|e| panic!("{what}: {e}"));
+    let model =
+        OpenOptions::new().foreign(true).open(path).unwrap_or_else(|e| panic!("{what}: {e}"));
     let loaded = load_opened(&machine.plain, &model).unwrap();
     assert_eq!(state(step).difference(&loaded), None, "{what}");
 }

@@ -5,7 +5,7 @@ use crate::common::{State, load_opened};
 use crate::history::{Outcome, Refusal, Seen, Why};
 use crate::world::World;
 use ringstow::internals::store::{Wanted, latest, prune, remove_checkpoint, retain, save};
-use ringstow::{Base, Checkpoint, Disposal, Error, Receipt, Retention, Runtime, Session};
+use ringstow::{Base, Disposal, Error, OpenOptions, Receipt, RetainOptions, Runtime, Session};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -118,7 +118,7 @@ pub fn carry_out(world: &World, runtime: &Runtime, order: &Order) -> Result<Seen
             seen.newest = newest.map(|found| below(found.path));
         }
         Job::Retain(keep) => {
-            let retention = Retention { disposal, ..Retention::new(*keep) };
+            let retention = RetainOptions { disposal, ..RetainOptions::new(*keep) };
             let retained = retain(&path, &retention, config)?;
             seen.removed = retained.removed.into_iter().map(below).collect();
             let failed = retained.left.into_iter().filter(|left| left.failed);
@@ -141,7 +141,7 @@ fn save_by_ranks(
     order: &Order,
 ) -> Result<(), Refusal> {
     let path = world.root.join(&order.at);
-    let session = Session::begin_with(&path, RANKS as u32, &world.config)?;
+    let session = Session::begin(&path, RANKS as u32, &world.config)?;
     let mut running: Vec<(Option<Id>, Slot)> = (0..RANKS)
         .map(|rank| start_rank(world, id, (number, rank), ranks.troubles[rank], &order.at))
         .collect();
@@ -192,7 +192,7 @@ fn start_rank(
 /// # Errors
 /// The load's; [`Why::Damage`] if it is not wholly that state.
 pub fn load(runtime: &Runtime, path: &Path) -> Result<i64, Refusal> {
-    let checkpoint = Checkpoint::open_with(path, runtime.config())?;
+    let checkpoint = OpenOptions::of(runtime.config()).open(path)?;
     let loaded = match load_opened(runtime, &checkpoint) {
         // As a trainer does: it opens the newer one.
         Err(Error::Replaced { .. }) => return load(runtime, path),

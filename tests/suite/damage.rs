@@ -8,15 +8,15 @@ use crate::common::{
 };
 use ringstow::internals::store::verify;
 use ringstow::{
-    Checkpoint, Config, Damage, DamagedTensor, Error, LoadOptions, Loaded, OnCorrupt, Runtime,
-    Target,
+    Checkpoint, Config, Damage, DamagedTensor, Error, LoadOptions, Loaded, OnCorrupt, OpenOptions,
+    Runtime, Target,
 };
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 fn begin_of(dir: &Path, config: &Config, name: &str) -> (PathBuf, usize) {
-    let checkpoint = Checkpoint::open_with(dir, config).unwrap();
+    let checkpoint = OpenOptions::of(config).open(dir).unwrap();
     let chunk = &checkpoint.tensor(name).unwrap().chunks[0];
     let path = checkpoint.shard_paths().nth(chunk.file as usize).unwrap().to_path_buf();
     (path, chunk.begin as usize)
@@ -32,7 +32,7 @@ fn skip() -> LoadOptions<'static> {
 
 /// Loads all that is intact.
 fn salvage(dir: &Path, runtime: &Runtime) -> Loaded {
-    let checkpoint = Checkpoint::open_damaged_with(dir, runtime.config()).unwrap();
+    let checkpoint = OpenOptions::of(runtime.config()).damaged(true).open(dir).unwrap();
     let names: Vec<&str> = checkpoint.tensors().iter().map(|tensor| &*tensor.name).collect();
     checkpoint.load_names(names, skip().on(runtime, &Arc::default())).unwrap()
 }
@@ -108,7 +108,7 @@ fn look_for_lost_tensors_takes_no_time_for_each_other_one() {
     let dir = root.path().join("ckpt");
     State::new(1, &[1; 500]).save(&runtime(), &dir).unwrap();
     fs::write(shard_of(&dir), "cut").unwrap();
-    let opened = Checkpoint::open_damaged(&dir).unwrap();
+    let opened = OpenOptions::new().damaged(true).open(&dir).unwrap();
     // An error would list the names of all.
     let looked = allocation_counter::measure(|| {
         assert!(opened.tensors().iter().all(|tensor| opened.is_lost(tensor)));
@@ -155,7 +155,7 @@ fn intact_tensors_of_a_cut_file_load() {
         let file = fs::OpenOptions::new().write(true).open(shard_of(&dir)).unwrap();
         file.set_len(keep).unwrap();
         let end = |name: &str| {
-            let checkpoint = Checkpoint::open_damaged(&dir).unwrap();
+            let checkpoint = OpenOptions::new().damaged(true).open(&dir).unwrap();
             let tensor = checkpoint.tensor(name).unwrap();
             (tensor.chunks[0].begin + tensor.nbytes()).next_multiple_of(4096).min(bytes)
         };
@@ -213,7 +213,7 @@ fn many_missing_files_are_damage_whichever_they_are_until_most_are_missing() {
     shards[..1050].iter().for_each(|shard| fs::remove_file(shard).unwrap());
     assert_eq!(salvage(&dir, &runtime).tensors().count(), FILES - 1050);
     shards[1050..1300].iter().for_each(|shard| fs::remove_file(shard).unwrap());
-    let refused = Checkpoint::open_damaged_with(&dir, runtime.config()).map(drop).unwrap_err();
+    let refused = OpenOptions::of(runtime.config()).damaged(true).open(&dir).map(drop).unwrap_err();
     assert!(matches!(refused, Error::MissingFiles { .. }), "{refused}");
 }
 
@@ -256,7 +256,7 @@ fn missing_file_loses_its_tensors_alone() {
         assert_eq!(found, all);
 
         // Without Skip, what is in the missing file is refused, and all else loads.
-        let opened = Checkpoint::open_damaged(&dir).unwrap();
+        let opened = OpenOptions::new().damaged(true).open(&dir).unwrap();
         let error = opened.load([weight(2)]).unwrap_err();
         assert!(matches!(error, Error::MissingFiles { .. }), "{error}");
         assert!(matches!(opened.load_part(&weight(2), &[]), Err(Error::MissingFiles { .. })));
@@ -298,6 +298,6 @@ fn skip_needs_checksums() {
 fn damaged_manifest_stays_an_error() {
     let (_root, dir) = saved();
     flip(&dir.join("manifest.json"), 30);
-    assert!(matches!(Checkpoint::open_damaged(&dir), Err(Error::Corrupt { .. })));
+    assert!(matches!(OpenOptions::new().damaged(true).open(&dir), Err(Error::Corrupt { .. })));
     assert!(matches!(ringstow::verify(&dir), Err(Error::Corrupt { .. })));
 }

@@ -3,7 +3,7 @@
 
 use crate::common::*;
 use nix::libc;
-use ringstow::{Checkpoint, Error, StateDict};
+use ringstow::{Error, OpenOptions, StateDict};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -38,7 +38,10 @@ fn opening_a_run_directory_names_the_newest_checkpoint() {
     let error = error_of(root.path());
     assert!(matches!(error, Error::NoCheckpoint { .. }), "{error:?}");
     assert_says(&error, &["directory of checkpoints", "a-2", "`latest`", "`ringstow ls`"]);
-    assert_says(&Checkpoint::open_foreign(root.path()).unwrap_err(), &["directory of checkpoints"]);
+    assert_says(
+        &OpenOptions::new().foreign(true).open(root.path()).unwrap_err(),
+        &["directory of checkpoints"],
+    );
 }
 
 #[test]
@@ -59,7 +62,8 @@ fn a_list_of_a_file_says_what_the_file_is() {
     let steps = |name: &str| ringstow::steps(root.path().join(name)).unwrap_err();
     assert_says(&steps("model.pt"), &["a file of torch.save"]);
     assert_says(&steps("notes.txt"), &["a checkpoint is a directory"]);
-    let gone = ringstow::list(root.path().join("gone")).unwrap_err().to_string();
+    let gone =
+        ringstow::Store::found().unwrap().list(root.path().join("gone")).unwrap_err().to_string();
     assert!(!gone.contains("was saved there"), "{gone}");
 }
 
@@ -109,7 +113,7 @@ fn another_programs_manifest_makes_no_checkpoint() {
     let step = save(root.path().join("step-1"));
     let retained = ringstow::retain(root.path(), 1, ringstow::Disposal::Remove).unwrap();
     assert!(retained.left.is_empty() && retained.kept == [step.clone()], "{retained:?}");
-    let found = ringstow::list(root.path()).unwrap();
+    let found = ringstow::Store::found().unwrap().list(root.path()).unwrap();
     assert!(found.iter().map(|found| &found.path).eq([&step]), "{found:?}");
     assert_says(&error_of(root.path()), &["another program's", "step-1"]);
 

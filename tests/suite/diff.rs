@@ -133,7 +133,7 @@ fn names_types_shapes_and_values_are_compared() {
         report.values.iter().map(|v| (&*v.name, v.a.as_deref(), v.b.as_deref())).collect();
     assert_eq!(values, [("lr", Some("0.1"), Some("0.2")), ("old", Some("1"), None)]);
     assert!(report.differing.is_empty());
-    assert!(ringstow::diff(&a, &a).unwrap().is_equal());
+    assert!(ringstow::Store::found().unwrap().diff(&a, &a, false).unwrap().is_equal());
 }
 
 #[test]
@@ -184,7 +184,9 @@ fn tensor_of_many_pieces_is_compared_to_its_last_element() {
 fn what_is_no_checkpoint_is_an_error_and_so_is_damage_that_is_read() {
     let (root, a, b, state) = scene();
     state.save(&runtime(), &a).unwrap();
-    assert!(ringstow::diff(&a, root.path().join("nowhere")).is_err());
+    assert!(
+        ringstow::Store::found().unwrap().diff(&a, root.path().join("nowhere"), false).is_err()
+    );
     let other = Runtime::new(Config { shard_bytes: 16_384, ..small_config() }).unwrap();
     state.save(&other, &b).unwrap();
     let begin = Checkpoint::open(&a).unwrap().tensor(&weight(3)).unwrap().chunks[0].begin;

@@ -7,7 +7,8 @@ use crate::common::{State, assert_says, runtime, scratch, step_at};
 use ringstow::internals::format::names;
 use ringstow::internals::store::{Found, Status};
 use ringstow::{
-    Checkpoint, Dtype, Error, RankShare, Session, StateDict, Value, latest, list, verify,
+    Checkpoint, Dtype, Error, OpenOptions, RankShare, Session, StateDict, Store, Value, latest,
+    verify,
 };
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,7 @@ fn save_part_as(whole: &Path, rank: u32, part_of: RankShare) {
     let data = vec![rank as u8; 9000];
     let mut state = StateDict::new();
     state.bytes("w", Dtype::U8, &[9000], &data).unwrap();
-    let session = Session::begin_with(&dir, 1, runtime.config()).unwrap().rank_share(part_of);
+    let session = Session::begin(&dir, 1, runtime.config()).unwrap().rank_share(part_of);
     let (receipt, _) =
         ringstow::internals::store::write_rank(&runtime, &state, 0, &dir, &Arc::default()).unwrap();
     let step = Value::Dict(vec![(Value::from("step"), Value::Int(i64::from(rank)))]);
@@ -51,7 +52,7 @@ fn root(steps: &[u32]) -> tempfile::TempDir {
 }
 
 fn only(root: &Path) -> Found {
-    let mut found = list(root).unwrap();
+    let mut found = Store::found().unwrap().list(root).unwrap();
     assert_eq!(found.len(), 1, "{found:?}");
     found.remove(0)
 }
@@ -87,7 +88,7 @@ fn flip_last_byte(path: &Path) {
 #[test]
 fn a_whole_is_one_checkpoint_and_the_latest() {
     let root = root(&[6, 7]);
-    let found = list(root.path()).unwrap();
+    let found = Store::found().unwrap().list(root.path()).unwrap();
     let paths: Vec<&Path> = found.iter().map(|found| found.path.as_path()).collect();
     assert_eq!(paths, [at(root.path(), 6), at(root.path(), 7)]);
     let whole = &found[1];
@@ -107,7 +108,7 @@ fn a_whole_cannot_be_opened_and_says_what_can() {
     let whole = at(root.path(), 7);
     for error in [
         Checkpoint::open(&whole).unwrap_err(),
-        Checkpoint::open_foreign(&whole).unwrap_err(),
+        OpenOptions::new().foreign(true).open(&whole).unwrap_err(),
         verify(&whole).unwrap_err(),
     ] {
         assert!(matches!(error, Error::NoCheckpoint { .. }), "{error}");
@@ -125,7 +126,7 @@ fn step_with_unfinished_ranks_is_skipped() {
     // One was killed while it wrote, one never began.
     fs::create_dir(part(&whole, 1)).unwrap();
     fs::write(part(&whole, 1).join("rank00000-0.safetensors.part"), "half").unwrap();
-    let found = list(root.path()).unwrap();
+    let found = Store::found().unwrap().list(root.path()).unwrap();
     assert_eq!(found[1].status, Status::Incomplete);
     let problem = found[1].problem.as_ref().unwrap();
     assert!(problem.contains("4 ranks saved it") && problem.contains("ranks 1, 3"), "{problem}");
@@ -203,7 +204,7 @@ fn a_renamed_part_is_not_taken_for_another_rank_s() {
 fn rank_shares_beside_checkpoints_hide_none() {
     let root = root(&[1]);
     save_part(root.path(), 9, 10, "stray");
-    assert_eq!(list(root.path()).unwrap().len(), 2);
+    assert_eq!(Store::found().unwrap().list(root.path()).unwrap().len(), 2);
     assert_eq!(latest(root.path()).unwrap(), Some(at(root.path(), 1)));
     // What others put beside its parts is nothing to it.
     fs::create_dir(at(root.path(), 1).join("tokenizer")).unwrap();

@@ -5,7 +5,7 @@
 use crate::common::{SIZES, State, runtime, scratch, small_config};
 use ringstow::internals::store;
 use ringstow::internals::sys::seam::{Call, Outcome, on_thread};
-use ringstow::{Config, Disposal, Error, Pruning, RankShare, Retention, Runtime, Session};
+use ringstow::{Config, Disposal, Error, Pruning, RankShare, RetainOptions, Runtime, Store};
 use std::path::{Path, PathBuf};
 
 /// Removes a checkpoint, and lets no call pass from the removal of its directory on, as if the process had been killed.
@@ -46,7 +46,7 @@ fn retain_removes_it_and_leaves_the_users() {
     let runtime = runtime();
     let (root, dir, own) = left(&runtime);
     State::new(3, &SIZES).save(&runtime, &root.path().join("step-3")).unwrap();
-    let retained = store::retain(root.path(), &Retention::new(1), &small_config()).unwrap();
+    let retained = store::retain(root.path(), &RetainOptions::new(1), &small_config()).unwrap();
     assert_eq!(
         (&retained.cleared, retained.removed.len()),
         (&vec![dir.clone()], 0),
@@ -81,7 +81,7 @@ fn directory_of_rank_checkpoints_goes_too() {
     for rank in 0..2 {
         let part = dir.join(ringstow::rank_dir(rank));
         let share = RankShare { rank, ranks: 2, save: "a".into() };
-        let session = Session::begin(&part, 1).unwrap().rank_share(share);
+        let session = Store::found().unwrap().begin(&part, 1).unwrap().rank_share(share);
         let state = State::new(1, &SIZES);
         let receipt = state.write_share((0, 1), &runtime, &part).unwrap();
         session.commit(vec![receipt], state.tree()).unwrap();

@@ -7,7 +7,7 @@ use crate::common::{State, assert_no_litter, errno, names_in};
 use cut_disk::Mount;
 use nix::libc;
 use ringstow::{
-    CheckpointManager, Config, EngineChoice, Error, Job, Keep, Runtime, SaveReport, Shortage,
+    CheckpointManager, Config, EngineChoice, Error, Job, Retention, Runtime, SaveReport, Shortage,
     StateDict, Switch,
 };
 use std::fs;
@@ -174,7 +174,7 @@ fn full_disk_fails_before_the_first_byte_on_ext4() {
 fn full_disk_of_a_manager_names_the_room_that_its_rules_need() {
     where_mounts_work(|| {
         let mount = Mount::of_memory("tmpfs", "size=16m")?;
-        let keep = Keep { last: Some(3), ..Keep::default() };
+        let keep = Retention { last: Some(3), ..Retention::default() };
         let mut manager = CheckpointManager::found(mount.path().join("run"), keep).unwrap();
         let large = Arc::new(vec![7u8; 20 << 20]);
         let state = || {
@@ -190,7 +190,7 @@ fn full_disk_of_a_manager_names_the_room_that_its_rules_need() {
                 .unwrap_err(),
         ];
         for error in errors.map(|error| error.to_string()) {
-            assert!(error.contains("keep + 1 steps: `Keep::last` of 3 for 4"), "{error}");
+            assert!(error.contains("keep + 1 steps: `Retention::last` of 3 for 4"), "{error}");
             assert!(error.contains("too few"), "{error}");
         }
         Ok(())

@@ -5,7 +5,7 @@
 
 use crate::common::*;
 use ringstow::internals::store::verify;
-use ringstow::{Checkpoint, Config, Dtype, Loaded, Runtime, StateDict, Value};
+use ringstow::{Config, Dtype, Loaded, OpenOptions, Runtime, StateDict, Value};
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -38,7 +38,7 @@ fn shown(loaded: &Loaded, values: &Value) -> String {
 }
 
 fn load(runtime: &Runtime, path: &Path) -> ringstow::Result<String> {
-    let checkpoint = Checkpoint::open_with(path, runtime.config())?;
+    let checkpoint = OpenOptions::of(runtime.config()).open(path)?;
     Ok(shown(&load_opened(runtime, &checkpoint)?, &checkpoint.state()?))
 }
 

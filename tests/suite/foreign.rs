@@ -4,7 +4,7 @@
 
 use crate::common::*;
 use ringstow::internals::device::StridedTarget;
-use ringstow::{Checkpoint, CheckpointKind, Error, LoadOptions, Runtime, Slice};
+use ringstow::{Checkpoint, CheckpointKind, Error, LoadOptions, OpenOptions, Runtime, Slice};
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -56,14 +56,14 @@ fn sharded(dir: &Path) {
 
 #[track_caller]
 fn refused(dir: &Path) -> Error {
-    Checkpoint::open_foreign(dir).unwrap_err()
+    OpenOptions::new().foreign(true).open(dir).unwrap_err()
 }
 
 #[test]
 fn sharded_foreign_files_load_unverified() {
     let root = scratch();
     sharded(root.path());
-    let checkpoint = Checkpoint::open_foreign(root.path()).unwrap();
+    let checkpoint = OpenOptions::new().foreign(true).open(root.path()).unwrap();
     assert_eq!(checkpoint.kind(), CheckpointKind::Safetensors);
     let options = LoadOptions::default();
     let loaded =
@@ -89,7 +89,7 @@ fn unaligned_data_is_returned_aligned() {
         let root = scratch();
         let bytes = file(&[("w", None, &[3], &[1, 2, 3])], &[("note", padding)]);
         fs::write(root.path().join("m.safetensors"), bytes).unwrap();
-        let checkpoint = Checkpoint::open_foreign(root.path()).unwrap();
+        let checkpoint = OpenOptions::new().foreign(true).open(root.path()).unwrap();
         let (options, job) = (LoadOptions::default(), Arc::default());
         let loaded = checkpoint.load_names(["w"], options.on(&runtime(), &job)).unwrap();
         assert_eq!(loaded.tensor("w").unwrap().as_slice::<u16>().unwrap(), [1, 2, 3]);
@@ -100,7 +100,10 @@ fn unaligned_data_is_returned_aligned() {
 fn ringstows_own_checkpoints_are_opened_as_ever() {
     let root = scratch();
     State::new(1, &[5000]).save(&runtime(), root.path()).unwrap();
-    assert_eq!(Checkpoint::open_foreign(root.path()).unwrap().kind(), CheckpointKind::Ringstow);
+    assert_eq!(
+        OpenOptions::new().foreign(true).open(root.path()).unwrap().kind(),
+        CheckpointKind::Ringstow
+    );
     fs::remove_file(root.path().join("manifest.json")).unwrap();
     let error = refused(root.path());
     assert!(matches!(error, Error::NotCommitted { .. }), "{error:?}");
@@ -125,7 +128,7 @@ fn an_index_says_what_must_be_there_and_what_counts() {
     fs::write(at("model-2.safetensors"), file(&[("b", None, &[1], &[2])], &[])).unwrap();
     fs::write(at("consolidated.safetensors"), file(&[("a", None, &[1], &[9])], &[])).unwrap();
     index(r#"{"a":"model-1.safetensors","b":"model-2.safetensors"}"#);
-    let checkpoint = Checkpoint::open_foreign(root.path()).unwrap();
+    let checkpoint = OpenOptions::new().foreign(true).open(root.path()).unwrap();
     let names: Vec<&str> = checkpoint.tensors().iter().map(|t| t.name.as_str()).collect();
     assert_eq!(names, ["a", "b"]);
 
@@ -151,7 +154,7 @@ fn a_tensor_of_which_a_part_is_missing_is_named() {
     assert!(matches!(error, Error::MissingFiles { .. }), "{error:?}");
     assert_says(&error, &["\"w\"", "12 of 18 bytes", "[1, 3] at [1, 0]"]);
     fs::write(root.path().join("x-2.safetensors"), part(&[1, 0], &[4, 5, 6])).unwrap();
-    assert!(Checkpoint::open_foreign(root.path()).is_ok());
+    assert!(OpenOptions::new().foreign(true).open(root.path()).is_ok());
     fs::write(root.path().join("x-4.safetensors"), part(&[1, 0], &[4, 5, 6])).unwrap();
     let error = refused(root.path());
     assert!(matches!(error, Error::Format { .. }), "{error:?}");

@@ -8,8 +8,8 @@
 
 use crate::common::{scratch, sealed, small_config};
 use ringstow::{
-    Checkpoint, Config, Dtype, Item, LoadOptions, RankShare, Region, Runtime, Session, StateDict,
-    TensorInfo, Value,
+    Checkpoint, Config, Dtype, Item, LoadOptions, OpenOptions, RankShare, Region, Runtime, Session,
+    StateDict, TensorInfo, Value,
 };
 use std::collections::BTreeMap;
 use std::fs;
@@ -210,7 +210,7 @@ fn save_object(case: &Case, root: &Path) {
 /// Two ranks: each has every other tensor and its rows of the last one.
 fn save_ranks(case: &Case, root: &Path) {
     let dir = root.join("c");
-    let session = Session::begin_with(&dir, 2, &small_config()).unwrap().step(3);
+    let session = Session::begin(&dir, 2, &small_config()).unwrap().step(3);
     let (shared, own) = case.tensors.split_last().unwrap();
     let half = shared.bytes.len() / 2;
     let write = |rank: usize| {
@@ -240,7 +240,7 @@ fn rows(state: &mut StateDict<'_>, tensor: &Tensor, from: usize, len: usize) {
 fn save_rank_share(case: &Case, root: &Path, rank: u32) {
     let dir = root.join(format!("c/rank{rank:05}"));
     let part_of = RankShare { rank, ranks: 2, save: "0123456789abcdef-1".into() };
-    let session = Session::begin_with(&dir, 1, &small_config()).unwrap().rank_share(part_of);
+    let session = Session::begin(&dir, 1, &small_config()).unwrap().rank_share(part_of);
     let mut state = case.state();
     rows(&mut state, &tensor("shared", Dtype::U8, &[4000]), 2000 * rank as usize, 1500);
     let (receipt, _) =
@@ -343,8 +343,8 @@ fn stored_checkpoints_load_with_their_values() {
         let root = Path::new(STORED).join(case.name);
         let config = if case.name == "striped" { striped(&root) } else { small_config() };
         let checkpoint = match case.path {
-            Some(path) => Checkpoint::open_with(root.join(path), &config).unwrap(),
-            None => Checkpoint::open_foreign(root.join("c")).unwrap(),
+            Some(path) => OpenOptions::of(&config).open(root.join(path)).unwrap(),
+            None => OpenOptions::new().foreign(true).open(root.join("c")).unwrap(),
         };
         let names = case.tensors.iter().map(|tensor| &tensor.name);
         let runtime = Runtime::new(config).unwrap();

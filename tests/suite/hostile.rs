@@ -106,7 +106,7 @@ fn shard_of_another_length_is_corrupt() {
         let report = ringstow::verify(&dir).unwrap();
         let damage = report.damage.iter().find(|one| one.what == "length in bytes").unwrap();
         assert_eq!((&damage.file, &*damage.got), (&shard_of(&dir), &*len.to_string()));
-        let found = &ringstow::list(&dir).unwrap()[0];
+        let found = &ringstow::Store::found().unwrap().list(&dir).unwrap()[0];
         assert_eq!(found.status, ringstow::internals::store::Status::Damaged);
     }
 }

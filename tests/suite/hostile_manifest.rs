@@ -104,7 +104,7 @@ fn manifest_that_is_a_link_is_not_replaced_by_a_save() {
         let before = names_in(&dir);
         let errors = [
             State::new(2, &SIZES).save(&runtime(), &dir).unwrap_err(),
-            ringstow::Session::begin(&dir, 1).unwrap_err(),
+            ringstow::Store::found().unwrap().begin(&dir, 1).unwrap_err(),
         ];
         for error in errors {
             assert!(matches!(error, Error::Invalid { .. }), "{error:?}");

@@ -8,7 +8,7 @@ use crate::common::{State, assert_says, names_in, scratch, small_config, step_wi
 use nix::libc::{EIO, ENOENT, ETIMEDOUT};
 use ringstow::internals::store;
 use ringstow::internals::sys::seam::{Call, Outcome, Watch, on_thread};
-use ringstow::{Checkpoint, Config, Disposal, Dtype, StateDict, Store};
+use ringstow::{Config, Disposal, Dtype, OpenOptions, StateDict, Store};
 use std::path::Path;
 
 /// Loses the answers to renames that `loses` picks, by their number and path.
@@ -156,5 +156,5 @@ fn export_with_any_unanswered_rename_is_whole() {
     store.export(&model, &lost).unwrap();
     assert_eq!(losing.take_paths(Call::Rename).len(), names_in(&whole).len());
     assert_eq!(names_in(&lost), names_in(&whole));
-    assert_eq!(Checkpoint::open_foreign(&lost).unwrap().tensors().len(), SIZES.len());
+    assert_eq!(OpenOptions::new().foreign(true).open(&lost).unwrap().tensors().len(), SIZES.len());
 }

@@ -4,8 +4,8 @@ mod evict;
 
 use crate::common::warnings::Warnings;
 use ringstow::{
-    CheckpointManager, Config, Disposal, Dtype, Error, Keep, OnDamage, Restored, Slim, StateDict,
-    Store, TensorInfo, Tiers,
+    CheckpointManager, Config, Disposal, Dtype, Error, OnDamage, Restored, Retention, Slim,
+    StateDict, Store, TensorInfo, Tiers,
 };
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -27,18 +27,18 @@ impl Disks {
         self.0.path().join("shared/run")
     }
 
-    fn manager(&self, keep: Keep) -> CheckpointManager {
+    fn manager(&self, keep: Retention) -> CheckpointManager {
         self.manager_in(&self.run(), keep)
     }
 
-    fn manager_in(&self, root: &Path, keep: Keep) -> CheckpointManager {
-        let keep_there = Keep { last: keep.last.map(|last| last + 1), ..Keep::default() };
+    fn manager_in(&self, root: &Path, keep: Retention) -> CheckpointManager {
+        let keep_there = Retention { last: keep.last.map(|last| last + 1), ..Retention::default() };
         let tiers = Tiers { places: vec![self.shared()], keep: keep_there, ..Tiers::default() };
         CheckpointManager::found(root, keep).unwrap().tiers(tiers).unwrap()
     }
 
     /// A manager of which only the newest step stays once the other disk has it, and there all stay.
-    fn manager_of_one(&self, keep: Keep) -> CheckpointManager {
+    fn manager_of_one(&self, keep: Retention) -> CheckpointManager {
         let places = vec![self.shared()];
         let tiers = Tiers { places, keep_here: Some(1), ..Tiers::default() };
         CheckpointManager::found(self.run(), keep).unwrap().tiers(tiers).unwrap()
@@ -67,19 +67,19 @@ fn steps_in(dir: &Path) -> Vec<u64> {
 #[test]
 fn steps_are_copied_and_outlive_the_directory() {
     let disks = Disks::new();
-    let mut manager = disks.manager(Keep { last: Some(1), ..Keep::default() });
+    let mut manager = disks.manager(Retention { last: Some(1), ..Retention::default() });
     for step in 1..=4 {
         save(&mut manager, step, step as u8);
         manager.wait_promoted().unwrap();
     }
     drop(manager);
     assert_eq!((steps_in(&disks.run()), steps_in(&disks.shared())), (vec![4], vec![3, 4]));
-    let manager = disks.manager(Keep::default());
+    let manager = disks.manager(Retention::default());
     assert!(restored(&manager).path.starts_with(disks.run()), "the nearest");
     assert_eq!(manager.restore(Some(3), OnDamage::Raise).unwrap().unwrap().step, 3);
     drop(manager);
     fs::remove_dir_all(disks.run()).unwrap();
-    let mut manager = disks.manager(Keep::default());
+    let mut manager = disks.manager(Retention::default());
     let found = restored(&manager);
     assert_eq!((found.step, value(&found)), (4, 4));
     assert!(found.path.starts_with(disks.shared()));
@@ -94,7 +94,7 @@ fn steps_that_stay_for_good_are_not_passed_over() {
     let places = vec![disks.shared()];
     let rate = 20_000; // half a second a step, and saves are faster
     let tiers = Tiers { places, rate, ..Tiers::default() };
-    let keep = Keep { last: Some(1), every: Some(3), ..Keep::default() };
+    let keep = Retention { last: Some(1), every: Some(3), ..Retention::default() };
     let mut manager = CheckpointManager::found(disks.run(), keep).unwrap().tiers(tiers).unwrap();
     for step in 1..=7 {
         save(&mut manager, step, step as u8);
@@ -111,7 +111,7 @@ fn dropped_step_whose_copy_is_in_progress_does_not_come_back() {
     let tiers = Tiers { places: vec![disks.shared()], rate: 20_000, ..Tiers::default() };
     let root = disks.run();
     let mut manager =
-        CheckpointManager::found(&root, Keep::default()).unwrap().tiers(tiers).unwrap();
+        CheckpointManager::found(&root, Retention::default()).unwrap().tiers(tiers).unwrap();
     save(&mut manager, 1, 1);
     manager.wait_promoted().unwrap();
     save(&mut manager, 2, 2); // its copy takes half a second
@@ -130,7 +130,7 @@ fn step_that_is_the_newest_again_is_copied_if_its_copy_gave_way() {
     let disks = Disks::new();
     let tiers = Tiers { places: vec![disks.shared()], rate: 20_000, ..Tiers::default() };
     let mut manager =
-        CheckpointManager::found(disks.run(), Keep::default()).unwrap().tiers(tiers).unwrap();
+        CheckpointManager::found(disks.run(), Retention::default()).unwrap().tiers(tiers).unwrap();
     // The copy of 1 takes half a second; that of 3 overtakes that of 2.
     (1..=3).for_each(|step| save(&mut manager, step, step as u8));
     manager.drop_newer(2).unwrap();
@@ -145,7 +145,8 @@ fn step_that_stays_for_good_and_was_not_copied_is_tried_again_with_the_next() {
     let in_the_way = disks.shared().join("step-00000003");
     fs::create_dir_all(disks.shared()).unwrap();
     fs::write(&in_the_way, "").unwrap();
-    let mut manager = disks.manager(Keep { last: Some(1), every: Some(3), ..Keep::default() });
+    let mut manager =
+        disks.manager(Retention { last: Some(1), every: Some(3), ..Retention::default() });
     save(&mut manager, 3, 3);
     assert!(manager.wait_promoted().is_err());
     fs::remove_file(&in_the_way).unwrap();
@@ -157,7 +158,7 @@ fn step_that_stays_for_good_and_was_not_copied_is_tried_again_with_the_next() {
 #[test]
 fn dropped_manager_has_copied_its_last_step() {
     let disks = Disks::new();
-    save(&mut disks.manager(Keep::default()), 1, 1);
+    save(&mut disks.manager(Retention::default()), 1, 1);
     assert_eq!(steps_in(&disks.shared()), [1]);
 }
 
@@ -168,9 +169,9 @@ fn what_a_step_lacks_is_read_from_its_copy() {
             as [fn(&Path); 2]
     {
         let disks = Disks::new();
-        save(&mut disks.manager(Keep::default()), 1, 1);
+        save(&mut disks.manager(Retention::default()), 1, 1);
         damage(&disks.run().join("step-00000001/rank00000-0.safetensors"));
-        let found = restored(&disks.manager(Keep::default()));
+        let found = restored(&disks.manager(Retention::default()));
         assert!(found.path.starts_with(disks.run()) && found.passed_over.is_empty());
         assert_eq!(value(&found), 1);
         assert!(found.loaded.report.moved.fallbacks.iter().any(|step| step.got.contains("copy")));
@@ -180,9 +181,9 @@ fn what_a_step_lacks_is_read_from_its_copy() {
 #[test]
 fn step_that_cannot_be_opened_is_restored_from_its_copy() {
     let disks = Disks::new();
-    save(&mut disks.manager(Keep::default()), 1, 1);
+    save(&mut disks.manager(Retention::default()), 1, 1);
     fs::write(disks.run().join("step-00000001/manifest.json"), "damaged").unwrap();
-    let found = restored(&disks.manager(Keep::default()));
+    let found = restored(&disks.manager(Retention::default()));
     assert!(found.path.starts_with(disks.shared()));
     assert_eq!(value(&found), 1);
 }
@@ -190,24 +191,24 @@ fn step_that_cannot_be_opened_is_restored_from_its_copy() {
 #[test]
 fn two_runs_do_not_replace_each_others_steps() {
     let disks = Disks::new();
-    save(&mut disks.manager(Keep::default()), 1, 1);
-    let mut other = disks.manager_in(&disks.0.path().join("other"), Keep::default());
+    save(&mut disks.manager(Retention::default()), 1, 1);
+    let mut other = disks.manager_in(&disks.0.path().join("other"), Retention::default());
     save(&mut other, 1, 7);
     let refused = other.wait_promoted().unwrap_err();
     assert!(refused.to_string().contains("has steps of another run"), "{refused}");
     assert!(matches!(other.restore(None, OnDamage::Raise), Err(Error::Invalid { .. })));
     drop(other);
     fs::remove_dir_all(disks.run()).unwrap();
-    assert_eq!(value(&restored(&disks.manager(Keep::default()))), 1);
+    assert_eq!(value(&restored(&disks.manager(Retention::default()))), 1);
 }
 
 #[test]
 fn program_whose_run_was_taken_over_is_shut_out() {
     let disks = Disks::new();
-    let mut first = disks.manager(Keep::default());
+    let mut first = disks.manager(Retention::default());
     save(&mut first, 1, 1);
     first.wait_promoted().unwrap();
-    let mut second = disks.manager_in(&disks.0.path().join("other"), Keep::default());
+    let mut second = disks.manager_in(&disks.0.path().join("other"), Retention::default());
     assert_eq!(value(&restored(&second)), 1);
     save(&mut second, 2, 2);
     second.wait_promoted().unwrap();
@@ -216,7 +217,7 @@ fn program_whose_run_was_taken_over_is_shut_out() {
     assert!(shut_out.to_string().contains("has taken them over"), "{shut_out}");
     drop((first, second));
     fs::remove_dir_all(disks.run()).unwrap();
-    assert_eq!(value(&restored(&disks.manager(Keep::default()))), 2);
+    assert_eq!(value(&restored(&disks.manager(Retention::default()))), 2);
 }
 
 /// A manager whose first step is not copied, and the file that is in the way.
@@ -224,7 +225,7 @@ fn failed_copy(disks: &Disks) -> (CheckpointManager, PathBuf) {
     fs::create_dir_all(disks.shared()).unwrap();
     let in_the_way = disks.shared().join("step-00000001");
     fs::write(&in_the_way, "").unwrap();
-    let mut manager = disks.manager(Keep::default());
+    let mut manager = disks.manager(Retention::default());
     save(&mut manager, 1, 1);
     manager.wait_promoted().unwrap_err();
     (manager, in_the_way)
@@ -236,7 +237,7 @@ fn copy_that_failed_is_made_after_the_next_restore() {
     let (manager, in_the_way) = failed_copy(&disks);
     drop(manager);
     fs::remove_file(in_the_way).unwrap();
-    let mut manager = disks.manager(Keep::default());
+    let mut manager = disks.manager(Retention::default());
     restored(&manager);
     manager.wait_promoted().unwrap();
     assert_eq!(steps_in(&disks.shared()), [1]);
@@ -261,7 +262,7 @@ fn places_in_one_another_are_refused() {
         vec![disks.0.path().into()],
         vec![elsewhere.clone(), elsewhere.join("step-00000001")],
     ] {
-        let manager = CheckpointManager::found(disks.run(), Keep::default()).unwrap();
+        let manager = CheckpointManager::found(disks.run(), Retention::default()).unwrap();
         let tiers = Tiers { places, ..Tiers::default() };
         assert!(matches!(manager.tiers(tiers), Err(Error::Invalid { .. })));
     }
@@ -283,7 +284,7 @@ fn tiers_of_the_configuration_are_the_managers_and_refused_by_saves_without_one(
         let said = refused.unwrap_err().to_string();
         assert!(said.contains("only a CheckpointManager copies to tiers"), "{said}");
     }
-    let mut manager = CheckpointManager::new(store, disks.run(), Keep::default()).unwrap();
+    let mut manager = CheckpointManager::new(store, disks.run(), Retention::default()).unwrap();
     save(&mut manager, 1, 1);
     manager.wait_promoted().unwrap();
     assert_eq!(steps_in(&disks.shared()), [1]);
@@ -292,13 +293,13 @@ fn tiers_of_the_configuration_are_the_managers_and_refused_by_saves_without_one(
 #[test]
 fn latest_and_best_look_at_all_places() {
     let disks = Disks::new();
-    let mut manager = disks.manager(Keep::default());
+    let mut manager = disks.manager(Retention::default());
     save(&mut manager, 1, 1);
     save(&mut manager, 2, 2);
     manager.wait_promoted().unwrap();
     drop(manager);
     fs::remove_dir_all(disks.run()).unwrap();
-    let manager = disks.manager_in(&disks.0.path().join("new/run"), Keep::default());
+    let manager = disks.manager_in(&disks.0.path().join("new/run"), Retention::default());
     let newest = disks.shared().join("step-00000002");
     assert_eq!(manager.latest().unwrap(), Some(newest.clone()));
     assert_eq!(manager.best("loss", ringstow::Direction::Min).unwrap().unwrap().path, newest);
@@ -325,9 +326,9 @@ fn copy_neither_replaces_nor_removes_what_a_planted_link_leads_to() {
     for step in [4, 5] {
         symlink(&precious, disks.shared().join(format!("step-0000000{step}"))).unwrap();
     }
-    let keep = Keep { last: Some(1), ..Keep::default() };
+    let keep = Retention { last: Some(1), ..Retention::default() };
     let tiers = Tiers { places: vec![disks.shared()], keep, ..Tiers::default() };
-    let manager = CheckpointManager::found(disks.run(), Keep::default()).unwrap();
+    let manager = CheckpointManager::found(disks.run(), Retention::default()).unwrap();
     let mut manager = manager.tiers(tiers).unwrap();
     save(&mut manager, 5, 5);
     let refused = manager.wait_promoted().unwrap_err().to_string();
@@ -351,12 +352,12 @@ fn start_without_a_step_warns_of_a_directory_that_may_be_mistyped() {
     };
     let root = disks.run();
     let run = root.display();
-    let alone = CheckpointManager::found(&root, Keep::default()).unwrap();
+    let alone = CheckpointManager::found(&root, Retention::default()).unwrap();
     let missing = format!("nothing in {run} (no such directory): starting anew");
     assert_eq!(restore(&alone), (None, vec![missing]));
     fs::create_dir_all(&root).unwrap();
     assert_eq!(restore(&alone), (None, vec![format!("nothing in {run}: starting anew")]));
-    let mut manager = disks.manager(Keep::default());
+    let mut manager = disks.manager(Retention::default());
     let (none, said) = restore(&manager);
     assert_eq!(none, None);
     assert!(said.contains(&format!("nothing in {run} and its tiers: starting anew")), "{said:?}");

@@ -4,7 +4,7 @@
 
 use crate::common::*;
 use ringstow::{
-    Checkpoint, CheckpointKind, Dtype, Error, Region, Session, StateDict, TensorInfo, Value,
+    Checkpoint, CheckpointKind, Dtype, Error, Region, StateDict, Store, TensorInfo, Value,
 };
 use std::path::Path;
 
@@ -82,7 +82,7 @@ fn a_part_of_a_tensor_is_read_by_its_ranges() {
 #[test]
 fn a_part_of_what_several_ranks_wrote_is_put_together() {
     let root = scratch();
-    let session = Session::begin(root.path(), 2).unwrap();
+    let session = Store::found().unwrap().begin(root.path(), 2).unwrap();
     let receipts = (0..2u32).map(|rank| {
         let bytes: Vec<u8> = numbers(rank * 12, 12).iter().flat_map(|n| n.to_le_bytes()).collect();
         let mut state = StateDict::new();

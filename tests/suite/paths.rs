@@ -4,7 +4,8 @@
 use crate::common::{SIZES, State, assert_no_litter, assert_says, runtime, scratch, small_config};
 use ringstow::internals::store;
 use ringstow::{
-    Checkpoint, Config, Disposal, LoadOptions, Runtime, SaveReport, StateDict, list, prune, retain,
+    Config, Disposal, LoadOptions, OpenOptions, Runtime, SaveReport, StateDict, Store, prune,
+    retain,
 };
 use serde_json::{json, to_value};
 use std::ffi::OsStr;
@@ -44,7 +45,7 @@ fn reports_of_paths_that_are_not_utf_8_become_json() {
     let pruned = to_value(prune(&root).unwrap()).unwrap();
     assert_eq!(pruned["removed"], json!([format!("{told}/step-2/rank00000-9.safetensors.part")]));
 
-    let found = to_value(list(&root).unwrap()).unwrap();
+    let found = to_value(Store::found().unwrap().list(&root).unwrap()).unwrap();
     assert_eq!(found[0]["path"], json!(format!("{told}/step-1")));
     let retained = to_value(retain(&root, 1, Disposal::Recycle).unwrap()).unwrap();
     assert_eq!(retained["removed"], json!([format!("{told}/step-1")]));
@@ -87,7 +88,7 @@ fn checkpoint_whose_path_is_not_utf_8_is_not_striped() {
     fs::write(companion.join("companion.json"), marker.to_string()).unwrap();
     fs::write(companion.join("rank00000-7.safetensors"), "another's").unwrap();
     ringstow::internals::store::prune(&root, &config).unwrap();
-    let opened = Checkpoint::open_with(&dir, &config).unwrap();
+    let opened = OpenOptions::of(&config).open(&dir).unwrap();
     let names = opened.tensors().iter().map(|tensor| tensor.name.as_str());
     opened.load_names(names, LoadOptions::default().on(&striped, &Default::default())).unwrap();
     assert!(companion.join("rank00000-7.safetensors").exists());
@@ -152,7 +153,7 @@ fn a_url_or_a_tilde_is_refused_and_nothing_is_made() {
                 .unwrap()
                 .export_async(StateDict::new(), path)
                 .map(drop),
-            ringstow::Session::begin(path, 1).map(drop),
+            ringstow::Store::found().unwrap().begin(path, 1).map(drop),
         ];
         for refused in refused.into_iter().chain(reads_of(path)) {
             let error = refused.unwrap_err();

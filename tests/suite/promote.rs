@@ -6,7 +6,7 @@ use ringstow::internals::format::names;
 use ringstow::internals::store::{
     Disposal, Promotion, Status, list, promote, prune, remove_checkpoint, save,
 };
-use ringstow::{Dtype, Error, Job, Session, StateDict};
+use ringstow::{Dtype, Error, Job, StateDict, Store};
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -87,7 +87,7 @@ fn places_that_would_be_spoilt_are_refused() {
 fn neither_a_save_nor_a_clean_up_disturbs_a_copy_nor_it_them() {
     let disks = Disks::new();
     disks.save(1);
-    let session = Session::begin(disks.to(), 1).unwrap();
+    let session = Store::found().unwrap().begin(disks.to(), 1).unwrap();
     assert!(matches!(disks.promote(), Err(Error::Busy { .. })));
     drop(session);
     // Ended in the middle, by a job that was stopped: what it has sent stays for the next one.
@@ -102,7 +102,7 @@ fn neither_a_save_nor_a_clean_up_disturbs_a_copy_nor_it_them() {
         let run = disks.to().parent().unwrap().to_path_buf();
         let swept = prune(&run, &config()).unwrap();
         assert!(swept.removed.is_empty() && swept.left.len() == 1, "{swept:?}");
-        assert!(matches!(Session::begin(disks.to(), 1), Err(Error::Busy { .. })));
+        assert!(matches!(Store::found().unwrap().begin(disks.to(), 1), Err(Error::Busy { .. })));
         let found = list(&run, &config()).unwrap().remove(0);
         assert_ne!(found.status, Status::Committed);
         assert!(found.problem.unwrap().contains("is being copied here"));

@@ -3,7 +3,7 @@
 use crate::common::{names_in, noise, small_config};
 use ringstow::internals::device::Source;
 use ringstow::{
-    Checkpoint, Config, Dtype, Error, Receipt, Region, SaveReport, Session, StateDict, TensorInfo,
+    Checkpoint, Config, Dtype, Error, Receipt, Region, SaveReport, StateDict, Store, TensorInfo,
     Value,
 };
 use serde_json::value::RawValue;
@@ -43,7 +43,7 @@ fn tree() -> Box<RawValue> {
 }
 
 fn save(dir: &Path, world: u32, seed: u64) {
-    let session = Session::begin(dir, world).unwrap();
+    let session = Store::found().unwrap().begin(dir, world).unwrap();
     let receipts = (0..world).rev().map(|rank| write(dir, rank, world, seed).unwrap().0).collect();
     session.commit(receipts, tree()).unwrap();
 }
@@ -111,7 +111,7 @@ fn a_note_of_ranks_that_no_save_has_is_not_believed() {
 fn dead_rank_is_named_and_the_old_checkpoint_stays() {
     let root = tempfile::tempdir().unwrap();
     let fresh = root.path().join("fresh");
-    let session = Session::begin(&fresh, 4).unwrap();
+    let session = Store::found().unwrap().begin(&fresh, 4).unwrap();
     for rank in [0, 2] {
         write(&fresh, rank, 4, 1).unwrap();
     }
@@ -123,7 +123,7 @@ fn dead_rank_is_named_and_the_old_checkpoint_stays() {
 
     let dir = root.path().join("step");
     save(&dir, 2, 1);
-    let session = Session::begin(&dir, 2).unwrap();
+    let session = Store::found().unwrap().begin(&dir, 2).unwrap();
     let receipt = write(&dir, 0, 2, 9).unwrap().0;
     assert_eq!(bytes_of(&dir, "shared"), noise(1, SHARED));
     let error = session.commit(vec![receipt], tree()).unwrap_err();
@@ -135,7 +135,7 @@ fn dead_rank_is_named_and_the_old_checkpoint_stays() {
 #[test]
 fn shards_the_coordinator_cannot_see_are_not_committed() {
     let (here, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let session = Session::begin(here.path(), 2).unwrap();
+    let session = Store::found().unwrap().begin(here.path(), 2).unwrap();
     let receipts =
         vec![write(here.path(), 0, 2, 1).unwrap().0, write(here.path(), 1, 2, 1).unwrap().0];
     // A rank that sees another directory under this path.
@@ -152,12 +152,12 @@ fn shards_the_coordinator_cannot_see_are_not_committed() {
 #[test]
 fn a_checkpoint_with_a_hole_is_no_commit() {
     let root = tempfile::tempdir().unwrap();
-    let session = Session::begin(root.path(), 1).unwrap();
+    let session = Store::found().unwrap().begin(root.path(), 1).unwrap();
     let receipt = write(root.path(), 0, 2, 1).unwrap().0;
     let error = session.commit(vec![receipt], tree()).unwrap_err().to_string();
     assert!(error.contains("\"shared\"") && error.contains("20000 of 40000"), "{error}");
 
-    let session = Session::begin(root.path(), 1).unwrap();
+    let session = Store::found().unwrap().begin(root.path(), 1).unwrap();
     let receipt = write(root.path(), 0, 1, 1).unwrap().0;
     let names = ["own.0", "lost"].map(String::from);
     let error = session.commit_names(vec![receipt], tree(), &names).unwrap_err();
@@ -168,12 +168,12 @@ fn a_checkpoint_with_a_hole_is_no_commit() {
 #[test]
 fn a_receipt_of_a_save_that_was_given_up_is_no_commit() {
     let root = tempfile::tempdir().unwrap();
-    let given_up = Session::begin(root.path(), 2).unwrap();
+    let given_up = Store::found().unwrap().begin(root.path(), 2).unwrap();
     let late = write(root.path(), 1, 2, 1).unwrap().0;
     drop(given_up);
 
     for rank_one_has_written in [false, true] {
-        let session = Session::begin(root.path(), 2).unwrap();
+        let session = Store::found().unwrap().begin(root.path(), 2).unwrap();
         let receipt = write(root.path(), 0, 2, 9).unwrap().0;
         write(root.path(), 1, 2, 9).unwrap();
         if !rank_one_has_written {
@@ -188,7 +188,7 @@ fn a_receipt_of_a_save_that_was_given_up_is_no_commit() {
 #[test]
 fn a_rank_that_writes_again_takes_back_its_word() {
     let root = tempfile::tempdir().unwrap();
-    let session = Session::begin(root.path(), 1).unwrap();
+    let session = Store::found().unwrap().begin(root.path(), 1).unwrap();
     let receipt = write(root.path(), 0, 1, 1).unwrap().0;
     let mut bad = StateDict::new();
     bad.bytes("x", Dtype::U8, &[3], b"abc").unwrap();
@@ -204,7 +204,7 @@ fn a_rank_that_writes_again_takes_back_its_word() {
 #[test]
 fn a_rank_without_tensors_writes_no_file() {
     let root = tempfile::tempdir().unwrap();
-    let session = Session::begin(root.path(), 2).unwrap();
+    let session = Store::found().unwrap().begin(root.path(), 2).unwrap();
     let idle = ringstow::Store::new(small_config())
         .unwrap()
         .write_rank(&StateDict::new(), 1, root.path())
@@ -219,7 +219,7 @@ fn a_rank_without_tensors_writes_no_file() {
 #[test]
 fn a_rank_that_fails_removes_its_own_part_only() {
     let root = tempfile::tempdir().unwrap();
-    let session = Session::begin(root.path(), 2).unwrap();
+    let session = Store::found().unwrap().begin(root.path(), 2).unwrap();
     write(root.path(), 0, 2, 1).unwrap();
     let mut bad = StateDict::new();
     let info = TensorInfo { name: "x".into(), dtype: Dtype::U8, shape: vec![3] };
@@ -247,6 +247,6 @@ fn a_missing_shard_is_refused_and_its_rank_named() {
 #[test]
 fn two_sessions_in_one_directory_see_each_other() {
     let root = tempfile::tempdir().unwrap();
-    let _session = Session::begin(root.path(), 2).unwrap();
-    assert!(matches!(Session::begin(root.path(), 2), Err(Error::Busy { .. })));
+    let _session = Store::found().unwrap().begin(root.path(), 2).unwrap();
+    assert!(matches!(Store::found().unwrap().begin(root.path(), 2), Err(Error::Busy { .. })));
 }

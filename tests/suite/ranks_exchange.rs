@@ -3,8 +3,7 @@
 
 use crate::common::{names_in, scratch, small_config};
 use ringstow::{
-    Base, Committed, Dtype, Error, Exchange, RanksSave, Region, Session, StateDict, Store,
-    TensorInfo,
+    Base, Committed, Dtype, Error, Exchange, RanksSave, Region, StateDict, Store, TensorInfo,
 };
 use std::io;
 use std::path::Path;
@@ -297,7 +296,7 @@ fn rank_zero_gives_up_what_it_does_not_see_in_time() {
 #[cfg(debug_assertions)]
 fn rank_waits_for_the_session_that_it_sees_late() {
     let (_dir, _played, path, hidden) = network();
-    let session = Session::begin(&path, 1).unwrap();
+    let session = Store::found().unwrap().begin(&path, 1).unwrap();
     let is_note = |name: &str| name.starts_with("manifest");
     move_all(&path, &hidden, is_note);
     let (mut count, here, there) = (0, path.clone(), hidden.clone());
@@ -308,7 +307,7 @@ fn rank_waits_for_the_session_that_it_sees_late() {
         }
         Outcome::Pass
     });
-    ringstow::write_rank(&state(0, 5), 0, &path).unwrap();
+    ringstow::Store::found().unwrap().write_rank(&state(0, 5), 0, &path).unwrap();
     drop(session);
 }
 
@@ -316,7 +315,7 @@ fn rank_waits_for_the_session_that_it_sees_late() {
 fn no_rank_begins_what_rank_zero_cannot_begin() {
     let dir = scratch();
     let path = dir.path().join("step-5");
-    let busy = Session::begin(&path, 1).unwrap();
+    let busy = Store::found().unwrap().begin(&path, 1).unwrap();
     for text in messages(save(&path, |rank| state(rank, 5))) {
         assert!(text.contains("another save into"), "{text}");
     }

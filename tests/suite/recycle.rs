@@ -6,8 +6,8 @@ use crate::common::{
 };
 use ringstow::internals::store::Status;
 use ringstow::{
-    Config, Disposal, EngineChoice, Error, Fallback, FallbackKind, Retention, Runtime, SaveReport,
-    list, prune, remove, retain,
+    Config, Disposal, EngineChoice, Error, Fallback, FallbackKind, RetainOptions, Runtime,
+    SaveReport, Store, prune, remove, retain,
 };
 use std::fs;
 use std::io::Read;
@@ -208,7 +208,7 @@ fn retain_keeps_the_newest_and_removes_only_loadable() {
     symlink("step-10", path.join("latest-99")).unwrap();
     let plan = ringstow::internals::store::retain_plan(
         path,
-        &Retention { disposal: Disposal::Recycle, ..Retention::new(2) },
+        &RetainOptions { disposal: Disposal::Recycle, ..RetainOptions::new(2) },
         &small_config(),
     )
     .unwrap();
@@ -240,7 +240,7 @@ fn killed_removal_is_not_a_checkpoint_and_is_finished() {
         let dir = at(root.path(), step);
         fs::rename(dir.join("manifest.json"), dir.join("manifest.json.retired")).unwrap();
     }
-    let found = &list(root.path()).unwrap()[0];
+    let found = &Store::found().unwrap().list(root.path()).unwrap()[0];
     assert_eq!(found.status, Status::Incomplete);
     assert!(found.problem.as_ref().unwrap().contains("being removed"), "{:?}", found.problem);
     // By retain, by a save into it, by prune.
@@ -257,7 +257,7 @@ fn killed_removal_is_not_a_checkpoint_and_is_finished() {
 fn remove_refuses_other_directories_and_running_saves() {
     let (root, _) = root(&[1]);
     let dir = at(root.path(), 1);
-    let session = ringstow::Session::begin(&dir, 1).unwrap();
+    let session = ringstow::Store::found().unwrap().begin(&dir, 1).unwrap();
     assert!(matches!(ringstow::remove(&dir, Disposal::Remove), Err(Error::Busy { .. })));
     drop(session);
     let error = remove(root.path(), Disposal::Remove).unwrap_err();
@@ -371,7 +371,7 @@ fn rank_that_loses_the_race_for_a_recycled_file_writes_a_new_one() {
     let (root, runtime) = root(&[1]);
     remove(at(root.path(), 1), Disposal::Recycle).unwrap();
     let dir = at(root.path(), 2);
-    let session = ringstow::Session::begin(&dir, 1).unwrap();
+    let session = ringstow::Store::found().unwrap().begin(&dir, 1).unwrap();
     let _another_takes_it = on_thread(|_, call, on| {
         if call == Call::Rename && on.extension().is_some_and(|end| end == "spare") {
             fs::remove_file(on).unwrap();

@@ -150,7 +150,7 @@ fn manifest_of_another_program_is_not_replaced() {
     let state = State::new(1, &SIZES);
     let refused = [
         state.save(&runtime(), &dir).map(drop),
-        ringstow::Session::begin(&dir, 2).map(drop),
+        ringstow::Store::found().unwrap().begin(&dir, 2).map(drop),
         ringstow::Store::new(small_config()).unwrap().export(&StateDict::new(), &dir).map(drop),
     ];
     for error in refused.map(Result::unwrap_err) {

@@ -2,7 +2,7 @@
 
 use crate::common::{State, names_in, runtime, small_config};
 use ringstow::internals::store::Retained;
-use ringstow::{Disposal, Retention, Session, retain};
+use ringstow::{Disposal, RetainOptions, Store, retain};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Barrier;
@@ -22,7 +22,7 @@ fn root(names: &[&str]) -> tempfile::TempDir {
 /// Retains so many, after looking whether it says beforehand what it will do.
 fn retain_as_planned(root: &Path, keep: usize) -> Retained {
     let plan =
-        ringstow::internals::store::retain_plan(root, &Retention::new(keep), &small_config())
+        ringstow::internals::store::retain_plan(root, &RetainOptions::new(keep), &small_config())
             .unwrap();
     let done = retain(root, keep, Disposal::Remove).unwrap();
     assert_eq!(plan, done);
@@ -103,7 +103,7 @@ fn retain_clears_killed_saves_in_earlier_steps() {
 fn what_is_being_saved_is_not_cleared_away() {
     let root = root(&["step-9"]);
     let dir = killed(root.path(), "step-5");
-    let saving = Session::begin(&dir, 1).unwrap();
+    let saving = Store::found().unwrap().begin(&dir, 1).unwrap();
     let before = names_in(&killed(root.path(), "step-5"));
     let done = retain_as_planned(root.path(), 1);
     assert!(done.cleared.is_empty(), "{done:?}");

@@ -15,7 +15,6 @@ const ROOMS: &[&[&str]] = &[
     &["cli"],
     &["manager", "candle", "ranks"],
     &["api", "doctor"],
-    &["background"],
     &["handle"],
     &["store::cleanup"],
     &["store::catalog"],

@@ -8,7 +8,7 @@ use ringstow::internals::device::{StridedTarget, Target};
 use ringstow::internals::format::names;
 use ringstow::{
     Checkpoint, Chunk, Config, Dtype, Error, LoadOptions, LoadReport, RankShare, Receipt, Region,
-    Runtime, Session, Slice, StateDict, TensorInfo,
+    Runtime, Session, Slice, StateDict, Store, TensorInfo,
 };
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -60,7 +60,7 @@ fn numbers(bytes: &[u8]) -> Vec<u32> {
 /// Saves a checkpoint of one shard a rank.
 fn write(dir: &Path, tensors: &[Parts]) {
     let ranks = 1 + tensors.iter().flat_map(|t| &t.parts).map(|p| p.0).max().unwrap();
-    let session = Session::begin(dir, ranks as u32).unwrap();
+    let session = Store::found().unwrap().begin(dir, ranks as u32).unwrap();
     let receipts = (0..ranks).map(|rank| write_part(dir, rank, tensors)).collect();
     session.commit(receipts, serde_json::value::to_raw_value(&()).unwrap()).unwrap();
 }
@@ -123,7 +123,7 @@ fn write_alone(
     rank: u32,
     part_of: Option<RankShare>,
 ) -> ringstow::Result<()> {
-    let session = part_of.into_iter().fold(Session::begin(dir, 1)?, Session::rank_share);
+    let session = part_of.into_iter().fold(Store::found()?.begin(dir, 1)?, Session::rank_share);
     let receipt = write_part(dir, rank as usize, tensors);
     session.commit(vec![receipt], serde_json::value::to_raw_value(&()).unwrap()).map(drop)
 }
@@ -378,7 +378,7 @@ fn overlapping_chunks_fail_commit_and_read() {
     let (root, committed) = (scratch(), scratch());
     let parts: &[(usize, &[u64], &[u64])] = &[(0, &[0, 0], &[4, 8]), (1, &[2, 0], &[4, 8])];
     let overlapping = [Parts::new("w", &[8, 8], parts)];
-    let session = Session::begin(committed.path(), 2).unwrap();
+    let session = Store::found().unwrap().begin(committed.path(), 2).unwrap();
     let receipts = (0..2).map(|rank| write_part(committed.path(), rank, &overlapping)).collect();
     let error =
         session.commit(receipts, serde_json::value::to_raw_value(&()).unwrap()).unwrap_err();

@@ -6,8 +6,8 @@ use crate::common::{
 };
 use ringstow::internals::store::{self, Slimmed};
 use ringstow::{
-    Checkpoint, Config, Dtype, Error, LoadOptions, Result, Runtime, Session, StateDict, TensorInfo,
-    Value,
+    Checkpoint, Config, Dtype, Error, LoadOptions, OpenOptions, Result, Runtime, StateDict, Store,
+    TensorInfo, Value,
 };
 use std::path::Path;
 
@@ -74,7 +74,7 @@ fn part_that_shares_files_is_not_dropped() {
 fn checkpoint_in_use_or_absent_is_refused_with_the_reason() {
     let runtime = runtime();
     let (root, dir) = saved(&runtime);
-    let session = ringstow::Session::begin(&dir, 1).unwrap();
+    let session = ringstow::Store::found().unwrap().begin(&dir, 1).unwrap();
     assert!(matches!(slim(&dir, &small_config()), Err(Error::Busy { .. })));
     drop(session);
     let absent = root.path().join("step-2");
@@ -160,7 +160,7 @@ fn striped_checkpoint_of_ranks_frees_its_files_on_every_disk() {
     for place in [root.path(), disks[0].path(), disks[1].path()] {
         assert!(done.removed.iter().any(|path| path.starts_with(place)), "{done:?}");
     }
-    let kept = Checkpoint::open_with(&dir, &config).unwrap();
+    let kept = OpenOptions::of(&config).open(&dir).unwrap();
     kept.load(kept.tensors().iter().map(|tensor| &tensor.name)).unwrap();
     assert_no_litter_in(&config, &dir);
 }
@@ -169,7 +169,7 @@ fn striped_checkpoint_of_ranks_frees_its_files_on_every_disk() {
 fn commit_apart(apart: [&[&str]; 2]) -> Result<()> {
     let (runtime, root) = (runtime(), tempfile::tempdir().unwrap());
     let dir = root.path().join("step-1");
-    let session = Session::begin(&dir, 2)?;
+    let session = Store::found()?.begin(&dir, 2)?;
     let write = |rank: u32| -> Result<_> {
         let (mut state, name) = (StateDict::new(), ["model.w", "opt.m"][rank as usize]);
         state.bytes(name, Dtype::U8, &[3], &[7; 3])?;
@@ -263,7 +263,7 @@ fn share_of_one_rank_and_checkpoint_that_lacks_files_stay_as_they_are() {
     assert!(matches!(slim(&dir, &small_config()), Err(Error::MissingFiles { .. })));
     let share = ringstow::RankShare { rank: 0, ranks: 2, save: "a".into() };
     let rank = dir.parent().unwrap().join("step-2/rank00000");
-    let session = ringstow::Session::begin(&rank, 1).unwrap().rank_share(share);
+    let session = ringstow::Store::found().unwrap().begin(&rank, 1).unwrap().rank_share(share);
     let state = State::new(1, &SIZES);
     let receipt = state.write_share((0, 1), &runtime, &rank).unwrap();
     session.commit(vec![receipt], state.tree()).unwrap();

@@ -9,7 +9,7 @@ mod retained;
 
 use crate::common::{runtime, scratch, small_config};
 use ringstow::internals::store::Retained;
-use ringstow::{Dtype, Retention, Runtime, StateDict, latest};
+use ringstow::{Dtype, RetainOptions, Runtime, StateDict, Store, Wanted, latest};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -39,6 +39,11 @@ fn wait_for_the_next_millisecond() {
     }
 }
 
+/// The newest step, if every byte of it is as it was written; else an earlier one.
+pub fn latest_verified(root: &Path) -> ringstow::Result<Option<PathBuf>> {
+    Store::found()?.latest(root, &Wanted { verify: true, ..Wanted::default() })
+}
+
 fn named(path: &Path) -> String {
     path.file_name().unwrap().to_str().unwrap().to_owned()
 }
@@ -52,19 +57,19 @@ fn newest(root: &Path) -> Option<String> {
 }
 
 /// Retains so many, after checking that the plan says the same.
-fn retain_as_planned(root: &Path, retention: &Retention) -> Retained {
+fn retain_as_planned(root: &Path, retention: &RetainOptions) -> Retained {
     let plan = ringstow::internals::store::retain_plan(root, retention, &small_config()).unwrap();
     let done = ringstow::internals::store::retain(root, retention, &small_config()).unwrap();
     assert_eq!(plan, done);
     done
 }
 
-fn keep(keep: usize) -> Retention {
-    Retention::new(keep)
+fn keep(keep: usize) -> RetainOptions {
+    RetainOptions::new(keep)
 }
 
-fn with_pattern(keep: usize, pattern: &str) -> Retention {
-    Retention { pattern: Some(pattern.parse().unwrap()), ..Retention::new(keep) }
+fn with_pattern(keep: usize, pattern: &str) -> RetainOptions {
+    RetainOptions { pattern: Some(pattern.parse().unwrap()), ..RetainOptions::new(keep) }
 }
 
 /// Why a directory was left alone.

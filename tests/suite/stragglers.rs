@@ -3,7 +3,7 @@
 
 use crate::common::held::HeldUp;
 use crate::common::{assert_says, names_in, noise, small_config};
-use ringstow::{Checkpoint, Dtype, Receipt, SaveReport, Session, StateDict, Value};
+use ringstow::{Checkpoint, Dtype, Receipt, SaveReport, StateDict, Store, Value};
 use serde_json::value::RawValue;
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -40,7 +40,7 @@ fn assert_holds(dir: &Path, seed: u64) {
 #[test]
 fn straggler_cannot_write_into_a_newer_writes_files() {
     let root = tempfile::tempdir().unwrap();
-    let session = Session::begin(root.path(), 1).unwrap();
+    let session = Store::found().unwrap().begin(root.path(), 1).unwrap();
     let old = straggler(root.path(), false);
     let receipt = write(root.path(), 0, 5);
     session.commit(vec![receipt], tree()).unwrap();
@@ -53,7 +53,7 @@ fn straggler_cannot_write_into_a_newer_writes_files() {
 #[test]
 fn failing_straggler_removes_nothing_of_a_newer_write() {
     let root = tempfile::tempdir().unwrap();
-    let session = Session::begin(root.path(), 1).unwrap();
+    let session = Store::found().unwrap().begin(root.path(), 1).unwrap();
     let old = straggler(root.path(), true);
     let receipt = write(root.path(), 0, 5);
     assert!(old.end().is_err());
@@ -64,10 +64,10 @@ fn failing_straggler_removes_nothing_of_a_newer_write() {
 #[test]
 fn straggler_does_not_count_in_a_later_session() {
     let root = tempfile::tempdir().unwrap();
-    let given_up = Session::begin(root.path(), 2).unwrap();
+    let given_up = Store::found().unwrap().begin(root.path(), 2).unwrap();
     let old = straggler(root.path(), false);
     drop(given_up);
-    let session = Session::begin(root.path(), 2).unwrap();
+    let session = Store::found().unwrap().begin(root.path(), 2).unwrap();
     let receipt = write(root.path(), 1, 6);
     assert!(old.end().is_err());
     assert!(!root.path().join("rank00000.done.part").exists());
@@ -81,7 +81,7 @@ fn straggler_does_not_count_in_a_later_session() {
 #[test]
 fn a_receipt_of_an_earlier_session_is_refused() {
     let root = tempfile::tempdir().unwrap();
-    let given_up = Session::begin(root.path(), 1).unwrap();
+    let given_up = Store::found().unwrap().begin(root.path(), 1).unwrap();
     let old = write(root.path(), 0, 5);
     let kept: Vec<_> = names_in(root.path())
         .into_iter()
@@ -89,7 +89,7 @@ fn a_receipt_of_an_earlier_session_is_refused() {
         .map(|name| (root.path().join(&name), fs::read(root.path().join(&name)).unwrap()))
         .collect();
     drop(given_up);
-    let session = Session::begin(root.path(), 1).unwrap();
+    let session = Store::found().unwrap().begin(root.path(), 1).unwrap();
     kept.iter().for_each(|(path, bytes)| fs::write(path, bytes).unwrap());
     let error = session.commit(vec![old], tree()).unwrap_err();
     assert_says(&error, &["receipt of rank 0", "earlier save"]);
@@ -122,7 +122,7 @@ fn planted_links_are_not_followed() {
     };
     fs::create_dir(&dir).unwrap();
     plant("manifest.json.part");
-    let session = Session::begin(&dir, 1).unwrap();
+    let session = Store::found().unwrap().begin(&dir, 1).unwrap();
     plant("rank00000.done.part");
     plant("rank00000-0.safetensors.part");
     let receipt = write(&dir, 0, 5);
@@ -138,7 +138,7 @@ fn planted_links_are_not_followed() {
     fs::create_dir(&linked).unwrap();
     let copy = linked.join("manifest.json.part");
     fs::hard_link(&victim, &copy).unwrap();
-    let session = Session::begin(&linked, 1).unwrap();
+    let session = Store::found().unwrap().begin(&linked, 1).unwrap();
     let receipt = write(&linked, 0, 5);
     session.commit(vec![receipt], tree()).unwrap();
     assert_eq!(fs::read(&victim).unwrap(), b"precious");

@@ -9,11 +9,11 @@ use crate::common::{
     SIZES, State, assert_no_litter_in, assert_says, load_all, names_in, noise, scratch,
     small_config,
 };
-use ringstow::Retention;
+use ringstow::RetainOptions;
 use ringstow::internals::device::{Source, StridedTarget, Target};
 use ringstow::internals::format::names;
 use ringstow::{
-    Checkpoint, Config, Disposal, Dtype, Error, LoadOptions, RankShare, Runtime, SaveReport,
+    Config, Disposal, Dtype, Error, LoadOptions, OpenOptions, RankShare, Runtime, SaveReport,
     Session, Slice, StateDict, TensorInfo, Value,
 };
 use std::fs;
@@ -128,7 +128,7 @@ fn striped_checkpoint_loads_from_all_its_directories() {
         ringstow::internals::store::verify(&disks.runtime(), &disks.dir(), &Arc::default())
             .unwrap();
     assert_eq!((checked.files, checked.damage.len()), (3, 0));
-    let checkpoint = Checkpoint::open_with(disks.dir(), &disks.config()).unwrap();
+    let checkpoint = OpenOptions::of(&disks.config()).open(disks.dir()).unwrap();
     let stripes: Vec<String> =
         disks.config().stripe.iter().map(|s| s.display().to_string()).collect();
     assert_eq!(checkpoint.manifest().stripes, stripes);
@@ -149,7 +149,7 @@ fn slices_of_tensors_in_all_places_are_read_at_once() {
     let disks = Disks::new(2);
     disks.save(1);
     let state = State::new(1, &SIZES);
-    let checkpoint = Checkpoint::open_with(disks.dir(), &disks.config()).unwrap();
+    let checkpoint = OpenOptions::of(&disks.config()).open(disks.dir()).unwrap();
     for verify in [true, false] {
         let mut memory: Vec<Vec<u8>> = vec![vec![0; 1500]; 3];
         let slices: Vec<Slice> = state.tensors[1..]
@@ -176,7 +176,7 @@ fn slices_of_tensors_in_all_places_are_read_at_once() {
 fn reader_without_stripes_learns_which_they_were() {
     let disks = Disks::new(2);
     disks.save(1);
-    let error = Checkpoint::open_with(disks.dir(), &Config::default()).unwrap_err();
+    let error = OpenOptions::of(&Config::default()).open(disks.dir()).unwrap_err();
     assert!(matches!(error, Error::MissingFiles { .. }));
     let (one, other) =
         (disks.stripe(0).display().to_string(), disks.stripe(1).display().to_string());
@@ -191,12 +191,12 @@ fn reader_without_stripes_learns_which_they_were() {
     assert_eq!(found, Some(disks.dir()));
 
     fs::rename(disks.stripe(1), disks.root.path().join("unmounted")).unwrap();
-    let error = Checkpoint::open_with(disks.dir(), &disks.config()).unwrap_err();
+    let error = OpenOptions::of(&disks.config()).open(disks.dir()).unwrap_err();
     assert_says(&error, &["1 of 3 files", "rank00000-2.safetensors", &other, "is not there"]);
 
     fs::rename(disks.root.path().join("unmounted"), disks.stripe(1)).unwrap();
     fs::remove_file(disks.companion(0).join("rank00000-1.safetensors")).unwrap();
-    let error = Checkpoint::open_with(disks.dir(), &disks.config()).unwrap_err();
+    let error = OpenOptions::of(&disks.config()).open(disks.dir()).unwrap_err();
     assert_says(&error, &["1 of 3 files", "rank00000-1.safetensors"]);
 }
 
@@ -302,8 +302,8 @@ fn stripe_directory_is_not_a_checkpoint_or_a_target() {
         ringstow::internals::store::list(&disks.stripe(0), &disks.config()).unwrap().is_empty()
     );
     for error in [
-        Checkpoint::open_with(disks.companion(0), &disks.config()).unwrap_err(),
-        Checkpoint::open_foreign_with(disks.companion(0), &Config::default()).unwrap_err(),
+        OpenOptions::of(&disks.config()).open(disks.companion(0)).unwrap_err(),
+        OpenOptions::of(&Config::default()).foreign(true).open(disks.companion(0)).unwrap_err(),
     ] {
         assert_says(&error, &["holds shards of", "run/step-1", "give that path"]);
     }
@@ -335,7 +335,7 @@ fn copy_without_stripes_does_not_read_the_originals() {
     for name in names_in(&disks.dir()) {
         fs::copy(disks.dir().join(&name), copy.join(&name)).unwrap();
     }
-    let error = Checkpoint::open_with(&copy, &disks.config()).unwrap_err();
+    let error = OpenOptions::of(&disks.config()).open(&copy).unwrap_err();
     assert_says(&error, &["rank00000-1.safetensors", "belongs to", "run/step-1"]);
 }
 
@@ -364,7 +364,7 @@ fn write_one(disks: &Disks, rank: u32) -> ringstow::Result<ringstow::Receipt> {
 #[test]
 fn ranks_with_one_tensor_each_use_all_disks() {
     let disks = Disks::new(2);
-    let session = Session::begin_with(disks.dir(), 3, &disks.config()).unwrap();
+    let session = Session::begin(disks.dir(), 3, &disks.config()).unwrap();
     let receipts = (0..3).map(|rank| write_one(&disks, rank).unwrap()).collect();
     session.commit(receipts, Value::Dict(Vec::new()).to_json().unwrap()).unwrap();
     assert_no_litter_in(&disks.config(), &disks.dir());
@@ -375,7 +375,7 @@ fn ranks_with_one_tensor_each_use_all_disks() {
 #[test]
 fn stripes_unknown_to_the_coordinator_are_an_error() {
     let disks = Disks::new(1);
-    let session = Session::begin_with(disks.dir(), 1, &Config::default()).unwrap();
+    let session = Session::begin(disks.dir(), 1, &Config::default()).unwrap();
     let error = write_one(&disks, 0).unwrap_err();
     assert_says(&error, &["coordinator", "disk0/step-1", "Config.stripe"]);
     drop(session);
@@ -385,7 +385,7 @@ fn stripes_unknown_to_the_coordinator_are_an_error() {
 #[test]
 fn ranks_that_never_commit_leave_nothing_in_any_place() {
     let disks = Disks::new(2);
-    let session = Session::begin_with(disks.dir(), 3, &disks.config()).unwrap();
+    let session = Session::begin(disks.dir(), 3, &disks.config()).unwrap();
     let receipts: Vec<_> = (0..2).map(|rank| write_one(&disks, rank).unwrap()).collect();
     let tree = Value::Dict(Vec::new()).to_json().unwrap();
     assert_says(&session.commit(receipts, tree).unwrap_err(), &["receipts came from 2"]);

@@ -5,7 +5,7 @@
 use crate::common::{EXTRA, SIZES, State, runtime, scratch, small_config};
 use ringstow::internals::store;
 use ringstow::internals::sys::seam::{Call, Outcome, on_thread};
-use ringstow::{Config, Disposal, RankShare, Result, Retention, Runtime, Session};
+use ringstow::{Config, Disposal, RankShare, Result, RetainOptions, Runtime, Store};
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -113,7 +113,7 @@ fn run_of_ranks(runtime: &Runtime) -> tempfile::TempDir {
     for (step, rank) in [(1, 0), (1, 1), (2, 0), (2, 1)] {
         let part = root.path().join(format!("step-{step}")).join(ringstow::rank_dir(rank));
         let share = RankShare { rank, ranks: 2, save: "a".into() };
-        let session = Session::begin(&part, 1).unwrap().rank_share(share);
+        let session = Store::found().unwrap().begin(&part, 1).unwrap().rank_share(share);
         let state = State::new(step, &SIZES);
         let receipt = state.write_share((0, 1), runtime, &part).unwrap();
         session.commit(vec![receipt], state.tree()).unwrap();
@@ -130,7 +130,7 @@ fn removal_and_retention_leave_it() {
                 text(store::remove_checkpoint(&here.join("step-1"), disposal, &small_config()))
             });
             at_each_call(run.path(), "step-1", |here| {
-                let retention = Retention { disposal, ..Retention::new(1) };
+                let retention = RetainOptions { disposal, ..RetainOptions::new(1) };
                 text(store::retain(here, &retention, &small_config()))
             });
         }

@@ -4,7 +4,7 @@ use burn_core::tensor::{Device, Distribution, Tensor};
 use burn_nn::LinearConfig;
 use burn_optim::{AdamWConfig, GradientsParams};
 use burn_store::ModuleSnapshot;
-use ringstow::{CheckpointManager, Keep, OnDamage};
+use ringstow::{CheckpointManager, OnDamage, Retention};
 use ringstow_burn::RingstowStore;
 
 #[allow(missing_docs)]
@@ -13,7 +13,8 @@ pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     let batch = Tensor::<2>::random([64, 256], Distribution::Default, &device);
     let mut model = LinearConfig::new(256, 256).init(&device);
     let mut optimizer = AdamWConfig::new().init();
-    let mut manager = CheckpointManager::found("run", Keep { last: Some(3), ..Keep::default() })?;
+    let mut manager =
+        CheckpointManager::found("run", Retention { last: Some(3), ..Retention::default() })?;
     let mut done = 0;
     if let Some(restored) = manager.restore(None, OnDamage::Raise)? {
         ringstow_burn::restore(restored.loaded, &mut model, &mut optimizer)?;

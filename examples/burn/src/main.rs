@@ -12,7 +12,7 @@ use burn_core::tensor::{Device, Int, Tensor, TensorData};
 use burn_nn::loss::CrossEntropyLossConfig;
 use burn_nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn_optim::{AdamWConfig, GradientsParams};
-use ringstow::{CheckpointManager, Keep, OnDamage};
+use ringstow::{CheckpointManager, OnDamage, Retention};
 use std::error::Error;
 
 /// What it learns.
@@ -76,7 +76,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     device.seed(7);
     let mut model = Model::new(&device);
     let mut optimizer = AdamWConfig::new().init();
-    let mut manager = CheckpointManager::found(&dir, Keep { last: Some(2), ..Keep::default() })?;
+    let mut manager =
+        CheckpointManager::found(&dir, Retention { last: Some(2), ..Retention::default() })?;
     let mut done = 0;
     if let Some(restored) = manager.restore(None, OnDamage::Raise)? {
         println!("resumed from {}", restored.path.display());

@@ -3,7 +3,7 @@
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Module, Optimizer, VarBuilder, VarMap, linear};
 use ringstow::candle::{AdamW, VarMaps}; // the line that changes: AdamW was candle_nn's
-use ringstow::{CheckpointManager, Keep, OnDamage};
+use ringstow::{CheckpointManager, OnDamage, Retention};
 
 #[allow(missing_docs)]
 pub fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -12,7 +12,8 @@ pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = linear(256, 256, VarBuilder::from_varmap(&vars, DType::F32, &Device::Cpu))?;
     let mut optimizer = AdamW::new_lr(&vars, 1e-3)?;
     let training = VarMaps::new([("model", &vars), ("optimizer", optimizer.vars())]);
-    let mut manager = CheckpointManager::found("run", Keep { last: Some(3), ..Keep::default() })?;
+    let mut manager =
+        CheckpointManager::found("run", Retention { last: Some(3), ..Retention::default() })?;
     let mut done = 0;
     if let Some(restored) = manager.restore(None, OnDamage::Raise)? {
         training.set(&restored.loaded)?;

@@ -11,7 +11,7 @@ use candle_nn::{
 };
 use clap::Parser;
 use ringstow::candle::{AdamW, VarMaps};
-use ringstow::{CheckpointManager, Keep, OnDamage};
+use ringstow::{CheckpointManager, OnDamage, Retention};
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::PathBuf;
@@ -116,7 +116,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut adam = AdamW::new_lr(&vars, 1e-3)?;
     let training = VarMaps::new([("model", &vars), ("optimizer", adam.vars())]);
     let mut manager =
-        CheckpointManager::found(&args.dir, Keep { last: Some(2), ..Keep::default() })?;
+        CheckpointManager::found(&args.dir, Retention { last: Some(2), ..Retention::default() })?;
     let done = match manager.restore(None, OnDamage::Raise)? {
         Some(restored) => {
             training.set(&restored.loaded)?;

@@ -28,6 +28,7 @@ from ringstow._manager._after_save import Upkeep
 from ringstow._manager._previous import PreviousSteps
 from ringstow._manager._restore import Restored, newest_intact, passed_over
 from ringstow._manager._run_directory import RunLock
+from ringstow._reports import _history
 from ringstow._reports._blocked_time import counted_since
 from ringstow._saving._guard import Staging, check_staging
 from ringstow._saving._tier_copies import checked
@@ -161,8 +162,6 @@ class CheckpointManager:
             node_local=self._node_local,
         )
         if self._side.leads:
-            from ringstow._reports import _history  # needs the reports: `import ringstow` does not
-
             _history.keep(self._root)
         self._config, self._tiers = config, places
         self._turn = Turn(self._root)
@@ -520,8 +519,7 @@ class CheckpointManager:
             found, restored = newest_intact(
                 self._side, look, into, on_corrupt, self._side.from_first, strict=strict
             )
-            if found:
-                _native.follow(self._root, max(one.order for one in found))
+            self._run.follow(found)
             if number is None:
                 self._follow_newest(found, restored)
             else:

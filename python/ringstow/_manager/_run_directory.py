@@ -95,6 +95,11 @@ class Run:
                 raise
             return [_step_of(left[0])]
 
+    def follow(self, found: list[Step]) -> None:
+        """Make the next save newer than all steps that were found."""
+        for step in found:
+            _native.follow(self.root, step.order)
+
     def lacking(self, found: list[Step]) -> list[str]:
         """Return the paths of the whole steps here that a tier lacks, going by what was found."""
         seen = [(step.path, step.order, step.status == "committed") for step in found]

@@ -20,7 +20,7 @@ from torch.futures import Future
 from ringstow._core._arguments import StrPath
 from ringstow._core._config import Config
 from ringstow._core._errors import InvalidStateError, UnsupportedError
-from ringstow.dcp import _metadata_file, _paths
+from ringstow.dcp import _mark, _paths
 from ringstow.dcp._reader import StorageReader
 from ringstow.dcp._saves_in_progress import Save
 from ringstow.dcp._true_paths import set_paths
@@ -34,7 +34,7 @@ StockReader = filesystem.FileSystemReader
 _SIGNATURE = inspect.signature(StockWriter)
 _HONOURED = {"path", "overwrite", "cache_staged_state_dict", "_extensions"}
 # What torch leaves beside the data of rank 0 without collectives.
-_RANK_MARK = f"__0{_metadata_file.NAME}"
+_RANK_MARK = f"__0{_mark.NAME}"
 _warned: set[str] = set()
 
 
@@ -233,12 +233,12 @@ def _holds_checkpoint(save: Save) -> bool:
     """Tell whether a save would replace a checkpoint, ringstow's or torch's."""
     if save.is_alone:
         return _has(save.path, _paths.MANIFEST) or _has(os.path.dirname(save.path), _RANK_MARK)
-    return _has(save.path, _metadata_file.NAME) or _is_ours(save.path)
+    return _has(save.path, _mark.NAME) or _is_ours(save.path)
 
 
 def _is_stock(path: str) -> bool:
     """Tell whether a directory holds a checkpoint by torch's own writer, and none by ringstow."""
-    return not _is_ours(path) and (_has(path, _metadata_file.NAME) or _has(path, _RANK_MARK))
+    return not _is_ours(path) and (_has(path, _mark.NAME) or _has(path, _RANK_MARK))
 
 
 def _is_ours(path: str) -> bool:

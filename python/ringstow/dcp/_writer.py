@@ -41,8 +41,8 @@ from ringstow._state.tree._select import listed
 from ringstow.dcp import (
     _containers,
     _independent_ranks,
+    _mark,
     _metadata,
-    _metadata_file,
     _paths,
     _private,
     _resolved_items,
@@ -414,7 +414,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             metadata.storage_data = None
             metadata.storage_meta = self.storage_meta()
             _private.set_version(metadata)
-            _metadata_file.write(save.path)
+            _mark.write(save.path)
             _concurrent_saves.saved(save.path)
             if save.promoter is not None:
                 save.promoter.add(save.path, is_new=True)

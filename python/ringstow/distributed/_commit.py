@@ -13,7 +13,7 @@ from ringstow._ranks import _concurrent_saves
 from ringstow._ranks._group import Group
 from ringstow._ranks._team import raise_first
 from ringstow._saving._base import Native
-from ringstow.dcp import _metadata_file
+from ringstow.dcp import _mark
 from ringstow.distributed import _merged_tree, _nodes
 
 
@@ -89,7 +89,7 @@ class Shared:
         session, path = self._session, self._asked.path
         assert session is not None
         session.commit(receipts, tree, names)
-        _metadata_file.write(path)
+        _mark.write(path)
         _concurrent_saves.saved(path)
 
     def abandon(self) -> None:

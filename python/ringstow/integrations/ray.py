@@ -28,7 +28,7 @@ from ringstow._manager._run_directory import step_at
 from ringstow._reading._run_steps import prune
 from ringstow._saving._guard import Staging, check_staging
 from ringstow._state.tree._mismatch import Call
-from ringstow.dcp import _metadata_file, _private
+from ringstow.dcp import _mark, _private
 from ringstow.integrations._kit import _values
 from ringstow.integrations._kit._framework_check import Seam
 from ringstow.integrations._kit._ranks import Ranks
@@ -169,7 +169,7 @@ def restore(
     if path is None:
         return None
     found = worker.all.from_first(lambda: step_at(path, config))
-    is_sharded = worker.all.from_first(lambda: os.path.lexists(f"{path}/{_metadata_file.NAME}"))
+    is_sharded = worker.all.from_first(lambda: os.path.lexists(f"{path}/{_mark.NAME}"))
     if is_sharded and into is None:
         raise InvalidStateError(
             f"{path} is sharded: restore(into=state) with the state of a new model and optimizer, "

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch_has import needs_use_collectives
 
 import ringstow
-from ringstow.dcp import StorageReader, StorageWriter, _metadata_file
+from ringstow.dcp import StorageReader, StorageWriter, _mark
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
@@ -121,7 +121,7 @@ def test_failed_save_keeps_the_checkpoint_of_torch(moment, tmp_path):
 def test_a_save_killed_before_its_mark_is_loaded(tmp_path, monkeypatch):
     save_by_torch(1, tmp_path)
     make_older(tmp_path / ".metadata")
-    monkeypatch.setattr(_metadata_file, "write", lambda path: None)
+    monkeypatch.setattr(_mark, "write", lambda path: None)
     save_by_ringstow(2, tmp_path)
     assert_same(load(tmp_path, state_of(2)), state_of(2))
 

@@ -7,7 +7,7 @@ import tracemalloc
 
 import ringstow
 from ringstow import _native
-from ringstow.dcp import _metadata_file
+from ringstow.dcp import _mark
 
 
 def test_a_planted_link_is_not_followed(tmp_path):
@@ -17,7 +17,7 @@ def test_a_planted_link_is_not_followed(tmp_path):
     step.mkdir()
     for name in (".metadata", ".metadata.part"):
         (step / name).symlink_to(victim)
-    _metadata_file.write(str(step))
+    _mark.write(str(step))
     assert victim.read_text() == "precious"
     assert os.listdir(step) == [".metadata"]
     assert not (step / ".metadata").is_symlink()
@@ -26,13 +26,13 @@ def test_a_planted_link_is_not_followed(tmp_path):
 def test_metadata_of_endless_length_is_not_read(tmp_path, caplog):
     tracemalloc.start()
     with open(tmp_path / ".metadata", "wb") as file:
-        file.write(b"\x80" + _metadata_file._TORCHS + b" __0_0.distcp ")
+        file.write(b"\x80" + _mark._TORCHS + b" __0_0.distcp ")
         file.truncate(1 << 40)
     (tmp_path / "__0_0.distcp").write_bytes(b"theirs")
-    _metadata_file.write(str(tmp_path))
+    _mark.write(str(tmp_path))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 4 * _metadata_file._BYTES_MAX
+    assert peak < 4 * _mark._BYTES_MAX
     assert (tmp_path / "__0_0.distcp").exists()
     assert "Remove its *.distcp files" in caplog.text
 
@@ -51,7 +51,7 @@ def test_the_directory_is_synced_after_the_rename(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", recorded)
     monkeypatch.setattr(_native, "sync_dir", recorded_dir)
-    _metadata_file.write(str(tmp_path))
+    _mark.write(str(tmp_path))
     assert synced == [str(tmp_path / ".metadata.part"), str(tmp_path)]
 
 

@@ -189,17 +189,17 @@ def test_a_rank_that_fails_before_it_meets_the_others_fails_all(ranks, tmp_path)
 
 
 def interrupt_commit(rank, path):
-    write = distributed._apart._mark.write
+    write = distributed._commit._mark.write
 
     def interrupt(path):
         raise KeyboardInterrupt
 
     if rank == 0:
-        distributed._apart._mark.write = interrupt
+        distributed._commit._mark.write = interrupt
     try:
         return raised(lambda: distributed.save({"w": torch.ones(2)}, path))
     finally:
-        distributed._apart._mark.write = write
+        distributed._commit._mark.write = write
 
 
 def test_an_interrupt_of_the_rank_that_commits_is_an_error_of_the_others(ranks, tmp_path):

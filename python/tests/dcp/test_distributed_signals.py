@@ -105,4 +105,6 @@ def test_no_lock_can_be_waited_for_by_the_handler_that_interrupts_its_holder():
         if isinstance(call, ast.Call)
         and ast.unparse(call.func) in ("threading.Lock", "Lock", "threading.Semaphore")
     }
-    assert found == {"_reports/_done_callbacks.py", "_core/_call_lock.py"}, "take RLock, or CallLock"
+    assert found == {"_reports/_done_callbacks.py", "_core/_call_lock.py"}, (
+        "take RLock, or CallLock"
+    )

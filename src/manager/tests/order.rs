@@ -23,8 +23,8 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-fn last(last: usize) -> Keep {
-    Keep { last: Some(last), ..Keep::default() }
+fn last(last: usize) -> Retention {
+    Retention { last: Some(last), ..Retention::default() }
 }
 
 fn newest(manager: &CheckpointManager) -> u64 {
@@ -88,7 +88,7 @@ fn order_is_that_of_the_saves_whatever_the_clock_says() {
     ] {
         let root = tempfile::tempdir().unwrap();
         fix(Clock(times.clone()));
-        let mut manager = manager(&root, Keep { every: Some(10), ..last(1) });
+        let mut manager = manager(&root, Retention { every: Some(10), ..last(1) });
         for step in [10, 20, 30, 11, 12, 13] {
             save(&mut manager, step);
             assert!(numbers(&manager).contains(&step), "{step} of {times:?}: what was saved stays");
@@ -119,7 +119,7 @@ fn what_is_saved_after_going_back_is_newer_than_all_before() {
 #[test]
 fn newer_steps_are_dropped_but_for_those_that_are_kept() {
     let root = tempfile::tempdir().unwrap();
-    let mut manager = manager(&root, Keep::default());
+    let mut manager = manager(&root, Retention::default());
     (1..6).for_each(|step| drop(save(&mut manager, step)));
     manager.keep(4).unwrap();
     assert!(matches!(manager.drop_newer(9), Err(Error::NoCheckpoint { .. })));
@@ -134,7 +134,7 @@ fn newer_steps_are_dropped_but_for_those_that_are_kept() {
 #[test]
 fn history_says_that_a_newer_step_which_somebody_holds_is_not_removed() {
     let root = tempfile::tempdir().unwrap();
-    let mut manager = manager(&root, Keep::default());
+    let mut manager = manager(&root, Retention::default());
     (1..4).for_each(|step| drop(save(&mut manager, step)));
     let held = crate::sys::lock::DirLock::take(&manager.path(3).unwrap()).unwrap();
     assert!(matches!(manager.drop_newer(2), Err(Error::Busy { .. })));
@@ -166,7 +166,7 @@ fn checkpoint_that_was_saved_with_a_step_s_number_beside_it_is_no_step_and_stays
 fn step_is_refused_as_the_directory_of_a_run() {
     let root = tempfile::tempdir().unwrap();
     let step = save(&mut manager(&root, last(1)), 1).path;
-    let mut mistaken = CheckpointManager::found(&step, Keep::default()).unwrap();
+    let mut mistaken = CheckpointManager::found(&step, Retention::default()).unwrap();
     let refused = mistaken.save(2, &mut crate::StateDict::new(), [("loss", 1.0)]).unwrap_err();
     assert!(refused.to_string().contains("give it"), "{refused}");
     assert!(fs::read_dir(&step).unwrap().all(|one| one.unwrap().path().is_file()));
@@ -199,7 +199,7 @@ fn conversions_in_any_order_do_not_make_an_earlier_step_the_newest() {
         state.step(step);
         crate::save(&state, root.path().join(format!("run/step-{step}"))).unwrap();
     }
-    assert_eq!(newest(&manager(&root, Keep::default())), 30);
+    assert_eq!(newest(&manager(&root, Retention::default())), 30);
 }
 
 #[test]

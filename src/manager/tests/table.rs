@@ -43,11 +43,11 @@ impl Scene<'_> {
         });
         let (last, every) = (count("last"), rule("every").map(number));
         let slim = count("slim_after").map(Slim::after);
-        let mut manager = manager_at(&self.at("here"), Keep { last, every, best, slim });
+        let mut manager = manager_at(&self.at("here"), Retention { last, every, best, slim });
         if let Some(places) = rule("places") {
             let places = places.as_array().unwrap().iter();
             let places = places.map(|name| self.at(name.as_str().unwrap())).collect();
-            let keep = Keep { last: count("last_there"), ..Keep::default() };
+            let keep = Retention { last: count("last_there"), ..Retention::default() };
             let tiers = Tiers { places, keep, keep_here: count("keep_here"), rate: 0 };
             manager = manager.tiers(tiers).unwrap();
         }

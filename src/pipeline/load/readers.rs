@@ -1,12 +1,12 @@
 //! The threads that read blocks, check them and deliver them.
 
-use super::copy;
 use super::reads::Reads;
 use crate::device::StagedCopy;
 use crate::engine::queue::Outcome;
 use crate::engine::{Action, Transfer};
 use crate::error::{Error, Result, is_bad_medium, tensors_named};
 use crate::limits::ALIGN;
+use crate::object::{Bucket, is_url, split};
 use crate::pipeline::clock::Clocks;
 use crate::pipeline::job::Job;
 use crate::pipeline::open::by_directory;
@@ -15,10 +15,12 @@ use crate::pipeline::trace::What;
 use crate::pipeline::transfers::OpenFiles;
 use crate::plan::load::BlockRead;
 use crate::pool::{Buffer, Pool};
+use crate::sys::file;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -267,7 +269,7 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
             let start = (chunk.offset - block.offset) as usize;
             let to = &mut to[start..start + chunk.len];
             !self.reads.owner.read_copy(chunk.file, why, &mut |path| {
-                let read = copy::read(path, chunk.offset, to);
+                let read = read_copy(path, chunk.offset, to);
                 if let Err(error) = &read {
                     tracing::debug!(%error, "reading {} at {}", path.display(), chunk.offset);
                 }
@@ -350,4 +352,22 @@ fn turns(reads: Reads) -> Option<Vec<usize>> {
     let mut turns: Vec<(usize, usize)> = reads.blocks.iter().enumerate().map(turn).collect();
     turns.sort_unstable();
     Some(turns.into_iter().map(|(_, number)| number).collect())
+}
+
+/// Fills `to` with the bytes of a copy of a file, from an offset on: rare, and after a failure, so one block at a time and
+/// through the page cache.
+///
+/// # Errors
+/// The system's or the store's.
+fn read_copy(path: &Path, offset: u64, to: &mut [u8]) -> io::Result<()> {
+    if !is_url(path) {
+        return file::open_read(path, false)?.read_exact_at(to, offset);
+    }
+    let (dir, name) = split(path).map_err(refused)?;
+    to.copy_from_slice(&Bucket::at(&dir).map_err(refused)?.read_range(&name, offset, to.len())?);
+    Ok(())
+}
+
+fn refused(error: Error) -> io::Error {
+    io::Error::other(error.to_string())
 }

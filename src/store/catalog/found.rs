@@ -24,7 +24,7 @@ pub struct Found {
     /// The metrics that it was saved with. For the shares that ranks saved each by itself, those of the lowest rank.
     #[serde(with = "metrics")]
     pub metrics: Metrics,
-    /// Names below which everything was dropped; see [`slim`](crate::slim()).
+    /// Names below which everything was dropped; see [`Store::slim`](crate::Store::slim).
     pub dropped: Vec<String>,
     /// The name under which it was saved, if it has another now: it is a copy, or was renamed.
     pub saved_as: Option<String>,

@@ -10,7 +10,7 @@ use crate::store::catalog::gone::has_gone;
 use crate::store::catalog::steps::{Before, steps_and_row};
 use crate::store::layout::manifest;
 use crate::store::read::again::again;
-use crate::store::read::checkpoint::Checkpoint;
+use crate::store::read::checkpoint::OpenOptions;
 use crate::store::read::verify::verify;
 use crate::sys::dir;
 use crate::sys::fork::{GENERATIONS, PerProcess};
@@ -192,7 +192,7 @@ fn is_first_time(path: &Path) -> bool {
 fn reason(found: &Found, config: &Config) -> Option<Error> {
     let itself = std::iter::once(&found.path).filter(|_| found.parts.is_empty());
     let mut errors =
-        itself.chain(&found.parts).filter_map(|path| Checkpoint::open_with(path, config).err());
+        itself.chain(&found.parts).filter_map(|path| OpenOptions::of(config).open(path).err());
     // A save that never got to its commit, on one rank of several, or a removal: nothing to go back to.
     let never = |error: &Error| {
         use Error::{MissingShare, NoCheckpoint, NotCommitted};
@@ -236,7 +236,7 @@ fn damage(found: &Found, config: &Config, job: &Arc<Job>) -> Result<Option<Error
         }
         if let Some(first) = report.damage.into_iter().next() {
             // Says which files are missing, as loading would.
-            return match Checkpoint::open_with(part, config) {
+            return match OpenOptions::of(config).open(part) {
                 Err(error) if !error.is_of_checkpoint() => Err(error),
                 opened => Ok(Some(opened.err().unwrap_or_else(|| first.into()))),
             };

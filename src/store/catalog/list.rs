@@ -12,7 +12,7 @@ use crate::store::layout::stripe_marker::stripe_owner;
 use crate::store::layout::summary::{self, Summary};
 use crate::store::layout::{manifest, rank_dirs};
 use crate::store::read::again::again;
-use crate::store::read::checkpoint::Checkpoint;
+use crate::store::read::checkpoint::{Checkpoint, OpenOptions};
 use crate::store::read::dcp_mark;
 use crate::store::read::diagnose::explain;
 use crate::store::read::object::read_manifest;
@@ -23,7 +23,7 @@ use std::fs::DirEntry;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// See [`list`](crate::list).
+/// See [`Store::list`](crate::Store::list).
 pub fn list(dir: &Path, config: &Config) -> Result<Vec<Found>> {
     Ok(survey(dir, None, config)?.1)
 }
@@ -177,7 +177,7 @@ fn look_below_url(url: &Path, config: &Config) -> Result<Looked> {
 
 /// The checkpoint of a URL. One whose manifest cannot be read for lack of a permission is an error, as for a directory.
 fn look_at_url(url: &Path, config: &Config) -> Result<Option<Found>> {
-    match Checkpoint::open_with(url, config) {
+    match OpenOptions::of(config).open(url) {
         Err(Error::NoCheckpoint { .. }) => Ok(None),
         Err(error) if error.io_error().is_some() => Err(error),
         opened => {
@@ -253,7 +253,7 @@ fn look_at_one(dir: &Path, config: &Config) -> Result<Option<Found>> {
     if let Some(found) = look_at_known(dir, config) {
         return Ok(Some(found));
     }
-    let opened = match Checkpoint::open_with(dir, config) {
+    let opened = match OpenOptions::of(config).open(dir) {
         // Another process removed or renamed it meanwhile. On NFS the error is ESTALE.
         Err(_) if matches!(is_there(dir), Ok(false)) => return Ok(None),
         Err(_) if manifest::is_another_programs(dir) => return Ok(None),

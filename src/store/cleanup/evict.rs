@@ -199,7 +199,10 @@ mod tests {
             state.value("step", step).step(step);
             crate::save(&state, run.join(format!("step-{step}"))).unwrap();
         }
-        crate::promote(run.join("step-1"), place.join("step-1")).unwrap();
+        crate::Store::found()
+            .unwrap()
+            .promote(run.join("step-1"), place.join("step-1"), crate::Promotion::default())
+            .unwrap();
         let hung = Instant::now().checked_sub(LOOKS_MAX).unwrap();
         ASKED.lock().unwrap().insert(place.clone(), hung);
         let places = [place.clone()];

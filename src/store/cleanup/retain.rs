@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 
 /// Which checkpoints [`retain`](crate::retain()) keeps, and what happens to the others' files.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Retention {
+pub struct RetainOptions {
     /// How many of the newest steps to keep, at least 1.
     pub last: usize,
     /// Also keep the steps that this number divides.
@@ -38,7 +38,7 @@ pub struct Retention {
     pub pinned: Vec<String>,
 }
 
-impl Retention {
+impl RetainOptions {
     /// Keeps the newest `last` of [`steps`](crate::steps), and removes the others' files.
     pub fn new(last: usize) -> Self {
         let disposal = Disposal::Remove;
@@ -86,7 +86,11 @@ pub struct Retained {
 }
 
 /// See [`retain`](crate::retain()).
-pub fn retain(root: impl AsRef<Path>, retention: &Retention, config: &Config) -> Result<Retained> {
+pub fn retain(
+    root: impl AsRef<Path>,
+    retention: &RetainOptions,
+    config: &Config,
+) -> Result<Retained> {
     retention.check()?;
     let mut look = Look::at(root.as_ref(), retention.pattern.as_ref(), config)?;
     retain_seen(&mut look, retention, config)
@@ -96,7 +100,11 @@ pub fn retain(root: impl AsRef<Path>, retention: &Retention, config: &Config) ->
 ///
 /// # Errors
 /// As for [`retain`](crate::retain()).
-pub fn retain_seen(look: &mut Look, retention: &Retention, config: &Config) -> Result<Retained> {
+pub fn retain_seen(
+    look: &mut Look,
+    retention: &RetainOptions,
+    config: &Config,
+) -> Result<Retained> {
     let plan = plan(look, retention, config, Act::CarryOut)?;
     let done = carry_out(plan, &look.dir, retention.disposal, config);
     look.forget(&done.removed);
@@ -127,7 +135,7 @@ fn carry_out(mut plan: Retained, root: &Path, disposal: Disposal, config: &Confi
 /// See [`Store::retain_plan`](crate::Store::retain_plan).
 pub fn retain_plan(
     root: impl AsRef<Path>,
-    retention: &Retention,
+    retention: &RetainOptions,
     config: &Config,
 ) -> Result<Retained> {
     retention.check()?;
@@ -135,7 +143,7 @@ pub fn retain_plan(
     plan(&look, retention, config, Act::Plan)
 }
 
-fn plan(look: &Look, retention: &Retention, config: &Config, act: Act) -> Result<Retained> {
+fn plan(look: &Look, retention: &RetainOptions, config: &Config, act: Act) -> Result<Retained> {
     retention.check()?;
     let Look { dir: root, row, all } = look;
     let (counted, warnings) = (row.counted(), row.warnings(root, all));
@@ -373,7 +381,7 @@ fn none_of_the_row(path: &Path) -> Option<&'static str> {
 mod tests {
     use super::*;
     use crate::store::cleanup::remove::remove_checkpoint;
-    use crate::{Dtype, Session, StateDict};
+    use crate::{Dtype, StateDict};
 
     fn root() -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
@@ -388,7 +396,7 @@ mod tests {
     /// Runs `disturb` between the plan and the removal of a call, and returns the call's report.
     fn disturbed(root: &Path, disturb: impl FnOnce(&Path)) -> Retained {
         let config = Config::default();
-        let plan = retain_plan(root, &Retention::new(1), &config).unwrap();
+        let plan = retain_plan(root, &RetainOptions::new(1), &config).unwrap();
         disturb(&plan.removed[0]);
         carry_out(plan, root, Disposal::Remove, &config)
     }
@@ -424,7 +432,9 @@ mod tests {
     #[test]
     fn retain_leaves_step_that_another_call_is_removing() {
         let (root, mut other) = (root(), None);
-        let done = disturbed(root.path(), |dir| other = Some(Session::begin(dir, 1).unwrap()));
+        let done = disturbed(root.path(), |dir| {
+            other = Some(crate::Store::found().unwrap().begin(dir, 1).unwrap())
+        });
         assert_eq!((done.kept.len(), done.removed.len(), done.left.len()), (1, 1, 1));
         assert!(done.left[0].reason.contains("or its removal, is in progress"), "{done:?}");
     }

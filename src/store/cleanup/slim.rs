@@ -11,7 +11,7 @@ use crate::store::catalog::links::Links;
 use crate::store::cleanup::look::Look;
 use crate::store::layout::rank_dirs;
 use crate::store::layout::stripes::Stripes;
-use crate::store::read::checkpoint::Checkpoint;
+use crate::store::read::checkpoint::{Checkpoint, OpenOptions};
 use crate::store::write::rollback::Rollback;
 use crate::store::write::swept::Left;
 use crate::store::write::transaction::Transaction;
@@ -19,7 +19,7 @@ use crate::sys::open_dir::{Dir, refuse_link};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// What [`slim`](crate::slim()) did.
+/// What [`Store::slim`](crate::Store::slim) did.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Slimmed {
     /// The checkpoint's directory.
@@ -38,7 +38,7 @@ pub struct Slimmed {
     pub left: Vec<Left>,
 }
 
-/// See [`slim`](crate::slim()).
+/// See [`Store::slim`](crate::Store::slim).
 pub fn slim(dir: &Path, drop: &[String], config: &Config) -> Result<Slimmed> {
     refuse_link(dir)?;
     if let Some(empty) = drop.iter().find(|name| name.is_empty() || name.ends_with('.')) {
@@ -106,6 +106,6 @@ fn whole(dir: &Path, config: &Config) -> Result<Checkpoint> {
     if !rank_dirs::parts(dir)?.is_empty() {
         return Err(shares());
     }
-    let checkpoint = Checkpoint::open_with(dir, config)?;
+    let checkpoint = OpenOptions::of(config).open(dir)?;
     if checkpoint.manifest().part_of.is_some() { Err(shares()) } else { Ok(checkpoint) }
 }

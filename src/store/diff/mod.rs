@@ -12,7 +12,7 @@ use crate::format::{Metrics, TensorEntry, Value, metrics, names};
 use crate::pipeline::job::Job;
 use crate::pipeline::runtime::Runtime;
 use crate::store::read::again::while_replaced;
-use crate::store::read::checkpoint::{Checkpoint, CheckpointKind};
+use crate::store::read::checkpoint::{Checkpoint, CheckpointKind, OpenOptions};
 use checksums::Verdict;
 use contents::Contents;
 pub use elements::ElementDiff;
@@ -42,7 +42,7 @@ pub struct DiffReport {
     /// The metrics that `b` was saved with.
     #[serde(with = "metrics")]
     pub metrics_b: Metrics,
-    /// Names below which [`slim`](crate::slim()) has dropped everything from `a`.
+    /// Names below which [`Store::slim`](crate::Store::slim) has dropped everything from `a`.
     pub dropped_a: Vec<String>,
     /// Likewise from `b`.
     pub dropped_b: Vec<String>,
@@ -105,7 +105,7 @@ pub struct TensorDiff {
 /// equal ones count as equal. With `values`, reads every tensor that differs, and counts elements.
 ///
 /// # Errors
-/// As for [`Checkpoint::open_foreign`] and [`Checkpoint::load_part`]; damage is found only in what is read.
+/// As for [`OpenOptions::foreign`] and [`Checkpoint::load_part`]; damage is found only in what is read.
 pub fn diff(
     runtime: &Runtime,
     (a, b): (&Path, &Path),
@@ -122,8 +122,8 @@ fn diff_once(
     job: &Arc<Job>,
 ) -> Result<DiffReport> {
     let started = Instant::now();
-    let a = Checkpoint::open_foreign_once(path_a, runtime.config())?;
-    let b = Checkpoint::open_foreign_once(path_b, runtime.config())?;
+    let options = OpenOptions::of(runtime.config()).foreign(true);
+    let (a, b) = (options.open_once(path_a)?, options.open_once(path_b)?);
     let only_in = |one: &Checkpoint, other: &Checkpoint| -> Vec<String> {
         let alone = one.tensors().iter().filter(|tensor| other.tensor(&tensor.name).is_none());
         alone.map(|tensor| tensor.name.clone()).collect()

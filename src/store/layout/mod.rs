@@ -1,6 +1,5 @@
 //! Where the files of a checkpoint are: its own directory, stripe directories on other disks, recycled files.
 
-pub(crate) mod access;
 pub(crate) mod manifest;
 pub(crate) mod node;
 pub(crate) mod published;
@@ -10,4 +9,3 @@ pub(crate) mod session_note;
 pub(crate) mod stripe_marker;
 pub(crate) mod stripes;
 pub(crate) mod summary;
-pub(crate) mod unique;

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::format::{Manifest, names};
 use crate::store::layout::published::{read_label, write_label};
-use crate::store::layout::unique::unique;
+use crate::sys::chance::unique;
 use crate::sys::dir;
 use crate::sys::file;
 use crate::sys::file_system::host_name;

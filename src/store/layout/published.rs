@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::names;
-use crate::store::layout::unique::unique;
+use crate::sys::chance::unique;
 use crate::sys::dir;
 use crate::sys::file;
 use std::io::Write;

@@ -20,7 +20,6 @@ use crate::engine::fallback::{Fallback, FallbackKind};
 use crate::error::{Error, Result};
 use crate::format::{FileEntry, names};
 use crate::plan::save::Shard;
-use crate::store::layout::access::Access;
 use crate::sys::dir::{self, directories, remove, remove_if_empty};
 use crate::sys::file;
 use crate::sys::inodes;
@@ -28,7 +27,7 @@ use crate::sys::lease::is_sole_opener;
 use crate::sys::open_dir::Dir;
 use serde::Serialize;
 use std::collections::HashSet;
-use std::fs::Metadata;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -419,5 +418,26 @@ fn not_taken(recycled: &Path, reason: &str) -> Fallback {
         got: "new files".into(),
         reason: format!("{} cannot be written over: {reason}", recycled.display()),
         remedy: "none needed: a new file is as safe, and takes the disk a little longer".into(),
+    }
+}
+
+/// Who may read and write a file. An old file may come from another umask, directory or user, and its readers need
+/// not be allowed to read the next checkpoint.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::store) struct Access {
+    owner: (u32, u32),
+    mode: u32,
+    acl: Option<Vec<u8>>,
+}
+
+impl Access {
+    /// That of an open file.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn of(file: &File) -> io::Result<Self> {
+        let found = file::look(file)?;
+        let (owner, mode) = ((found.uid(), found.gid()), found.mode());
+        Ok(Self { owner, mode, acl: file::acl(file)? })
     }
 }

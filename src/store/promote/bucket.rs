@@ -1,13 +1,12 @@
 //! An object store as the place that a checkpoint is copied to.
 
 use super::patience::Patience;
-use super::target::{Paced, Seen, Target, Upload};
+use super::target::{Paced, Seen, Target, Upload, bytes_of};
 use crate::error::{Error, Result};
 use crate::format::names;
 use crate::object::{Bucket, Payload};
 use crate::pipeline::blocks::Checked;
 use crate::store::read::object::read_manifest_version;
-use crate::sys::lock::DirLock;
 use std::io;
 use std::path::Path;
 
@@ -20,11 +19,6 @@ pub(super) struct PatientBucket {
 impl Target for PatientBucket {
     fn place(&self) -> &Path {
         self.bucket.url()
-    }
-
-    /// A store has no locks.
-    fn hold(&self) -> Result<Option<DirLock>> {
-        Ok(None)
     }
 
     fn manifest(&self) -> Result<Option<Seen>> {
@@ -40,11 +34,6 @@ impl Target for PatientBucket {
             None => self.bucket.create(names::MANIFEST, manifest.clone()),
         });
         put.map_err(|error| Error::io("creating", self.place().join(names::MANIFEST), error))
-    }
-
-    /// A store answers once that is so.
-    fn settle(&self, _: &[String]) -> Result<()> {
-        Ok(())
     }
 
     fn missing(&self, files: &[(&str, u64)]) -> io::Result<Vec<usize>> {
@@ -67,15 +56,6 @@ impl Target for PatientBucket {
 
     fn remove(&self, name: &str) -> io::Result<()> {
         self.patience.ask(|| self.bucket.remove(name))
-    }
-
-    /// Not known.
-    fn free(&self) -> Option<u64> {
-        None
-    }
-
-    fn taken(&self, _: &Upload) -> u64 {
-        0
     }
 
     fn send(&self, name: &str, blocks: Vec<Checked>, paced: Paced) -> io::Result<()> {
@@ -102,10 +82,6 @@ impl Target for PatientBucket {
         self.patience.ask(|| self.bucket.put_part(upload, number, &blocks))
     }
 
-    fn keeps(&self, _: &str) -> bool {
-        true
-    }
-
     fn finish(&self, upload: &Upload, _: u64, parts: Vec<String>) -> io::Result<()> {
         self.patience.ask(|| self.bucket.finish((&upload.name, &upload.id), parts.clone()))
     }
@@ -113,8 +89,4 @@ impl Target for PatientBucket {
     fn abort(&self, upload: &Upload) -> io::Result<()> {
         self.patience.ask(|| self.bucket.abort((&upload.name, &upload.id)))
     }
-}
-
-fn bytes_of(blocks: &[Checked]) -> u64 {
-    blocks.iter().map(|block| block.as_ref().len() as u64).sum()
 }

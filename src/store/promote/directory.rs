@@ -15,7 +15,7 @@ use crate::pipeline::pace::wait_until;
 use crate::store::layout::manifest::{read_bytes, refuse_foreign};
 use crate::store::layout::published::publish;
 use crate::store::layout::stripe_marker::stripe_owner;
-use crate::store::layout::unique::unique;
+use crate::sys::chance::unique;
 use crate::sys::lock::{self, DirLock, FileLock, Hold};
 use crate::sys::{dir, file, space};
 use std::fs::File;
@@ -198,17 +198,6 @@ impl Target for Directory {
     fn taken(&self, upload: &Upload) -> u64 {
         let part = file::open_read(&self.part(upload), false);
         part.and_then(|part| space::allocated(&part)).unwrap_or_default()
-    }
-
-    fn send(&self, name: &str, blocks: Vec<Checked>, paced: Paced) -> io::Result<()> {
-        let bytes = blocks.iter().map(|block| block.as_ref().len() as u64).sum();
-        let upload = self.begin(name, bytes)?;
-        let sent = self.put_part(&upload, (0, 0), blocks, paced);
-        let finished = sent.and_then(|_| self.finish(&upload, bytes, Vec::new()));
-        if finished.is_err() {
-            let _gone = self.abort(&upload);
-        }
-        finished
     }
 
     fn begin(&self, name: &str, bytes: u64) -> io::Result<Upload> {

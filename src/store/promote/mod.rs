@@ -16,10 +16,10 @@ mod parts;
 mod patience;
 mod room;
 mod target;
-mod there;
 
 use crate::error::{Error, Result};
-use crate::format::FileEntry;
+use crate::format::manifest::Listed;
+use crate::format::{FileEntry, Manifest, SaveId, names};
 use crate::object::{Bucket, is_url};
 use crate::pipeline::blocks::Blocks;
 use crate::pipeline::job::Job;
@@ -27,7 +27,7 @@ use crate::pipeline::report::Moved;
 use crate::pipeline::runtime::Runtime;
 use crate::plan::load::BlockRead;
 use crate::store::layout::node::OwnRanks;
-use crate::store::read::checkpoint::Checkpoint;
+use crate::store::read::checkpoint::{Checkpoint, OpenOptions};
 use crate::sys::dir;
 pub(in crate::store) use abandoned::{Ending, end_abandoned, journals, remove_empty};
 pub use abandoned::{Unfinished, unfinished};
@@ -44,7 +44,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use target::Target;
-pub(in crate::store) use there::lacks;
 
 /// How to promote.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -161,7 +160,7 @@ fn promote_once(
     let patience = Patience::new(&to, how.patience, job);
     patience.ask(|| owner::check_copy(&from, &to, job))?;
     let target = &*target_at(&to, patience, job)?;
-    let checkpoint = Checkpoint::open_with(&from, runtime.config())?;
+    let checkpoint = OpenOptions::of(runtime.config()).open(&from)?;
     let copy = Copy::of(&checkpoint)?;
     let file_bytes = checkpoint.manifest().files.iter().map(|file| file.bytes).sum();
     job.set_total(file_bytes);
@@ -199,6 +198,41 @@ fn promote_once(
 fn has_all(target: &dyn Target, files: &[FileEntry]) -> Result<bool> {
     let files: Vec<_> = files.iter().map(|file| (file.name.as_str(), file.bytes)).collect();
     Ok(copy::missing(target, &files)?.is_empty())
+}
+
+/// Why a place does not have all that a checkpoint has, as its manifest and the lengths of its files tell; `None` if it does.
+/// Takes the checkpoint and its manifest. Asks once: the caller repeats the look when it needs it again.
+///
+/// # Errors
+/// What the store or the system says: nobody knows what is there.
+pub(in crate::store) fn lacks(
+    (checkpoint, here): (&Path, &Listed),
+    place: &Path,
+    job: &Arc<Job>,
+) -> Result<Option<String>> {
+    if !is_url(place) && dir::is_link(place) {
+        return Ok(Some("is a link, which is no copy".into()));
+    }
+    if dir::is_same(checkpoint, place) {
+        return Ok(Some("is the checkpoint itself, and no copy".into()));
+    }
+    let target = &*target_at(place, Patience::new(place, Duration::ZERO, job), job)?;
+    let Some(seen) = target.manifest()? else { return Ok(Some("is not there".into())) };
+    let there = match Manifest::decode_files(seen.manifest, &place.join(names::MANIFEST)) {
+        Err(error) if error.is_damage() => return Ok(Some(format!("is damaged ({error})"))),
+        there => there?,
+    };
+    if SaveId::of(&there) != SaveId::of(here) {
+        return Ok(Some("is another save of this step".into()));
+    }
+    if there.dropped.iter().any(|name| !here.dropped.contains(name)) {
+        return Ok(Some(format!(
+            "lacks {}, which `slim` has dropped",
+            there.dropped.join(" and ")
+        )));
+    }
+    let is_whole = has_all(target, &there.files)?;
+    Ok((!is_whole).then(|| "lacks files".into()))
 }
 
 /// The place of a URL or a path from the root. Requests to it end once the job is stopped.

@@ -7,7 +7,7 @@ use crate::format::names;
 use crate::object::{Bucket, is_url};
 use crate::pipeline::job::Job;
 use crate::store::layout::published::{LABEL_BYTES_MAX, read_label, write_label};
-use crate::store::layout::unique::unique;
+use crate::sys::chance::unique;
 use crate::sys::dir;
 use serde::{Deserialize, Serialize};
 use std::io;

@@ -29,15 +29,12 @@ pub(super) struct Seen {
 }
 
 /// Where a checkpoint is copied to. A file is there whole, or not at all.
+///
+/// A new kind of place needs the methods without a body: its manifest, its files, and uploads in parts. The others are for
+/// places that lock, know their free space, or have a faster way.
 pub(super) trait Target: Sync {
     /// The URL, or the directory.
     fn place(&self) -> &Path;
-
-    /// Makes the place. What it returns keeps saves and clean-ups away from there, but no other promotion.
-    ///
-    /// # Errors
-    /// [`Error::Busy`](crate::Error::Busy) if one is in progress there; what the store or the system says.
-    fn hold(&self) -> Result<Option<DirLock>>;
 
     /// The manifest that is there; `None` if there is none.
     ///
@@ -51,12 +48,6 @@ pub(super) trait Target: Sync {
     /// # Errors
     /// Of [`io::ErrorKind::AlreadyExists`] if another one is there by now, or none in place of the one that was seen.
     fn commit(&self, manifest: Vec<u8>, seen: Option<&Seen>) -> Result<()>;
-
-    /// Makes the commit durable, and gives these files, which it has made visible, their final names.
-    ///
-    /// # Errors
-    /// What the system says of the commit.
-    fn settle(&self, names: &[String]) -> Result<()>;
 
     /// Which of these files, each with its bytes, are not there whole: their places in the list.
     ///
@@ -76,25 +67,14 @@ pub(super) trait Target: Sync {
     /// What the store or the system says.
     fn remove(&self, name: &str) -> io::Result<()>;
 
-    /// Bytes that are free there; `None` if that cannot be known.
-    fn free(&self) -> Option<u64>;
-
-    /// Bytes of those that an upload has taken already.
-    fn taken(&self, upload: &Upload) -> u64;
-
-    /// Sends a file at once, each piece when it may be sent. One of that name is replaced.
-    ///
-    /// # Errors
-    /// What the store or the system says.
-    fn send(&self, name: &str, blocks: Vec<Checked>, paced: Paced) -> io::Result<()>;
-
     /// Begins to send a file of so many bytes in parts.
     ///
     /// # Errors
     /// What the store or the system says.
     fn begin(&self, name: &str, bytes: u64) -> io::Result<Upload>;
 
-    /// Sends the part of this number, from 0, which begins at an offset, each piece when it may be sent. Returns what [`Target::finish`] needs of it.
+    /// Sends the part of this number, from 0, which begins at an offset, each piece when it may be sent. Returns what
+    /// [`Target::finish`] needs of it.
     ///
     /// # Errors
     /// [`io::ErrorKind::NotFound`] if there is no such upload; what the store or the system says otherwise.
@@ -105,9 +85,6 @@ pub(super) trait Target: Sync {
         blocks: Vec<Checked>,
         paced: Paced,
     ) -> io::Result<String>;
-
-    /// Whether a part that was sent with this answer, perhaps by an earlier process, is still there.
-    fn keeps(&self, answer: &str) -> bool;
 
     /// Makes the parts a file of so many bytes, durably.
     ///
@@ -120,4 +97,57 @@ pub(super) trait Target: Sync {
     /// # Errors
     /// What the store or the system says.
     fn abort(&self, upload: &Upload) -> io::Result<()>;
+
+    /// Makes the place. What it returns keeps saves and clean-ups away from there, but no other promotion; a store has no
+    /// locks.
+    ///
+    /// # Errors
+    /// [`Error::Busy`](crate::Error::Busy) if one is in progress there; what the store or the system says.
+    fn hold(&self) -> Result<Option<DirLock>> {
+        Ok(None)
+    }
+
+    /// Makes the commit durable, and gives these files, which it has made visible, their final names. A store answers once
+    /// that is so.
+    ///
+    /// # Errors
+    /// What the system says of the commit.
+    fn settle(&self, _names: &[String]) -> Result<()> {
+        Ok(())
+    }
+
+    /// Bytes that are free there; `None` if that cannot be known.
+    fn free(&self) -> Option<u64> {
+        None
+    }
+
+    /// Bytes of those that an upload has taken already.
+    fn taken(&self, _upload: &Upload) -> u64 {
+        0
+    }
+
+    /// Whether a part that was sent with this answer, perhaps by an earlier process, is still there.
+    fn keeps(&self, _answer: &str) -> bool {
+        true
+    }
+
+    /// Sends a file at once, each piece when it may be sent. One of that name is replaced.
+    ///
+    /// # Errors
+    /// What the store or the system says.
+    fn send(&self, name: &str, blocks: Vec<Checked>, paced: Paced) -> io::Result<()> {
+        let bytes = bytes_of(&blocks);
+        let upload = self.begin(name, bytes)?;
+        let sent = self.put_part(&upload, (0, 0), blocks, paced);
+        let finished = sent.and_then(|part| self.finish(&upload, bytes, vec![part]));
+        if finished.is_err() {
+            let _gone = self.abort(&upload);
+        }
+        finished
+    }
+}
+
+/// The bytes of blocks.
+pub(super) fn bytes_of(blocks: &[Checked]) -> u64 {
+    blocks.iter().map(|block| block.as_ref().len() as u64).sum()
 }

@@ -12,7 +12,7 @@ use crate::store::read::again::while_replaced;
 use crate::store::read::copies::{Copies, OpenCopy};
 use crate::store::read::dcp_mark;
 use crate::store::read::diagnose::{explain, no_manifest, not_ringstows};
-use crate::store::read::fault::{Fault, PlaceIndex};
+use crate::store::read::fault::{Fault, FaultKind, PlaceIndex};
 use crate::store::read::fingerprint::Fingerprint;
 use crate::store::read::foreign;
 use crate::store::read::index::NameIndex;
@@ -56,28 +56,88 @@ pub struct Checkpoint {
     fingerprint: Option<Fingerprint>,
 }
 
-impl Checkpoint {
-    /// See [`Checkpoint::open`].
-    #[doc(hidden)]
-    pub fn open_with(path: impl AsRef<Path>, config: &Config) -> Result<Self> {
-        while_replaced(|| Self::open_once(path.as_ref(), config))
+/// How to open a checkpoint. [`Checkpoint::open`] is the common way.
+///
+/// ```no_run
+/// use ringstow::OpenOptions;
+///
+/// # fn main() -> ringstow::Result<()> {
+/// let model = OpenOptions::new().foreign(true).open("model")?; // a directory of safetensors files
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone, Copy, Default)]
+#[must_use]
+pub struct OpenOptions<'a> {
+    config: Option<&'a Config>,
+    copies: &'a [PathBuf],
+    damaged: bool,
+    foreign: bool,
+}
+
+impl<'a> OpenOptions<'a> {
+    /// Opens with the configuration that is [found](Config::found), except for its tiers.
+    pub fn new() -> Self {
+        Self::default()
     }
 
-    /// See [`Checkpoint::open_damaged`].
-    #[doc(hidden)]
-    pub fn open_damaged_with(path: impl AsRef<Path>, config: &Config) -> Result<Self> {
-        while_replaced(|| Self::open_damaged_once(path.as_ref(), config))
+    /// Opens with this configuration, except for its tiers: [`Store::open`](crate::Store::open) reads from those.
+    pub fn of(config: &'a Config) -> Self {
+        Self { config: Some(config), ..Self::default() }
     }
 
-    /// [`Checkpoint::open`] without its retry on [`Error::Replaced`], for callers that retry themselves.
-    pub(crate) fn open_once(path: &Path, config: &Config) -> Result<Self> {
-        let checkpoint = Self::open_damaged_once(path, config)?;
-        checkpoint.check_files()?;
+    /// Whether a checkpoint is also opened if files of it are missing, or have another length than they should. Loads of
+    /// tensors in them fail; with [`OnCorrupt::Skip`](crate::OnCorrupt::Skip) they return all others. A damaged manifest is
+    /// still an error.
+    pub fn damaged(self, damaged: bool) -> Self {
+        Self { damaged, ..self }
+    }
+
+    /// Whether a directory of safetensors files without a manifest is also opened. The files may hold whole tensors, as
+    /// Hugging Face's libraries write them, or chunks, as PyTorch's `HuggingFaceStorageWriter` does. They have no
+    /// checksums, so loads are not verified.
+    pub fn foreign(self, foreign: bool) -> Self {
+        Self { foreign, ..self }
+    }
+
+    /// Copies of the checkpoint, the nearest first. A file that is missing or cut, a checksum chunk that is damaged and one
+    /// on a bad sector are read from the first copy that has them whole: a warning and
+    /// [`LoadReport::fallbacks`](crate::LoadReport) say so. A copy that is not of the same save is not read.
+    pub fn copies(self, copies: &'a [PathBuf]) -> Self {
+        Self { copies, ..self }
+    }
+
+    /// Opens the checkpoint at `path`, as [`Checkpoint::open`] does.
+    ///
+    /// # Errors
+    /// As for [`Checkpoint::open`], if no copy helps. With [`damaged`](Self::damaged) not for missing files and wrong lengths.
+    /// With [`foreign`](Self::foreign) [`Error::NotCommitted`] also for ringstow's shards without a manifest;
+    /// [`Error::MissingFiles`] also for files and tensors that an index lists, and for chunks of tensors;
+    /// [`Error::Format`] for files that are not safetensors.
+    pub fn open(self, path: impl AsRef<Path>) -> Result<Checkpoint> {
+        while_replaced(|| self.open_once(path.as_ref()))
+    }
+
+    /// [`OpenOptions::open`] without its retry on [`Error::Replaced`], for callers that retry themselves.
+    pub(crate) fn open_once(self, path: &Path) -> Result<Checkpoint> {
+        let Some(config) = self.config else {
+            return OpenOptions { config: Some(&Config::found()?), ..self }.open_once(path);
+        };
+        let checkpoint = match self.foreign && !is_url(path) {
+            true => Checkpoint::open_any(path, config)?,
+            false => Checkpoint::open_own(path, config)?,
+        };
+        let checkpoint = checkpoint.beside(self.copies);
+        if !self.damaged {
+            checkpoint.check_files()?;
+        }
         Ok(checkpoint)
     }
+}
 
-    /// [`Checkpoint::open_damaged`] without its retry on [`Error::Replaced`].
-    pub(in crate::store) fn open_damaged_once(path: &Path, config: &Config) -> Result<Self> {
+impl Checkpoint {
+    /// Opens a checkpoint of ringstow's, although files may be missing.
+    fn open_own(path: &Path, config: &Config) -> Result<Self> {
         config.validate()?;
         if is_url(path) {
             return Self::open_object(path, config);
@@ -109,32 +169,11 @@ impl Checkpoint {
         Ok(Self::new(url, CheckpointKind::Ringstow, (manifest, shards), fingerprint, config))
     }
 
-    /// See [`Checkpoint::open_foreign`].
-    #[doc(hidden)]
-    pub fn open_foreign_with(path: impl AsRef<Path>, config: &Config) -> Result<Self> {
-        while_replaced(|| Self::open_foreign_once(path.as_ref(), config))
-    }
-
-    /// [`Checkpoint::open_foreign`] without its retry on [`Error::Replaced`].
-    pub(crate) fn open_foreign_once(path: &Path, config: &Config) -> Result<Self> {
-        let checkpoint = Self::open_any_once(path, config)?;
-        checkpoint.check_files()?;
-        Ok(checkpoint)
-    }
-
-    /// [`Checkpoint::open_damaged`] and [`Checkpoint::open_foreign`].
-    #[doc(hidden)]
-    pub fn open_any_with(path: impl AsRef<Path>, config: &Config) -> Result<Self> {
-        while_replaced(|| Self::open_any_once(path.as_ref(), config))
-    }
-
-    fn open_any_once(path: &Path, config: &Config) -> Result<Self> {
-        if is_url(path) {
-            return Self::open_damaged_once(path, config);
-        }
+    /// Opens a checkpoint of any program, although files may be missing.
+    fn open_any(path: &Path, config: &Config) -> Result<Self> {
         manifest::check_directory(path).map_err(|error| explain(path, error))?;
         if dir::has(&path.join(names::MANIFEST)) {
-            return Self::open_damaged_once(path, config);
+            return Self::open_own(path, config);
         }
         if stripe_owner(path)?.is_some() {
             return Err(no_manifest(path));
@@ -171,6 +210,35 @@ impl Checkpoint {
             config,
             fingerprint,
         }
+    }
+
+    /// The same checkpoint, with these copies. Files that it lacks are replaced by theirs.
+    fn beside(mut self, copies: &[PathBuf]) -> Self {
+        if copies.is_empty() {
+            return self;
+        }
+        let mut copies = Copies::new(copies);
+        for fault in std::mem::take(&mut self.faults) {
+            // What is on another node is not lost.
+            let is_lost = fault.kind != FaultKind::Elsewhere;
+            let (own, open) = (&self.files[fault.file], |path: &Path| self.open_copy(path));
+            let shard = is_lost.then(|| copies.shards(fault.file, own, open).next().cloned());
+            let Some(shard) = shard.flatten() else {
+                self.faults.push(fault);
+                continue;
+            };
+            let why = format!("{} should be {}, is {}", fault.what, fault.expected, fault.got);
+            copies.note(self.path(), &own.path, &shard.path, &why);
+            let own = std::mem::replace(&mut self.files[fault.file], shard);
+            if fault.kind == FaultKind::Length {
+                copies.cut.insert(fault.file, own);
+            }
+        }
+        if !self.faults.iter().any(|fault| fault.kind == FaultKind::Missing) {
+            self.problem = None;
+        }
+        self.copies = copies;
+        self
     }
 
     /// Which program wrote it.
@@ -255,7 +323,7 @@ impl Checkpoint {
 
     /// A copy of it; `None` if nothing can be read from there, which a warning says.
     pub(in crate::store) fn open_copy(&self, path: &Path) -> Option<OpenCopy> {
-        match Self::open_damaged_once(path, &self.config) {
+        match Self::open_own(path, &self.config) {
             Ok(copy) if is_same_save(&copy.manifest, &self.manifest) => {
                 let Self { files, faults, problem, fingerprint, .. } = copy;
                 return Some(OpenCopy { shards: Shards { files, faults, problem }, fingerprint });

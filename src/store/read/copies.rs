@@ -6,10 +6,18 @@ use crate::pipeline::load::ShardFile;
 use crate::store::read::fault::Fault;
 use crate::store::read::fingerprint::Fingerprint;
 use crate::store::read::shards::Shards;
+use crate::sys::dir;
 use std::collections::HashMap;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// Where the tiers of a run may have a copy of a checkpoint: under the same name, which a link's is not.
+pub fn copies_of(path: &Path, tiers: &[PathBuf]) -> Vec<PathBuf> {
+    let real = dir::is_link(path).then(|| dir::real(path).ok()).flatten();
+    let Some(name) = real.as_deref().unwrap_or(path).file_name() else { return Vec::new() };
+    tiers.iter().map(|tier| tier.join(name)).filter(|copy| copy != path).collect()
+}
 
 /// Where else a checkpoint is, the nearest first.
 #[derive(Debug, Default)]

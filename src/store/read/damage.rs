@@ -84,7 +84,7 @@ impl Checkpoint {
         self.fault_of(tensor).is_some()
     }
 
-    /// Checks that all files exist with their full length: after [`Checkpoint::open_damaged`], which does not.
+    /// Checks that all files exist with their full length: after [`OpenOptions::damaged`](crate::OpenOptions::damaged), which does not.
     ///
     /// # Errors
     /// [`Error::MissingFiles`]; [`Error::Corrupt`] for a file of another length; [`Error::Format`] for a link and anything
@@ -137,6 +137,14 @@ impl Checkpoint {
                 error => error,
             },
         }
+    }
+
+    /// The numbers of the files, but those that are on other nodes alone.
+    pub fn files_here(&self) -> impl Iterator<Item = usize> {
+        let is_elsewhere = |file: &usize| {
+            Fault::in_file(&self.faults, *file).is_some_and(|f| f.kind == FaultKind::Elsewhere)
+        };
+        (0..self.files.len()).filter(move |file| !is_elsewhere(file))
     }
 }
 

@@ -173,7 +173,7 @@ fn kind_of_directory(dir: &Path, names: &[String]) -> String {
     if let Some(file) = first(|name| name.ends_with(".safetensors")) {
         return format!(
             "it has no {manifest} but safetensors files of another program, such as {file}: read them with \
-             ringstow.load or ringstow.open (in Rust Checkpoint::open_foreign), or convert them (`ringstow convert OLD \
+             ringstow.load or ringstow.open (in Rust OpenOptions::foreign), or convert them (`ringstow convert OLD \
              NEW`)"
         );
     }
@@ -218,7 +218,7 @@ fn kind_of_file(path: &Path) -> String {
     }
     if name.ends_with(".safetensors") || begin.get(8) == Some(&b'{') {
         return "it is a safetensors file: load it with ringstow.load in Python, or open its directory with \
-                ringstow.open (in Rust Checkpoint::open_foreign)"
+                ringstow.open (in Rust OpenOptions::foreign)"
             .into();
     }
     "it is a file: a checkpoint is a directory".into()

@@ -50,7 +50,7 @@ pub struct Info {
     /// The metrics that it was saved with.
     #[serde(with = "metrics")]
     pub metrics: Metrics,
-    /// Names below which everything was dropped; see [`slim`](crate::slim()).
+    /// Names below which everything was dropped; see [`Store::slim`](crate::Store::slim).
     pub dropped: Vec<String>,
 }
 

@@ -5,8 +5,8 @@ use crate::error::{Error, Result};
 use crate::format::{Chunk, TensorEntry};
 use crate::limits::ALIGN;
 use crate::pipeline::job::Job;
-use crate::pipeline::line::TARGET;
 use crate::pipeline::load::{ReadOutcome, Reads, Scatter, read_arenas, read_into};
+use crate::pipeline::report::TARGET;
 use crate::pipeline::report::{DamagedTensor, LoadReport};
 use crate::pipeline::runtime::Runtime;
 use crate::plan::load::{BlockRead, Scattered, Unit, Want};
@@ -38,7 +38,7 @@ pub struct LoadOptions<'a> {
     /// Check every checksum chunk before returning any of it. Default true.
     pub verify: bool,
     /// What to do about damaged tensors. Default: fail. To load although files are missing, also open the checkpoint
-    /// with [`Checkpoint::open_damaged`].
+    /// with [`OpenOptions::damaged`](crate::OpenOptions::damaged).
     pub on_corrupt: OnCorrupt,
     /// The pool and engines to use. Default: those that the process shares for the checkpoint's configuration.
     pub runtime: Option<&'a Runtime>,

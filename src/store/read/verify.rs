@@ -1,16 +1,17 @@
-//! Checks all of a checkpoint against its checksums.
+//! Checks a checkpoint against its checksums: all of it, or some tensors, so that a load can skip damaged ones.
 
 use crate::error::{Error, Result};
 use crate::pipeline::job::Job;
 use crate::pipeline::load::{ShardFile, check};
-use crate::pipeline::report::{Damage, VerifyReport};
+use crate::pipeline::report::{Damage, DamagedTensor, VerifyReport};
 use crate::pipeline::runtime::Runtime;
 use crate::plan::load::Want;
 use crate::store::read::again::while_replaced;
-use crate::store::read::checkpoint::Checkpoint;
-use crate::store::read::fault::{Fault, FaultKind};
-use crate::store::read::load::{Fetched, bytes_of};
+use crate::store::read::checkpoint::{Checkpoint, OpenOptions};
+use crate::store::read::fault::{Fault, FaultKind, wants_of};
+use crate::store::read::load::{Fetched, LoadOptions, Loading, bytes_of};
 use crate::sys::file;
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
@@ -21,14 +22,14 @@ use std::time::Instant;
 /// replaces the checkpoint meanwhile, the result is entirely of the old or entirely of the new one.
 ///
 /// # Errors
-/// What [`Checkpoint::open_damaged`] returns, a damaged manifest included; failures to read other than damage.
+/// What [`OpenOptions::damaged`] returns, a damaged manifest included; failures to read other than damage.
 pub fn verify(runtime: &Runtime, path: &Path, job: &Arc<Job>) -> Result<VerifyReport> {
     job.traced(runtime.config(), || while_replaced(|| verify_once(runtime, path, job)))
 }
 
 fn verify_once(runtime: &Runtime, path: &Path, job: &Arc<Job>) -> Result<VerifyReport> {
     let started = Instant::now();
-    let checkpoint = Checkpoint::open_damaged_once(path, runtime.config())?;
+    let checkpoint = OpenOptions::of(runtime.config()).damaged(true).open_once(path)?;
     let here: Vec<usize> = checkpoint.files_here().collect();
     let all: Vec<Want> =
         here.iter().map(|&file| Want { file, range: 0..checkpoint.files[file].bytes }).collect();
@@ -108,5 +109,52 @@ impl Checkpoint {
         let file = self.files.iter().position(is_it).filter(unknown);
         let fault = file.and_then(|file| Fault::of_error(file, self.files[file].bytes, cause));
         fault.ok_or(error)
+    }
+
+    /// Reads and checks the tensors of these names, and returns those that are damaged, in the order of the names. A
+    /// tensor is damaged if a checksum chunk with bytes of it is not what was written, or cannot be read.
+    ///
+    /// # Errors
+    /// [`Error::Keys`] listing all names that are not in the checkpoint; [`Error::Invalid`] without checksums: for
+    /// another program's files, or with `verify` off; failures that are not damage.
+    pub fn damaged<S: AsRef<str>>(
+        &self,
+        names: impl IntoIterator<Item = S>,
+        options: LoadOptions<'_>,
+    ) -> Result<Vec<DamagedTensor>> {
+        let (runtime, job) = self.resources(options)?;
+        let names: Vec<S> = names.into_iter().collect();
+        let loading = self.loading(options.verify, &runtime, &job);
+        self.find_damaged(&names, loading).map(|(damaged, _)| damaged)
+    }
+
+    /// [`Checkpoint::damaged`], and what was read to find out.
+    pub(in crate::store) fn find_damaged<S: AsRef<str>>(
+        &self,
+        names: &[S],
+        loading: Loading,
+    ) -> Result<(Vec<DamagedTensor>, Fetched)> {
+        if !loading.verify {
+            return Err(Error::invalid(format!(
+                "{}: damage is found by its checksums, so on_corrupt = skip needs verify = true and a checkpoint of \
+                 ringstow's",
+                self.path().display()
+            )));
+        }
+        for fault in self.faults.iter().filter(|fault| fault.lost.is_empty()) {
+            let (file, Fault { expected, got, .. }) =
+                (self.files[fault.file].path.display(), fault);
+            tracing::warn!(%file, expected, got, "a file is longer than the manifest says; the bytes that it lists are checked and loaded");
+        }
+        let requests = self.find(names)?;
+        let wants: Vec<Want> =
+            requests.iter().flat_map(|request| wants_of(request.entry)).collect();
+        let (damage, checked) = self.check_wants(&wants, loading.runtime, loading.job)?;
+        let mut found = DamagedTensor::all_in(&damage);
+        let names = requests.iter().map(|request| request.entry.name.as_str());
+        let order: HashMap<&str, usize> = names.zip(0..).collect();
+        found.retain(|tensor| order.contains_key(tensor.name.as_str()));
+        found.sort_by_key(|tensor| order[tensor.name.as_str()]);
+        Ok((found, checked))
     }
 }

@@ -7,7 +7,7 @@ use crate::format::part::Part;
 use crate::format::{Chunk, FileEntry, Item, TensorEntry, names};
 use crate::pipeline::runtime::Runtime;
 use crate::state::{Base, Contents};
-use crate::store::read::checkpoint::Checkpoint;
+use crate::store::read::checkpoint::{Checkpoint, OpenOptions};
 use crate::sys::dir;
 use std::collections::HashMap;
 use std::path::Path;
@@ -48,7 +48,7 @@ pub(in crate::store) fn open(
     if dir::is_same(at, path) && dir::is_gone(&at.join(names::MANIFEST)) {
         return Ok((None, None));
     }
-    let opened = match Checkpoint::open_damaged_with(at, runtime.config()) {
+    let opened = match OpenOptions::of(runtime.config()).damaged(true).open(at) {
         Err(error) if base.is_optional() => {
             return Ok((None, Some(unused(at, &error.to_string()))));
         }

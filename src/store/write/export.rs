@@ -4,8 +4,8 @@
 use crate::error::Result;
 use crate::format::names;
 use crate::pipeline::job::Job;
-use crate::pipeline::line::TARGET;
 use crate::pipeline::report::SaveReport;
+use crate::pipeline::report::TARGET;
 use crate::pipeline::runtime::Runtime;
 use crate::pipeline::trace::What;
 use crate::plan::save::plan_model;
@@ -18,17 +18,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// See [`export`](crate::export).
+/// See [`Store::export`](crate::Store::export).
 ///
 /// No file ends in `.safetensors` before all have been written. A kill between the renames leaves
-/// numbered files beside `model.safetensors.index.json.part`: [`Checkpoint::open_foreign`] refuses such
+/// numbered files beside `model.safetensors.index.json.part`: [`OpenOptions::foreign`] refuses such
 /// a directory, and the next export into it removes them first. On a shared file system that one is refused until
 /// somebody removes `.ringstow-model`: only they know that no other host is exporting there.
 ///
 /// If the last sync fails, the model is removed again. If the disk refuses that too, the error is
 /// [`Error::NotDurable`]: the model is there, complete, and may not survive a crash.
 ///
-/// [`Checkpoint::open_foreign`]: crate::Checkpoint::open_foreign
+/// [`OpenOptions::foreign`]: crate::OpenOptions::foreign
 /// [`Error::NotDurable`]: crate::Error::NotDurable
 pub fn export(
     runtime: &Runtime,

@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::format::names;
 use crate::pipeline::load::ShardFile;
-use crate::store::layout::access::Access;
+use crate::store::layout::recycled::Access;
 use crate::store::layout::stripes::Stripes;
 use crate::store::read::checkpoint::Checkpoint;
 use crate::store::write::base::Candidate;

@@ -3,8 +3,8 @@
 use crate::error::{Error, Result};
 use crate::format::names;
 use crate::store::layout::stripes::{Owner, Stripes};
-use crate::store::layout::unique::unique;
 use crate::store::write::rollback::Rollback;
+use crate::sys::chance::unique;
 use crate::sys::lock::DirLock;
 use crate::sys::{dir, file};
 use std::io::Write;

@@ -2,7 +2,6 @@
 
 pub(crate) mod base;
 pub(crate) mod compare;
-pub(crate) mod durable;
 pub(crate) mod export;
 pub(crate) mod leftovers;
 pub(crate) mod link;

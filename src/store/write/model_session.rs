@@ -9,9 +9,9 @@ use crate::error::{Error, Result};
 use crate::format::{Item, TensorInfo, names};
 use crate::limits::ALIGN;
 use crate::plan::save::{SavePlan, Shard, plan_model, plan_numbered};
-use crate::store::layout::unique::unique;
 use crate::store::write::model_files::{begin, check_plain, publish};
 use crate::store::write::rollback::Rollback;
+use crate::sys::chance::unique;
 use crate::sys::{file, inodes, space};
 use std::fs::File;
 use std::io;
@@ -25,7 +25,7 @@ pub struct ModelLayout {
 }
 
 impl ModelLayout {
-    /// Lays out tensors as [`export`](crate::export) does. With `numbers`, each tensor has the number of its file, from 1.
+    /// Lays out tensors as [`Store::export`](crate::Store::export) does. With `numbers`, each tensor has the number of its file, from 1.
     ///
     /// # Errors
     /// [`Error::Unsupported`] for what safetensors cannot hold; [`Error::Invalid`] for two tensors of one name.

@@ -5,8 +5,8 @@
 
 use crate::error::Result;
 use crate::pipeline::job::Job;
-use crate::pipeline::line::TARGET;
 use crate::pipeline::report::SaveReport;
+use crate::pipeline::report::TARGET;
 use crate::pipeline::runtime::Runtime;
 use crate::pipeline::save::Written;
 use crate::pipeline::trace::What;

@@ -1,16 +1,20 @@
-//! Removes what a save has created, unless the save commits.
+//! Removes what a save has created, unless the save commits; and which directories' names this process has made durable.
 
 use crate::error::{Error, Result};
 use crate::format::names;
-use crate::store::write::durable::Name;
 use crate::store::write::stripe_dir::lock_and_remove;
 use crate::sys::dir::{self, remove};
+use crate::sys::fork::{GENERATIONS, PerProcess};
 use crate::sys::lock::{self, DirLock};
 use crate::sys::open_dir::Dir;
 use crate::sys::path;
+use std::collections::BTreeSet;
+use std::fs::Metadata;
 use std::io::{self, ErrorKind::PermissionDenied, ErrorKind::ReadOnlyFilesystem};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::SystemTime;
 
 /// Files and directories that a save has created. Dropping it removes them, unless [`Rollback::keep`] was called.
 #[derive(Debug)]
@@ -264,6 +268,55 @@ impl Rollback {
             lock.withdraw();
         }
     }
+}
+
+static DURABLE: PerProcess<BTreeSet<Name>> =
+    PerProcess::new([const { Mutex::new(BTreeSet::new()) }; GENERATIONS]);
+
+/// The name of one directory. Another directory that gets the same path later has another one: file systems reuse
+/// inode numbers, so the time of its creation counts too.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Name {
+    path: PathBuf,
+    device: u64,
+    inode: u64,
+    created: Option<SystemTime>,
+}
+
+impl Name {
+    /// The name of a directory, by its path from the root.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    fn of(dir: &Path) -> Result<Self> {
+        let found = look(dir)?;
+        let (device, inode) = (found.dev(), found.ino());
+        Ok(Self { path: dir.into(), device, inode, created: found.created().ok() })
+    }
+
+    /// Whether the directory is on another file system than the one above it: a mount, not a name.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    fn is_mount_below(&self, parent: &Path) -> Result<bool> {
+        Ok(look(parent)?.dev() != self.device)
+    }
+
+    /// Whether this process has synced the directory that holds the name.
+    fn is_durable(&self) -> bool {
+        DURABLE.lock().is_some_and(|all| all.contains(self))
+    }
+
+    /// Notes that the directory that holds the name was synced.
+    fn note_durable(self) {
+        if let Some(mut all) = DURABLE.lock() {
+            all.insert(self);
+        }
+    }
+}
+
+fn look(dir: &Path) -> Result<Metadata> {
+    dir::look(dir).map_err(|e| Error::io("opening", dir, e))
 }
 
 #[cfg(test)]

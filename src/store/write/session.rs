@@ -6,8 +6,8 @@ use crate::format::receipt::{self, Merged, Write};
 use crate::format::{FileEntry, Manifest, Metrics, Node, RankShare, Receipt, metrics, names};
 use crate::pipeline::job::Job;
 use crate::store::layout::session_note::{Note, is_of_session};
-use crate::store::layout::unique::unique;
 use crate::store::write::transaction::Transaction;
+use crate::sys::chance::unique;
 use crate::sys::{dir, file, late};
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -24,13 +24,14 @@ use std::time::Instant;
 /// # fn all_ranks<T>(_: T) -> Vec<T> { Vec::new() }
 /// # fn main() -> ringstow::Result<()> {
 /// # let (rank, world_size, state) = (0, 2, ringstow::StateDict::new());
-/// use ringstow::{Session, Value, write_rank};
+/// use ringstow::{Store, Value};
+/// let store = Store::found()?;
 /// let session = match rank {
-///     0 => Some(Session::begin("ckpt/step-7", world_size)?),
+///     0 => Some(store.begin("ckpt/step-7", world_size)?),
 ///     _ => None,
 /// };
 /// // A barrier belongs here.
-/// let (receipt, _) = write_rank(&state, rank, "ckpt/step-7")?;
+/// let (receipt, _) = store.write_rank(&state, rank, "ckpt/step-7")?;
 /// let receipts = all_ranks(receipt); // gathered to the coordinator
 /// if let Some(session) = session {
 ///     session.commit(receipts, Value::Dict(Vec::new()).to_json()?)?;
@@ -125,13 +126,19 @@ pub fn await_all_written(dir: &Path, goes_on: impl FnMut() -> bool, sees: impl F
 }
 
 impl Session {
-    /// See [`Session::begin`].
-    #[doc(hidden)]
-    pub fn begin_with(dir: impl AsRef<Path>, world_size: u32, config: &Config) -> Result<Self> {
+    /// Creates the directory if it is missing, locks it, cleans up after a killed save, and notes how many ranks will
+    /// write. The ranks must write with the same `stripe`.
+    ///
+    /// # Errors
+    /// [`Error::Busy`](crate::Error::Busy) if another save there is in progress;
+    /// [`Error::Invalid`](crate::Error::Invalid) if it holds safetensors files that ringstow did not write, or if
+    /// `world_size` is 0; [`Error::Unsupported`](crate::Error::Unsupported) if it holds a checkpoint of a newer version;
+    /// [`Error::Io`](crate::Error::Io).
+    pub fn begin(dir: impl AsRef<Path>, world_size: u32, config: &Config) -> Result<Self> {
         Self::begin_as(dir.as_ref(), (world_size, unique()), config, |_| {})
     }
 
-    /// [`Session::begin_with`] in the directory of one of several nodes. `id` is the session's on all of them. No file has
+    /// [`Session::begin`] in the directory of one of several nodes. `id` is the session's on all of them. No file has
     /// a name that another node may have given to another file: their directories' generations differ.
     pub(super) fn begin_apart(
         dir: &Path,
@@ -423,7 +430,7 @@ mod tests {
         let (dir, disk) = (root.path().join("run/step-1"), root.path().join("disk"));
         std::fs::create_dir(&disk).unwrap();
         let config = Config { stripe: vec![disk.clone()], ..Config::default() };
-        let session = Session::begin_with(&dir, 1, &config).unwrap();
+        let session = Session::begin(&dir, 1, &config).unwrap();
         let (stripe, marker) =
             (disk.join("step-1"), disk.join("step-1").join(names::STRIPE_MARKER));
         let late = stripe.join(names::uncommitted_write(&names::shard(0, 0, 0), &unique()));
@@ -441,6 +448,6 @@ mod tests {
         assert_eq!(left.clear().unwrap().removed.len(), 2, "the shard, and the directory");
         assert!(!stripe.exists());
         // Without the marker, the shard would keep every save away.
-        drop(Session::begin_with(&dir, 1, &config).unwrap());
+        drop(Session::begin(&dir, 1, &config).unwrap());
     }
 }

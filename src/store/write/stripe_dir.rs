@@ -4,8 +4,8 @@
 use crate::error::{Error, Result};
 use crate::format::names;
 use crate::store::layout::stripe_marker::read_marker;
-use crate::store::layout::unique::unique;
 use crate::store::write::swept::{Left, Swept};
+use crate::sys::chance::unique;
 use crate::sys::dir::{self, entries, remove};
 use crate::sys::file;
 use crate::sys::lock::{self, DirLock};

@@ -18,12 +18,12 @@ use crate::format::{FileEntry, Manifest, names};
 use crate::store::layout::manifest::{read_files, refuse_foreign};
 use crate::store::layout::recycled;
 use crate::store::layout::stripes::Stripes;
-use crate::store::layout::unique::{random_step, unique};
 use crate::store::write::leftovers::Leftovers;
 use crate::store::write::make_dirs::make_stripe_dirs;
 use crate::store::write::rollback::Rollback;
 use crate::store::write::scope::{Own, Scope};
 use crate::store::write::swept::{Left, Swept};
+use crate::sys::chance::{random_step, unique};
 use crate::sys::dir;
 use crate::sys::file;
 use crate::sys::file_system::Reach;
@@ -403,7 +403,7 @@ impl Transaction {
         // Its shards were written by its path.
         self.own().check()?;
         self.rename_manifest(manifest)?;
-        // Keep everything, even if the sync fails: if a crash does not undo the rename, the shards must exist.
+        // Retention everything, even if the sync fails: if a crash does not undo the rename, the shards must exist.
         self.rollback.keep();
         let not_durable = |cause| Error::NotDurable { path: self.dir().into(), cause };
         self.own().try_sync().map_err(not_durable)

@@ -7,17 +7,17 @@
 use crate::error::{Error, Result};
 use crate::format::{Receipt, names};
 use crate::pipeline::job::Job;
-use crate::pipeline::line::TARGET;
 use crate::pipeline::report::SaveReport;
+use crate::pipeline::report::TARGET;
 use crate::pipeline::runtime::Runtime;
 use crate::pipeline::trace::What;
 use crate::state::StateDict;
 use crate::store::layout::stripes::Stripes;
-use crate::store::layout::unique::unique;
 use crate::store::write::link::Destination;
 use crate::store::write::rollback::Rollback;
 use crate::store::write::save::{NewFiles, file_entries, paths, report};
 use crate::store::write::session::{UnderWay, await_under_way};
+use crate::sys::chance::unique;
 use crate::sys::dir;
 use crate::sys::dir::file_names;
 use crate::sys::open_dir::Dir;
@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// See [`write_rank`](crate::write_rank).
+/// See [`Store::write_rank`](crate::Store::write_rank).
 pub fn write_rank(
     runtime: &Runtime,
     state: &StateDict<'_>,

@@ -6,7 +6,7 @@ use ringstow::{Receipt, Session};
 impl Run {
     fn save_by(&self, ranks: u32, step: i64, base: Base) -> Vec<SaveReport> {
         let (dir, state) = (self.at(step), state(step));
-        let session = Session::begin_with(&dir, ranks, self.runtime.config()).unwrap();
+        let session = Session::begin(&dir, ranks, self.runtime.config()).unwrap();
         let write = |rank| -> (Receipt, SaveReport) {
             let mut share = state.share((rank, ranks)).unwrap();
             share.base(base.clone());

@@ -29,12 +29,13 @@ fn base_with_a_damaged_manifest_is_an_error() {
 fn another_programs_directory_is_no_base() {
     let run = Run::of(1..=1);
     let model = run.root.path().join("model");
-    ringstow::export(&state(1).model().unwrap(), &model).unwrap();
+    ringstow::Store::found().unwrap().export(&state(1).model().unwrap(), &model).unwrap();
     assert!(run.save(2, Base::at(&model)).is_err());
     let with_base = state(1);
     let mut dict = with_base.model().unwrap();
     dict.base(Base::at(run.at(1)));
-    let error = ringstow::export(&dict, run.root.path().join("other")).unwrap_err();
+    let error =
+        ringstow::Store::found().unwrap().export(&dict, run.root.path().join("other")).unwrap_err();
     assert_says(&error, &["base"]);
 }
 

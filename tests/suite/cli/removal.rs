@@ -101,10 +101,10 @@ fn save_each(dir: &Checkpoints, step: u32, there: &[u32], ranks: u32) -> PathBuf
     for &rank in there {
         let part = whole.join(format!("rank{rank:05}"));
         let part_of = RankShare { rank, ranks, save: format!("a-{step}") };
-        let session = Session::begin(&part, 1).unwrap().rank_share(part_of);
+        let session = Store::found().unwrap().begin(&part, 1).unwrap().rank_share(part_of);
         let mut state = StateDict::new();
         state.bytes("w", Dtype::U8, &[500], &[1; 500]).unwrap();
-        let receipt = ringstow::write_rank(&state, 0, &part).unwrap().0;
+        let receipt = ringstow::Store::found().unwrap().write_rank(&state, 0, &part).unwrap().0;
         session.commit(vec![receipt], Value::Dict(Vec::new()).to_json().unwrap()).unwrap();
     }
     whole

@@ -10,7 +10,7 @@ use nix::libc::EIO;
 use nix::libc::{EACCES, EMFILE};
 use ringstow::internals::engine::{Action, Completion, Engine};
 use ringstow::internals::store::verify;
-use ringstow::{Checkpoint, Config, Error, LoadOptions, Promotion, Runtime, Store};
+use ringstow::{Config, Error, LoadOptions, OpenOptions, Promotion, Runtime, Store};
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -69,7 +69,7 @@ fn bad_sector_is_read_from_a_copy() {
     Store::new(small_config()).unwrap().promote(&dir, &copy, Promotion::default()).unwrap();
     let (_, begin) = begin_of(&dir, &small_config(), &weight(2));
     let runtime = with_bad_sector(begin as u64 / 4096 * 4096);
-    let opened = Checkpoint::open_copied(&dir, &[copy], &small_config()).unwrap();
+    let opened = OpenOptions::of(&small_config()).copies(&[copy]).open(&dir).unwrap();
     let options = LoadOptions { runtime: Some(&runtime), ..LoadOptions::default() };
     let names = opened.tensors().iter().map(|tensor| tensor.name.clone());
     let loaded = opened.load_names(names, options).unwrap();
@@ -101,7 +101,7 @@ fn assert_lost(path: &Path, dir: &Path, state: &State, runtime: &Runtime) -> Str
     assert!(lost.contains(&&*weight(2)) && lost.len() < state.tensors.len(), "{lost:?}");
     assert_salvages(dir, state, runtime, &lost);
     // Without Skip, what is in it is refused, and all else loads.
-    let opened = Checkpoint::open_damaged(dir).unwrap();
+    let opened = OpenOptions::new().damaged(true).open(dir).unwrap();
     assert!(opened.load([weight(2)]).is_err());
     let intact = state.tensors.iter().find(|(name, _)| !lost.contains(&&**name)).unwrap();
     assert!(opened.load([&intact.0]).unwrap().tensor(&intact.0).unwrap().data() == intact.1);
@@ -193,6 +193,6 @@ fn latest_verified_does_not_pass_over_a_step_without_permission() {
     }
     let shard = shard_of(&root.path().join("step-2"));
     let _denied = fail_call(Call::Open, &shard, EACCES);
-    let error = ringstow::latest_verified(root.path()).unwrap_err();
+    let error = crate::steps::latest_verified(root.path()).unwrap_err();
     assert_says(&error, &["step-2", "owner and mode"]);
 }

@@ -4,7 +4,7 @@ use crate::common::{names_in, step_at};
 use crate::each_rank::{at, part, root, save_part, take_down};
 use ringstow::internals::format::names;
 use ringstow::internals::store::Swept;
-use ringstow::{Config, Disposal, Error, Session, latest, prune, retain};
+use ringstow::{Config, Disposal, Error, Store, latest, prune, retain};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -37,7 +37,7 @@ fn prune_clears_up_what_killed_saves_left_in_parts() {
     save_part(&killed, 0, 4, "a-8");
     leave_half(&killed, 1);
     let halves = [leave_half(&killed, 1), leave_half(&killed, 2)];
-    let saving = Session::begin(part(&killed, 3), 1).unwrap();
+    let saving = Store::found().unwrap().begin(part(&killed, 3), 1).unwrap();
 
     let done = prune_as_planned(root.path());
     let emptied = [part(&killed, 1), part(&killed, 2)];
@@ -84,7 +84,7 @@ fn killed_removal_waits_while_a_rank_saves() {
     let root = root(&[7, 8]);
     let whole = at(root.path(), 7);
     take_down(&whole, 0);
-    let saving = Session::begin(part(&whole, 2), 1).unwrap();
+    let saving = Store::found().unwrap().begin(part(&whole, 2), 1).unwrap();
     let retained = retain(root.path(), 5, Disposal::Remove).unwrap();
     let pruned = prune(root.path()).unwrap();
     for left in [retained.left, pruned.left] {

@@ -4,7 +4,7 @@ use crate::common::{State, assert_says, names_in, runtime, scratch, step_at};
 use crate::each_rank::{assert_incomplete, at, flip_last_byte, part, root, save_part, take_down};
 use ringstow::internals::format::names;
 use ringstow::internals::store::{Pruning, Status, prune_with};
-use ringstow::{Config, Disposal, Error, Retention, Session, latest, list, prune, retain};
+use ringstow::{Config, Disposal, Error, RetainOptions, Store, latest, prune, retain};
 use std::fs;
 
 #[test]
@@ -15,7 +15,7 @@ fn retain_counts_a_whole_once_and_removes_all_of_it() {
         save_part(&at(root.path(), 9), 0, 3, "half");
         let plan = ringstow::internals::store::retain_plan(
             root.path(),
-            &Retention { disposal, ..Retention::new(1) },
+            &RetainOptions { disposal, ..RetainOptions::new(1) },
             &Config::default(),
         )
         .unwrap();
@@ -40,7 +40,7 @@ fn killed_removal_is_no_checkpoint_and_is_finished() {
         let whole = at(root.path(), 7);
         (0..taken_down).for_each(|rank| take_down(&whole, rank));
         (0..gone).for_each(|rank| fs::remove_dir_all(part(&whole, rank)).unwrap());
-        let found = &list(root.path()).unwrap()[0];
+        let found = &Store::found().unwrap().list(root.path()).unwrap()[0];
         assert_eq!(found.status, Status::Incomplete);
         assert!(found.problem.as_ref().unwrap().contains("being removed"), "{found:?}");
         let done = retain(root.path(), 5, Disposal::Remove).unwrap();
@@ -115,7 +115,7 @@ fn retain_leaves_shares_without_a_save_alone() {
 fn what_cannot_be_removed_whole_is_not_touched() {
     let root = root(&[7]);
     let whole = at(root.path(), 7);
-    let saving = Session::begin(part(&whole, 2), 1).unwrap();
+    let saving = Store::found().unwrap().begin(part(&whole, 2), 1).unwrap();
     let busy = ringstow::remove(&whole, Disposal::Remove).unwrap_err();
     assert!(matches!(busy, Error::Busy { .. }), "{busy}");
     drop(saving);
@@ -148,7 +148,7 @@ fn retain_says_which_spare_files_it_removes() {
     assert!(
         ringstow::internals::store::retain_plan(
             root.path(),
-            &Retention { disposal: Disposal::Recycle, ..Retention::new(1) },
+            &RetainOptions { disposal: Disposal::Recycle, ..RetainOptions::new(1) },
             &config
         )
         .unwrap()
@@ -156,7 +156,8 @@ fn retain_says_which_spare_files_it_removes() {
         .is_empty()
     );
     let plan =
-        ringstow::internals::store::retain_plan(root.path(), &Retention::new(1), &config).unwrap();
+        ringstow::internals::store::retain_plan(root.path(), &RetainOptions::new(1), &config)
+            .unwrap();
     assert_eq!(plan.removed_recycled, all);
     assert!(all[0].exists(), "a plan changes nothing");
     assert_eq!(retain(root.path(), 1, Disposal::Remove).unwrap(), plan);

@@ -5,7 +5,7 @@ use crate::manager_tiers::*;
 #[test]
 fn steps_leave_once_the_other_disk_has_them() {
     let disks = Disks::new();
-    let mut manager = disks.manager_of_one(Keep { every: Some(2), ..Keep::default() });
+    let mut manager = disks.manager_of_one(Retention { every: Some(2), ..Retention::default() });
     for step in 1..=4 {
         save(&mut manager, step, step as u8);
         manager.wait_promoted().unwrap();
@@ -20,9 +20,9 @@ fn steps_leave_once_the_other_disk_has_them() {
 fn what_the_rules_keep_for_good_is_on_the_other_disk_whatever_else_is_removed_there() {
     let disks = Disks::new();
     let best = Some("distance:min:1".parse().unwrap());
-    let keep = Keep { last: Some(1), every: Some(2), best, ..Keep::default() };
+    let keep = Retention { last: Some(1), every: Some(2), best, ..Retention::default() };
     let tiers = |every| {
-        let there = Keep { last: Some(2), every, ..Keep::default() };
+        let there = Retention { last: Some(2), every, ..Retention::default() };
         let places = vec![disks.shared()];
         Tiers { places, keep: there, keep_here: Some(1), ..Tiers::default() }
     };
@@ -47,7 +47,7 @@ fn step_whose_copy_was_refused_is_copied_after_a_later_save() {
     fs::create_dir_all(disks.shared()).unwrap();
     let label = disks.shared().join(".ringstow-run.json");
     fs::write(&label, "notes").unwrap();
-    let mut manager = disks.manager_of_one(Keep::default());
+    let mut manager = disks.manager_of_one(Retention::default());
     save(&mut manager, 1, 1);
     let refused = manager.wait_promoted().unwrap_err();
     assert!(refused.to_string().contains("remove it"), "{refused}");
@@ -64,7 +64,7 @@ fn step_whose_copy_was_refused_is_copied_after_a_later_save() {
 #[test]
 fn slimmed_step_leaves_too_and_is_whole_on_the_other_disk() {
     let disks = Disks::new();
-    let keep = Keep { slim: Some(Slim::after(1)), ..Keep::default() };
+    let keep = Retention { slim: Some(Slim::after(1)), ..Retention::default() };
     for keep_here in [None, Some(2)] {
         let tiers = Tiers { places: vec![disks.shared()], keep_here, ..Tiers::default() };
         let manager = CheckpointManager::found(disks.run(), keep.clone()).unwrap();
@@ -94,7 +94,7 @@ fn steps_stay_until_the_other_disk_has_them_and_none_is_passed_over() {
     fs::create_dir_all(disks.shared()).unwrap();
     let in_the_way = disks.shared().join("step-00000001");
     fs::write(&in_the_way, "").unwrap();
-    let mut manager = disks.manager_of_one(Keep::default());
+    let mut manager = disks.manager_of_one(Retention::default());
     for step in 1..=3 {
         save(&mut manager, step, step as u8);
     }
@@ -111,14 +111,14 @@ fn steps_stay_until_the_other_disk_has_them_and_none_is_passed_over() {
 #[test]
 fn next_process_finds_out_what_the_other_disk_has() {
     let disks = Disks::new();
-    let mut manager = disks.manager(Keep::default()); // it keeps all here
+    let mut manager = disks.manager(Retention::default()); // it keeps all here
     for step in 1..=3 {
         save(&mut manager, step, step as u8);
         manager.wait_promoted().unwrap();
     }
     drop(manager);
     ringstow::remove(disks.shared().join("step-00000002"), Disposal::Remove).unwrap();
-    let mut manager = disks.manager_of_one(Keep::default());
+    let mut manager = disks.manager_of_one(Retention::default());
     assert_eq!(restored(&manager).step, 3);
     save(&mut manager, 4, 4);
     drop(manager);
@@ -129,19 +129,19 @@ fn next_process_finds_out_what_the_other_disk_has() {
 #[test]
 fn step_that_a_link_leads_to_or_that_is_damaged_stays() {
     let disks = Disks::new();
-    let mut manager = disks.manager_of_one(Keep::default());
+    let mut manager = disks.manager_of_one(Retention::default());
     save(&mut manager, 1, 1);
     manager.wait_promoted().unwrap();
     symlink("step-00000001", disks.run().join("good")).unwrap();
     drop(manager);
-    let mut alone = CheckpointManager::found(disks.run(), Keep::default()).unwrap();
+    let mut alone = CheckpointManager::found(disks.run(), Retention::default()).unwrap();
     save(&mut alone, 2, 2);
     drop(alone);
     let shard = disks.run().join("step-00000002/rank00000-0.safetensors");
     let mut bytes = fs::read(&shard).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&shard, bytes).unwrap();
-    let mut manager = disks.manager_of_one(Keep::default());
+    let mut manager = disks.manager_of_one(Retention::default());
     for step in 3..=4 {
         save(&mut manager, step, step as u8);
     }
@@ -160,7 +160,7 @@ fn step_that_the_other_disk_has_lost_or_has_in_part_stays_and_is_copied_again() 
     ];
     for lose in losses {
         let disks = Disks::new();
-        let mut manager = disks.manager_of_one(Keep::default());
+        let mut manager = disks.manager_of_one(Retention::default());
         save(&mut manager, 1, 1);
         manager.wait_promoted().unwrap();
         lose(&disks.shared().join("step-00000001"));
@@ -182,7 +182,7 @@ fn first_shard(step: &Path) -> PathBuf {
 #[test]
 fn another_save_of_the_step_on_the_other_disk_is_no_copy() {
     let disks = Disks::new();
-    let mut manager = disks.manager_of_one(Keep::default());
+    let mut manager = disks.manager_of_one(Retention::default());
     save(&mut manager, 1, 1);
     manager.wait_promoted().unwrap();
     let copy = disks.shared().join("step-00000001");
@@ -201,7 +201,7 @@ fn why_a_step_stays_is_told() {
     let disks = Disks::new();
     let (said, warnings) = mpsc::channel();
     tracing::subscriber::with_default(Warnings(said), || {
-        let mut manager = disks.manager_of_one(Keep::default());
+        let mut manager = disks.manager_of_one(Retention::default());
         let mut save = |step: u64| {
             let mut state = StateDict::new();
             state.value("step", step);
@@ -222,7 +222,7 @@ fn why_a_step_stays_is_told() {
 #[test]
 fn link_to_a_file_in_a_step_keeps_the_step_here() {
     let disks = Disks::new();
-    let mut manager = disks.manager_of_one(Keep::default());
+    let mut manager = disks.manager_of_one(Retention::default());
     save(&mut manager, 1, 1);
     manager.wait_promoted().unwrap();
     symlink(first_shard(&disks.run().join("step-00000001")), disks.run().join("best")).unwrap();
@@ -235,7 +235,7 @@ fn link_to_a_file_in_a_step_keeps_the_step_here() {
 fn step_that_a_rule_removed_before_its_copy_is_no_failure() {
     let disks = Disks::new();
     let tiers = Tiers { places: vec![disks.shared()], rate: 30_000, ..Tiers::default() };
-    let keep = Keep { last: Some(1), every: Some(2), ..Keep::default() };
+    let keep = Retention { last: Some(1), every: Some(2), ..Retention::default() };
     let mut manager = CheckpointManager::found(disks.run(), keep).unwrap().tiers(tiers).unwrap();
     (1..=3).for_each(|step| save(&mut manager, step, 1));
     manager.wait().unwrap();
@@ -250,11 +250,11 @@ fn step_that_a_rule_removed_before_its_copy_is_no_failure() {
 fn tier_that_keeps_less_than_the_run_is_refused() {
     let disks = Disks::new();
     let tiers = |there: Option<usize>, keep_here| {
-        let keep = Keep { last: there, ..Keep::default() };
+        let keep = Retention { last: there, ..Retention::default() };
         Tiers { places: vec![disks.shared()], keep, keep_here, ..Tiers::default() }
     };
     let manager = |last| {
-        let keep = Keep { last, ..Keep::default() };
+        let keep = Retention { last, ..Retention::default() };
         CheckpointManager::found(disks.run(), keep).unwrap()
     };
     for (last, there, keep_here, names) in [
@@ -264,8 +264,8 @@ fn tier_that_keeps_less_than_the_run_is_refused() {
             3,
             "Tiers.keep.last=1 keeps fewer steps in the further places than keep_here=3:",
         ),
-        (Some(10), Some(1), 3, "keep_here=3 and Keep.last=10:"),
-        (Some(10), Some(5), 3, "than Keep.last=10:"),
+        (Some(10), Some(1), 3, "keep_here=3 and Retention.last=10:"),
+        (Some(10), Some(5), 3, "than Retention.last=10:"),
     ] {
         let said = manager(last).tiers(tiers(there, Some(keep_here))).unwrap_err().to_string();
         assert!(said.contains(names), "{said}");
@@ -279,7 +279,7 @@ fn tier_that_keeps_less_than_the_run_is_refused() {
 fn keep_here_that_means_nothing_is_refused() {
     let disks = Disks::new();
     for (places, keep_here) in [(vec![disks.shared()], 0), (vec![], 1)] {
-        let manager = CheckpointManager::found(disks.run(), Keep::default()).unwrap();
+        let manager = CheckpointManager::found(disks.run(), Retention::default()).unwrap();
         let tiers = Tiers { places, keep_here: Some(keep_here), ..Tiers::default() };
         let said = manager.tiers(tiers).unwrap_err().to_string();
         assert!(said.contains("keep_here"), "{said}");

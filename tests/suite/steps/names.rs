@@ -4,7 +4,7 @@ use crate::common::{errno, names_in, runtime, scratch};
 use crate::steps::{
     all_named, keep, newest, retain_as_planned, root, save, why_left, with_pattern,
 };
-use ringstow::{Session, StateDict, steps};
+use ringstow::{StateDict, Store, steps};
 use std::fs;
 use std::os::unix::fs::symlink;
 
@@ -211,8 +211,9 @@ fn several_ranks_save_a_step() {
     let root = scratch();
     for (name, step) in [("a", 2), ("b", 1)] {
         let dir = root.path().join(name);
-        let session = Session::begin(&dir, 1).unwrap().step(step);
-        let (receipt, _) = ringstow::write_rank(&StateDict::new(), 0, &dir).unwrap();
+        let session = Store::found().unwrap().begin(&dir, 1).unwrap().step(step);
+        let (receipt, _) =
+            ringstow::Store::found().unwrap().write_rank(&StateDict::new(), 0, &dir).unwrap();
         let state = ringstow::Value::Dict(Vec::new()).to_json().unwrap();
         session.commit(vec![receipt], state).unwrap();
     }

@@ -1,9 +1,9 @@
 //! The steps in their order, the newest, and the way back.
 
 use crate::common::{SIZES, State, assert_says, flip, runtime, scratch, shard_of, small_config};
-use crate::steps::{named, root};
+use crate::steps::{latest_verified, named, root};
 use ringstow::internals::store::Status;
-use ringstow::{Before, Error, StateDict, Wanted, latest, latest_verified, steps};
+use ringstow::{Before, Error, StateDict, Wanted, latest, steps};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
@@ -29,8 +29,13 @@ fn steps_are_sorted_and_include_unloadable_ones() {
     assert_eq!(seen, expected);
     assert!(found[0].problem.is_some() && found[1].problem.is_none());
     // `ls` has them in this order, after what is no step.
-    let listed: Vec<String> =
-        ringstow::list(path).unwrap().iter().map(|f| named(&f.path)).collect();
+    let listed: Vec<String> = ringstow::Store::found()
+        .unwrap()
+        .list(path)
+        .unwrap()
+        .iter()
+        .map(|f| named(&f.path))
+        .collect();
     assert_eq!(listed, ["best", "step-9", "step-10", "step-100", "step-200"]);
 }
 
@@ -128,11 +133,11 @@ fn a_directory_that_waits_for_its_name_is_no_step() {
             steps(root.path()).unwrap().iter().map(|f| named(&f.path)).collect();
         assert_eq!(names, ["checkpoint-2", "checkpoint-3"]);
         assert_eq!(latest(root.path()).unwrap(), Some(root.path().join("checkpoint-3")));
-        let done = crate::steps::retain_as_planned(root.path(), &ringstow::Retention::new(1));
+        let done = crate::steps::retain_as_planned(root.path(), &ringstow::RetainOptions::new(1));
         assert_eq!(crate::steps::all_named(&done.removed), ["checkpoint-2"]);
         assert!(root.path().join(hidden).join("manifest.json").exists());
         assert_eq!(
-            ringstow::list(root.path()).unwrap().len(),
+            ringstow::Store::found().unwrap().list(root.path()).unwrap().len(),
             3,
             "`ls` still shows what takes room"
         );

@@ -1,11 +1,11 @@
 //! What the system refuses to read, and what goes away meanwhile.
 
 use crate::common::{assert_says, errno};
-use crate::steps::{keep, newest, retain_as_planned, root};
+use crate::steps::{keep, latest_verified, newest, retain_as_planned, root};
 use nix::libc::{EACCES, EIO, EMFILE};
 use ringstow::internals::store::Status;
 use ringstow::internals::sys::seam::{Call, Outcome, fail_call, on_thread};
-use ringstow::{latest, latest_verified, steps};
+use ringstow::{latest, steps};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -26,7 +26,7 @@ fn unreadable_newest_step_is_an_error() {
                 assert_says(&error, &["step-2"]);
             }
             // A look at all of them shows it, and none is removed in its place.
-            let found = ringstow::list(root.path()).unwrap();
+            let found = ringstow::Store::found().unwrap().list(root.path()).unwrap();
             assert_eq!(found.last().unwrap().status, Status::Unreadable);
             assert!(retain_as_planned(root.path(), &keep(1)).removed.is_empty());
         }
@@ -82,6 +82,6 @@ fn checkpoint_that_is_removed_meanwhile_is_not_listed_as_damaged() {
         }
         Outcome::Pass
     });
-    let found = ringstow::list(root.path()).unwrap();
+    let found = ringstow::Store::found().unwrap().list(root.path()).unwrap();
     assert!(found.iter().all(|found| found.status != Status::Damaged), "{found:?}");
 }

@@ -3,13 +3,13 @@
 use crate::common::{SIZES, State, names_in, runtime, scratch, small_config};
 use crate::steps::{all_named, keep, newest, retain_as_planned, root, save, why_left};
 use ringstow::internals::store::recycled;
-use ringstow::{Config, Disposal, Retention, Runtime, Session, retain, steps};
+use ringstow::{Config, Disposal, RetainOptions, Runtime, Store, retain, steps};
 use std::fs;
 
 #[test]
 fn a_dry_run_knows_what_is_being_saved() {
     let root = root(&["step-1", "step-2", "step-3"]);
-    let saving = Session::begin(root.path().join("step-1"), 1).unwrap();
+    let saving = Store::found().unwrap().begin(root.path().join("step-1"), 1).unwrap();
     let done = retain_as_planned(root.path(), &keep(1));
     assert_eq!(all_named(&done.removed), ["step-2"]);
     assert!(why_left(&done, "step-1").contains("in progress"), "{done:?}");
@@ -54,7 +54,7 @@ fn a_save_into_the_run_itself_hides_no_step() {
     assert_eq!(steps(root.path()).unwrap().len(), 2);
     save(&runtime(), root.path(), None);
     assert_eq!(newest(root.path()).as_deref(), Some("step-2"));
-    let done = retain_as_planned(root.path(), &Retention::new(1));
+    let done = retain_as_planned(root.path(), &RetainOptions::new(1));
     assert_eq!(
         (all_named(&done.kept), all_named(&done.removed)),
         (vec!["step-2".into()], vec!["step-1".into()])
@@ -64,7 +64,7 @@ fn a_save_into_the_run_itself_hides_no_step() {
 #[test]
 fn what_was_saved_last_stays_though_its_step_is_lower() {
     let root = root(&["step-10", "step-20", "step-30", "step-11"]);
-    let done = retain_as_planned(root.path(), &Retention::new(1));
+    let done = retain_as_planned(root.path(), &RetainOptions::new(1));
     assert_eq!(all_named(&done.kept), ["step-30"]);
     assert_eq!(all_named(&done.removed), ["step-10", "step-20"]);
     assert!(done.warnings[0].contains("step-11 stays: it was saved last"), "{done:?}");

@@ -123,7 +123,7 @@ fn clean_ups_leave_the_checkpoint_whose_marker_cannot_be_read_and_do_the_rest() 
     let disks = Disks::new(1);
     let run = disks.root.path().join("run");
     let [first, second, third] = run_of_three(&disks);
-    let retention = Retention::new(1);
+    let retention = RetainOptions::new(1);
     let failing = fail_call(Call::Read, &disks.companion(0).join("companion.json"), EIO);
     State::new(1, &SIZES).assert_at(&disks.runtime(), &first);
     let planned = retain_plan(&run, &retention, &disks.config()).unwrap();

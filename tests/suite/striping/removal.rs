@@ -142,7 +142,7 @@ fn striped_shares_stay_while_one_shares_files_are_missing() {
     for rank in 0..2 {
         let part = disks.dir().join(names::rank_dir(rank));
         let part_of = RankShare { rank, ranks: 2, save: "a".into() };
-        let session = Session::begin_with(&part, 1, &disks.config()).unwrap().rank_share(part_of);
+        let session = Session::begin(&part, 1, &disks.config()).unwrap().rank_share(part_of);
         let mut state = StateDict::new();
         for name in ["a", "b"] {
             state.bytes(name, Dtype::U8, &[500], &[7; 500]).unwrap();
@@ -196,7 +196,7 @@ fn killed_removal_is_finished_once_all_stripes_are_named() {
             ringstow::internals::store::remove_checkpoint(&disks.dir(), Disposal::Remove, &config)
                 .unwrap_err();
         let retained =
-            ringstow::internals::store::retain(&run, &Retention::new(1), &config).unwrap();
+            ringstow::internals::store::retain(&run, &RetainOptions::new(1), &config).unwrap();
         for said in [&swept.left[0].reason, &retained.left[0].reason, &error.to_string()] {
             let words = ["its removal was killed", "may still be in", "disk1", "set `stripe`"];
             assert!(words.iter().all(|words| said.contains(words)), "{said}");
@@ -235,9 +235,10 @@ fn retain_leaves_checkpoints_with_missing_stripes() {
     // It loads, but the marker of its stripe directory names another checkpoint.
     State::new(1, &SIZES).assert_at(&disks.runtime(), &run.join("step-1"));
     let plan =
-        ringstow::internals::store::retain_plan(&run, &Retention::new(1), &disks.config()).unwrap();
+        ringstow::internals::store::retain_plan(&run, &RetainOptions::new(1), &disks.config())
+            .unwrap();
     let done =
-        ringstow::internals::store::retain(&run, &Retention::new(1), &disks.config()).unwrap();
+        ringstow::internals::store::retain(&run, &RetainOptions::new(1), &disks.config()).unwrap();
     assert_eq!(plan, done);
     assert_eq!((done.kept.len(), done.removed.len(), done.left.len()), (1, 0, 1));
     for words in ["rank00000-1.safetensors", "if you moved that to", "companion.json"] {
@@ -259,7 +260,7 @@ fn retain_clears_killed_saves_from_all_stripes() {
     }
     State::new(2, &SIZES).save(&disks.runtime(), &run.join("step-2")).unwrap();
     let done =
-        ringstow::internals::store::retain(run, &Retention::new(1), &disks.config()).unwrap();
+        ringstow::internals::store::retain(run, &RetainOptions::new(1), &disks.config()).unwrap();
     assert_eq!((done.cleared, done.left), (vec![dir.clone()], vec![]));
     assert_eq!(names_in(run), ["step-2"]);
     assert_eq!(names_in(&disks.stripe(0)), ["step-2"]);

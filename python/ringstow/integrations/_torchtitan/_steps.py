@@ -19,7 +19,7 @@ from ringstow import _native
 from ringstow._core._config import Config
 from ringstow._core._errors import Error, NoCheckpointError, NotCommittedError
 from ringstow._reading._run_steps import prune, remove
-from ringstow.dcp import _metadata_file, _paths
+from ringstow.dcp import _mark, _paths
 
 Kind = Literal["ringstow", "torch", "hf"]
 
@@ -113,7 +113,7 @@ class Steps:
             )
 
     def _remove(self, path: str) -> None:
-        for name in (_metadata_file.NAME, _HF_INDEX):
+        for name in (_mark.NAME, _HF_INDEX):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(path, name))
         _native.sync_dir(path)
@@ -151,6 +151,6 @@ def kind_of(path: str) -> Kind | None:
 
     if has(_paths.MANIFEST):
         return "ringstow"
-    if _metadata_file.is_torchs(os.path.join(path, _metadata_file.NAME)):
+    if _mark.is_torchs(os.path.join(path, _mark.NAME)):
         return "torch"
     return "hf" if has(_HF_INDEX) else None

@@ -100,7 +100,7 @@ fn killed_export_is_refused_by_loads_and_cleared_by_the_next_export() {
         fs::write(dir.path().join("config.json"), "{}").unwrap();
         let to = dir.path().join("model");
         killed_export(&to, renamed);
-        let error = crate::Checkpoint::open_foreign(&to).unwrap_err();
+        let error = crate::OpenOptions::new().foreign(true).open(&to).unwrap_err();
         assert!(
             matches!(error, Error::NotCommitted { .. } | Error::MissingFiles { .. }),
             "{renamed} renamed: {error}"
@@ -108,7 +108,7 @@ fn killed_export_is_refused_by_loads_and_cleared_by_the_next_export() {
         assert!(error.to_string().contains(".part"), "{error}");
         export_to(&to, 0).unwrap();
         assert_eq!(present(&to), ["model.safetensors"]);
-        crate::Checkpoint::open_foreign(&to).unwrap();
+        crate::OpenOptions::new().foreign(true).open(&to).unwrap();
     }
 }
 
@@ -135,7 +135,7 @@ fn export_rolled_back_in_part_is_cleared_by_the_next_export() {
             });
             export_to(dir.path(), 90_000).unwrap_err();
             drop(killed);
-            assert!(crate::Checkpoint::open_foreign(dir.path()).is_err());
+            assert!(crate::OpenOptions::new().foreign(true).open(dir.path()).is_err());
             export_to(dir.path(), 0).unwrap();
             assert_eq!(present(dir.path()), ["model.safetensors"], "{fails:?}, {removals}");
         }
@@ -263,7 +263,7 @@ fn an_export_whose_last_sync_fails_leaves_nothing_or_says_that_the_model_is_ther
             assert_eq!(to.exists(), is_dead, "{error}");
             if is_dead {
                 assert!(error.to_string().contains("may not survive a crash"), "{error}");
-                crate::Checkpoint::open_foreign(&to).unwrap();
+                crate::OpenOptions::new().foreign(true).open(&to).unwrap();
                 assert!(!present(&to).iter().any(|name| name.ends_with(".part")));
             }
         }

@@ -4,7 +4,7 @@
 use super::manifest::sealed;
 use crate::input::Input;
 use crate::memory;
-use ringstow::{Checkpoint, Config, Value};
+use ringstow::{Checkpoint, Config, OpenOptions, Value};
 use std::fs;
 use std::path::Path;
 
@@ -48,14 +48,16 @@ fn look(dir: &Path, size: usize) {
     // Paths and messages.
     const CONSTANT: usize = 256 << 10;
     memory::bounded(size, CONSTANT, || drop(Checkpoint::open(dir)));
-    memory::bounded(size, CONSTANT, || drop(Checkpoint::open_foreign(dir)));
+    memory::bounded(size, CONSTANT, || drop(OpenOptions::new().foreign(true).open(dir)));
     memory::bounded(size, CONSTANT, || drop(ringstow::latest(dir)));
     memory::bounded(size, CONSTANT, || drop(ringstow::latest(dir.parent().unwrap())));
-    memory::bounded(size, CONSTANT, || drop(ringstow::list(dir.parent().unwrap())));
+    memory::bounded(size, CONSTANT, || {
+        drop(ringstow::Store::found().unwrap().list(dir.parent().unwrap()))
+    });
     memory::bounded(size, CONSTANT, || {
         drop(ringstow::internals::store::prune_plan(dir, &Config::default()))
     });
-    let Ok(opened) = Checkpoint::open_damaged(dir) else { return };
+    let Ok(opened) = OpenOptions::new().damaged(true).open(dir) else { return };
     let info = opened.info();
     assert_eq!(info.tensors, opened.tensors().len());
     for tensor in opened.tensors() {

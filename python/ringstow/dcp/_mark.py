@@ -1,7 +1,8 @@
 """The file ``.metadata``, for programs that look whether it is there.
 
 ``manifest.json`` is the commit of a checkpoint. This file is written after it and holds no data.
-Torch's own reader, which unpickles it, fails with an error that names ringstow.
+Torch's own reader, which unpickles it, fails with an error that names ringstow. The pickle names
+this module, so the module keeps its name.
 """
 
 from __future__ import annotations
