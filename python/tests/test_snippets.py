@@ -19,7 +19,7 @@ NEED_A_GPU = {"gpu.md"}
 # They copy to ``s3://bucket``.
 NEED_A_STORE = {"tiers.md"}
 # What the extra "test" installs for one page.
-NEED_MODULES = {"monitoring.md": ("tensorboard", "prometheus_client", "opentelemetry.sdk.metrics")}
+NEED_MODULES = {"operations.md": ("tensorboard", "prometheus_client", "opentelemetry.sdk.metrics")}
 # python/trainer_tests runs their snippets, where the frameworks are installed.
 TRAINERS = ROOT / "docs" / "trainers"
 
