@@ -1,7 +1,7 @@
 """Ready-made callbacks of `ringstow.on_done` for TensorBoard, Prometheus and OpenTelemetry.
 
 Each returns the listener, whose ``remove()`` ends the reports. Imports what it reports to only when
-called: ``pip install 'ringstow[prometheus]'`` and so on install it.
+called: ``pip install`` of its package installs it.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def prometheus(registry: CollectorRegistry | None = None) -> Listener:
     try:
         import prometheus_client as client
     except ImportError as error:
-        error.add_note("pip install 'ringstow[prometheus]'")
+        error.add_note("pip install prometheus-client")
         raise
 
     to = client.REGISTRY if registry is None else registry
@@ -164,7 +164,7 @@ def opentelemetry(meter_provider: MeterProvider | None = None) -> Listener:
     try:
         from opentelemetry import metrics
     except ImportError as error:
-        error.add_note("pip install 'ringstow[opentelemetry]', and an SDK")
+        error.add_note("pip install opentelemetry-api, and an SDK")
         raise
 
     from ringstow import _native
