@@ -181,8 +181,8 @@ _HOMES = {
     "_reports._done_callbacks": "Listener Outcome on_done",
     "_reports._io_reports": "Damage Fallback LoadReport LoadSeconds Progress PromotionReport"
     " SaveReport SaveSeconds VerifyReport WriteReport WriteSeconds",
-    "_reports._checkpoint_reports": "CheckpointInfo DiffReport ElementDiff Left Removed Retained Slimmed"
-    " Step Swept TensorChange TensorDiff ValueDiff",
+    "_reports._checkpoint_reports": "CheckpointInfo DiffReport ElementDiff Left Removed Retained"
+    " Slimmed Step Swept TensorChange TensorDiff ValueDiff",
     "_saving._base": "Base",
     "_saving._single_files": "FileReader FileWriter open_read open_write",
     "_saving._promote": "promote",
