@@ -110,7 +110,7 @@ class Copier:
         return Future() if self._places else None
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is left to copy; return whether the last copy succeeded in time.
+        """Wait for all copies; return whether they ended in time and the last one succeeded.
 
         Does not wait for further tries of a failed copy.
         """

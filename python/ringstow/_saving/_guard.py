@@ -149,7 +149,7 @@ class Hold:
             _pause()
 
     def follow(self, is_over: Callable[[], bool]) -> None:
-        """Note that the call is over; ``reads`` returns whether the save still reads tensors.
+        """Note that the call is over; ``is_over`` returns whether the save no longer reads tensors.
 
         A waiting step polls it, in case the save cannot call `end`.
         """
