@@ -39,7 +39,7 @@ class State(NamedTuple):
     meshes: dict[str, tuple[int, ...]]
     """The ranks that have each sharded tensor, if they are not all of the default group."""
     watched: list[tuple[str, Any, int]]
-    """The large DTensors by name, with each one's version at the call. An optimizer's step raises the
+    """The large DTensors by name, each with its version at the call. An optimizer's step raises the
     DTensor's version, but not its local tensor's, which the native side watches."""
 
     def changed(self) -> list[str]:
