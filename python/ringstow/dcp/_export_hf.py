@@ -76,8 +76,8 @@ class Options:
     max_shard_bytes: int = 0
     overwrite: bool = False
     numbers: tuple[tuple[str, int], ...] | Literal["one"] | None = None
-    """The number of each tensor's file, from 1, or one file for all, also with an index; None splits
-    the tensors by size."""
+    """The number of each tensor's file, from 1, or one file for all, also with an index. None
+    splits the tensors by size."""
 
 
 @real_tensors()
