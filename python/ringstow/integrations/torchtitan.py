@@ -262,7 +262,7 @@ class CheckpointManager(BaseCheckpointManager):
         return values
 
     def _model(self) -> dict[str, Any]:
-        """Return the model's tensors. The ranks may communicate for it, so nothing else may fail."""
+        """Return the model's tensors. The ranks may communicate: nothing else here may fail."""
         tensors: dict[str, Any] = self._ranks.each(self.states[MODEL].state_dict)
         return tensors
 
