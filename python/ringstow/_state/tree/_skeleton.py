@@ -1,7 +1,7 @@
-"""A checkpoint's JSON tree to a skeleton: the state dict with a `Leaf` for what is not read yet.
+"""Parses a checkpoint's JSON tree into a skeleton: a state dict with `Leaf` for unread values.
 
-Pure, like ``_encode``, which describes the tree. The text may have been tampered with: whatever it
-cannot be is a FormatError, and nothing is unpickled here.
+Pure, like ``_encode``, which describes the tree. The text may have been tampered with: anything
+invalid is a FormatError, and nothing is unpickled here.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def parse(text: str, path: str) -> dict[Any, Any]:
 
 
 def _check_depth(root: Any) -> None:
-    """Refuse what no save writes, and what the recursive walks over it could not do."""
+    """Refuse trees that no save writes, and trees too deep for the recursive walks."""
     level = [root]
     for _ in range(DEPTH_MAX):
         level = [inner for node in level for inner in _inside(node)]
@@ -72,7 +72,7 @@ def _check_depth(root: Any) -> None:
 
 
 def _inside(node: Any) -> Iterator[Any]:
-    """Yield the containers right inside one, also those in a dict's keys and metadata."""
+    """Yield the containers directly inside a container, also in a dict's keys and metadata."""
     inside: list[Any] = [child for _, child in children(node) or ()]
     if isinstance(node, dict):
         inside += [*node, metadata_of(node)]
@@ -86,7 +86,7 @@ def _no_constant(name: str) -> NoReturn:
 def _object(pairs: list[tuple[str, Any]]) -> Any:
     if len(pairs) == 1:
         tag, body = pairs[0]
-        if tag == "$tensor" and type(body) is str:  # nearly all that there is
+        if tag == "$tensor" and type(body) is str:  # the usual case
             return Leaf(tag, body)
     fields = dict(pairs)
     if len(fields) != len(pairs):
@@ -154,14 +154,14 @@ def _odict(
 
 
 def _items(body: dict[Any, Any] | list[Any]) -> dict[Any, Any] | list[tuple[Any, Any]]:
-    """Return the items of a dict of another kind, which has an object or pairs."""
+    """Return the items of another kind of dict, stored as an object or as pairs."""
     return body if type(body) is dict else _pairs(body)  # type: ignore[arg-type]
 
 
 def _pairs(body: list[Any]) -> list[tuple[Any, Any]]:
     if any(type(pair) is not list or len(pair) != 2 for pair in body):
         raise ValueError("a dict is not a list of [key, value]")
-    with contextlib.suppress(TypeError):  # which key has no hash is found below
+    with contextlib.suppress(TypeError):  # the unhashable key is found below
         check_hashes(pair[0] for pair in body)
     keys = set()
     for pair in body:
@@ -178,7 +178,7 @@ def _pairs(body: list[Any]) -> list[tuple[Any, Any]]:
 
 
 def _can_be_key(key: Any) -> bool:
-    """Tell whether a hashable part of a skeleton may become a key: no save writes others."""
+    """Return whether a hashable part of a skeleton may become a key: no save writes others."""
     if type(key) is Leaf:
         return key.tag not in (*STORED, "$counter")
     if type(key) is Box:

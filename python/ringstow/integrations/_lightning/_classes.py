@@ -64,8 +64,8 @@ def classes(
 
         Args:
             args: arguments of ModelParallelStrategy.
-            kwargs: also its arguments, except ``save_distributed_checkpoint=False``; and ``background``,
-                ``config``, ``allow_pickle`` and ``staging``: see
+            kwargs: also its arguments, except ``save_distributed_checkpoint=False``; and
+                ``background``, ``config``, ``allow_pickle`` and ``staging``: see
                 `RingstowFSDPStrategy`.
         """
 
