@@ -286,8 +286,8 @@ class CheckpointManager:
             What was done, on several ranks by this rank.
 
         Raises:
-            Exception: as in `ringstow.save`. On several ranks, as in ``ringstow.distributed.save``,
-                on all of them.
+            Exception: any error of `ringstow.save`; on several ranks, of
+                ``ringstow.distributed.save``, on all of them.
         """
         number, begun = _numbered(step), time.perf_counter()
         with self._call("save", number):
@@ -333,7 +333,7 @@ class CheckpointManager:
 
         Raises:
             InvalidStateError: an unknown ``on_busy``; or the ranks make different calls.
-            Exception: as in `ringstow.save_async`.
+            Exception: any error of `ringstow.save_async`.
         """
         number, begun = _numbered(step), time.perf_counter()
         _setup.check_on_busy(on_busy)
@@ -398,7 +398,7 @@ class CheckpointManager:
         rank closes by itself.
 
         Raises:
-            Exception: as in `wait`.
+            Exception: why the save failed, unless its handle has reported it.
         """
         if self._turn.is_closed and self._turn.is_own():
             return
@@ -431,7 +431,7 @@ class CheckpointManager:
             IncompleteCheckpointError, CorruptCheckpointError, FormatError: steps were committed,
                 and none can be loaded; says why the newest cannot.
             InvalidStateError: nothing in the directory counts as a step, but it has checkpoints.
-            OSError: as in `steps`; or a tier does not answer.
+            OSError: the directory can't be read, or a tier does not answer.
         """
         with self._call("latest"):
             return self._side.first(self._steps.newest)
@@ -450,7 +450,7 @@ class CheckpointManager:
 
         Raises:
             InvalidStateError: neither the call nor ``Retention.best`` names a metric.
-            OSError: as in `steps`; or a tier does not answer.
+            OSError: the directory can't be read, or a tier does not answer.
         """
         metric, mode = _rules.metric_of_best(self._keep, metric, mode)
         with self._call("best", metric, mode):

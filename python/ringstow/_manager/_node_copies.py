@@ -129,7 +129,7 @@ class AfterCommit(Copier):
             except (Error, OSError) as error:  # on all ranks
                 self.error = failure = error
             self._is_temporary |= any(self._group.gathered(passes(failure)))
-        except BaseException as error:  # lost connections, or a panic: training goes on
+        except BaseException as error:  # lost connections, or a panic: training continues
             self._give_up(error)
             return False
         pause_s = self.pause_s()

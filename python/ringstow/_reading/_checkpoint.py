@@ -178,7 +178,7 @@ class Checkpoint(Mapping[str, "Entry"]):
 
     @property
     def info(self) -> CheckpointInfo:
-        """What the manifest says about the save: time, version, bytes, ranks."""
+        """The manifest's description of the save: time, version, bytes, ranks."""
         from ringstow._reports._checkpoint_reports import CheckpointInfo
 
         return CheckpointInfo.from_json(self._alive().info)

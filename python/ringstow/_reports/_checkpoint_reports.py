@@ -122,7 +122,7 @@ class DiffReport(Report):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointInfo(Report):
-    """What a checkpoint's manifest says about the save."""
+    """The description of a save in a checkpoint's manifest."""
 
     path: str
     """The checkpoint's directory."""

@@ -88,9 +88,9 @@ class Fallback(Report):
     background save, memory pinned for GPUs, preallocated files, files of the base, recycled files,
     stripes on separate disks, or a file read from its copy on a tier."""
     wanted: str
-    """What was tried: ``"uring, fixed buffers, O_DIRECT"``."""
+    """The mode tried: ``"uring, fixed buffers, O_DIRECT"``."""
     got: str
-    """What was used instead."""
+    """The mode used instead."""
     reason: str
     """Why it was unavailable."""
     remedy: str
@@ -107,7 +107,7 @@ class Damage(Report):
     bytes: int
     """Bytes of the range."""
     what: str
-    """What was compared: ``"crc32 of checksum chunk 7 (1048576 bytes)"``, ``"length in bytes"``."""
+    """The compared item: ``"crc32 of checksum chunk 7 (1048576 bytes)"``, ``"length in bytes"``."""
     expected: str
     """The value recorded when the checkpoint was written."""
     got: str
@@ -176,7 +176,7 @@ class _Moved(Report):
     fixed_buffers: int
     """Staging buffers registered with io_uring so far; each is registered when first used."""
     fallbacks: tuple[Fallback, ...]
-    """What was unavailable, why, and what to do about it."""
+    """The unavailable features, with reason and remedy."""
     device_bytes: int
     """Bytes of tensors that were on GPUs."""
     pinned: bool | None

@@ -192,8 +192,8 @@ class SaveHandle(Future[SaveReport]):
             timeout: seconds to wait; None waits as long as it takes.
 
         Raises:
-            TimeoutError: the time ran out; the save goes on.
-            SaveCancelledError: it was cancelled.
+            TimeoutError: the time ran out; the save continues.
+            SaveCancelledError: the save was cancelled.
             OSError: the system refused: no space, no permission, a failing disk.
             Error: any other failure of the save.
         """
@@ -209,7 +209,7 @@ class SaveHandle(Future[SaveReport]):
             timeout: seconds to wait; None waits as long as it takes.
 
         Raises:
-            TimeoutError: the time ran out; the save goes on.
+            TimeoutError: the time ran out; the save continues.
         """
         self._check_process()
         with self._waits():

@@ -295,7 +295,7 @@ class FileReader(_Stream):
         """Set where the next read begins; return it.
 
         Raises:
-            ValueError: it would be before the beginning.
+            ValueError: the position would be before the beginning.
         """
         self._check_open()
         bases = {os.SEEK_SET: 0, os.SEEK_CUR: self._file.tell(), os.SEEK_END: self.size}

@@ -119,7 +119,7 @@ class Promoter(Copier):
         to = f"{tier}/{os.path.basename(step.path)}"
         try:
             report = _promote.copied(step.path, to, copying=self._copying, is_new=step.is_new)
-        except BaseException as error:  # a panic, too: the step is saved, training goes on
+        except BaseException as error:  # a panic, too: the step is saved, training continues
             if not passes(self.error):  # keep an error after which the copy is tried again
                 self.error = error
             is_here = isinstance(error, CorruptCheckpointError) and error.file.startswith(step.path)

@@ -224,7 +224,7 @@ def _target(path: StrPath) -> str:
     """Return the absolute path of a target.
 
     Raises:
-        InvalidStateError: it is a URL.
+        InvalidStateError: the target is a URL.
     """
     if url := object_url(path):
         raise InvalidStateError(

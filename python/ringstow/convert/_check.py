@@ -44,7 +44,7 @@ class Comparison:
         """Compare two states, or the values at a path in them.
 
         Raises:
-            CorruptCheckpointError: they differ; names the first difference.
+            CorruptCheckpointError: the states differ; names the first difference.
         """
         if is_stored(expected) and is_stored(found):
             return self._tensors(expected, found, path)

@@ -29,7 +29,7 @@ class Seen(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What a rank finds at a path."""
+    """The contents of a path, as one rank finds them."""
 
     seen: Seen | None = None
     """None if there is no checkpoint, or one of another kind."""

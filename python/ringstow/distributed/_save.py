@@ -201,7 +201,7 @@ def _begun(
     node_local = nodes is not None
     asked = Asked(str(path), None, {}, [], None, node_local, "")
     try:
-        parts = Parts(state_dict)  # first: FSDP1's ranks communicate, whatever the arguments are
+        parts = Parts(state_dict)  # first: FSDP1's ranks communicate, even for invalid arguments
         config = given(config)
         asked = Asked(
             absolute(path),

@@ -44,7 +44,7 @@ class Said(NamedTuple):
 
 
 class Deal(NamedTuple):
-    """What a rank has learned from the others before it writes."""
+    """The information from other ranks before a rank writes."""
 
     sends_tree: bool
     """Whether the first rank needs this one's tree."""
@@ -53,7 +53,7 @@ class Deal(NamedTuple):
 
 
 class Own(NamedTuple):
-    """What a rank has computed about its own state."""
+    """A rank's results about its own state."""
 
     said: Said
     names: list[str]

@@ -187,7 +187,7 @@ class CheckpointManager(BaseCheckpointManager):
 
         Raises:
             NoCheckpointError: the step is not complete; names the complete ones.
-            Exception: what a rank failed of, on all ranks.
+            Exception: a rank's failure, on all ranks.
         """
         self._meet("load", step)
         states = self._states_to_load()

@@ -88,7 +88,7 @@ class Parts:
     def stand_in(self, value: Any, path: Path) -> Any:
         """Return what one process saves for a value: an object's state, or a `PerRank`'s entry.
 
-        A sharded tensor becomes a plain one if one process has all of it. Other values are unchanged.
+        A sharded tensor becomes plain if one process has all of it. Other values are unchanged.
         """
         part = self.of(value)
         if part is not None:

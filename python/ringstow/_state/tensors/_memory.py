@@ -125,7 +125,7 @@ class LazyMemory(NamedTuple):
 
 
 ItemSpec = tuple[str, Memory, tuple[tuple[int, ...], tuple[int, ...]] | None, bool]
-"""What a rank writes: the name of a tensor or object, its bytes, the shape of the tensor and the
+"""An item that a rank writes: the name of a tensor or object, its bytes, the shape of the tensor and the
 offsets of the region that they are (None: they are all of it), and whether it is an object, an
 opaque byte string of dtype U8."""
 

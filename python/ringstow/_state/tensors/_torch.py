@@ -265,7 +265,7 @@ def code_of(tensor: torch.Tensor, key: str | Callable[[], str]) -> str:
         key: its name in messages, or a function that returns it.
 
     Raises:
-        UnsupportedError: it has none.
+        UnsupportedError: the dtype has no name there.
     """
     code = CODES.get(dtype_name(tensor.dtype))
     if code is None:
@@ -310,7 +310,7 @@ def empty_on(device: torch.device, stored: Stored, key: str) -> torch.Tensor:
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return a new tensor on the CPU, whatever the default device is."""
+    """Return a new tensor on the CPU, ignoring the default device."""
     import torch
 
     return torch.empty(shape, dtype=dtype, device="cpu")

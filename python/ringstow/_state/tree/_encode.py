@@ -31,7 +31,7 @@ from ringstow._state.tree._walk import METADATA, Path, describe, flat_name
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Parts = tuple[str | list[Any] | dict[Any, Any] | tuple[tuple[str, Any], ...], ...]
-"""A container's JSON: text as it is, and between it items that are yet to be encoded.
+"""A container's JSON: finished text, and items between it that are not encoded yet.
 
 Items are in a list, in a dict (written as an object if its keys allow it, otherwise as pairs), or
 in a tuple of (name, item), which is written as an object.
@@ -81,7 +81,7 @@ def encode(
     Raises:
         InvalidStateError: values that can't be saved; names the key and type of each, and what to
             save instead.
-        UnsupportedError: likewise, all of them tensors that can't be saved yet.
+        UnsupportedError: all of these values are tensors that can't be saved yet.
     """
     if type(state) is Salvaged:
         state = state.as_saved()

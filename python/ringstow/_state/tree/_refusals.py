@@ -60,7 +60,7 @@ class Refusals:
 
         Raises:
             InvalidStateError: there are values that can't be saved.
-            UnsupportedError: likewise, all of them tensors that can't be saved yet.
+            UnsupportedError: all of these values are tensors that can't be saved yet.
         """
         if not self._count:
             return

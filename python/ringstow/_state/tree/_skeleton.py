@@ -252,7 +252,7 @@ _TEXT, _LIST, _DICT, _ITEMS = (str,), (list,), (dict,), (dict, list)
 _TEXT_OR_NOT, _INT_OR_NOT, _DICT_OR_NOT = (str, NoneType), (int, NoneType), (dict, NoneType)
 
 _Reader = tuple[Callable[..., Any], dict[str, tuple[type, ...]]]
-"""What makes a value, and the fields that it gets, each with the types that it may have."""
+"""The maker of a value, and its fields, each with the allowed types."""
 
 _READERS: dict[str, _Reader] = {
     "$int": (_int, {"$int": _TEXT}),

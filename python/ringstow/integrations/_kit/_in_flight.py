@@ -47,7 +47,7 @@ class InFlight:
     """At most one save in progress.
 
     Args:
-        remove: removes the checkpoint at a path, if one is there.
+        remove: removes the checkpoint at a path, if it exists.
         torn: the remedy to add to a failure for tensors that were changed too early.
     """
 

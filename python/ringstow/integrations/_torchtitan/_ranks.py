@@ -26,7 +26,7 @@ class Ranks(_ranks.Ranks):
         """Fill a state with torchtitan's reader of Hugging Face's files.
 
         Raises:
-            Exception: what a rank failed of, on all ranks.
+            Exception: a rank's failure, on all ranks.
         """
         with self._explaining(f"{path} could not be loaded."):
             load_by_dcp(state, storage_reader=reader, process_group=self.group)
