@@ -42,7 +42,7 @@ def absolute(path: StrPath, *, may_be_store: bool = False) -> str:
     if not text:
         raise ValueError("the path is empty")
     if "\0" in text:
-        raise ValueError(f"{text!r} is no path: it has a null character")
+        raise ValueError(f"{text!r} is not a path: it has a null character")
     if _URL.match(text) and may_be_store:
         raise InvalidStateError(
             f"{text} is a URL, but not of an object store (s3://, gs://, az://, abfss://): mount "
@@ -115,7 +115,7 @@ def names_of_parts(names: Iterable[str], argument: str) -> list[str]:
             raise TypeError(f"{argument} is a list of names, not of {type(name).__name__}")
         if not name or name.endswith("."):
             raise InvalidStateError(
-                f"{argument}: {name!r} is no name; a name stands for all below it, as in "
+                f"{argument}: {name!r} is no name; a name includes all names below it, as in "
                 '"optimizer"'
             )
     return listed
@@ -155,9 +155,9 @@ LOAD_ARGUMENTS = {
 }
 LOAD_INTO_ARGUMENTS = {
     **LOAD_ARGUMENTS,
-    "map_location": "leave it out: the tensors stay on the devices that they are on",
-    "device": "leave it out: the tensors stay on the devices that they are on",
-    "assign": "load gives new tensors; load_into fills those that are there",
+    "map_location": "leave it out: the tensors stay on their devices",
+    "device": "leave it out: the tensors stay on their devices",
+    "assign": "load makes new tensors; load_into fills existing ones",
     "keys": "use prefix= for a part, or strict=False for what is in both",
     "mmap": "leave it out; to read only a part, use prefix=",
     "checkpoint_id": "the path comes second: load_into(state_dict, path)",
@@ -190,7 +190,7 @@ def explained(foreign: Mapping[str, str]) -> Callable[[Callable[_P, _R]], Callab
             if len(args) > len(positional):
                 extra = args[len(positional)]
                 raise TypeError(
-                    f"ringstow.{name}({', '.join(positional)}) takes all else by name, "
+                    f"ringstow.{name}({', '.join(positional)}) takes other arguments by name, "
                     f"{_by_name(extra, named)}"
                 )
             for word in kwargs.keys() - known:

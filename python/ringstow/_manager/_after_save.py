@@ -70,7 +70,7 @@ class Upkeep:
         if self._has_room() or not self._copier.waiting():
             return
         _log.warning(
-            "%s is full: the save waits until earlier steps are on the tiers and leave", self._root
+            "%s is full: the save waits until earlier steps are copied and removed", self._root
         )
         self._copier.wait()
         self._evict()

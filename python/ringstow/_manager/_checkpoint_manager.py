@@ -255,7 +255,7 @@ class CheckpointManager:
             InvalidStateError: without ``nodes`` only rank 0 copies, and this is another rank.
         """
         if self._copies_elsewhere:
-            raise InvalidStateError("rank 0 alone copies to the tiers, and knows what is there")
+            raise InvalidStateError("only rank 0 copies to the tiers, and knows their steps")
         saving = self._saving
         if saving is not None:
             until = None if timeout is None else time.monotonic() + timeout

@@ -27,7 +27,7 @@ def refuse_without(places: tuple[str, ...], tiers: Tiers) -> None:
     for name in ("keep", "keep_here", "rate"):
         if getattr(tiers, name) is not None and not places:
             raise InvalidStateError(
-                f"Tiers.{name} is for places, and none is named: name places, or leave it out"
+                f"Tiers.{name} needs places, and none is named: name places, or leave it out"
             )
 
 

@@ -144,7 +144,7 @@ class Team:
             raise failure
         for rank, (_, other) in enumerate(all_said):
             if other is not None:
-                raise Error(f"the save before failed on rank {rank}: {other}") from other
+                raise Error(f"the previous save failed on rank {rank}: {other}") from other
         refuse_different([other for (other, _), _ in all_said])
         return [one for (_, one), _ in all_said]
 

@@ -178,7 +178,7 @@ def loaded(
         return state, report
     salvaged = Salvaged(state)
     vars(salvaged).update(getattr(state, "__dict__", {}), damaged=damaged)
-    _salvage.warn(where, damaged, "the load left tensors out")
+    _salvage.warn(where, damaged, "the load skipped tensors")
     return salvaged, report
 
 
@@ -489,5 +489,5 @@ def fill(
             )
         )
     tell(report)
-    _salvage.warn(where, report.damaged, "what these tensors would fill stays as it was")
+    _salvage.warn(where, report.damaged, "the targets of these tensors are unchanged")
     return report

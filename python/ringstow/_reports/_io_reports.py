@@ -289,7 +289,7 @@ class SaveReport(_Copied):
         `repr` has all fields.
         """
         if self.skipped:
-            return f"{self.path}, {self._step()}: skipped, since the save before was in progress"
+            return f"{self.path}, {self._step()}: skipped, since the previous save was in progress"
         return self._told(_formatting.of_save(self, self._step()) + self._gpu())
 
 

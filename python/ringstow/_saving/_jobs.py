@@ -177,7 +177,7 @@ def _at_exit() -> None:
             more = f" (and {len(unreported) - 1} more)" if len(unreported) > 1 else ""
             print(
                 f"ringstow: exit code 1, since the background save to {unreported[0].path}{more} "
-                f"failed and nobody asked for its result: {unreported[0].error}",
+                f"failed and its result was never read: {unreported[0].error}",
                 file=sys.stderr,
             )
 

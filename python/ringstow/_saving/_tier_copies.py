@@ -247,7 +247,7 @@ def wait_promoted(timeout: float | None = None) -> bool:
             there.
     """
     if _elsewhere and not _promoters:
-        raise InvalidStateError(f"the copies are made by {_elsewhere}: ask there")
+        raise InvalidStateError(f"{_elsewhere} makes the copies: call it there")
     until = None if timeout is None else time.monotonic() + timeout
     are_there = True
     for promoter in list(_promoters.values()):

@@ -120,7 +120,7 @@ class StagingFuture(concurrent.futures.Future[dict[str, Any]]):
             self.fail(
                 Error(
                     "the save ended before it read the tensors, which may be changed: "
-                    "upload_completion says what it failed of"
+                    "upload_completion has its error"
                 )
             )
 

@@ -125,9 +125,9 @@ class LazyMemory(NamedTuple):
 
 
 ItemSpec = tuple[str, Memory, tuple[tuple[int, ...], tuple[int, ...]] | None, bool]
-"""An item that a rank writes: the name of a tensor or object, its bytes, the shape of the tensor and the
-offsets of the region that they are (None: they are all of it), and whether it is an object, an
-opaque byte string of dtype U8."""
+"""An item that a rank writes: the name of a tensor or object, its bytes, the shape of the tensor
+and the offsets of its region (None: the whole tensor), and whether it is an object, an opaque byte
+string of dtype U8."""
 
 
 class Target(NamedTuple):

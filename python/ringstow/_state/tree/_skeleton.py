@@ -115,7 +115,7 @@ def _int(digits: str) -> int:
 
 def _float(name: str) -> float:
     if name not in _FLOATS:
-        raise ValueError("'$float' holds something else than nan, inf or -inf")
+        raise ValueError("'$float' holds something other than nan, inf or -inf")
     return float(name)
 
 
@@ -137,7 +137,7 @@ def _defaultdict(
     body: dict[Any, Any] | list[Any], name: str | None
 ) -> collections.defaultdict[Any, Any]:
     if name is not None and name not in _custom_types.FACTORIES:
-        raise ValueError(f"a defaultdict that makes {name!r} is unknown")
+        raise ValueError(f"unknown defaultdict factory {name!r}")
     factory = None if name is None else _custom_types.FACTORIES[name]
     return collections.defaultdict(factory, _items(body))
 
@@ -190,7 +190,7 @@ def _can_be_key(key: Any) -> bool:
 def _counter(body: list[Any]) -> Leaf:
     pairs = _pairs(body)
     if any(isinstance(part, Leaf | list | tuple | dict) for pair in pairs for part in pair):
-        raise ValueError("'$counter' holds something else than numbers and text")
+        raise ValueError("'$counter' holds something other than numbers and text")
     return Leaf("$counter", dict(pairs))
 
 
