@@ -204,5 +204,5 @@ def opentelemetry(meter_provider: MeterProvider | None = None) -> Listener:
 
 
 def _blocked(outcome: Outcome) -> float | None:
-    """Return how long training waited for a save, if that is known."""
+    """Return how long training waited for a save; None if unknown."""
     return outcome.report.blocked_seconds if isinstance(outcome.report, SaveReport) else None

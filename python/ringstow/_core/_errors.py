@@ -97,7 +97,7 @@ class CorruptCheckpointWarning(UserWarning):
 
 
 class FormatError(_PathError):
-    """A manifest or header that cannot be what ringstow wrote. ``path`` is the file concerned."""
+    """A manifest or header that ringstow did not write. ``path`` is the file."""
 
 
 class UnsupportedError(Error):

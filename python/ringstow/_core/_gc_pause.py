@@ -19,7 +19,7 @@ _usual = gc.get_threshold()
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """Keep Python's garbage collector from starting by itself.
+    """Prevent Python's garbage collector from starting automatically.
 
     It starts after a number of new objects (several per tensor), and each run visits everything
     that the process has imported, which took longer than the copy. Loads pause it until they end,

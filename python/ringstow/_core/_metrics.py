@@ -14,7 +14,7 @@ _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def metrics_of(metrics: Mapping[str, Any] | None) -> dict[str, float]:
-    """Return metrics as the native side takes them; none for None.
+    """Return metrics for the native side; empty for None.
 
     Args:
         metrics: numbers by name: ints, floats, NumPy scalars, and 0-dimensional tensors and arrays.

@@ -42,7 +42,7 @@ class Patience:
 
 
 def patiently(wait: Callable[[float | None], object], what: str) -> None:
-    """Wait as long as it takes.
+    """Wait without a time limit.
 
     Args:
         wait: waits a number of seconds, or until the end if None; returns whether it ended.
@@ -74,7 +74,7 @@ class Again:
 
     It is a time, so that nested loops do not multiply it.
 
-    A few attempts are made however long they take: a large checkpoint may take longer to load.
+    A few attempts are always made, since a large checkpoint may take longer to load.
     """
 
     def __init__(self) -> None:

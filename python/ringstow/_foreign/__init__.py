@@ -148,7 +148,7 @@ def is_for_native(path: str) -> bool:
     names = os.listdir(path)
     if not _model_files.is_for_native(path, names):
         return False
-    from ringstow._foreign import _safetensors  # takes a while to import
+    from ringstow._foreign import _safetensors  # slow import
     from ringstow._foreign._pickles import refuse_pointer
 
     for name in names:

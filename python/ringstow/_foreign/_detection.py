@@ -83,7 +83,7 @@ def _kind_of_file(path: str) -> str | None:
 def deepspeed_tag(path: str) -> str | None:
     """Return the directory with DeepSpeed's files: the path, or the one that ``latest`` names.
 
-    None if neither holds any.
+    None if neither holds such files.
     """
     if any(name.endswith(_MODEL_STATES) for name in os.listdir(path)):
         return path

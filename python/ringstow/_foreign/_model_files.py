@@ -87,7 +87,7 @@ def superseded(names: Collection[str]) -> set[str]:
 
 
 def is_for_native(path: str, names: Collection[str]) -> bool:
-    """Return whether the native reader takes the same files: all, or those of `MODEL_INDEX`.
+    """Return whether the native reader reads the same files: all, or the files of `MODEL_INDEX`.
 
     It also raises a clear error for a directory with an unfinished export or download.
 

@@ -82,7 +82,7 @@ def unpickled(source: Any, *, allow_pickle: bool = False, mmap: bool = False) ->
 
 
 class _Integers:
-    """The long integers of one pickle: a dict or set of many with equal hashes is quadratic."""
+    """Counts the long integers of one pickle: many equal hashes make a dict or set quadratic."""
 
     def __init__(self) -> None:
         self._found: set[int] = set()

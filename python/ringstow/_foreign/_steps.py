@@ -138,7 +138,7 @@ def _left(path: str, name: str) -> Left | None:
 
 
 def _is_complete(path: str) -> bool:
-    from ringstow._foreign import _torch_file  # takes a while to import
+    from ringstow._foreign import _torch_file  # slow import
 
     try:
         _torch_file.is_zip(path)

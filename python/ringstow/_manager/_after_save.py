@@ -161,7 +161,7 @@ class Upkeep:
 
         caller = threading.get_ident()
 
-        def ended(done: Any) -> None:  # knows no handle, so that a handle can be dropped
+        def ended(done: Any) -> None:  # does not refer to the handle, so that it can be freed
             how = done._is_committed(), done._may_be_lost()
             if threading.get_ident() != caller:
                 clean_up(*how)

@@ -125,7 +125,7 @@ class CheckpointManager:
         places = checked(found.tiers if there.places is None else there.places, self._root, found)
         _tiers.refuse_without(places, there)
         rate = found.promotion_rate if there.rate is None else there.rate
-        config = without_tiers(found)  # the manager copies by itself
+        config = without_tiers(found)  # the manager itself copies
         evicts = there.keep_here is not None
         on_tiers = _rules.on_tiers(self._keep, there)
         plan = _tiers.Plan(places, rate, on_tiers, self._keep, evicts)
@@ -135,7 +135,7 @@ class CheckpointManager:
         not_for_nodes = {"base": base, "Retention.slim_after": self._keep.slim_after}
         _setup.check_nodes(_policies.nodes(nodes), config, **not_for_nodes)
         self._node_local = nodes is not None
-        # Each node removes old steps by itself, so all ranks need the same rules.
+        # Each node removes old steps independently, so all ranks need the same rules.
         rules = None if nodes is None else (self._keep, plan, there.keep_here)
         same = {"nodes": nodes, "keep and tiers": rules}
         saves = _setup.Saves(config, staging, allow_pickle)
@@ -179,7 +179,7 @@ class CheckpointManager:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not self._turn.is_own():  # a forked child leaves the block
+        if not self._turn.is_own():  # a forked child must not close it
             return
         if error is None:
             self.close()
@@ -413,7 +413,7 @@ class CheckpointManager:
     def steps(self) -> list[Step]:
         """List the steps in ``root``, oldest first, including those that can't be loaded.
 
-        `ringstow.steps` lists those of a tier.
+        `ringstow.steps` lists a tier's steps.
 
         Raises:
             OSError: the directory, or a directory in it that may be a step, can't be read.
@@ -495,7 +495,7 @@ class CheckpointManager:
             InvalidStateError: several ranks, and no ``into``; or the directory has checkpoints, and
                 none of them counts as a step.
             KeyMismatchError: the step does not fit ``into``; says why and what to do.
-            CorruptCheckpointError, FormatError: the bytes on disk are not those that were written.
+            CorruptCheckpointError, FormatError: bytes on disk are damaged.
                 After that, ``into`` is undefined.
             MissingFilesError: files of the step are missing, or their disk is not mounted.
             OSError: the system refused: no permission, a failing disk.
@@ -651,7 +651,7 @@ class CheckpointManager:
                 if failure is not None:
                     raise failure
             finally:
-                if self._saving is None:  # Ctrl-C has not ended the wait
+                if self._saving is None:  # Ctrl-C did not end the wait
                     self._upkeep.close()
                     self._shut()
 

@@ -49,7 +49,7 @@ RESTORE = Call(
 
 
 class Ranks(Group):
-    """The ranks of one process group, each of which knows what it writes and reads."""
+    """The ranks of one process group; each rank itself derives what it writes and reads."""
 
     _node_local = False
 

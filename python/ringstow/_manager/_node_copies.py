@@ -223,7 +223,7 @@ class AfterCommit(Copier):
             part = os.path.join(self._root, f"{name}.part")
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(part)
-            with contextlib.suppress(OSError):  # without the link, the step has one protection less
+            with contextlib.suppress(OSError):  # without the link, the step is only less protected
                 os.symlink(os.path.basename(path), part)
                 os.replace(part, os.path.join(self._root, name))
 

@@ -97,7 +97,7 @@ def _first_intact(
     *,
     strict: bool = True,
 ) -> Restored | None:
-    """Load the first of these steps, or with ``"previous"`` the first that is intact.
+    """Load the first of these steps, or with ``"previous"`` the first intact one.
 
     Of the copies of one step, it always loads the first intact one.
     """

@@ -113,7 +113,7 @@ class Run:
         _log.warning("nothing in %s%s%s: starting anew", self.root, there, tiers)
 
     def path_of(self, step: int) -> str:
-        """Return where to save a step: in place of the step of that number, if there was one.
+        """Return the path for saving a step: the path of an existing step of that number, if any.
 
         Raises:
             InvalidStateError: the path is a link, or a copy of another step.

@@ -22,7 +22,7 @@ def refuse_without(places: tuple[str, ...], tiers: Tiers) -> None:
     """Refuse fields that describe places if no place is named.
 
     Raises:
-        InvalidStateError: one of them is given.
+        InvalidStateError: such a field is given.
     """
     for name in ("keep", "keep_here", "rate"):
         if getattr(tiers, name) is not None and not places:

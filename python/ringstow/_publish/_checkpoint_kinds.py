@@ -107,7 +107,7 @@ def target_kind(source: str, path: str) -> str:
 
 
 def check_other(source: str, path: str) -> None:
-    """Refuse a target that is the source.
+    """Refuse a target that equals the source.
 
     Raises:
         InvalidStateError: the two paths are the same.

@@ -112,7 +112,7 @@ def place(path: str, kind: str, check: Callable[[], None], *, overwrite: bool) -
     elif kind in _KINDS and os.path.isdir(path):
         with _directory(path, kind, check) as to:
             yield to
-    else:  # the native writer locks and refuses by itself
+    else:  # the native writer itself locks and refuses
         yield path
 
 
@@ -304,7 +304,7 @@ def _refuse_left(path: str) -> None:
 
 
 def _clear_unfinished(path: str) -> None:
-    """Remove what a killed conversion to ``dcp`` left at a path that held nothing before."""
+    """Remove leftovers of a killed conversion to ``dcp`` at a path that was empty before."""
     names = os.listdir(path)
     if not is_unfinished_dcp(names):
         return

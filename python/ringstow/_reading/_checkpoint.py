@@ -323,8 +323,8 @@ class Checkpoint(Mapping[str, "Entry"]):
 class Entry:
     """An unread tensor, array or object of a checkpoint.
 
-    ``entry.load()`` reads all of it. ``entry[a:b, c]`` reads only the selection, by numpy's rules
-    for integers, slices with any step, ``...`` and None. The result has its own memory.
+    ``entry.load()`` reads the whole entry. ``entry[a:b, c]`` reads only the selection, by numpy's
+    rules for integers, slices with any step, ``...`` and None. The result has its own memory.
     ``numpy.asarray(entry)`` works too.
     """
 
@@ -379,7 +379,7 @@ class Entry:
             UnsupportedError: the entry is pickled, and `open` was called without ``allow_pickle``;
                 or it needs torch or a numpy dtype that is unavailable.
             ReplacedCheckpointError: a save replaced the checkpoint since it was opened.
-            CorruptCheckpointError: the bytes on disk are not those that were written.
+            CorruptCheckpointError: bytes on disk are damaged.
             IncompleteCheckpointError: the checkpoint was removed; or a file of this tensor is
                 missing; or it is a rank checkpoint, and holds only part of this tensor.
             ValueError: the checkpoint is closed.

@@ -54,10 +54,10 @@ def load(
 ) -> dict[Any, Any]:
     """Load a checkpoint, or a part of it, into new tensors.
 
-    The result equals what was saved, including types and order, with two exceptions: Parameters and
-    other subclasses become plain tensors, and all tensors are dense. Tensors that shared the same
-    elements, such as tied weights, share memory again; other overlapping views do not. A loaded
-    tensor's storage can't be resized.
+    The result equals the saved state, including types and order, with two exceptions: Parameters
+    and other subclasses become plain tensors, and all tensors are dense. Tensors that shared the
+    same elements, such as tied weights, share memory again; other overlapping views do not. A
+    loaded tensor's storage can't be resized.
 
     With ``prefix`` or ``keys`` the result has the same structure but only the selected leaves, and
     only their bytes are read. A leaf's name is its path joined by dots, such as
@@ -105,7 +105,7 @@ def load(
         IncompleteCheckpointError: the directory holds no committed checkpoint; or the path is
             None, which `latest` returns if there is none.
         ReplacedCheckpointError: saves kept replacing it before the load could finish.
-        CorruptCheckpointError: the bytes on disk are not those that were written; names the
+        CorruptCheckpointError: bytes on disk are damaged; names the
             tensors.
         FormatError: the manifest is not ringstow's, or a newer version's.
         OSError: the system refused: no such directory, no permission, a failing disk.
@@ -268,7 +268,7 @@ def check_framework(framework: str, device: object) -> None:
     """Refuse an unknown framework, and a device for numpy.
 
     Raises:
-        ValueError: either of these.
+        ValueError: the framework is unknown, or a device is given for numpy.
     """
     if framework not in ("torch", "numpy"):
         raise ValueError(f'framework is "torch" or "numpy", not {framework!r}')
@@ -288,7 +288,7 @@ def _load(
     allow_pickle: bool,
     as_numpy: bool,
 ) -> tuple[dict[Any, Any], LoadReport]:
-    """Load the selected leaves of a checkpoint; the report says what is damaged."""
+    """Load the selected leaves of a checkpoint; the report lists damage."""
     if prefix or names is not None:
         skeleton = part_of(checkpoint, where, prefix, names)
     else:
@@ -427,7 +427,7 @@ def load_into(
             program has not imported. IncompleteCheckpointError: the directory holds no committed
             checkpoint; or the path is None, which `latest` returns if there is none.
         ReplacedCheckpointError: saves kept replacing it before the load could finish.
-        CorruptCheckpointError: the bytes on disk are not those that were written.
+        CorruptCheckpointError: bytes on disk are damaged.
         FormatError: the manifest is not ringstow's, or a newer version's.
         OSError: the system refused: no such directory, no permission, a failing disk.
     """

@@ -157,7 +157,7 @@ class _Ways(NamedTuple):
 
 
 def _split(fills: list[Fill]) -> _Ways:
-    """Choose a way for each fill.
+    """Choose how to perform each fill.
 
     Targets that share one memory, such as tied weights, are filled once. Each stored tensor is read
     into one address, and each address is read into once; all other fills are copies. Another

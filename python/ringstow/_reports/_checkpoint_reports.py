@@ -1,6 +1,6 @@
 """Reports of steps, removals, comparisons and open checkpoints.
 
-The fields are those of the Rust structs of the same names (``src/store/diff``, ``catalog`` and
+The fields equal those of the Rust structs of the same names (``src/store/diff``, ``catalog`` and
 ``cleanup``).
 """
 

@@ -150,7 +150,7 @@ def failing(
     """Pass a failure on to the callbacks."""
     try:
         yield
-    except BaseException as error:  # Ctrl-C besides
+    except BaseException as error:  # also Ctrl-C
         tell(Outcome(kind=kind, path=path, step=step, to=to, error=error))
         raise
 

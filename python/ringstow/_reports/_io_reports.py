@@ -1,6 +1,6 @@
 """Reports of saves, loads and verifications, and how each report is built from JSON.
 
-The fields are those of the Rust structs of the same names (``src/pipeline/report.rs``).
+The fields equal those of the Rust structs of the same names (``src/pipeline/report.rs``).
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Base:
 
 
 def native(base: StrPath | Base | None) -> Native | None:
-    """Return a base as the native side takes it.
+    """Return a base for the native side.
 
     Raises:
         InvalidStateError: the path is a URL.

@@ -1,4 +1,4 @@
-"""Keeps a background save from mixing the values of one step with those of the next.
+"""Prevents a background save from mixing the values of two steps.
 
 Three measures work together. Small values, and values whose changes cannot be detected, are copied
 before the call returns. torch's optimizers wait before their next step until the rest is copied.

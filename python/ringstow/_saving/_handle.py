@@ -99,7 +99,7 @@ class ProcessHandle(SaveHandle):
         return line
 
     def _tell(self, **how: Any) -> None:
-        """Call the callbacks, before the program can notice the end and remove one."""
+        """Call the callbacks before the program can see that the save is done, and remove one."""
         _done_callbacks.tell(
             _done_callbacks.Outcome(kind="save", path=self._path, step=self._step, **how)
         )
@@ -191,7 +191,7 @@ def start(
         )
         _jobs.enders.add(handle._end_at_exit)
         threading.Thread(target=handle._watch, name="ringstow-save", daemon=False).start()
-    except BaseException:  # Ctrl-C besides
+    except BaseException:  # also Ctrl-C
         if handle is not None:
             handle._asked()
             _jobs.enders.discard(handle._end_at_exit)

@@ -116,7 +116,7 @@ def run(
             hold.end()
         _wait(job, job.wait, advance, f"{path} is being written, not yet durable")
         return SaveReport.from_json(claim.report())
-    except BaseException:  # Ctrl-C besides
+    except BaseException:  # also Ctrl-C
         if claim.job is not None:
             abandon(claim.job)
         raise

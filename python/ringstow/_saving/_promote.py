@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class How:
-    """How to copy; `promote` explains most fields. The native side takes them in this order."""
+    """The options of a copy; see `promote`. The native side takes them in this order."""
 
     rate: int = 0
     uploads: int = 4

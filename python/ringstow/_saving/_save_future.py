@@ -34,7 +34,7 @@ class Job(Protocol):
         """Return whether this process has written its part, or has failed to."""
 
     def progress(self) -> tuple[int, int, int]:
-        """Return the bytes staged, the bytes written, and those in total."""
+        """Return the bytes staged, the bytes written, and the total bytes."""
 
     def cancel(self) -> None:
         """Ask the save to stop."""
@@ -121,7 +121,7 @@ class SaveHandle(Future[SaveReport]):
         """Wait until the tensors may be changed.
 
         Args:
-            timeout: seconds to wait; None waits as long as it takes.
+            timeout: seconds to wait; None waits without limit.
 
         Returns:
             True once every byte has left its tensor, False if the time ran out before.
@@ -145,12 +145,12 @@ class SaveHandle(Future[SaveReport]):
         return True
 
     def progress(self) -> Progress:
-        """Return how far this process's part of the save has come, in bytes."""
+        """Return the progress of this process's part of the save, in bytes."""
         job = self._own_job()
         return Progress(0, 0, 0) if job is None else Progress(*job.progress())
 
     def cancel(self) -> bool:
-        """Ask the save to stop and to remove what it wrote; an earlier checkpoint is untouched.
+        """Ask the save to stop and remove its files; an earlier checkpoint is unchanged.
 
         Returns at once; `result` raises SaveCancelledError once the save has stopped. No effect
         once the checkpoint is committed, or on several ranks once this rank's part is written.
@@ -189,7 +189,7 @@ class SaveHandle(Future[SaveReport]):
         May be called again: it returns the same report, or raises the same error.
 
         Args:
-            timeout: seconds to wait; None waits as long as it takes.
+            timeout: seconds to wait; None waits without limit.
 
         Raises:
             TimeoutError: the time ran out; the save continues.
@@ -206,7 +206,7 @@ class SaveHandle(Future[SaveReport]):
         """Wait until the save has ended, and return its failure; None if it is committed.
 
         Args:
-            timeout: seconds to wait; None waits as long as it takes.
+            timeout: seconds to wait; None waits without limit.
 
         Raises:
             TimeoutError: the time ran out; the save continues.
@@ -238,7 +238,7 @@ class SaveHandle(Future[SaveReport]):
         """Wait until the checkpoint is committed, and is on all tiers.
 
         Args:
-            timeout: seconds to wait; None waits as long as it takes.
+            timeout: seconds to wait; None waits without limit.
 
         Returns:
             True once all tiers have it. False if the time ran out, or if a newer step was queued

@@ -236,7 +236,7 @@ def wait_promoted(timeout: float | None = None) -> bool:
     exit also waits, but does not report the outcome.
 
     Args:
-        timeout: seconds to wait; None waits as long as it takes.
+        timeout: seconds to wait; None waits without limit.
 
     Returns:
         Whether the last checkpoint of each directory is on all its tiers. False if the time ran

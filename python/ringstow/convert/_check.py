@@ -65,7 +65,7 @@ class Comparison:
 
     def _dicts(self, expected: dict[Any, Any], found: dict[Any, Any], path: Path) -> None:
         ours, theirs = ({_exact(key): key for key in some} for some in (expected, found))
-        # NaN keys are equal to no other key: match them in their order.
+        # A NaN key does not equal any key: match NaN keys in their order.
         here, there = (
             [key for exact, key in some.items() if exact not in others]
             for some, others in ((ours, theirs), (theirs, ours))

@@ -113,7 +113,7 @@ class _Interrupts:
         """Ignore Ctrl-C from now on, or raise a dropped one, before the result is printed.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C came.
+            KeyboardInterrupt: Ctrl-C was pressed.
         """
         self._handle_by(signal.SIG_IGN)
         self._is_settled = not self.came

@@ -119,7 +119,7 @@ class ReadAhead:
         """Return a tensor's bytes, in memory that only the caller uses.
 
         Raises:
-            CorruptCheckpointError: the bytes are not those that were written.
+            CorruptCheckpointError: the bytes are damaged.
         """
         with self._lock:
             block = self._held.pop(name, None)

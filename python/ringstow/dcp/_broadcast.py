@@ -32,7 +32,7 @@ Broadcast = bool | dist.ProcessGroup | None
 
 
 class Note(NamedTuple):
-    """A plan's ``storage_data`` on its way to the coordinator."""
+    """A plan's ``storage_data``, sent to the coordinator."""
 
     willing: bool
     """Whether this rank's reader broadcasts."""

@@ -108,7 +108,7 @@ class FileSystemWriter(StorageWriter):
         """Return the plan as it is.
 
         Raises:
-            InvalidStateError: there is a checkpoint, and ``overwrite=False`` was given.
+            InvalidStateError: the path has a checkpoint, and ``overwrite=False`` was given.
         """
         save = self._current()
         if _holds_checkpoint(save):

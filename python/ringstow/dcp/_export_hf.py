@@ -293,7 +293,7 @@ def _check_same(options: list[Options]) -> None:
 
 
 def _numbers(options: Options, model: Model) -> list[int] | None:
-    """Return the number of each tensor's file, if they were given."""
+    """Return the number of each tensor's file, if the caller gave them."""
     if options.numbers is None:
         return None
     if options.numbers == "one":

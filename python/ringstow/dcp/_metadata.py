@@ -264,7 +264,7 @@ class Contents:
         for name, entry in self.entries.items():
             try:
                 stored[name] = _stored(name, entry, kinds)
-            except UnsupportedError as error:  # a load of it fails as missing
+            except UnsupportedError as error:  # a load reports it as missing
                 _log.warning("%s: %s; it is left out", self.path, error)
         return Metadata(
             stored,

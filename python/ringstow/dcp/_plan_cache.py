@@ -146,7 +146,7 @@ def _part(first: Content, paths: Mapping[str, Any] | None) -> Part:
 
 
 class _Alone:
-    """Stands for the process group of a process that saves alone."""
+    """Replaces the process group in a process that saves alone."""
 
 
 _ALONE = _Alone()

@@ -168,7 +168,7 @@ class Table(dict[str, Any]):
 
     @classmethod
     def once(cls, content: Content, *, is_known: bool) -> Table:
-        """Return a dict of Metadata: the next pickle goes to other ranks, all later ones anywhere.
+        """Return a dict of Metadata: only its next pickle is sent to other ranks.
 
         It arrives as a plain dict.
         """

@@ -38,7 +38,7 @@ class LoadPlanner(DefaultLoadPlanner):
 
     The plans equal those of torch's planner. With many tensors they take less time, since torch
     plans one tensor of each layout, and plans are sent as columns, or not at all if no other rank
-    reads them. A class that is derived from this one and overrides ``create_local_plan``,
+    reads them. A subclass that overrides ``create_local_plan``,
     ``create_global_plan`` or ``finish_plan`` plans as torch's planner does, without its speed.
     """
 

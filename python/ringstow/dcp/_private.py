@@ -116,7 +116,7 @@ def load_ranks() -> list[int] | None:
 
 
 class Meeting(NamedTuple):
-    """The ranks that save together, and which of them plans."""
+    """The ranks that save together, and the planning rank."""
 
     group: dist.ProcessGroup | None
     """None for the default group, or for no group."""

@@ -291,7 +291,7 @@ class StorageReader(storage.StorageReader):
                 chunks; names them all.
             UnsupportedError: objects can't be loaded without ``allow_pickle``; names them all.
             ReplacedCheckpointError: another save replaced the checkpoint after it was opened.
-            CorruptCheckpointError: the bytes on disk are not those that were written.
+            CorruptCheckpointError: bytes on disk are damaged.
             OSError: the system refused.
         """
         with _done_callbacks.failing("load", self._require_path()):

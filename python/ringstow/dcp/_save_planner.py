@@ -34,7 +34,7 @@ class SavePlanner(DefaultSavePlanner):
     and all ranks get new plans. The process keeps the plans, so each save may have a planner of its
     own.
 
-    A class that is derived from this one and overrides ``create_local_plan``,
+    A subclass that overrides ``create_local_plan``,
     ``create_global_plan`` or ``finish_plan`` plans as torch's planner does, without its speed.
     """
 

@@ -157,7 +157,7 @@ class Save:
         _locking[self.path] = self
 
     def commit(self, receipts: list[bytes], state: str, names: list[str]) -> dict[str, object]:
-        """Commit what the ranks wrote, and return the native side's report.
+        """Commit the ranks' files, and return the native side's report.
 
         Raises:
             InvalidStateError: there was no plan, or ranks or regions of tensors are missing.
@@ -173,7 +173,7 @@ class Save:
         return done
 
     def abandon(self) -> None:
-        """Unlock the directory and remove what the ranks wrote, unless it was committed."""
+        """Unlock the directory and remove the ranks' files, unless they were committed."""
         if self._session is not None:
             self._session.abandon()
 
@@ -191,7 +191,7 @@ class Saves:
         self._lock = threading.RLock()  # re-entrant: a signal handler may save, too
 
     def begin(self, save: Save) -> None:
-        """Wait until no other thread's save runs, and abandon those that have ended."""
+        """Wait until no other thread's save runs, and abandon ended saves."""
         while True:
             with self._lock:
                 if self.latest is None or not self.latest.is_running():

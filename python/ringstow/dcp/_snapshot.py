@@ -164,7 +164,7 @@ class _Layout:
                 self._parts[id(tensor)] = (tensor, slots)
 
     def parts(self, tensor: torch.Tensor) -> list[int] | None:
-        """Return the slots that a tensor consists of; None for one that is cloned as a whole."""
+        """Return the slots that a tensor consists of; None if it is cloned as a whole."""
         # A mapping may make new tensors at each access: then this is not the same tensor.
         return self._parts.get(id(tensor), (tensor, None))[1]
 
@@ -291,7 +291,7 @@ def _pieces(offset: int, nbytes: int) -> list[tuple[int, int]]:
 def _tensor(view: memoryview, offset: int, like: torch.Tensor) -> torch.Tensor:
     """Return a dense tensor at an offset, of the same dtype and shape.
 
-    Its storage is these bytes and no more: ``torch.save`` of it must not save the whole memory.
+    Its storage is only these bytes: ``torch.save`` of it must not save the whole memory.
     """
     numel = like.numel()
     if numel == 0:

@@ -100,8 +100,8 @@ def _mark(
     Args:
         value: the value.
         layout: the key of its layout.
-        call: what else torch's planner may look at: whether autograd records, and whether this rank
-            is the coordinator.
+        call: other inputs of torch's planner: whether autograd records, and whether this rank is
+            the coordinator.
     """
     if layout is None:
         return None

@@ -51,7 +51,7 @@ class Directory(Protocol):
     """The place where a save commits."""
 
     def begin_alone(self) -> None:
-        """Begin, before the ranks have met."""
+        """Begin, before the ranks synchronize."""
 
     def begin_together(self) -> None:
         """Begin, once all ranks make the same call."""
@@ -143,7 +143,7 @@ class Apart:
         return self._session.manifest(receipts, tree, names, self._nodes.found)
 
     def _of_this_node(self, receipt: bytes) -> list[bytes]:
-        """Return the receipts of this node's ranks, on the first of them."""
+        """Return, on the node's first rank, the receipts of the node's ranks."""
         assert self._nodes is not None
         first, *others = self._nodes.ranks
         if self._group.rank != first:

@@ -39,7 +39,7 @@ class OwnPart:
         return self._job is not None and self._job.done()
 
     def progress(self) -> tuple[int, int, int]:
-        """Return how far the job has come; zeros before it begins."""
+        """Return the progress of the job; zeros before it begins."""
         return (0, 0, 0) if self._job is None else self._job.progress()
 
     def cancel(self) -> None:

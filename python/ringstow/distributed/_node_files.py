@@ -90,7 +90,7 @@ def find(group: Group, nodes: Nodes, path: str, own: Look, all_seen: list[Seen |
 
     Args:
         group: the ranks.
-        nodes: which of them share a directory.
+        nodes: the ranks that share a directory.
         path: the checkpoint's directory on this rank's node.
         own: what this rank finds there.
         all_seen: what each rank finds there.

@@ -48,7 +48,7 @@ class Nodes(NamedTuple):
 
 
 def meet(group: Group, run: str) -> Nodes:
-    """Find out, on all ranks, which of them share their directory of checkpoints.
+    """Detect, on all ranks, which ranks share their directory of checkpoints.
 
     Creates the directory if it is missing.
 

@@ -223,7 +223,7 @@ def _begun(
             _guard.check_staging(staging, is_for_ranks=True)
             hold.let_steps_end()
         state = encode(state_dict, parts, ranks.rank, allow_pickle=allow_pickle)
-        if staging == "snapshot":  # copies of them are saved
+        if staging == "snapshot":  # the save reads the copies, not the tensors
             state.watched.clear()
         room = config.staging_bytes
         is_copied = _guard.stage(state.tensors, staging or "wait", asked.path, hold, room)
@@ -295,7 +295,7 @@ class _Save:
                 report = dataclasses.replace(report, blocked_seconds=waited)
                 handle.set_result(_told(self._asked, self._group, report))
             except BaseException as error:
-                if not isinstance(error, SaveCancelledError):  # which another rank has asked for
+                if not isinstance(error, SaveCancelledError):  # another rank has cancelled the save
                     handle._note_failure(error)
                 # Drop this frame, which refers to the handle: it could not be freed.
                 trace = error.__traceback__
@@ -318,7 +318,7 @@ class _Save:
             self._directory.abandon()
             raise
         finally:
-            self._state = None  # copies of it must not outlive the result
+            self._state = None  # drop its copies before the result is set
 
     def _run(self) -> SaveReport:
         state, dealt = self._meet()
@@ -347,7 +347,7 @@ class _Save:
         assert own is not None
         assert self._state is not None
         self._directory.begin_together()
-        ranks = [one for one in all_said if one is not None]  # all of them: none has failed
+        ranks = [one for one in all_said if one is not None]  # all ranks: none has failed
         had = {part for one in ranks for part in one.parts}
         if missing := [part for part in self._asked.apart if part not in had]:
             raise InvalidStateError(

@@ -177,7 +177,7 @@ class RingstowAccelerator(Accelerator):  # type: ignore[misc, unused-ignore]
             FileNotFoundError: automatic naming has no complete checkpoint.
             InvalidStateError: the checkpoint lacks an object that is prepared or registered here,
                 or another kind of run saved it.
-            CorruptCheckpointError: the bytes on disk are not those that were written.
+            CorruptCheckpointError: bytes on disk are damaged.
         """
         refuse_unsupported(self)
         self.wait_for_checkpoint()

@@ -158,7 +158,7 @@ def restore(
         Exception: the failure of the save in progress, or a worker's load error, on all workers.
         InvalidStateError: the checkpoint is sharded, and there is no ``into``.
         KeyMismatchError: the checkpoint does not fit ``into``.
-        CorruptCheckpointError: the bytes on disk are not those that were written.
+        CorruptCheckpointError: bytes on disk are damaged.
         NoCheckpointError: ringstow did not save the checkpoint.
         UnsupportedError: the storage is not local, or several workers have no process group.
     """

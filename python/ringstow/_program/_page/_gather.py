@@ -33,7 +33,7 @@ def gather(directory: StrPath, *, steps: int, changes: int, verifies: bool) -> R
         directory: the run's directory or URL.
         steps: how many of the newest steps to show.
         changes: how many of these to compare with the previous step.
-        verifies: whether to read every byte of them.
+        verifies: whether to read every byte of these steps.
 
     Raises:
         NoCheckpointError: the run has no checkpoint and no history.

@@ -369,7 +369,7 @@ def _layout(tensor: Any) -> object:
 
 
 def _tensors(value: Any, parts: Parts, name: object = "") -> Iterator[tuple[object, Any]]:
-    """Yield the last key and value of each tensor in a state, other than those of optimizers."""
+    """Yield the last key and value of each tensor in a state, without optimizers."""
     part = parts.of(value)
     if isinstance(part, ModuleState):
         value = part.state

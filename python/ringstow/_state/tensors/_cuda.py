@@ -140,7 +140,7 @@ def device_at(pointer: int, key: str) -> int:
         InvalidStateError: the driver does not know this memory.
         UnsupportedError: there is no driver.
     """
-    import ctypes  # takes a while
+    import ctypes  # slow import
 
     ordinal = ctypes.c_int(-1)
     driver = _driver(key)

@@ -12,8 +12,8 @@ and the handle of the stream on which they are ready (a save or load waits for t
 that stream at the moment of the call)."""
 
 Placed = tuple[tuple[int, ...] | None, int, object]
-"""Where a tensor's elements are in host memory: strides in bytes (None: dense), address, what keeps
-them there."""
+"""A tensor's elements in host memory: strides in bytes (None: dense), address, and the owner of the
+memory."""
 
 
 def place_at(address: Address) -> tuple[int, int | None]:
@@ -61,7 +61,7 @@ class Memory(NamedTuple):
     shape: tuple[int, ...]
     """In elements of that type."""
     strides: tuple[int, ...] | None
-    """In bytes; None when the elements lie densely in row-major order."""
+    """In bytes; None if the elements are dense in row-major order."""
     address: Address
     nbytes: int
     """Bytes of the dense data, not of the memory range of a strided view."""
@@ -141,7 +141,7 @@ class Target(NamedTuple):
     """In elements of that type."""
     address: Address
     strides: tuple[int, ...] | None
-    """In bytes; None where dense bytes that are read to the address are its elements."""
+    """In bytes; None if dense bytes can be read directly to the address."""
     takes_regions: bool = False
     """Whether the native side can read regions into it by its strides."""
     problem: str = ""

@@ -300,7 +300,7 @@ def flat_over(block: Any, stored: Stored, dtype: torch.dtype) -> torch.Tensor:
 
 
 def empty_on(device: torch.device, stored: Stored, key: str) -> torch.Tensor:
-    """Return a new 1-d tensor on a CUDA device, as large as what is stored.
+    """Return a new 1-d tensor on a CUDA device, as large as the stored tensor.
 
     Raises:
         UnsupportedError: torch lacks this dtype.

@@ -155,7 +155,7 @@ class Survey:
 
     @property
     def rest(self) -> list[str]:
-        """The names without those of the objects."""
+        """The names without the objects' names."""
         return [name for name in self._names if name not in self.objects]
 
     def _note(self, leaf: Leaf | Box, path: Path) -> None:

@@ -53,7 +53,7 @@ def resolve(tag: str, name: str, key: str) -> type:
         tag: the kind of type that it must be: ``"$dataclass"``, ``"$namedtuple"``, ``"$enum"`` or
             ``"$str"``.
         name: the reference.
-        key: where the value belongs, for the message.
+        key: the value's path, for the message.
 
     Raises:
         UnsupportedError: the type is missing, or is of another kind.
@@ -300,7 +300,7 @@ def _name_of(kind: type) -> str:
 def _namespace_type(name: str) -> Any:
     if name == "types.SimpleNamespace":
         return types.SimpleNamespace
-    import argparse  # takes a while, and is rarely wanted
+    import argparse  # slow import, rarely needed
 
     return argparse.Namespace
 

@@ -37,7 +37,7 @@ def reached(node: object, inside: Callable[[Any], Iterable[Any]]) -> Iterator[An
 
     Args:
         node: the value.
-        inside: returns what a value holds.
+        inside: returns the values inside a value.
     """
     seen: dict[int, object] = {}  # keeps them alive: no other object gets the same id
     pending = [node]

@@ -269,7 +269,7 @@ class _Others:
     def _pickle(self, value: object, path: Path) -> Json:
         if not self._allow_pickle:
             raise Refused(remedy(value))
-        from ringstow._state.tree import _pickles  # takes a while, and is rarely wanted
+        from ringstow._state.tree import _pickles  # slow import, rarely needed
 
         try:
             return {"$pickle": _base64(_pickles.dumps(value))}

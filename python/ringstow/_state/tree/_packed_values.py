@@ -118,7 +118,7 @@ def _bytes_of(owner: Any, key: str) -> bytes:
         raise UnsupportedError(
             f"{key} holds an array on a GPU: save it as a tensor, or on the host"
         )
-    import ctypes  # takes a while, and is rarely wanted
+    import ctypes  # slow import, rarely needed
 
     dense = owner.detach().cpu().contiguous()
 

@@ -16,7 +16,7 @@ from ringstow._state.tree._walk import Path
 Gap = tuple[Path, Any]
 """A path that only one side has, and its value."""
 Pairs = list[tuple[Steps, Steps]]
-"""Names here, and those of the checkpoint."""
+"""Names here, and names of the checkpoint."""
 
 CANDIDATES_MAX = 4_000
 SHOWN_MAX = 5
@@ -153,7 +153,7 @@ def _paired(old: list[Steps], new: list[Steps], *, is_tensor: bool) -> Pairs:
         return []
     if is_tensor and len(old) == len(new):
         return list(zip(old, new, strict=True))
-    import difflib  # takes a while, and is rarely wanted
+    import difflib  # slow import, rarely needed
 
     pairs: Pairs = []
     left = {text_of(steps): steps for steps in old[:_NEAREST_MAX]}

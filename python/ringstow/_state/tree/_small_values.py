@@ -68,7 +68,7 @@ def make(name: str, args: Args, key: str = "") -> Any:
     Args:
         name: the kind's name.
         args: the arguments that `take` returns.
-        key: where the value belongs, for the message if its package is not installed.
+        key: the value's path, for the message if its package is not installed.
 
     Raises:
         ValueError: the kind is unknown, or these are not its arguments.

@@ -72,7 +72,7 @@ class Box:
 
 
 def children(node: object) -> Iterator[tuple[Any, Any]] | None:
-    """Return the (key or index, child) pairs of a container that has any, else None."""
+    """Return the (key or index, child) pairs of a container; None for other values."""
     if isinstance(node, dict) and node:
         return iter(node.items())
     if isinstance(node, (list, tuple, collections.deque)) and node:
@@ -104,7 +104,7 @@ def rebuild(node: Any, path: Path, make: Make, is_leaf: Callable[[Any], bool] | 
     if kind in DICTS:
         return _rebuild_dict(node, path, make, is_leaf)
     if kind in _LISTS or kind is Box:
-        # A loop, not a comprehension, which would be one more frame on the way down.
+        # A loop, not a comprehension, which would add a frame per level.
         items = []
         for step, child in enumerate(node) if kind in _LISTS else node.steps():
             items.append(rebuild(child, (*path, step), make, is_leaf))

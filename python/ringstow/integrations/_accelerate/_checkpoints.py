@@ -53,7 +53,7 @@ class Checkpoints:
 
     @property
     def _ranks(self) -> Team:
-        """The ranks; all of them make it together, before the first use."""
+        """The ranks; created together by all ranks before the first use."""
         if self._made is None:
             self._made = ranks_or_alone(*self._options)
         return self._made

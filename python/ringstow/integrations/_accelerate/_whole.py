@@ -65,7 +65,7 @@ def load_into(
 
     Raises:
         KeyMismatchError: ``ringstow slim`` has dropped a part.
-        CorruptCheckpointError: the bytes on disk are not those that were written.
+        CorruptCheckpointError: bytes on disk are damaged.
         RuntimeError: torch's error, if the model has other names or shapes.
     """
 

@@ -68,7 +68,7 @@ def save_now(path: str, save: Callable[[str], object], *, striped: bool) -> None
 
 
 def place_for(path: str, *, striped: bool) -> str | None:
-    """Return the directory beside a path that a save writes to first; None if it needs none.
+    """Return the directory beside a path to which a save first writes; None if not needed.
 
     Raises:
         InvalidStateError: the path is a file that torch.save did not write.
@@ -86,7 +86,7 @@ def put(beside: str, path: str) -> None:
     """Move the checkpoint that was saved beside a path to the path.
 
     Raises:
-        OSError: the system refused; what was at the path is still there.
+        OSError: the system refused; the path is unchanged.
     """
     _rename_when_complete.take_name(beside, path)
     _concurrent_saves.saved(path)

@@ -38,7 +38,7 @@ class Ranks(_ranks.Ranks):
             Exception: a rank's failure, on all ranks. The path is then unchanged.
         """
         folder, name = os.path.split(path)
-        # Without ``step-N``: torchtitan takes every name that contains it for a step.
+        # Not ``step-N``: torchtitan treats every name that contains it as a step.
         part = os.path.join(folder, f"{_PART}{name.replace('-', '_')}")
 
         def write_durably() -> None:

@@ -60,7 +60,7 @@ def write_files(path: str, config: Config | None) -> None:
     """Write the files that peft opens, from the adapters in a checkpoint.
 
     Raises:
-        CorruptCheckpointError: the bytes on disk are not those that were written.
+        CorruptCheckpointError: bytes on disk are damaged.
         OSError: the system refused.
     """
     from safetensors.torch import save_file
@@ -79,7 +79,7 @@ def load_adapters(model: PeftModel, path: str, config: Config | None) -> None:
     Raises:
         KeyMismatchError: the checkpoint has other adapters, other tensors in them, or other trained
             parameters.
-        CorruptCheckpointError: the bytes on disk are not those that were written.
+        CorruptCheckpointError: bytes on disk are damaged.
     """
     from peft import set_peft_model_state_dict
 

@@ -59,7 +59,7 @@ def load_whole(module: Any, path: str, config: Config | None) -> None:
 
     Raises:
         KeyMismatchError: the checkpoint has other weights than the model.
-        CorruptCheckpointError: the bytes on disk are not those that were written.
+        CorruptCheckpointError: bytes on disk are damaged.
     """
     state = module.state_dict()
     tensors = {name: one for name, one in state.items() if hasattr(one, "untyped_storage")}
@@ -74,7 +74,7 @@ def load_weights(state_dict: dict[str, Any], path: str, config: Config | None) -
 
     Raises:
         KeyMismatchError: the checkpoint has other weights than the model.
-        CorruptCheckpointError: the bytes on disk are not those that were written.
+        CorruptCheckpointError: bytes on disk are damaged.
     """
     report = fill(state_dict, path, Call(), strict=False, config=config)
     besides = (f"{TRAINER}.", f"{ADAPTERS}.")
@@ -93,7 +93,7 @@ def load_trainer(path: str, config: Config | None) -> dict[str, Any] | None:
     """Return the checkpoint's values other than the weights; None if it has none.
 
     Raises:
-        CorruptCheckpointError: the bytes on disk are not those that were written.
+        CorruptCheckpointError: bytes on disk are damaged.
     """
     try:
         loaded: dict[str, Any] = load(path, prefix=TRAINER, config=config)[TRAINER]
