@@ -1,6 +1,6 @@
 """The exceptions: the same tree as the Rust side's error enum, which constructs these classes.
 
-Refusals of the operating system are not here: they are raised as OSError's own kinds.
+Errors of the operating system are raised as OSError's own subclasses.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from errno import ENOENT
 
 
 class Error(Exception):
-    """Base of everything that ringstow raises, apart from OSError's own kinds.
+    """Base of all errors that ringstow raises, except OSError's own subclasses.
 
     Attributes have defaults in every class, so that ``Cls(*args)`` works: copy and pickle rebuild
     an exception that way and then restore its attributes.

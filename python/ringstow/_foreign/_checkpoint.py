@@ -154,7 +154,7 @@ class Foreign:
     def _boxed(self, value: Any, path: Path) -> Any:
         try:
             box = _custom_types.fields_of(value)
-        except Refused:  # it stays as it is
+        except Refused:  # keep it unchanged
             return value
         assert box is not None
         items = [self._leafed(item, (*path, step)) for step, item in box.steps()]

@@ -283,7 +283,7 @@ class CheckpointManager:
                 are used.
 
         Returns:
-            What was done, on several ranks by this rank.
+            The report; on several ranks, this rank's.
 
         Raises:
             Exception: any error of `ringstow.save`; on several ranks, of

@@ -88,7 +88,7 @@ class Team:
 
         Raises:
             BaseException: this rank's own error.
-            Error: another rank's, with its rank.
+            Error: another rank's error, with its number.
         """
         said = self.told(error, value)
         if error is not None:
@@ -105,7 +105,7 @@ class Team:
 
         Raises:
             BaseException: this rank's own error.
-            Error: another rank's, with its rank.
+            Error: another rank's error, with its number.
         """
         done: list[T] = []
         error: BaseException | None = None

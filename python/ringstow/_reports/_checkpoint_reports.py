@@ -195,7 +195,7 @@ class Step(Report):
     nbytes: int | None
     """Bytes of its files, headers included."""
     status: Literal["committed", "incomplete", "damaged"]
-    """Whether it can be loaded, going by its manifest and the lengths of its files. `verify` and
+    """Whether it can be loaded, judging by its manifest and the lengths of its files. `verify` and
     ``latest(verify=True)`` compare the bytes."""
     problem: str | None
     """Why it can't be loaded; None if it can."""

@@ -246,7 +246,7 @@ class SaveReport(_Copied):
     pool_bytes: int
     """Maximum bytes of staging memory that saves use."""
     seconds: SaveSeconds
-    """Where the time went."""
+    """Seconds of each part."""
     blocked_seconds: float | None = None
     """Seconds for which the save blocked training: the call, optimizer steps that waited for the
     copies, ``wait_staged``, and ``result`` in the thread of the call. If several threads waited,
@@ -306,7 +306,7 @@ class LoadReport(_Copied):
     verified: bool
     """Whether every checksum chunk was verified."""
     seconds: LoadSeconds
-    """Where the time went."""
+    """Seconds of each part."""
     missing: tuple[str, ...] = ()
     """Names that only the state dict has, in its order, after `load_into` with ``strict=False``."""
     unexpected: tuple[str, ...] = ()

@@ -216,7 +216,7 @@ def skip(
     _log.log(
         logging.WARNING if is_first else logging.INFO,
         "step %d is not saved: the save to %s is still in progress, and "
-        'on_busy="skip" leaves it out. Save less often, or to a faster disk',
+        'on_busy="skip" skips it. Save less often, or to a faster disk',
         step,
         before,
     )

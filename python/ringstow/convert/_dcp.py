@@ -40,7 +40,7 @@ def as_stored(state: State) -> State:
         flat, mappings = _torch_private.flattened(replaced(state, _shadow))
     except ValueError as error:
         raise InvalidStateError(
-            f"torch.distributed.checkpoint joins keys by dots, and then two are the same: {error}"
+            f"torch.distributed.checkpoint joins keys by dots, which makes two keys equal: {error}"
         ) from None
     return nested({name: replaced(value, _of_shadow) for name, value in flat.items()}, mappings)
 

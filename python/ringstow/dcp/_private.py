@@ -68,7 +68,7 @@ def _pool_item() -> tuple[object, str]:
         return None, ""
     names = frame.f_locals
     item = names.get("self")
-    if isinstance(names, dict):  # before Python 3.13 a copy, which the frame keeps
+    if isinstance(names, dict):  # a copy before Python 3.13, which the frame keeps
         names.pop("self", None)
     return item, "" if item is None else module
 

@@ -81,7 +81,7 @@ def agreed(group: Group, call: tuple[object, ...], said: T, error: BaseException
 
     Raises:
         BaseException: this rank's own error.
-        Error: another rank's error, with its rank.
+        Error: another rank's error, with its number.
         InvalidStateError: the ranks make different calls.
     """
     all_said = group.agreed(error, (call, said))

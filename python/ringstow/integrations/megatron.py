@@ -355,7 +355,7 @@ def _state(sharded_state_dict: Any) -> tuple[dict[str, Any], bool]:
     tensors, objects = _by_kind(flat)
     every = [x for many in tensors.values() for x in many]
     if flattened := [x.key for x in every if x.flattened_range is not None]:
-        raise UnsupportedError(f"flattened_range is not supported, which {flattened[0]} has")
+        raise UnsupportedError(f"{flattened[0]} has a flattened_range, which is not supported")
     is_regular = all(x.has_regular_grid for x in every)
     convert: Callable[[Any], Any] = stock.sharded_tensor_to_torch_sharded_tensor
     for one in every:

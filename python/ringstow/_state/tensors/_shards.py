@@ -74,7 +74,7 @@ def sharded(value: Any, key: Callable[[], str]) -> Sharded:
         return _of_sharded_tensor(value)
     shape = tuple(value.shape)
     placements, mesh = value.placements, value.device_mesh
-    # A mesh equals one of an earlier process group, in which this rank had another number.
+    # A mesh may equal one of an earlier process group, in which this rank had another number.
     asked = (shape, placements, mesh, mesh.get_rank())
     layout = _layouts.get(asked)
     if layout is None:

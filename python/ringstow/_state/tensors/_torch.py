@@ -72,7 +72,7 @@ def dtype_named(name: str, key: str) -> torch.dtype:
         UnsupportedError: this torch has no such dtype.
     """
     torch = require("torch", key)
-    dtype = vars(torch).get(name)  # not getattr, by which torch imports modules of its own
+    dtype = vars(torch).get(name)  # getattr would make torch import modules
     if not isinstance(dtype, torch.dtype):
         raise UnsupportedError(f"{key}: torch {torch.__version__} has no dtype {name!r}")
     return dtype  # type: ignore[no-any-return]
@@ -172,7 +172,7 @@ def memory_of(tensor: torch.Tensor, key: str) -> Memory:
             plain = plain.resolve_conj().resolve_neg()
         code = code_of(plain, key)
         if code == "F4" and not plain.is_contiguous():
-            plain = plain.contiguous()  # half a byte an element has no stride in bytes
+            plain = plain.contiguous()  # 4-bit elements have no stride in bytes
         check_storage(plain, key)
         size = plain.element_size()
         dense = plain.is_contiguous()
@@ -241,7 +241,7 @@ def _remedy(kind: type) -> str:
 
 
 def check_storage(tensor: torch.Tensor, key: str) -> None:
-    """Refuse a tensor that reaches beyond its storage, as sharding libraries leave behind."""
+    """Refuse a tensor larger than its storage, such as one freed by a sharding library."""
     if tensor.numel() == 0:
         return
     if tensor.is_contiguous():
@@ -373,7 +373,7 @@ def target_of(
         strides is not None
         and in_reach(tensor)
         and _cuda.place_of(tensor) is not None
-        and code != "F4"  # half a byte an element has no stride in bytes
+        and code != "F4"  # 4-bit elements have no stride in bytes
         and not share_elements(tensor.shape, tensor.stride())
     )
     pairs = zip(tensor.shape, tensor.stride(), strict=True)

@@ -189,7 +189,7 @@ def _torch_name(value: object) -> Args:
 
 def _torch_constant(kind: str) -> Callable[[Any, str], Any]:
     def make(torch: Any, name: str) -> Any:
-        value = vars(torch).get(name)  # not getattr, by which torch imports modules of its own
+        value = vars(torch).get(name)  # getattr would make torch import modules
         if type(value) is not getattr(torch, kind):
             raise UnsupportedError(f"torch {torch.__version__} has no {kind} {name!r}")
         return value
