@@ -208,7 +208,7 @@ class Ranks(Group):
         return self._attempt(found.path, error, attempt)
 
     def _knows(self, path: str) -> bool:
-        """Whether ranks load it without DCP's planner, also if DCP's own writer wrote it."""
+        """Return whether ranks load it without DCP's planner, also if DCP's own writer wrote it."""
 
         def look() -> bool:
             is_here = os.path.exists(os.path.join(path, _paths.MANIFEST))

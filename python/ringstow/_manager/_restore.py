@@ -153,5 +153,5 @@ def _advise(error: BaseException, copies: list[Step], step: Step, others: list[S
 
 
 def _is_copy(one: Step, other: Step) -> bool:
-    """Whether two steps are copies of one save: a run that went back saves a number again."""
+    """Return whether two steps are copies of one save: a run may save a number again."""
     return one.order == other.order

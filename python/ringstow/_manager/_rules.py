@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def keeps_all(keep: Retention) -> bool:
-    """Whether there is no rule: then no step is removed."""
+    """Return whether there is no rule: then no step is removed."""
     return keep.last is None and keep.every is None and keep.best is None
 
 

@@ -103,7 +103,7 @@ class Run:
         return _native.lacking(seen, self.tiers)
 
     def is_here(self, path: str) -> bool:
-        """Whether a step is in the run's own directory."""
+        """Return whether a step is in the run's own directory."""
         return not any(path.startswith(f"{tier}/") for tier in self.tiers)
 
     def tell_empty(self) -> None:

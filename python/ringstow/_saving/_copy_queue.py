@@ -136,11 +136,11 @@ class Copier:
         return self._line.pause_s(_PAUSES_S) if self._may_repeat() else None
 
     def _may_repeat(self) -> bool:
-        """Whether to try the copy that just ended again."""
+        """Return whether to try the copy that just ended again."""
         return passes(self.error)
 
     def _is_left(self, step: Added) -> bool:
-        """Whether a step can still be copied."""
+        """Return whether a step can still be copied."""
         return os.path.lexists(step.path)
 
     def _work(self) -> None:
@@ -211,14 +211,14 @@ class Copier:
 
 
 def passes(error: BaseException | None) -> bool:
-    """Whether a copy that failed with this error may succeed later."""
+    """Return whether a copy that failed with this error may succeed later."""
     # Without a checkpoint, there is nothing to copy.
     is_absent = isinstance(error, NoCheckpointError)
     return isinstance(error, (OSError, BusyError)) and not is_absent
 
 
 def _is_exiting() -> bool:
-    """Whether the interpreter's exit waits for the thread."""
+    """Return whether the interpreter's exit waits for the thread."""
     return not threading.main_thread().is_alive()
 
 

@@ -301,7 +301,7 @@ def _tensor(view: memoryview, offset: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def _identity(tensor: torch.Tensor) -> _Key:
-    """A key that is equal for tensors with the same elements of the same memory."""
+    """Return a key that is equal for tensors with the same elements of the same memory."""
     if tensor.numel() == 0:
         return (tensor.dtype, tensor.shape)
     strides = None if tensor.is_contiguous() else tensor.stride()

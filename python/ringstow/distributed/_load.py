@@ -474,7 +474,7 @@ class _Load:
             self._say(None)
 
     def _fits(self) -> bool:
-        """Whether all that this rank has is in the checkpoint, and alike."""
+        """Return whether all that this rank has is in the checkpoint, and alike."""
         found = self._found
         assert found is not None
         return not found.different and not (self._strict and found.missing)
