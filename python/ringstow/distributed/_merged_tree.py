@@ -145,5 +145,5 @@ def _below(name: str, key: Json) -> str:
 def _clash(name: str) -> InvalidStateError:
     return InvalidStateError(
         f"the ranks have different kinds of values, or lists of different lengths, at {name!r}, "
-        "and those of one would be lost: give each its own key, or make it a PerRank on all ranks"
+        "and one rank's would be lost: give each its own key, or make it a PerRank on all ranks"
     )

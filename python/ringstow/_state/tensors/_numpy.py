@@ -204,4 +204,4 @@ def copy_into(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> Non
     """Copy the elements, across strides, byte orders and precisions."""
     import numpy
 
-    numpy.copyto(target, source, casting="unsafe")  # ml_dtypes' kinds are not numpy's
+    numpy.copyto(target, source, casting="unsafe")  # numpy does not know ml_dtypes' kinds
