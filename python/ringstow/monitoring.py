@@ -1,7 +1,7 @@
 """Ready-made callbacks of `ringstow.on_done` for TensorBoard, Prometheus and OpenTelemetry.
 
-Each returns the listener, whose ``remove()`` ends the reports. Imports what it reports to only when
-called: ``pip install`` of its package installs it.
+Each function returns a listener, whose ``remove()`` ends the reports, and imports the client
+library only when called.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from torch.utils.tensorboard import SummaryWriter
 
-# Upper ends of the classes of a histogram, in seconds: from a small save to that of a slow disk.
+# Upper bounds of the histogram buckets, in seconds: from a small save to one on a slow disk.
 _BUCKETS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
-# Likewise, in bytes: from 64 MiB to 1 TiB.
+# Upper bounds of the histogram buckets, in bytes: from 64 MiB to 1 TiB.
 _SIZES = tuple(float(1 << power) for power in range(26, 42, 2))
 _KINDS: tuple[Kind, ...] = ("save", "load", "promotion")
 _ASKED: tuple[Kind, ...] = (*_KINDS, "skip")
@@ -32,13 +32,13 @@ def tensorboard(writer: SummaryWriter) -> Listener:
 
     ``ringstow/save/seconds``, ``gb_per_s``, ``bytes``, ``blocked_seconds``, ``pool_bytes`` (the
     staging memory) and ``failures``, and the same for ``load`` and ``promotion`` (a copy to a
-    tier), without ``blocked_seconds`` and ``pool_bytes``. ``failures`` counts those so far, and
-    ``ringstow/save/skipped`` the steps that ``on_busy="skip"`` has left out.
+    tier), without ``blocked_seconds`` and ``pool_bytes``. ``failures`` counts the failures so far,
+    and ``ringstow/save/skipped`` the steps that ``on_busy="skip"`` has skipped.
 
     Args:
         writer: a ``torch.utils.tensorboard.SummaryWriter``, or anything with its ``add_scalar``.
-            The step is that of the save; otherwise that of the one before, or the number of its
-            kind so far.
+            The scalar's step is the step of the save. If the outcome has none, it is the previous
+            outcome's step, or the count of outcomes of this kind.
     """
     counts = {kind: itertools.count(1) for kind in _ASKED}
     failures = dict.fromkeys(_KINDS, 0)
@@ -77,21 +77,21 @@ def prometheus(registry: CollectorRegistry | None = None) -> Listener:
     ===================================== ========= ==================================
     ``ringstow_saves_total``              counter   by ``result``: ``ok`` or ``failed``
     ``ringstow_save_bytes_total``         counter   bytes written
-    ``ringstow_save_seconds``             histogram seconds of each
+    ``ringstow_save_seconds``             histogram duration of each save
     ``ringstow_save_blocked_seconds``     histogram seconds for which training waited
-    ``ringstow_save_pool_bytes``          gauge     staging memory of the last one
-    ``ringstow_saves_skipped_total``      counter   left out by ``on_busy="skip"``
-    ``ringstow_last_save_timestamp_seconds`` gauge  when the last one succeeded, Unix time
+    ``ringstow_save_pool_bytes``          gauge     staging memory of the last save
+    ``ringstow_saves_skipped_total``      counter   skipped by ``on_busy="skip"``
+    ``ringstow_last_save_timestamp_seconds`` gauge  Unix time of the last success
     ===================================== ========= ==================================
 
     The same for loads and for promotions (copies to a tier), as ``ringstow_loads_total``,
     ``ringstow_promotions_total`` and so on, without the three that only saves have.
 
     Args:
-        registry: where to register them; None means the default registry.
+        registry: where to register the metrics; None means the default registry.
 
     Raises:
-        ValueError: the registry has them already.
+        ValueError: the registry already has these metrics.
     """
     try:
         import prometheus_client as client
@@ -120,7 +120,7 @@ def prometheus(registry: CollectorRegistry | None = None) -> Listener:
     )
     skipped = client.Counter(
         "ringstow_saves_skipped",
-        "Number of steps that were not saved, since the save before was in progress.",
+        "Number of steps that were not saved, since the previous save was in progress.",
         registry=to,
     )
     waited = client.Histogram(
@@ -155,11 +155,11 @@ def opentelemetry(meter_provider: MeterProvider | None = None) -> Listener:
     ``ringstow.save.duration`` (histogram, s), ``ringstow.save.io`` (counter, By),
     ``ringstow.save.blocked.duration`` (histogram, s: how long training waited),
     ``ringstow.save.pool`` (histogram, By: staging memory) and ``ringstow.saves.skipped`` (counter:
-    steps left out by ``on_busy="skip"``); the same for loads and promotions (copies to a tier),
+    steps skipped by ``on_busy="skip"``); the same for loads and promotions (copies to a tier),
     without the last three.
 
     Args:
-        meter_provider: None means the global one.
+        meter_provider: the provider of the meter; None means the global provider.
     """
     try:
         from opentelemetry import metrics
@@ -204,5 +204,5 @@ def opentelemetry(meter_provider: MeterProvider | None = None) -> Listener:
 
 
 def _blocked(outcome: Outcome) -> float | None:
-    """Return how long training waited for a save, if that is known."""
+    """Return how long training waited for a save; None if unknown."""
     return outcome.report.blocked_seconds if isinstance(outcome.report, SaveReport) else None

@@ -125,7 +125,7 @@ def test_tilde_is_expanded(tmp_path, monkeypatch):
     [
         (None, TypeError, "must be str or os.PathLike[str], not NoneType"),
         (b"c", TypeError, "must be str or os.PathLike[str], not bytes"),
-        ("a\0b", ValueError, r"'a\x00b' is no path: it has a null character"),
+        ("a\0b", ValueError, r"'a\x00b' is not a path: it has a null character"),
     ],
 )
 def test_what_is_no_path_is_refused_by_what_it_is(path, kind, said):

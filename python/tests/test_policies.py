@@ -79,7 +79,7 @@ def test_manager_names_the_argument_that_cannot_be(tmp_path, arguments, error, s
 @pytest.mark.parametrize("field", ["keep", "keep_here", "rate"])
 @pytest.mark.parametrize("places", [None, []])
 def test_fields_of_tiers_are_refused_without_a_place(tmp_path, field, places):
-    with pytest.raises(InvalidStateError, match=f"Tiers.{field} is for places, and none is named"):
+    with pytest.raises(InvalidStateError, match=f"Tiers.{field} needs places, and none is named"):
         CheckpointManager(tmp_path / "run", tiers=Tiers(places, **{field: 1}))
 
 

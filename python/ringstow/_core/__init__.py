@@ -1,1 +1,1 @@
-"""What every room uses: settings, errors, arguments, files, waits. Knows nothing of checkpoints."""
+"""Code for all other packages: settings, errors, arguments, files, waits. No checkpoints here."""

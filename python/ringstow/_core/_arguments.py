@@ -1,4 +1,4 @@
-"""What callers pass: paths, steps, and wrong calls answered with the right one."""
+"""Checks callers' arguments: paths, steps, and wrong calls, whose errors show the right call."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from ringstow._core._errors import InvalidStateError, NoCheckpointError
 
 StrPath = str | os.PathLike[str]
 
-# As many as a manifest notes.
+# The maximum number in a manifest.
 _PARTS_MAX = 64
 
-# pathlib makes ``s3:/bucket`` of ``s3://bucket``.
+# pathlib turns ``s3://bucket`` into ``s3:/bucket``.
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _OBJECT_URL = re.compile(r"(s3a?|gs|az|abfss?):/+")
 
 
 def absolute(path: StrPath, *, may_be_store: bool = False) -> str:
-    """Return the path from the root: a later chdir must not move a save in the background.
+    """Return the absolute path: a later chdir must not move a background save.
 
     ``~`` and ``~user`` at its beginning are home directories.
 
     Args:
         path: the path.
-        may_be_store: whether the URL of an object store would do as well, for the message.
+        may_be_store: whether the URL of an object store is also allowed, for the message.
 
     Raises:
-        InvalidStateError: it is a URL, or the home of an unknown user.
-        TypeError: it is no path, or one of bytes.
-        ValueError: it is empty, or has a null character.
+        InvalidStateError: the path is a URL, or the home of an unknown user.
+        TypeError: not a path, or a path of bytes.
+        ValueError: the path is empty, or has a null character.
     """
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(text, str):
@@ -42,7 +42,7 @@ def absolute(path: StrPath, *, may_be_store: bool = False) -> str:
     if not text:
         raise ValueError("the path is empty")
     if "\0" in text:
-        raise ValueError(f"{text!r} is no path: it has a null character")
+        raise ValueError(f"{text!r} is not a path: it has a null character")
     if _URL.match(text) and may_be_store:
         raise InvalidStateError(
             f"{text} is a URL, but not of an object store (s3://, gs://, az://, abfss://): mount "
@@ -71,24 +71,24 @@ def object_url(path: StrPath) -> str | None:
 
 
 def to_read(path: StrPath) -> str:
-    """Return the path from the root, or the URL, of a checkpoint that is to be read.
+    """Return the absolute path or the URL of a checkpoint to read.
 
     Raises:
-        NoCheckpointError: as `of_checkpoint`.
+        NoCheckpointError: the path is None; see `of_checkpoint`.
     """
     return object_url(path) or of_checkpoint(path, may_be_store=True)
 
 
 def directory_to_read(path: StrPath) -> str:
-    """Return the path from the root, or the URL, of a directory of checkpoints."""
+    """Return the absolute path or the URL of a directory of checkpoints."""
     return object_url(path) or absolute(path, may_be_store=True)
 
 
 def of_checkpoint(path: StrPath, *, may_be_store: bool = False) -> str:
-    """Return the path of a checkpoint's directory, from the root.
+    """Return the absolute path of a checkpoint's directory.
 
     Raises:
-        NoCheckpointError: there is none: what `latest` returned is None.
+        NoCheckpointError: the path is None, which `latest` returns without a checkpoint.
     """
     if path is None:
         raise NoCheckpointError(
@@ -102,7 +102,7 @@ def names_of_parts(names: Iterable[str], argument: str) -> list[str]:
     """Return names of parts of a state, such as ``optimizer``.
 
     Raises:
-        TypeError: it is a string, or holds something else than strings.
+        TypeError: the argument is a string, or holds something other than strings.
         InvalidStateError: a name is empty or ends in a dot.
     """
     if isinstance(names, str):
@@ -115,18 +115,18 @@ def names_of_parts(names: Iterable[str], argument: str) -> list[str]:
             raise TypeError(f"{argument} is a list of names, not of {type(name).__name__}")
         if not name or name.endswith("."):
             raise InvalidStateError(
-                f"{argument}: {name!r} is no name; a name stands for all below it, as in "
+                f"{argument}: {name!r} is no name; a name includes all names below it, as in "
                 '"optimizer"'
             )
     return listed
 
 
 def step_number(step: int | None, name: str = "step") -> int | None:
-    """Return a step as the native side takes it: an int, or anything that counts as one.
+    """Return a step for the native side; accepts an int, or anything with ``__index__``.
 
     Raises:
-        TypeError: it is no integer.
-        ValueError: it is negative, or has more than 64 bits.
+        TypeError: the step is not an integer.
+        ValueError: the step is negative, or has more than 64 bits.
     """
     if step is None:
         return None
@@ -144,7 +144,7 @@ def step_number(step: int | None, name: str = "step") -> int | None:
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-# What callers of torch.load and torch.save are used to, and what ringstow has instead.
+# Arguments of torch.load and torch.save, and what to use in ringstow instead.
 LOAD_ARGUMENTS = {
     "map_location": 'say where the tensors go with device="cuda:0"; they go to the CPU without it',
     "weights_only": "leave it out: nothing is unpickled unless you pass allow_pickle=True",
@@ -155,9 +155,9 @@ LOAD_ARGUMENTS = {
 }
 LOAD_INTO_ARGUMENTS = {
     **LOAD_ARGUMENTS,
-    "map_location": "leave it out: the tensors stay on the devices that they are on",
-    "device": "leave it out: the tensors stay on the devices that they are on",
-    "assign": "load gives new tensors; load_into fills those that are there",
+    "map_location": "leave it out: the tensors stay on their devices",
+    "device": "leave it out: the tensors stay on their devices",
+    "assign": "load makes new tensors; load_into fills existing ones",
     "keys": "use prefix= for a part, or strict=False for what is in both",
     "mmap": "leave it out; to read only a part, use prefix=",
     "checkpoint_id": "the path comes second: load_into(state_dict, path)",
@@ -172,7 +172,7 @@ SAVE_ARGUMENTS = {
 
 
 def explained(foreign: Mapping[str, str]) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Make a function answer wrong calls with a TypeError that says what the right call is.
+    """Make a function raise, for wrong calls, a TypeError that shows the right call.
 
     Args:
         foreign: keyword arguments of other libraries' functions, and what to do instead.
@@ -190,7 +190,7 @@ def explained(foreign: Mapping[str, str]) -> Callable[[Callable[_P, _R]], Callab
             if len(args) > len(positional):
                 extra = args[len(positional)]
                 raise TypeError(
-                    f"ringstow.{name}({', '.join(positional)}) takes all else by name, "
+                    f"ringstow.{name}({', '.join(positional)}) takes other arguments by name, "
                     f"{_by_name(extra, named)}"
                 )
             for word in kwargs.keys() - known:
@@ -208,7 +208,7 @@ def explained(foreign: Mapping[str, str]) -> Callable[[Callable[_P, _R]], Callab
 
 
 def _by_name(value: object, named: tuple[str, ...]) -> str:
-    """Return the keyword that a positional argument seems to be meant for."""
+    """Return the keyword for which a positional argument was probably meant."""
     if type(value).__name__ == "Config" and "config" in named:
         return "such as config=Config(...)"
     if type(value).__module__.partition(".")[0] == "torch" and "device" in named:

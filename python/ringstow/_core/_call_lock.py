@@ -1,7 +1,6 @@
-"""One call at a time, and an error for a signal handler that interrupts one and makes another.
+"""One call at a time, and an error for a signal handler that makes a call during another.
 
-Such a handler runs in the thread whose call it interrupts, so it must never wait for that call's
-end.
+The handler runs in the thread whose call it interrupts, so it must never wait for that call's end.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from ringstow._core._dispatch_modes import real_tensors
 from ringstow._core._errors import BusyError, Error, InvalidStateError
 from ringstow._core._waiting import Patience
 
-# How often a call that waits for another one looks.
+# How often a call that waits for another call polls.
 _POLL_S = 0.01
 
 
@@ -24,19 +23,19 @@ class CallLock:
     """A lock of calls that another thread may end, for which a signal handler never waits."""
 
     def __init__(self, call: str) -> None:
-        """Make it free.
+        """Make an unlocked lock.
 
         Args:
-            call: what takes it, for the error.
+            call: the name of the calls that take it, for the error.
         """
         self._call = call
         self._lock = threading.Lock()
         self._inside: set[int] = set()
-        """The threads that wait for it or have it, and whose call has not returned."""
+        """The threads that wait for the lock or hold it, and whose call has not returned."""
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Have it for one call.
+        """Hold the lock for one call.
 
         Raises:
             BusyError: a signal handler has interrupted another call of this thread.
@@ -50,10 +49,10 @@ class CallLock:
             self.hand_over()
 
     def acquire(self) -> None:
-        """Take it. Once the call's other thread has it, `hand_over`; or `release`.
+        """Take the lock. Then `release` it, or `hand_over` the release to another thread.
 
         Raises:
-            BusyError: as in `held`.
+            BusyError: a signal handler has interrupted another call of this thread.
         """
         self._enter()
         try:
@@ -68,12 +67,12 @@ class CallLock:
         self._inside.discard(threading.get_ident())
 
     def release(self) -> None:
-        """Let the next call have it."""
+        """Release the lock for the next call."""
         self.hand_over()
         self._lock.release()
 
     def _await(self) -> None:
-        """Wait until it seems free, and say what for if that takes long. This takes no lock."""
+        """Wait until the lock seems free, and log the reason if that takes long. Takes no lock."""
         patience = Patience(f"{self._call} waits for another one of this process")
         while self._lock.locked():
             patience.check()
@@ -90,7 +89,7 @@ class CallLock:
 
 
 class Turn:
-    """Lets one call after the other into a manager."""
+    """Lets one call at a time into a manager."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -105,7 +104,7 @@ class Turn:
 
     @contextlib.contextmanager
     def taken(self, name: str) -> Iterator[None]:
-        """Run one call; another thread's waits until it ends.
+        """Run one call; calls of other threads wait until it ends.
 
         Raises:
             BusyError: a signal handler has interrupted another call of this thread.

@@ -22,7 +22,7 @@ _U64_MAX = 2**64 - 1
 
 
 class _Default:
-    """Marks a field that is not given. `help` shows the default that it stands for."""
+    """Marks a field that is not given. `help` shows its default."""
 
     def __init__(self, value: object) -> None:
         self.value = value
@@ -32,7 +32,7 @@ class _Default:
 
 
 def _default(value: object) -> Any:
-    """Return the mark of a field's default; the native side has the default itself."""
+    """Return the mark of a field's default; the native side holds the actual default."""
     return _Default(value)
 
 
@@ -46,15 +46,15 @@ def _listed(words: tuple[str, ...]) -> str:
 class Config:
     """How to save and load. The defaults are right for most machines.
 
-    A field that is not given has the value of its environment variable, such as
-    ``RINGSTOW_POOL_BYTES=1G``; otherwise that of the file that ``RINGSTOW_CONFIG`` names, or of
+    A field that is not given takes its value from its environment variable, such as
+    ``RINGSTOW_POOL_BYTES=1G``; otherwise from the file that ``RINGSTOW_CONFIG`` names, or from
     ``./ringstow.toml``, where ``stripe``, ``tiers`` and ``trace`` are ignored; otherwise the
     default. Sizes are numbers of bytes or text: ``"64M"`` and ``"64MiB"`` are 64 * 2^20, ``"64MB"``
     is 64 * 10^6; they are kept as numbers. Everything is checked at once.
 
     Raises:
         InvalidStateError: a field or variable has an invalid value, or two contradict each other.
-            The message has the allowed values.
+            The message lists the allowed values.
         UnsupportedError: this build lacks the ``engine``.
         FormatError: the file is invalid; the message has the line.
         TypeError: a field has a value of the wrong type.
@@ -62,7 +62,7 @@ class Config:
     """
 
     pool_bytes: int | Literal["auto"] = _default("auto")
-    """Most bytes of staging memory, allocated as needed. Each process has a pool of its own: the
+    """Maximum bytes of staging memory, allocated as needed. Each process has a pool of its own: the
     ranks of a node take ranks * ``pool_bytes`` together. A save of any size streams through it.
 
     ``"auto"``, the default, means 256 MiB, but for background saves as much as
@@ -81,15 +81,15 @@ class Config:
     """Threads that copy and checksum; 0, the default, means one per core, at most eight."""
 
     nice: int = _default(0)
-    """How far ringstow's threads come after the program's own where cores are short: added to the
+    """How much ringstow's threads yield to the program's own if cores are short: added to the
     niceness of the process, as ``nice`` does. From 0, the default, to 19."""
 
     io_priority: IoPriority = _default("normal")
-    """How far ringstow's disk I/O comes after that of others. It works where the disk's scheduler
-    knows priorities: bfq and mq-deadline. Default normal."""
+    """How much ringstow's disk I/O yields to others. Works only with disk schedulers that support
+    priorities: bfq and mq-deadline. Default normal."""
 
     write_rate: int = _default(0)
-    """Most bytes per second that a save writes, so that others get their share of a disk or
+    """Maximum bytes per second that a save writes, so that others get their share of a disk or
     network. Copying tensors does not slow down until the pool is full: give a background save a
     pool as large as the state. 0, the default, is no limit."""
 
@@ -106,7 +106,7 @@ class Config:
     auto."""
 
     shard_bytes: int = _default(0)
-    """Largest shard file in bytes, unless one tensor is larger; 0, the default, is no limit."""
+    """Maximum bytes of a shard file, unless one tensor is larger; 0, the default, is no limit."""
 
     files: int = _default(1)
     """Shard files that a save writes at the same time in each directory, of about equal size. A
@@ -119,19 +119,19 @@ class Config:
     need the same setting. Kept as a tuple of absolute paths. Default none."""
 
     recycle: bool = _default(False)
-    """Whether to keep the files of a replaced checkpoint for the next save to write over; also the
+    """Whether to keep the files of a replaced checkpoint for the next save to overwrite; also the
     default of ``recycle`` in `remove` and `retain`. Takes the disk space of one more checkpoint.
     Default False."""
 
     tiers: Sequence[StrPath] = _default(())
     """Where checkpoints are copied once they are saved, nearest first: directories on other disks
     and object stores, such as ``["/shared/run", "s3://bucket/run"]``. ``parent/name`` is copied to
-    ``tier/name``, in the background. A `CheckpointManager` without ``tiers`` takes these. A load of
-    ``parent/name`` reads from ``tier/name`` what it lacks or has damaged. Kept as a tuple of
-    absolute paths and URLs. docs/tiers.md is the guide. Default none."""
+    ``tier/name``, in the background. A `CheckpointManager` without ``tiers`` uses these. A load of
+    ``parent/name`` reads missing or damaged parts from ``tier/name``. Kept as a tuple of absolute
+    paths and URLs. docs/tiers.md is the guide. Default none."""
 
     promotion_rate: int = _default(0)
-    """Most bytes per second of such a copy. 0, the default, is no limit."""
+    """Maximum bytes per second of a copy to a tier. 0, the default, is no limit."""
 
     trace: StrPath | None = _default(None)
     """File for a trace of each block of a save or load, in the trace format of Chrome and Perfetto.
@@ -163,7 +163,7 @@ class Config:
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        """Fill in the fields that are not given, and check all; the native side checks numbers.
+        """Fill in missing fields, and check all fields; the native side checks numbers.
 
         Paths become absolute: a later chdir must not move a background save.
         """
@@ -221,10 +221,10 @@ class Config:
             raise TypeError(f"Config.{name} must be {what}, not {getattr(self, name)!r}")
 
     def to_json(self, *, background: bool = False) -> str:
-        """Return the fields as a JSON object for the native side, which leaves copies to Python.
+        """Return the fields as JSON for the native side, without the tiers, which Python handles.
 
-        Only a save during which training goes on, and waits for its copies, is a background save:
-        it alone may take memory beyond what any save needs.
+        A save is a background save only if training continues during it and waits for its copies:
+        only then may it take more memory than any save needs.
         """
         fields = {**dataclasses.asdict(self), "tiers": (), "promotion_rate": 0}
         if not background:
@@ -238,7 +238,7 @@ class Config:
 
 
 def _kept(path: StrPath, *, may_be_url: bool) -> str:
-    """Return a path from the root, or a URL. The native side refuses an empty path."""
+    """Return an absolute path, or a URL. The native side refuses an empty path."""
     url = object_url(path) if may_be_url else None
     if url is not None:
         return url
@@ -247,7 +247,7 @@ def _kept(path: StrPath, *, may_be_url: bool) -> str:
 
 
 def given(config: Config | None) -> Config:
-    """Return the configuration that an argument names; None means the defaults."""
+    """Return the configuration of an argument; None means the defaults."""
     if config is None:
         config = Config()
     if not isinstance(config, Config):
@@ -261,12 +261,12 @@ def native_json(config: Config | None) -> str:
 
 
 def without_tiers(config: Config) -> Config:
-    """Return the configuration for saves whose copies somebody else makes."""
+    """Return the configuration for saves whose copies other code makes."""
     return with_tiers(config, ())
 
 
 def with_tiers(config: Config | None, tiers: Sequence[str]) -> Config:
-    """Return the configuration for a load of a checkpoint of which these tiers have copies."""
+    """Return the configuration for a load of a checkpoint that has copies on these tiers."""
     return dataclasses.replace(given(config), tiers=tuple(tiers), promotion_rate=0)
 
 
@@ -288,7 +288,7 @@ def parse_size(size: int | str) -> int:
     """Return a size in bytes: ``"5GB"`` is 5 * 10^9; ``"5GiB"`` and ``"5G"`` are 5 * 2^30.
 
     Raises:
-        InvalidStateError: it is not a size, or not positive.
+        InvalidStateError: the value is not a size, or not positive.
     """
     size = in_bytes(size)
     if size <= 0:

@@ -1,6 +1,6 @@
-"""The exceptions. The same tree as the Rust side's error enum, which constructs these classes.
+"""The exceptions: the same tree as the Rust side's error enum, which constructs these classes.
 
-What the operating system refused is not here: it comes as OSError's own kinds.
+Errors of the operating system are raised as OSError's own subclasses.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from errno import ENOENT
 
 
 class Error(Exception):
-    """Base of everything that ringstow raises, apart from OSError's own kinds.
+    """Base of all errors that ringstow raises, except OSError's own subclasses.
 
     Attributes have defaults in every class, so that ``Cls(*args)`` works: copy and pickle rebuild
     an exception that way and then restore its attributes.
@@ -29,7 +29,7 @@ class _PathError(Error):
 
 
 class IncompleteCheckpointError(_PathError):
-    """The path holds no checkpoint that can be loaded, or only some of one.
+    """The path holds no checkpoint that can be loaded, or only part of one.
 
     The subclasses say which. ``path`` is the checkpoint's directory.
     """
@@ -38,8 +38,8 @@ class IncompleteCheckpointError(_PathError):
 class NoCheckpointError(IncompleteCheckpointError, FileNotFoundError):
     """The path holds no checkpoint: nothing was saved there, or the checkpoint was removed.
 
-    The message says what is there instead, such as another program's files, and what reads it. A
-    `FileNotFoundError`, too, which a path that does not exist raises.
+    The message says what the path holds instead, such as another program's files, and what reads
+    it. Also a `FileNotFoundError`, as for a path that does not exist.
     """
 
     errno = ENOENT
@@ -48,20 +48,20 @@ class NoCheckpointError(IncompleteCheckpointError, FileNotFoundError):
 class NotCommittedError(IncompleteCheckpointError):
     """The directory holds files of a save that is in progress or was killed before its commit.
 
-    Or of a removal that was killed. Resume from an earlier checkpoint.
+    They may also be the remains of a killed removal. Resume from an earlier checkpoint.
     """
 
 
 class MissingShareError(IncompleteCheckpointError):
-    """A rank's share is missing of what several ranks saved each by itself.
+    """A rank's part is missing of a checkpoint that each rank saved by itself.
 
-    Or the checkpoint is one rank's share, and has only some elements of a requested tensor. Load
-    on as many ranks as saved.
+    Or the checkpoint is one rank's part, and has only some elements of a requested tensor. Load on
+    as many ranks as saved it.
     """
 
 
 class MissingFilesError(IncompleteCheckpointError):
-    """The checkpoint was committed, and files that it lists are missing.
+    """The checkpoint was committed, but files that it lists are missing.
 
     Restore the files, or go back to an earlier checkpoint.
     """
@@ -70,8 +70,8 @@ class MissingFilesError(IncompleteCheckpointError):
 class CorruptCheckpointError(Error):
     """Bytes on disk are not the bytes that were written.
 
-    ``file`` and ``offset`` (bytes) say where; ``expected`` and ``got`` are what was recorded and
-    what was found, as text. ``tensors`` are the names of the tensors there; none if unknown.
+    ``file`` and ``offset`` (bytes) locate the damage; ``expected`` and ``got`` are the recorded and
+    the actual value, as text. ``tensors`` are the names of the damaged tensors; empty if unknown.
     """
 
     def __init__(
@@ -97,15 +97,15 @@ class CorruptCheckpointWarning(UserWarning):
 
 
 class FormatError(_PathError):
-    """A manifest or header that cannot be what ringstow wrote. ``path`` is the file concerned."""
+    """A manifest or header that ringstow did not write. ``path`` is the file."""
 
 
 class UnsupportedError(Error):
-    """Something that this version, build, kernel or file system cannot do. Says what to do."""
+    """This version, build, kernel or file system does not support something. Says what to do."""
 
 
 class InvalidStateError(Error, ValueError):
-    """What was handed over cannot be saved or loaded as it is. Names its key if it has one."""
+    """A value or argument cannot be saved or loaded as it is. Names its key if it has one."""
 
 
 class PanickedError(Error):
@@ -113,15 +113,15 @@ class PanickedError(Error):
 
 
 class KeyMismatchError(_PathError, KeyError):
-    """The checkpoint and the request do not hold the same things.
+    """The keys or values of the checkpoint and the request differ.
 
-    ``path`` is the checkpoint's directory. ``missing``: asked for and not in the checkpoint, in the
-    order of the request; ``unexpected``: in the checkpoint and not asked for, in the order in which
-    they were saved; ``mismatched``: of another dtype, shape or kind, each as a sentence, in that
-    order too.
+    ``path`` is the checkpoint's directory. ``missing``: requested keys that the checkpoint lacks,
+    in the order of the request; ``unexpected``: keys of the checkpoint that were not requested, in
+    saved order; ``mismatched``: values of another dtype, shape or kind, each as a sentence, in
+    saved order.
     """
 
-    __str__ = Exception.__str__  # KeyError's own puts the message in quotes
+    __str__ = Exception.__str__  # KeyError's own method puts the message in quotes
 
     def __init__(
         self,
@@ -145,12 +145,12 @@ class BusyError(_PathError):
 class NotDurableError(_PathError):
     """A save is committed, but may not survive a crash or power cut: the last sync failed.
 
-    Readers see the new checkpoint; the earlier one's files are kept as well. Save again, best to
-    another disk. An export raises it if the disk also refuses to remove the exported model again:
-    the model is there, complete.
+    Readers see the new checkpoint; the earlier one's files are kept as well. Save again, preferably
+    to another disk. An export raises it if the disk also refuses to remove the exported model
+    again: the model is complete.
 
-    ``path`` is the checkpoint's directory, ``errno`` what the system said (None if it gave no
-    number).
+    ``path`` is the checkpoint's directory, ``errno`` the system's error number (None if there is
+    none).
     """
 
     def __init__(self, message: str = "", *, path: str = "", errno: int | None = None) -> None:
@@ -159,26 +159,26 @@ class NotDurableError(_PathError):
 
 
 class ReplacedCheckpointError(_PathError):
-    """Another save replaced the checkpoint after it was opened: open it again, for the newer one.
+    """Another save replaced the checkpoint after it was opened: open the newer one.
 
-    Nothing of the two was mixed. ``path`` is the checkpoint's directory.
+    The two were not mixed. ``path`` is the checkpoint's directory.
     """
 
 
 class SaveCancelledError(_PathError):
     """The save was cancelled; an earlier checkpoint at ``path`` is untouched.
 
-    Neither ``asyncio.CancelledError`` nor that of ``concurrent.futures``: those say that a task or
-    a future was cancelled, and ``except`` of one of them does not catch this one. A task that ends
-    with it has failed, and was not cancelled.
+    Not a subclass of ``asyncio.CancelledError`` or of ``concurrent.futures.CancelledError``, which
+    mean that a task or a future was cancelled. A task that ends with this error has failed; it was
+    not cancelled.
     """
 
 
 class TornSaveError(_PathError):
     """Tensors were changed while a save still read them: it failed, and nothing was committed.
 
-    ``path`` is the checkpoint's directory; an earlier checkpoint there stands. ``tensors`` are the
-    names of those that were changed.
+    ``path`` is the checkpoint's directory; an earlier checkpoint there is unchanged. ``tensors``
+    are the names of the changed tensors.
     """
 
     def __init__(self, message: str = "", *, path: str = "", tensors: Sequence[str] = ()) -> None:
@@ -190,7 +190,7 @@ _SHOWN_MAX = 8
 
 
 def torn(path: object, tensors: Sequence[str]) -> TornSaveError:
-    """Return the error of a save to a path under which these tensors were changed or freed."""
+    """Return the error of a save during which these tensors were changed or freed."""
     names = ", ".join(map(repr, tensors[:_SHOWN_MAX]))
     if len(tensors) > _SHOWN_MAX:
         names += f" and {len(tensors) - _SHOWN_MAX} more"

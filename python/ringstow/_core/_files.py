@@ -1,12 +1,12 @@
 """Opens the files of runs and checkpoints, and only regular files.
 
-Every file that the package opens by name goes through here (tests/test_file_io.py holds it to
-that). Others can write to a run's directory, so any name may be a FIFO, a socket, a device or a
-link. This module never waits for such a thing, and never writes through a link:
+The package opens every named file with this module (tests/test_file_io.py checks it). Others can
+write to a run's directory, so any name may be a FIFO, a socket, a device or a link. This module
+never waits for such a file, and never writes through a link:
 
 - Reading follows links, since caches such as Hugging Face's store files as links to blobs.
-- Writing creates a new file, or opens a file that no link leads to. A new file that is then renamed
-  replaces a link, not what the link leads to.
+- Writing creates a new file, or opens a file that is not a link. A new file that is then renamed
+  replaces a link, not its target.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _OTHERS = {
     stat.S_IFCHR: "a character device",
     stat.S_IFBLK: "a block device",
 }
-# What the system says to O_NOFOLLOW on a link; FreeBSD says EMLINK.
+# The system's errors for O_NOFOLLOW on a link; EMLINK on FreeBSD.
 _IS_LINK = (errno.ELOOP, errno.EMLINK)
-# What it says of two names on a file system that cannot swap them.
+# The system's errors on a file system that cannot swap two names.
 _NO_SWAP = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
-# What it says of a socket, and of a FIFO that is to be written and that nobody reads.
+# The system's errors for a socket, and for writing to a FIFO without a reader.
 _NOBODY_THERE = (errno.ENXIO, errno.EOPNOTSUPP)
 
 
 class OtherKindError(OSError):
-    """Something else than a regular file has the name. A directory is an IsADirectoryError."""
+    """The path is not a regular file. For a directory, IsADirectoryError is raised."""
 
 
 def reading(path: str, *, links: bool = True) -> BinaryIO:
@@ -48,7 +48,7 @@ def reading(path: str, *, links: bool = True) -> BinaryIO:
         links: follow a link at the path itself. False for files that only ringstow creates.
 
     Raises:
-        OtherKindError: no regular file, or a link that must not be followed.
+        OtherKindError: not a regular file, or a link that must not be followed.
         OSError: the system refused.
     """
     flags = os.O_RDONLY if links else os.O_RDONLY | os.O_NOFOLLOW
@@ -59,14 +59,14 @@ def new(path: str) -> BinaryIO:
     """Create a file to write.
 
     Raises:
-        FileExistsError: something has the name, even a link that leads nowhere.
+        FileExistsError: the path exists, even as a broken link.
         OSError: the system refused.
     """
     return cast(BinaryIO, os.fdopen(_opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb"))
 
 
 def fresh(path: str) -> BinaryIO:
-    """Create a file to write in place of whatever file or link has the name.
+    """Create a file to write, replacing any file or link at the path.
 
     Only for names that ringstow makes itself, such as temporary ones.
 
@@ -79,7 +79,7 @@ def fresh(path: str) -> BinaryIO:
 
 
 def clear(path: str) -> None:
-    """Remove the file or link at a path, if there is one, so that another program can write there.
+    """Remove the file or link at a path, if it exists, so that another program can write there.
 
     Only for names that ringstow makes itself, such as temporary ones.
 
@@ -91,20 +91,20 @@ def clear(path: str) -> None:
 
 
 def rewriting(path: str) -> BinaryIO:
-    """Open a file that is there to read and write.
+    """Open an existing file to read and write.
 
     Raises:
-        OtherKindError: no regular file, or a link.
+        OtherKindError: not a regular file, or a link.
         OSError: the system refused.
     """
     return cast(BinaryIO, os.fdopen(_opened(path, os.O_RDWR | os.O_NOFOLLOW), "r+b"))
 
 
 def to_lock(path: str) -> int:
-    """Return a descriptor to lock a file or directory with.
+    """Return a descriptor for locking a file or directory.
 
     Raises:
-        OtherKindError: it is a link.
+        OtherKindError: the path is a link.
         OSError: the system refused.
     """
     with _naming_links(path):
@@ -112,7 +112,7 @@ def to_lock(path: str) -> int:
 
 
 def sync(path: str) -> None:
-    """Make a file durable. What is not a regular file has no bytes to write.
+    """Make a file durable. Does nothing for other kinds of files, which have no bytes on disk.
 
     Raises:
         OSError: the system refused.
@@ -144,7 +144,7 @@ def _opened(path: str, flags: int) -> int:
 
 @contextlib.contextmanager
 def _naming_links(path: str) -> Iterator[None]:
-    """Say what is at a path that the system refuses because of its kind."""
+    """Raise an error that names the kind of file at a path that the system refuses."""
     try:
         yield
     except OSError as error:
@@ -168,18 +168,18 @@ def _other(path: str, kind: str) -> OtherKindError:
 
 
 def take_place(new: str, path: str, old: str) -> None:
-    """Give something the name of something else, which gets a third name.
+    """Rename ``new`` to ``path``, and what was at ``path`` to ``old``.
 
-    Where the file system can swap two names, the path always names one of the two. Elsewhere it
-    names nothing between two renames: a kill there leaves what was there under the third name.
+    If the file system can swap two names, ``path`` always exists. Otherwise it is missing between
+    two renames: a kill there leaves the old one under the name ``old``.
 
     Args:
-        new: what takes the place.
-        path: the name that it gets.
-        old: the name of what is at the path now; nothing has it.
+        new: the file or directory that replaces it.
+        path: its new name.
+        old: the new name of what is at the path now; must be unused.
 
     Raises:
-        OSError: the system refused. Both are still there, one of them at the path.
+        OSError: the system refused. Both still exist, one of them at the path.
     """
     try:
         _native.swap_names(new, path)
@@ -189,7 +189,7 @@ def take_place(new: str, path: str, old: str) -> None:
         try:
             os.rename(path, old)
             os.rename(new, path)
-        except BaseException:  # also Ctrl-C, which Python raises right after a call
+        except BaseException:  # also Ctrl-C, which Python raises directly after a call
             if os.path.lexists(old) and not os.path.lexists(path):
                 os.rename(old, path)
             raise

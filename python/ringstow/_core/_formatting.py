@@ -1,6 +1,6 @@
-"""Reports in one line, as the program prints them.
+"""Formats reports in one line, as the program prints them.
 
-Knows of reports only what it prints: the reports themselves print these lines.
+Uses only the printed fields of reports, which import this module.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def of_save(report: _Saved, who: str = "") -> str:
     """Return ``run/step-1000: 3.41 GB in 1.52 s (2.24 GB/s, io_uring, O_DIRECT), ...``.
 
     Args:
-        report: the save's.
-        who: goes behind the path, such as ``rank 3``.
+        report: the save's report.
+        who: text after the path, such as ``rank 3``.
     """
     done = of_move(report, report.written_bytes, who)
     if report.linked_bytes:

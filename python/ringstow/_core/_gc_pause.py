@@ -1,4 +1,4 @@
-"""Python's garbage collector, which visits every object whenever many are made."""
+"""Pauses Python's garbage collector, which visits every object whenever many are made."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import gc
 import os
 from collections.abc import Iterator
 
-# More new objects than a process ever makes before the collector would start.
+# A threshold of new objects that no process reaches.
 _NEVER = 2_000_000_011
 
-# No lock: a thread that Ctrl-C interrupts while it releases one would block all other saves.
+# No lock: a thread that Ctrl-C interrupts while it releases a lock would block all other saves.
 _holds: set[int] = set()
-"""One number for each block that is running, in all threads."""
+"""One number for each running block, in all threads."""
 _usual = gc.get_threshold()
-"""The thresholds to put back at the end of the last block."""
+"""The thresholds to restore at the end of the last block."""
 
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """Keep Python's garbage collector from starting by itself.
+    """Prevent Python's garbage collector from starting automatically.
 
-    It starts after a number of new objects (each tensor is a few), and each run visits everything
-    that the process has imported: that took longer than the copy. Loads pause it to their end,
-    reading included, since it would visit what they have half made.
+    It starts after a number of new objects (several per tensor), and each run visits everything
+    that the process has imported, which took longer than the copy. Loads pause it until they end,
+    also while reading, since it would visit half-built objects.
 
     This raises that number, for all threads. It does not call ``gc.disable`` and ``gc.enable``:
-    another thread may disable the collector meanwhile, for good, and nothing would tell. Thresholds
+    another thread may disable the collector meanwhile, and enabling would undo that. Thresholds
     that another thread sets meanwhile stay.
     """
     me = object()
@@ -36,13 +36,13 @@ def collector_paused() -> Iterator[None]:
     finally:
         try:
             _end(id(me))
-        finally:  # Ctrl-C may have cut the first call short
+        finally:  # Ctrl-C may have interrupted the first call
             _end(id(me))
 
 
 def _begin(hold: int) -> None:
     global _usual
-    _holds.add(hold)  # first: a block that ends now then leaves the thresholds alone
+    _holds.add(hold)  # first, so that a block that ends now keeps the thresholds
     now = gc.get_threshold()
     if now[0] != _NEVER:
         _usual = now
@@ -56,7 +56,7 @@ def _end(hold: int) -> None:
 
 
 def _forget() -> None:
-    """In a forked child, where the threads that had begun these blocks never end them."""
+    """In a forked child, end the blocks of threads that do not exist there."""
     _holds.clear()
     _end(0)
 

@@ -1,4 +1,4 @@
-"""The metrics of a step: what callers pass, and what reports hold."""
+"""Converts the metrics of a step: from callers' values, and for reports."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def metrics_of(metrics: Mapping[str, Any] | None) -> dict[str, float]:
-    """Return metrics as the native side takes them; none for None.
+    """Return metrics for the native side; empty for None.
 
     Args:
-        metrics: names and numbers: ints, floats, NumPy scalars, and tensors and arrays without a
-            dimension.
+        metrics: numbers by name: ints, floats, NumPy scalars, and 0-dimensional tensors and arrays.
 
     Raises:
-        InvalidStateError: it is no mapping, or a name is no text, or a metric is no number; or
+        InvalidStateError: not a mapping, or a name is not text, or a metric is not a number; or
             there are too many, or a name is empty or too long.
     """
     if metrics is None:
@@ -43,7 +42,7 @@ def to_json(metrics: Mapping[str, float]) -> dict[str, Any]:
 
 def from_json(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return the metrics of a report of the native side."""
-    # One NaN object: then two reports of one step are equal.
+    # A single NaN object, so that two reports of one step are equal.
     return {
         name: _NOT_FINITE[value["$float"]] if isinstance(value, dict) else value
         for name, value in metrics.items()
@@ -61,7 +60,7 @@ def _name(name: object) -> str:
 
 
 def _number(name: str, value: Any) -> float:
-    """Return a number that may be in a tensor or array without a dimension."""
+    """Return a number, also from a 0-dimensional tensor or array."""
     if not isinstance(value, int | float) and hasattr(value, "item"):
         shape = getattr(value, "shape", None)
         if shape is None or len(shape) > 0:
@@ -73,7 +72,7 @@ def _number(name: str, value: Any) -> float:
             value = value.item()
         except Exception as error:
             raise InvalidStateError(f"the metric {name!r} has no value: {error}") from error
-    # A bool is an int, and means a flag that was passed by mistake.
+    # A bool is an int, but is probably a flag passed by mistake.
     if isinstance(value, bool) or not isinstance(value, int | float | numbers.Real):
         raise InvalidStateError(
             f"the metric {name!r} is {value!r}, not a number: pass an int, a float, or a tensor or "
@@ -83,7 +82,7 @@ def _number(name: str, value: Any) -> float:
         number = float(value)
     except OverflowError:
         raise _too_large(name) from None
-    # A wider float becomes infinite without an error.
+    # A wider float would become infinite without an error.
     if math.isinf(number) and value not in (math.inf, -math.inf):
         raise _too_large(name)
     return number

@@ -1,6 +1,6 @@
-"""What a caller chooses for a whole run: which steps stay, where copies go, what saves link.
+"""The caller's choices for a whole run: which steps stay, where copies go, what saves link.
 
-Values alone, checked when they are made. `_manager` carries them out.
+These are plain values, checked when they are made; `_manager` applies them.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _U64_MAX = 2**64 - 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Retention:
-    """Which steps of a run stay: those that one of ``last``, ``every`` and ``best`` keeps.
+    """Which steps of a run stay: steps that ``last``, ``every`` or ``best`` keeps.
 
-    ``keep=3`` is short for ``keep=Retention(last=3)``. The newest step stays in any case. Without
-    any of the three, a manager removes no step.
+    ``keep=3`` is short for ``keep=Retention(last=3)``. The newest step always stays. Without any of
+    the three, a manager removes no step.
 
     Raises:
         TypeError: a field has a value of the wrong type.
-        InvalidStateError: a number is below 1, ``best`` names no metric or no mode, or ``drop``
-            names nothing.
+        InvalidStateError: a number is below 1, ``best`` has no metric or mode, or ``drop`` is
+            empty.
     """
 
     last: int | None = None
@@ -40,14 +40,14 @@ class Retention:
     """Keep each step whose number is a multiple of this."""
     best: tuple[str, Mode, int] | None = None
     """A metric's name, ``"min"`` or ``"max"``, and how many of the steps with the smallest or
-    largest values to keep: ``("loss", "min", 2)``. NaN is never the best; of equal ones the newer
-    step is. If no step has the metric, none is removed, and a warning says so."""
+    largest values to keep: ``("loss", "min", 2)``. NaN is never the best; of equal values the newer
+    step is better. If no step has the metric, none is removed, and a warning says so."""
     slim_after: int | None = None
-    """How many of the newest steps, and of the last saves, stay whole. Older ones that stay lose
-    the parts that ``drop`` names, also those that ``every`` and ``best`` keep. None means that all
-    stay whole. For a `CheckpointManager` only."""
+    """How many of the newest steps, and of the last saves, stay whole. Older steps that stay lose
+    the parts that ``drop`` names, also steps kept by ``every`` and ``best``. None means that all
+    stay whole. Only for a `CheckpointManager`."""
     drop: tuple[str, ...] = ("optimizer",)
-    """Names of these parts, which each state must have; see `ringstow.slim`."""
+    """Names of the parts to drop, which each state must have; see `ringstow.slim`."""
 
     if TYPE_CHECKING:
         # The constructor accepts any iterable of names.
@@ -82,24 +82,24 @@ class Tiers:
 
     Raises:
         TypeError: a field has a value of the wrong type.
-        InvalidStateError: a number is below 1; or ``rate`` is no size; or ``keep`` is less than
-            ``keep_here``, so that steps would be nowhere.
+        InvalidStateError: a number is below 1; or ``rate`` is not a size; or ``keep`` is less than
+            ``keep_here``, so that steps would have no copy.
     """
 
     places: tuple[StrPath, ...] | None = None
     """Directories on other disks and object stores, nearest first, such as
     ``["/shared/run", "s3://bucket/run"]``. See `ringstow.promote`. All ranks must see these
-    directories. None means those of ``Config.tiers``."""
+    directories. None means ``Config.tiers``."""
     _: dataclasses.KW_ONLY
     keep: int | None = None
-    """How many of the newest steps to keep in each place, and those that ``every`` and ``best`` of
-    the manager's ``keep`` keep. None keeps all."""
+    """How many of the newest steps to keep in each place, besides steps kept by ``every`` and
+    ``best`` of the manager's ``keep``. None keeps all."""
     keep_here: int | None = None
     """How many of the newest steps stay in the manager's directory once all places have them: after
-    each save, older ones that every place has whole are removed here, also those that ``every`` and
-    ``best`` keep there. None leaves them to the manager's ``keep``."""
+    each save, older steps with complete copies in every place are removed here, also steps kept by
+    ``every`` and ``best``. None leaves them to the manager's ``keep``."""
     rate: int | None = None
-    """Bytes a second of these copies at most, or a size such as ``"200M"``, which is kept as a
+    """Maximum bytes a second of these copies, or a size such as ``"200M"``, which is kept as a
     number; 0 for no limit. None means ``Config.promotion_rate``."""
 
     if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class Tiers:
         ) -> None: ...
 
     def __post_init__(self) -> None:
-        """Check all fields, but not whether the places can be used."""
+        """Check all fields, but not whether the places are usable."""
         if self.places is not None:
             object.__setattr__(self, "places", _places(self.places, "Tiers.places"))
         for name in ("keep", "keep_here"):
@@ -128,20 +128,20 @@ class Tiers:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Nodes:
-    """Ranks whose checkpoints are on their nodes' own disks, which ranks on other nodes do not see.
+    """Checkpoints on each node's own disk, which other nodes cannot read.
 
-    Each node keeps the files of its own ranks, and a load brings what a rank needs from the others.
-    docs/nodes.md is the guide.
+    Each node keeps the files of its own ranks, and a load fetches what a rank needs from other
+    nodes. docs/nodes.md is the guide.
 
     Raises:
-        TypeError: ``replicas`` is no int.
-        InvalidStateError: it is below 1.
+        TypeError: ``replicas`` is not an int.
+        InvalidStateError: the number is below 1.
     """
 
     replicas: int = 1
-    """On how many nodes the files of each node are: 2 copies them to the next node in the
-    background, so that a node can be lost with its disk. More than 1 is for a `CheckpointManager`,
-    whose `restore` passes over steps of which files are lost."""
+    """How many nodes hold each node's files: 2 copies them to the next node in the background, so
+    that a node can be lost with its disk. More than 1 needs a `CheckpointManager`, whose `restore`
+    skips steps with lost files."""
 
     def __post_init__(self) -> None:
         """Check the number."""
@@ -150,18 +150,18 @@ class Nodes:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Previous:
-    """Saves of a `CheckpointManager` that link the unchanged files of the step before.
+    """Saves of a `CheckpointManager` that link the unchanged files of the previous step.
 
     ``base="previous"`` is short for ``base=Previous()``.
 
     Raises:
-        TypeError: ``full_every`` is no int.
-        InvalidStateError: it is below 1.
+        TypeError: ``full_every`` is not an int.
+        InvalidStateError: the number is below 1.
     """
 
     full_every: int | None = None
-    """Every which save of the manager writes all files, so that it shares none with an earlier
-    step: damage to a shared file is damage to all steps that share it. None means none."""
+    """Write all files in every n-th save of the manager, so that it shares none with an earlier
+    step: damage to a shared file damages all steps that share it. None means never."""
 
     def __post_init__(self) -> None:
         """Check the number."""
@@ -169,10 +169,10 @@ class Previous:
 
 
 def retention(keep: int | Retention | None) -> Retention:
-    """Return what an argument ``keep`` means.
+    """Return the `Retention` for an argument ``keep``.
 
     Raises:
-        TypeError, InvalidStateError: it is neither a number of steps nor a `Retention`.
+        TypeError, InvalidStateError: the argument is neither a number of steps nor a `Retention`.
     """
     if keep is None:
         return Retention()
@@ -182,10 +182,10 @@ def retention(keep: int | Retention | None) -> Retention:
 
 
 def tiers(given: Iterable[StrPath] | Tiers | None) -> Tiers:
-    """Return what an argument ``tiers`` means.
+    """Return the `Tiers` for an argument ``tiers``.
 
     Raises:
-        TypeError: it is neither a list of places nor `Tiers`.
+        TypeError: the argument is neither a list of places nor `Tiers`.
     """
     if given is None or isinstance(given, Tiers):
         return given or Tiers()
@@ -200,10 +200,10 @@ def nodes(given: Nodes | None) -> Nodes | None:
 
 
 def previous(base: Literal["previous"] | Previous | None) -> Previous | None:
-    """Return what a manager's argument ``base`` means.
+    """Return the `Previous` for a manager's argument ``base``, or None.
 
     Raises:
-        TypeError, InvalidStateError: it is nothing of the kind.
+        TypeError, InvalidStateError: the argument is none of these.
     """
     if base is None or isinstance(base, Previous):
         return base
@@ -216,11 +216,11 @@ def previous(base: Literal["previous"] | Previous | None) -> Previous | None:
 
 
 def check_metric(metric: object, mode: object) -> None:
-    """Refuse what names no metric, or neither the smallest nor the largest value.
+    """Refuse an invalid metric name or mode.
 
     Raises:
-        TypeError: the metric is no text.
-        InvalidStateError: it is empty, or the mode is unknown.
+        TypeError: the metric is not text.
+        InvalidStateError: the metric is empty, or the mode is unknown.
     """
     if not isinstance(metric, str):
         raise TypeError(f"a metric has a name, such as 'loss', not {metric!r}")

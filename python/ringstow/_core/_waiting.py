@@ -1,6 +1,6 @@
-"""How long a call waits: when it says what for, and when it no longer tries again.
+"""Waits of calls: when they log the reason, and when they stop trying again.
 
-A wait for a disk or a rank is never ended here. It says once what it waits for.
+This module never ends a wait for a disk or a rank. It logs the reason once.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 
 PATIENCE_S = 60.0
-"""After this time a wait says what it waits for."""
+"""After this time a wait logs its reason."""
 
-# How long one call reads again what another process replaces or removes meanwhile.
+# How long one call tries again if another process replaces or removes what it reads.
 _LIMIT_S = 20.0
 _ATTEMPTS_MIN = 3
 
@@ -28,25 +28,25 @@ class Patience:
         """Begin to wait.
 
         Args:
-            what: who waits for what, with a path: "a step waits for the save to run/step-1".
+            what: the reason, with a path: "a step waits for the save to run/step-1".
         """
         self._what = what
         self._since = time.monotonic()
         self._has_said = False
 
     def check(self) -> None:
-        """Say it now, if it is time, and has not been said."""
+        """Log the reason if it is time, and if it has not been logged."""
         if not self._has_said and time.monotonic() - self._since >= PATIENCE_S:
             self._has_said = True
             _say(self._what)
 
 
 def patiently(wait: Callable[[float | None], object], what: str) -> None:
-    """Wait as long as it takes.
+    """Wait without a time limit.
 
     Args:
-        wait: waits so many seconds, or as long as it takes; returns whether it is over.
-        what: as in `Patience`.
+        wait: waits a number of seconds, or until the end if None; returns whether it ended.
+        what: the reason, for the log.
     """
     if not wait(PATIENCE_S):
         _say(what)
@@ -55,7 +55,7 @@ def patiently(wait: Callable[[float | None], object], what: str) -> None:
 
 @contextlib.contextmanager
 def patient(what: str) -> Iterator[None]:
-    """Say in another thread what a block waits for, since the block itself cannot."""
+    """Log in another thread what a block waits for, since the block itself cannot."""
     timer = threading.Timer(PATIENCE_S, _say, (what,))
     timer.daemon = True
     timer.start()
@@ -70,11 +70,11 @@ def _say(what: str) -> None:
 
 
 class Again:
-    """The limit of a call that reads again what another process replaces or removes meanwhile.
+    """The time limit of a call that tries again if another process changes what it reads.
 
-    It is a time, so that a loop within a loop adds to it and does not multiply it.
+    It is a time, so that nested loops do not multiply it.
 
-    A few attempts are made however long they take: a large checkpoint may take longer to load.
+    A few attempts are always made, since a large checkpoint may take longer to load.
     """
 
     def __init__(self) -> None:
@@ -83,6 +83,6 @@ class Again:
         self._left = _ATTEMPTS_MIN
 
     def may_try(self) -> bool:
-        """Whether there is time for another attempt."""
+        """Return whether there is time for another attempt."""
         self._left -= 1
         return self._left > 0 or time.monotonic() < self._until

@@ -1,7 +1,7 @@
-"""Checkpoints of other programs: what `load` and `open` read besides ringstow's own.
+"""Checkpoints of other programs, which `load` and `open` also read.
 
 Nothing here unpickles anything that could run code, unless the caller allows it. Tensors are read
-when they are needed: from mapped files, or one at a time by torch's own readers.
+on demand: from mapped files, or one at a time by torch's own readers.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def opened(
     """Open a checkpoint of another program.
 
     Returns:
-        The checkpoint; None for what the native side opens, or explains: ringstow's checkpoints,
-        directories of safetensors files, and all that no program is known for.
+        The checkpoint; None if the native side opens it or raises the error: ringstow's
+        checkpoints, directories of safetensors files, and unknown kinds.
 
     Raises:
         NotCommittedError: its save has not ended.
-        MissingFilesError: it lacks files; names them.
-        UnsupportedError: it is of a format that is not read, or PyTorch is not installed.
+        MissingFilesError: the checkpoint lacks files; names them.
+        UnsupportedError: its format is not supported, or PyTorch is not installed.
         OSError: the system refused.
     """
     if os.path.isfile(os.path.join(path, _MANIFEST)):
@@ -79,10 +79,10 @@ def opened(
 
 
 def state_of(path: str, kind: str, *, allow_pickle: bool, verify: bool) -> dict[str, Any]:
-    """Return the state of a checkpoint of a directory's kind, with tensors that load on demand.
+    """Return the state of a checkpoint in a directory, with tensors that load on demand.
 
     Raises:
-        Exception: as `opened` and `Foreign.tree_of`.
+        Exception: any error of `opened` and `Foreign.tree_of`.
     """
     from ringstow._foreign._torch_file import Files
 
@@ -111,7 +111,7 @@ def _parts(path: str, kind: str, files: Any) -> tuple[dict[str, Callable[[], Any
 
 
 def _of_dcp(path: str, kind: str, files: Any) -> dict[str, Any]:
-    """Return the state of a directory of DCP's, and of the file that a trainer has put in it."""
+    """Return the state of a DCP directory, and of the file that a trainer has put in it."""
     from ringstow._foreign import _dcp
 
     state = _dcp.read(path, allow_pickle=files.allow_pickle)
@@ -126,14 +126,14 @@ def _of_dcp(path: str, kind: str, files: Any) -> dict[str, Any]:
             "another copy of it, or an earlier checkpoint",
             path=path,
         )
-    if kind == "megatron":  # which keeps each object in a list of its own
+    if kind == "megatron":  # Megatron keeps each object in a list of its own
         for at, value in state.items():
             if _OBJECT.fullmatch(at) and type(value) is list and len(value) == 1:
                 state[at] = value[0]
     if key in state:
         raise FormatError(f"{path}: the shards hold {key!r}, which is {name}'s key", path=path)
     held = files.read(file)
-    # As ringstow's own strategies save it: a tuple for each rank that has saved one.
+    # The form of ringstow's own strategies: a tuple for each rank that has saved one.
     state[key] = (held,) if kind == "lightning" else held
     return state
 
@@ -142,13 +142,13 @@ def is_for_native(path: str) -> bool:
     """Return whether the native reader reads the weights of a model's directory.
 
     Raises:
-        InvalidStateError: nothing says which of several files are the weights.
+        InvalidStateError: it is not clear which of several files are the weights.
         MissingFilesError: files of the weights are missing, or in Git LFS; names them.
     """
     names = os.listdir(path)
     if not _model_files.is_for_native(path, names):
         return False
-    from ringstow._foreign import _safetensors  # takes a while to import
+    from ringstow._foreign import _safetensors  # slow import
     from ringstow._foreign._pickles import refuse_pointer
 
     for name in names:

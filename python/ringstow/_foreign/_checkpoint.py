@@ -1,7 +1,7 @@
 """`Foreign`: a checkpoint of another program, read as the native side reads ringstow's.
 
-It has the calls of `_native.Checkpoint` that loads and `ringstow.open` use. Tensors are read one at
-a time, from mapped files or by torch's own readers.
+It has the methods of `_native.Checkpoint` that loads and `ringstow.open` use. Tensors are read one
+at a time, from mapped files or by torch's own readers.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ class Foreign:
         verified: bool = False,
         progress: Callable[[int, int], object] | None = None,
     ) -> None:
-        """Open it.
+        """Open the checkpoint.
 
         Args:
-            path: where it is.
-            kind: as in `_kinds.KINDS`.
-            parts: what opens each part. One named "" is the whole state.
+            path: its path.
+            kind: the kind, a key of `KINDS`.
+            parts: the function that opens each part. A part named "" is the whole state.
             files: reads the files of the parts.
             left_out: files that are not read without ``allow_pickle``.
             verified: whether loads verify checksums.
-            progress: called with the bytes that were read, and their total.
+            progress: called with the bytes read, and their total.
         """
         self.path = path
         self.kind = kind
@@ -83,7 +83,7 @@ class Foreign:
         self._names: dict[Any, str] = {}
         self._rows: dict[str, _Row] = {}
 
-    # What a checkpoint holds.
+    # The contents of the checkpoint.
 
     @property
     def has_text_keys(self) -> bool:
@@ -96,14 +96,14 @@ class Foreign:
         return self.tree_of(None, None)
 
     def tree_of(self, prefix: str | None, names: Iterable[str] | None) -> dict[Any, Any]:
-        """Return a skeleton with at least what a prefix or names select, in the parts' order.
+        """Return a skeleton with at least the leaves of a prefix or names, in the parts' order.
 
-        Opens only the parts that may have it; all of them if none may.
+        Opens only the parts that may have them; all parts if none may.
 
         Raises:
-            InvalidStateError: a file holds something else than a state dict.
-            UnsupportedError: a value can only be unpickled; or is a tensor that no format has.
-            CorruptCheckpointError, FormatError: it is damaged.
+            InvalidStateError: a file does not hold a state dict. UnsupportedError: a value can only
+                be unpickled; or a tensor's kind is not supported. CorruptCheckpointError,
+                FormatError: the checkpoint is damaged.
             OSError: the system refused.
         """
         wanted = [part for part in self._parts if _may_hold(part, prefix, names)]
@@ -154,7 +154,7 @@ class Foreign:
     def _boxed(self, value: Any, path: Path) -> Any:
         try:
             box = _custom_types.fields_of(value)
-        except Refused:  # it stays as it is
+        except Refused:  # keep it unchanged
             return value
         assert box is not None
         items = [self._leafed(item, (*path, step)) for step, item in box.steps()]
@@ -174,7 +174,7 @@ class Foreign:
         return Leaf("$ndarray" if dtype else "$tensor", name, dtype)
 
     def _described(self, value: Any, path: Path) -> tuple[Any, tuple[Any, ...], str]:
-        """Return what identifies a tensor's elements, its row without the name, numpy's dtype."""
+        """Return an identity of a tensor's elements, its row without the name, numpy's dtype."""
         if type(value) is LazyTensor:
             return id(value), (value.dtype, value.shape, value.nbytes), value.array
         where = f"{self.path}: {describe(path)}"
@@ -201,7 +201,7 @@ class Foreign:
 
     @property
     def info(self) -> str:
-        """As `_native.Checkpoint.info`; times are those of the file system, and versions 0."""
+        """Like `_native.Checkpoint.info`; times are from the file system, and versions 0."""
         rows = self.tensors
         return json.dumps(
             {
@@ -234,7 +234,7 @@ class Foreign:
         """Do nothing: every tensor is whole."""
 
     def damaged(self, names: list[str]) -> str:
-        """Refuse: no list says what is damaged.
+        """Refuse: without checksums the damaged tensors are unknown.
 
         Raises:
             UnsupportedError: always.
@@ -247,10 +247,10 @@ class Foreign:
     # Reads.
 
     def take(self, name: str) -> Any:
-        """Return a tensor or array: a view of a mapped file, or one that was just read.
+        """Return a tensor or array: a view of a mapped file, or a copy that was just read.
 
         Raises:
-            CorruptCheckpointError: the bytes are not those that were written.
+            CorruptCheckpointError: the bytes are damaged.
             OSError: the system refused.
         """
         held = self._held[name]
@@ -325,7 +325,7 @@ class Foreign:
 
 
 def _may_hold(part: str, prefix: str | None, names: Iterable[str] | None) -> bool:
-    """Tell whether a part may have what a prefix or names select."""
+    """Return whether a part may have leaves that a prefix or names select."""
     if not part or (not prefix and names is None):
         return True
     below = f"{part}."
@@ -352,7 +352,7 @@ def _bytes_of(target: Any, source: Any) -> None:
         source = torch.frombuffer(bytearray(source.tobytes()), dtype=torch.uint8)
     elif source.element_size() and source.is_contiguous():
         source = source.reshape(-1).view(torch.uint8)
-    else:  # one copy, straight into its place
+    else:  # one copy, directly to its destination
         target.view(source.dtype).view(source.shape).copy_(source)
         return
     target.copy_(source)
@@ -365,7 +365,7 @@ def _over(block: bytearray) -> Any:
 
 
 class _OnDevice:
-    """Memory of a GPU, as torch takes it from other libraries."""
+    """GPU memory in the protocol by which torch accepts it from other libraries."""
 
     def __init__(self, pointer: int, nbytes: int) -> None:
         self.__cuda_array_interface__ = {

@@ -1,6 +1,6 @@
 """Reads checkpoints of torch.distributed.checkpoint's own format, a tensor at a time.
 
-``.metadata`` is a pickle. A restricted unpickler reads it and makes only the classes of metadata.
+``.metadata`` is a pickle. A restricted unpickler reads it and creates only metadata classes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from ringstow._state.tree._skeleton import DEPTH_MAX
 
 _METADATA = ".metadata"
 _PACKAGE = "torch.distributed.checkpoint"
-# The classes of metadata, besides dtypes. Two have the names of torch 2.0.
+# The metadata classes, besides dtypes. Two names are from torch 2.0.
 _KNOWN = {
     *(f"{_PACKAGE}.metadata.{name}" for name in metadata.__all__),
     f"{_PACKAGE}.metadata._MEM_FORMAT_ENCODING",
@@ -70,7 +70,7 @@ _GAPS_MAX = 1 << 20
 
 
 class _MetadataUnpickler(pickle.Unpickler):
-    """Makes only the classes of metadata, and lets none of them be changed."""
+    """Creates only metadata classes, and refuses changes to them."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         super().__init__(stream)
@@ -87,7 +87,7 @@ class _MetadataUnpickler(pickle.Unpickler):
                 )
 
     def find_class(self, module: str, name: str) -> Any:
-        # Not getattr, by which torch imports modules of its own.
+        # Not getattr, which makes torch import modules of its own.
         if module == "torch" and isinstance(dtype := vars(torch).get(name), torch.dtype):
             return dtype
         if f"{module}.{name}" in _KNOWN:
@@ -95,7 +95,7 @@ class _MetadataUnpickler(pickle.Unpickler):
             if isinstance(found, type):
                 self._kept.note(found)
                 return found
-            # A function of this load alone: a pickle can also change a function.
+            # A function for this load only: a pickle can also change a function.
             return lambda *arguments: found(*arguments)
         raise UnsupportedError(
             f"it asks for {module}.{name}, which metadata never needs, so it is not unpickled: if "
@@ -109,9 +109,9 @@ def read(path: str, *, allow_pickle: bool) -> State:
     Raises:
         UnsupportedError: a value can only be unpickled, which needs ``allow_pickle``.
         CorruptCheckpointError: a file is damaged.
-        FormatError: the metadata is not what DCP writes.
+        FormatError: the metadata is not DCP's.
     """
-    # Its objects may lack any attribute, and have values of any type: nothing checks a pickle.
+    # Unpickled objects may lack any attribute, and hold values of any type.
     with reading(os.path.join(path, ".metadata"), "the metadata"):
         reader = _Reader(path, allow_pickle)
         mappings = reader.metadata.planner_data or {}
@@ -121,7 +121,7 @@ def read(path: str, *, allow_pickle: bool) -> State:
 
 
 def nested(flat: Mapping[str, Any], mappings: Mapping[str, tuple[str | int, ...]]) -> State:
-    """Return the state that DCP has flattened, with what it loses of torch's own states."""
+    """Return the nested state, and restore the parts of torch's own states that DCP loses."""
     state: State = {}
     for name, value in flat.items():
         _torch_private.set_element(state, mappings.get(name, (name,)), value)
@@ -131,7 +131,7 @@ def nested(flat: Mapping[str, Any], mappings: Mapping[str, tuple[str | int, ...]
 
 
 def _fill_gaps(state: State, mappings: Mapping[str, tuple[str | int, ...]]) -> None:
-    """Put a dict in each gap of a list: DCP saves every other item of a list with a dict in it."""
+    """Put an empty dict in each gap of a list: DCP saves all other items of a list with dicts."""
     held: dict[tuple[str | int, ...], set[int]] = {}
     for steps in mappings.values():
         for at, step in enumerate(steps):
@@ -147,11 +147,11 @@ def _fill_gaps(state: State, mappings: Mapping[str, tuple[str | int, ...]]) -> N
 
 
 def _restore_known(state: Any) -> None:
-    """Give back what DCP loses of the states of torch's optimizers and schedulers.
+    """Restore the parts of torch's optimizer and scheduler states that DCP loses.
 
-    It stores the numbers of an optimizer's parameters and a MultiStepLR's milestones as text:
-    ``load_state_dict`` would ignore the state, and lower the rate no more. It drops an empty
-    ``state``, without which ``load_state_dict`` fails.
+    DCP stores the numbers of an optimizer's parameters and a MultiStepLR's milestones as text:
+    ``load_state_dict`` would ignore the state, and no longer lower the rate. DCP also drops an
+    empty ``state``, without which ``load_state_dict`` fails.
     """
     for part in _cycles.reached(state, _inside):
         if not isinstance(part, dict):
@@ -185,10 +185,10 @@ def _number_optimizer(state: State) -> None:
 
 
 def _check_lists(path: str, mappings: Mapping[str, tuple[str | int, ...]]) -> None:
-    """Refuse lists that are mostly gaps: DCP fills each up to its last index before it has a value.
+    """Refuse lists that are mostly gaps: DCP would allocate each list up to its last index.
 
     Raises:
-        FormatError: the paths of the values lead to such a list, or are no paths.
+        FormatError: the values' paths form such a list, or are not paths.
     """
     ends: dict[tuple[str | int, ...], int] = {}
     leaves = 0
@@ -213,9 +213,8 @@ def metadata_at(path: str, *, allow_pickle: bool) -> Any:
     """Return the metadata of a checkpoint.
 
     Raises:
-        UnsupportedError: it asks for classes that metadata never needs.
-        CorruptCheckpointError: it is damaged.
-        FormatError: it is not what DCP writes.
+        UnsupportedError: the pickle asks for classes that metadata never needs.
+            CorruptCheckpointError: the pickle is damaged. FormatError: the metadata is not DCP's.
     """
     file = os.path.join(path, _METADATA)
     with _files.reading(file) as stream:
@@ -244,11 +243,11 @@ def metadata_at(path: str, *, allow_pickle: bool) -> Any:
 
 
 def _check_files(path: str, names: set[str]) -> None:
-    """Refuse a checkpoint that lacks files, or has something else in their place.
+    """Refuse a checkpoint that lacks files, or whose paths are not files.
 
     Raises:
-        MissingFilesError: it lacks files, or has a pointer of Git LFS in their place.
-        FormatError: there is something else than a file.
+        MissingFilesError: files are missing, or are Git LFS pointers. FormatError: a path is not a
+            file.
     """
     files = {name: os.path.join(path, name) for name in sorted(names)}
     missing = [name for name, file in files.items() if not os.path.exists(file)]
@@ -309,7 +308,7 @@ class _Reader:
 
 
 class _Into(DefaultLoadPlanner):
-    """Receives what is read of one tensor, or of one value."""
+    """Receives the bytes of one tensor, or of one value."""
 
     def __init__(self, tensor: torch.Tensor | None) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Checkpoints of DeepSpeed: the files of all ranks as they are, and the weights joined of them.
+"""Checkpoints of DeepSpeed: the files of all ranks, and the weights joined from them.
 
-ZeRO's stages 1 and 2 keep each group of parameters as one long vector, of which each rank has a
-slice. Stage 3 cuts each parameter into as many slices as there are ranks, and each rank keeps its
-slices in one vector.
+ZeRO's stages 1 and 2 keep each group of parameters as one long vector, and each rank has a slice.
+Stage 3 cuts each parameter into as many slices as there are ranks, and each rank keeps its slices
+in one vector.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STATES = re.compile(r".*_(model|optim)_states\.pt")
 
 
 class Vector(NamedTuple):
-    """A slice of one parameter: where it is in a vector of a rank, in elements."""
+    """A slice of one parameter: its range in a rank's vector, in elements."""
 
     vector: Any
     begin: int
@@ -39,14 +39,14 @@ class Vector(NamedTuple):
 
 
 def parts_of(path: str, files: Files) -> Parts:
-    """Return the parts of a checkpoint: a file each, and `WEIGHTS` if ZeRO has written it.
+    """Return the parts of a checkpoint: each file, and `WEIGHTS` if ZeRO wrote it.
 
     Args:
-        path: what DeepSpeed was given to save to, or the directory of one tag in it.
+        path: DeepSpeed's save directory, or the directory of one tag in it.
         files: reads the files.
 
     Raises:
-        NoCheckpointError: it holds none of DeepSpeed's files.
+        NoCheckpointError: the path holds none of DeepSpeed's files.
     """
     tag = deepspeed_tag(path)
     if tag is None:
@@ -68,11 +68,11 @@ def parts_of(path: str, files: Files) -> Parts:
 def weights(path: str, *, allow_pickle: bool = False) -> dict[str, Any]:
     """Return the weights in single precision, as DeepSpeed's ``zero_to_fp32.py`` joins them.
 
-    Frozen parameters of stages 1 and 2 are there, too. Each tensor is joined when it is loaded.
+    Includes frozen parameters of stages 1 and 2. Each tensor is joined when it is loaded.
 
     Raises:
-        NoCheckpointError: it is not a checkpoint of ZeRO's, or one with tensor parallelism or
-            experts, whose slices are not joined.
+        NoCheckpointError: it is not a ZeRO checkpoint, or has tensor parallelism or experts, whose
+            slices cannot be joined.
         MissingFilesError: a rank's file is missing; names it.
         FormatError: the files do not fit each other.
     """
@@ -112,7 +112,7 @@ def _joined(
         for alias, name in dict(model["shared_params"]).items():
             if name in state:
                 state[alias] = state[name]
-        if stage != 3:  # frozen ones, for which ZeRO keeps no slices
+        if stage != 3:  # frozen parameters, for which ZeRO keeps no slices
             whole = {name: one for name, one in model["module"].items() if name not in state}
             state |= {name: _single(one, files) for name, one in whole.items()}
         return state
@@ -169,7 +169,7 @@ def _of_stage_2(tag: str, model: dict[str, Any], states: list[Any], files: Files
             count = math.prod(shape)
             found[name] = _lazy(tag, name, shape, [*_slices(vectors, ends, at, count)], files)
             at += count + (paddings[group][number] if paddings is not None else 0)
-        unit = 2 * len(states)  # ZeRO rounds a group up to this
+        unit = 2 * len(states)  # ZeRO pads a group to a multiple of this
         if math.ceil(at / unit) != math.ceil(ends[-1] / unit):
             raise FormatError(
                 f"{tag}: the ranks' slices of group {group} have {ends[-1]} elements, and its "
@@ -180,7 +180,7 @@ def _of_stage_2(tag: str, model: dict[str, Any], states: list[Any], files: Files
 
 
 def _slices(vectors: list[Any], ends: list[int], begin: int, count: int) -> Iterator[Vector]:
-    """Yield where a run of elements is in vectors that follow each other."""
+    """Yield the ranges of a run of elements in consecutive vectors."""
     start = 0
     for vector, end in zip(vectors, ends, strict=True):
         low, high = max(begin, start), min(begin + count, end)

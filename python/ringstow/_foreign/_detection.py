@@ -24,7 +24,7 @@ KINDS = {
 """The kinds of other programs' checkpoints, and how each is recognized."""
 
 TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".tar")
-# One that ringstow has written: it holds only parts of tensors.
+# A shard written by ringstow: it may hold only parts of tensors.
 _SHARD = re.compile(r"rank\d{5,}-\d+(\.g\d+)?\.safetensors")
 _TRAINER = re.compile(r"optimizer\.(pt|bin)|scheduler\.pt|rng_state(_\d+)?\.pth")
 _ACCELERATE = re.compile(r"(optimizer|scheduler|sampler|dl_state_dict)(_\d+)?\.bin")
@@ -38,13 +38,13 @@ def kind_of(path: str) -> str | None:
 
     Raises:
         NotCommittedError: a save of the recognized program has not ended.
-        UnsupportedError: it is recognized, and is of a format that nothing here reads.
+        UnsupportedError: the checkpoint is recognized, but its format is not supported.
         OSError: the system refused.
     """
     if not os.path.isdir(path):
         return _kind_of_file(path)
     names = set(os.listdir(path))
-    if any(map(_SHARD.fullmatch, names)):  # ringstow's own, without its manifest
+    if any(map(_SHARD.fullmatch, names)):  # ringstow's own checkpoint, without its manifest
         return None
     if "metadata.json" in names and (backend := _backend_of(path)):
         return _megatron(path, names, backend)
@@ -81,9 +81,9 @@ def _kind_of_file(path: str) -> str | None:
 
 
 def deepspeed_tag(path: str) -> str | None:
-    """Return the directory that holds DeepSpeed's files: the path, or that which ``latest`` names.
+    """Return the directory with DeepSpeed's files: the path, or the one that ``latest`` names.
 
-    None if neither holds any.
+    None if neither holds such files.
     """
     if any(name.endswith(_MODEL_STATES) for name in os.listdir(path)):
         return path
@@ -98,7 +98,7 @@ def deepspeed_tag(path: str) -> str | None:
 
 
 def _backend_of(path: str) -> str | None:
-    """Return how Megatron-Core has written a checkpoint; None if the file is another program's."""
+    """Return the backend of a Megatron-Core checkpoint; None if the file is another program's."""
     try:
         with _files.reading(os.path.join(path, "metadata.json")) as file:
             found = json.load(file)

@@ -1,7 +1,7 @@
-"""Which files of a directory are a model's weights: those that `from_pretrained` takes. Pure.
+"""Chooses the files of a model's weights in a directory, as `from_pretrained` does.
 
-Directories also hold the same weights in other formats, in other precisions (`variant="fp16"`), and
-files of earlier saves. To read them all would mix them.
+Pure. Directories also hold the same weights in other formats, in other precisions
+(`variant="fp16"`), and files of earlier saves, which must not be mixed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MODEL_INDEX = f"model.safetensors{INDEX}"
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.")
 NUMBERED = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.(safetensors|bin)")
 
-# In the order in which each program looks for them.
+# In the order in which each program searches for them.
 _TRANSFORMERS = ("model.safetensors", MODEL_INDEX, "pytorch_model.bin", f"pytorch_model.bin{INDEX}")
 _DIFFUSERS = tuple(
     f"diffusion_pytorch_model.{ending}{index}"
@@ -31,10 +31,10 @@ _ALL = [name for names in _PROGRAMS for name in names]
 def chosen(path: str, names: Collection[str]) -> str | None:
     """Return the file of the weights in a directory, or the index of their files.
 
-    None if no program has a name for any of them. A variant is taken only if there is nothing else.
+    None if no file has a known name. A variant is used only if there is nothing else.
 
     Raises:
-        InvalidStateError: there are several variants, and nothing else; names them.
+        InvalidStateError: there are only variants, and several of them; names them.
     """
     for name in _ALL:
         if name in names:
@@ -70,9 +70,9 @@ def _variant_of(name: str) -> tuple[str, str] | None:
 
 
 def superseded(names: Collection[str]) -> set[str]:
-    """Return the files of weights that no program takes, because it finds others first.
+    """Return the files of weights that no program uses, because it finds others first.
 
-    Numbered files without an index of theirs are among these.
+    Includes numbered files without an index.
     """
     found: set[str] = set()
     for program in _PROGRAMS:
@@ -87,12 +87,12 @@ def superseded(names: Collection[str]) -> set[str]:
 
 
 def is_for_native(path: str, names: Collection[str]) -> bool:
-    """Return whether the native reader takes the same files: all, or those of `MODEL_INDEX`.
+    """Return whether the native reader reads the same files: all, or the files of `MODEL_INDEX`.
 
-    It also says what is wrong with a directory in which an export or download has not ended.
+    It also raises a clear error for a directory with an unfinished export or download.
 
     Raises:
-        InvalidStateError: as `chosen`.
+        InvalidStateError: an ambiguous directory; see `chosen`.
     """
     files = [n for n in names if n.endswith(".safetensors") and not n.startswith(".")]
     if not files or any(name.endswith(".part") for name in names):

@@ -1,4 +1,4 @@
-"""Walks over nested states whose tensors may be lazy. Loads tensors and looks at sizes of files."""
+"""Walks over nested states whose tensors may be lazy. Loads tensors and reads file sizes."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from ringstow._state.tree._walk import Box, Path, describe, rebuild
 State = dict[Any, Any]
 Make = Callable[[Any, Path], Any]
 Parts = dict[str, Callable[[], Any]]
-"""What opens each part of a state, by its key."""
+"""The functions that open each part of a state, by its key."""
 
 
 _VALUES_MAX = 100_000
 
 
 def check(path: str, state: object, at: Path = ()) -> None:
-    """Refuse a state of which no copy can be made: it holds itself, or its copy never ends.
+    """Refuse a state that cannot be copied: it contains itself, or its copy would be huge.
 
-    A pickle has at least a byte for each of its values. It can refer to one list so often, though,
-    that a copy with a list for each reference fills any memory.
+    A pickle has at least one byte for each value. But it can refer to one list so often that a copy
+    with a list for each reference fills any memory.
 
     Args:
         path: the checkpoint, for messages and for its size.
-        state: what it holds.
-        at: where that belongs.
+        state: the checkpoint's state.
+        at: the path of the state.
 
     Raises:
         FormatError: names the key.
@@ -54,17 +54,17 @@ def check(path: str, state: object, at: Path = ()) -> None:
 
 
 def check_size(path: str, nbytes: int, largest: str) -> None:
-    """Refuse tensors that would take far more memory, or room in a file, than where they are.
+    """Refuse tensors that would need far more memory or file space than the checkpoint has.
 
     A tensor may have strides of 0, and many tensors may be views of the same elements.
 
     Args:
         path: the checkpoint.
-        nbytes: the bytes of the tensors to make of it.
-        largest: the name of the largest.
+        nbytes: the bytes of the tensors to create.
+        largest: the name of the largest tensor.
 
     Raises:
-        FormatError: they do.
+        FormatError: the tensors are too large.
     """
     if nbytes > _ROOM_BYTES and nbytes > _ROOM_BYTES + _COPIES_MAX * (there := bytes_at(path)):
         raise FormatError(
@@ -92,12 +92,12 @@ def bytes_at(path: str) -> int:
 
 
 def is_stored(value: object) -> bool:
-    """Tell whether a value is a tensor or array, lazy or not."""
+    """Return whether a value is a tensor or array, lazy or not."""
     return type(value) is LazyTensor or _torch.is_tensor(value) or _numpy.is_array(value)
 
 
 def is_tensor(value: object) -> bool:
-    """Tell whether a value is a tensor, lazy or not, and not an array."""
+    """Return whether a value is a tensor, lazy or not, but not an array."""
     return _torch.is_tensor(value) or (type(value) is LazyTensor and not value.array)
 
 
@@ -132,7 +132,7 @@ def replaced(node: Any, make: Make, path: Path = ()) -> Any:
             return _custom_types.with_fields(value, describe(at))
         try:
             return rebuild(_custom_types.fields_of(value), at, made, is_leaf)
-        except Refused:  # there is more to it than its fields
+        except Refused:  # its fields are not its whole state
             return value
 
     def is_leaf(value: object) -> bool:
@@ -142,9 +142,9 @@ def replaced(node: Any, make: Make, path: Path = ()) -> Any:
 
 
 def resolved(state: State) -> State:
-    """Return a copy of a state whose tensors have their elements in memory as they read.
+    """Return a copy of a state without conjugated or negated views.
 
-    torch only marks a conjugated or negated view. Each is copied when it is loaded.
+    torch only marks such a view; the elements in memory differ. Each is copied when it is loaded.
     """
     known: dict[int, LazyTensor] = {}
 
@@ -164,7 +164,7 @@ def _resolved(tensor: Any) -> Any:
 
 
 def spec_of(dtype: Any, size: Any, key: str) -> tuple[str, tuple[int, ...], int]:
-    """Return safetensors' dtype name, the shape and the bytes of a torch tensor, without making it.
+    """Return a future torch tensor's safetensors dtype name, shape and bytes.
 
     Raises:
         UnsupportedError: the format does not have the dtype.

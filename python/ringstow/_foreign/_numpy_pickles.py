@@ -1,7 +1,7 @@
-"""numpy's arrays and scalars in pickles, made without numpy's own ``__setstate__``.
+"""Reads numpy arrays and scalars in pickles without numpy's own ``__setstate__``.
 
-``dtype.__setstate__`` believes what a pickle says of its fields and flags: bytes of the file could
-then count as pointers. The classes here replace numpy's, and accept only bytes and plain dtypes.
+``dtype.__setstate__`` trusts the fields and flags in a pickle: bytes of the file could then be used
+as pointers. The classes here replace numpy's, and accept only bytes and plain dtypes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class _Dtype:
         if type(order) is not str or order not in _ORDERS:
             raise ValueError(f"{order!r:.100} is not an order of bytes")
         self._order = order
-        # Not ignored: a program that unpickles the same bytes itself would believe them.
+        # Refuse instead of ignoring: a program that unpickles the same bytes itself would trust
+        # them.
         if tuple(state) != self.real().__reduce__()[2]:
             raise pickle.UnpicklingError(f"it has a numpy dtype {self._code} that is not plain")
 
@@ -42,7 +43,7 @@ class _Dtype:
 
 
 class _Elements:
-    """The elements of an array or scalar: checked, and not copied yet."""
+    """The elements of an array or scalar: checked, but not copied yet."""
 
     def __init__(self, dtype: Any, shape: tuple[int, ...], data: Any, order: Any) -> None:
         if type(dtype) is not _Dtype or type(data) is not bytes:
@@ -54,7 +55,7 @@ class _Elements:
             raise ValueError(f"{len(data)} bytes are not {shape} elements of {self._dtype}")
 
     def copied(self) -> Any:
-        """Return them as an array."""
+        """Return the elements as an array."""
         import numpy
 
         array: Any = numpy.ndarray(self._shape, self._dtype, self.data, order=self._order)
@@ -73,7 +74,7 @@ class _Array:
 
 
 class _Scalar:
-    """Replaces a scalar of numpy likewise."""
+    """Replaces numpy's scalar while a pickle is read."""
 
     def __init__(self, dtype: Any, data: Any = None) -> None:
         self.elements = _Elements(dtype, (), data, "C")
@@ -84,12 +85,12 @@ def _reconstruct(*_: Any) -> _Array:
 
 
 def _no_bytes() -> bytes:
-    """Return what protocol 2 pickles as a call of ``bytes``: the elements of an empty array."""
+    """Return empty bytes: protocol 2 pickles an empty array's elements as a call of ``bytes``."""
     return b""
 
 
 def replacements() -> dict[str, Any]:
-    """Return what to make in place of each of numpy's names; nothing without numpy."""
+    """Return the replacement for each of numpy's names; empty without numpy."""
     try:
         import numpy  # noqa: F401
     except ImportError:
@@ -103,7 +104,7 @@ def replacements() -> dict[str, Any]:
 def with_arrays(value: Any) -> Any:
     """Return a value that was unpickled with `replacements`, with its arrays and dtypes.
 
-    Containers and attributes of objects are changed in place; a value may hold itself.
+    Changes containers and attributes of objects in place; a value may contain itself.
     """
     return _replaced(value, {})
 
@@ -131,13 +132,13 @@ def _replaced(value: Any, seen: dict[int, Any]) -> Any:
         value.clear()
         value.update(items)
     attributes = getattr(value, "__dict__", None)
-    if type(attributes) is dict:  # a class has another kind of dict
+    if type(attributes) is dict:  # a class's ``__dict__`` is not a dict
         _replaced(attributes, seen)
     return value
 
 
 _IN_SETS = (_Dtype, _Scalar, tuple, frozenset)
-# The same bytes in two arrays: numpy never pickles that, and each takes memory for them.
+# numpy never pickles the same bytes for two arrays, and each copy takes memory.
 _SHARED_BYTES_MAX = 1024
 
 

@@ -1,6 +1,6 @@
-"""Classes that a pickle names, kept as they are: its BUILD can set attributes of a class, too.
+"""Protects classes that a pickle names: its BUILD can also set attributes of a class.
 
-The classes are the process' own, so such a pickle could replace their methods for good.
+The classes are the process's own, so such a pickle could replace their methods permanently.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ _SLOTS = ("__bases__", "__name__", "__qualname__")  # not in a class's dict
 
 
 class Kept:
-    """Notes classes before a pickle can change them."""
+    """Records classes before a pickle can change them."""
 
     def __init__(self) -> None:
         self._noted: dict[int, tuple[Any, dict[str, Any]]] = {}  # by id: hashes may change, too
 
     def note(self, kind: type) -> None:
-        """Note a class, and the members of an enum."""
+        """Record a class, and the members of an enum."""
         for one in _of(kind):
             self._noted.setdefault(id(one), (one, _attributes(one)))
 
     def restore(self) -> list[str]:
-        """Undo what has changed since, and return the names of what had."""
+        """Undo changes since the record, and return the names of changed attributes."""
         changed: list[str] = []
         for one, before in self._noted.values():
             now = _attributes(one)
@@ -50,13 +50,13 @@ def _attributes(one: Any) -> dict[str, Any]:
 
 
 def _same(name: str, before: dict[str, Any], now: dict[str, Any]) -> bool:
-    if name in _SLOTS:  # made anew for each look
+    if name in _SLOTS:  # created anew at each access
         return bool(before[name] == now[name])
     return name in before and name in now and before[name] is now[name]
 
 
 def _set(one: Any, name: str, value: Any, *, remove: bool = False) -> None:
-    if isinstance(one, type):  # past the class of an enum, which refuses
+    if isinstance(one, type):  # bypass an enum's metaclass, which refuses
         type.__delattr__(one, name) if remove else type.__setattr__(one, name, value)
     elif remove:
         vars(one).pop(name)

@@ -1,4 +1,4 @@
-"""Pickles of other programs: read so that they can run no code, with errors that say what to do."""
+"""Reads other programs' pickles without running code, with errors that say what to do."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def naming(path: str) -> Iterator[None]:
         raise
 
 
-# Objects that checkpoints hold and that are no more than their attributes. No package is imported
-# for them: each comes back as what is named here.
+# Objects in checkpoints that consist only of attributes. No package is imported for them: each
+# loads as the type named here.
 _OBJECTS: dict[str, Any] = {
     "argparse.Namespace": argparse.Namespace,
     "types.SimpleNamespace": types.SimpleNamespace,
@@ -54,14 +54,14 @@ _OBJECTS: dict[str, Any] = {
 
 
 def unpickled(source: Any, *, allow_pickle: bool = False, mmap: bool = False) -> Any:
-    """Return what torch.save wrote to a file or stream, on the CPU, without running code.
+    """Return the state that torch.save wrote to a file or stream, on the CPU, without running code.
 
-    Besides tensors and plain values it may hold numpy's arrays and scalars of plain dtypes,
+    Besides tensors and plain values it may hold numpy arrays and scalars of plain dtypes,
     namespaces, and the small objects that DeepSpeed keeps beside its tensors.
 
     Args:
         source: a path, or a stream.
-        allow_pickle: unpickle all, which can run any code.
+        allow_pickle: unpickle any value, which can run any code.
         mmap: map the file, which must be a zip archive.
 
     Raises:
@@ -82,7 +82,7 @@ def unpickled(source: Any, *, allow_pickle: bool = False, mmap: bool = False) ->
 
 
 class _Integers:
-    """The long integers of one pickle: a dict or set of many with one hash takes quadratic time."""
+    """Counts the long integers of one pickle: many equal hashes make a dict or set quadratic."""
 
     def __init__(self) -> None:
         self._found: set[int] = set()
@@ -92,7 +92,7 @@ class _Integers:
         """Return the integer of these bytes.
 
         Raises:
-            ValueError: many have its hash, whether they are keys or not.
+            ValueError: many integers have the same hash, whether or not they are keys.
         """
         number = pickle.decode_long(data)
         if number != (at := hash(number)) and number not in self._found:
@@ -109,10 +109,10 @@ _LONG = re.compile(rb"[IL](-?\d{19,})L?\n|\x8a(?=([\x08-\xff]))|\x8b(?=(....))",
 
 
 def refuse_collisions(data: bytes) -> None:
-    """Refuse a pickle, for Python's own unpickler, with many integers of one hash.
+    """Refuse a pickle, for Python's own unpickler, with many integers of equal hash.
 
     Raises:
-        ValueError: it has, whether they are keys or not.
+        ValueError: the pickle has many, whether or not they are keys.
     """
     integers = _Integers()
     for match in _LONG.finditer(data):
@@ -130,9 +130,9 @@ def refuse_collisions(data: bytes) -> None:
 
 
 def _known(named: dict[str, Any]) -> dict[str, Any]:
-    """Return what to make by name: these, and what the program allows for ``weights_only``.
+    """Return the classes by name: these, and classes that the program allows for ``weights_only``.
 
-    Trainers have it allow numpy's own classes, which would win over those of the same name here.
+    Trainers allow numpy's own classes, which must not override the classes of the same name here.
     """
     from torch import serialization
 
@@ -144,7 +144,7 @@ def _known(named: dict[str, Any]) -> dict[str, Any]:
 
 
 def _name_of(allowed: Any) -> str:
-    """Return the name under which torch finds what a program allows."""
+    """Return the name under which torch finds an allowed class."""
     if isinstance(allowed, tuple):
         return str(allowed[1])
     return f"{allowed.__module__}.{allowed.__qualname__}"
@@ -174,10 +174,10 @@ _POINTER_BYTES_MAX = 1024
 
 
 def refuse_pointer(path: str) -> None:
-    """Refuse a file that only says where Git LFS keeps the real one.
+    """Refuse a Git LFS pointer in place of the real file.
 
     Raises:
-        MissingFilesError: it is one.
+        MissingFilesError: the file is a pointer.
     """
     if not os.path.isfile(path) or os.path.getsize(path) > _POINTER_BYTES_MAX:
         return
@@ -197,9 +197,9 @@ def reading(path: str, what: str) -> Iterator[None]:
 
     Raises:
         UnsupportedError: a pickle could run any code, or needs classes that are not installed.
-        FormatError: it is nested too deep.
+        FormatError: the value is nested too deep.
         MissingFilesError: the file is in Git LFS.
-        CorruptCheckpointError: any other failure but the system's.
+        CorruptCheckpointError: any other failure except the system's.
         OSError: the system refused; names the file.
     """
     try:
@@ -214,13 +214,13 @@ def reading(path: str, what: str) -> Iterator[None]:
 
 
 def _report(path: str, what: str, error: Exception) -> None:
-    """Raise what to report in place of an error; return if that is the error itself."""
+    """Raise the error to report instead of this one; return if this one is to be raised."""
     if isinstance(error, Error):
         return
     if isinstance(error, pickle.UnpicklingError):
         raise refused(path if what == "it" else f"{path}: {what}", error) from error
     if isinstance(error, OSError):
-        # An offset from a damaged file, such as one before its beginning.
+        # An offset from a damaged file, for example a negative one.
         if error.errno == errno.EINVAL:
             raise unreadable(path, what, error) from error
         return

@@ -21,7 +21,7 @@ def read(path: str) -> State:
     """Return a file's tensors by name, as views of the mapped file.
 
     Raises:
-        CorruptCheckpointError: the file is cut short, or its header is not what the format says.
+        CorruptCheckpointError: the file is truncated, or its header is invalid.
         UnsupportedError: this torch does not have a tensor's dtype.
     """
     import torch
@@ -37,11 +37,11 @@ def read(path: str) -> State:
 
 class _Header(NamedTuple):
     tensors: list[tuple[str, str, list[int], int, int]]
-    """Name, dtype, shape, and where the bytes begin and end in the data."""
+    """Name, dtype, shape, and the range of bytes in the data."""
     is_sharded: bool
-    """Whether they may be regions of larger tensors."""
+    """Whether the tensors may be regions of larger tensors."""
     base: int
-    """Where the data begins."""
+    """The offset at which the data begins."""
 
 
 def _header(path: str) -> _Header:
@@ -63,12 +63,12 @@ def _header(path: str) -> _Header:
 
 
 def is_as_listed(path: str, index: str) -> bool:
-    """Return whether each tensor is in the file that an index lists for it, or is nowhere.
+    """Return whether each tensor is in its listed file, or in no file.
 
     Programs that read all listed files do not notice an index of an earlier save.
 
     Raises:
-        MissingFilesError, CorruptCheckpointError: as `listed`, or a file is damaged.
+        MissingFilesError, CorruptCheckpointError: an error of `listed`, or a file is damaged.
     """
     held: set[tuple[str, str]] = set()
     for file in listed(path, index):
@@ -96,7 +96,7 @@ def listed(path: str, index: str) -> list[str]:
 
     Raises:
         MissingFilesError: some are missing; names them.
-        CorruptCheckpointError: it is no index, or leads out of its directory.
+        CorruptCheckpointError: the file is not an index, or names files outside its directory.
     """
     names = list(dict.fromkeys(_weight_map(path, index).values()))
     missing = [name for name in names if not os.path.isfile(os.path.join(path, name))]

@@ -1,7 +1,7 @@
-"""The checkpoints that another program has left in the directory of a run, and their order.
+"""Finds the checkpoints that another program has left in a run's directory, in order.
 
-A training must not start from scratch beside them. They are ordered by the numbers in their names,
-as their programs order them.
+Training must not start from scratch beside them. They are ordered by the numbers in their names, as
+their programs order them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _STEP = re.compile(
     re.IGNORECASE,
 )
 _NUMBER = re.compile(r"(\d{1,18})$")
-# What trainings call a checkpoint that has no number.
+# Common names of checkpoints without a number.
 _WORDS = re.compile(r"checkpoint|ckpt|step|iter|epoch|latest|last|best|resume|state", re.IGNORECASE)
 
 
@@ -32,14 +32,14 @@ class Left(NamedTuple):
     path: str
     kind: str
     step: int | None
-    """The step that its name says; None if it says none."""
+    """The step in its name; None if the name has no step."""
 
 
 def found_in(root: str) -> list[Left]:
     """Return the checkpoints of other programs directly in a directory, the newest last.
 
-    Those without a number come first. Models without a trainer's state do not count. Logs each
-    that has not ended or cannot be read, and passes it over.
+    Checkpoints without a number come first. Models without a trainer's state do not count. Skips
+    and logs each checkpoint that is incomplete or cannot be read.
 
     Raises:
         OSError: the directory can't be read.
@@ -65,7 +65,7 @@ def found_in(root: str) -> list[Left]:
 
 
 def _up_to_latest(root: str, found: list[Left]) -> list[Left]:
-    """Pass over DeepSpeed's tags after the one that its file ``latest`` names.
+    """Skip DeepSpeed's tags after the tag that its file ``latest`` names.
 
     DeepSpeed writes ``latest`` last, and nothing in a tag says that its save has ended.
     """
@@ -93,8 +93,8 @@ def newest_in(root: str) -> Left | None:
     """Return the newest checkpoint of another program directly in a directory; None if it has none.
 
     Raises:
-        InvalidStateError: there are some, and nothing says which is the newest.
-        OSError: as `found_in`.
+        InvalidStateError: there are several, and the newest is not clear.
+        OSError: the directory can't be read.
     """
     found = found_in(root)
     if not found:
@@ -125,7 +125,7 @@ def _left(path: str, name: str) -> Left | None:
     if not is_directory and ending not in TORCH_ENDINGS:
         return None
     is_dcp = is_directory and os.path.isfile(os.path.join(path, ".metadata"))
-    # Nothing but a checkpoint has that file, whatever the name.
+    # Only a checkpoint has that file, whatever its name.
     match = _STEP.fullmatch(stem) or (_NUMBER.search(stem) if is_dcp else None)
     if match is None and not (is_dcp or ending == ".ckpt" or _WORDS.search(stem)):
         return None
@@ -138,7 +138,7 @@ def _left(path: str, name: str) -> Left | None:
 
 
 def _is_complete(path: str) -> bool:
-    from ringstow._foreign import _torch_file  # takes a while to import
+    from ringstow._foreign import _torch_file  # slow import
 
     try:
         _torch_file.is_zip(path)

@@ -1,4 +1,4 @@
-"""Files by torch.save, mapped into memory: what is not used is not read.
+"""Files by torch.save, mapped into memory: unused parts are not read.
 
 torch's own unpickler for weights reads them, which runs no code.
 """
@@ -23,29 +23,29 @@ from ringstow._state.tensors import _torch
 if TYPE_CHECKING:
     import torch
 
-# How files by torch.save begin: as a zip archive; before torch 1.6 with a pickled number.
+# The first bytes of files by torch.save: a zip archive; before torch 1.6 a pickled number.
 _ZIP = b"PK\x03\x04"
 _OLD = (b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", b"L119547037146038801333356L\n.")
 _HEAD_BYTES = 512
-# Members of a tar archive that are looked at.
+# How many members of a tar archive to read.
 _MEMBERS_MAX = 16
-# Bytes whose checksum is computed at once.
+# Bytes to checksum at once.
 _PIECE = 16 << 20
 
 
 class Files:
-    """Reads files, and verifies each of their tensors when that is needed."""
+    """Reads files, and verifies each tensor on demand."""
 
     def __init__(self, *, allow_pickle: bool, verify: bool = True) -> None:
         self.allow_pickle = allow_pickle
         self._verify = verify
         self._sums: dict[int, Checksums] = {}
-        """By the address of a tensor's storage."""
+        """Checksums by the address of a tensor's storage."""
         self.has_checksums = True
         """Whether every file that was read has checksums."""
 
     def read(self, path: str) -> Any:
-        """Return what a file holds. Its tensors are views of the mapped file.
+        """Return the contents of a file. Its tensors are views of the mapped file.
 
         Raises:
             UnsupportedError: a value can only be unpickled, which needs ``allow_pickle``.
@@ -78,7 +78,7 @@ class Files:
         """Verify the bytes that a tensor is a view of, once.
 
         Raises:
-            CorruptCheckpointError: they are not those that were written.
+            CorruptCheckpointError: the bytes are damaged.
         """
         sums = self._sums.get(tensor.untyped_storage().data_ptr())
         if sums is not None:
@@ -111,11 +111,11 @@ def _storages(value: Any) -> set[int]:
 
 
 def is_zip(path: str) -> bool:
-    """Tell whether torch.save wrote a file as a zip archive, not in its older format.
+    """Return whether torch.save wrote a file as a zip archive, not in its older format.
 
     Raises:
         CorruptCheckpointError: the file is empty, zeroed or truncated.
-        InvalidStateError: torch.save never writes such a beginning.
+        InvalidStateError: the first bytes are not torch.save's.
     """
     if os.path.exists(path) and not os.path.isfile(path):
         raise InvalidStateError(f"{path} is not a regular file: give a file by torch.save")
@@ -149,7 +149,7 @@ def is_zip(path: str) -> bool:
 
 
 def _check_tar(path: str) -> None:
-    """Refuse a tar archive that torch has not written: it did until its version 0.1.10."""
+    """Refuse a tar archive that torch has not written (torch before 0.1.10 wrote tar archives)."""
     names: list[str] = []
     with (
         _files.reading(path) as file,
@@ -171,7 +171,7 @@ def _damaged(path: str, what: str) -> CorruptCheckpointError:
 
 
 def check_zip(path: str) -> None:
-    """Verify all checksums that torch.save wrote; torch does not for a mapped file."""
+    """Verify all checksums that torch.save wrote; torch does not verify a mapped file."""
     with reading(path, "it"), _files.reading(path) as file, zipfile.ZipFile(file) as archive:
         bad = archive.testzip()
     if bad is not None:
@@ -187,13 +187,13 @@ def _differs(path: str, what: str) -> CorruptCheckpointError:
 
 
 class Checksums:
-    """The checksums of one file's tensors; each storage is verified once, when it is needed."""
+    """The checksums of one file's tensors; each storage is verified once, on demand."""
 
     def __init__(self, path: str) -> None:
-        """Read the list of checksums, and verify everything but the tensors.
+        """Read the list of checksums, and verify everything except the tensors.
 
         Raises:
-            CorruptCheckpointError: bytes are not those that torch.save wrote.
+            CorruptCheckpointError: bytes differ from their checksums.
         """
         self._path = path
         self._verified: set[int] = set()
@@ -207,7 +207,7 @@ class Checksums:
         """Verify the storage of a tensor.
 
         Raises:
-            CorruptCheckpointError: its bytes have none of the checksums in the file.
+            CorruptCheckpointError: its checksum is not among the checksums in the file.
         """
         storage = tensor.untyped_storage()
         address, size = storage.data_ptr(), storage.nbytes()

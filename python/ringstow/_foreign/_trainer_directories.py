@@ -1,7 +1,6 @@
 """Directories in which a trainer has left a file for each part of its state.
 
-Each part is opened when it is needed, and not before: a part that cannot be read does not hide the
-others.
+Each part is opened only on demand, so that an unreadable part does not block the others.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from ringstow._foreign._torch_file import Files
 
 _log = logging.getLogger("ringstow")
 
-# Files that hold an object of the program and no state: only pickle makes them.
+# Files that hold an object of the program, not state: only pickle can load them.
 OBJECTS = re.compile(r"training_args\.bin|sampler(_\d+)?\.bin")
 _TORCH = re.compile(r".*\.(pt|pth|bin|pkl)")
-# What the directory of a model's or an optimizer's shards is called, and the key of its state.
+# The name of the directory of a model's or optimizer's shards, and the key of its state.
 _SHARDED = (
     (re.compile(r"pytorch_model_fsdp(_\d+)"), "model"),
     (re.compile(r"optimizer(_\d+)"), "optimizer"),
@@ -40,7 +39,7 @@ def of_folder(path: str, files: Files) -> tuple[Parts, list[str]]:
     """Return the parts of a Trainer's or an Accelerator's checkpoint, and the files left out.
 
     Raises:
-        FormatError: two files would be one part.
+        FormatError: two files have the same part's name.
         MissingFilesError: a file of a numbered set is missing.
     """
     parts: Parts = {}
@@ -102,7 +101,7 @@ def _dcp(at: str, key: str, files: Files) -> Any:
 
 
 def _tensors(path: str, name: str, files: Files) -> Any:
-    """Return what a file holds, or all files that an index lists."""
+    """Return the contents of a file, or of all files that an index lists."""
     if not name.endswith(".json"):
         return _file(os.path.join(path, name), files)
     state: dict[str, Any] = {}
@@ -116,7 +115,7 @@ def _file(path: str, files: Files) -> Any:
 
 
 def weights(path: str, files: Files) -> Any:
-    """Return the tensors of a model's directory, of the files that `from_pretrained` takes."""
+    """Return the tensors of a model's directory, from the files that `from_pretrained` uses."""
     names = sorted(os.listdir(path))
     name = chosen(path, names)
     if name is None:
@@ -136,7 +135,7 @@ def weights(path: str, files: Files) -> Any:
 
 
 def _check_sets(path: str, names: list[str]) -> None:
-    """Refuse numbered files without their index, or of which some are missing."""
+    """Refuse numbered files without their index, or incomplete sets of them."""
     for name in names:
         match = NUMBERED.fullmatch(name)
         if match is None:

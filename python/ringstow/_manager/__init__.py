@@ -1,1 +1,1 @@
-"""`CheckpointManager`, and what it works with on one process, several ranks or several nodes."""
+"""`CheckpointManager`, and its parts for one process, several ranks and several nodes."""

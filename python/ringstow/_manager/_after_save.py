@@ -1,4 +1,4 @@
-"""What a manager does to a run besides saves and loads: it copies steps, and removes old ones."""
+"""The work of a manager besides saves and loads: it copies steps, and removes old ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logging.getLogger("ringstow")
 
 
 class Upkeep:
-    """What follows each save of a manager, and precedes some."""
+    """Copies and removes steps after each save of a manager, and before some."""
 
     def __init__(
         self,
@@ -37,17 +37,17 @@ class Upkeep:
         evicts: bool,
         node_local: bool,
     ) -> None:
-        """Name the parts.
+        """Store the parts.
 
         Args:
             root: the directory of the run.
-            copier: copies steps.
-            clearing: removes steps, and decides which.
-            previous: remembers the base of the next save, if saves have one.
-            from_first: has all ranks get what the first one returns.
+            copier: copies steps to tiers and other nodes.
+            clearing: decides which steps to remove, and removes them.
+            previous: remembers the base of the next save; None if saves have no base.
+            from_first: calls a function on the first rank, and returns its result on all ranks.
             leads: whether this process removes steps.
-            evicts: whether steps leave once all tiers have them.
-            node_local: whether all ranks copy together, and so must copy the same steps.
+            evicts: whether a step is removed here once all tiers have a copy.
+            node_local: whether all ranks copy together; they must then copy the same steps.
         """
         self._root = root
         self._copier = copier
@@ -58,50 +58,49 @@ class Upkeep:
         self._evicts = evicts
         self._node_local = node_local
         self.report: Retained | None = None
-        """What the last removal of old steps did; None before the first, or if it failed."""
+        """The report of the last removal of old steps; None before the first, or if it failed."""
         self.error: Exception | None = None
         """Why the last removal or slimming failed."""
 
     def make_room(self) -> None:
-        """Before a save for which there is no room, wait for copies, and remove what they allow."""
+        """If the next save does not fit, wait for copies, and remove what they release."""
         if not (self._evicts and self._leads) or self._has_room():
             return
         self._evict()
         if self._has_room() or not self._copier.waiting():
             return
         _log.warning(
-            "%s is full: the save waits until earlier steps are on the tiers and leave", self._root
+            "%s is full: the save waits until earlier steps are copied and removed", self._root
         )
         self._copier.wait()
         self._evict()
 
     def _has_room(self) -> bool:
-        """Whether a save of the size of the newest step fits; without an answer, it will say so."""
+        """Return whether a save of the newest step's size fits; True if unknown."""
         try:
             return self._clearing.has_room(_free(self._root))
         except OSError:
             return True
 
     def _evict(self) -> None:
-        """Remove the steps that all tiers have, and have those copied that a tier lacks."""
+        """Remove the steps that all tiers have, and copy the steps that a tier lacks."""
         self._copy_found(self._clearing.evict(self._copier.waiting()))
 
     def _copy_found(self, paths: list[str]) -> None:
-        """Have older steps copied, unless other ranks must do so, too, and do not know them."""
+        """Copy older steps, unless all ranks copy together: the others do not know these steps."""
         if not self._node_local:
             for path in paths:
                 self._copier.add_found(path)
 
     def committed(self, path: str, copies: Future[bool] | None = None) -> None:
-        """Copy a step that was saved, and remove old ones. ``copies`` becomes how the copy ends."""
+        """Copy a saved step, and remove old ones. ``copies`` receives the outcome of the copy."""
         if self._previous is not None:
             self._previous.saved(path)
         lacking: list[str] = []
         try:
             lacking = self.clear()
         finally:
-            # After the look at the tiers: the copy of this step removes there what their rules no
-            # longer keep.
+            # List the tiers first: the copy of this step removes steps there that no rule keeps.
             self._copier.add(path, is_new=True, ended=copies)
         self._copy_found(lacking)
 
@@ -118,8 +117,8 @@ class Upkeep:
 
         Args:
             restored: the step.
-            tiers: where to look besides the run.
-            config: the settings of reading.
+            tiers: the directories and URLs to search besides the run.
+            config: the settings for reads.
             loadable: lists the steps of the run, newest first.
             drop_newer: whether to remove them.
         """
@@ -130,22 +129,23 @@ class Upkeep:
             _native.go_back(self._root, places, restored.order, drop_newer, how)
 
         if drop_newer:
-            # Copies that have begun go on without the step here, and would bring it back there.
+            # A copy that has begun continues after the step is removed here, and would restore it
+            # there.
             look(here)
             self._copier.wait()
         look([*here, *tiers])
         if drop_newer and not self._node_local:
-            # Its copy may have given way to that of a step that is gone.
+            # A newer step, which is removed now, may have taken the place of this step's copy.
             for newest in loadable()[:1]:
                 self._copier.add_found(newest.path)
 
     def rescue(self, path: str, copies: Future[bool] | None = None) -> None:
-        """Copy a step whose last sync failed: the tiers may keep it."""
+        """Copy a step whose last sync failed: the copy may survive a crash."""
         if not self._node_local:  # the other ranks do not know
             self._copier.rescue(path, copies)
 
     def follow(self, handle: SaveHandle, path: str) -> threading.Event:
-        """Do the same once a background save has ended; return what is set after that."""
+        """Do the same once a background save has ended; return a future that is set after that."""
         is_over = threading.Event()
         copies = self._copier.expected()
         handle._copies = copies
@@ -161,12 +161,12 @@ class Upkeep:
 
         caller = threading.get_ident()
 
-        def ended(done: Any) -> None:  # knows no handle, so that a handle can be dropped
+        def ended(done: Any) -> None:  # does not refer to the handle, so that it can be freed
             how = done._is_committed(), done._may_be_lost()
             if threading.get_ident() != caller:
                 clean_up(*how)
                 return
-            try:  # the save has ended before anybody could follow it
+            try:  # the save ended before a thread could follow it
                 threading.Thread(target=clean_up, args=how).start()
             except RuntimeError:  # there can be no more threads
                 clean_up(*how)
@@ -175,13 +175,14 @@ class Upkeep:
         return is_over
 
     def find_out(self, lacking: list[str], passed_over: Collection[str]) -> None:
-        """After a restore, have the steps here copied that a tier lacks.
+        """After a restore, copy the steps here that a tier lacks.
 
-        Nodes have not all seen the same, and must copy the same: they try to copy all steps.
+        Nodes may have found different steps, and must copy the same ones: they try to copy all
+        steps.
 
         Args:
             lacking: paths of these steps.
-            passed_over: paths of steps that cannot be loaded, and so not be copied.
+            passed_over: paths of steps that cannot be loaded, and so cannot be copied.
         """
         if not self._evicts:
             return
@@ -195,14 +196,14 @@ class Upkeep:
                 self._copier.add_found(path)
 
     def clear(self) -> list[str]:
-        """Remove old steps; return those that a rule keeps and that a tier lacks."""
+        """Remove old steps; return the kept steps that a tier lacks."""
         if not self._leads:
             return []
         self.report, self.error, lacking = cleared(self._clearing, self._copier.waiting())
         return lacking
 
     def close(self) -> None:
-        """Wait for the copies, and remove what they allow."""
+        """Wait for the copies, and remove the steps that they release."""
         self._copier.close()
         if self._leads:
             self._clearing.evict(self._copier.waiting())
@@ -211,10 +212,10 @@ class Upkeep:
 def cleared(
     clearing: _native.Clearing, waiting: list[str]
 ) -> tuple[Retained | None, Exception | None, list[str]]:
-    """Remove and slim the steps of a run after a save, which no failure of that fails.
+    """Remove and slim the steps of a run after a save; a failure here does not fail the save.
 
     Returns:
-        What was removed, what failed, and the steps that a tier lacks.
+        The report of the removal, the failure, and the steps that a tier lacks.
     """
     from ringstow._reports._checkpoint_reports import Retained
 
@@ -223,6 +224,6 @@ def cleared(
 
 
 def _free(directory: str) -> int:
-    """Return how many bytes its file system has for this user."""
+    """Return how many bytes of its file system this user may still write."""
     status = os.statvfs(directory)
     return status.f_bavail * status.f_frsize

@@ -1,7 +1,7 @@
-"""`CheckpointManager`: the object by which a training loop saves, keeps and resumes.
+"""`CheckpointManager`: the object with which a training loop saves, keeps and restores steps.
 
-It decides when to save, remove and load, and in which order. How one process or several ranks do
-that is in `_one_process` and `_many_ranks`. It never reads or writes a checkpoint's bytes itself.
+It decides when to save, remove and load, and in which order. `_one_process` and `_many_ranks` do
+the saves and loads. It never reads or writes a checkpoint's bytes itself.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _log = logging.getLogger("ringstow")
 
 
 class CheckpointManager:
-    """Saves the steps of a training into one directory, keeps those it should, and resumes.
+    """Saves the steps of a training run into one directory, removes old ones, and resumes.
 
     ::
 
@@ -61,10 +61,10 @@ class CheckpointManager:
 
     Step 1000 is saved to ``step-00001000``. One save is in progress at a time: every method but the
     properties first waits for the save in progress and the removal of old steps after it. If that
-    save failed, and nobody has asked its handle, the method raises the failure, once.
+    save failed and its handle has not reported it, the method raises the failure, once.
 
     With several ranks (``torch.distributed``) every rank makes the manager and calls each method in
-    the same order. States are saved and loaded as by ``ringstow.distributed``.
+    the same order. Saves and loads work as in ``ringstow.distributed``.
 
     Call it from one thread. A second thread waits until the first one's call returns. A signal
     handler that interrupts a call gets BusyError. A forked child must make a manager of its own.
@@ -88,25 +88,24 @@ class CheckpointManager:
 
         Args:
             root: the directory of the run.
-            keep: which steps to keep: a number of the newest, or a `Retention`. None removes none.
+            keep: which steps to keep: the newest ``keep`` steps, or a `Retention`. None keeps all.
             tiers: where to copy each step in the background, nearest first: directories on other
                 disks and object stores, such as ``["/shared/run", "s3://bucket/run"]``, or `Tiers`,
-                which also says how many stay in each place. If saves are faster than copies, steps
-                in between are passed over. `restore` takes the newest step of all tiers, and what
-                is damaged on one from the next. On several ranks, rank 0 copies; with ``nodes`` the
-                first rank of each node copies its files. None means those of ``config``, and ``[]``
-                none.
-            nodes: ``Nodes()`` if ``root`` is on each node's own disk, and ranks on other nodes do
-                not see it; ``Nodes(replicas=2)`` also copies each node's files to the next one. The
-                first rank of each node removes old steps there. None means that all ranks see
-                ``root``.
-            base: ``"previous"`` links files of the step before whose tensors have not changed,
-                instead of writing them again; see `ringstow.save`. `Previous` also says which saves
-                write all. None writes all.
-            staging: how `save_async` keeps the values of the call, as in `ringstow.save_async`.
-                ``"unguarded"`` is refused on several ranks.
+                which also sets how many steps stay in each place. If saves are faster than copies,
+                steps in between are not copied. `restore` takes the newest step of all tiers;
+                damaged parts come from the next copy. On several ranks, rank 0 copies; with
+                ``nodes`` the first rank of each node copies its files. None means the tiers of
+                ``config``, and ``[]`` no tiers.
+            nodes: ``Nodes()`` if ``root`` is on each node's own disk, where other nodes cannot read
+                it; ``Nodes(replicas=2)`` also copies each node's files to the next one. The first
+                rank of each node removes old steps there. None means that all ranks see ``root``.
+            base: ``"previous"`` links files of the previous step whose tensors have not changed,
+                instead of writing them again; see `ringstow.save`. `Previous` also sets which saves
+                write all files. None writes all files in each save.
+            staging: how `save_async` keeps the values of the call: ``"guard"``, ``"snapshot"``,
+                ``"wait"`` or ``"unguarded"`` (one process only); see `ringstow.save_async`.
             config: the settings of saves and loads; None means the defaults.
-            allow_pickle: pickle values of other types, and unpickle them, as in `ringstow.save`.
+            allow_pickle: pickle values of other types, and unpickle them, which can run any code.
             group: the ranks that share the run's checkpoints: a gloo group that training does not
                 use, since a background save communicates in it. None means all ranks, in a new
                 group.
@@ -114,10 +113,10 @@ class CheckpointManager:
         Raises:
             TypeError: an argument has a value of the wrong type.
             InvalidStateError: ``keep`` is below 1; or ``root`` is a URL, or one of ``tiers`` is in
-                ``root`` or is a URL that cannot be understood; or `Tiers` has a field for places
-                and names none; or with ``Tiers.keep_here``, ``Tiers.keep`` is less than ``keep``,
-                so that steps would be nowhere; or ``staging`` or ``base`` is unknown, or not for
-                several ranks; or ``nodes`` goes with one process, ``base`` or
+                ``root`` or is a URL that cannot be understood; or `Tiers` sets a field for places
+                and names no place; or with ``Tiers.keep_here``, ``Tiers.keep`` is less than
+                ``keep``, so that steps would have no copy; or ``staging`` or ``base`` is unknown,
+                or not for several ranks; or ``nodes`` is combined with one process, ``base`` or
                 ``Retention.slim_after``; or there are fewer nodes than ``Nodes.replicas``.
         """
         self._keep = _policies.retention(keep)
@@ -127,7 +126,7 @@ class CheckpointManager:
         places = checked(found.tiers if there.places is None else there.places, self._root, found)
         _tiers.refuse_without(places, there)
         rate = found.promotion_rate if there.rate is None else there.rate
-        config = without_tiers(found)  # the manager copies by itself
+        config = without_tiers(found)  # the manager itself copies
         evicts = there.keep_here is not None
         on_tiers = _rules.on_tiers(self._keep, there)
         plan = _tiers.Plan(places, rate, on_tiers, self._keep, evicts)
@@ -137,7 +136,7 @@ class CheckpointManager:
         not_for_nodes = {"base": base, "Retention.slim_after": self._keep.slim_after}
         _setup.check_nodes(_policies.nodes(nodes), config, **not_for_nodes)
         self._node_local = nodes is not None
-        # Each node removes old steps by itself, so all ranks need the same rules.
+        # Each node removes old steps independently, so all ranks need the same rules.
         rules = None if nodes is None else (self._keep, plan, there.keep_here)
         same = {"nodes": nodes, "keep and tiers": rules}
         saves = _setup.Saves(config, staging, allow_pickle)
@@ -169,7 +168,7 @@ class CheckpointManager:
         self._owns_run = False
         self._saving: _Saving | None = None
         self._left_out: int | None = None
-        """The last step, if it was left out by ``on_busy="skip"``."""
+        """The last step, if ``on_busy="skip"`` skipped it."""
         self._has_read_newest = False
 
     def __repr__(self) -> str:
@@ -179,7 +178,7 @@ class CheckpointManager:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not self._turn.is_own():  # a forked child leaves the block
+        if not self._turn.is_own():  # a forked child must not close it
             return
         if error is None:
             self.close()
@@ -193,7 +192,7 @@ class CheckpointManager:
 
     @property
     def retention_report(self) -> Retained | None:
-        """What the last removal of old steps did; None before the first, or if it failed.
+        """The report of the last removal of old steps; None before the first, or if it failed.
 
         Several ranks get rank 0's report with their next call.
         """
@@ -201,32 +200,32 @@ class CheckpointManager:
 
     @property
     def retention_error(self) -> Exception | None:
-        """Why the last removal or slimming of old steps failed, or None. Rank 0 alone knows it."""
+        """Why the last removal or slimming of old steps failed, or None. Only on rank 0."""
         return self._upkeep.error
 
     @property
     def promotion_report(self) -> PromotionReport | None:
-        """What the last copy to one of the ``tiers`` did; None before the first. Rank 0's alone."""
+        """The report of the last copy to a tier; None before the first. Only on rank 0."""
         return self._copier.report
 
     @property
     def promotion_error(self) -> BaseException | None:
-        """Why the last copy to one of the ``tiers`` failed, or None. Rank 0 alone knows it.
+        """Why the last copy to one of the ``tiers`` failed, or None. Only on rank 0.
 
         With ``Nodes.replicas``, why the last copy to another node failed.
         """
         return self._copier.error
 
     def raise_failures(self) -> None:
-        """Raise why the last removal of old steps, or the last copy of one, failed, if it did.
+        """Raise the failure of the last removal of old steps or of the last copy, if it failed.
 
-        A failed save is raised by the next call anyway. These failures stop no training: they are
-        logged at once, and tried again after the next save. Call this where they are to count, such
-        as at the end of a job, also after `close`. Rank 0 alone knows of them; with ``nodes`` the
+        The next call raises a failed save anyway. These failures do not stop training: the manager
+        logs them at once, and tries again after the next save. Call this where they must count,
+        such as at the end of a job, also after `close`. Only rank 0 raises; with ``nodes`` the
         first rank of each node.
 
         Raises:
-            Exception: `retention_error` or `promotion_error`, or an ExceptionGroup of both.
+            Exception: `retention_error` or `promotion_error`; an ExceptionGroup if both are set.
             Error: the system refused to remove steps; names them.
         """
         errors = [one for one in (self.retention_error, self.promotion_error) if one is not None]
@@ -243,19 +242,19 @@ class CheckpointManager:
             raise errors[0]
 
     def wait_promoted(self, timeout: float | None = None) -> bool:
-        """Wait for the save in progress, and until its step has all copies, or has failed to.
+        """Wait for the save in progress, and until all copies of its step are made or have failed.
 
         These are the copies on ``tiers``, and with ``Nodes.replicas`` on other nodes.
 
         Returns:
-            Whether they are there; False if ``timeout`` seconds were not enough, or the copy
-            failed, as `promotion_error` says, or the save, as the next call raises.
+            Whether all copies exist. False if ``timeout`` seconds were not enough, if the copy
+            failed (see `promotion_error`), or if the save failed (the next call raises why).
 
         Raises:
-            InvalidStateError: without ``nodes`` rank 0 alone copies, and this is another one.
+            InvalidStateError: without ``nodes`` only rank 0 copies, and this is another rank.
         """
         if self._copies_elsewhere:
-            raise InvalidStateError("rank 0 alone copies to the tiers, and knows what is there")
+            raise InvalidStateError("only rank 0 copies to the tiers, and knows their steps")
         saving = self._saving
         if saving is not None:
             until = None if timeout is None else time.monotonic() + timeout
@@ -271,23 +270,23 @@ class CheckpointManager:
     ) -> SaveReport:
         """Save a step, return once it is durable, and remove the steps that no rule keeps.
 
-        Replaces a step of the same number at its commit. A failed removal is no failure of the
-        save: it is logged, and tried again after the next save. The first save after `restore` of
-        the newest step also finishes a removal that a kill has cut short, before it begins.
+        Replaces a step of the same number at its commit. A failed removal does not fail the save:
+        it is logged, and tried again after the next save. Before it begins, the first save after
+        `restore` of the newest step also finishes a removal that a kill has interrupted.
 
         Args:
             step: the step's number.
-            state: as in `ringstow.save`; on several ranks, as in ``ringstow.distributed.save``, and
-                there objects with ``state_dict`` and ``load_state_dict``, whose dict is saved.
-            metrics: numbers by name, for ``Retention.best`` and `best`. On several ranks rank 0's
-                count.
+            state: the state dict, nested in any way; see `ringstow.save`, and on several ranks
+                ``ringstow.distributed.save``. Objects with ``state_dict`` are saved by that dict.
+            metrics: numbers by name, for ``Retention.best`` and `best`. On several ranks, rank 0's
+                are used.
 
         Returns:
-            What was done, on several ranks by this rank.
+            The report; on several ranks, this rank's.
 
         Raises:
-            Exception: as in `ringstow.save`. On several ranks, as in ``ringstow.distributed.save``,
-                on all of them.
+            Exception: any error of `ringstow.save`; on several ranks, of
+                ``ringstow.distributed.save``, on all of them.
         """
         number, begun = _numbered(step), time.perf_counter()
         with self._call("save", number):
@@ -313,27 +312,27 @@ class CheckpointManager:
         *,
         on_busy: _setup.OnBusy = "wait",
     ) -> SaveHandle:
-        """Start to save a step in the background, and return; otherwise as `save`.
+        """Start to save a step in the background, and return; otherwise the same as `save`.
 
         The old steps are removed in the background, after the commit.
 
         Args:
             step: the step's number.
-            state: as in `save`.
-            metrics: as in `save`.
-            on_busy: what to do while the save before, or the removal of old steps after it, is in
+            state: the state dict to save; see `save`.
+            metrics: numbers by name, for ``Retention.best`` and `best`.
+            on_busy: what to do while the previous save, or the removal of old steps after it, is in
                 progress. ``"wait"`` waits for it. ``"skip"`` does not save this step: it logs a
                 warning, and the handle's ``skipped`` is true. A step that ``Retention.every`` keeps
-                is never skipped: the call waits. On several ranks all must say the same, and rank 0
-                decides for all.
+                is never skipped: the call waits. On several ranks all must pass the same value, and
+                rank 0 decides for all.
 
         Returns:
             The handle to wait on, a `concurrent.futures.Future`. You need not keep it: the next
-            call, or the end of the ``with`` block, raises a failure.
+            call, or the end of the ``with`` block, raises its failure.
 
         Raises:
             InvalidStateError: an unknown ``on_busy``; or the ranks make different calls.
-            Exception: as in `ringstow.save_async`.
+            Exception: any error of `ringstow.save_async`.
         """
         number, begun = _numbered(step), time.perf_counter()
         _setup.check_on_busy(on_busy)
@@ -353,15 +352,15 @@ class CheckpointManager:
         return handle
 
     def _skipped(self, step: int, metrics: Mapping[str, Any] | None) -> SaveHandle | None:
-        """Return the handle of a step that is left out, on all ranks; None if it is to be saved."""
+        """Return the handle of a skipped step, on all ranks; None if the step must be saved."""
         with self._turn.taken("save_async"):
             self._side.check()
             saving = self._saving
-            # Twice: the first to come may have said "busy" long before the last one came.
+            # Ask twice: the first rank may have answered "busy" long before the last rank arrived.
             for _ in range(2):
                 said = "over" if saving is None or saving.is_over.is_set() else "busy"
                 if saving is not None and saving.handle._was_cancelled:
-                    said = "cancelled"  # it is gone soon: this step takes its place
+                    said = "cancelled"  # it ends soon: this step replaces it
                 all_said = self._side.meet(("save_async", step, "skip"), None, said)
                 if all_said[0] != "busy" or "cancelled" in all_said:
                     return None
@@ -371,7 +370,7 @@ class CheckpointManager:
                 skip,  # imports futures, which `import ringstow` does not
             )
 
-            # On another rank than the first the save may have ended.
+            # On ranks other than the first, the save may have ended.
             before = "the step before" if saving is None else saving.handle.path
             is_first, self._left_out = self._left_out is None, step
             path = _native.usual_path(self._root, step)
@@ -380,25 +379,25 @@ class CheckpointManager:
     def wait(self) -> None:
         """Wait for the save in progress and the removal of old steps after it.
 
-        Ctrl-C ends the wait, and the save goes on: wait again.
+        Ctrl-C ends the wait, not the save: wait again.
 
         Raises:
-            Exception: why the save failed, unless its handle was asked.
+            Exception: why the save failed, unless its handle has reported it.
         """
         with self._call("wait"):
             pass
 
     def close(self) -> None:
-        """Wait as `wait` does, and for the copies to ``tiers``; close, even if the save failed.
+        """Wait for the save, the removals and the copies to ``tiers``; close.
 
-        A copy that failed is tried a last time.
+        Closes even if the save failed. Tries a failed copy a last time.
 
         The end of a ``with`` block does it. If the block raised, a failed save is logged instead.
-        After ``destroy_process_group()``, or if the process group came after the manager, each rank
-        closes by itself.
+        After ``destroy_process_group()``, or if the process group was made after the manager, each
+        rank closes by itself.
 
         Raises:
-            Exception: as in `wait`.
+            Exception: why the save failed, unless its handle has reported it.
         """
         if self._turn.is_closed and self._turn.is_own():
             return
@@ -408,15 +407,15 @@ class CheckpointManager:
         else:
             self._close_alone()
 
-    # What there is.
+    # Lists of steps.
 
     def steps(self) -> list[Step]:
         """List the steps in ``root``, oldest first, including those that can't be loaded.
 
-        `ringstow.steps` lists those of a tier.
+        `ringstow.steps` lists a tier's steps.
 
         Raises:
-            OSError: the directory, or one in it that may be a step, can't be read.
+            OSError: the directory, or a directory in it that may be a step, can't be read.
         """
         with self._call("steps"):
             return self._side.first(self._run.steps)
@@ -424,25 +423,25 @@ class CheckpointManager:
     def latest(self) -> Step | None:
         """Return the newest step that can be loaded, by its number; None if there is none yet.
 
-        Looks at the ``tiers``, too, and returns the nearest copy that can be loaded by itself.
+        Searches the ``tiers``, too, and returns the nearest copy that can be loaded by itself.
         Judges by manifests and lengths of files. Logs each newer step that can't be loaded.
 
         Raises:
             IncompleteCheckpointError, CorruptCheckpointError, FormatError: steps were committed,
-                and none of them can be loaded: why the newest cannot.
+                and none can be loaded; says why the newest cannot.
             InvalidStateError: nothing in the directory counts as a step, but it has checkpoints.
-            OSError: as in `steps`; or a tier does not answer.
+            OSError: the directory can't be read, or a tier does not answer.
         """
         with self._call("latest"):
             return self._side.first(self._steps.newest)
 
     def best(self, metric: str | None = None, mode: Mode | None = None) -> Step | None:
-        """Return the step with the best value of a metric, of several the newest.
+        """Return the step with the best value of a metric; of equal steps the newest.
 
-        Looks at the ``tiers``, too, and returns the nearest copy.
+        Searches the ``tiers``, too, and returns the nearest copy.
 
         Args:
-            metric: the metric's name; None means that of ``Retention.best``.
+            metric: the metric's name; None means the metric of ``Retention.best``.
             mode: whether the smallest value is the best, ``"min"``, or the largest, ``"max"``.
 
         Returns:
@@ -450,7 +449,7 @@ class CheckpointManager:
 
         Raises:
             InvalidStateError: neither the call nor ``Retention.best`` names a metric.
-            OSError: as in `steps`; or a tier does not answer.
+            OSError: the directory can't be read, or a tier does not answer.
         """
         metric, mode = _rules.metric_of_best(self._keep, metric, mode)
         with self._call("best", metric, mode):
@@ -469,35 +468,35 @@ class CheckpointManager:
     ) -> Restored | None:
         """Load a step, the newest if none is named.
 
-        Saves that were killed before their commit do not count. The newest is the one with the
-        highest number, unless the run has gone back: what was saved after that is newer.
+        Saves that were killed before their commit do not count. The newest step has the highest
+        number. If the run has gone back to an earlier step, the steps saved after that are newer.
 
         Args:
             step: the step's number.
-            into: a state dict to fill, as in `ringstow.load_into`; several ranks need it, since it
-                says which shards this rank has.
-            on_corrupt: ``"previous"`` goes to the newest earlier step that is intact if the newest
-                is damaged, or its disk has bad sectors, and logs a warning that names what it
-                passes over. If none is intact, the newest one's error is raised. Any other failure
-                is always raised: a missing disk or permission must not cost progress.
-            strict: require the same keys in ``into`` and the step, as in `ringstow.load_into`.
+            into: a state dict to fill in place; see `ringstow.load_into`. Several ranks need it,
+                since it defines which shards this rank has.
+            on_corrupt: ``"previous"`` loads the newest intact step if the newest is damaged, or its
+                disk has bad sectors, and logs a warning that names the steps it skips. If none is
+                intact, it raises the newest step's error. Any other failure is always raised: a
+                missing disk or permission must not cost progress.
+            strict: require the same keys in ``into`` and the step.
             drop_newer: remove the steps that are newer than the named one, here and on the
-                ``tiers``, but for those that `keep` keeps; waits for copies in progress. Otherwise
-                they stay until the rules remove them, and a warning names them.
+                ``tiers``, except those kept by `keep`; waits for copies in progress. If false, they
+                stay until the rules remove them, and a warning names them.
 
         Returns:
             The step and its state; None if no step is named and nothing was committed yet. A
             warning then names the directory, which may be mistyped.
 
         Raises:
-            NoCheckpointError: the directory does not have the named step; names those it has.
+            NoCheckpointError: the directory does not have the named step; lists the steps it has.
             ValueError: an unknown ``on_corrupt``, or ``"previous"`` together with a step.
             InvalidStateError: several ranks, and no ``into``; or the directory has checkpoints, and
                 none of them counts as a step.
             KeyMismatchError: the step does not fit ``into``; says why and what to do.
-            CorruptCheckpointError, FormatError: the bytes on disk are not those that were written.
+            CorruptCheckpointError, FormatError: bytes on disk are damaged.
                 After that, ``into`` is undefined.
-            MissingFilesError: files of the step are missing, or on a disk that is not mounted.
+            MissingFilesError: files of the step are missing, or their disk is not mounted.
             OSError: the system refused: no permission, a failing disk.
         """
         if on_corrupt not in get_args(OnCorrupt):
@@ -533,7 +532,7 @@ class CheckpointManager:
         return restored
 
     def _follow_newest(self, found: list[Step], restored: Restored | None) -> None:
-        """After a restore of the newest intact step, have copied what the tiers lack."""
+        """After a restore of the newest intact step, copy the steps that the tiers lack."""
         lacking = self._steps.lacking(found)
         self._upkeep.find_out(lacking, passed_over(found, restored))
         if restored is None:
@@ -543,15 +542,13 @@ class CheckpointManager:
         is_here = self._steps.is_here(restored.path)
         may_lack = self._node_local or restored.path in lacking
         if is_here and not restored.dropped and may_lack:
-            # A kill may have cut its copy short, and a node may be new.
+            # A kill may have interrupted its copy, and a node may be new.
             self._copier.add_found(restored.path)
         is_newest = restored.path == found[0].path and not self._steps.passed_over
         self._has_read_newest = is_here and is_newest
 
     def keep(self, step: int) -> None:
-        """Keep a step until `release`: no rule removes it, slims it or lets it leave ``root``.
-
-        Nor do the rules remove its copies on ``tiers``.
+        """Keep a step until `release`: no rule removes or slims it, in ``root`` or on ``tiers``.
 
         Raises:
             NoCheckpointError: there is no such step in ``root``.
@@ -562,7 +559,7 @@ class CheckpointManager:
             self._pin(lambda: self._run.named(number)[0].path, _native.pin)
 
     def release(self, step: int) -> bool:
-        """Let a step go that was kept; from now on the rules decide. Return whether it was kept.
+        """End the protection of `keep`: the rules decide again. Return whether the step was kept.
 
         Raises:
             NoCheckpointError: there is no such step in ``root``, and none was kept.
@@ -587,10 +584,10 @@ class CheckpointManager:
         return was_kept
 
     def _prepare(self, step: int) -> tuple[str, Base | None]:
-        """Finish a removal that a kill has cut short; return where to save a step, and its base.
+        """Finish a removal that a kill has interrupted; return where to save a step, and its base.
 
-        Only once the newest step has been read and is intact: otherwise an older one may be the
-        last that can be resumed. Before the first save, keeps other managers out.
+        Removes only once the newest step has been read and is intact: otherwise an older one may be
+        the last that can be resumed. Before the first save, locks the run against other managers.
         """
         if not self._owns_run:
             self._side.each(self._lock.take if self._side.leads else lambda: None)
@@ -625,7 +622,7 @@ class CheckpointManager:
                     self._shut()
 
     def _ended(self) -> BaseException | None:
-        """Wait for the save in progress; return its failure if nobody has asked for it."""
+        """Wait for the save in progress; return its failure if it has not been reported."""
         saving = self._saving
         if saving is None:
             return None
@@ -645,14 +642,14 @@ class CheckpointManager:
         return True
 
     def _close_alone(self) -> None:
-        """Close without the other ranks: there is no group any more to meet them in."""
+        """Close without the other ranks: the process group has ended."""
         with self._turn.taken("close"):
             try:
                 failure = self._ended()
                 if failure is not None:
                     raise failure
             finally:
-                if self._saving is None:  # Ctrl-C has not ended the wait
+                if self._saving is None:  # Ctrl-C did not end the wait
                     self._upkeep.close()
                     self._shut()
 
@@ -667,8 +664,8 @@ class CheckpointManager:
     def _shut(self) -> None:
         if self._left_out is not None and self._side.is_first:
             _log.warning(
-                "the last step of %s, %d, is not saved: the save before was in progress, and "
-                'on_busy="skip" leaves it out. End a training with save(), which waits',
+                "the last step of %s, %d, is not saved: the previous save was in progress, and "
+                'on_busy="skip" skips it. End a training with save(), which waits',
                 self._root,
                 self._left_out,
             )

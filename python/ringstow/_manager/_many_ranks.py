@@ -1,8 +1,8 @@
-"""How several ranks save and load, for a `CheckpointManager` and for adapters: without a planner.
+"""Saves and loads of several ranks for a `CheckpointManager` and for adapters, without a planner.
 
-Rank 0 looks into the directory and removes old steps. Before each call the ranks tell each other
-what they call and what has failed, so that all of them fail together. What ranks have saved each by
-itself loads by torch.distributed.checkpoint.
+Rank 0 lists the directory and removes old steps. Before each call the ranks exchange which method
+they call and what has failed, so that all fail together. torch.distributed.checkpoint loads
+checkpoints to which each rank has written by itself.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-# What `CheckpointManager.restore` takes on several ranks.
+# The arguments of `CheckpointManager.restore` on several ranks.
 RESTORE = Call(
     "strict=False", instead="ringstow.distributed.load_into", load="ringstow.distributed.load"
 )
 
 
 class Ranks(Group):
-    """The ranks of one process group, each of which knows what it writes and reads."""
+    """The ranks of one process group; each rank itself derives what it writes and reads."""
 
     _node_local = False
 
@@ -63,15 +63,15 @@ class Ranks(Group):
         apart: tuple[str, ...] = (),
         same: Mapping[str, object] | None = None,
     ) -> None:
-        """Make it on all ranks of a group, None for all ranks in a new one.
+        """Make the team on all ranks of a group; None means all ranks, in a new group.
 
         Args:
             config: the settings of saves and loads.
             staging: how saves keep the values of the call.
             allow_pickle: whether values are pickled and unpickled.
-            group: training does not use it. Saves communicate beside it.
-            apart: names of the state that get files of their own in each save.
-            same: arguments that all ranks must give alike, by name.
+            group: a group that training does not use: background saves communicate in it.
+            apart: names of parts of the state that get files of their own in each save.
+            same: arguments that must be equal on all ranks, by name.
         """
         check_staging(staging, is_for_ranks=True)
         self._config = config
@@ -118,7 +118,7 @@ class Ranks(Group):
         base: Base | None = None,
         apart: Iterable[str] | None = None,
     ) -> SaveReport:
-        """Save; ``apart`` is the same on all ranks, and None means that of all saves."""
+        """Save; ``apart`` is the same on all ranks, and None means the team's ``apart``."""
         return save(state, path, **self._options(step, metrics, base, apart))
 
     def save_async(
@@ -208,7 +208,7 @@ class Ranks(Group):
         return self._attempt(found.path, error, attempt)
 
     def _knows(self, path: str) -> bool:
-        """Whether the ranks load it without DCP's planner: also what DCP's own writer left."""
+        """Return whether ranks load it without DCP's planner, also if DCP's own writer wrote it."""
 
         def look() -> bool:
             is_here = os.path.exists(os.path.join(path, _paths.MANIFEST))
@@ -225,7 +225,7 @@ class Ranks(Group):
         strict: bool,
         call: Call | None,
     ) -> tuple[str, ...]:
-        """Load what ranks have saved each by itself; return what `slim` had dropped."""
+        """Load what each rank saved by itself; return the names that `slim` dropped."""
         kind = self.first(
             lambda: None if _is_of_ranks(found.path) else _foreign.kind_of(found.path)
         )
@@ -240,7 +240,7 @@ class Ranks(Group):
         planner.must_fill = not strict
         planner.call = call or Call("strict=False")
         planner.elsewhere = self._names(into)
-        if found.status != "committed":  # DCP hides why: open it once for the reason
+        if found.status != "committed":  # DCP hides the reason: open it once to get it
             knobs = native_json(self._config)
             self.first(lambda: str(_native.Checkpoint(found.path, knobs).kind))
         reader = StorageReader(config=config, allow_pickle=self._allow_pickle)
@@ -255,7 +255,7 @@ class Ranks(Group):
         return () if planner.metadata is None else dropped_from(planner.metadata)
 
     def _attempt(self, path: str, error: BaseException | None, loaded: Attempt) -> Attempt:
-        """Return what has become of a load on all ranks; ``error`` is this rank's."""
+        """Return the outcome of a load on all ranks; ``error`` is this rank's."""
         said = self.told(error, error is not None and _is_damage(error))
         failed = [(rank, *one) for rank, one in enumerate(said) if one[1] is not None]
         if not failed:
@@ -271,24 +271,24 @@ class Ranks(Group):
         return set().union(*self.gathered(list(_private.flattened(states)[0])))
 
     def close(self) -> None:
-        """End the groups; no save is in flight."""
+        """End the groups; no save is in progress."""
         if self._is_own and self.group is not None:
             end_beside(self.group)
             end(self.group)
-            # Its connections end with the last reference: ranks that wait for this one notice.
+            # The last reference closes its connections: ranks that wait for this one notice.
             self.group = None
 
 
 def _is_damage(error: BaseException) -> bool:
-    """Return whether all ranks that failed met damage: DCP raises one error for all."""
+    """Return whether all failed ranks found damage: DCP raises one error for all."""
     if isinstance(error, CheckpointException):
         return all(is_damage(one) for one, _ in error.failures.values())
-    # The cause of another rank's failure is the error that it met.
+    # The cause of another rank's failure is that rank's own error.
     return any(is_damage(one) for one in (error, error.__cause__) if one is not None)
 
 
 def _is_of_ranks(path: str) -> bool:
-    """Return whether a directory is a checkpoint of ringstow's, also of ranks each by itself."""
+    """Return whether a directory is a ringstow checkpoint, also one of independent ranks."""
     return any(
         os.path.exists(os.path.join(one, _paths.MANIFEST))
         for one in (path, _paths.of_rank(path, 0))

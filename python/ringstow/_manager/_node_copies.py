@@ -1,4 +1,4 @@
-"""What follows a commit on nodes that share no directory: copies on other nodes and in stores."""
+"""Copies after a commit on nodes that share no directory: to other nodes and to stores."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger("ringstow")
 
 COPYING = ".ringstow-copying"
-"""A link in a node's directory: `retain` keeps the step that it leads to."""
+"""A link in a node's directory: `retain` keeps its target, the step being copied."""
 COPIED = ".ringstow-copied"
-"""Likewise, to the newest step that has all its copies."""
+"""A link in a node's directory to the newest step that has all its copies."""
 
 
 class AfterCommit(Copier):
     """Copies steps in the same order on all ranks, which all add the same steps.
 
-    Until a newer step has all its copies, no rule removes the last one that had.
+    No rule removes the last step with all copies until a newer step has all its copies.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class AfterCommit(Copier):
         self._leads = leads
         """Whether this rank acts for its node."""
         self._is_broken = False
-        """Whether this rank can no longer agree with the others on what to copy."""
+        """Whether this rank has lost the others, and can no longer agree on what to copy."""
         self._is_temporary = False
-        """Whether what just failed on any rank may go well later."""
+        """Whether the copy that just failed on some rank may succeed later."""
         self._unlink(COPYING)
         if copies == 1:
             self._unlink(COPIED)
@@ -86,24 +86,25 @@ class AfterCommit(Copier):
         answers = self._group.gathered((added, is_closing))
         return min(number for number, _ in answers), any(closes for _, closes in answers)
 
-    # Whether to try again is decided alike by all ranks: they copy together.
+    # All ranks decide alike whether to try again: they copy together.
 
     def _may_repeat(self) -> bool:
         return self._is_temporary
 
     def _is_left(self, step: Added) -> bool:
-        return True  # `_copy` looks, on all ranks
+        return True  # `_copy` checks on all ranks
 
     def _give_up(self, error: BaseException) -> None:
         self._is_broken = True
         super()._give_up(error)
 
     def _copy(self, step: Added) -> bool:
-        """Copy a step to other nodes and to stores. A failure of one is none of the others."""
+        """Copy a step to other nodes and to stores. If one copy fails, the others continue."""
         self._is_temporary = False
         self._link(COPYING, step.path)
         if any(self._group.gathered(not os.path.lexists(step.path))):
-            # Another rank's newer save has removed it already, before all had added that.
+            # A newer save on another rank has removed this step before all ranks added the newer
+            # one.
             self._pass_over(step.path)
             return False
         if self._copies > 1 and self._is_done(step, "other nodes", self._to_nodes):
@@ -118,7 +119,7 @@ class AfterCommit(Copier):
         return True
 
     def _is_done(self, step: Added, where: str, copy: Callable[[Added], None]) -> bool:
-        """Copy a step to one place; return whether it is there."""
+        """Copy a step to one place; return whether the copy exists."""
         if self._is_broken:
             return False
         try:
@@ -128,7 +129,7 @@ class AfterCommit(Copier):
             except (Error, OSError) as error:  # on all ranks
                 self.error = failure = error
             self._is_temporary |= any(self._group.gathered(passes(failure)))
-        except BaseException as error:  # lost connections, or a panic: training goes on
+        except BaseException as error:  # lost connections, or a panic: training continues
             self._give_up(error)
             return False
         pause_s = self.pause_s()
@@ -137,7 +138,7 @@ class AfterCommit(Copier):
         return False
 
     def _tell(self, step: Added, tier: str, *, is_done: bool) -> None:
-        """Tell the callbacks, on each node's first rank, how the copy of all nodes ended."""
+        """Report the outcome of all nodes' copy to the callbacks, on each node's first rank."""
         if not self._leads:
             return
         if is_done and self.report is not None:
@@ -158,16 +159,16 @@ class AfterCommit(Copier):
         self._claim(tier)
         url = f"{tier}/{os.path.basename(step.path)}"
         all_missing = self._sent(step, url, self._leads)
-        if 0 not in all_missing:  # all looked before the last one had sent its own
+        if 0 not in all_missing:  # all ranks checked before the last one had sent its files
             all_missing = self._sent(step, url, self._group.is_first)
         if 0 not in all_missing:
             raise Error(f"{url} is not committed: files that were sent to it are gone")
 
     def _claim(self, tier: str) -> None:
-        """Note that a tier has the steps of this run, which each node knows by the same name.
+        """Note that a tier has the steps of this run, which has the same name on each node.
 
         Raises:
-            InvalidStateError: it has those of another.
+            InvalidStateError: the tier has the steps of another run.
         """
         runs = self._group.together(lambda: _native.run_of(self._root) if self._leads else None)
         known = next((run for run in runs if run is not None), None)
@@ -190,7 +191,7 @@ class AfterCommit(Copier):
             raise Error(f"the nodes do not see one directory at {tier}: each has its own")
 
     def _sent(self, step: Added, url: str, sends: bool) -> list[int]:
-        """Return how many files each rank that sends has found missing then; -1 for the others."""
+        """Return how many files each sending rank has then found missing; -1 for other ranks."""
 
         def send() -> int:
             if not sends:
@@ -199,13 +200,13 @@ class AfterCommit(Copier):
                 rate=self._plan.rate,
                 replace_older=True,  # a run that went back saves a step again
                 refuse_link=True,
-                replicas=not step.is_new,  # each node is there and sends its own
+                replicas=not step.is_new,  # every node is present and sends its own files
             )
             try:
                 self.report = _promote.sent(step.path, url, how=how, config=self._config)
             except (Error, OSError):
                 raise
-            except Exception as error:  # so that it is no lost connection here either
+            except Exception as error:  # so that no other rank takes it for a lost connection
                 raise Error(f"{type(error).__name__}: {error}") from error
             return self.report.missing
 
@@ -217,12 +218,12 @@ class AfterCommit(Copier):
             self._copying.clear(tier)
 
     def _link(self, name: str, path: str) -> None:
-        """Have a link in this node's directory lead to a step."""
+        """Make a link in this node's directory point to a step."""
         if self._leads:
             part = os.path.join(self._root, f"{name}.part")
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(part)
-            with contextlib.suppress(OSError):  # then the step has one protection less
+            with contextlib.suppress(OSError):  # without the link, the step is only less protected
                 os.symlink(os.path.basename(path), part)
                 os.replace(part, os.path.join(self._root, name))
 

@@ -1,4 +1,4 @@
-"""How ranks on nodes that share no directory save and load for a `CheckpointManager`."""
+"""Saves and loads for a `CheckpointManager` by ranks on nodes that share no directory."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class NodeRanks(Ranks):
                 f"Nodes(replicas={copies}) needs as many nodes, and these ranks are on {count}: "
                 f"{_nodes.text_of(nodes.found)}"
             )
-        # A group of its own: copies travel while the next save communicates.
+        # A group of its own: copies are sent while the next save communicates.
         self._beside: dist.ProcessGroup | None = _private.beside(cast("Any", self.group))
         to = Group(self._beside)
         self.copier = AfterCommit(to, root, copies, plan, config, leads=self._leads)
@@ -63,7 +63,7 @@ class NodeRanks(Ranks):
         return self._leads
 
     def first(self, look: Callable[[], _T]) -> _T:
-        """Return what this rank sees: `NodeRun` asks all ranks."""
+        """Return this rank's own result: `NodeRun` asks all ranks."""
         return look()
 
     def _knows(self, path: str) -> bool:

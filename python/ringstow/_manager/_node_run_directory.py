@@ -26,7 +26,7 @@ _log = logging.getLogger("ringstow")
 class NodeRun(Run):
     """The directories of a run on all nodes. All ranks call each method at the same time.
 
-    All of them get the same answers, but for the directory in each path.
+    All ranks get the same answers, except for the directory in each path.
     """
 
     def __init__(
@@ -45,38 +45,38 @@ class NodeRun(Run):
             name = os.path.basename(step.path)
             if name not in found or _is_better(step, found[name]):
                 found[name] = dataclasses.replace(step, path=os.path.join(self.root, name))
-        # Those without a number, such as what a killed save has left, come first.
+        # Steps without a number, such as the remains of a killed save, come first.
         return sorted(found.values(), key=lambda one: (one.step is not None, one.order, one.path))
 
     def newest(self) -> Step | None:
-        """Return the newest step of which all files are on some node, or on a tier."""
+        """Return the newest step whose files are all on some node, or on a tier."""
         return next(iter(self.candidates("raise")), None)
 
     def loadable(self) -> list[Step]:
-        """Return the steps of which all files are on some node or on a tier, newest first."""
+        """Return the steps whose files are all on some node or on a tier, newest first."""
 
         def look() -> list[Step]:
             committed = [found for found in self._committed() if found.status == "committed"]
             try:
                 return self._whole(committed, stops=False)
-            except MissingFilesError:  # none is
+            except MissingFilesError:  # no step is whole
                 return []
 
         return [found for found in self._with_copies(look) if found.status == "committed"]
 
     def candidates(self, on_corrupt: OnCorrupt) -> list[Step]:
-        """Return the committed steps that are whole, newest first; without "previous" one of them.
+        """Return the whole committed steps, newest first; without "previous" only the first.
 
-        And those of the tiers. A node that is lost takes what was not yet copied with it.
+        Includes the steps of the tiers. Files of a lost node that were not copied are lost.
 
         Raises:
-            MissingFilesError: none is whole: what the newest lacks.
+            MissingFilesError: no step is whole; says what the newest lacks.
         """
         stops = on_corrupt == "raise"
         return self._with_copies(lambda: self._whole(self._committed(), stops=stops))
 
     def named(self, step: int) -> list[Step]:
-        """Return the copies of the step of this number: that of the nodes comes first.
+        """Return the copies of the step of this number, the nodes' copy first.
 
         Raises:
             NoCheckpointError: neither a node nor a tier has it.
@@ -100,7 +100,7 @@ class NodeRun(Run):
         return [found for found in reversed(self.steps()) if was_committed(found)]
 
     def _with_copies(self, here: Callable[[], list[Step]]) -> list[Step]:
-        """Return the steps of the nodes and of the tiers, newest first, of copies the nearest."""
+        """Return the steps of the nodes and tiers, newest first; of copies the nearest."""
         if not self.tiers:
             return here()
         with self._group.turn.held():
@@ -108,18 +108,18 @@ class NodeRun(Run):
         try:
             own = here()
         except (Error, FileNotFoundError) as error:
-            # What another rank has met is the cause of this rank's error.
+            # The cause of this rank's error is the other rank's error.
             cause = error.__cause__ if type(error) is Error else error
             is_refused = isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
             if not there or is_refused:
                 raise
             _log.warning("%s has nothing to restore: %s", self.root, error)
             own = []
-        # A stable sort: of copies the nearest.
+        # The sort is stable: the nearest copy stays first.
         return sorted([*own, *there], key=lambda step: step.order, reverse=True)
 
     def _whole(self, steps: list[Step], *, stops: bool) -> list[Step]:
-        """Return the steps that are whole, or with ``stops`` the first of them."""
+        """Return the whole steps, or with ``stops`` the first of them."""
         whole: list[Step] = []
         why: MissingFilesError | None = None
         self.passed_over = []
@@ -153,7 +153,7 @@ class NodeRun(Run):
 
 
 def _is_better(one: Step, other: Step) -> bool:
-    """Whether a node knows more of a step than another: a later save of it, or its commit."""
+    """Return whether a node has a later save of a step than another, or has it committed."""
     return _worth(one) > _worth(other)
 
 

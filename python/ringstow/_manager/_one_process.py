@@ -1,4 +1,4 @@
-"""How one process saves and loads for a `CheckpointManager`; see also `distributed._ranks`."""
+"""Saves and loads of one process for a `CheckpointManager`; `_many_ranks` has those of ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _log = logging.getLogger("ringstow")
 _Handle = TypeVar("_Handle", covariant=True)
 _State = dict[Any, Any]
 _Metrics = Mapping[str, Any] | None
-# What `CheckpointManager.restore` takes.
+# The arguments of `CheckpointManager.restore`.
 _RESTORE = Call("strict=False", instead="ringstow.load_into")
 
 
@@ -41,9 +41,9 @@ class Attempt(NamedTuple):
     error: BaseException | None = None
     """Why it failed."""
     is_damage: bool = False
-    """Whether an earlier step may be intact: bytes are damaged, or sectors are bad."""
+    """Whether the failure is damage: an earlier step may be intact."""
     dropped: tuple[str, ...] = ()
-    """Names below which `slim` had dropped everything when it was loaded."""
+    """Names below which `slim` had dropped everything before the load."""
     missing: tuple[str, ...] = ()
     """Names of the state that the checkpoint lacks."""
     unexpected: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class Attempt(NamedTuple):
 
     @classmethod
     def of(cls, state: dict[Any, Any], report: LoadReport) -> Attempt:
-        """Return one that has loaded a state; warn of what it has not filled, and why."""
+        """Return a successful attempt; warn of the names that it has not filled, and why."""
         if report.dropped:
             _log.warning("%s: %s", report.path, said_of_slim(report.dropped))
         for names, what in (
@@ -66,7 +66,7 @@ class Attempt(NamedTuple):
 
 
 class Side(Protocol[_Handle]):
-    """What `CheckpointManager` needs of the process or the ranks that it works for.
+    """The interface that `CheckpointManager` needs of one process or of several ranks.
 
     It is a `Team` as well, whose methods have the same names.
     """
@@ -80,19 +80,19 @@ class Side(Protocol[_Handle]):
         """Whether this process removes old steps in its directory."""
 
     def check(self) -> None:
-        """Raise InvalidStateError if the manager was made for other ranks than there are."""
+        """Raise InvalidStateError if the ranks are not those for which the manager was made."""
 
     def meet(self, call: tuple[object, ...], failure: BaseException | None, said: _T) -> list[_T]:
-        """Raise the failure of the save before, on all ranks; return what each rank says."""
+        """Raise the failure of the previous save on all ranks; return each rank's answer."""
 
     def first(self, look: Callable[[], _T]) -> _T:
-        """Return what the first rank that sees the directory finds there."""
+        """Return what the first rank that can read the directory finds there."""
 
     def from_first(self, look: Callable[[], _T]) -> _T:
-        """Return what a function returns on the first rank, or raise what it raises, on all."""
+        """Call a function on the first rank; return its result, or raise its error, on all."""
 
     def each(self, work: Callable[[], _T]) -> _T:
-        """Do something on every rank; fail on all of them if it fails on one."""
+        """Call a function on every rank; fail on all ranks if it fails on one."""
 
     def save(
         self, state: _State, path: str, step: int, metrics: _Metrics, base: Base | None = None
@@ -115,10 +115,10 @@ class Side(Protocol[_Handle]):
         *,
         strict: bool = True,
     ) -> Attempt:
-        """Try to load a step, of which these tiers have copies."""
+        """Try to load a step; ``tiers`` are the tiers with copies of it."""
 
     def close(self) -> None:
-        """Free what saves keep."""
+        """Free the memory and the groups that saves keep."""
 
 
 class Alone(Team):
@@ -183,7 +183,7 @@ class Alone(Team):
         strict: bool = True,
         call: Call = _RESTORE,
     ) -> Attempt:
-        """Try to load a step; ``call`` is what the caller's call takes."""
+        """Try to load a step; ``call`` has the caller's arguments."""
         config = with_tiers(self._config, tiers)
         options: dict[str, Any] = {"config": config, "allow_pickle": self._allow_pickle}
         try:

@@ -1,4 +1,4 @@
-"""The base of each save of a `CheckpointManager`: the step before."""
+"""The base of each save of a `CheckpointManager`: the previous step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger("ringstow")
 
 
 class PreviousSteps:
-    """What a manager remembers of the steps that it saved, to link their files."""
+    """Remembers the steps that a manager has saved, so that the next save can link their files."""
 
     def __init__(self, full_every: int | None, newest: Callable[[], Step | None]) -> None:
         self._last = _native.Previous(full_every)

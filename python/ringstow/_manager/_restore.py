@@ -1,4 +1,4 @@
-"""What `CheckpointManager.restore` loads: the first intact one of the steps that may be resumed."""
+"""The search of `CheckpointManager.restore` for the first intact step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _log = logging.getLogger("ringstow")
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """What `CheckpointManager.restore` has loaded."""
+    """The result of `CheckpointManager.restore`."""
 
     step: int
     """The step's number."""
@@ -38,13 +38,13 @@ class Restored:
     dropped: tuple[str, ...] = ()
     """Names below which `ringstow.slim` has dropped everything: the state lacks them."""
     missing: tuple[str, ...] = ()
-    """With ``strict=False``: names that only ``into`` has, which stay as they were."""
+    """With ``strict=False``: names that only ``into`` has; their values are unchanged."""
     unexpected: tuple[str, ...] = ()
-    """Likewise, names that only the checkpoint has. On ranks, both are this rank's."""
+    """With ``strict=False``: names that only the checkpoint has. On ranks, both are this rank's."""
 
 
 class _Gone(Exception):
-    """A step that was listed has been removed before it was loaded."""
+    """A listed step was removed before it was loaded."""
 
 
 def newest_intact(
@@ -58,22 +58,22 @@ def newest_intact(
 ) -> tuple[list[Step], Restored | None]:
     """Load the first intact one of the steps that ``look`` finds on the first rank.
 
-    Another process may save and remove meanwhile: what was listed and has gone is looked for again.
+    Another process may save and remove meanwhile: if a listed step is gone, it lists them again.
 
     Args:
-        side: who loads.
-        look: lists the steps, newest first, and of one step the nearest copy first.
+        side: the process or the ranks that load.
+        look: lists the steps, newest first; of one step, the nearest copy first.
         into: a state dict to fill.
-        on_corrupt: ``"previous"`` goes on to the first step that is intact.
-        from_first: has all ranks get what the first one returns, so that all do the same.
-        strict: as in `CheckpointManager.restore`.
+        on_corrupt: ``"previous"`` skips damaged steps until the first intact one.
+        from_first: calls a function on the first rank, and returns its result on all ranks.
+        strict: whether ``into`` and the step must have the same keys.
 
     Returns:
         The steps that were found, and the one that was loaded; None if none was found.
 
     Raises:
-        Exception: as from ``look``; any failure that is no damage; the first one's damage, if no
-            step is intact.
+        Exception: any error of ``look``; any failure other than damage; the first step's error, if
+            no step is intact.
     """
     again = Again()
     while True:
@@ -97,9 +97,9 @@ def _first_intact(
     *,
     strict: bool = True,
 ) -> Restored | None:
-    """Load the first of these steps, or with ``"previous"`` the first that is intact.
+    """Load the first of these steps, or with ``"previous"`` the first intact one.
 
-    Of copies of one step, the first intact one is loaded always.
+    Of the copies of one step, it always loads the first intact one.
     """
     damage: BaseException | None = None
     for number, found in enumerate(candidates, 1):
@@ -141,17 +141,17 @@ def passed_over(candidates: list[Step], restored: Restored | None) -> list[str]:
 
 
 def _advise(error: BaseException, copies: list[Step], step: Step, others: list[Step]) -> None:
-    """Add to a step's error which copies of it have failed, too, and the way to an earlier step."""
+    """Add to a step's error the copies that failed, too, and how to load an earlier step."""
     if copies:
         error.add_note(
             f"its copies cannot be loaded, either: {', '.join(one.path for one in copies)}"
         )
-    if any(other.step != step.step for other in others):  # else the step was named
+    if any(other.step != step.step for other in others):  # otherwise the caller named the step
         error.add_note(
             'restore(on_corrupt="previous") loads the newest earlier step that is intact'
         )
 
 
 def _is_copy(one: Step, other: Step) -> bool:
-    """Whether two are copies of one save: a run that went back saves a number again."""
+    """Return whether two steps are copies of one save: a run may save a number again."""
     return one.order == other.order

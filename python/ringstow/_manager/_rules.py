@@ -1,4 +1,4 @@
-"""Which steps of a run stay: what a `Retention` means, and the best step by a metric."""
+"""The rules for which steps of a run stay: `Retention`, and the best step by a metric."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def keeps_all(keep: Retention) -> bool:
-    """Whether no rule says which steps to keep: then none is removed."""
+    """Return whether there is no rule: then no step is removed."""
     return keep.last is None and keep.every is None and keep.best is None
 
 
@@ -32,7 +32,7 @@ def stays(keep: Retention, step: int) -> bool:
 
 
 def room(keep: Retention) -> str:
-    """Say how many steps need room on the disk, and which rule to change."""
+    """Return a hint on how many steps the disk must hold, and which rule to change."""
     if keeps_all(keep):
         return (
             "The manager removes no step, since it has no rule: one with keep=n keeps n steps, and "
@@ -50,7 +50,7 @@ def room(keep: Retention) -> str:
 
 
 def explain(keep: Retention, error: BaseException) -> None:
-    """Add to the error of a save that met a full disk how much room the rules need."""
+    """If a save failed on a full disk, add to its error how much room the rules need."""
     met = error if isinstance(error, OSError) else error.__cause__  # another rank's
     if not isinstance(met, OSError) or met.errno not in (errno.ENOSPC, errno.EDQUOT):
         return
@@ -64,10 +64,10 @@ def explain(keep: Retention, error: BaseException) -> None:
 
 
 def metric_of_best(keep: Retention, metric: str | None, mode: Mode | None) -> tuple[str, Mode]:
-    """Return by which metric a step is the best: the given one, or that of ``keep.best``.
+    """Return the metric and the mode of the best step: the given ones, or those of ``keep.best``.
 
     Raises:
-        InvalidStateError: neither names one, or the mode is unknown.
+        InvalidStateError: neither names a metric, or the mode is unknown.
         TypeError: the metric has no name.
     """
     if metric is None and mode is None and keep.best is not None:
@@ -82,11 +82,11 @@ def metric_of_best(keep: Retention, metric: str | None, mode: Mode | None) -> tu
 
 
 Native = tuple[int | None, int | None, tuple[str, str, int] | None]
-"""What the native side takes: ``last``, ``every`` and ``best``."""
+"""The rules as the native side takes them: ``last``, ``every`` and ``best``."""
 
 
 def native(keep: Retention) -> Native:
-    """Return which steps stay, as the native side takes it."""
+    """Return the rules as the native side takes them."""
     return keep.last, keep.every, keep.best
 
 
@@ -97,17 +97,17 @@ def clearing(
     keep_here: int | None,
     config: Config | None,
 ) -> _native.Clearing:
-    """Return what removes and slims the steps of a run."""
+    """Return the function that removes and slims the steps of a run."""
     slim = None if keep.slim_after is None else (keep.slim_after, list(keep.drop))
     eviction = None if keep_here is None else (tiers, keep_here)
     return _native.Clearing(root, native(keep), slim, eviction, native_json(config))
 
 
 def on_tiers(keep: Retention, tiers: Tiers) -> Retention:
-    """Return the rules for further tiers: the same, but for the number of the newest steps.
+    """Return the rules for further tiers: the same, except for the number of newest steps.
 
     Raises:
-        InvalidStateError: ``tiers.keep`` removes what is to be kept, and what has left the run.
+        InvalidStateError: ``tiers.keep`` would remove steps that must stay, or the last copies.
     """
     if tiers.keep is None:
         return Retention()
@@ -117,7 +117,7 @@ def on_tiers(keep: Retention, tiers: Tiers) -> Retention:
 
 
 def best_of(steps: list[Step], metric: str, mode: Mode) -> Step | None:
-    """Return the step with the best value of a metric, of several the newest.
+    """Return the step with the best value of a metric; of equal steps the newest.
 
     Steps without that metric, or whose value is not a number, do not count.
 

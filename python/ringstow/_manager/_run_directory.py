@@ -1,4 +1,4 @@
-"""The directory of a run: its steps, where the next one goes, and which manager saves there."""
+"""The directory of a run: its steps, the path of the next step, and the lock of its manager."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = logging.getLogger("ringstow")
 
 
 class Run:
-    """The steps of a run in its directory and on tiers, as the rank sees them that looks."""
+    """The steps of a run in its directory and on tiers, as this rank sees them."""
 
     def __init__(self, root: str, config: Config | None, tiers: tuple[str, ...] = ()) -> None:
         self.root = root
@@ -33,7 +33,7 @@ class Run:
         self._found = _native.RunSteps(root, tiers, native_json(config))
         self._paths: dict[int, str] | None = None
         self.passed_over: list[Step] = []
-        """Newer steps that the last search has not returned, since files of them are lost."""
+        """Newer steps that the last search skipped, since some of their files are lost."""
 
     def steps(self) -> list[Step]:
         """List the steps in the directory, oldest first."""
@@ -43,13 +43,14 @@ class Run:
         """Return the newest step that can be loaded by itself; log newer ones that cannot.
 
         Raises:
-            Error: steps were committed, and none can be loaded; or nothing there counts as a step.
+            Error: steps were committed, and none can be loaded; or nothing in the run counts as a
+                step.
             OSError: the directory or a tier can't be read.
         """
         return next(iter(listed(self._found.newest()) or self._left()), None)
 
     def loadable(self) -> list[Step]:
-        """Return the steps that can be loaded, newest first, and of one the nearest copy first.
+        """Return the steps that can be loaded, newest first; of one step, the nearest copy first.
 
         Raises:
             OSError: the directory or a tier can't be read.
@@ -57,12 +58,12 @@ class Run:
         return listed(self._found.loadable())
 
     def candidates(self, on_corrupt: OnCorrupt) -> list[Step]:
-        """Return the committed steps, newest first, and of one step the nearest copy first.
+        """Return the committed steps, newest first; of one step, the nearest copy first.
 
-        Damaged ones, too. If nothing was committed, what another program has left.
+        Includes damaged steps. If nothing was committed, returns another program's checkpoints.
 
         Raises:
-            Error: nothing there counts as a step, but something was committed.
+            Error: nothing in the run counts as a step, but something was committed.
             OSError: the directory or a tier can't be read: it may have the newest step.
         """
         found = listed(self._found.candidates(on_corrupt == "previous"))
@@ -84,7 +85,8 @@ class Run:
         """Return the copies of the step of this number, the nearest first.
 
         Raises:
-            NoCheckpointError: neither the directory nor a tier has it; names those that they have.
+            NoCheckpointError: neither the directory nor a tier has it; lists the steps that they
+                have.
             OSError: the directory or a tier can't be read.
         """
         try:
@@ -101,12 +103,12 @@ class Run:
             _native.follow(self.root, step.order)
 
     def lacking(self, found: list[Step]) -> list[str]:
-        """Return the paths of the whole steps here that a tier lacks, going by what was found."""
+        """Return the paths of the whole steps here that a tier lacks, among the steps found."""
         seen = [(step.path, step.order, step.status == "committed") for step in found]
         return _native.lacking(seen, self.tiers)
 
     def is_here(self, path: str) -> bool:
-        """Whether a step is in the run's own directory."""
+        """Return whether a step is in the run's own directory."""
         return not any(path.startswith(f"{tier}/") for tier in self.tiers)
 
     def tell_empty(self) -> None:
@@ -116,27 +118,27 @@ class Run:
         _log.warning("nothing in %s%s%s: starting anew", self.root, there, tiers)
 
     def path_of(self, step: int) -> str:
-        """Return where to save a step: in place of the step of that number, if there was one.
+        """Return the path for saving a step: the path of an existing step of that number, if any.
 
         Raises:
-            InvalidStateError: a link is there, or a copy of another step.
+            InvalidStateError: the path is a link, or a copy of another step.
         """
         if self._paths is None:
             try:
                 self._paths = {s.step: s.path for s in self.steps() if s.step is not None}
-            except Exception as error:  # it says nothing about the save, which may go well
+            except Exception as error:  # the save may still succeed
                 _log.warning("cannot list the steps in %s: %s", self.root, error)
         path = (self._paths or {}).get(step) or _native.usual_path(self.root, step)
         _native.check_own_name(path)
         return path
 
     def _left(self) -> list[Step]:
-        """Return the newest checkpoint that another program has left, in a list."""
+        """Return a list with the newest checkpoint that another program has left."""
         left = _steps.newest_in(self.root)
         return [] if left is None else [_step_of(left)]
 
     def _tell_newer(self, found: Step) -> None:
-        """Warn of checkpoints of another program with a higher number, which are passed over."""
+        """Warn that checkpoints of another program with a higher number are not restored."""
         newer = [one for one in _steps.found_in(self.root) if (one.step or 0) > (found.step or 0)]
         if newer:
             _log.warning(
@@ -156,23 +158,23 @@ def listed(text: str) -> list[Step]:
 
 
 class RunLock:
-    """The lock of a run: one manager saves there. Readers and saves without one need none."""
+    """The lock of a run: one manager saves there. Readers and `ringstow.save` need no lock."""
 
     def __init__(self, root: str) -> None:
-        """Name the run."""
+        """Store the run's path."""
         self._root = root
         self._held: _native.RunLock | None = None
 
     def take(self) -> None:
-        """Keep other managers from saving there.
+        """Lock the run, so that no other manager saves there.
 
         Raises:
-            BusyError: another one does, in this process or in another; says which.
-            InvalidStateError: another rank of this job has, and there is no process group.
-            OSError: the directory cannot be made, or its lock file not be opened.
+            BusyError: another manager has the lock, in this process or in another; says which.
+            InvalidStateError: another rank of this job has the lock, and there is no process group.
+            OSError: the directory cannot be made, or its lock file cannot be opened.
         """
         if _native.RunLock.is_own(self._root):
-            gc.collect()  # a manager that was dropped without `close` may wait for it
+            gc.collect()  # frees the lock of a manager that was dropped without `close`
         try:
             self._held = _native.RunLock(self._root)
         except BusyError as error:
@@ -189,7 +191,7 @@ class RunLock:
             self._held.check()
 
     def release(self) -> None:
-        """Let other managers save there."""
+        """Unlock the run for other managers."""
         held, self._held = self._held, None
         if held is not None:
             held.release()

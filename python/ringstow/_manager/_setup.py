@@ -1,4 +1,4 @@
-"""What a `CheckpointManager` works with, for one process, several ranks, or several nodes."""
+"""The parts of a `CheckpointManager`, for one process, several ranks, or several nodes."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
     from ringstow._core._policies import Nodes
 
 OnBusy = Literal["wait", "skip"]
-"""What `CheckpointManager.save_async` does while the save before is in progress."""
+"""What `CheckpointManager.save_async` does while the previous save is in progress."""
 
 
 class Setup(NamedTuple):
-    """Who saves and loads, and what is where."""
+    """The parts that save, load and list steps."""
 
     side: Side[Any]
     run: Run
     """The steps in the run's directory."""
     steps: Run
-    """The steps there and on the tiers."""
+    """The steps in the run's directory and on the tiers."""
     copier: Copier
 
 
 class Saves(NamedTuple):
-    """How saves and loads are made."""
+    """The settings of saves and loads."""
 
     config: Config | None
     staging: Staging
@@ -55,12 +55,12 @@ def for_ranks(
 
     Args:
         root: the directory of the run.
-        plan: what is copied where. The first rank does that.
-        apart: names of the state that get files of their own.
-        same: arguments that all ranks must give alike.
-        saves: how saves and loads are made.
+        plan: which steps to copy where. The first rank copies.
+        apart: names of parts of the state that get files of their own.
+        same: arguments that must be equal on all ranks.
+        saves: the settings of saves and loads.
         group: the ranks; None means all, or this process if there are no ranks.
-        note_damage: is called with the path of each step that cannot be copied.
+        note_damage: called with the path of each step that cannot be copied.
     """
     side: Side[Any] = Alone(*saves, apart)
     if group is not None or _concurrent_saves.ranks() is not None:
@@ -85,10 +85,10 @@ def for_nodes(
 
     Args:
         root: the directory of the run, on each node's own disk.
-        plan: what is copied where. The first rank of each node copies its files.
-        replicas: on how many nodes the files of each node are.
-        same: arguments that all ranks must give alike.
-        saves: how saves and loads are made.
+        plan: which steps to copy where. The first rank of each node copies its files.
+        replicas: how many nodes hold the files of each node.
+        same: arguments that must be equal on all ranks.
+        saves: the settings of saves and loads.
         group: the ranks; None means all.
     """
     from ringstow._manager._node_ranks import NodeRanks
@@ -98,13 +98,13 @@ def for_nodes(
 
 
 def check_on_busy(on_busy: object) -> None:
-    """Raise InvalidStateError for what `OnBusy` does not name."""
+    """Raise InvalidStateError for a value that `OnBusy` does not have."""
     if on_busy not in get_args(OnBusy):
         raise InvalidStateError(f'on_busy is "wait" or "skip", not {on_busy!r}')
 
 
 def check_nodes(nodes: Nodes | None, config: Config | None, **others: object) -> None:
-    """Refuse what does not go with ranks on nodes that share no directory."""
+    """Refuse arguments that are not supported on nodes that share no directory."""
     if nodes is None:
         return
     if not _concurrent_saves.has_group():

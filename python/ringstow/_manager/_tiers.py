@@ -19,40 +19,40 @@ _log = logging.getLogger("ringstow")
 
 
 def refuse_without(places: tuple[str, ...], tiers: Tiers) -> None:
-    """Refuse fields that say something about places where none is named.
+    """Refuse fields that describe places if no place is named.
 
     Raises:
-        InvalidStateError: one of them is given.
+        InvalidStateError: such a field is given.
     """
     for name in ("keep", "keep_here", "rate"):
         if getattr(tiers, name) is not None and not places:
             raise InvalidStateError(
-                f"Tiers.{name} is for places, and none is named: name places, or leave it out"
+                f"Tiers.{name} needs places, and none is named: name places, or leave it out"
             )
 
 
 class Plan(NamedTuple):
-    """Where the steps of a run are copied to, and which of them stay there."""
+    """The places to copy the steps of a run to, and which steps stay in each."""
 
     tiers: tuple[str, ...]
     rate: int
-    """Bytes a second at most; 0 for no limit."""
+    """Maximum bytes a second; 0 for no limit."""
     there: Retention
-    """What stays on each tier; all, if there is no rule."""
+    """The rules for each tier; without rules, all steps stay."""
     here: Retention
-    """What stays in the run's directory."""
+    """The rules for the run's directory."""
     evicts: bool = False
-    """Whether steps leave that once all tiers have them."""
+    """Whether steps are removed from the run's directory once all tiers have a copy."""
 
     def stays(self) -> Stays:
-        """Return which steps must get to the tiers, however many newer ones wait."""
+        """Return which steps must be copied even if newer steps wait."""
         return not _rules.keeps_all(self.here), self.evicts, self.here.every
 
 
 def promoter(
     root: str, plan: Plan, config: Config | None, note_damage: Callable[[str], object]
 ) -> Promoter:
-    """Return what copies a manager's steps. `CheckpointManager.close` waits for it."""
+    """Return the copier of a manager's steps. `CheckpointManager.close` waits for it."""
     return Promoter(
         root,
         plan.tiers,

@@ -1,1 +1,1 @@
-"""The ``ringstow`` program, as far as it is written in Python."""
+"""The Python part of the ``ringstow`` program."""

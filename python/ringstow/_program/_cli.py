@@ -1,7 +1,7 @@
 """The ``ringstow`` program as the wheel installs it: the Rust program, run in this process.
 
-``ringstow convert`` and ``report`` are Python's own, and ``show`` of other programs' checkpoints:
-torch reads them.
+``ringstow convert`` and ``report`` are written in Python, and so is ``show`` for other programs'
+checkpoints, which torch reads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ringstow import _native
 def main() -> None:
     """Run the program on ``sys.argv`` and exit with its code."""
     _use_utf8()
-    # Die of Ctrl-C and of a closed pipe as any other program does, not with a traceback.
+    # Let Ctrl-C and a closed pipe end the process as in any other program, without a traceback.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -50,7 +50,7 @@ def main() -> None:
 def _use_utf8() -> None:
     """Start again in Python's UTF-8 mode if the locale has another encoding.
 
-    The native side and torch know names of files as UTF-8, and print them so.
+    The native side and torch use UTF-8 for file names, also when they print them.
     """
     if sys.getfilesystemencoding() != "utf-8" and sys.executable:
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])

@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int | None:
 
 
 def tell_left(argv: list[str]) -> None:
-    """Name on stderr what other programs have left in the directories that ``ls`` has listed."""
+    """Print to stderr other programs' checkpoints in the directories that ``ls`` has listed."""
     for path in filter(os.path.isdir, argv):
         with contextlib.suppress(Error, OSError):
             left = _steps.found_in(absolute(path))

@@ -1,1 +1,1 @@
-"""Targets that get their name once they are complete, for kinds without a commit of their own."""
+"""Targets that are renamed once they are complete, for kinds without a commit of their own."""

@@ -1,4 +1,4 @@
-"""Which kind of checkpoint is at a path, and whether one can be written there."""
+"""Detects the kind of checkpoint at a path, and whether a new one may be written there."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _INDEX = "model.safetensors.index.json"
 _MARKS = ("manifest.json", ".metadata", _INDEX, "model.safetensors")
 _REPLACE = ", or replace it by --overwrite (overwrite=True)"
 DCP_DATA = "__0_convert.distcp"
-"""The file of tensors that a conversion to ``dcp`` writes. torch gives none this name: without
-``.metadata`` it is of a conversion that was killed."""
+"""The file of tensors that a conversion to ``dcp`` writes. torch never uses this name: without
+``.metadata`` it belongs to a killed conversion."""
 _COMMITS = {
     "ringstow": ("manifest.json",),
     "dcp": (".metadata",),
     "torch": ("",),
     "hf": (_INDEX, "model.safetensors"),
 }
-"""The files in a target of each kind, the first of which commits it."""
+"""The files in a target of each kind; the first one commits it."""
 # With the unique text that ranks add to the names of uncommitted files.
 _MODEL = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json|\.[0-9a-f]{16})?")
 _TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".tar")
@@ -40,9 +40,9 @@ def kind_of(path: str) -> str:
     """Return the kind of checkpoint at a path.
 
     Raises:
-        FileNotFoundError: nothing is there.
+        FileNotFoundError: the path does not exist.
         NotCommittedError: the save by torch.distributed.checkpoint has not ended.
-        InvalidStateError: it is none of the kinds; lists them.
+        InvalidStateError: the path is none of the kinds; lists them.
     """
     if not os.path.lexists(path):
         raise FileNotFoundError(2, "no such file or directory", path)
@@ -53,7 +53,7 @@ def kind_of(path: str) -> str:
         return "ringstow"
     if kind := _foreign.kind_of(path):
         return kind
-    if ".metadata" in names:  # ringstow.dcp's, without its manifest
+    if ".metadata" in names:  # from ringstow.dcp, but without the manifest
         return "dcp"
     if any(map(is_dcp, names)) and not any(name.endswith(".metadata") for name in names):
         _native.Checkpoint(path, Config().to_json())  # its error says what to do
@@ -77,9 +77,9 @@ def kind_of(path: str) -> str:
 
 
 def commit_of(path: str, kind: str) -> tuple[int, int, int] | None:
-    """Return what identifies the file that commits a checkpoint of a kind; None if there is none.
+    """Return the identity of the file that commits a checkpoint of a kind; None if missing.
 
-    Every conversion makes a new one.
+    Every conversion makes a new file.
     """
     for name in _COMMITS[kind]:
         with contextlib.suppress(OSError):
@@ -91,10 +91,11 @@ def commit_of(path: str, kind: str) -> tuple[int, int, int] | None:
 def target_kind(source: str, path: str) -> str:
     """Return the kind to convert to if none was given.
 
-    It is torch if the path ends like such a file, unless the source is one; else ringstow.
+    The kind is torch if the path has the suffix of such a file, unless the source is one; otherwise
+    ringstow.
 
     Raises:
-        InvalidStateError: it can't be derived from the path.
+        InvalidStateError: the kind can't be derived from the path.
     """
     if source != "torch" and path.endswith(_TORCH_ENDINGS):
         return "torch"
@@ -106,7 +107,7 @@ def target_kind(source: str, path: str) -> str:
 
 
 def check_other(source: str, path: str) -> None:
-    """Refuse a target that is the source.
+    """Refuse a target that equals the source.
 
     Raises:
         InvalidStateError: the two paths are the same.
@@ -119,7 +120,7 @@ def check_target(path: str, kind: str, *, overwrite: bool) -> None:
     """Refuse a target that holds files which must not be replaced.
 
     Raises:
-        FileExistsError: something is at the target; names it.
+        FileExistsError: the target exists; names its contents.
     """
     if not os.path.lexists(path):
         return
@@ -142,38 +143,38 @@ def check_target(path: str, kind: str, *, overwrite: bool) -> None:
             names = [name for name in names if not is_model(name)]
         names = [name for name in names if is_model(name) or not _may_stay_or_go(name, names, kind)]
     elif kind == "ringstow" and "manifest.json" not in names:
-        names = [name for name in names if not name.endswith(".part")]  # of a killed save
+        names = [name for name in names if not name.endswith(".part")]  # left by a killed save
     if names:
         what = next((name for name in names if name in _MARKS), names[0])
         raise taken(path, f"is there already, and holds {what}", unless)
 
 
 def is_dcp(name: str) -> bool:
-    """Tell whether torch.distributed.checkpoint gives files this name."""
+    """Return whether torch.distributed.checkpoint gives files this name."""
     return name in (".metadata", ".metadata.tmp") or name.endswith(".distcp")
 
 
 def is_unfinished_dcp(names: list[str]) -> bool:
-    """Tell whether a directory holds what a killed conversion to ``dcp`` left, and nothing else."""
+    """Return whether a directory holds only leftovers of a killed conversion to ``dcp``."""
     return DCP_DATA in names and {*names} <= {DCP_DATA, ".metadata.tmp"}
 
 
 def is_model(name: str) -> bool:
-    """Tell whether Hugging Face's programs give the files of a model this name."""
+    """Return whether Hugging Face's programs give the files of a model this name."""
     return _MODEL.fullmatch(name) is not None
 
 
 def _may_stay_or_go(name: str, names: list[str], kind: str) -> bool:
-    """Tell whether a checkpoint of this kind replaces a file, or can leave it where it is."""
+    """Return whether a checkpoint of this kind replaces a file, or can leave it in place."""
     if kind == "dcp":
         return is_dcp(name)
     if kind == "hf":
         is_other = name == "manifest.json" or name.endswith(".safetensors") or is_dcp(name)
         return is_model(name) or not is_other
-    # ringstow.dcp leaves one beside a manifest.
+    # ringstow.dcp leaves a .metadata beside a manifest.
     return name != ".metadata" or "manifest.json" in names
 
 
 def taken(path: str, what: str, unless: str = "") -> FileExistsError:
-    """Return the error for something at a path that must not be replaced."""
+    """Return the error for a path whose contents must not be replaced."""
     return FileExistsError(17, f"{what}; remove it, or give another target{unless}", path)

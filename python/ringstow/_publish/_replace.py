@@ -1,13 +1,13 @@
-"""Where a conversion writes, and how the result gets its name, for kinds without a commit.
+"""Writes a conversion beside its target and then renames it, for kinds without a commit.
 
-A checkpoint that replaces one in a directory is written into a directory beside that,
-``NAME.convert.part``. When it is complete, it takes the path's name, so that the path holds either
-the complete old checkpoint or the complete new one. The old one, now ``NAME.convert.old``, is
-removed once that is durable. A file is written to ``NAME.part`` and then renamed. Locks keep
-two conversions to one path apart, and what appears at the path meanwhile is replaced only on
-request. The next conversion to that path removes what a kill leaves beside it. On a file system
-that other hosts may use, that could be what another host is writing: the next conversion refuses
-instead, and says what to remove.
+A checkpoint that replaces a directory is written into a directory beside it, ``NAME.convert.part``.
+When it is complete, it is renamed to the path, so that the path holds either the complete old
+checkpoint or the complete new one. The old one, now ``NAME.convert.old``, is removed once the
+rename is durable. A file is written to ``NAME.part`` and then renamed. Locks exclude two
+conversions to one path, and anything that appears at the path meanwhile is replaced only on
+request. The next conversion to that path removes the leftovers of a kill. On a file system that
+other hosts may use, another host could be writing them: the next conversion then refuses, and says
+what to remove.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ _log = logging.getLogger("ringstow")
 
 
 def beside(path: str) -> str:
-    """Return where to write the checkpoint that replaces the one at a path."""
+    """Return the path at which to write the checkpoint that replaces another one."""
     return f"{path}.convert.part"
 
 
 def aside(path: str) -> str:
-    """Return where the old checkpoint waits for its removal."""
+    """Return the path of the old checkpoint until its removal."""
     return f"{path}.convert.old"
 
 
 def put_back(path: str) -> None:
-    """Put back an old checkpoint that a kill between two renames left beside its path.
+    """Restore an old checkpoint that a kill between two renames left beside its path.
 
     Raises:
         BusyError: another conversion may be between these renames.
-        OSError: it can't be renamed.
+        OSError: the checkpoint can't be renamed.
     """
     path = os.path.realpath(path)
     if not os.path.lexists(path) and os.path.isdir(aside(path)):
@@ -84,21 +84,22 @@ def _busy(left: str, remedy: str) -> BusyError:
 
 @contextlib.contextmanager
 def place(path: str, kind: str, check: Callable[[], None], *, overwrite: bool) -> Iterator[str]:
-    """Yield where to write a checkpoint of this kind for a path.
+    """Yield the path at which to write a checkpoint of this kind.
 
-    This is the path itself, or something beside it that takes its place when the block ends. If the
-    block fails, what was at the path stays unchanged.
+    This is the path itself, or a path beside it that replaces it when the block ends. If the block
+    fails, the contents of the path stay unchanged.
 
     Args:
         path: the target.
-        kind: what is written.
-        check: refuses what is at the path. Called again once no other conversion writes there.
-        overwrite: whether what is there may be replaced.
+        kind: the kind of checkpoint to write.
+        check: raises if the path must not be replaced. Called again once no other conversion writes
+            there.
+        overwrite: whether the contents of the path may be replaced.
 
     Raises:
         BusyError: another conversion writes to the same path, or may be doing so on another host.
-        NotDurableError: the new checkpoint is there, complete, but may not survive a crash.
-        OSError: the system refused, or something is at the path; it stays.
+        NotDurableError: the new checkpoint is complete, but may not survive a crash.
+        OSError: the system refused, or the path exists; it is unchanged.
     """
     path = os.path.realpath(path)
     if kind == "torch":
@@ -111,7 +112,7 @@ def place(path: str, kind: str, check: Callable[[], None], *, overwrite: bool) -
     elif kind in _KINDS and os.path.isdir(path):
         with _directory(path, kind, check) as to:
             yield to
-    else:  # the native writer locks and refuses by itself
+    else:  # the native writer itself locks and refuses
         yield path
 
 
@@ -159,7 +160,7 @@ def _directory(path: str, kind: str, check: Callable[[], None]) -> Iterator[str]
             except BaseException as first:
                 try:
                     _clear_all(path, is_part_of)
-                except OSError as error:  # what went wrong first is what the caller must see
+                except OSError as error:  # the caller must see the first error
                     _log.warning("could not remove what was written beside %s: %s", path, error)
                 _name_target(first, new, path)
                 raise
@@ -203,21 +204,21 @@ def _file(path: str, check: Callable[[], None], *, overwrite: bool) -> Iterator[
 
 
 class Outcome(contextlib.AbstractContextManager["Outcome"]):
-    """Notes in an exception, such as Ctrl-C's, that the new checkpoint is complete if it is.
+    """If the new checkpoint is complete, adds a note to an exception such as Ctrl-C.
 
-    Ctrl-C can come between any two steps, also right after the one that commits the target. So this
-    looks at the file that commits: at the beginning and after an exception.
+    Ctrl-C can come between any two steps, also directly after the commit. So this checks the file
+    that commits, at the beginning and after an exception.
     """
 
     is_placed = False
-    """Whether the target was written, so that an error is of the comparison."""
+    """Whether the target was written, so that an error belongs to the comparison."""
 
     def __init__(self, path: str, kind: str) -> None:
         self._path, self._kind = path, kind
         self._before = commit_of(path, kind)
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        # These say so themselves.
+        # These errors say so themselves.
         says_so = (CorruptCheckpointError, NotDurableError, ReplacedCheckpointError)
         if error is None or isinstance(error, says_so):
             return
@@ -229,13 +230,13 @@ class Outcome(contextlib.AbstractContextManager["Outcome"]):
 
 
 def complete(path: str, *, verified: bool) -> str:
-    """Say that a target is complete."""
+    """Return a sentence that a target is complete."""
     but = ", and verified" if verified else ", but not verified"
     return f"{path} is written and complete{but}"
 
 
 def _name_target(error: BaseException, temporary: str, path: str) -> None:
-    """Name the target in an error of the system: the caller has not heard of the other name."""
+    """Name the target in an error of the system: the caller does not know the other name."""
     if isinstance(error, OSError) and str(error.filename).startswith(temporary):
         error.filename = path + error.filename.removeprefix(temporary)
 
@@ -303,7 +304,7 @@ def _refuse_left(path: str) -> None:
 
 
 def _clear_unfinished(path: str) -> None:
-    """Remove what a killed conversion to ``dcp`` left at a path that held nothing before."""
+    """Remove leftovers of a killed conversion to ``dcp`` at a path that was empty before."""
     names = os.listdir(path)
     if not is_unfinished_dcp(names):
         return
@@ -317,7 +318,7 @@ def remove_dcp(path: str, names: list[str]) -> None:
     for name in sorted(names, key=DCP_DATA.__eq__):
         if name == DCP_DATA and len(names) > 1:
             with contextlib.suppress(OSError):  # the disk may be failing
-                _native.sync_dir(path)  # this file tells whose the others are, so it goes last
+                _native.sync_dir(path)  # this file identifies the others, so it is removed last
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(path, name))
 
@@ -342,7 +343,7 @@ def _clear(left: str, path: str, is_part_of: Callable[[str], bool]) -> None:
     """Remove a directory beside a checkpoint: an unfinished new one, or the old one.
 
     Its model files are not needed, since the path holds a complete checkpoint. Other programs'
-    files that are not at the path are moved there.
+    files are moved to the path, if they are missing there.
     """
     if not os.path.isdir(left) or os.path.islink(left) or not os.path.isdir(path):
         return
@@ -352,7 +353,7 @@ def _clear(left: str, path: str, is_part_of: Callable[[str], bool]) -> None:
         here, there = os.path.join(left, name), os.path.join(path, name)
         if is_part_of(name.removesuffix(".part")) or os.path.lexists(there):
             if os.path.isdir(here) and not os.path.islink(here):
-                continue  # not ours: it stays, and so does the directory that holds it
+                continue  # not ours: keep it and its directory
             os.unlink(here)
         else:
             os.rename(here, there)

@@ -1,1 +1,1 @@
-"""How the ranks of a save or load meet: one coordinator, for one process and for a group."""
+"""Communication of the ranks of a save or load, for one process and for a group."""

@@ -1,4 +1,4 @@
-"""Other saves to the same path: by another rank of torch.distributed, or by this process."""
+"""Detects other saves to the same path, by another rank or by this process."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _log = logging.getLogger("ringstow")
 
 _MANIFEST = "manifest.json"
 RANK_DIR = re.compile(r"rank\d{5,}")
-"""The names of the directories of ranks that save each by itself."""
+"""The names of rank directories, if each rank saves by itself."""
 
 _saved: set[str] = set()
 """The paths that this process has saved to."""
 
 
 def refuse_other_ranks(path: str) -> None:
-    """Refuse to replace what another rank of this job has saved.
+    """Refuse to replace a checkpoint that another rank of this job has saved.
 
-    Rank 0 may replace it: it saves what all ranks have. Without torch.distributed, or on one
-    rank, nothing is checked.
+    Rank 0 may replace it: it saves for all ranks. Does nothing without torch.distributed, or on one
+    rank.
 
     Raises:
-        InvalidStateError: the checkpoint at the path was committed since this process started, and
-            not by this process.
+        InvalidStateError: another process committed the checkpoint at the path after this process
+            started.
     """
     those = ranks() or _started_as()
     if those is None or not _is_anothers(path):
@@ -44,8 +44,8 @@ def refuse_run_of_other_ranks(root: str) -> None:
     """Refuse a run that another rank of this job saves into, if there is no process group.
 
     Raises:
-        InvalidStateError: torchrun started this process as a rank but the first, and another
-            process has saved there since.
+        InvalidStateError: torchrun started this process as a rank other than 0, and another process
+            has saved there since.
     """
     those = None if has_group() else _started_as()
     if those is None or those[0] == 0:
@@ -61,12 +61,12 @@ def refuse_run_of_other_ranks(root: str) -> None:
 
 
 def _is_anothers(path: str) -> bool:
-    """Whether another process has committed a checkpoint at a path since this one started."""
+    """Return whether another process has committed a checkpoint at a path since our start."""
     if path in _saved:
         return False
     try:
         since = os.stat(os.path.join(path, _MANIFEST)).st_mtime
-    except OSError:  # nothing is there, or the save reports what is wrong
+    except OSError:  # nothing exists there, or the save reports the error
         return False
     # A time in the future comes from another machine's clock, and cannot be compared with ours.
     return _started() < since <= time.time()
@@ -78,7 +78,7 @@ def saved(path: str) -> None:
 
 
 def explained(error: BaseException, *, is_own: bool) -> BaseException:
-    """Return a save's failure; a BusyError with what to do about it here.
+    """Return a save's failure; to a BusyError, add what to do.
 
     Args:
         error: the failure.
@@ -113,7 +113,7 @@ def _advice(rank: int, world_size: int) -> str:
 
 
 def ranks() -> tuple[int, int] | None:
-    """Return this process's rank and how many there are; None for one alone. Imports no torch."""
+    """Return this process's rank and the number of ranks; None without ranks. Imports no torch."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized():
         return None
@@ -122,7 +122,7 @@ def ranks() -> tuple[int, int] | None:
 
 
 def _started_as() -> tuple[int, int] | None:
-    """Return the rank and how many there are by torchrun's variables; None for one process."""
+    """Return rank and number of ranks from torchrun's variables; None for one process."""
     try:
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     except (KeyError, ValueError):
@@ -138,7 +138,7 @@ def has_group() -> bool:
 
 @functools.cache
 def _started() -> float:
-    """Return when this process started, in seconds since 1970; where it can't be read, now."""
+    """Return when this process started, in seconds since 1970; the current time if unknown."""
     try:
         with open("/proc/self/stat") as file:
             ticks = int(file.read().rpartition(")")[2].split()[19])

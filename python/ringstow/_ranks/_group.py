@@ -22,19 +22,19 @@ class Group(Team):
     """The ranks of a process group."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        """Name the ranks; None means those of the default group.
+        """Store the ranks; None means the default group.
 
         Raises:
-            InvalidStateError: somebody has destroyed the group.
+            InvalidStateError: the group was destroyed.
         """
         self.group = group
         with _needing(group):
             self.rank = dist.get_rank(group)
             self.size = dist.get_world_size(group)
         self.turn = CallLock("a save or load of several ranks")
-        """Held by the call that communicates. Calls follow each other in one order on all ranks."""
+        """Held by the call that communicates. Calls run in the same order on all ranks."""
         self.known: dict[Any, Any] = {}
-        """What earlier saves have found out about states of the same structure."""
+        """Cached results of earlier saves for states of the same structure."""
 
     @property
     def device(self) -> str:
@@ -63,7 +63,7 @@ class Group(Team):
                 answer[0] = look()
             except Exception as error:  # the others must not wait for this rank
                 answer[1] = sendable(error)
-            except BaseException as error:  # Ctrl-C, which is this rank's alone
+            except BaseException as error:  # Ctrl-C on this rank only
                 interrupt = error
                 name = "the first rank" if rank == 0 else f"rank {rank}"
                 answer[1] = Error(f"{name} failed: {type(error).__name__}: {error}")
@@ -103,7 +103,7 @@ class Group(Team):
         """Log a warning if the other ranks are late.
 
         Raises:
-            InvalidStateError: somebody has destroyed the group.
+            InvalidStateError: the group was destroyed.
         """
         who = f"rank {self.rank} of {self.size} waits for the other ranks"
         with _needing(self.group), _waiting.patient(f"{who}, all of which must make this call"):
@@ -113,7 +113,7 @@ class Group(Team):
 
 @contextlib.contextmanager
 def _needing(group: dist.ProcessGroup | None) -> Iterator[None]:
-    """Say in ringstow's words what fails because the group is gone."""
+    """Raise a clear error if a call fails because the group is gone."""
     try:
         yield
     except Exception as error:
@@ -126,10 +126,10 @@ def _needing(group: dist.ProcessGroup | None) -> Iterator[None]:
 
 
 def _lives(group: dist.ProcessGroup | None) -> bool:
-    """Return whether nobody has destroyed the group."""
+    """Return whether the group still exists."""
     try:
         return dist.is_initialized() and dist.get_rank(group) >= 0
-    except Exception:  # of a process group that was destroyed
+    except Exception:  # the process group was destroyed
         return False
 
 
@@ -138,13 +138,13 @@ def team_of(group: dist.ProcessGroup | None = None) -> Team:
     return Group(group) if dist.is_available() and dist.is_initialized() else Team()
 
 
-# The groups for saves, by the caller's; those of a default group that has ended are forgotten.
+# The groups for saves, by the caller's group; groups of an ended default group are dropped.
 _made: dict[int, tuple[Any, Group]] = {}
 _making = CallLock("a save or load of several ranks")
 
 
 def group_of(given: dist.ProcessGroup | None) -> Group:
-    """Return the ranks of a process group, in one that training does not use: saves run beside it.
+    """Return the ranks of a process group, in a new group that training does not use.
 
     All ranks of the group call it. None means the default group.
 
@@ -174,7 +174,7 @@ def group_of(given: dist.ProcessGroup | None) -> Group:
 
 
 def end_beside(given: dist.ProcessGroup) -> None:
-    """End what `group_of` has made for a process group, whose saves and loads have ended."""
+    """End the group that `group_of` made for a process group, after its saves and loads."""
     with _making.held():
         known, made = _made.pop(id(given), (None, None))
     if known is given and made is not None:
@@ -182,7 +182,7 @@ def end_beside(given: dist.ProcessGroup) -> None:
 
 
 def end(group: dist.ProcessGroup | None) -> None:
-    """End a process group that is no longer needed, if it has not ended with the ranks."""
+    """End a process group that is no longer needed, if it still exists."""
     if dist.is_initialized():
         with contextlib.suppress(Exception):
             dist.destroy_process_group(group)

@@ -1,4 +1,4 @@
-"""What the ranks use of torch that torch does not document. A new torch may rename any of it."""
+"""The undocumented parts of torch that the ranks use. A new torch may rename any of them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _log = logging.getLogger("ringstow")
 
 
 def beside(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Make a gloo group of the ranks of a group. They call this, and no other ranks need to.
+    """Make a gloo group of the ranks of a group. Only these ranks call this.
 
-    torch names a group by the groups that a process knows, which ranks know different ones of: the
+    torch derives a group's name from the groups that a process knows, which differ between ranks:
     members could wait for each other under different names, and then all ranks in their next
-    ``new_group``. So the first rank chooses a name, and torch's count of groups stays as it is. If
-    a newer torch names groups in another way, this returns the group itself, with a warning.
+    ``new_group``. So the first rank chooses a name, and torch's count of groups is unchanged. If a
+    newer torch names groups in another way, this returns the group itself, with a warning.
     """
     name = [uuid.uuid4().hex]
     try:

@@ -1,7 +1,7 @@
-"""Waiting, on a host that sees late what another host has saved.
+"""Retries on a host that sees another host's save late.
 
-A network file system may show an old directory for a while. Only there, and for a bounded time, an
-operation is tried again that failed because something is not there yet.
+A network file system may show an old directory for a while. Only there, and for a limited time, an
+operation that failed on a missing file is tried again.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from ringstow import _native
 from ringstow._core._errors import MissingFilesError
 
 SEEN_S = _native.SEEN_S
-"""How long to wait, as the native side does for what the ranks of a save have written."""
+"""How long to wait; the native side waits as long for the files of a save's ranks."""
 POLL_S = _native.POLL_S
 OLD_S = 600.0
-"""A checkpoint that was committed longer ago is seen by every host: what it lacks is lost.
+"""Every host sees a checkpoint that was committed longer ago: missing files are lost.
 
-More than `SEEN_S`, since the clock of the server, which dates files, may be another.
+More than `SEEN_S`, since the server's clock, which dates files, may differ.
 """
 
 _MANIFEST = "manifest.json"
@@ -33,13 +33,13 @@ _log = logging.getLogger("ringstow")
 
 
 def lacks_files(error: Exception) -> bool:
-    """Return whether a checkpoint is there whose files are missing or no longer those it lists."""
+    """Return whether a checkpoint exists whose files are missing or differ from its list."""
     is_stale = isinstance(error, OSError) and error.errno == errno.ESTALE
     return is_stale or isinstance(error, MissingFilesError)
 
 
 def is_old(path: str) -> bool:
-    """Return whether a checkpoint was committed so long ago that every host sees all of it."""
+    """Return whether a checkpoint was committed so long ago that every host sees all files."""
     try:
         committed = os.stat(os.path.join(path, _MANIFEST)).st_mtime
     except OSError:
@@ -50,18 +50,18 @@ def is_old(path: str) -> bool:
 def opened(
     path: str, attempt: Callable[[], _T], is_late: Callable[[Exception], bool] = lacks_files
 ) -> _T:
-    """Return what an attempt to open a checkpoint returns.
+    """Attempt to open a checkpoint, and return the result.
 
-    Where other hosts may use the file system, try again while the failure may come from a late
+    If other hosts may use the file system, try again while the failure may come from a delayed
     view.
 
     Args:
         path: the checkpoint's directory.
-        attempt: opens it.
+        attempt: opens the checkpoint.
         is_late: whether a later attempt may succeed.
 
     Raises:
-        Exception: what the last attempt raised.
+        Exception: the last attempt's error.
     """
     try:
         return attempt()
@@ -90,7 +90,7 @@ def opened(
 
 
 def look_again(path: str) -> None:
-    """Make a network file system look for new names beside a path and below it: list both."""
+    """List a path and its parent, so that a network file system finds new names there."""
     for directory in (os.path.dirname(path), path):
         with contextlib.suppress(OSError):
             os.listdir(directory)

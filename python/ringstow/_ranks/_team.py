@@ -1,6 +1,6 @@
-"""What the ranks of a team tell each other, so that no rank decides or fails alone.
+"""Communication of a team's ranks, so that no rank decides or fails alone.
 
-Imports no torch: one process meets nobody.
+Imports no torch: one process has no other ranks.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class Team:
 
     @property
     def device(self) -> str:
-        """The kind of the device whose memory the ranks can send: NCCL sends that of GPUs only."""
+        """The type of device whose memory the ranks can send: NCCL sends only GPU memory."""
         return "cpu"
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank looks and commits for all."""
+        """Whether this rank reads the directory and commits for all."""
         return self.rank == 0
 
-    # What a group does in another way.
+    # Methods that a group overrides.
 
     def gathered(self, value: T) -> list[T]:
         """Return every rank's value, on all ranks."""
@@ -49,10 +49,10 @@ class Team:
         return [value]
 
     def from_rank(self, rank: int, look: Callable[[], T]) -> T:
-        """Return what a function returns on one rank, on all ranks.
+        """Call a function on one rank, and return its result on all ranks.
 
         Raises:
-            Exception: what it raises there, on all ranks.
+            Exception: the function's error, on all ranks.
             Error: that rank was interrupted; the interrupt itself is raised there.
         """
         return look()
@@ -62,19 +62,19 @@ class Team:
         return rank
 
     def close(self) -> None:
-        """End what was made for the team."""
+        """End the groups that were made for the team."""
 
-    # What follows from that.
+    # Methods built on those above.
 
     def from_first(self, look: Callable[[], T]) -> T:
-        """Return what a function returns on the first rank, as `from_rank` does."""
+        """Call a function on the first rank, and return its result on all ranks."""
         return self.from_rank(0, look)
 
     def told(self, error: BaseException | None, value: T) -> list[tuple[T, BaseException | None]]:
-        """Return every rank's value, and why it has failed.
+        """Return every rank's value and error.
 
         Raises:
-            BaseException: this rank's own error, if the others cannot be asked.
+            BaseException: this rank's own error, if the others cannot be reached.
         """
         try:
             return self.gathered((value, None if error is None else sendable(error)))
@@ -88,7 +88,7 @@ class Team:
 
         Raises:
             BaseException: this rank's own error.
-            Error: another rank's, with its rank.
+            Error: another rank's error, with its number.
         """
         said = self.told(error, value)
         if error is not None:
@@ -97,15 +97,15 @@ class Team:
         return [one for one, _ in said]
 
     def agree(self, error: BaseException | None) -> None:
-        """Fail on all ranks if one of them has failed, as `agreed` does."""
+        """Fail on all ranks if one of them has failed; see `agreed`."""
         self.agreed(error, None)
 
     def together(self, work: Callable[[], T]) -> list[T]:
-        """Do something on every rank, and return what all return; fail on all if one fails.
+        """Call a function on every rank, and return all results; fail on all if one fails.
 
         Raises:
             BaseException: this rank's own error.
-            Error: another rank's, with its rank.
+            Error: another rank's error, with its number.
         """
         done: list[T] = []
         error: BaseException | None = None
@@ -116,27 +116,27 @@ class Team:
         return [value for values in self.agreed(error, done) for value in values]
 
     def each(self, work: Callable[[], T]) -> T:
-        """Return what a function returns on this rank, once it has returned on all ranks.
+        """Call a function on every rank; return this rank's result once all have ended.
 
         Raises:
-            Exception: what it raises on this rank.
-            Error: what it raises on another, with that rank.
+            Exception: the function's error on this rank.
+            Error: the function's error on another rank, with its number.
         """
         done: list[T] = []
         self.together(lambda: done.append(work()))
         return done[0]
 
     def meet(self, call: tuple[object, ...], failure: BaseException | None, said: T) -> list[T]:
-        """Return what each rank says, once all make the same call and the save before went well.
+        """Return each rank's message, if all make the same call and the previous save succeeded.
 
         Args:
             call: the name of the method, and its arguments.
-            failure: what the save before failed of on this rank.
-            said: anything.
+            failure: the previous save's failure on this rank.
+            said: this rank's message.
 
         Raises:
             BaseException: the failure of this rank.
-            Error: that of another one, with its rank.
+            Error: the failure of another rank, with its number.
             InvalidStateError: the ranks do not make the same call.
         """
         all_said = self.told(failure, (call, said))
@@ -144,7 +144,7 @@ class Team:
             raise failure
         for rank, (_, other) in enumerate(all_said):
             if other is not None:
-                raise Error(f"the save before failed on rank {rank}: {other}") from other
+                raise Error(f"the previous save failed on rank {rank}: {other}") from other
         refuse_different([other for (other, _), _ in all_said])
         return [one for (_, one), _ in all_said]
 
@@ -153,10 +153,12 @@ class Team:
 
         Args:
             path: the checkpoint's directory.
-            is_found: a rank has found it; without this, ranks do not wait for what none sees.
+            is_found: whether a rank has found it; if false and no rank sees it, the ranks do not
+                wait.
 
         Raises:
-            NoCheckpointError: some do not see what another one does, or has found.
+            NoCheckpointError: some ranks do not see a checkpoint that another rank sees or has
+                found.
         """
         is_seen = sees(path)
         seen = self.gathered(is_seen)
@@ -186,7 +188,7 @@ def refuse_different(calls: list[tuple[object, ...]], hint: str = "") -> None:
 
 
 def raise_first(errors: Iterable[BaseException | None]) -> None:
-    """Raise what the first rank that failed has met, if one has.
+    """Raise the error of the first rank that failed, if any.
 
     Raises:
         Error: names the rank.
@@ -202,13 +204,13 @@ def raise_first(errors: Iterable[BaseException | None]) -> None:
 
 
 def sendable(error: BaseException) -> BaseException:
-    """Return an error that another rank can receive: this one, or one of its text."""
+    """Return an error that another rank can receive: this one, or an `Error` with its text."""
     return error if survives(error) else Error(f"{type(error).__name__}: {error}")
 
 
 def survives(error: BaseException) -> bool:
-    """Tell whether another process gets the same error."""
-    import pickle  # which `import ringstow` does not
+    """Return whether another process would receive the same error."""
+    import pickle  # `import ringstow` does not import it
 
     try:
         return type(pickle.loads(pickle.dumps(error))) is type(error)
@@ -217,20 +219,20 @@ def survives(error: BaseException) -> bool:
 
 
 def sees(path: str) -> bool:
-    """Return whether this rank sees a checkpoint, or the rank checkpoints that it consists of."""
+    """Return whether this rank sees a checkpoint, or its rank checkpoints."""
     _shared_fs_lag.look_again(path)
     try:
         names = os.listdir(path)
     except OSError:
         return False
-    # Not `rank00000-0.safetensors.part`: a save that is not committed.
+    # Ignores `rank00000-0.safetensors.part`: a save that is not committed.
     is_torchs = ".metadata" in names and any(name.endswith(".distcp") for name in names)
     has_parts = any(map(_concurrent_saves.RANK_DIR.fullmatch, names))
     return "manifest.json" in names or has_parts or is_torchs
 
 
 def _wait_for(path: str) -> bool:
-    """Wait until this rank sees a checkpoint; tell whether it does."""
+    """Wait until this rank sees a checkpoint; return whether it does."""
     until = time.monotonic() + _shared_fs_lag.SEEN_S
     while not sees(path):
         was_removed = _native.has_gone(path) and _native.shared_file_system(path) is None

@@ -1,1 +1,1 @@
-"""Loads into an existing state dict: names, comparison, reads, changes, in this order."""
+"""Loads into an existing state dict: select names, compare, read, then change, in this order."""

@@ -52,25 +52,25 @@ def open(
             bias = ckpt["model.bias"].load()
             rows = ckpt["model.weight"][:16, 3]
 
-    Also opens a directory of plain safetensors files without a manifest, as Hugging Face's programs
-    write them. They have no checksums, and ``info.kind`` is ``"safetensors"``.
+    Also opens a directory of plain safetensors files without a manifest, such as those of Hugging
+    Face. They have no checksums, and ``info.kind`` is ``"safetensors"``.
 
     Also opens a checkpoint with missing files, and logs a warning: reading a tensor in one of them
     raises. `load` refuses such a checkpoint.
 
     Args:
-        path: the checkpoint's directory or URL, or the tiers of a run, as in `load`.
+        path: the checkpoint's directory or URL, or a list of the tiers of a run; see `load`.
         verify: verify every checksum chunk (1 MiB) that is read before using any of it. False reads
             only the needed pages.
         allow_pickle: let ``load()`` of pickled values unpickle them, which can run any code.
-        framework: what torch tensors are read as: ``"torch"``, or ``"numpy"`` as in `load`. Numpy
-            arrays are always read as numpy arrays.
+        framework: how to return torch tensors: as ``"torch"`` tensors or ``"numpy"`` arrays; see
+            `load`. Numpy arrays are always read as numpy arrays.
         config: the settings; None means the defaults.
 
     Raises:
         IncompleteCheckpointError: the directory holds no committed checkpoint.
-        CorruptCheckpointError: the manifest is not what was written.
-        FormatError: the manifest is not ringstow's, or a newer version's.
+        CorruptCheckpointError: the manifest is damaged.
+        FormatError: the manifest is not ringstow's, or of a newer version.
         ValueError: an unknown ``framework``.
         OSError: the system refused: no such directory, no permission, a failing disk.
     """
@@ -91,10 +91,10 @@ def open(
 class Checkpoint(Mapping[str, "Entry"]):
     """An opened checkpoint: a mapping of the names of its tensors and arrays to their entries.
 
-    Created by `open`. Names are those of `load`: the path in the state dict, joined by dots. Two
-    names of one tensor, such as tied weights, are two entries. No file stays open between reads: if
-    a save replaces the checkpoint, reads raise ReplacedCheckpointError, and `open` returns the
-    newer one. After `close` every use raises ValueError.
+    Created by `open`. Names are the same as in `load`: the path in the state dict, joined by dots.
+    Two names of one tensor, such as tied weights, are two entries. Keeps no file open between
+    reads: if a save replaces the checkpoint, reads raise ReplacedCheckpointError, and `open`
+    returns the newer one. After `close` every use raises ValueError.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Checkpoint(Mapping[str, "Entry"]):
             opened.kind == "ringstow" and opened.state != "null"
         )
         self._skeleton: dict[Any, Any] = skeleton_of(opened, path) if is_tree else {}
-        rows = {row[0]: row for row in opened.tensors}  # not what is opened, which may be closed
+        rows = {row[0]: row for row in opened.tensors}  # copied: ``opened`` may be closed
         self._contents = _build.Contents(path, rows.get, allow_pickle=allow_pickle)
         self._entries = self._all(opened)
 
@@ -178,7 +178,7 @@ class Checkpoint(Mapping[str, "Entry"]):
 
     @property
     def info(self) -> CheckpointInfo:
-        """What the manifest says about the save: time, version, bytes, ranks."""
+        """The manifest's description of the save: time, version, bytes, ranks."""
         from ringstow._reports._checkpoint_reports import CheckpointInfo
 
         return CheckpointInfo.from_json(self._alive().info)
@@ -187,8 +187,8 @@ class Checkpoint(Mapping[str, "Entry"]):
     def tree(self) -> dict[Any, Any]:
         """A new copy of the saved state dict, with an `Entry` for each unread item.
 
-        Those are tensors, arrays, objects that need pickle (nothing is unpickled here), and values
-        of types that this program does not have.
+        Unread items are tensors, arrays, objects that need pickle (this unpickles nothing), and
+        values of types that this program does not have.
         """
         self._alive()
         builder = _build.Builder(self._contents, {}, as_numpy=self._as_numpy)
@@ -207,8 +207,8 @@ class Checkpoint(Mapping[str, "Entry"]):
     def value(self, name: str) -> Any:
         """Return the value of a name, or the dict or list of values; a tensor is an `Entry`.
 
-        Reads no tensor. Reads objects of DCP, and unpickles them without running any code unless
-        `open` was called with ``allow_pickle``.
+        Reads no tensor. Reads DCP's objects, and unpickles them with ``weights_only`` unless `open`
+        was called with ``allow_pickle``.
 
         Args:
             name: the path joined by dots: ``"step"``, ``"optimizer.param_groups.0.lr"``.
@@ -323,8 +323,8 @@ class Checkpoint(Mapping[str, "Entry"]):
 class Entry:
     """An unread tensor, array or object of a checkpoint.
 
-    ``entry.load()`` reads all of it. ``entry[a:b, c]`` reads only the selection, by numpy's rules
-    for integers, slices with any step, ``...`` and None. The result has its own memory.
+    ``entry.load()`` reads the whole entry. ``entry[a:b, c]`` reads only the selection, by numpy's
+    rules for integers, slices with any step, ``...`` and None. The result has its own memory.
     ``numpy.asarray(entry)`` works too.
     """
 
@@ -335,11 +335,11 @@ class Entry:
         self._path = path
         self._leaf: Any = leaf
         self.name = name
-        """Its path in the state dict, joined by dots."""
+        """The path in the state dict, joined by dots."""
 
     @property
     def kind(self) -> str:
-        """Its kind: ``"tensor"``, numpy's ``"array"``, DCP's ``"object"``, ``"pickle"``.
+        """The kind: ``"tensor"``, ``"array"`` (numpy), ``"object"`` (DCP) or ``"pickle"``.
 
         Or ``"value"``, for a value of a type that this program does not have.
         """
@@ -362,7 +362,7 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its data; 0 for a value."""
+        """Bytes of data; 0 for a value."""
         if self.kind == "value":
             return 0
         if self.kind == "pickle":
@@ -370,30 +370,30 @@ class Entry:
         return self._checkpoint._contents.stored(self._leaf, self._path).nbytes
 
     def load(self) -> Any:
-        """Read all of it.
+        """Read the whole entry.
 
         Returns:
             A new tensor or array, or the unpickled object.
 
         Raises:
-            UnsupportedError: it is pickled, and `open` was called without ``allow_pickle``; or it
-                needs torch, or a numpy dtype, that is unavailable.
+            UnsupportedError: the entry is pickled, and `open` was called without ``allow_pickle``;
+                or it needs torch or a numpy dtype that is unavailable.
             ReplacedCheckpointError: a save replaced the checkpoint since it was opened.
-            CorruptCheckpointError: the bytes on disk are not those that were written.
+            CorruptCheckpointError: bytes on disk are damaged.
             IncompleteCheckpointError: the checkpoint was removed; or a file of this tensor is
-                missing; or it is a rank checkpoint, and holds only some of this tensor.
+                missing; or it is a rank checkpoint, and holds only part of this tensor.
             ValueError: the checkpoint is closed.
         """
         return self._checkpoint._value(self._leaf, self._path, entries=False)
 
     def __getitem__(self, index: Any) -> Any:
-        """Read a selection. Raises as `load`, and IndexError and TypeError for bad indices."""
+        """Read a selection. Raises errors of `load`; IndexError or TypeError for bad indices."""
         return self._checkpoint._read(self, index)
 
     def __array__(
         self, dtype: np.dtype[Any] | None = None, copy: bool | None = None
     ) -> np.ndarray[Any, Any]:
-        """Read all of it as a numpy array."""
+        """Read the whole entry as a numpy array."""
         if copy is False:
             raise ValueError(f"{self.name} is in a file: reading it makes a copy")
         import numpy

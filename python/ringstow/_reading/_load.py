@@ -54,12 +54,12 @@ def load(
 ) -> dict[Any, Any]:
     """Load a checkpoint, or a part of it, into new tensors.
 
-    The result equals what was saved, including types and order, with two exceptions: Parameters and
-    other subclasses become plain tensors, and all tensors are dense. Tensors with the same elements
-    of the same memory, such as tied weights, share memory again; other views of one memory do not.
-    A tensor's storage can't be resized.
+    The result equals the saved state, including types and order, with two exceptions: Parameters
+    and other subclasses become plain tensors, and all tensors are dense. Tensors that shared the
+    same elements, such as tied weights, share memory again; other overlapping views do not. A
+    loaded tensor's storage can't be resized.
 
-    With ``prefix`` or ``keys`` the result has the same structure with the selected leaves only, and
+    With ``prefix`` or ``keys`` the result has the same structure but only the selected leaves, and
     only their bytes are read. A leaf's name is its path joined by dots, such as
     ``optimizer.state.0.exp_avg``. A list or tuple is complete if any of its leaves is selected.
 
@@ -68,28 +68,29 @@ def load(
 
     Args:
         path: the checkpoint's directory, or its URL in an object store. A list names the tiers of a
-            run, the nearest first, such as ``["/nvme/run", "s3://bucket/run"]``: the newest step
-            that any of them has is loaded, from the nearest tier. What that tier lacks or has
-            damaged, one file or checksum chunk at a time, comes from the copy on the next one, with
-            a warning. The same goes for a path whose copies are on ``config.tiers``.
-        prefix: select the leaf of this name and all below it: ``"model"`` selects ``model.*``, and
+            run, the nearest first, such as ``["/nvme/run", "s3://bucket/run"]``: the load takes the
+            newest step of all tiers from the nearest tier. Missing files and damaged checksum
+            chunks come from the next tier's copy, with a warning. The same applies to a path whose
+            copies are on ``config.tiers``.
+        prefix: select the leaf of this name and all below it: ``"model"`` selects ``model.*``, but
             not ``model_ema.*``.
         keys: select the leaves of exactly these names.
         verify: verify every checksum chunk that is read before using any of it.
-        on_corrupt: what to do about damaged tensors, arrays and objects. ``"skip"`` returns all
-            others in a `Salvaged`, a dict whose ``damaged`` names each that is missing, and warns
-            with CorruptCheckpointWarning. Dicts lack their keys; lists, tuples, defaultdicts and
-            fields have a `DamagedTensor` in the place. Missing and cut files count as damage, a
-            damaged manifest is an error. Reads everything twice: to check it, and to load it.
+        on_corrupt: how to treat damaged tensors, arrays and objects. ``"raise"`` raises. ``"skip"``
+            returns the intact ones in a `Salvaged`, a dict whose ``damaged`` lists the missing
+            ones, and warns with CorruptCheckpointWarning. Dicts lack the damaged keys; lists,
+            tuples, defaultdicts and fields hold a `DamagedTensor` instead. Missing and truncated
+            files count as damage; a damaged manifest still raises. Reads everything twice: to check
+            it, and to load it.
         allow_pickle: unpickle what was saved with ``allow_pickle``, and objects that torch.load
             refuses with ``weights_only``; this can run any code.
         config: the settings; None means the defaults.
         device: where to put torch tensors: ``"cpu"``, also for None; ``"cuda"``, the current
             device; or ``"cuda:1"``. A load to a GPU goes through the staging memory. Everything
             else stays on the host, including numpy arrays and arrays that were saved from a GPU.
-        framework: what torch tensors are loaded as: ``"torch"``, or ``"numpy"`` for arrays, which
-            needs no torch. bfloat16 and 8-bit floats then need the package ``ml_dtypes``.
-            torch.Size becomes a tuple, torch.dtype numpy's dtype, torch.device its name.
+        framework: how to return torch tensors: as ``"torch"`` tensors, or as ``"numpy"`` arrays,
+            which needs no torch. bfloat16 and 8-bit floats then need the package ``ml_dtypes``.
+            A torch.Size becomes a tuple, a torch.dtype numpy's dtype, a torch.device its name.
 
     Returns:
         The state dict.
@@ -98,13 +99,13 @@ def load(
         ValueError: both ``prefix`` and ``keys`` are given, or an unknown ``framework`` or
             ``on_corrupt``, or a ``device`` for numpy, or ``on_corrupt="skip"`` without ``verify``.
         KeyMismatchError: no name starts with ``prefix``, or ``keys`` are missing (all listed).
-        UnsupportedError: a pickled value without ``allow_pickle``, or one of a type that the
+        UnsupportedError: a pickled value without ``allow_pickle``; a value of a type that the
             program has not imported; tensors without torch, or of a dtype that numpy lacks; an
             unknown ``device``.
         IncompleteCheckpointError: the directory holds no committed checkpoint; or the path is
             None, which `latest` returns if there is none.
-        ReplacedCheckpointError: saves replaced it again and again, faster than it could be loaded.
-        CorruptCheckpointError: the bytes on disk are not those that were written; names the
+        ReplacedCheckpointError: saves kept replacing it before the load could finish.
+        CorruptCheckpointError: bytes on disk are damaged; names the
             tensors.
         FormatError: the manifest is not ringstow's, or a newer version's.
         OSError: the system refused: no such directory, no permission, a failing disk.
@@ -136,7 +137,7 @@ def loaded(
     device: str | torch.device | None = None,
     framework: Literal["torch", "numpy"] = "torch",
 ) -> tuple[dict[Any, Any], LoadReport]:
-    """Do what `load` does, and return also what was done."""
+    """Load as `load` does; also return the report."""
     if prefix is not None and keys is not None:
         raise ValueError("give prefix or keys, not both")
     if isinstance(keys, str):
@@ -177,12 +178,12 @@ def loaded(
         return state, report
     salvaged = Salvaged(state)
     vars(salvaged).update(getattr(state, "__dict__", {}), damaged=damaged)
-    _salvage.warn(where, damaged, "the load left tensors out")
+    _salvage.warn(where, damaged, "the load skipped tensors")
     return salvaged, report
 
 
 def tell(report: LoadReport) -> None:
-    """Tell of a load that has ended: its log line, and the callbacks of `on_done`."""
+    """Report a finished load: write the log line, and call the callbacks of `on_done`."""
     _tier_copies.loaded(report.path)
     _done_callbacks.tell(_done_callbacks.Outcome(kind="load", path=report.path, report=report))
     _done_callbacks.log(_formatting.of_load(report))
@@ -192,7 +193,7 @@ class _Source:
     """The checkpoint to load."""
 
     def __init__(self, path: StrPath | Sequence[StrPath], config: Config | None) -> None:
-        """Find it; of a list, a failure to find one is one of the load."""
+        """Find the checkpoint; for tiers, report a failed search as a failed load."""
         self._path = path
         self._config = config
         if isinstance(path, list | tuple):
@@ -202,9 +203,9 @@ class _Source:
             self.found = _resolve.find(path, config)
 
     def read(self, attempt: Callable[[_resolve.Found], _T]) -> _T:
-        """Open and load it; start again if a save replaced it meanwhile.
+        """Open and load the checkpoint; start again if a save replaced it meanwhile.
 
-        The newest step of a list is looked for again if another process has removed it meanwhile.
+        For tiers, search for the newest step again if another process has removed it.
 
         Raises:
             ReplacedCheckpointError: saves replaced it every time.
@@ -258,7 +259,7 @@ def _opened(
 
 
 def _holds_model(where: str) -> bool:
-    """Tell whether a directory holds safetensors files of another program, and no checkpoint."""
+    """Return whether a directory holds another program's safetensors files, and no checkpoint."""
     is_one = os.path.isfile(os.path.join(where, "manifest.json")) or not os.path.isdir(where)
     return not is_one and _foreign.kind_of(where) == "hf"
 
@@ -267,7 +268,7 @@ def check_framework(framework: str, device: object) -> None:
     """Refuse an unknown framework, and a device for numpy.
 
     Raises:
-        ValueError: either of these.
+        ValueError: the framework is unknown, or a device is given for numpy.
     """
     if framework not in ("torch", "numpy"):
         raise ValueError(f'framework is "torch" or "numpy", not {framework!r}')
@@ -287,7 +288,7 @@ def _load(
     allow_pickle: bool,
     as_numpy: bool,
 ) -> tuple[dict[Any, Any], LoadReport]:
-    """Load the selected leaves of a checkpoint; the report says what is damaged."""
+    """Load the selected leaves of a checkpoint; the report lists damage."""
     if prefix or names is not None:
         skeleton = part_of(checkpoint, where, prefix, names)
     else:
@@ -303,7 +304,7 @@ def _load(
         wanted = survey.add_all(skeleton, checkpoint)
     else:
         survey.add(skeleton)
-    # Objects first: if one is refused or its type is unknown, no tensor is read in vain.
+    # Objects first: if an object is refused or its type is unknown, no tensor is read in vain.
     reports: list[str] = []
     objects = _build.read(checkpoint, list(survey.objects), reports)
     builder = _build.Builder(contents, objects, as_numpy=as_numpy)
@@ -318,7 +319,7 @@ def _load(
 
 
 def _tell_numbers(where: str, skeleton: dict[Any, Any]) -> None:
-    """Warn of keys that DCP may have made text of: only a state to load into knows."""
+    """Warn of keys that DCP may have turned into text: only `load_into` can restore their types."""
     names = list(_dcp_containers.numbers_as_text(skeleton))
     if names:
         _log.warning(
@@ -391,43 +392,42 @@ def load_into(
             memory. Tensors on CUDA devices and arrays with ``__cuda_array_interface__`` are filled
             through the staging memory. Strided CPU tensors, and tensors on other devices, need a
             temporary copy. A list or tuple without tensors is one value, replaced as a whole.
-        path: the checkpoint's directory or URL, or the tiers of a run, as in `load`.
+        path: the checkpoint's directory or URL, or a list of the tiers of a run; see `load`.
         prefix: load the part of the checkpoint below this name as if it were all of it:
             ``load_into(model.state_dict(), path, prefix="model")``.
-        rename: maps steps of the checkpoint's names, such as ``{"encoder": "backbone"}``. A name's
-            steps are what its dots separate; one key is a run of whole steps, such as
-            ``"model.encoder"``, wherever it is in a name. A run that is mapped to ``""`` is left
-            out of the names on both sides: ``{"module": ""}`` loads a model that was saved in
-            DistributedDataParallel into one that is not, and the other way round.
+        rename: maps parts of the checkpoint's names, such as ``{"encoder": "backbone"}``. Dots
+            separate the parts of a name; a key is one or more whole parts, such as
+            ``"model.encoder"``, anywhere in a name. Parts mapped to ``""`` are dropped from the
+            names on both sides: ``{"module": ""}`` loads a model saved in DistributedDataParallel
+            into a plain model, and vice versa.
         strict: require the same keys in both. False loads the keys that both have, and the report
             lists the others as ``missing`` and ``unexpected``; a tensor of another dtype or shape
-            is still an error, and so is a load that would fill nothing. One that fills less than
+            is still an error, and so is a load that would fill nothing. A load that fills less than
             half of the tensors logs a warning.
-        cast: convert floating-point elements to the target's dtype, and complex ones likewise, with
-            a temporary copy. Other dtypes, such as integers, must be equal.
+        cast: convert floating-point and complex elements to the target's dtype, with a temporary
+            copy. Other dtypes, such as integers, must be equal.
         verify: verify every checksum chunk that is read before using any of it.
-        on_corrupt: what to do about damage. ``"skip"`` fills all targets whose bytes are intact,
-            and leaves the others as they are: the report lists these as ``damaged``, and
-            CorruptCheckpointWarning names them. A value that holds something damaged stays, too.
-            Reads everything twice, as in `load`.
+        on_corrupt: how to treat damage. ``"raise"`` raises. ``"skip"`` fills all targets whose
+            bytes are intact, and leaves the others unchanged: the report lists them as ``damaged``,
+            and CorruptCheckpointWarning names them. A value with a damaged part is also unchanged.
+            Reads everything twice: to check it, and to load it.
         allow_pickle: unpickle what was saved with ``allow_pickle``; this can run any code.
         config: the settings; None means the defaults.
 
     Returns:
-        What was done and how long it took.
+        The report: bytes read and seconds taken.
 
     Raises:
         KeyMismatchError: lists every key that is missing, unexpected or different, and says why
             and what to do; or nothing in the checkpoint is below ``prefix``.
-        TypeError, ValueError: an unknown ``on_corrupt``, or ``"skip"`` without ``verify``; or a
-            ``prefix`` or ``rename`` that is none.
+        TypeError, ValueError: an unknown ``on_corrupt``, or ``"skip"`` without ``verify``; or an
+            invalid ``prefix`` or ``rename``.
         InvalidStateError: the state dict is not a dict.
-        UnsupportedError: a pickled value without ``allow_pickle``, or one of a type that the
-            program has not imported.
-        IncompleteCheckpointError: the directory holds no committed checkpoint; or the path is
-            None, which `latest` returns if there is none.
-        ReplacedCheckpointError: as in `load`.
-        CorruptCheckpointError: the bytes on disk are not those that were written.
+        UnsupportedError: a pickled value without ``allow_pickle``, or a value of a type that the
+            program has not imported. IncompleteCheckpointError: the directory holds no committed
+            checkpoint; or the path is None, which `latest` returns if there is none.
+        ReplacedCheckpointError: saves kept replacing it before the load could finish.
+        CorruptCheckpointError: bytes on disk are damaged.
         FormatError: the manifest is not ringstow's, or a newer version's.
         OSError: the system refused: no such directory, no permission, a failing disk.
     """
@@ -459,7 +459,7 @@ def fill(
     allow_pickle: bool = False,
     config: Config | None = None,
 ) -> LoadReport:
-    """Do what `load_into` does, for a call that takes what ``call`` says."""
+    """Load as `load_into` does; ``call`` has the caller's arguments."""
     skips = _salvage.check_choice(on_corrupt, verify=verify)
     names = names or Names()
     names.check()
@@ -489,5 +489,5 @@ def fill(
             )
         )
     tell(report)
-    _salvage.warn(where, report.damaged, "what these tensors would fill stays as it was")
+    _salvage.warn(where, report.damaged, "the targets of these tensors are unchanged")
     return report

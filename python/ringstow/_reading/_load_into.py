@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("ringstow")
 
 NamedBox = tuple[str, tuple[int, ...], tuple[int, ...]]
-"""A tensor's name, and offsets and sizes in it."""
+"""A tensor's name, and the offsets and sizes of a box in it."""
 Fetch = Callable[[list[str], list[NamedBox]], None]
 
 
@@ -57,15 +57,15 @@ def load_into(
 ) -> LoadReport:
     """Fill a state dict from the checkpoint at a path, if everything fits.
 
-    Calls ``fetch``, before the first byte is read, with the names of the tensors that are read
-    whole, and with the boxes of others.
-    Calls ``ready`` once it does, before anything changes; what that raises ends the load.
-    Calls ``read`` once all is read, before objects get their states, which may communicate.
-    ``parts`` are the objects of the state, if the caller has taken their states.
+    Calls ``fetch`` before the first byte is read, with the names of tensors to read whole, and the
+    boxes of the others. Calls ``ready`` once everything fits, before anything changes; an error of
+    ``ready`` ends the load. Calls ``read`` once everything is read, before objects get their
+    states, which may communicate. ``parts`` are the objects of the state, if the caller has taken
+    their states.
 
     Raises:
         KeyMismatchError: lists all mismatches.
-        IncompleteCheckpointError: it is a rank checkpoint, and holds only some of a tensor.
+        IncompleteCheckpointError: it is a rank checkpoint, and holds only part of a tensor.
         InvalidStateError: the state dict is not a dict.
         FormatError: ringstow did not write the checkpoint's tree.
     """
@@ -85,7 +85,7 @@ def load_into(
     with _torch.without_autograd():
         merge.merge(state, skeleton, ())
         merge.displace()
-    if fetch is not None:  # before anything is read, and whether it all fits or not
+    if fetch is not None:  # before anything is read, also if something does not fit
         whole = [*merge.survey.names, *(fill.leaf.body for fill in merge.fills)]
         whole += [] if merge.matches is None else merge.matches.names()
         fetch(whole, [(box.leaf.body, box.offsets, box.shape) for box in merge.boxes])
@@ -97,7 +97,7 @@ def load_into(
         merge.survey.add(fill.leaf)
     targets = [(fill.leaf.body, fill.target.address, fill.stored.nbytes) for fill in ways.direct]
 
-    # These are read after the first change, so check their tensors now.
+    # Objects' tensors are read after the first change, so check them now.
     late = [fill.leaf.body for fill in ways.strided()] + [box.leaf.body for box in merge.boxes]
     checkpoint.check_whole(late)
     blocks, of_values = checkpoint.load(merge.survey.names)
@@ -110,7 +110,7 @@ def load_into(
         for fill in ways.copied
     ]
 
-    if merge.mismatched:  # what objects turned out to be
+    if merge.mismatched:  # mismatches found when objects were read
         different = merge.mismatched
         raise dataclasses.replace(found, missing=(), unexpected=(), different=different).error()
     ready()
@@ -145,11 +145,11 @@ class _Ways(NamedTuple):
     """How each target is filled."""
 
     direct: list[Fill]
-    """Dense memory: read straight into it."""
+    """Fills of dense memory: read directly into it."""
     regions: list[list[Fill]]
-    """Strided memory on GPUs: read region by region, one list after the other."""
+    """Fills of strided memory on GPUs: read region by region, one list after the other."""
     copied: list[Fill]
-    """Everything else: read into other memory, then copied."""
+    """All other fills: read into temporary memory, then copied."""
 
     def strided(self) -> list[Fill]:
         """Return all of `regions`."""
@@ -157,11 +157,11 @@ class _Ways(NamedTuple):
 
 
 def _split(fills: list[Fill]) -> _Ways:
-    """Choose a way for each fill.
+    """Choose how to perform each fill.
 
     Targets that share one memory, such as tied weights, are filled once. Each stored tensor is read
-    into one address, and each address is read into once; everything else is copied. Another
-    library's array on a GPU can't be copied to: it is always read into.
+    into one address, and each address is read into once; all other fills are copies. Another
+    library's array on a GPU can't be the target of a copy: it is always read into directly.
     """
     ways = _Ways([], [[]], [])
     seen: set[tuple[object, ...]] = set()

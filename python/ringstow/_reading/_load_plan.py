@@ -1,4 +1,4 @@
-"""Compares a state dict with a checkpoint, and plans what a load changes. It changes nothing."""
+"""Compares a state dict with a checkpoint, and plans the changes of a load. Changes nothing."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _log = logging.getLogger("ringstow")
 # Builds a value from the bytes that were read.
 Make = Callable[[Builder], Any]
 NamedBox = tuple[str, tuple[int, ...], tuple[int, ...]]
-"""A tensor's name, and offsets and sizes in it."""
+"""A tensor's name, and the offsets and sizes of a box in it."""
 Fetch = Callable[[list[str], list[NamedBox]], None]
 
 
@@ -68,7 +68,7 @@ class Merge:
     """Compares a state dict with a skeleton, and collects the changes and the mismatches."""
 
     rank = 0
-    """Whose of the ranks' values are loaded."""
+    """The rank whose `PerRank` values are loaded."""
 
     def __init__(
         self,
@@ -84,29 +84,29 @@ class Merge:
         self._parts = parts
         self._layouts = _new_optimizers.Layouts(state, parts)
         self.loads: list[tuple[int, Path, Callable[[], None]]] = []
-        """What hands the objects of the state what was read, in the order of the numbers."""
+        """Functions that pass loaded states to the objects, in the order of the numbers."""
         self.kept: list[str] = []
-        """Objects of which the checkpoint has states of ranks, and none of this one."""
+        """Objects of which the checkpoint has other ranks' states, but not this rank's."""
         self._is_per_rank = False
         self.damaged = damaged
-        """What is compared like everything else, and stays as it is."""
+        """Targets that are compared, but not changed."""
         self.cast = cast
         self.survey = Survey(contents)
         """The tensors that new values need."""
         self.fills: list[Fill] = []
         self.boxes: list[Boxed] = []
-        """What is filled with only a part of a stored tensor."""
+        """Targets that are filled with only a part of a stored tensor."""
         self.assigns: list[tuple[Callable[[Any], None], Make]] = []
         """Pairs of a function that stores a new value and one that builds it."""
         self.missing: list[Gap] = []
         self.unexpected: list[Gap] = []
         self.mismatched: list[str] = []
         self.differs: set[str] = set()
-        """In what these do: see `Mismatch.kinds`."""
+        """How they differ: see `Mismatch.kinds`."""
         self._usual = _torch.usual()
         self._address_of = _cuda.finder()
         self.matches: _native.Matches | None = None
-        """Usual tensors that fit, which are not in ``fills``."""
+        """Plain tensors that fit; they are not in ``fills``."""
         exchange = self._usual.exchange
         if exchange is not None and not isinstance(checkpoint, Foreign) and not damaged:
             self.matches = _native.Matches(checkpoint, exchange, self._address_of)
@@ -114,7 +114,7 @@ class Merge:
     def check(self, found: Mismatch, *, strict: bool) -> None:
         """Raise a KeyMismatchError that lists all mismatches, or says that nothing would be filled.
 
-        Warns if little would.
+        Warns if little would be filled.
         """
         if found.different or (strict and (found.missing or found.unexpected)):
             raise found.error(strict=strict)
@@ -124,7 +124,7 @@ class Merge:
     def found(
         self, path: str, state: object, call: Call, dropped: list[str], below: str
     ) -> Mismatch:
-        """Return what differs."""
+        """Return the mismatches."""
         return Mismatch(
             path,
             state,
@@ -140,7 +140,7 @@ class Merge:
         )
 
     def renamed(self, state: dict[Any, Any], skeleton: dict[Any, Any], rename: Rename) -> Any:
-        """Return a skeleton with the names of the state dict; note what has no place in it."""
+        """Return a skeleton with the state dict's names; note values without a place in it."""
         fitting = Fitting(rename, self._key, self.contents.path)
         optimizers = {
             key: _new_optimizers.renamed(skeleton[key], rename)
@@ -158,7 +158,7 @@ class Merge:
         return fitted
 
     def kind_of(self, value: Any) -> object:
-        """Return the dtype and shape of a tensor here or in the checkpoint, else the type."""
+        """Return the dtype and shape of a tensor here or in the checkpoint, otherwise the type."""
         if isinstance(value, Leaf) and value.tag in ("$tensor", "$ndarray"):
             stored = self.contents.stored(value, ())
             return stored.dtype, tuple(stored.shape)
@@ -219,14 +219,14 @@ class Merge:
         return None
 
     def replace(self, holder: dict[Any, Any], key: Any, node: Any, path: Path) -> None:
-        """Plan to put the value of a node into a dict, whatever is there now."""
+        """Plan to put the value of a node into a dict, replacing any current value."""
         at = (*path, key)
         if not self.is_damaged(node):
             self.survey.add(node, at)
             self._assign(holder.__setitem__, {key: lambda builder: builder.value(node, at)})
 
     def _object(self, part: Part, node: Any, path: Path) -> None:
-        """Plan what an object's state becomes, and hand it to the object afterwards."""
+        """Plan the load of an object's state, and pass it to the object afterwards."""
         if isinstance(part, ModuleState):
             self._module(part, part.fitting(node), path)
             self.loads.append((0, path, part.load))
@@ -242,7 +242,7 @@ class Merge:
             self._other(part, node, path)
 
     def _module(self, part: ModuleState, node: Any, path: Path) -> None:
-        """Plan a module's state; what a module keeps as ``_extra_state`` may have any size."""
+        """Plan a module's state; its ``_extra_state`` may have any size."""
         extra = [name for name in part.state if name.rpartition(".")[2] == "_extra_state"]
         if not extra or not isinstance(node, dict):
             self.merge(part.state, node, path)
@@ -257,8 +257,8 @@ class Merge:
                 self.missing.append(((*path, name), value))
 
     def _other(self, part: OtherState, node: Any, path: Path) -> None:
-        """Plan what the state of an object becomes that is neither a module nor an optimizer."""
-        # Within a `PerRank` each process is the only one.
+        """Plan the state of an object that is neither a module nor an optimizer."""
+        # A value in a `PerRank` belongs to one process.
         is_apart, own = of_rank(node, 0 if self._is_per_rank else self.rank)
         load = (2, path, part.load)
         if holds(part.state, _shards.is_sharded):
@@ -283,7 +283,7 @@ class Merge:
         self.assigns.append((take, lambda builder: builder.value(wanted, path)))
 
     def _per_rank(self, target: PerRank, node: Any, path: Path) -> None:
-        """Fill it with the value of the rank of the same number."""
+        """Fill a `PerRank` with the value of the rank of the same number."""
         key = str(self.rank)
         if not isinstance(node, dict) or key not in node:
             self.differs.add("ranks")
@@ -339,7 +339,7 @@ class Merge:
         return None
 
     def _fill_by_object(self, array: Any, node: Leaf, path: Path) -> None:
-        """Plan to fill an array from an object, whose bytes alone say whether it fits."""
+        """Plan to fill an array from an object; only reading its bytes shows whether it fits."""
         if self.is_damaged(node):
             return
         self.survey.add(node, path)
@@ -438,7 +438,7 @@ class Merge:
         return None
 
     def _items(self, here: dict[Any, Any], saved: dict[Any, Any], path: Path) -> dict[Any, Make]:
-        """Plan the changes of a container's items; return what builds those that are replaced."""
+        """Plan the changes of a container's items; return the builders of the replaced items."""
         makes: dict[Any, Make] = {}
         steps: Iterable[Any] = saved
         if self.matches is not None and type(here) in DICTS:
@@ -457,7 +457,7 @@ class Merge:
         return makes
 
     def displace(self) -> None:
-        """Take from ``matches`` what shares memory or a stored tensor with one of the fills."""
+        """Move from ``matches`` to the fills what shares memory or a stored tensor with a fill."""
         if self.matches is not None:
             others = [(fill.leaf.body, fill.target.address) for fill in self.fills]
             self._fill_displaced(self.matches.displace(others))
@@ -478,10 +478,11 @@ class Merge:
         self.mismatched.append(f"{flat_name(path)} is {here} here and {there} in the checkpoint")
 
     def hand_over(self, path: str) -> None:
-        """Hand the objects of the state what was read: models first, then optimizers.
+        """Pass the loaded states to the objects: models first, then optimizers.
 
         Raises:
-            Exception: what an object's ``load_state_dict`` raises, with the object's key as a note.
+            Exception: the error of an object's ``load_state_dict``, with the object's key as a
+                note.
         """
         for _, at, load in sorted(self.loads, key=lambda one: one[0]):
             try:
@@ -498,7 +499,7 @@ class Merge:
             )
 
     def _refuse(self, target: Any, node: Any, path: Path, reason: str = "") -> None:
-        """Note an object that the checkpoint has a value for, and a load cannot fill."""
+        """Note an object that a load cannot fill, although the checkpoint has a value for it."""
         self.differs.add("object")
         self.mismatched.append(
             f"{flat_name(path)} is {kind_of(target)} here, {reason or 'which a load cannot fill'}, "

@@ -1,4 +1,4 @@
-"""Which names of a checkpoint a load takes, and what they are called in the state dict."""
+"""The names that a load selects from a checkpoint, and their names in the state dict."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ringstow._state.tree._walk import Leaf
 
 
 def skeleton_of(checkpoint: _native.Checkpoint | Foreign, path: str) -> dict[Any, Any]:
-    """Return the skeleton of a checkpoint: of another program's, too.
+    """Return the skeleton of a checkpoint, also of another program's.
 
     Raises:
-        Exception: as `_skeleton.parse` and `Foreign.tree_of`.
+        Exception: any error of `_skeleton.parse` and `Foreign.tree_of`.
     """
     if isinstance(checkpoint, Foreign):
         return checkpoint.tree
@@ -34,13 +34,13 @@ def part_of(
     prefix: str | None,
     names: list[str] | None = None,
 ) -> dict[Any, Any]:
-    """Return the skeleton of the leaves below a prefix, or of those with these names.
+    """Return the skeleton of the leaves below a prefix, or of the leaves with these names.
 
     Parses only names near the selected ones. If one is missing, it parses all names, so that the
     error can suggest similar ones.
 
     Raises:
-        KeyMismatchError: nothing is there.
+        KeyMismatchError: the checkpoint has no such names.
     """
 
     def select(skeleton: dict[Any, Any]) -> dict[Any, Any]:
@@ -60,20 +60,20 @@ def part_of(
 
 
 class Names(NamedTuple):
-    """Which part of a checkpoint is loaded, and how its names become those of the state dict."""
+    """The part of a checkpoint to load, and how to rename it for the state dict."""
 
     prefix: str | None = None
     rename: Mapping[str, str] | None = None
 
     def check(self) -> None:
-        """Raise TypeError or ValueError if these are not such arguments of a load."""
+        """Raise TypeError or ValueError if prefix, keys or rename are invalid."""
         if not isinstance(self.prefix, str | None):
             raise TypeError(f"prefix is one name, not {self.prefix!r}")
         if self.rename is not None:
             Rename(self.rename)
 
     def shown(self) -> list[str]:
-        """Return those that are given, as the call has them."""
+        """Return the arguments that the caller has given."""
         return [f"{name}={one!r}" for name, one in self._asdict().items() if one is not None]
 
     def skeleton(self, checkpoint: _native.Checkpoint | Foreign, path: str) -> dict[Any, Any]:

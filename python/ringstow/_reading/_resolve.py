@@ -1,4 +1,4 @@
-"""Which checkpoint a load reads, and where its copies are on the tiers of its run."""
+"""The checkpoint that a load reads, and its copies on the tiers of its run."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ _log = logging.getLogger("ringstow")
 
 
 class Found(NamedTuple):
-    """A checkpoint that a load reads."""
+    """The checkpoint that a load reads."""
 
     path: str
-    """Its directory or URL."""
+    """The directory or URL."""
     copies: list[str]
-    """Where the tiers may have copies of it, the nearest first."""
+    """Paths on the tiers that may have copies, the nearest first."""
 
 
 def find(path: StrPath | Sequence[StrPath], config: Config | None) -> Found:
-    """Return the checkpoint that a load is to read.
+    """Return the checkpoint that a load must read.
 
     Args:
-        path: its path or URL; or a list of the tiers of a run, of which it is the newest step
-            that has all of its files there, on one tier or on several.
-        config: the settings; of a path, its ``tiers`` may have copies.
+        path: its path or URL; or a list of the tiers of a run: then the newest step whose files are
+            all on these tiers.
+        config: the settings; its ``tiers`` may have copies of the checkpoint at a path.
 
     Raises:
         NoCheckpointError: no tier has a committed step; or the path is None.
         InvalidStateError: the tiers have steps of two runs.
         MissingFilesError, CorruptCheckpointError, FormatError: steps were committed, and none has
-            all of its files on the tiers.
+            all its files on the tiers.
         OSError: a tier can't be read.
     """
     if not isinstance(path, list | tuple):
@@ -58,12 +58,12 @@ def find(path: StrPath | Sequence[StrPath], config: Config | None) -> Found:
 def found_again(
     path: StrPath | Sequence[StrPath], config: Config | None, attempt: Callable[[Found], _T]
 ) -> _T:
-    """Return what an attempt to read a checkpoint returns.
+    """Find the checkpoint, attempt to read it, and return the result.
 
-    The newest step of a list is looked for again if another process has removed it meanwhile.
+    For tiers, search for the newest step again if another process has removed it.
 
     Raises:
-        Exception: as from `find`, and what the attempt raises.
+        Exception: any error of `find` or of the attempt.
     """
     again = Again()
     while True:
@@ -77,21 +77,21 @@ def found_again(
 
 
 def has_gone(path: StrPath | Sequence[StrPath], found: Found) -> bool:
-    """Whether the newest step of a list has been removed since it was found."""
+    """Return whether the newest step of the tiers has been removed since it was found."""
     return isinstance(path, list | tuple) and _native.has_gone(found.path)
 
 
 def opened(found: Found, attempt: Callable[[str, list[str]], _T]) -> _T:
-    """Return what opens a checkpoint, or else the first of its copies that can be opened.
+    """Open a checkpoint, or else the first of its copies that can be opened.
 
-    Only of copies of the same run: a program of another run may use the same names.
+    Uses only copies of the same run: another run may use the same names.
 
     Args:
         found: the checkpoint.
-        attempt: opens a path, with the copies that it has.
+        attempt: opens a path, given the paths of its copies.
 
     Raises:
-        Exception: what is wrong with the checkpoint itself.
+        Exception: the error of the checkpoint itself.
     """
     try:
         return attempt(*found)
@@ -113,7 +113,7 @@ def opened(found: Found, attempt: Callable[[str, list[str]], _T]) -> _T:
 
 
 def _is_of_checkpoint(error: Exception) -> bool:
-    """Whether an error concerns one checkpoint alone, so that a copy of it may be whole."""
+    """Return whether an error concerns only this copy, so that another copy may be whole."""
     return isinstance(error, IncompleteCheckpointError | FileNotFoundError) or is_damage(error)
 
 
@@ -123,13 +123,13 @@ def shown(path: StrPath | Sequence[StrPath]) -> str:
 
 
 def copies_of(path: str, tiers: Sequence[StrPath]) -> list[str]:
-    """Return where tiers may have copies of a checkpoint: under its name, not that of a link."""
+    """Return where tiers may have copies of a checkpoint, by its own name, not a link's."""
     return _native.copies_of(path, [directory_to_read(tier) for tier in tiers])
 
 
 @contextlib.contextmanager
 def telling(found: Found) -> Iterator[None]:
-    """Add to what is wrong with a checkpoint that its copies did not help."""
+    """Add a note to a checkpoint's error that its copies failed, too."""
     try:
         yield
     except Exception as error:

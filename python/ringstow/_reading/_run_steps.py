@@ -44,8 +44,8 @@ _log = logging.getLogger("ringstow")
 def verify(path: StrPath, *, config: Config | None = None) -> VerifyReport:
     """Read a whole checkpoint and compare every checksum chunk with its checksum.
 
-    Goes on after damage: checksum chunks that differ, bad sectors, files that are missing or have
-    another length.
+    Continues after damage: chunks that differ, bad sectors, files that are missing or have another
+    length.
 
     Args:
         path: the checkpoint's directory.
@@ -73,26 +73,25 @@ def verify(path: StrPath, *, config: Config | None = None) -> VerifyReport:
 def diff(
     a: StrPath, b: StrPath, *, values: bool = False, config: Config | None = None
 ) -> DiffReport:
-    """Say how two checkpoints differ: tensors, names, dtypes, shapes and values.
+    """Compare two checkpoints: tensors, names, dtypes, shapes and values.
 
-    Compares tensors by their checksums, in any layout where these decide, and reads only the
-    others: equal checksums count as equal bytes. Says nothing about damage on the disk, which
-    `verify` finds. Either may be a directory of plain safetensors files; then values are not
-    compared.
+    Compares tensors by their checksums if possible, in any layout, and reads only the others: equal
+    checksums count as equal bytes. Does not find damage on the disk; `verify` does. Either may be a
+    directory of plain safetensors files; values are then not compared.
 
     Args:
-        a: the one checkpoint's directory.
-        b: the other's.
-        values: read each tensor that differs, count the elements that do, and find their largest
+        a: the first checkpoint's directory.
+        b: the second checkpoint's directory.
+        values: read each tensor that differs, count the elements that differ, and find the largest
             absolute difference.
         config: the settings; None means the defaults.
 
     Returns:
-        The report: ``is_equal``, and what differs.
+        The report: ``is_equal``, and the differences.
 
     Raises:
         IncompleteCheckpointError: a directory holds no committed checkpoint; or one is a rank
-            checkpoint, and holds only some of a tensor that has to be read.
+            checkpoint, and holds only part of a tensor that must be read.
         CorruptCheckpointError: a manifest, or bytes that were read, are damaged.
         FormatError: a manifest is not ringstow's, or a newer version's.
         OSError: the system refused: no such directory, no permission, a failing disk.
@@ -108,23 +107,23 @@ def steps(
     """List the steps of a run, oldest first, including those that can't be loaded.
 
     - A checkpoint is a step if it was saved as one: ``save(state, path, step=1000)``.
-    - So is a checkpoint whose name has the same stem as the newest of these, such as ``step-`` of
-      ``step-900``.
-    - If nothing was saved as a step, the names with the newest save's stem are the steps, with the
-      number at their end. A suffix such as ``.pt`` or ``.ckpt`` may follow the number.
+    - A checkpoint whose name has the same stem as the newest of these is a step, too, such as
+      ``step-`` of ``step-900``.
+    - If nothing was saved as a step, the names with the newest save's stem and a number at the end
+      are the steps. A suffix such as ``.pt`` or ``.ckpt`` may follow the number.
     - A stem that counts steps (``step-``, ``epoch_``, ``checkpoint-``) takes precedence over any
       other (``best-7``), and a stem of several names over that of a single one (``gpt2``).
     - A number that is a fraction (``loss=0.2``), a value (``acc=95``) or part of a date is not a
-      step. Nor is a link to something in the directory itself.
+      step. A link into the directory itself is not a step either.
 
     If nothing counts as a step, all checkpoints are listed by the time of their commit, with a
     ``step`` of None.
 
     Args:
         directory: the directory that holds the checkpoints.
-        pattern: which names are steps, and no others: ``"step-*"``, ``"ckpt_*.pt"``. The ``*``
-            matches the step. If more of the name varies, ``{step}`` matches the step and ``*``
-            anything: ``"epoch={step}-loss=*"``.
+        pattern: only names that match are steps: ``"step-*"``, ``"ckpt_*.pt"``. The ``*`` matches
+            the step's number. If more of the name varies, ``{step}`` matches the number and ``*``
+            anything: ``"epoch={step}-loss=*"``. None means the rules above.
         config: the settings, of which only ``stripe`` is used; None means the defaults.
 
     Returns:
@@ -133,7 +132,7 @@ def steps(
 
     Raises:
         InvalidStateError: the pattern does not have exactly one place for the step.
-        OSError: the directory, or one in it that may be a step, can't be read.
+        OSError: the directory, or a directory in it that may be a step, can't be read.
     """
     from ringstow._reports._checkpoint_reports import Step
 
@@ -154,25 +153,25 @@ def latest(
 
     ``ringstow.load(ringstow.latest("run"))`` loads it; ``.path`` is its path.
 
-    `steps` says which checkpoints are steps. A committed one that can't be loaded is skipped if an
-    older one can, with a warning to the logger ``ringstow`` that says why. If each rank saved by
-    itself (DCP's ``use_collectives=False``), a checkpoint is committed once the rank checkpoints
-    of all ranks are, and all belong to one save.
+    See `steps` for which checkpoints are steps. A committed step that can't be loaded is skipped if
+    an older step can be loaded, with a warning to the logger ``ringstow`` that says why. If each
+    rank saved by itself (DCP's ``use_collectives=False``), a checkpoint counts as committed once
+    all ranks have committed and all belong to one save.
 
     If nothing was committed, it returns the newest checkpoint that another program has left in the
     directory, such as ``checkpoint-500`` or ``epoch=1-step=500.ckpt``: `load` reads it, and
-    training must not begin anew beside it. docs/loading.md says which count. Not so with
-    ``verify``, ``before`` or ``pattern``, which are for ringstow's.
+    training must not begin anew beside it. docs/loading.md says which count. With ``verify``,
+    ``before`` or ``pattern``, only ringstow's checkpoints count.
 
     Args:
         directory: the directory that holds the checkpoints; it need not exist. A list names the
-            tiers of one run, the nearest first, such as ``["/nvme/run", "s3://bucket/run"]``: of
-            the newest step that any of them has, the result is the nearest copy that can be loaded.
+            tiers of one run, the nearest first, such as ``["/nvme/run", "s3://bucket/run"]``: the
+            result is the nearest copy that can be loaded of the newest step of all tiers.
         verify: read every byte and compare it with its checksum. Skips a damaged checkpoint with a
             warning.
         before: return only a step older than this number, or than the checkpoint at this path. For
             tiers, a number.
-        pattern: as in `steps`.
+        pattern: only names that match are steps, such as ``"step-*"``; see `steps`.
         config: the settings, of which only ``stripe`` is used: a checkpoint whose files on other
             disks are not found can't be loaded. None means the defaults.
 
@@ -181,9 +180,10 @@ def latest(
             is not a step in the directory; or the tiers have steps of two runs; or other programs
             have left checkpoints, and their names do not say which is the newest.
         MissingFilesError, CorruptCheckpointError, FormatError: steps were committed, and none of
-            them can be loaded: why the newest cannot. Training must not begin anew beside them.
-        OSError: the directory, or one in it that may be the newest step, can't be read. With
-            ``verify``, an unreadable sector counts as damage instead.
+            them can be loaded; says why the newest cannot. Training must not begin anew beside
+            them.
+        OSError: the directory, or a directory in it that may be the newest step, can't be read.
+            With ``verify``, an unreadable sector counts as damage instead.
     """
     if isinstance(directory, list | tuple):
         tiers = [directory_to_read(tier) for tier in directory]
@@ -230,47 +230,47 @@ def retain(
     dry_run: bool = False,
     config: Config | None = None,
 ) -> Retained:
-    """Remove all steps directly in a directory, except those that stay.
+    """Remove the steps of a run that no rule keeps.
 
     ::
 
         ringstow.retain("run", keep=3)
         ringstow.retain("run", keep=ringstow.Retention(last=3, every=1000, best=("loss", "min", 2)))
 
-    A step stays if one of the rules keeps it; the report says which. `steps` says which checkpoints
-    are steps. All others are left alone, and so are links and what a link in the directory leads
-    to. The report says what counted as a step, and what was left alone and why. If nothing counted,
-    or several kinds of names looked like steps, the report has a warning, which is also logged.
-    Where the system fails to remove a checkpoint, the others are still removed.
+    A step stays if one of the rules keeps it; the report says which. See `steps` for which
+    checkpoints are steps. Other checkpoints, links and the targets of links in the directory are
+    left alone. The report lists what counted as a step, and what was left alone and why. If nothing
+    counted, or several kinds of names looked like steps, the report has a warning, which is also
+    logged. If the system fails to remove a checkpoint, the others are still removed.
 
     Each checkpoint is removed entirely or not at all, even if the process is killed. A load that
     has begun completes. With several ranks, one of them calls this after the save has ended on all.
-    Rank checkpoints of one step count once. This also clears up after killed saves of steps before
-    the newest.
+    Rank checkpoints of one step count once. Also removes the remains of killed saves of steps
+    before the newest.
 
     Args:
         directory: the directory that holds the checkpoints.
         keep: how many of the newest steps to keep, or a `Retention`, which keeps the newest in any
             case. Steps that can't be loaded are neither counted nor removed.
         recycle: keep the files of the last removed checkpoint in ``.ringstow-spares``. The next
-            save into a directory there writes over them, which is faster than new files and takes
-            no more space. `prune` with ``recycled=True`` removes them, and so does a save on a full
+            save into ``directory`` overwrites them, which is faster than new files and takes no
+            more space. `prune` with ``recycled=True`` removes them, and so does a save on a full
             disk. False removes earlier recycled files too. None means ``Config.recycle``, by
             default False. The files of rank checkpoints are never recycled.
-        pattern: as in `steps`.
-        dry_run: change nothing, and return what the call would do.
+        pattern: only names that match are steps, such as ``"step-*"``; see `steps`.
+        dry_run: change nothing; return the report of what the call would do.
         config: the settings, of which only ``stripe`` and ``recycle`` are used; None means the
             defaults.
 
     Returns:
-        What was kept, removed, cleared up and left alone.
+        The report: what was kept, removed, cleaned up and left alone.
 
     Raises:
         TypeError: ``keep`` is neither a number nor a `Retention`.
         InvalidStateError: ``keep`` is below 1, or has no rule, or has ``slim_after``; or the
             pattern does not have exactly one place for the step.
-        OSError: ``directory`` can't be listed. What fails below it is in `Retained.left`, and the
-            rest is done.
+        OSError: ``directory`` can't be listed. `Retained.left` lists failures below it; the rest is
+            done.
     """
     where = directory_to_read(directory)
     if keep is None:
@@ -296,10 +296,10 @@ def retained(
     pinned: Iterable[str] = (),
     config: Config | None,
 ) -> Retained:
-    """Do what `retain` does; ``pinned`` are names of steps that stay besides."""
+    """Do what `retain` does; also keep the steps whose names are in ``pinned``."""
     from ringstow._reports._checkpoint_reports import Retained
 
-    last = keep.last or 1  # the newest stays in any case
+    last = keep.last or 1  # the newest step always stays
     how = (_recycles(recycle, config), pattern, dry_run, list(pinned), native_json(config))
     return Retained.from_json(_native.retain(directory, last, keep.every, keep.best, *how))
 
@@ -312,7 +312,7 @@ def prune(
     dry_run: bool = False,
     config: Config | None = None,
 ) -> Swept:
-    """Remove what killed saves and removals left in a directory and directly below it.
+    """Remove the remains of killed saves and removals in a directory and directly below it.
 
     Committed checkpoints, other programs' files and saves in progress stay. A save does the same
     for its own directory, and `retain` for steps before the newest.
@@ -321,17 +321,17 @@ def prune(
         directory: the directory that holds the checkpoints, or one checkpoint.
         recycled: also remove the recycled files in ``.ringstow-spares``.
         no_other_writers: promise that no other process saves there, on this host or another.
-            Without it, directories whose lock does not keep out other hosts stay as they are; their
-            reason is in `Swept.left`.
-        dry_run: only report what would be done; change nothing.
+            Without it, directories whose lock does not exclude other hosts are unchanged, with the
+            reason in `Swept.left`.
+        dry_run: change nothing; return the report of what the call would do.
         config: the settings, of which only ``stripe`` is used; None means the defaults.
 
     Returns:
-        What was removed, renamed and left alone.
+        The report: what was removed, renamed and left alone.
 
     Raises:
-        OSError: ``directory`` can't be listed. What fails below it is in `Swept.left`, and the rest
-            is done.
+        OSError: ``directory`` can't be listed. `Swept.left` lists failures below it; the rest is
+            done.
     """
     from ringstow._reports._checkpoint_reports import Swept
 
@@ -345,18 +345,19 @@ def remove(path: StrPath, *, recycle: bool | None = None, config: Config | None 
     """Remove a checkpoint, entirely or not at all, even if the machine crashes.
 
     Args:
-        path: the checkpoint's directory. It stays if other programs' files are in it. A link is
-            refused: pass the directory that it leads to.
-        recycle: keep its files for the next save to write over, as in `retain`.
-        config: as in `retain`.
+        path: the checkpoint's directory. It stays if it holds other programs' files. A link is
+            refused: pass its target.
+        recycle: keep its files for the next save to overwrite; see `retain`.
+        config: the settings, of which only ``stripe`` and ``recycle`` are used; None means the
+            defaults.
 
     Returns:
-        What was removed, and what is left and why. An empty directory that the system refuses to
-        remove is also logged.
+        The report: what was removed, and what is left and why. An empty directory that the system
+        refuses to remove is also logged.
 
     Raises:
-        IncompleteCheckpointError: there is no checkpoint; or files of a striped one are not found,
-            so a removal would leave them on their disks: set ``Config.stripe``.
+        IncompleteCheckpointError: there is no checkpoint; or files of a striped checkpoint are not
+            found, so that a removal would leave them on their disks: set ``Config.stripe``.
         InvalidStateError: the path is a link; nothing is removed.
         BusyError: a save into the directory is in progress.
         CorruptCheckpointError: the manifest is damaged, so ringstow does not know the checkpoint's
@@ -377,24 +378,24 @@ def slim(path: StrPath, drop: Iterable[str], *, config: Config | None = None) ->
     completes.
 
     Args:
-        path: the checkpoint's directory. A link is refused: pass the directory that it leads to.
-        drop: names, each of which stands for itself and all below it: ``["optimizer"]`` for
-            ``optimizer.state.0.exp_avg``. Names that were dropped before are passed over. Only
-            dicts are cut: a part of a list or a tuple is refused.
+        path: the checkpoint's directory. A link is refused: pass its target.
+        drop: names to drop with all names below them: ``["optimizer"]`` also drops
+            ``optimizer.state.0.exp_avg``. Names that were dropped before are skipped. Only keys of
+            dicts can be dropped: a part of a list or a tuple is refused.
         config: the settings, of which only ``stripe`` is used; None means the defaults.
 
     Returns:
-        What was dropped and removed.
+        The report: what was dropped and removed.
 
     Raises:
-        TypeError: ``drop`` is a string, or holds something else than strings.
-        InvalidStateError: the checkpoint has nothing of a name, or no file would be freed, or no
+        TypeError: ``drop`` is a string, or holds something other than strings.
+        InvalidStateError: the checkpoint does not have a name, or no file would be freed, or no
             tensor would be left; or the path is a link.
-        UnsupportedError: ranks saved the checkpoint each by itself; or nobody can know whether
-            another host is saving there.
-        IncompleteCheckpointError: as in `remove`.
+        UnsupportedError: each rank saved by itself; or the lock cannot show whether another host is
+            saving there.
+        IncompleteCheckpointError: there is no checkpoint, or files of a striped one are not found.
         BusyError: a save into the directory is in progress.
-        NotDurableError: it is slimmed, and a crash may undo that.
+        NotDurableError: the checkpoint is slimmed, but a crash may undo that.
         OSError: the system refused.
     """
     from ringstow._reports._checkpoint_reports import Slimmed
@@ -404,7 +405,7 @@ def slim(path: StrPath, drop: Iterable[str], *, config: Config | None = None) ->
 
 
 def _recycles(recycle: bool | None, config: Config | None) -> bool:
-    """Return the caller's choice, otherwise the configuration's."""
+    """Return the caller's choice, or else the configuration's."""
     if recycle is not None:
         return recycle
     return (Config() if config is None else config).recycle

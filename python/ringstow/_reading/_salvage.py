@@ -1,4 +1,4 @@
-"""What ``on_corrupt="skip"`` leaves out of a load."""
+"""The damaged parts that ``on_corrupt="skip"`` leaves out of a load."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from ringstow._state.tree._walk import (
 
 
 def check_choice(on_corrupt: str, *, verify: bool) -> bool:
-    """Return whether a call asks to skip what is damaged.
+    """Return whether a call asks to skip damaged parts.
 
     Raises:
-        ValueError: an unknown choice; or without ``verify``, when damage would not be found.
+        ValueError: an unknown choice; or no ``verify``, without which damage is not found.
     """
     if on_corrupt not in ("raise", "skip"):
         raise ValueError(f'on_corrupt is "raise" or "skip", not {on_corrupt!r}')
@@ -39,11 +39,11 @@ class Checked(Protocol):
     """A checkpoint that can be searched for damage."""
 
     def damaged(self, names: list[str]) -> str:
-        """Return a list of DamagedTensor as JSON."""
+        """Return the damaged tensors as JSON: a list of DamagedTensor."""
 
 
 def find(checkpoint: Checked, skeleton: Any) -> dict[str, DamagedTensor]:
-    """Read and check what a skeleton refers to, and return what is damaged, by name."""
+    """Read and check the tensors of a skeleton, and return the damaged ones by name."""
     found = json.loads(checkpoint.damaged(stored_in(skeleton)))
     return {values["name"]: DamagedTensor(**values) for values in found}
 
@@ -62,8 +62,8 @@ def marked(skeleton: Any, damaged: Mapping[str, DamagedTensor]) -> Any:
 def without(skeleton: Any, damaged: Mapping[str, DamagedTensor]) -> Any:
     """Return the skeleton without damaged leaves.
 
-    Dicts lack their keys. A defaultdict would make a new value for a lacking key: it has a
-    `DamagedTensor`, like lists, tuples and fields.
+    Dicts lack the damaged keys. A defaultdict would make a new value for a missing key, so it holds
+    a `DamagedTensor`, like lists, tuples and fields.
     """
     whole = marked(skeleton, damaged)
     if damaged:
@@ -94,7 +94,7 @@ def holds_damage(node: Any) -> bool:
 
 
 def warn(path: str, damaged: Iterable[DamagedTensor], what_became: str) -> None:
-    """Warn of what was left out, if anything was, on the line that called ringstow."""
+    """Warn of damaged parts that were left out, at the line that called ringstow."""
     places = ((repr(d.name), f"{d.file} at offset {d.offset}: {d.why}") for d in damaged)
     reasons = [f"{name} ({place})" for name, place in places]
     if reasons:
@@ -107,7 +107,7 @@ def _depth() -> int:
     import sys
 
     depth = 2
-    # Decorators of ours are in between.
+    # Skip ringstow's decorators in between.
     ours = ("ringstow.", "contextlib")
     while sys._getframe(depth).f_globals.get("__name__", "").startswith(ours):
         depth += 1

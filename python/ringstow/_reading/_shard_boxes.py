@@ -1,4 +1,4 @@
-"""Boxes of stored tensors that a load fills: what one rank has of a sharded tensor."""
+"""Boxes of stored tensors to load: one rank's part of a sharded tensor."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 
-# Copies that are made at once.
+# Number of copies to make at once.
 _COPIED_BYTES = 256 << 20
 
 
 class Boxed(NamedTuple):
-    """A local tensor, and the box of a stored one to fill it with."""
+    """A local tensor, and the box of the stored tensor to fill it with."""
 
     local: torch.Tensor
     dtype: str
-    """The local tensor's."""
+    """The local tensor's dtype."""
     offsets: Shape
     """Where the box begins, in elements of the stored dtype."""
     leaf: Leaf
@@ -37,15 +37,15 @@ class Boxed(NamedTuple):
 
     @property
     def shape(self) -> Shape:
-        """The box's, in elements of the stored dtype."""
+        """The box's shape, in elements of the stored dtype."""
         return in_elements(tuple(self.local.shape), self.stored.dtype)
 
 
 def fill(checkpoint: _native.Checkpoint | Foreign, boxes: list[Boxed]) -> LoadReport | None:
-    """Fill local tensors; return what was read, None if there was nothing.
+    """Fill local tensors; return the report, None if nothing was read.
 
-    Reads straight into memory where that can take the bytes, and into a copy elsewhere: for another
-    dtype or device, and for memory that several of the tensors share.
+    Reads directly into memory where possible. Reads into a copy for another dtype or device, and
+    for memory that several of the tensors share.
     """
     direct, copied = _split(boxes)
     reports = []
@@ -83,7 +83,7 @@ def _takes_bytes(box: Boxed) -> bool:
         box.dtype == box.stored.dtype
         and _torch.in_reach(local)
         and not share_elements(local.shape, local.stride())
-        # Half a byte an element has no stride in bytes.
+        # Elements of half a byte have no stride in bytes.
         and (box.stored.dtype != "F4" or local.is_contiguous())
     )
 
@@ -92,7 +92,7 @@ def _batches(boxes: list[Boxed]) -> Iterator[list[Boxed]]:
     batch: list[Boxed] = []
     nbytes = 0
     for box in boxes:
-        size = box.local.numel() * 8  # of the widest dtypes but one, about
+        size = box.local.numel() * 8  # an estimate: 8 bytes an element
         if batch and nbytes + size > _COPIED_BYTES:
             yield batch
             batch, nbytes = [], 0
@@ -119,7 +119,7 @@ def _read(
 def _slices(
     checkpoint: _native.Checkpoint | Foreign, box: Boxed, memory: torch.Tensor
 ) -> Iterator[Any]:
-    """Yield the part of each stored chunk that is in the box, and where it goes."""
+    """Yield the part of each stored chunk inside the box, and its place in the local tensor."""
     name, shape, strides = box.leaf.body, box.shape, _torch.strides_of(memory)
     address = _cuda.address_of(memory)
     for number, (offsets, sizes) in enumerate(checkpoint.chunks(name)):

@@ -1,4 +1,4 @@
-"""What an index such as ``[3, :10, ::-2]`` selects of a tensor, as regions to read. Pure."""
+"""The regions to read for an index such as ``[3, :10, ::-2]`` of a tensor. Pure."""
 
 from __future__ import annotations
 
@@ -10,66 +10,66 @@ from typing import Any, NamedTuple
 
 from ringstow._state.tensors._memory import dense_strides
 
-# Elements that are skipped are read all the same where the next wanted one is as near as this.
+# Read skipped elements, too, if the next selected element is at most this many bytes away.
 _NEAR_BYTES = 8192
-# Most regions of one read.
+# Maximum number of regions in one read.
 _REGIONS_MAX = 100_000
 
 Region = tuple[tuple[int, ...], tuple[int, ...]]
-"""Offsets and lengths, one a dimension."""
+"""Offsets and lengths, one per dimension."""
 
 
 class Range(NamedTuple):
-    """The elements ``start``, ``start + step``, ... that are wanted of a dimension."""
+    """The selected elements of a dimension: ``start``, ``start + step``, ..."""
 
     start: int
     size: int
     step: int = 1
-    """1 or more."""
+    """The distance between selected elements, 1 or more."""
     flipped: bool = False
-    """Whether they are wanted backwards."""
+    """Whether to return them in reverse order."""
 
     @property
     def span(self) -> int:
-        """From the first of them to the last, in elements."""
+        """Length from the first selected element to the last, in elements."""
         return (self.size - 1) * self.step + 1
 
 
 class Selection(NamedTuple):
-    """What an index selects."""
+    """The elements that an index selects."""
 
     ranges: tuple[Range, ...]
-    """One a dimension of the tensor."""
+    """One range per dimension of the tensor."""
     shape: tuple[int, ...]
-    """The shape of what comes back."""
+    """The shape of the result."""
 
 
 class Piece(NamedTuple):
-    """A region of the tensor, and where its first element goes."""
+    """A region of the tensor, and where to store its first element."""
 
     offsets: tuple[int, ...]
     lengths: tuple[int, ...]
     at: int
-    """Bytes from the memory's first one."""
+    """Offset in the memory, in bytes."""
 
 
 class Reading(NamedTuple):
-    """How a selection is read: into dense memory of a shape, of which every so many are wanted."""
+    """How to read a selection: into dense memory of a shape, from which elements are picked."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    """In bytes, from one element of a region to the next; negative in a flipped dimension."""
+    """Bytes from one element of a region to the next; negative in a reversed dimension."""
     regions: tuple[Piece, ...]
     keep: tuple[slice, ...]
-    """What of that memory is wanted."""
+    """The index that picks the selected elements from that memory."""
 
 
 def select(index: Any, shape: Sequence[int], name: str) -> Selection:
-    """Return what an index selects, by numpy's rules for integers, slices, ``...`` and None.
+    """Return the selection of an index, by numpy's rules for integers, slices, ``...`` and None.
 
     Raises:
         IndexError: there are too many indices, or one is out of bounds.
-        TypeError: it is anything else, such as a mask or a list of indices.
+        TypeError: the index is anything else, such as a mask or a list of indices.
         ValueError: a slice has a step of 0.
     """
     items = list(index) if isinstance(index, tuple) else [index]
@@ -124,7 +124,7 @@ def _of_integer(item: Any, size: int, dimension: int, name: str) -> int:
 def plan(ranges: Sequence[Range], shape: Sequence[int], item_bytes: int) -> Reading:
     """Return how to read ranges of a tensor that have at least one element.
 
-    What a step leaves out is not read, unless it is less than a page or so.
+    Elements that a step skips are not read, unless the gap is less than about a page.
     """
     apart = _apart(ranges, shape, item_bytes)
     kept = [r.size if split else r.span for r, split in zip(ranges, apart, strict=True)]
@@ -148,7 +148,7 @@ def plan(ranges: Sequence[Range], shape: Sequence[int], item_bytes: int) -> Read
 
 
 def _apart(ranges: Sequence[Range], shape: Sequence[int], item_bytes: int) -> list[bool]:
-    """Return for each range whether its elements are read one by one."""
+    """Return for each range whether to read its elements one by one."""
     apart = []
     regions = 1
     for dimension, wanted in enumerate(ranges):
@@ -163,11 +163,11 @@ def _apart(ranges: Sequence[Range], shape: Sequence[int], item_bytes: int) -> li
 def in_chunks(
     reading: Reading, chunks: Sequence[Region]
 ) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...], int]]:
-    """Yield what each chunk of the tensor has of the regions.
+    """Yield the part of the regions in each chunk of the tensor.
 
     Yields:
-        The number of the chunk, offsets in it, lengths, and the bytes from the memory's first one
-        to where the first element goes.
+        The number of the chunk, offsets in it, lengths, and the offset in the memory, in bytes, for
+        the first element.
     """
     for region in reading.regions:
         for number, (begin, sizes) in enumerate(chunks):

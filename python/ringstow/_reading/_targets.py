@@ -1,4 +1,4 @@
-"""What a load does with a value of a state dict: fills it, replaces it, or refuses it. Pure."""
+"""Whether a load fills, replaces or refuses a value of a state dict. Pure."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _PLAIN = {type(None), bool, int, float, str, *DICTS, *SEQUENCES, collections.Cou
 
 
 def holds_tensors(value: Any) -> bool:
-    """Return whether a value, or a part of a skeleton, holds what is filled in place."""
+    """Return whether a value, or a part of a skeleton, holds values to fill in place."""
     return holds(value, _is_filled)
 
 
 def holds(value: Any, wanted: Callable[[Any], bool]) -> bool:
-    """Return whether a value, or one at any depth in it, is wanted."""
+    """Return whether a value, or a value at any depth in it, is wanted."""
     return any(map(wanted, _cycles.reached(value, _inside)))
 
 
@@ -43,7 +43,7 @@ def _is_filled(value: Any) -> bool:
 
 def _inside(value: Any) -> Iterator[Any]:
     if not (isinstance(value, Leaf) or is_stateful(value)):
-        with contextlib.suppress(Refused):  # it has more to it than its fields: `_has_a_place`
+        with contextlib.suppress(Refused):  # its fields are not its whole state: `_has_a_place`
             yield from (item for _, item in _custom_types.parts(value) or ())
 
 
@@ -55,7 +55,7 @@ _FAMILIES = (
 
 
 def can_cast(stored: Stored, dtype: str, shape: tuple[int, ...]) -> bool:
-    """Return whether ``cast=True`` makes a stored tensor one of that dtype and shape."""
+    """Return whether ``cast=True`` converts a stored tensor to that dtype and shape."""
     if stored.dtype == dtype or stored.shape != shape:
         return False
     return any({stored.dtype, dtype} <= family for family in _FAMILIES)
@@ -64,9 +64,10 @@ def can_cast(stored: Stored, dtype: str, shape: tuple[int, ...]) -> bool:
 def leaves(
     value: Any, path: Path, parts: Parts | None = None, above: tuple[int, ...] = ()
 ) -> Iterator[Gap]:
-    """Yield the paths and values in a value and its objects; a list without tensors is one.
+    """Yield paths and values in a value and its objects; a list without tensors is one value.
 
-    So is a container that is in itself: ``above`` has the ids of those that it is in.
+    A container that contains itself is one value: ``above`` has the ids of the containers around
+    it.
     """
     part = None if parts is None else parts.of(value)
     if part is not None:
@@ -95,9 +96,9 @@ def is_array(value: Any) -> bool:
 
 
 def has_a_place(value: Any) -> bool:
-    """Return whether a save takes a value, so that a load may put another in its place.
+    """Return whether a save accepts a value, so that a load may replace it.
 
-    Anything else is an object of the program, which may hold it elsewhere, too.
+    Any other value is an object of the program, which may also refer to it elsewhere.
     """
     if type(value) in _PLAIN or isinstance(value, DamagedTensor):
         return True

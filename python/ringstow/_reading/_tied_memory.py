@@ -1,4 +1,4 @@
-"""Targets that share memory, such as tied weights, filled from tensors that do not."""
+"""Targets that share memory, such as tied weights, filled from tensors that do not share it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PIECE = 16 << 20
 
 
 class Fill(NamedTuple):
-    """A tensor or array of the state dict, and the stored one to fill it with."""
+    """A tensor or array of the state dict, and the stored tensor to fill it with."""
 
     target: Target
     leaf: Leaf
@@ -23,13 +23,13 @@ class Fill(NamedTuple):
     cast: bool
     """Whether to convert the stored elements to another dtype."""
     path: Path
-    """Where the target is in the state dict."""
+    """The target's path in the state dict."""
 
 
 def differing(checkpoint: _native.Checkpoint | Foreign, fills: list[Fill]) -> Iterator[str]:
     """Yield a sentence for each two fills of one tensor here with tensors that differ.
 
-    Only one of the two could be in the memory that they share. Equal ones are read twice.
+    The shared memory could hold only one of the two. Equal tensors are read twice.
     """
     first: dict[tuple[object, ...], Fill] = {}
     for fill in fills:

@@ -1,1 +1,1 @@
-"""What a caller is told: reports, callbacks, progress bars, the history of a run."""
+"""Information for callers: reports, callbacks, progress bars, the history of a run."""

@@ -1,4 +1,4 @@
-"""How long a save holds up the program that makes it."""
+"""Measures how long a save blocks the program."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterator
 
 _call = threading.local()
-"""Of each thread, when a manager's call began that has waited for the save before."""
+"""For each thread, when the manager's call began that waited for the previous save."""
 
 
 @contextlib.contextmanager
 def counted_since(begun: float) -> Iterator[None]:
-    """Have saves that begin within count what this thread waited since a time of perf_counter."""
+    """Count this thread's wait since a time of perf_counter for saves that begin in the block."""
     _call.begun = begun
     try:
         yield
@@ -24,13 +24,13 @@ def counted_since(begun: float) -> Iterator[None]:
 class Waited:
     """Measures how long each thread waits for one save.
 
-    Threads that wait at the same time lose that time once, so their waits do not add up: what the
-    save has cost is what the thread lost that waited longest.
+    Threads that wait at the same time lose that time once, so their waits do not add up: the cost
+    of the save is the longest wait of a thread.
     """
 
     def __init__(self) -> None:
-        # By thread: the seconds of the waits that have ended, and when that in progress began. One
-        # assignment changes both, so that another thread reads neither too much nor too little.
+        # By thread: the seconds of finished waits, and the start of the current one. One assignment
+        # changes both, so that another thread reads a consistent pair.
         self._threads: dict[int, tuple[float, float | None]] = {}
         begun: float | None = getattr(_call, "begun", None)
         if begun is not None:
@@ -41,7 +41,7 @@ class Waited:
         """Count the time within as a wait of this thread."""
         me = threading.get_ident()
         before, since = self._threads.get(me, (0.0, None))
-        if since is not None:  # within another wait, which counts already
+        if since is not None:  # inside another wait, which is already counted
             yield
             return
         since = time.perf_counter()
@@ -52,7 +52,7 @@ class Waited:
             self._threads[me] = (before + time.perf_counter() - since, None)
 
     def seconds(self) -> float:
-        """Return the wait of the thread that has waited longest, including waits in progress."""
+        """Return the longest wait of any thread, including waits in progress."""
         now = time.perf_counter()
         waits = list(self._threads.values())
         return max(

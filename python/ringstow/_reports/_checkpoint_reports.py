@@ -1,6 +1,6 @@
-"""What steps, removals, comparisons and open checkpoints report.
+"""Reports of steps, removals, comparisons and open checkpoints.
 
-The fields are those of the Rust structs of the same names (``src/store/diff``, ``catalog`` and
+The fields equal those of the Rust structs of the same names (``src/store/diff``, ``catalog`` and
 ``cleanup``).
 """
 
@@ -23,12 +23,12 @@ class ElementDiff(Report):
     differing: int
     """Elements that differ."""
     elements: int
-    """Elements in all."""
+    """Elements in total."""
     max_abs: float | None
     """The largest absolute difference between two finite elements; None for dtypes that are neither
     floats nor integers, or if no two such elements differ."""
     not_finite: int
-    """Elements that differ, one of which is infinite or not a number."""
+    """Differing elements of which at least one is infinite or NaN."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,13 +56,13 @@ class ValueDiff(Report):
     """A value that differs, or that only one checkpoint has."""
 
     name: str
-    """Its path in the state dict, joined by dots; empty for the state itself."""
+    """The path in the state dict, joined by dots; empty for the state itself."""
     a: str | None
-    """The value in ``a`` as JSON, as in the manifest; None if only ``b`` has it. In words for a
-    container, tensor, array or object, and for a key or an order of keys that differs:
-    ``"a dict"``, ``"tied to w"``, ``"key 1 (int)"``."""
+    """The value in ``a`` as JSON, as in the manifest; None if only ``b`` has it. Text for a
+    container, tensor, array or object, and for a differing key or order of keys: ``"a dict"``,
+    ``"tied to w"``, ``"key 1 (int)"``."""
     b: str | None
-    """Likewise in ``b``."""
+    """The value in ``b``, in the same form; None if only ``a`` has it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,9 +70,9 @@ class DiffReport(Report):
     """How two checkpoints differ."""
 
     a: str
-    """The one checkpoint's directory."""
+    """The first checkpoint's directory."""
     b: str
-    """The other's."""
+    """The second checkpoint's directory."""
     step_a: int | None = None
     """The step that ``a`` was saved with."""
     step_b: int | None = None
@@ -84,24 +84,23 @@ class DiffReport(Report):
     dropped_a: tuple[str, ...]
     """Names below which `slim` has dropped everything from ``a``."""
     dropped_b: tuple[str, ...]
-    """Likewise from ``b``."""
+    """Names below which `slim` has dropped everything from ``b``."""
     only_in_a: tuple[str, ...]
     """Names of the tensors and arrays that only ``a`` has."""
     only_in_b: tuple[str, ...]
-    """Likewise ``b``."""
+    """Names of the tensors and arrays that only ``b`` has."""
     changed: tuple[TensorChange, ...]
     """Tensors whose dtype or shape differs."""
     differing: tuple[TensorDiff, ...]
     """Tensors and arrays whose bytes differ."""
     values: tuple[ValueDiff, ...]
-    """Values that differ, or that only one checkpoint has; DCP's objects too, by their bytes."""
+    """Values that differ, or that only one checkpoint has; also DCP's objects, by their bytes."""
     values_compared: bool
-    """Whether values were compared: not with another program's files, which have none."""
+    """Whether values were compared; False for another program's files, which have none."""
     equal_tensors: int
     """Number of tensors and arrays that are equal."""
     read_bytes: int
-    """Bytes of tensors that were read, because checksums did not decide, and of objects that
-    differ."""
+    """Bytes read: of tensors whose checksums did not decide, and of objects that differ."""
     seconds: float
     """Seconds in total."""
 
@@ -123,43 +122,42 @@ class DiffReport(Report):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointInfo(Report):
-    """What a checkpoint's manifest says about the save."""
+    """The description of a save in a checkpoint's manifest."""
 
     path: str
     """The checkpoint's directory."""
     kind: str
-    """``"ringstow"``; or which other program wrote it, and times and versions are 0:
+    """``"ringstow"``; or the other program that wrote it (times and versions are then 0):
     ``"safetensors"``, ``"torch"``, ``"dcp"``, ``"lightning"``, ``"trainer"``, ``"accelerate"``,
     ``"deepspeed"``, ``"megatron"``, ``"hf"``."""
     version: int
     """Version of the format."""
     writer: str
-    """Version of the library that wrote it."""
+    """Version of the ringstow that wrote it."""
     created_unix_ms: int
     """When it was committed, in milliseconds since 1970-01-01 UTC."""
     generation: int
-    """Number of earlier saves into this directory; more on a file system that hosts share."""
+    """Number of earlier saves into this directory; larger on a file system that hosts share."""
     world_size: int
     """Ranks that wrote it."""
     block_bytes: int
     """Bytes that one checksum covers."""
     tensors: int
-    """Tensors stored; those that share memory count once."""
+    """Tensors stored; tensors that share memory count once."""
     tensor_bytes: int
-    """Bytes of their data."""
+    """Bytes of the tensors' data."""
     file_bytes: int
     """Bytes of all shards, headers included."""
     shared_bytes: int = 0
-    """Bytes of those shards that have another name, a hard link, most likely in another
-    checkpoint."""
+    """Bytes of shards that have another hard link, most likely in another checkpoint."""
     files: tuple[tuple[str, int], ...]
     """Name and bytes of each shard."""
     stripes: tuple[str, ...]
-    """Other directories that its files were striped over, as the saver named them."""
+    """Other directories that its files were striped over, as the save named them."""
     part_of: tuple[int, int, str] | None
     """Rank, number of ranks, and id of the save, if this is a rank checkpoint."""
     step: int | None
-    """The step of training that it was saved as; None if none was given."""
+    """The training step of the save; None if none was given."""
     metrics: dict[str, float] = dataclasses.field(hash=False)
     """The metrics that it was saved with."""
     dropped: tuple[str, ...]
@@ -175,32 +173,32 @@ class CheckpointInfo(Report):
 class Step(Report):
     """One of the steps of a run, as `steps` lists them.
 
-    It is an ``os.PathLike``: `load`, `verify` and the like take it in place of its path.
+    It is an ``os.PathLike``: `load`, `verify` and other functions take it in place of its path.
     """
 
     path: str
     """The checkpoint's directory."""
     step: int | None
-    """Its number; None if nothing in the directory counts as a step."""
+    """The step's number; None if nothing in the directory counts as a step."""
     metrics: dict[str, float] = dataclasses.field(hash=False)
-    """The metrics that it was saved with. For rank checkpoints, those of the lowest rank."""
+    """The metrics that it was saved with. For rank checkpoints, the lowest rank's."""
     dropped: tuple[str, ...]
     """Names below which `slim` has dropped everything."""
     created_unix_ms: int | None
     """When it was committed, in milliseconds since 1970-01-01 UTC; None if it never was, or its
     manifest can't be read."""
     saved_as: str | None = None
-    """The name under which it was saved, if it has another now: it is a copy, or was renamed."""
+    """The name under which it was saved, if it has another now, as a copy or after a rename."""
     order: tuple[int, int, int, int] = (0, 0, 0, 0)
-    """The greater is the newer: how often the run had gone back to an earlier step, the step, the
+    """A greater value is newer: how often the run had gone back to an earlier step, the step, the
     number of the save in its run, and the time."""
     nbytes: int | None
     """Bytes of its files, headers included."""
     status: Literal["committed", "incomplete", "damaged"]
-    """Whether it can be loaded, going by its manifest and the lengths of its files. `verify` and
+    """Whether it can be loaded, judging by its manifest and the lengths of its files. `verify` and
     ``latest(verify=True)`` compare the bytes."""
     problem: str | None
-    """Why it can't be loaded, if it can't."""
+    """Why it can't be loaded; None if it can."""
 
     def __fspath__(self) -> str:
         return self.path
@@ -212,7 +210,7 @@ class Step(Report):
 
     @classmethod
     def of_foreign(cls, path: str, step: int | None) -> Self:
-        """Return what stands for a checkpoint that another program has left."""
+        """Return the step for a checkpoint that another program has left."""
         return cls(
             path=path,
             step=step,
@@ -227,7 +225,7 @@ class Step(Report):
 
     @classmethod
     def list_from_json(cls, text: str) -> list[Self]:
-        """Build a list of them from the native side's JSON text."""
+        """Build a list of steps from the native side's JSON text."""
         found = json.loads(text)
         return [cls._of({**values, "nbytes": values["file_bytes"]}) for values in found]
 
@@ -241,16 +239,15 @@ class Left(Report):
     reason: str
     """Why."""
     failed: bool
-    """Whether the system failed or refused, so that not all was done; False if it was left on
-    purpose."""
+    """Whether the system failed or refused; False if it was left on purpose."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Retained(Report):
-    """What `retain` did, or would do."""
+    """The report of `retain`."""
 
     counted: str | None
-    """What counted as a step: ``"step-*"``. None if nothing did."""
+    """The pattern of names that counted as steps: ``"step-*"``. None if nothing did."""
     kept: tuple[str, ...]
     """Steps that were kept, oldest first."""
     reasons: tuple[str, ...]
@@ -261,8 +258,8 @@ class Retained(Report):
     """Directories of killed saves of earlier steps. Their files were removed, and the directory if
     it was then empty."""
     left: tuple[Left, ...]
-    """Directories that were left alone, and why: not a step, can't be loaded, a link, or the target
-    of one; and what the system refused to remove, with ``failed``."""
+    """Directories that were left alone, and why: not a step, can't be loaded, a link, or a link's
+    target; and paths that the system refused to remove, with ``failed``."""
     removed_recycled: tuple[str, ...]
     """Recycled files of earlier calls that were removed, and their directory if it was then
     empty."""
@@ -273,47 +270,47 @@ class Retained(Report):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Removed(Report):
-    """What `remove` did."""
+    """The report of `remove`."""
 
     path: str
     """The checkpoint's directory."""
     recycled: int
-    """How many of its files are kept for the next save to write over."""
+    """How many of its files are kept for the next save to overwrite."""
     removed: tuple[str, ...]
     """Files that were removed."""
     left: tuple[Left, ...]
-    """Directories that stay although no file of the checkpoint is in them, and why: the system
-    refused to remove them, or a save from elsewhere may be about to use them."""
+    """Directories that stay without files of the checkpoint, and why: the system refused to remove
+    them, or a save from another host may be about to use them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Slimmed(Report):
-    """What `slim` did."""
+    """The report of `slim`."""
 
     path: str
     """The checkpoint's directory."""
     names: tuple[str, ...]
-    """Names that it dropped; without those that were dropped before."""
+    """Names that it dropped, without names that were dropped before."""
     tensors: int
     """Tensors, arrays and objects that it dropped."""
     file_bytes: int
     """Bytes of the files that it removed."""
     removed: tuple[str, ...]
-    """These files."""
+    """Files that it removed."""
     left: tuple[Left, ...]
     """Files that could not be removed, and why: `prune` tries again."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Swept(Report):
-    """What `prune` did, or would do."""
+    """The report of `prune`."""
 
     removed: tuple[str, ...]
     """Files that were removed, and directories that held nothing else."""
     renamed: tuple[str, ...]
-    """Shards of a committed checkpoint that got their final name."""
+    """Shards of a committed checkpoint that were renamed to their final name."""
     kept: tuple[str, ...]
-    """Shards that became recycled files: none, `prune` makes none."""
+    """Shards that became recycled files; always empty, since `prune` makes none."""
     left: tuple[Left, ...]
     """Directories that were left alone, and why."""
 
@@ -323,5 +320,5 @@ def _utc(unix_ms: int) -> datetime.datetime:
 
     try:
         return datetime.datetime.fromtimestamp(unix_ms / 1000, datetime.UTC)
-    except (ValueError, OverflowError, OSError):  # a clock that was beyond the year 9999
+    except (ValueError, OverflowError, OSError):  # a clock beyond the year 9999
         return datetime.datetime.max.replace(tzinfo=datetime.UTC)

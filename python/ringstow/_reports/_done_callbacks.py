@@ -1,8 +1,8 @@
-"""What ended: one log line per save and load, and the callbacks of `on_done`.
+"""Outcomes: one log line per save and load, and the callbacks of `on_done`.
 
-Callbacks run in a thread of their own, one after the other. So they cannot hold up a save, and a
-signal handler that saves cannot wait for a lock that the code holds that it interrupted. Nothing
-here waits for a lock before that thread, for the same reason.
+Callbacks run in a thread of their own, one after the other. So they cannot block a save, and a
+signal handler that saves cannot wait for a lock of the code that it interrupted. For the same
+reason, nothing here waits for a lock outside that thread.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ _EXIT_S = 5.0
 
 
 Kind = Literal["save", "load", "promotion", "skip"]
-"""What ends. A promotion is the copy of a checkpoint to one tier, a skip a save that
-``on_busy="skip"`` leaves out."""
+"""The kind of operation. A promotion is the copy of a checkpoint to one tier, a skip is a save that
+``on_busy="skip"`` skips."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a save, load or promotion ended: with a report, or with an error."""
+    """The outcome of a save, load or promotion: a report, or an error."""
 
     kind: Kind
-    """What ended."""
+    """The kind of operation."""
     path: str
     """The checkpoint's directory."""
     step: int | None = None
-    """The ``step`` that the save was given; of a promotion, unless it failed, the checkpoint's."""
+    """The ``step`` given to the save; for a promotion, the checkpoint's, or None if it failed."""
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict, hash=False)
-    """The ``metrics`` that the save was given; empty if it failed."""
+    """The ``metrics`` given to the save; empty if it failed."""
     to: str | None = None
     """Where a promotion copies to."""
     report: SaveReport | LoadReport | PromotionReport | None = None
-    """What was done; None if it failed."""
+    """The report; None if it failed."""
     error: BaseException | None = None
-    """Why it failed; None if it did not."""
+    """The error; None if it succeeded."""
 
 
 Callback = Callable[[Outcome], object]
@@ -72,7 +72,7 @@ class Listener:
         return f"<ringstow.Listener {self._callback!r}{state}>"
 
     def remove(self) -> None:
-        """Wait until the callback has returned for all that ended before, then remove it.
+        """Wait until the callback has returned for all earlier outcomes, then remove it.
 
         Within a callback this does not wait. Further calls do nothing.
         """
@@ -86,7 +86,7 @@ class Listener:
             return
         try:
             self._callback(outcome)
-        except BaseException as error:  # SystemExit besides: the thread goes on
+        except BaseException as error:  # also SystemExit: the thread continues
             if not self._has_failed:
                 self._has_failed = True
                 with _logging():
@@ -102,25 +102,25 @@ class Listener:
 def on_done(callback: Callback, *, kinds: Iterable[Kind] = ("save", "load")) -> Listener:
     """Call a function after each save and load of this process, also after those that fail.
 
-    Counts `save`, `save_async`, `load`, `load_into`, and the write and read of a rank by
-    ``ringstow.dcp``, whose failed commit counts as a failed save of the coordinator. Does not count
+    Covers `save`, `save_async`, `load`, `load_into`, and a rank's write and read by
+    ``ringstow.dcp``, whose failed commit counts as a failed save of the coordinator. Does not cover
     reads of an opened checkpoint, `verify` and conversions.
 
     Callbacks run in a thread of their own, in the order in which saves and loads end. A save never
-    waits for them, and they cannot make it fail: if one raises, that is logged once. The
-    interpreter's exit waits for them, for at most 5 s. A forked child has none.
+    waits for them, and they cannot make it fail: an exception is logged once. The interpreter's
+    exit waits for them, for at most 5 s. A forked child has no callbacks.
 
     Args:
-        callback: is called with the `Outcome`.
-        kinds: after what to call it. ``"promotion"`` is for `promote` and for each copy to a tier;
-            a copy that is tried again counts each time. ``"skip"`` is for a manager's saves that
-            ``on_busy="skip"`` leaves out.
+        callback: called with the `Outcome`.
+        kinds: the operations after which to call it. ``"promotion"`` is for `promote` and for each
+            copy to a tier, once per attempt. ``"skip"`` is for a manager's saves that
+            ``on_busy="skip"`` skips.
 
     Returns:
         The listener, whose ``remove()`` ends the calls. It is a context manager, too.
 
     Raises:
-        ValueError: a kind that there is not, or none.
+        ValueError: an unknown kind, or none.
     """
     wanted = frozenset([kinds] if isinstance(kinds, str) else kinds)
     if not wanted or not wanted <= {*get_args(Kind)}:
@@ -130,16 +130,16 @@ def on_done(callback: Callback, *, kinds: Iterable[Kind] = ("save", "load")) -> 
     return listener
 
 
-# Changes to lists and deques are atomic, so they need no lock, which a signal handler could find
-# held by the very thread that it interrupts.
+# Changes to lists and deques are atomic, so they need no lock. A lock could be held by the thread
+# that a signal handler interrupts.
 _listeners: list[Listener] = []
 notes: list[Callable[[Outcome], None]] = []
-"""What is called at once, before the caller learns the outcome. Must be quick, and not raise."""
+"""Functions called at once, before the caller gets the outcome. Must be fast and not raise."""
 _Item = tuple[Outcome, list[Listener]] | str | threading.Event
 _queue: collections.deque[_Item] = collections.deque()
-"""What the thread has yet to do: callbacks to call, log lines, and events to set."""
+"""The thread's queue: callbacks to call, log lines, and events to set."""
 _busy = threading.Lock()
-"""Held while the thread runs. Nobody waits for it."""
+"""Held while the thread runs. No thread waits for it."""
 _worker: int | None = None
 
 
@@ -150,13 +150,13 @@ def failing(
     """Pass a failure on to the callbacks."""
     try:
         yield
-    except BaseException as error:  # Ctrl-C besides
+    except BaseException as error:  # also Ctrl-C
         tell(Outcome(kind=kind, path=path, step=step, to=to, error=error))
         raise
 
 
 def tell(outcome: Outcome) -> None:
-    """Have the callbacks called. Returns at once, after writing our own notes."""
+    """Queue an outcome for the callbacks. Returns at once, after calling immediate listeners."""
     for note in notes:
         note(outcome)
     if _listeners:
@@ -179,9 +179,9 @@ def _logging() -> Iterator[None]:
 
 
 class _WhileLogging:
-    """Raises an error as it is dropped, where nobody catches it.
+    """Raises an error when it is dropped, where no code catches it.
 
-    So the interpreter itself calls `sys.unraisablehook`: its own hook refuses any other call.
+    So the interpreter itself calls `sys.unraisablehook`: its default hook refuses other callers.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -204,7 +204,7 @@ def log_apart(line: str) -> None:
 
 
 def flush(timeout: float | None = None) -> bool:
-    """Wait until all that was enqueued before is done; return whether it is.
+    """Wait until everything queued before is done; return whether it is.
 
     Returns at once in the thread of the callbacks.
     """
@@ -225,7 +225,7 @@ def end() -> None:
 
 
 def forget_after_fork() -> None:
-    """In a forked child, drop the parent's callbacks, whose thread is not there, and its notes."""
+    """In a forked child, drop the parent's callbacks and queue: their thread does not exist."""
     global _queue, _busy, _worker
     _listeners.clear()
     notes.clear()
@@ -243,7 +243,7 @@ def _enqueue(item: _Item) -> None:
 
 
 def _work() -> None:
-    """Do what is enqueued, and end."""
+    """Process the queue, and end."""
     global _worker
     while True:
         _worker = threading.get_ident()
@@ -252,7 +252,7 @@ def _work() -> None:
                 _do(_queue.popleft())
         _worker = None
         _busy.release()
-        # What was enqueued between the last look and the release.
+        # Process entries queued between the last check and the release.
         if not _queue or not _busy.acquire(blocking=False):
             return
 

@@ -1,8 +1,8 @@
-"""What the saves of a run took: one line of JSON for each, in the run's directory.
+"""The history of a run's saves: one line of JSON for each, in the run's directory.
 
-`CheckpointManager` has them written, and ``ringstow report`` draws them. They tell what no
-checkpoint can: how long training waited, which saves failed and why, what fell back to a slower
-way, and the metrics of steps that are gone. No load needs the file: it may be removed.
+`CheckpointManager` records it, and ``ringstow report`` draws it. It holds what no checkpoint does:
+how long training waited, which saves failed and why, fallbacks to a slower mode, and the metrics of
+removed steps. No load needs the file: it may be removed.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ringstow._reports import _done_callbacks
 from ringstow._reports._io_reports import Fallback, SaveReport, bytes_of, seconds_of
 
 NAME = ".ringstow-history.jsonl"
-# Of the file, and of the one before, to which it is renamed at half of that: 10,000 saves or so.
+# Maximum bytes of the file and its predecessor together; it is renamed at half: about 10,000 saves.
 _MOST_BYTES = 4_000_000
 _ERROR_MAX = 500
-# A save may have 256 metrics, whose names are long: the file is to have room for many saves.
+# A save may have 256 metrics with long names, but the file must have room for many saves.
 _METRICS_MAX = 32
 
 _directories: set[str] = set()
-"""Those whose saves and loads are noted."""
+"""The directories whose saves and loads are recorded."""
 
 _log = logging.getLogger("ringstow")
 
@@ -40,7 +40,7 @@ class Entry(NamedTuple):
 
     kind: str
     name: str
-    """The checkpoint's, without its directory."""
+    """The checkpoint's name, without its directory."""
     at_unix_ms: int
     """When it ended."""
     step: int | None = None
@@ -48,21 +48,21 @@ class Entry(NamedTuple):
     """Where a promotion copies to."""
     seconds: float | None = None
     bytes: int | None = None
-    """Written, read or sent."""
+    """Bytes written, read or sent."""
     blocked_seconds: float | None = None
     """How long training waited for the save."""
     error: str | None = None
     reason: str | None = None
-    """Why a step was removed; the compiled half notes removals."""
+    """Why a step was removed; the native side records removals."""
     fallbacks: tuple[Fallback, ...] = ()
     metrics: Mapping[str, float] = {}
-    """Those of the save, the first by name."""
+    """Metrics of the save, the first by name."""
 
 
 def keep(directory: str) -> None:
-    """Note what is saved to and loaded from a directory, until the process ends.
+    """Record the saves to and loads from a directory, until the process ends.
 
-    A forked child starts anew, as with `on_done`.
+    A forked child starts empty, as with `on_done`.
     """
     if _note not in _done_callbacks.notes:
         _directories.clear()
@@ -71,17 +71,17 @@ def keep(directory: str) -> None:
 
 
 def _note(outcome: _done_callbacks.Outcome) -> None:
-    """Append a line, before the caller learns the outcome and removes the run, say. Never fails."""
+    """Append a line before the caller gets the outcome, and could remove the run. Never fails."""
     directory, name = os.path.split(outcome.path)
     if directory not in _directories or outcome.kind == "skip":
-        return  # of steps that were left out there may be more than saves
-    # A full disk, a run that was removed, an error whose text cannot be had.
+        return  # there may be more skipped steps than saves
+    # A full disk, a removed run, or `str(error)` raised.
     with contextlib.suppress(Exception):
         line = json.dumps(_fields(_entry(outcome, name)))
         try:
             _native.add_to_history(directory, line)
         except InvalidStateError as error:
-            _directories.discard(directory)  # say it once
+            _directories.discard(directory)  # log it once
             _log.warning("what saves of %s take is not noted: %s", directory, error)
 
 
@@ -110,7 +110,7 @@ def _fields(entry: Entry) -> dict[str, Any]:
 
 
 def read(directory: str) -> list[Entry]:
-    """Return what was noted in a directory, oldest first. Skips lines that cannot be parsed."""
+    """Return the entries of a directory, oldest first. Skips lines that cannot be parsed."""
     entries = []
     for name in (f"{NAME}.1", NAME):
         try:
@@ -123,7 +123,7 @@ def read(directory: str) -> list[Entry]:
 
 
 def _parsed(line: bytes) -> Entry | None:
-    """Return the entry of a line; None if a kill has cut it, or another program wrote it."""
+    """Return the entry of a line; None if a kill truncated it, or another program wrote it."""
     try:
         fields = json.loads(line)
         fields["fallbacks"] = tuple(Fallback(**one) for one in fields.get("fallbacks", ()))

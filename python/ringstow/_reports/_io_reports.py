@@ -1,6 +1,6 @@
 """Reports of saves, loads and verifications, and how each report is built from JSON.
 
-The fields are those of the Rust structs of the same names (``src/pipeline/report.rs``).
+The fields equal those of the Rust structs of the same names (``src/pipeline/report.rs``).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ringstow._state.tree._damaged_tensors import DamagedTensor
 
 
 class Report:
-    """What the native side reports as JSON. Subclasses are dataclasses of the fields they take."""
+    """Base of reports from the native side's JSON. Subclasses are dataclasses of their fields."""
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Build one from the native side's JSON text."""
+        """Build a report from the native side's JSON text."""
         return cls._of(json.loads(text))
 
     @classmethod
@@ -33,12 +33,12 @@ class Report:
 
 @functools.cache
 def _kinds(report: type[Report]) -> dict[str, type[Any] | None]:
-    """Return the class of the objects in each field, by its annotation; None if it has none.
+    """Return the class of the objects in each field, by its annotation; None without a class.
 
-    It is dict for metrics.
+    For metrics it is dict.
     """
-    # By the names of its own module, which a failed import elsewhere may have taken away: a method
-    # has them.
+    # Resolve names in the class's own module, which a failed import may have removed from
+    # ``sys.modules``: a method still refers to it.
     hints = typing.get_type_hints(report, report.__init__.__globals__)
     kinds: dict[str, type[Any] | None] = {}
     for field in dataclasses.fields(report):  # type: ignore[arg-type]
@@ -54,7 +54,7 @@ def _kinds(report: type[Report]) -> dict[str, type[Any] | None]:
 
 
 def _made(kind: type[Any] | None, value: Any) -> Any:
-    """Return what a field holds. Objects without a class become tuples."""
+    """Return the value of a field. Objects without a class become tuples."""
     if kind is dict:
         return _metrics.from_json(value)
     if isinstance(value, list):
@@ -81,16 +81,16 @@ FallbackKind = Literal[
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fallback(Report):
-    """A step to a slower way of working, because the faster one was unavailable."""
+    """A fallback to a slower mode, because the faster one was unavailable."""
 
     kind: FallbackKind
-    """What it is about: the way of reading and writing, the priority of ringstow's threads, memory
-    for all that a background save copies, memory pinned for GPUs, preallocated files, files of the
-    base, recycled files, stripes on disks of their own, or a file read from its copy on a tier."""
+    """The feature: the I/O mode, the priority of ringstow's threads, memory for all copies of a
+    background save, memory pinned for GPUs, preallocated files, files of the base, recycled files,
+    stripes on separate disks, or a file read from its copy on a tier."""
     wanted: str
-    """What was tried: ``"uring, fixed buffers, O_DIRECT"``."""
+    """The mode tried: ``"uring, fixed buffers, O_DIRECT"``."""
     got: str
-    """What was used instead."""
+    """The mode used instead."""
     reason: str
     """Why it was unavailable."""
     remedy: str
@@ -99,7 +99,7 @@ class Fallback(Report):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Damage(Report):
-    """A damaged range of a file: a checksum chunk, or what is missing of the file."""
+    """A damaged range of a file: a checksum chunk, or the missing part of the file."""
 
     file: str
     offset: int
@@ -107,13 +107,13 @@ class Damage(Report):
     bytes: int
     """Bytes of the range."""
     what: str
-    """What was compared: ``"crc32 of checksum chunk 7 (1048576 bytes)"``, ``"length in bytes"``."""
+    """The compared item: ``"crc32 of checksum chunk 7 (1048576 bytes)"``, ``"length in bytes"``."""
     expected: str
-    """What was recorded when the checkpoint was written."""
+    """The value recorded when the checkpoint was written."""
     got: str
-    """What was found."""
+    """The value found."""
     tensors: tuple[str, ...]
-    """Names of the tensors and objects with bytes in the range; none if it is only a header."""
+    """Names of the tensors and objects with bytes in the range; empty for a header."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,7 +144,7 @@ class SaveSeconds(Report):
     wait: float
     """Waiting for a free buffer, summed over the threads: high if the disk is the bottleneck."""
     device_copy: float
-    """Copying from GPUs, as they timed it, summed over them."""
+    """Copying from GPUs, timed by the GPUs and summed over them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -160,7 +160,7 @@ class LoadSeconds(Report):
     checksum_cpu: float
     """Checksums, added up over the threads."""
     device_copy: float
-    """Copying to GPUs, as they timed it, summed over them."""
+    """Copying to GPUs, timed by the GPUs and summed over them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -176,14 +176,14 @@ class _Moved(Report):
     fixed_buffers: int
     """Staging buffers registered with io_uring so far; each is registered when first used."""
     fallbacks: tuple[Fallback, ...]
-    """What was unavailable, why, and what to do about it."""
+    """The unavailable features, with reason and remedy."""
     device_bytes: int
     """Bytes of tensors that were on GPUs."""
     pinned: bool | None
     """Whether the staging memory was registered with CUDA; None if no GPU copied."""
 
     def _told(self, line: str, *others: str) -> str:
-        """Return the report as people read it: one line, and in a second one what to look at."""
+        """Return the report as text: one line, and a second one with notes."""
         notes = [text for text in others if text]
         if self.fallbacks:
             first = self.fallbacks[0]
@@ -211,7 +211,7 @@ class _Copied(_Moved):
         return self.device_bytes / 1e9 / max(self.seconds.device_copy, 1e-9)
 
     def _gpu(self) -> str:
-        """Return the rate of GPU copies, as the end of a line; nothing if there were none."""
+        """Return the rate of GPU copies as a suffix of a line; empty if there were none."""
         if not self.device_bytes:
             return ""
         memory = "pinned" if self.pinned else "pageable"
@@ -224,12 +224,12 @@ class _Copied(_Moved):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SaveReport(_Copied):
-    """What a save did."""
+    """The report of a save."""
 
     generation: int
     """Number of earlier saves into this directory; more on a file system that hosts share."""
     tensors: int
-    """Tensors saved; those that share memory count once."""
+    """Tensors saved; tensors that share memory count once."""
     tensor_bytes: int
     """Bytes of tensor data."""
     file_bytes: int
@@ -244,21 +244,20 @@ class SaveReport(_Copied):
     recycled_bytes: int
     """Bytes that were written over recycled files."""
     pool_bytes: int
-    """Most bytes of staging memory that saves use."""
+    """Maximum bytes of staging memory that saves use."""
     seconds: SaveSeconds
-    """Where the time went."""
+    """Seconds of each part."""
     blocked_seconds: float | None = None
-    """Seconds for which the save held up training: the call, optimizer steps that waited for the
+    """Seconds for which the save blocked training: the call, optimizer steps that waited for the
     copies, ``wait_staged``, and ``result`` in the thread of the call. If several threads waited,
-    that of the longest. For `save`, the whole call. None if unknown: another process, or another
+    the longest wait. For `save`, the whole call. None if unknown: another process, or another
     library's thread, saved."""
     skipped: bool = False
-    """Whether nothing was saved: with ``on_busy="skip"`` a manager was still saving the step
-    before."""
+    """Whether nothing was saved, since a manager with ``on_busy="skip"`` was still saving."""
 
     @classmethod
     def of_skipped(cls, path: str, step: int) -> Self:
-        """Return the report of a save that was left out."""
+        """Return the report of a skipped save."""
         numbers = {field.name: 0 for field in dataclasses.fields(cls) if field.type == "int"}
         seconds = SaveSeconds(**{field.name: 0.0 for field in dataclasses.fields(SaveSeconds)})
         return cls(
@@ -285,18 +284,18 @@ class SaveReport(_Copied):
         return self.written_bytes / 1e9 / max(self.seconds.total, 1e-9)
 
     def __str__(self) -> str:
-        """Return path, step, bytes, seconds, rate and mode, and below what was done slower.
+        """Return path, step, bytes, seconds, rate and mode, and fallbacks in a second line.
 
         `repr` has all fields.
         """
         if self.skipped:
-            return f"{self.path}, {self._step()}: skipped, since the save before was in progress"
+            return f"{self.path}, {self._step()}: skipped, since the previous save was in progress"
         return self._told(_formatting.of_save(self, self._step()) + self._gpu())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoadReport(_Copied):
-    """What a load did."""
+    """The report of a load."""
 
     tensors: int
     """Tensors loaded."""
@@ -307,13 +306,13 @@ class LoadReport(_Copied):
     verified: bool
     """Whether every checksum chunk was verified."""
     seconds: LoadSeconds
-    """Where the time went."""
+    """Seconds of each part."""
     missing: tuple[str, ...] = ()
     """Names that only the state dict has, in its order, after `load_into` with ``strict=False``."""
     unexpected: tuple[str, ...] = ()
-    """Likewise, names that only the checkpoint has, in the order in which they were saved."""
+    """Names that only the checkpoint has, as saved, after `load_into` with ``strict=False``."""
     damaged: tuple[DamagedTensor, ...] = ()
-    """What was left as it was by `load_into` with ``on_corrupt="skip"``."""
+    """Names that `load_into` with ``on_corrupt="skip"`` left unchanged."""
     dropped: tuple[str, ...] = ()
     """Names of the checkpoint below which `slim` has dropped everything."""
 
@@ -338,7 +337,7 @@ class LoadReport(_Copied):
         return self.read_bytes / 1e9 / max(self.seconds.total, 1e-9)
 
     def __str__(self) -> str:
-        """Return path, step, bytes, seconds, rate and mode, and below what to look at.
+        """Return path, step, bytes, seconds, rate and mode, and notes in a second line.
 
         `repr` has all fields.
         """
@@ -371,14 +370,14 @@ class WriteSeconds(Report):
     wait: float
     """Waiting for a free buffer in calls of ``write``: high if the disk is the bottleneck."""
     publish: float
-    """Writing what was left at the end, making all durable, and the rename."""
+    """Writing the rest at the end, making everything durable, and the rename."""
     total: float
     """From `open_write` until the file was durable, the caller's own work included."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WriteReport(_Moved):
-    """What `open_write` wrote."""
+    """The report of `open_write`."""
 
     bytes: int
     """Bytes of the file."""
@@ -400,7 +399,7 @@ class WriteReport(_Moved):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VerifyReport(_Moved):
-    """What a verification found."""
+    """The report of `verify`."""
 
     files: int
     """Files checked."""
@@ -413,7 +412,7 @@ class VerifyReport(_Moved):
     damage: tuple[Damage, ...]
     """Every damaged range of a file; empty for an intact checkpoint."""
     problem: str | None
-    """If files are missing: which, and where to look for them."""
+    """If files are missing: their names, and where to search for them."""
     tensors: int
     """Tensors, arrays and objects in the checkpoint."""
     seconds: float
@@ -440,32 +439,32 @@ class VerifyReport(_Moved):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PromotionReport(_Moved):
-    """What a promotion did."""
+    """The report of a promotion."""
 
     path: str
     """The checkpoint's directory."""
     to: str
-    """The URL or the directory where it is now."""
+    """The URL or the directory of the copy."""
     step: int | None = None
-    """Its step, if it has one."""
+    """The checkpoint's step; None if it has none."""
     created_unix_ms: int | None = None
-    """When it was committed: a step that is saved again is another checkpoint."""
+    """When the checkpoint was committed; differs if a step is saved again."""
     files: int
     """Its files."""
     file_bytes: int
     """Their bytes."""
     sent_bytes: int
-    """Bytes that this promotion sent; the others were there."""
+    """Bytes that this promotion sent; the others existed there."""
     was_there: bool
-    """Whether the whole checkpoint was there already."""
+    """Whether the whole checkpoint existed there already."""
     missing: int = 0
-    """Files that other nodes, which share no directory with this one, have still to send. The last
-    one commits; 0 if it is committed."""
+    """Files that other nodes, which share no directory with this one, must still send. The last
+    node commits; 0 if it is committed."""
     seconds: float
     """Seconds in total."""
 
     def __str__(self) -> str:
-        """Return both places, bytes and seconds; `repr` has all fields."""
+        """Return source, target, bytes and seconds; `repr` has all fields."""
         sent = f"{_native.size(self.sent_bytes)} of {_native.size(self.file_bytes)} sent"
         sent = "it was there" if self.was_there else sent
         waits = f"not committed: {self.missing} files of other nodes are missing"

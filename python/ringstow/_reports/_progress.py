@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from ringstow import _native
 
-# Work that ends before this shows no bar.
+# Work that ends within this time shows no bar.
 _PATIENCE_S = 1.0
 
 
@@ -26,7 +26,7 @@ def is_wanted() -> bool:
 
 
 def tqdm() -> Any:
-    """Return tqdm's class, without its thread that watches over bars; None if not installed."""
+    """Return tqdm's class, without its monitor thread; None if not installed."""
     try:
         from tqdm import tqdm as kind  # type: ignore[import-untyped,unused-ignore]
     except ImportError:
@@ -42,8 +42,8 @@ class Progress:
     """Shows a bar once the work within has taken a second, and clears it at the end.
 
     Calls with the bytes done and their total move it. Shows nothing outside of the main thread: a
-    signal handler may wait for another thread while it holds tqdm's lock. Nor on ranks other than
-    the first, which share a terminal.
+    signal handler may wait for another thread while it holds tqdm's lock. Shows nothing on ranks
+    other than the first, since ranks share a terminal.
     """
 
     def __init__(self, what: str) -> None:
@@ -58,11 +58,11 @@ class Progress:
 
     @property
     def advance(self) -> Progress | None:
-        """What to call with the bytes done and their total; None if there will be no bar."""
+        """The function to call with the bytes done and their total; None if there is no bar."""
         return self if self._is_on else None
 
     def __call__(self, done: int, total: int) -> None:
-        """Move the bar. An error of it, such as of a closed terminal, ends the bar."""
+        """Move the bar. An error, for example of a closed terminal, ends the bar."""
         if not self._is_on or time.monotonic() - self._since < _PATIENCE_S:
             return
         try:

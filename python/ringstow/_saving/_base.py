@@ -7,12 +7,12 @@ import dataclasses
 from ringstow._core._arguments import StrPath, absolute
 
 Native = tuple[str | None, bool, bool]
-"""What the native side takes: the path, whether it is optional, whether its files are linked."""
+"""A base as the native side takes it: path, whether it is optional, whether files are linked."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Base:
-    """Which earlier checkpoint a save takes over files from, and how.
+    """The earlier checkpoint whose unchanged files a save links, and how.
 
     ``base="run/step-900"`` in a save is short for ``base=Base("run/step-900")``.
     """
@@ -20,18 +20,17 @@ class Base:
     path: StrPath | None = None
     """The checkpoint; None for a first save, which only stores the hashes for the next one."""
     optional: bool = False
-    """Whether a base that can't be opened is no error: everything is written, and the report says
-    why."""
+    """Whether to write everything if the base can't be opened; the report then says why."""
     rewrite: bool = False
     """Whether to write all files, so that the checkpoint shares none with another one."""
 
 
 def native(base: StrPath | Base | None) -> Native | None:
-    """Return a base as the native side takes it.
+    """Return a base for the native side.
 
     Raises:
         InvalidStateError: the path is a URL.
-        TypeError, ValueError: it is no path.
+        TypeError, ValueError: the base is not a path.
     """
     if base is None:
         return None

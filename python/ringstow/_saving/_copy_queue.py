@@ -1,6 +1,6 @@
 """Copies of a manager's steps, in the background, once they are committed.
 
-Which step is copied next and tried again, the native side decides.
+The native side decides which step to copy next, and which to try again.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Added(NamedTuple):
 
     path: str
     is_new: bool
-    """Whether it was just saved, and not found."""
+    """Whether the step was just saved, instead of found in the directory."""
 
 
 Stays = tuple[bool, bool, int | None]
-"""Which steps are never passed over: whether a rule removes steps, whether they leave once all
+"""Which steps are always copied: whether a rule removes steps, whether it removes them once all
 tiers have them, and which numbers stay for good."""
 
 _PAUSES_S = _native.COPY_PAUSES_S
@@ -41,26 +41,26 @@ _PAUSES_S = _native.COPY_PAUSES_S
 class Copier:
     """Copies steps in a thread, one after the other.
 
-    A step that a newer one overtakes before its copy has begun is passed over, unless it is to stay
-    for good. A copy that has begun goes on, also if the step is removed meanwhile. One that failed
-    is tried again, with longer and longer pauses, until a newer step overtakes it or `close` has
-    tried it a last time.
+    If a newer step is added before a copy has begun, the older step is not copied, unless it must
+    stay for good. A copy that has begun continues, even if the step is removed meanwhile. A failed
+    copy is tried again, with longer and longer pauses, until a newer step replaces it or `close`
+    has tried it a last time.
     """
 
     _agree: Callable[[int, bool], tuple[int, bool]] | None = None
     """How many steps all ranks have added, and whether one is closing; None for one process."""
 
     def __init__(self, places: Iterable[str], stays: Stays = (True, False, None)) -> None:
-        """Name where the copies are; without a name, nothing is copied."""
+        """Store the places to copy to; without places, nothing is copied."""
         self._places = " and ".join(places)
         self._line = _native.CopyLine(*stays, self._agree is not None)
         self._lock = threading.RLock()  # re-entrant: a signal handler may save, too
         self._ended: dict[str, list[Future[bool]]] = {}
-        """What becomes how the copies end, by path. The first try of a copy decides."""
+        """The future of each copy's outcome, by path. The first try of a copy decides."""
         self._errors: dict[str, BaseException] = {}
         """Why copies failed, by path, since the last step was saved."""
         self.report: PromotionReport | None = None
-        """What the last copy to a store did."""
+        """The report of the last copy to a store."""
         self.error: BaseException | None = None
         """Why a copy failed; None once all went well."""
 
@@ -70,7 +70,8 @@ class Copier:
         Args:
             path: the step's directory.
             is_new: whether it was just saved.
-            ended: becomes whether all copies are there: False if a newer step came first.
+            ended: a future that is set to whether all copies exist; False if a newer step came
+                first.
         """
         if not self._places:
             return
@@ -81,37 +82,37 @@ class Copier:
             return
         if threading.main_thread().is_alive():
             try:
-                # The interpreter's exit waits for it.
+                # The interpreter's exit waits for this thread.
                 threading.Thread(target=self._work, name="ringstow-copies", daemon=False).start()
             except RuntimeError as error:  # there can be no more threads
                 self._give_up(error)
             return
-        self._work()  # the interpreter is exiting, and waits for no new thread
+        self._work()  # the interpreter is exiting, and does not wait for new threads
 
     def add_found(self, path: str) -> None:
-        """Copy a step that was not just saved, unless it waits for that."""
+        """Copy a step that was not just saved, unless it is already queued."""
         self.add(path, is_new=False)
 
     def waiting(self) -> list[str]:
-        """Return the paths of the steps that have yet to be copied, or are being copied."""
+        """Return the paths of the steps that are queued or being copied."""
         return self._line.waiting()
 
     def rescue(self, path: str, ended: Future[bool] | None = None) -> None:
-        """Copy a step that is committed, and may not survive a crash where it is."""
+        """Copy a committed step that may not survive a crash of this machine."""
         if self._places:
             _log.warning("%s may not survive a crash: copying it to %s", path, self._places)
         self.add(path, is_new=False, ended=ended)
 
     def expected(self) -> Future[bool] | None:
-        """Return what `add` is to be given; None if it copies nothing."""
-        from concurrent.futures import Future  # takes a while, and only handles need it
+        """Return a future for `add`; None if it copies nothing."""
+        from concurrent.futures import Future  # a slow import that only handles need
 
         return Future() if self._places else None
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until nothing is left to copy; return whether that is so, and the last copy good.
+        """Wait for all copies; return whether they ended in time and the last one succeeded.
 
-        Does not wait for another try of a copy that failed.
+        Does not wait for further tries of a failed copy.
         """
         if timeout is None:
             self._await(self._line.wait_idle)
@@ -122,24 +123,24 @@ class Copier:
         patiently(wait, f"the program waits for the copy of {left[0] if left else 'a step'}")
 
     def close(self) -> None:
-        """Wait until nothing is left to copy, and try a copy that failed a last time."""
+        """Wait until nothing is left to copy, and try a failed copy a last time."""
         self.end_retries()
         self._await(self._line.wait_ended)
 
     def end_retries(self) -> None:
-        """Try a copy that failed a last time, now; waits for nothing."""
+        """Try a failed copy a last time, now, without waiting."""
         self._line.end_retries()
 
     def pause_s(self) -> float | None:
-        """Return after how many seconds the copy that just failed is tried again; None if never."""
+        """Return after how many seconds to try the failed copy again; None means never."""
         return self._line.pause_s(_PAUSES_S) if self._may_repeat() else None
 
     def _may_repeat(self) -> bool:
-        """Whether the copy that just ended is worth another try."""
+        """Return whether to try the copy that just ended again."""
         return passes(self.error)
 
     def _is_left(self, step: Added) -> bool:
-        """Whether a step can still be copied."""
+        """Return whether a step can still be copied."""
         return os.path.lexists(step.path)
 
     def _work(self) -> None:
@@ -166,7 +167,7 @@ class Copier:
         return True
 
     def _try(self, step: Added) -> bool:
-        """Copy a step; return whether that is worth another try."""
+        """Copy a step; return whether to try it again."""
         with self._lock:
             ended = self._ended.pop(step.path, [])
         self._errors.pop(step.path, None)
@@ -182,7 +183,7 @@ class Copier:
         return self._may_repeat()
 
     def _copy(self, step: Added) -> bool:
-        """Copy a step; put a failure into ``error``. Return False if it was passed over."""
+        """Copy a step; put a failure into ``error``. Return False if it was not copied."""
         raise NotImplementedError
 
     def _pass_over(self, path: str, place: str | None = None) -> None:
@@ -210,14 +211,14 @@ class Copier:
 
 
 def passes(error: BaseException | None) -> bool:
-    """Whether a copy that failed so may go well later."""
-    # There is nothing to copy where no checkpoint is.
+    """Return whether a copy that failed with this error may succeed later."""
+    # Without a checkpoint, there is nothing to copy.
     is_absent = isinstance(error, NoCheckpointError)
     return isinstance(error, (OSError, BusyError)) and not is_absent
 
 
 def _is_exiting() -> bool:
-    """Whether the interpreter's exit waits for the thread."""
+    """Return whether the interpreter's exit waits for the thread."""
     return not threading.main_thread().is_alive()
 
 

@@ -1,9 +1,9 @@
-"""Keeps a background save from mixing the values of one step with those of the next.
+"""Prevents a background save from mixing the values of two steps.
 
-Three things work together. Values that are small, or whose changes go unnoticed, are copied before
-the call returns. torch's optimizers wait with their next step until the rest is copied. Then the
-version of each tensor is compared, and where its memory is: a tensor that has changed nevertheless
-makes the save fail.
+Three measures work together. Small values, and values whose changes cannot be detected, are copied
+before the call returns. torch's optimizers wait before their next step until the rest is copied.
+Then the save compares the version and the memory address of each tensor, and fails if a tensor has
+changed nevertheless.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 
 Staging = Literal["guard", "snapshot", "wait", "unguarded"]
 
-# Copied at the call: norms' statistics and the like, which kernels change without a new version.
+# Copied at the call: kernels change small tensors, such as norm statistics, without a new version.
 SMALL = 64 << 10
 
 _OPTIMIZERS = "torch.optim.optimizer"
-# How long a step waits before it checks again whether it still has to.
+# How long an optimizer's step waits before it checks again whether it still must.
 _SLICE_S = 1.0
-# How long a save waits for steps that other threads are in, and how often it looks.
+# How long a save waits for optimizer steps in other threads, and how often it checks.
 _STEP_MAX_S = 60.0
 _PAUSE_S = 0.001
 _U64_MAX = (1 << 64) - 1
 
 
 def check_staging(staging: object, *, is_for_ranks: bool = False) -> None:
-    """Refuse an unknown kind of staging, and what several ranks cannot use.
+    """Refuse an unknown kind of staging, or a kind that several ranks cannot use.
 
     Raises:
-        InvalidStateError: names the known ones, or what to use instead.
+        InvalidStateError: names the known kinds, or what to use instead.
     """
     if staging not in get_args(Staging):
         known = ", ".join(map(repr, get_args(Staging)))
@@ -61,9 +61,9 @@ def check_staging(staging: object, *, is_for_ranks: bool = False) -> None:
 def stage(
     tensors: _native.Tensors, staging: Staging, path: str, hold: Hold, pool_bytes: int = 0
 ) -> bool:
-    """Copy what must be copied at the call, and return whether the call may then return.
+    """Copy the tensors that must be copied at the call; return whether the call may then return.
 
-    GPUs make their copies later, as the save waits for: if it fails, `Hold.wait_copied` does.
+    GPUs make their copies later, and the save waits for them; if it fails, `Hold.wait_copied` does.
 
     Raises:
         TornSaveError: another thread changed a tensor while it was copied.
@@ -81,7 +81,7 @@ def stage(
 
 
 def _on_gpu(tensors: list[torch.Tensor], hold: Hold) -> list[tuple[Address, object]] | None:
-    """Queue copies of small tensors in their GPUs' memory; None if that is too small."""
+    """Queue copies of small tensors in their GPUs' memory; None if it lacks space."""
     _cuda.refuse_capture("a state cannot be saved")
     try:
         copies = _cuda.copy_all(tensors)
@@ -89,7 +89,7 @@ def _on_gpu(tensors: list[torch.Tensor], hold: Hold) -> list[tuple[Address, obje
         return None
     hold.copies = _cuda.Fence(_cuda.devices_of(tensors))
     address_of = _cuda.finder()
-    # The original is kept as well: its allocator may know of another stream than the copy's.
+    # Keep the original as well: its allocator may have recorded another stream than the copy's.
     pairs = zip(copies, tensors, strict=True)
     return [(address_of(copy), (copy, tensor)) for copy, tensor in pairs]
 
@@ -106,15 +106,15 @@ class Hold:
 
     def __init__(self) -> None:
         self.path = ""
-        """Of the save, once it is known."""
+        """The save's path, once it is known."""
         self._patience: Patience | None = None
         self._over = threading.Event()
         self._is_over: Callable[[], bool] = lambda: False
         self._caller: int | None = threading.get_ident()
         self.waited = Waited()
-        """How long the save has held up the program."""
+        """How long the save has blocked the program."""
         self.copies: _cuda.Fence | None = None
-        """When GPUs have made the copies of small tensors."""
+        """The events after which GPUs have copied small tensors."""
 
     def __enter__(self) -> Hold:
         return self
@@ -125,7 +125,7 @@ class Hold:
     def begin(self, *, may_wait: bool = True) -> bool:
         """Begin, and return whether the caller's next step will wait.
 
-        Within a step it is too late for that, and the caller has to wait itself.
+        Within a step it is too late for that: the caller must wait itself.
         """
         _holds.append(self)
         if is_stepping(sys._getframe()):
@@ -134,10 +134,10 @@ class Hold:
 
     @staticmethod
     def let_steps_end() -> None:
-        """Wait until the steps of other threads end: it is too late for those to wait.
+        """Wait for steps that other threads have already begun: they can no longer be made to wait.
 
         Raises:
-            TornSaveError: a step does not end.
+            TornSaveError: a step did not end in time.
         """
         deadline = time.monotonic() + _STEP_MAX_S
         while _others_are_stepping():
@@ -149,48 +149,48 @@ class Hold:
             _pause()
 
     def follow(self, is_over: Callable[[], bool]) -> None:
-        """Note that the call is over, and how to ask whether the save still reads tensors.
+        """Note that the call is over; ``is_over`` returns whether the save no longer reads tensors.
 
         A waiting step polls it, in case the save cannot call `end`.
         """
         self._is_over, self._caller = is_over, None
 
     def wait_copied(self) -> None:
-        """Wait until GPUs have copied small tensors: until then, both ends must not be freed."""
+        """Wait until GPUs have copied small tensors: before that, neither side may be freed."""
         if self.copies is not None:
             self.copies.wait()
 
     def end(self) -> None:
-        """End; may be called again."""
+        """Let the optimizers continue; may be called again."""
         with contextlib.suppress(ValueError):
             _holds.remove(self)
         self._over.set()
 
     def is_for(self, thread: int) -> bool:
-        """Return whether a thread has to wait: all but the one that is still in the call."""
+        """Return whether a thread must wait: all except the thread that is still in the call."""
         return thread != self._caller
 
     def wait(self) -> None:
-        """Wait for the end; say once what for, however many steps wait."""
+        """Wait for the end; log the reason once, however many steps wait."""
         self._patience = self._patience or Patience(
             f"an optimizer's step waits for the save to {self.path or 'a checkpoint'}, which has "
             "not copied all tensors"
         )
         while not self._over.wait(_SLICE_S):
             self._patience.check()
-            # In a forked child, for example, the hold is gone.
+            # The hold may be gone, for example in a forked child.
             if self not in _holds or self._is_over():
                 self.end()
 
 
-# Saves that are reading tensors. Changes to a list are atomic, so it needs no lock, which a signal
-# handler could find held by the very thread that it interrupts.
+# Saves that are reading tensors. List operations are atomic, so it needs no lock. A lock could be
+# held by the thread that a signal handler interrupts.
 _holds: list[Hold] = []
 _is_installed = False
 
 
 def before_step(*_: object) -> None:
-    """Wait until no save reads tensors any more. torch calls this before every optimizer's step."""
+    """Wait until no save reads tensors. torch calls this before every optimizer's step."""
     if _holds:
         _wait()
 
@@ -205,10 +205,10 @@ def _wait() -> None:
 def _install(may_wait: bool) -> bool:
     """Make torch call `before_step` from now on, and return whether it does.
 
-    The hook is never removed: torch iterates over its table of hooks while a step waits in one, and
-    that fails if the table changes meanwhile. So the hook is not installed within a step either,
-    and, where possible, not while another thread is in one: the call waits for that step, or leaves
-    it to a later save.
+    The hook is never removed: torch iterates over its table of hooks while a step waits in a hook,
+    and fails if the table changes meanwhile. For the same reason the hook is not installed within a
+    step and, where possible, not during another thread's step: the call waits for that step, or a
+    later save installs the hook.
     """
     global _is_installed
     if _is_installed:
@@ -239,7 +239,7 @@ def is_stepping(frame: FrameType | None) -> bool:
 
 def _others_are_stepping() -> bool:
     frames = sys._current_frames()
-    # A frame that refers to itself is a cycle, and would keep its variables, the handle among them.
+    # A frame that refers to itself is a cycle, which would keep its variables, and so the handle.
     del frames[threading.get_ident()]
     return any(map(is_stepping, frames.values()))
 

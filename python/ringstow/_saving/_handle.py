@@ -1,4 +1,4 @@
-"""The background save of one process, and that of a step that is left out."""
+"""The handles of a background save by one process, and of a skipped step."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ProcessHandle(SaveHandle):
         self._step, self._metrics = noted
         self._copier = copier
         self._copies = None if copier is None else copier.expected()
-        # The interpreter's exit waits only for the threads that there are when it begins.
+        # The interpreter's exit waits only for threads that exist when it begins.
         self._is_late = not threading.main_thread().is_alive()
         self._is_whole = is_whole
         hold.follow(lambda: job.staged() or job.done())
@@ -58,10 +58,10 @@ class ProcessHandle(SaveHandle):
         return super().staged() or self._is_whole
 
     def _watch(self) -> None:
-        """See the save through, in a thread of its own.
+        """Wait for the save and set its outcome, in a thread of its own.
 
-        The thread imports and logs nothing before the outcome is there: it may be awaited by a
-        signal handler that interrupted an import, or holds the lock of a logging handler.
+        The thread imports and logs nothing before the outcome is set: a signal handler may wait for
+        it that interrupted an import, or a thread with the lock of a logging handler.
         """
         try:
             self._job.wait_staged(logs=False)
@@ -81,7 +81,7 @@ class ProcessHandle(SaveHandle):
             report = SaveReport.from_json(self._claim.report())
         except BaseException as error:
             self._note_failure(error)
-            # Without its frames, which know this handle: it could not be dropped.
+            # Drop the traceback: its frames refer to this handle, which could not be freed.
             error = error.with_traceback(None)
             if self._copier is not None and isinstance(error, NotDurableError):
                 self._copier.rescue(self._path, self._copies)
@@ -99,20 +99,20 @@ class ProcessHandle(SaveHandle):
         return line
 
     def _tell(self, **how: Any) -> None:
-        """Have the callbacks called, before anybody can know of the end and remove one."""
+        """Call the callbacks before the program can see that the save is done, and remove one."""
         _done_callbacks.tell(
             _done_callbacks.Outcome(kind="save", path=self._path, step=self._step, **how)
         )
 
     def _let_go(self) -> None:
-        """Let the tensors be changed, and freed."""
+        """Allow changes to the tensors, and drop the references to them."""
         if not self._job.staged():  # nothing has waited for the copies
             self._hold.wait_copied()
         self._owners.clear()
         self._hold.end()
 
     def _wait_copied(self) -> None:
-        """Wait until the tensors may be changed, and leave a failure to `result`."""
+        """Wait until the tensors may be changed; `result` raises a failure."""
         patiently(self._job.wait_staged, self._awaited("which has not copied all tensors"))
 
     def _abandon(self) -> None:
@@ -131,9 +131,9 @@ class ProcessHandle(SaveHandle):
 
 
 class SkippedHandle(SaveHandle):
-    """The handle of a step that was not saved: ``skipped`` is true, and it is done.
+    """The handle of a skipped step: ``skipped`` is true, and it is done.
 
-    `result` returns a report whose ``skipped`` is true, too, and in which nothing was written.
+    `result` returns a report whose ``skipped`` is also true, with no bytes written.
     """
 
     skipped = True
@@ -147,7 +147,7 @@ class SkippedHandle(SaveHandle):
         return False
 
     def _check_process(self) -> None:
-        """Nothing is in progress: a forked child may ask, too."""
+        """Do nothing: a forked child may use this handle, too."""
 
     def _is_committed(self) -> bool:
         return False
@@ -163,19 +163,19 @@ def start(
     *,
     is_whole: bool = False,
 ) -> ProcessHandle:
-    """Start a save in the background, and a thread that watches over it.
+    """Start a save in the background, and a thread that waits for it.
 
-    The thread is not a daemon, so that the interpreter's exit waits for it. If this raises, Ctrl-C
-    included, the save has ended: nobody could wait for it before changing the tensors.
+    The thread is not a daemon, so that the interpreter's exit waits for it. If this raises, also
+    for Ctrl-C, the save has ended, since the caller gets no handle to wait on.
 
     Args:
-        begin: starts the save.
+        begin: a function that starts the save.
         path: the checkpoint's directory.
-        owners: what keeps the tensors' memory; emptied once every byte has left its tensor.
-        hold: ends then, too.
+        owners: lists that keep the tensors' memory; emptied once every byte has been copied.
+        hold: makes optimizers wait; ended once every byte has been copied.
         noted: the step and the metrics that the caller gave.
-        copier: copies the checkpoint on, once it is committed.
-        is_whole: whether copies of all tensors are saved, which may be changed at once.
+        copier: copies the checkpoint to tiers, once it is committed.
+        is_whole: whether all tensors were copied at the call, so that they may be changed at once.
     """
     if _jobs.has_exited:
         raise RuntimeError(
@@ -191,7 +191,7 @@ def start(
         )
         _jobs.enders.add(handle._end_at_exit)
         threading.Thread(target=handle._watch, name="ringstow-save", daemon=False).start()
-    except BaseException:  # Ctrl-C besides
+    except BaseException:  # also Ctrl-C
         if handle is not None:
             handle._asked()
             _jobs.enders.discard(handle._end_at_exit)
@@ -204,20 +204,19 @@ def start(
 def skip(
     path: str, step: int, metrics: Mapping[str, float], before: str, *, is_first: bool
 ) -> SkippedHandle:
-    """Say that a step is not saved, and return its handle.
+    """Log that a step is not saved, and return its handle.
 
     Args:
         path: where the step would have been saved.
         step: its number.
-        metrics: those that the caller gave.
+        metrics: the metrics that the caller gave.
         before: the path of the save in progress.
-        is_first: whether this is the first step that is left out for that save, of which a warning
-            tells.
+        is_first: whether this is the first step skipped because of that save; only then warn.
     """
     _log.log(
         logging.WARNING if is_first else logging.INFO,
         "step %d is not saved: the save to %s is still in progress, and "
-        'on_busy="skip" leaves it out. Save less often, or to a faster disk',
+        'on_busy="skip" skips it. Save less often, or to a faster disk',
         step,
         before,
     )

@@ -1,4 +1,4 @@
-"""Saves in progress: waiting for one, failures that nobody asked about, exits and forks."""
+"""Saves in progress: waits, unreported failures, the interpreter's exit, and forks."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _TICK_S = 0.1
 _claims: weakref.WeakValueDictionary[str, Claim] = weakref.WeakValueDictionary()
 """The save of this process that is in progress at a path."""
 enders: set[Callable[[], None]] = set()
-"""What the exit calls to end the background saves in progress."""
+"""Functions that the exit calls to end the background saves in progress."""
 letting_go: list[Callable[[], None]] = []
-"""Each waits until threads have dropped the memory of saves that have ended."""
+"""Functions that wait until threads have dropped the memory of finished saves."""
 unreported: list[Failure] = []
-"""Failures of background saves that nobody has asked about."""
+"""Failures of background saves that have not been reported."""
 has_exited = False
 """Whether the exit has stopped waiting for saves."""
 
 
 class Claim:
-    """A save's claim on its path, made before the save begins: a signal handler may come first."""
+    """A save's claim on its path, made before it begins, since a signal handler may save, too."""
 
     def __init__(self, path: str) -> None:
         self.job: _native.SaveJob | None = None
@@ -47,11 +47,11 @@ class Claim:
         other = _claims.get(path)
         if other is None or (other.job is not None and other.job.done()):
             _claims[path] = self
-        else:  # either of them may get the directory
+        else:  # either save may get the directory
             self._met_own = other._met_own = True
 
     def report(self) -> str:
-        """Return the JSON report of the job, which has ended, or raise what it failed of."""
+        """Return the JSON report of a finished job, or raise its failure."""
         assert self.job is not None
         try:
             report = self.job.result()
@@ -64,7 +64,7 @@ class Claim:
 
 
 def refuse_own(path: str) -> None:
-    """Refuse a background save to a path that this process is saving to: it could only fail later.
+    """Refuse a background save to a path that this process is saving to; it would fail later.
 
     Raises:
         BusyError: a save of this process to the path has not ended.
@@ -76,7 +76,7 @@ def refuse_own(path: str) -> None:
 
 
 class Failure:
-    """A background save that failed, while nobody has asked about it."""
+    """The failure of a background save, until it is reported."""
 
     def __init__(self, path: str, error: BaseException) -> None:
         self.path = path
@@ -97,13 +97,13 @@ def run(
     hold: Hold | None = None,
     advance: Callable[[int, int], None] | None = None,
 ) -> SaveReport:
-    """Start a save and wait for it, without a thread of Python; Ctrl-C cancels it.
+    """Start a save and wait for it, without a Python thread; Ctrl-C cancels it.
 
     Args:
-        begin: starts the save.
+        begin: a function that starts the save.
         path: the checkpoint's directory.
-        hold: ends once every byte has left its tensor.
-        advance: is called with the bytes written and their total, ten times a second.
+        hold: makes optimizers wait; ended once every byte has been copied.
+        advance: called with the bytes written and the total, ten times a second.
     """
     from ringstow._reports._io_reports import SaveReport
 
@@ -116,7 +116,7 @@ def run(
             hold.end()
         _wait(job, job.wait, advance, f"{path} is being written, not yet durable")
         return SaveReport.from_json(claim.report())
-    except BaseException:  # Ctrl-C besides
+    except BaseException:  # also Ctrl-C
         if claim.job is not None:
             abandon(claim.job)
         raise
@@ -128,7 +128,7 @@ def _wait(
     advance: Callable[[int, int], None] | None,
     what: str,
 ) -> None:
-    """Wait for a moment of a job, and say meanwhile how far it is."""
+    """Wait for a stage of a job, and report its progress meanwhile."""
     if advance is None:
         patiently(wait, what)
         return
@@ -151,7 +151,7 @@ def abandon(job: _native.SaveJob) -> None:
 
 
 def log_unreported() -> None:
-    """Log the failures of earlier saves that nobody has asked about, and the threads' warnings."""
+    """Log the unreported failures of earlier saves, and the threads' warnings."""
     _native.deliver_log()
     for failure in list(unreported):
         failure.log()
@@ -159,7 +159,7 @@ def log_unreported() -> None:
 
 @atexit.register
 def _at_exit() -> None:
-    """Wait for the saves in progress and fail the exit if one failed unnoticed.
+    """Wait for the saves in progress; make the process exit with 1 if a failure was not reported.
 
     The exit has waited for the threads of background saves already, unless Ctrl-C cut that short
     or another function of ``atexit`` started the save.
@@ -177,13 +177,13 @@ def _at_exit() -> None:
             more = f" (and {len(unreported) - 1} more)" if len(unreported) > 1 else ""
             print(
                 f"ringstow: exit code 1, since the background save to {unreported[0].path}{more} "
-                f"failed and nobody asked for its result: {unreported[0].error}",
+                f"failed and its result was never read: {unreported[0].error}",
                 file=sys.stderr,
             )
 
 
 def _after_fork() -> None:
-    """In a forked child, forget the parent's saves: the threads that run them are not there."""
+    """In a forked child, forget the parent's saves: the child does not have their threads."""
     enders.clear()
     unreported.clear()
     _claims.clear()

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class How:
-    """How to copy; `promote` explains most fields. The native side takes them in this order."""
+    """The options of a copy; see `promote`. The native side takes them in this order."""
 
     rate: int = 0
     uploads: int = 4
     part_bytes: int = 16 << 20
     replace_older: bool = False
     refuse_link: bool = False
-    """Whether a link at the place's last name is refused: what it leads to is not the run's."""
+    """Whether to refuse a link as the last part of the path: its target is not the run's."""
     replicas: bool = True
     patience: float = 180
 
@@ -45,40 +45,41 @@ def promote(
 ) -> PromotionReport:
     """Copy a checkpoint to an object store, or to another directory, such as one on a shared disk.
 
-    Compares each block with its checksum on the way, and creates the manifest last, so that nobody
-    sees half of a checkpoint. After a failure or a kill, the same call goes on where it was. Holds
-    no GIL, and takes ``uploads * part_bytes`` of memory, 1 GiB at most, none of it from the saves'
-    pool.
+    Verifies each checksum on the way, and creates the manifest last, so that readers never see an
+    incomplete checkpoint. After a failure or a kill, the same call continues where it stopped.
+    Releases the GIL, and uses ``uploads * part_bytes`` of memory, 1 GiB at most, none of it from
+    the saves' pool.
 
-    A store's credentials come from the environment, as the store's own programs take them, or from
-    the machine's role: docs/tiers.md.
+    Credentials come from the environment variables of the store's own programs, or from the
+    machine's role: docs/tiers.md.
 
     Args:
         path: the checkpoint's directory.
-        to: where it is to be: ``/shared/run/step-1000``, ``s3://bucket/run/step-1000``,
-            ``gs://...`` or ``az://...``. It is loaded by this path or URL.
-        rate: bytes a second at most; 0 for no limit.
+        to: the path or URL of the copy: ``/shared/run/step-1000``, ``s3://bucket/run/step-1000``,
+            ``gs://...`` or ``az://...``. Loads take the same.
+        rate: maximum bytes a second; 0 for no limit.
         uploads: parts that are sent at the same time, 1 to 64.
         part_bytes: bytes of a part, 5 MiB to 256 MiB.
-        replace_older: replace a checkpoint there that was committed earlier than this one, by
-            one request; its shards are removed after that.
-        replicas: of a checkpoint of nodes that share no directory, also send files of other nodes,
-            as far as this node has copies. Each node sends its own, and the last one commits.
-        patience: seconds to go on while a store does not answer, which a warning tells. The
-            error then says so, and the same call goes on where it was.
-        config: the settings of reading; None means the defaults.
+        replace_older: replace a checkpoint at ``to`` that was committed earlier than this one, by
+            one request; then remove its shards.
+        replicas: for a checkpoint of nodes that share no directory: also send this node's copies of
+            other nodes' files. Each node sends its own files, and the last one commits.
+        patience: seconds to retry while a store does not answer; a warning says so. After that it
+            raises, and the same call continues where it stopped.
+        config: the settings for reads; None means the defaults.
 
     Returns:
-        The report: which bytes were sent, and which were there already.
+        The report: how many bytes were sent, and how many existed there already.
 
     Raises:
         IncompleteCheckpointError: the directory holds no committed checkpoint.
-        CorruptCheckpointError: a file is damaged; nothing is committed there.
+        CorruptCheckpointError: a file is damaged; nothing is committed at ``to``.
         BusyError: the same promotion is in progress on this host, or a save to that directory.
-        InvalidStateError: ``to`` is in the checkpoint's directory, or is the one that it is in, or
-            holds other checkpoints or files.
-        FileExistsError: another checkpoint is there, and is not to be replaced.
-        OSError: what the store or the system says.
+        InvalidStateError: ``to`` is inside the checkpoint's directory, or is its parent, or holds
+            other checkpoints or files.
+        FileExistsError: ``to`` holds another checkpoint, and ``replace_older`` does not allow to
+            replace it.
+        OSError: the store or the system refused.
     """
     where, there = of_checkpoint(path), directory_to_read(to)
     how = How(
@@ -96,7 +97,7 @@ def promote(
 
 
 def sent(path: str, to: str, *, how: How, config: Config | None) -> PromotionReport:
-    """Copy a checkpoint as `promote` does, for callers that tell by themselves how it ended."""
+    """Copy a checkpoint as `promote` does, without calling the callbacks."""
     from ringstow._reports._io_reports import PromotionReport
 
     options = dataclasses.astuple(how)
@@ -115,7 +116,7 @@ def copied(path: str, to: str, *, copying: _native.Copying, is_new: bool) -> Pro
 
 
 def tell(report: PromotionReport) -> None:
-    """Tell the callbacks of a copy that went well."""
+    """Report a successful copy to the callbacks."""
     _done_callbacks.tell(
         _done_callbacks.Outcome(
             kind="promotion", path=report.path, step=report.step, to=report.to, report=report
@@ -124,5 +125,5 @@ def tell(report: PromotionReport) -> None:
 
 
 def tell_failure(path: str, to: str, error: BaseException) -> None:
-    """Tell the callbacks of a copy that failed."""
+    """Report a failed copy to the callbacks."""
     _done_callbacks.tell(_done_callbacks.Outcome(kind="promotion", path=path, to=to, error=error))

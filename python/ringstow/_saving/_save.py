@@ -52,42 +52,44 @@ def save(
         state_dict: a dict, nested in any way, such as ``{"model": model, "optimizer": optimizer}``
             or ``model.state_dict()``. docs/values.md lists what it may hold:
 
-            - tensors of any shape and stride on the CPU or on CUDA devices; those that share all
+            - tensors of any shape and stride on the CPU or on CUDA devices; tensors that share all
               their memory are stored once,
             - objects with ``state_dict`` and ``load_state_dict``, such as a module, an optimizer
-              or a scheduler: the state of each, an optimizer's by the names of its parameters,
+              or a scheduler: their state dicts are saved, an optimizer's by the names of its
+              parameters,
             - numpy arrays and scalars,
             - arrays with ``__cuda_array_interface__`` (CuPy's, Numba's), which load as numpy's,
-            - Python's values and containers, from int and dict to dataclass, Enum, set and BytesIO.
+            - Python values and containers, from int and dict to dataclass, Enum, set and BytesIO.
 
-        path: the checkpoint's directory; created with its parents if missing. Other programs' files
-            in it stay, but a ``*.safetensors`` file that ringstow did not write is refused.
-        step: the step of training. `latest`, `steps` and `retain` use it instead of the directory's
+        path: the checkpoint's directory; created with its parents if missing. Files of other
+            programs stay, but the save refuses a ``*.safetensors`` file that ringstow did not
+            write.
+        step: the training step. `latest`, `steps` and `retain` use it instead of the directory's
             name. Give a step only to the run's checkpoints: `retain` removes an old one even if its
             name is ``best``. None means that the name decides: ``step-1000``.
-        metrics: names and numbers to note beside the step, such as ``{"loss": 0.25}``: `steps`
-            reports them, and ``Retention.best`` compares them. A number is an int, a float
-            (NaN and infinities included), a NumPy scalar, or a tensor or array without a dimension.
-            At most 256, with names of at most 256 bytes.
+        metrics: numbers by name to store with the step, such as ``{"loss": 0.25}``: `steps` reports
+            them, and ``Retention.best`` compares them. A number is an int, a float (NaN and
+            infinities included), a NumPy scalar, or a 0-dimensional tensor or array. At most 256
+            metrics, with names of at most 256 bytes.
         droppable: names of parts whose tensors get files of their own, so that `slim` can drop them
-            later: ``["optimizer"]``. A name stands for itself and all below it.
-        base: an earlier checkpoint, such as the one before: files of it whose tensors have not
-            changed are linked, not written again, and the new checkpoint is still whole by itself.
-            Also stores a hash of each tensor, which the next save compares with. docs/unchanged.md
-            is the guide; `Base` has more options.
+            later: ``["optimizer"]``. A name includes all names below it.
+        base: an earlier checkpoint, such as the previous step. Its files whose tensors have not
+            changed are linked, not written again; the new checkpoint stays complete by itself. Also
+            stores a hash of each tensor for the next save to compare. docs/unchanged.md is the
+            guide; `Base` has more options.
         config: the settings; None means the defaults.
         allow_pickle: pickle all other values. Loading them also needs ``allow_pickle=True``, and
             can run any code. Tensors, arrays of more than 64 KiB and objects that hold either are
             never pickled.
 
     Returns:
-        What was done and how long it took. Copies to ``Config.tiers`` go on in the background, and
-        `wait_promoted` waits for them.
+        The report: bytes written and seconds taken. Copies to ``Config.tiers`` continue in the
+        background; `wait_promoted` waits for them.
 
     Raises:
         InvalidStateError: values that can't be saved, each with its key and what to save instead;
-            a metric that is no number; a name in ``droppable`` that the state does not have; or an
-            invalid ``config``.
+            a metric that is not a number; a name in ``droppable`` that the state does not have; or
+            an invalid ``config``.
         UnsupportedError: a tensor that can't be saved (sparse, quantized, ...), or something that
             ``config`` requires and this machine lacks.
         NoCheckpointError, CorruptCheckpointError, MissingFilesError: ``base`` can't be opened.
@@ -168,22 +170,23 @@ def save_async(
     its results. The call does not wait.
 
     Args:
-        state_dict: as in `save`.
-        path: as in `save`.
-        step: as in `save`.
-        metrics: as in `save`.
-        droppable: as in `save`.
-        base: as in `save`. A tensor that the save finds unchanged counts as copied.
-        config: as in `save`. If ``pool_bytes`` is a number, staging beyond as many bytes waits for
-            the disk; by default it does so only where memory is short.
-        allow_pickle: as in `save`.
+        state_dict: the state to save: a dict of tensors, objects and Python values; see `save`.
+        path: the checkpoint's directory; created if missing.
+        step: the training step; None takes it from the directory's name.
+        metrics: numbers by name to store with the step; see `save`.
+        droppable: names of parts that `slim` can drop later; see `save`.
+        base: an earlier checkpoint whose unchanged files are linked; see `save`. A tensor that the
+            save finds unchanged counts as copied.
+        config: the settings; None means the defaults. If ``pool_bytes`` is a number, staging beyond
+            so many bytes waits for the disk; by default it waits only if memory is short.
+        allow_pickle: pickle values of other types; loading them can run any code. See `save`.
         staging: how to keep the values of the call:
 
-            - ``"guard"`` copies small tensors (64 KiB) and those it cannot watch (arrays, tensors
-              without a version) during the call, into at most half of ``pool_bytes`` (128 MiB by
-              default). If these copies need more, the call waits until everything is copied.
+            - ``"guard"`` copies small tensors (up to 64 KiB) and tensors it cannot watch (arrays,
+              tensors without a version) during the call, into at most half of ``pool_bytes`` (128
+              MiB by default). If these copies need more, the call waits until everything is copied.
             - ``"snapshot"`` copies everything during the call, into as much memory as the tensors
-              have.
+              use.
             - ``"wait"`` streams everything, and returns once it is copied.
             - ``"unguarded"`` streams everything without checks: a tensor that changes before
               ``handle.wait_staged()`` returns may be saved half old and half new.
@@ -192,12 +195,11 @@ def save_async(
         The handle to wait on. Its ``wait_promoted()`` waits for the copies to ``Config.tiers``.
 
     Raises:
-        InvalidStateError: as in `save`; or an unknown ``staging``.
-        UnsupportedError: as in `save`, if detected during the call; otherwise the handle raises it.
-        TornSaveError: another thread changed a tensor while the call copied it, or is in an
-            optimizer's step that does not end.
-        BusyError: a save of this process to the same path is in progress. A save of another process
-            shows through the handle.
+        InvalidStateError: a value that can't be saved, or an invalid argument.
+        TornSaveError: another thread changed a tensor while the call copied it, or its optimizer
+            step did not end in time.
+        BusyError: this process is already saving to the path. If another process is, the handle
+            raises it.
     """
     from ringstow._saving import _handle  # imports futures, which only a background save needs
 
@@ -218,7 +220,7 @@ def save_async(
                 encoded, parts = _encoded(state_dict, droppable, allow_pickle=allow_pickle)
                 tensors, tree = encoded.tensors, encoded.tree
                 is_copied = _guard.stage(tensors, staging, where, hold, config.staging_bytes)
-                # Then nobody waits for the writes, which need no further memory.
+                # Nothing waits for these writes, and they need no further memory.
                 is_whole = is_copied and staging == "snapshot"
                 knobs = config.to_json(background=not is_whole)
                 handle = _handle.start(
@@ -239,21 +241,21 @@ def save_async(
             if handle is not None:
                 handle._abandon()
         finally:
-            hold.end()  # first: Ctrl-C may end the wait, and steps would wait for ever
+            hold.end()  # first: Ctrl-C may end the next wait, and steps would wait forever
             hold.wait_copied()
         raise
     return handle
 
 
 def release_memory() -> int:
-    """Give the system all staging memory that saves and loads have taken and none uses now.
+    """Return all staging memory that no save or load is using to the system.
 
-    They keep it for the next one: ``pool_bytes`` of it until the process ends, and what background
-    saves have taken besides an hour at most, unless other programs come to need it. Right after
-    ``result()`` of a save nothing of it is in use any more. `CheckpointManager.close` does it, too.
+    The pool keeps ``pool_bytes`` for the next save until the process ends. Memory that background
+    saves took beyond that is kept for an hour at most, or until other programs need it. After
+    ``result()`` a save uses no staging memory. `CheckpointManager.close` also calls this.
 
     Returns:
-        How many bytes that were.
+        How many bytes were released.
     """
     for let_go in _jobs.letting_go:
         let_go()
@@ -266,8 +268,8 @@ def _prepared(
     """Check a save's arguments.
 
     Returns:
-        The absolute path; the settings; the step and the metrics that the manifest notes; and what
-        copies the checkpoint on.
+        The absolute path; the settings; the step and the metrics for the manifest; and the copier
+        to the tiers, or None.
     """
     config = given(config)
     where, noted = absolute(path), (step_number(step), metrics_of(metrics))
@@ -282,7 +284,7 @@ def _encoded(
     """Encode a state, and check the names of parts that get files of their own.
 
     Raises:
-        InvalidStateError: values that can't be saved; or the state has nothing of such a name.
+        InvalidStateError: values that can't be saved; or a name that the state does not have.
     """
     names = names_of_parts(droppable, "droppable")
     taken = Parts(state_dict)
@@ -297,7 +299,7 @@ def _encoded(
 
 
 def _has(state_dict: dict[Any, Any], name: str, taken: Parts) -> bool:
-    """Whether `slim` could drop a name from a dict, whose keys may have dots."""
+    """Return whether `slim` could drop a name from a dict, whose keys may have dots."""
     for key, value in state_dict.items():
         if type(key) not in (str, int):
             continue

@@ -1,6 +1,6 @@
-"""The handle of a background save: a future, with the moment from which tensors may be changed.
+"""The handle of a background save: a future that also tracks when tensors may be changed.
 
-What all handles do: they wait, and report a failure that nobody saw.
+All handles wait for the save, and report a failure that the program has not read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ringstow._saving._guard import Hold
 
 
 class Job(Protocol):
-    """What this process writes of a save: a `_native.SaveJob`, or what will have one."""
+    """This process's part of a save: a `_native.SaveJob`, or an object that will have one."""
 
     def staged(self) -> bool:
         """Return whether every byte has left its tensor; never after an earlier failure."""
@@ -34,32 +34,32 @@ class Job(Protocol):
         """Return whether this process has written its part, or has failed to."""
 
     def progress(self) -> tuple[int, int, int]:
-        """Return the bytes staged, the bytes written, and those in total."""
+        """Return the bytes staged, the bytes written, and the total bytes."""
 
     def cancel(self) -> None:
-        """Ask it to stop."""
+        """Ask the save to stop."""
 
 
 class SaveHandle(Future[SaveReport]):
     """A save in the background: a `concurrent.futures.Future` of its report.
 
-    It has two moments. **Staged**: the last byte has left its tensor, which may be changed from
-    then on. **Done**: the checkpoint is committed, or the save failed and has cleaned up.
+    It has two stages. **Staged**: every byte has been copied, and tensors may be changed. **Done**:
+    the checkpoint is committed, or the save failed and has cleaned up.
 
     ``await handle``, ``asyncio.gather(handle)`` and ``concurrent.futures.wait([handle])`` work.
-    ``asyncio.wait`` takes only asyncio's futures: ``asyncio.wrap_future(handle)``. Cancelling the
-    task that awaits it cancels the save; ``asyncio.shield`` prevents that. A cancelled save has
-    failed with `SaveCancelledError`: `cancelled` returns False, and no task that awaits it is
-    cancelled. Callbacks run in the thread that watches over the save.
+    ``asyncio.wait`` takes only asyncio's futures: pass ``asyncio.wrap_future(handle)``. Cancelling
+    the task that awaits it cancels the save; ``asyncio.shield`` prevents that. A cancelled save
+    fails with `SaveCancelledError`: `cancelled` returns False, and tasks that await it are not
+    cancelled. Callbacks run in the thread that waits for the save.
 
-    `result` raises a failure, `exception` returns it, and `wait_staged` raises one that came before
-    that moment. If you call none of them, the failure is logged, to the logger ``ringstow``, when
-    the next save starts, the handle is dropped or the interpreter exits; and a process that would
-    have exited with 0 exits with 1.
+    `result` raises a failure, `exception` returns it, and `wait_staged` raises a failure before
+    staging ended. If you call none of them, the failure is logged to the logger ``ringstow`` when
+    the next save starts, the handle is dropped or the interpreter exits; a process that would have
+    exited with 0 then exits with 1.
 
     On several ranks, `progress` and the report are this rank's. If a rank failed, `result` raises
-    on all ranks; under torch.distributed.checkpoint a CheckpointException, whose ``failures`` have
-    each rank's error.
+    on all ranks. Under torch.distributed.checkpoint it raises a CheckpointException, whose
+    ``failures`` hold each rank's error.
 
     All methods raise `Error` in a process that inherited the handle over a fork.
     """
@@ -67,13 +67,13 @@ class SaveHandle(Future[SaveReport]):
     skipped: bool = False
     """Whether the step was not saved, because of a manager's ``on_busy="skip"``."""
     _copies: Future[bool] | None = None
-    """Becomes whether all copies are there; None if this process copies nothing."""
+    """The future of whether all copies exist; None if this process copies nothing."""
     _explain: Callable[[BaseException], None] | None = None
     _error: BaseException | None = None
     _trace: TracebackType | None = None
-    """Where the failure came from, for each time that it is raised."""
+    """The failure's original traceback, set again each time that it is raised."""
     _was_cancelled = False
-    """Whether somebody has asked the save to stop, while it was in progress."""
+    """Whether `cancel` was called while the save was in progress."""
 
     def __init__(self, path: str, job: Job | None = None, hold: Hold | None = None) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class SaveHandle(Future[SaveReport]):
 
     def __del__(self) -> None:
         failure = getattr(self, "_failure", None)
-        # At the interpreter's exit modules may be gone: the exit has told of the failure.
+        # At the interpreter's exit modules may be gone; the exit has already reported the failure.
         if failure is not None and os is not None and self._pid == os.getpid():
             failure.log()
 
@@ -121,14 +121,14 @@ class SaveHandle(Future[SaveReport]):
         """Wait until the tensors may be changed.
 
         Args:
-            timeout: seconds to wait; None waits as long as it takes.
+            timeout: seconds to wait; None waits without limit.
 
         Returns:
             True once every byte has left its tensor, False if the time ran out before.
 
         Raises:
-            Exception: what the save failed of, if it failed before everything was staged: there
-                will be no checkpoint of this moment. The tensors may then be changed as well.
+            Exception: the save's failure, if it failed before everything was staged. There will be
+                no checkpoint, and the tensors may be changed.
         """
         if self.staged():
             return True
@@ -145,18 +145,18 @@ class SaveHandle(Future[SaveReport]):
         return True
 
     def progress(self) -> Progress:
-        """Return how far this process's part of the save has come, in bytes."""
+        """Return the progress of this process's part of the save, in bytes."""
         job = self._own_job()
         return Progress(0, 0, 0) if job is None else Progress(*job.progress())
 
     def cancel(self) -> bool:
-        """Ask the save to stop and to remove what it wrote; an earlier checkpoint is untouched.
+        """Ask the save to stop and remove its files; an earlier checkpoint is unchanged.
 
         Returns at once; `result` raises SaveCancelledError once the save has stopped. No effect
-        once the checkpoint is committed, or on several ranks once this one has written its part.
+        once the checkpoint is committed, or on several ranks once this rank's part is written.
 
-        Of several ranks one rank's call is enough: `result` raises SaveCancelledError on all ranks,
-        on those that did not call it once they have written their part.
+        One rank's call is enough: `result` raises SaveCancelledError on all ranks; the other ranks
+        first finish writing their part.
 
         Returns:
             Whether the save was still in progress.
@@ -164,13 +164,13 @@ class SaveHandle(Future[SaveReport]):
         job = self._own_job()
         if job is None or self.done() or job.done():
             return False
-        self._asked()  # the caller knows how it ends
+        self._asked()  # the caller knows the outcome
         self._was_cancelled = True
         job.cancel()
         return True
 
     def done(self) -> bool:
-        """Return whether the save has ended, well or not."""
+        """Return whether the save has ended, successfully or not."""
         self._check_process()
         return super().done()
 
@@ -179,7 +179,7 @@ class SaveHandle(Future[SaveReport]):
         return not self.done()
 
     def cancelled(self) -> bool:
-        """Return False: a cancelled save has failed with SaveCancelledError."""
+        """Return False: a cancelled save fails with SaveCancelledError."""
         self._check_process()
         return False
 
@@ -189,11 +189,11 @@ class SaveHandle(Future[SaveReport]):
         May be called again: it returns the same report, or raises the same error.
 
         Args:
-            timeout: seconds to wait; None waits as long as it takes.
+            timeout: seconds to wait; None waits without limit.
 
         Raises:
-            TimeoutError: the time ran out; the save goes on.
-            SaveCancelledError: it was cancelled.
+            TimeoutError: the time ran out; the save continues.
+            SaveCancelledError: the save was cancelled.
             OSError: the system refused: no space, no permission, a failing disk.
             Error: any other failure of the save.
         """
@@ -203,13 +203,13 @@ class SaveHandle(Future[SaveReport]):
         return super().result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait until the save has ended, and return what it failed of; None if it is committed.
+        """Wait until the save has ended, and return its failure; None if it is committed.
 
         Args:
-            timeout: seconds to wait; None waits as long as it takes.
+            timeout: seconds to wait; None waits without limit.
 
         Raises:
-            TimeoutError: the time ran out; the save goes on.
+            TimeoutError: the time ran out; the save continues.
         """
         self._check_process()
         with self._waits():
@@ -238,16 +238,15 @@ class SaveHandle(Future[SaveReport]):
         """Wait until the checkpoint is committed, and is on all tiers.
 
         Args:
-            timeout: seconds to wait; None waits as long as it takes.
+            timeout: seconds to wait; None waits without limit.
 
         Returns:
-            True once it is there. False if the time ran out, or if a newer step was there to copy
+            True once all tiers have it. False if the time ran out, or if a newer step was queued
             before the copy of this one began.
 
         Raises:
-            Exception: what the save failed of, or the copy.
-            InvalidStateError: no tiers are named, or another rank copies: of several the first one
-                does.
+            Exception: the failure of the save or of the copy.
+            InvalidStateError: no tiers are named, or another rank copies: the first rank does.
         """
         copies = self._copies
         if copies is None:
@@ -261,11 +260,11 @@ class SaveHandle(Future[SaveReport]):
             return copies.result(None if until is None else max(until - time.monotonic(), 0))
         except TimeoutError:
             if self.done() and (copies.done() or not self._is_committed()):
-                raise  # it is what the save or the copy failed of
+                raise  # the failure of the save or of the copy
             return False
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """End with a failure, once it is explained."""
+        """End with a failure, after adding its explanation."""
         self._error = exception
         if exception is not None:
             self._trace = exception.__traceback__
@@ -274,15 +273,15 @@ class SaveHandle(Future[SaveReport]):
         super().set_exception(exception)
 
     def _explained_by(self, explain: Callable[[BaseException], None]) -> None:
-        """Have a failure explained before anybody learns of it, also one that is there already."""
+        """Explain a failure before the program sees it, also a failure that is already set."""
         self._explain = explain
         if self._error is not None:
             explain(self._error)
 
     def _get_snapshot(self) -> tuple[bool, bool, Any, BaseException | None]:
-        """Return the state: newer versions of asyncio read it by this in place of `exception`."""
+        """Return the state: newer versions of asyncio call this instead of `exception`."""
         self._check_process()
-        future: Any = super()  # older versions of Future have no such method, and nobody calls it
+        future: Any = super()  # older versions of Future lack this method, and nothing calls it
         snapshot: tuple[bool, bool, Any, BaseException | None] = future._get_snapshot()
         if snapshot[0]:
             self._asked()
@@ -300,8 +299,8 @@ class SaveHandle(Future[SaveReport]):
         return self._job
 
     def _waits(self, *, is_callers: bool = False) -> contextlib.AbstractContextManager[object]:
-        """Return what is to be entered while the caller waits."""
-        # Another thread may wait for all of the save, and hold up nobody.
+        """Return the context manager to enter while the caller waits."""
+        # Another thread may wait for the whole save without blocking training.
         is_callers = is_callers or threading.get_ident() == self._caller
         hold = self._hold if is_callers else None
         return contextlib.nullcontext() if hold is None else hold.waited.here()
@@ -316,17 +315,17 @@ class SaveHandle(Future[SaveReport]):
     def _awaited(self, why: str) -> str:
         return f"the program waits for the save to {self._path}, {why}"
 
-    # Who learns of a failure.
+    # Reporting a failure.
 
     def _note_failure(self, error: BaseException) -> None:
-        """Have a failure reported, before it is set, unless the caller has asked for it."""
+        """Register a failure to report, before it is set, unless the caller has asked for it."""
         with self._lock:
             if not self._is_asked:
                 self._failure = _jobs.Failure(self._path, error)
                 _jobs.unreported.append(self._failure)
 
     def _asked(self) -> None:
-        """Note that the caller learns of a failure: it is not reported in another way."""
+        """Note that the caller gets the failure, so that it is not reported again."""
         with self._lock:
             self._is_asked = True
             failure, self._failure = self._failure, None
@@ -334,26 +333,26 @@ class SaveHandle(Future[SaveReport]):
             _jobs.unreported.remove(failure)
 
     def _unasked_failure(self) -> BaseException | None:
-        """Return what the save, which has ended, failed of, unless somebody has asked already.
+        """Return the failure of the finished save, unless it has been reported.
 
-        A cancelled save has done what it was asked to, on whichever rank.
+        A cancelled save counts as no failure, on whichever rank it was cancelled.
         """
         was_asked, error = self._is_asked, self.exception()
         return None if was_asked or isinstance(error, SaveCancelledError) else error
 
-    # Both ask the future itself: a handle's own `exception` would count as asking for a failure.
+    # Both read the future itself: the handle's own `exception` would count as reporting a failure.
 
     def _is_committed(self) -> bool:
         """Return whether the checkpoint is committed."""
         return Future.done(self) and Future.exception(self) is None
 
     def _may_be_lost(self) -> bool:
-        """Return whether the checkpoint is committed, and a crash may undo that."""
+        """Return whether the checkpoint is committed, but may not survive a crash."""
         return Future.done(self) and isinstance(Future.exception(self), NotDurableError)
 
 
 def seconds_of(timeout: float | None) -> float | None:
-    """Return a timeout that every clock can take."""
+    """Return the timeout, limited to what every clock accepts."""
     if timeout is None or timeout > threading.TIMEOUT_MAX:
         return None
     return max(timeout, 0.0)

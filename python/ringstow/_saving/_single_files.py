@@ -1,7 +1,7 @@
-"""Single files as streams, for programs that insist on one: `torch.save`, `pickle.dump`, NumPy.
+"""Single files as streams, for programs that need one: `torch.save`, `pickle.dump`, NumPy.
 
-`open_write` publishes a file whole when it is closed, or not at all; `open_read` reads ahead and
-compares checksums if there are any. See docs/streams.md.
+`open_write` publishes the complete file when it is closed, or nothing; `open_read` reads ahead and
+verifies checksums if the file has them. See docs/streams.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ringstow._reports._io_reports import WriteReport
 
     class _File(io.BufferedIOBase, BinaryIO):  # as io.BytesIO is declared
-        """What torch.save takes for a file."""
+        """The file type that torch.save accepts."""
 
 else:
     _File = io.BufferedIOBase
@@ -35,26 +35,26 @@ def open_write(
     checksums: bool = False,
     config: Config | None = None,
 ) -> FileWriter:
-    """Open a file to be written as a stream, by io_uring and O_DIRECT where they work.
+    """Open a file for writing as a stream, by io_uring and O_DIRECT where they work.
 
-    The file appears at the path, durable and whole, when the stream is closed. Until then, and if
-    the ``with`` block raises, the process is killed or the stream is never closed, an earlier file
-    stays as it is::
+    The file appears at the path, durable and complete, when the stream is closed. Until then an
+    earlier file is unchanged, also if the ``with`` block raises, the process is killed or the
+    stream is never closed::
 
         with ringstow.open_write("model.pt") as f:
             torch.save(state, f)
 
     Args:
-        path: the file. Its directory must exist. A link stays, and the file that it leads to is
-            replaced; owner, group and permissions stay, too.
-        overwrite: whether an existing file is replaced.
+        path: the file. Its directory must exist. If it is a link, its target is replaced; owner,
+            group and permissions are kept.
+        overwrite: whether to replace an existing file.
         checksums: whether to store checksums beside the file, in ``NAME.ringstow``; `open_read`
             compares them.
         config: the settings; None means the defaults.
 
     Raises:
         FileExistsError: the file exists, and ``overwrite`` is false.
-        InvalidStateError: the path is a URL, a device or FIFO, or a link that leads nowhere.
+        InvalidStateError: the path is a URL, a device or FIFO, or a link without a target.
         OSError: no such directory, no permission, or the path is a directory.
     """
     file = _native.FileWriter(absolute(path), native_json(config), overwrite, checksums)
@@ -62,10 +62,10 @@ def open_write(
 
 
 def open_read(path: StrPath, *, config: Config | None = None) -> FileReader:
-    """Open a file to be read as a stream, several blocks ahead.
+    """Open a file for reading as a stream, several blocks ahead.
 
-    If ``NAME.ringstow`` beside it holds the checksums of this content, each chunk is compared
-    before any of its bytes are returned. Otherwise `FileReader.unchecked` says why not.
+    If ``NAME.ringstow`` beside it holds the checksums of this content, each chunk is verified
+    before its bytes are returned. Otherwise `FileReader.unchecked` says why not.
 
     Args:
         path: the file. Any program may have written it.
@@ -79,7 +79,7 @@ def open_read(path: StrPath, *, config: Config | None = None) -> FileReader:
 
 
 class _Stream(_File):
-    """What writer and reader share."""
+    """The common base of writer and reader."""
 
     name: str
     mode: str
@@ -92,7 +92,7 @@ class _Stream(_File):
         return self._closed
 
     def fileno(self) -> int:
-        """Raise ``io.UnsupportedOperation``: who writes to a descriptor bypasses the stream."""
+        """Raise ``io.UnsupportedOperation``: writes to a descriptor would bypass the stream."""
         self._unsupported("fileno")
 
     def isatty(self) -> bool:
@@ -112,12 +112,12 @@ class _Stream(_File):
 
 
 class FileWriter(_Stream):
-    """A binary file that can be written from beginning to end; see `open_write`.
+    """A binary file that is written sequentially; see `open_write`.
 
     Attributes:
         name: the path, as it was given.
         mode: ``"wb"``.
-        report: what was written, and how, once the stream is closed.
+        report: the bytes written, and how, once the stream is closed.
     """
 
     mode = "wb"
@@ -136,10 +136,10 @@ class FileWriter(_Stream):
     def write(self, data: Any, /) -> int:
         """Copy the bytes of any contiguous buffer; return how many.
 
-        Waits for the disk while no staging buffer is free.
+        Waits for the disk if no staging buffer is free.
 
         Raises:
-            OSError: the system refused, such as a full disk. Nothing can be published then.
+            OSError: the system refused, such as a full disk. The file can then not be published.
             RuntimeError: another thread is writing.
         """
         self._check_open()
@@ -160,7 +160,7 @@ class FileWriter(_Stream):
         return self._file.tell()
 
     def seek(self, *_: int) -> NoReturn:
-        """Raise ``io.UnsupportedOperation``: what was written is on its way to the disk."""
+        """Raise ``io.UnsupportedOperation``: the bytes written may already be on disk."""
         self._unsupported("seek")
 
     def flush(self) -> None:
@@ -168,11 +168,11 @@ class FileWriter(_Stream):
         self._check_open()
 
     def close(self) -> None:
-        """Make the file durable and publish it; do nothing if that was done, or after `abort`.
+        """Make the file durable and publish it; do nothing if already closed or aborted.
 
         Raises:
-            OSError: the system refused. The earlier file is there then, unless the message says
-                that this one is published.
+            OSError: the system refused. The earlier file is unchanged, unless the message says that
+                the new one is published.
             InvalidStateError: a write has failed before.
         """
         if self._closed:
@@ -183,7 +183,7 @@ class FileWriter(_Stream):
         self.report = WriteReport.from_json(self._file.finish())
 
     def abort(self) -> None:
-        """Publish nothing, and remove what was written."""
+        """Publish nothing, and remove the bytes written so far."""
         self._closed = True
         self._file.abort()
 
@@ -197,7 +197,7 @@ class FileWriter(_Stream):
             self.close()
             return
         self.abort()
-        # torch.save replaces the system's error by one of its own, about positions in a zip file.
+        # torch.save replaces the system's error with its own, about positions in a zip file.
         if (
             self._failure is not None
             and isinstance(error, Exception)
@@ -205,7 +205,7 @@ class FileWriter(_Stream):
         ):
             raise self._failure from error
 
-    # That of the base class would close the stream, and so publish half a file.
+    # The base class's method would close the stream, and so publish an incomplete file.
     def __del__(self) -> None:
         if getattr(self, "_file", None) is not None and not self._closed:
             warnings.warn(
@@ -218,7 +218,7 @@ class FileWriter(_Stream):
 
 
 class FileReader(_Stream):
-    """A binary file that can be read from anywhere; see `open_read`.
+    """A binary file that can be read from any position; see `open_read`.
 
     Attributes:
         name: the path, as it was given.
@@ -258,7 +258,7 @@ class FileReader(_Stream):
         return True
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Return the next ``size`` bytes, fewer at the end; all that are left for -1 or None.
+        """Return the next ``size`` bytes, fewer at the end; all remaining bytes for -1 or None.
 
         Raises:
             CorruptCheckpointError: a chunk differs from its checksum.
@@ -269,14 +269,14 @@ class FileReader(_Stream):
         return self._file.read(left if size is None or size < 0 else min(size, left))
 
     def read1(self, size: int = -1, /) -> bytes:
-        """Return bytes that were read ahead, ``size`` at most."""
+        """Return at most ``size`` bytes that were read ahead."""
         self._check_open()
         found = self._file.peek(io.DEFAULT_BUFFER_SIZE if size < 0 else size)
         self._file.seek(self._file.tell() + len(found))
         return found
 
     def readinto(self, buffer: Any, /) -> int:
-        """Fill a writable buffer; return how many bytes there were.
+        """Fill a writable buffer; return how many bytes were read.
 
         Raises:
             CorruptCheckpointError: a chunk differs from its checksum.
@@ -287,7 +287,7 @@ class FileReader(_Stream):
         return self._file.readinto(view.cast("B")) if view.nbytes else 0
 
     def peek(self, size: int = 0, /) -> bytes:
-        """Return some of the next bytes, at least one before the end; the position stays."""
+        """Return some of the next bytes, at least one before the end; keep the position."""
         self._check_open()
         return self._file.peek(max(size, io.DEFAULT_BUFFER_SIZE))
 
@@ -295,7 +295,7 @@ class FileReader(_Stream):
         """Set where the next read begins; return it.
 
         Raises:
-            ValueError: it would be before the beginning.
+            ValueError: the position would be before the beginning.
         """
         self._check_open()
         bases = {os.SEEK_SET: 0, os.SEEK_CUR: self._file.tell(), os.SEEK_END: self.size}
@@ -313,7 +313,7 @@ class FileReader(_Stream):
         return self._file.tell()
 
     def close(self) -> None:
-        """Free the memory of what was read ahead."""
+        """Free the read-ahead buffers."""
         if not self._closed:
             self._closed = True
             self._file.close()

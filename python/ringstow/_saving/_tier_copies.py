@@ -1,4 +1,4 @@
-"""What follows a commit where tiers are named: a thread copies the checkpoint on."""
+"""Copies to tiers after a commit, in a thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("ringstow")
 
 Keep = tuple[int | None, int | None, tuple[str, str, int] | None]
-"""How many of the newest steps stay, those that a number divides, and the best by a metric."""
+"""The rules: how many newest steps stay, which multiples of a number, and the best by a metric."""
 
 
 def checked(
@@ -36,9 +36,9 @@ def checked(
     """Return the URLs and the directories of tiers behind a run's directory.
 
     Raises:
-        TypeError: it is one text, not a list.
-        InvalidStateError: a URL that cannot be understood; or a directory that is the run's, a
-            stripe or another tier, or is in one of them, or has one in itself.
+        TypeError: ``tiers`` is a string, not a list.
+        InvalidStateError: a URL that cannot be understood; or a directory that is, is inside, or
+            contains the run's directory, a stripe or another tier.
     """
     if isinstance(tiers, (str, os.PathLike)):
         raise TypeError(f'tiers is a list of URLs and directories: tiers=["{tiers}"]')
@@ -69,7 +69,7 @@ def warn_of_one_disk(place: str, root: str) -> None:
 
 
 def _device(path: str) -> int:
-    """Return the number of the file system that has a path, or will have it."""
+    """Return the device number of the file system of a path, which need not exist yet."""
     while not os.path.exists(path):
         path = os.path.dirname(path)
     return os.stat(path).st_dev
@@ -90,18 +90,17 @@ class Promoter(Copier):
         note_damage: Callable[[str], object] | None = None,
         unchecked: tuple[str, ...] = (),
     ) -> None:
-        """Make one, which starts a thread when there is something to copy.
+        """Make a copier, which starts a thread when there is something to copy.
 
         Args:
             root: the directory.
             tiers: where to copy.
-            rate: bytes a second at most; 0 for no limit.
-            config: the settings of reading.
-            keep: what stays on each tier.
-            stays: which steps are never passed over.
-            note_damage: is called with the path of each step that is damaged here.
-            unchecked: directories among the tiers of which nobody has looked yet whether they are
-                on another disk.
+            rate: maximum bytes a second; 0 for no limit.
+            config: the settings for reads.
+            keep: the rules for each tier.
+            stays: which steps are always copied.
+            note_damage: called with the path of each step that is damaged here.
+            unchecked: tier directories that have not yet been checked to be on another disk.
         """
         super().__init__(tiers, stays)
         self._root = root
@@ -116,12 +115,12 @@ class Promoter(Copier):
         return all(are_there)
 
     def _copy_to(self, tier: str, step: Added) -> bool:
-        """Copy to one tier; return False if that was passed over."""
+        """Copy to one tier; return False if the copy was skipped."""
         to = f"{tier}/{os.path.basename(step.path)}"
         try:
             report = _promote.copied(step.path, to, copying=self._copying, is_new=step.is_new)
-        except BaseException as error:  # a panic, too: the step is saved, training goes on
-            if not passes(self.error):  # one that is worth another try stays
+        except BaseException as error:  # a panic, too: the step is saved, training continues
+            if not passes(self.error):  # keep an error after which the copy is tried again
                 self.error = error
             is_here = isinstance(error, CorruptCheckpointError) and error.file.startswith(step.path)
             if is_here and self._note_damage is not None:
@@ -161,12 +160,12 @@ class Promoter(Copier):
 
 
 _promoters: dict[tuple[str, Config], Promoter] = {}
-"""Those of `Config.tiers`, by directory and settings."""
+"""The copiers for `Config.tiers`, by directory and settings."""
 _making = threading.RLock()  # re-entrant: a signal handler may save, too
 _loaded: set[str] = set()
 """The directories of the checkpoints that this process has loaded."""
 _elsewhere = ""
-"""Who else copies what this process knows to be saved, if anybody."""
+"""The other process that copies this process's saves, if any."""
 
 
 def _forget_after_fork() -> None:
@@ -181,17 +180,17 @@ os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 def loaded(path: str) -> None:
-    """Note that this process has loaded a checkpoint: it may go on with that run."""
+    """Note that this process has loaded a checkpoint: it may continue that run."""
     _loaded.add(os.path.dirname(path))
 
 
 def of_config(path: str, config: Config | None) -> Promoter | None:
-    """Return what copies a checkpoint to the tiers of a configuration; None if it names none.
+    """Return the copier of a checkpoint to the tiers of a configuration; None if it names none.
 
     The interpreter's exit waits for its copies.
 
     Raises:
-        InvalidStateError: as `checked`.
+        InvalidStateError: invalid tiers; see `checked`.
     """
     config = given(config)
     if not config.tiers:
@@ -199,12 +198,12 @@ def of_config(path: str, config: Config | None) -> Promoter | None:
     root = os.path.dirname(path)
     with _making:
         known = _promoters.get((root, config))
-        # A signal handler may have made it meanwhile.
+        # A signal handler may have made the copier meanwhile.
         return known or _promoters.setdefault((root, config), _of_config(root, config))
 
 
 def of_ranks(path: str, config: Config, *, is_first: bool) -> Promoter | None:
-    """Return the same for a save of several ranks, of which the first copies."""
+    """Return the copier for a save of several ranks: the first rank's, None on the others."""
     global _elsewhere
     if is_first:
         return of_config(path, config)
@@ -216,9 +215,9 @@ def of_ranks(path: str, config: Config, *, is_first: bool) -> Promoter | None:
 def _of_config(root: str, config: Config) -> Promoter:
     tiers = checked(config.tiers, root, config, warns=False)
     directories = tuple(tier for tier in tiers if object_url(tier) is None)
-    # A new directory goes on with the run of a tier that was loaded from.
+    # A new directory continues the run of the tier that was loaded.
     if not _loaded.isdisjoint(tiers) and _native.run_of(root) is None:
-        with contextlib.suppress(InvalidStateError):  # the copies fail of it, and say so
+        with contextlib.suppress(InvalidStateError):  # the copies then fail and report it
             _native.join_run(root, tiers, config.to_json())
     return Promoter(
         root,
@@ -230,25 +229,25 @@ def _of_config(root: str, config: Config) -> Promoter:
 
 
 def wait_promoted(timeout: float | None = None) -> bool:
-    """Wait until the copies to ``Config.tiers`` have ended of what this process has committed.
+    """Wait until the copies of this process's committed checkpoints to ``Config.tiers`` have ended.
 
-    For saves without a handle, such as `save` and those of ``ringstow.dcp``; the handle of
-    `save_async` has ``wait_promoted()`` of its own, and so does a `CheckpointManager`. The
-    interpreter's exit waits as well, and does not say how they ended.
+    For saves without a handle, such as `save` and the saves of ``ringstow.dcp``; the handle of
+    `save_async` and `CheckpointManager` have a ``wait_promoted()`` of their own. The interpreter's
+    exit also waits, but does not report the outcome.
 
     Args:
-        timeout: seconds to wait; None waits as long as it takes.
+        timeout: seconds to wait; None waits without limit.
 
     Returns:
-        Whether all is on all of its tiers that each directory's last copies were of. False if the
-        time ran out, or if one of these failed, as the log says.
+        Whether the last checkpoint of each directory is on all its tiers. False if the time ran
+        out, or if a copy failed, which the log reports.
 
     Raises:
-        InvalidStateError: this process copies nothing, and another does: the first of several
-            ranks, or the one that this one was forked from. It cannot be asked here.
+        InvalidStateError: another process copies: the first rank, or the parent of a fork. Call it
+            there.
     """
     if _elsewhere and not _promoters:
-        raise InvalidStateError(f"the copies are made by {_elsewhere}: ask there")
+        raise InvalidStateError(f"{_elsewhere} makes the copies: call it there")
     until = None if timeout is None else time.monotonic() + timeout
     are_there = True
     for promoter in list(_promoters.values()):

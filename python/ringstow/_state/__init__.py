@@ -1,1 +1,1 @@
-"""What a state is made of: tensors, the tree of all other values, and objects with a state."""
+"""The parts of a state: tensors, the tree of all other values, and objects with a state."""

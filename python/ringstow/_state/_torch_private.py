@@ -1,7 +1,7 @@
-"""What readers and writers of torch's own formats use of torch that torch does not document.
+"""The undocumented parts of torch that readers and writers of torch's formats use.
 
-A new torch may rename any of it. Without these names they can't read or write these formats: they
-raise ImportError or AttributeError, which name them.
+A new torch may rename any of them. Reads and writes of these formats then raise ImportError or
+AttributeError, which name them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch.distributed.checkpoint import filesystem, state_dict_saver
 
 from ringstow._state.tree import _cycles
 
-# What torch.load(weights_only=True) says of a pickle stands after this, in a page of advice.
+# The prefix of torch.load(weights_only=True)'s actual error, within a page of advice.
 _UNPICKLER = "WeightsUnpickler error: "
 
 
 def refusal_of(error: Exception) -> str:
-    """Return what torch.load(weights_only=True) says of a pickle, in one line.
+    """Return the error of torch.load(weights_only=True) for a pickle, in one line.
 
-    The first line of all that it says if the text is laid out in another way.
+    Returns the first line if the message has another layout.
     """
     text = str(error)
     lines = (text.partition(_UNPICKLER)[2] or text).strip().splitlines()
@@ -36,10 +36,10 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 def rebound(function: _F, **names: object) -> _F:
     """Return a copy of a Python function that finds these global names elsewhere.
 
-    So one call of torch's can do something else, and no other thread notices.
+    So one call of torch can behave differently, without affecting other threads.
 
     Raises:
-        AttributeError: the function does not use such a name, since this torch is another one.
+        AttributeError: the function of this torch version does not use such a name.
     """
     there: Any = function
     if lacks := names.keys() - _names_in(there.__code__):
@@ -64,13 +64,13 @@ def _names_in(code: types.CodeType) -> set[str]:
 def loader(allowed: Mapping[str, Any], decode_long: Callable[[bytes], int]) -> Callable[..., Any]:
     """Return ``torch.load`` with an unpickler of its own, to be called with ``weights_only=True``.
 
-    torch has one list of what its restricted unpickler may make, for all threads of the process.
-    This one has its own: torch's usual classes, and these by name. On a torch of another structure
-    it is ``torch.load`` itself, which makes only what the program allows.
+    torch has one list of allowed classes for its restricted unpickler, for all threads. This
+    unpickler has its own list: torch's usual classes, and these by name. If torch has another
+    structure, this returns ``torch.load`` itself, which allows only the program's classes.
 
     Args:
-        allowed: what it may make, by name.
-        decode_long: makes the long integers, or refuses them.
+        allowed: the allowed classes, by name.
+        decode_long: decodes long integers, or refuses them.
     """
     try:
         from torch import _weights_only_unpickler as stock
@@ -88,15 +88,15 @@ def loader(allowed: Mapping[str, Any], decode_long: Callable[[bytes], int]) -> C
 
 
 class _Silent:
-    """In place of the module ``warnings``."""
+    """Replaces the module ``warnings``."""
 
     @staticmethod
     def warn(*_: object, **__: object) -> None:
-        """Say nothing."""
+        """Ignore the warning."""
 
 
 def save_alone(state: dict[str, Any], writer: Any, planner: Any) -> None:
-    """Save by torch's own writer in one process, without a warning that it is one."""
+    """Save by torch's own writer in one process, without its warning about a single process."""
     # Not warnings.catch_warnings, which changes the filters of all threads.
     try:
         save = rebound(inspect.unwrap(state_dict_saver.save), warnings=_Silent)
@@ -106,7 +106,7 @@ def save_alone(state: dict[str, Any], writer: Any, planner: Any) -> None:
 
 
 def storage_info(name: str, offset: int, length: int) -> Any:
-    """Return where torch's own format keeps an item: a file, an offset and a length in bytes."""
+    """Return an item's place in torch's own format: a file, an offset and a length in bytes."""
     return filesystem._StorageInfo(name, offset, length)
 
 
@@ -130,7 +130,7 @@ def set_element(state: dict[Any, Any], path: tuple[Any, ...], value: Any) -> Non
 
 
 def read_items(name: str, stored: Any, chunks: list[Any]) -> list[Any]:
-    """Return what to read of a stored tensor to fill these chunks."""
+    """Return the read items of a stored tensor that fill these chunks."""
     from torch.distributed.checkpoint import planner_helpers
 
     return planner_helpers.create_read_items_for_chunk_list(name, stored, chunks)

@@ -1,4 +1,4 @@
-"""Converts checkpoints of other formats to ringstow's and back, a few tensors in memory at a time.
+"""Converts checkpoints between other formats and ringstow's, a few tensors in memory at a time.
 
 =============  ===================================================================================
 kind           meaning
@@ -6,16 +6,17 @@ kind           meaning
 ``ringstow``   a ringstow checkpoint
 ``dcp``        a directory by torch.distributed.checkpoint's own writer, of any number of ranks
 ``torch``      a file by ``torch.save``
-``hf``         a directory of safetensors files, as Hugging Face's programs read and write them
-``lightning``  a directory of Lightning's sharded strategies; only read, like all below
+``hf``         a directory of safetensors files in Hugging Face's format
+``lightning``  a directory of Lightning's sharded strategies; only read, like all kinds below
 ``trainer``    a ``checkpoint-N`` of Transformers' Trainer
 ``accelerate`` a directory of Accelerate's ``save_state``
 ``deepspeed``  a directory of DeepSpeed's, of any stage of ZeRO
 ``megatron``   a directory of Megatron-Core's ``torch_dist``
 =============  ===================================================================================
 
-`convert` takes any two kinds; each other function converts one pair. What was written is read again
-and compared with the source, bit by bit. This needs torch; ``import ringstow`` does not import it.
+`convert` takes any two kinds; each other function converts one pair. Each reads the target again
+and compares it with the source, bit by bit. This module needs torch; ``import ringstow`` does not
+import it.
 """
 
 from __future__ import annotations
@@ -88,16 +89,16 @@ class ConvertReport:
     target_kind: str
     """``"ringstow"``, ``"dcp"``, ``"torch"`` or ``"hf"``."""
     tensors: int
-    """Number of tensors and arrays written; tied ones count once."""
+    """Number of tensors and arrays written; tied tensors count once."""
     tensor_bytes: int
-    """Bytes of their data."""
+    """Bytes of these tensors' data."""
     left_out: tuple[str, ...]
-    """Names of values that the target can't hold: all but tensors for ``hf``, empty dicts for
+    """Names of values that the target can't hold: for ``hf`` all but tensors, empty dicts for
     ``dcp``."""
     tied: tuple[tuple[str, str], ...]
     """For ``hf``: each name that was not written, with the written name of the same tensor."""
     verified: bool
-    """Whether what was written was read again and compared."""
+    """Whether the target was read again and compared."""
     save: SaveReport | None
     """The native writer's report, for ``ringstow`` and ``hf``."""
     seconds: float
@@ -125,41 +126,41 @@ def convert(
     Args:
         src: the checkpoint to read: its path, or the URL of a ringstow checkpoint in an object
             store.
-        dst: where to write; no URL. Refused if something is there, except files of a killed
+        dst: the path to write, not a URL. Refused if it exists, except for files of a killed
             conversion and, for ``hf``, files of other programs.
         source: the kind of ``src``; None detects it.
         target: the kind of ``dst``; None means ringstow, or torch for a name such as ``x.pt`` if
-            ``src`` is no such file itself.
+            ``src`` is not such a file.
         progress: called repeatedly with the phase, its bytes done, and its bytes in all.
-        verify: compare the source's checksums if it has any; read back what was written and compare
-            it, tensor by tensor, bit by bit.
+        verify: verify the source's checksums if it has any; read the target again and compare it,
+            tensor by tensor, bit by bit.
         overwrite: replace a checkpoint of the target's kind at ``dst`` once the new one is
             complete. Until then, and after a failure, the old one stays unchanged.
         allow_pickle: unpickle (and pickle) values other than tensors and plain values, which can
             run any code.
         config: the configuration of reading and writing; None means the defaults.
         prefix: for ``hf``: write only tensors whose dotted name starts with this, such as
-            ``"model."``, and strip it. Without it, a trainer's directory gives its model's weights,
-            and any other source all tensors but an optimizer's.
+            ``"model."``, and strip it. None writes the model's weights of a trainer's directory; of
+            any other source, all tensors except an optimizer's.
         dtype: for ``hf``: cast floating tensors of 16 bits and more to this dtype.
-        max_shard_size: for ``hf``: bytes of the largest file, or ``"5GB"``, ``"512MiB"``.
+        max_shard_size: for ``hf``: maximum size of a file: bytes, or text such as ``"5GB"``,
+            ``"512MiB"``.
 
     Returns:
-        A report of what was written and what was left out.
+        The report: what was written and what was left out.
 
     Raises:
         InvalidStateError: the kinds can't be detected, the two paths are the same, the target is
             a URL, or can't hold a value or name.
         UnsupportedError: a dtype or value can't be read or written, or a pickle needs
             ``allow_pickle``.
-        CorruptCheckpointError: the source is damaged; or the target differs from the source, and
-            is not removed. Names the first difference.
+        CorruptCheckpointError: the source is damaged; or the target differs from the source (names
+            the first difference; the target is kept).
         BusyError: another conversion writes to ``dst``.
-        ReplacedCheckpointError: another program has replaced what was written at ``dst`` before it
-            was verified.
-        OSError: the system refused: no such path, something at ``dst``, a full disk. Nothing that
-            looks like a checkpoint is left. An error during the comparison at the end has a note
-            that says that the target is complete.
+        ReplacedCheckpointError: another program has replaced ``dst`` before it was verified.
+        OSError: the system refused: no such path, ``dst`` exists, a full disk. No file that looks
+            like a checkpoint remains. An error during the final comparison has a note that the
+            target is complete.
     """
     started = time.monotonic()
     here, there = object_url(src) or absolute(src), _target(dst)
@@ -220,10 +221,10 @@ def convert(
 
 
 def _target(path: StrPath) -> str:
-    """Return the path of a target, from the root.
+    """Return the absolute path of a target.
 
     Raises:
-        InvalidStateError: it is a URL.
+        InvalidStateError: the target is a URL.
     """
     if url := object_url(path):
         raise InvalidStateError(
@@ -234,10 +235,10 @@ def _target(path: StrPath) -> str:
 
 
 def _source_kind(path: str, kind: SourceKind | None) -> str:
-    """Return the kind of a source, which may be given.
+    """Return the kind of a source: the given one, or the detected one.
 
     Raises:
-        InvalidStateError: it can't be detected, or is not read by URL.
+        InvalidStateError: the kind can't be detected, or can't be read by URL.
     """
     if object_url(path) is None:
         return kind or _checkpoint_kinds.kind_of(path)
@@ -291,7 +292,7 @@ def hf_to_ringstow(src: StrPath, dst: StrPath, **options: Unpack[_Options]) -> C
 def ringstow_to_torch(src: StrPath, dst: StrPath, **options: Unpack[_Options]) -> ConvertReport:
     """Convert a ringstow checkpoint to a file that ``torch.load`` reads; see `convert`.
 
-    While it runs it needs the size of the tensors as free space in the target's directory, twice.
+    While it runs, it needs twice the tensors' size as free space in the target's directory.
     """
     return convert(src, dst, source="ringstow", target="torch", **options)
 
@@ -299,8 +300,8 @@ def ringstow_to_torch(src: StrPath, dst: StrPath, **options: Unpack[_Options]) -
 def ringstow_to_dcp(src: StrPath, dst: StrPath, **options: Unpack[_Options]) -> ConvertReport:
     """Convert a ringstow checkpoint to a directory that torch.distributed.checkpoint reads.
 
-    As when torch writes that format, keys become text, each of several tied tensors is stored, and
-    empty dicts are left out. See `convert`.
+    As in torch's own format, keys become text, each of several tied tensors is stored, and empty
+    dicts are left out. See `convert`.
     """
     return convert(src, dst, source="ringstow", target="dcp", **options)
 
@@ -324,12 +325,12 @@ def _check_options(kind: str, prefix: str, dtype: str | None) -> None:
 
 
 def _recognizer(to: str, path: str, kind: str, report: SaveReport | None) -> Callable[[], bool]:
-    """Return a function that tells whether what was just written is still at a path.
+    """Return a function that returns whether the target just written is still at a path.
 
     Args:
-        to: where it was written.
-        path: what it is named by now.
-        kind: what was written.
+        to: the path to which it was written.
+        path: its current path.
+        kind: the kind of the target.
         report: the report of a ringstow checkpoint.
     """
     if kind == "ringstow" and report is not None:
@@ -346,7 +347,7 @@ def _recognizer(to: str, path: str, kind: str, report: SaveReport | None) -> Cal
 
 @contextlib.contextmanager
 def _noting_replaced(path: str, is_there: Callable[[], bool]) -> Iterator[None]:
-    """Raise a difference as what it is: damage, or the checkpoint of another program."""
+    """Raise a difference as damage, or as the replacement by another program."""
     try:
         yield
     except (Error, OSError) as error:
@@ -355,7 +356,7 @@ def _noting_replaced(path: str, is_there: Callable[[], bool]) -> Iterator[None]:
         except (FileNotFoundError, IncompleteCheckpointError):
             replaced = True
         except (Error, OSError):
-            replaced = False  # nobody knows: the difference says more than this
+            replaced = False  # unknown: raise the difference, which says more
         if not replaced:
             raise
         raise ReplacedCheckpointError(

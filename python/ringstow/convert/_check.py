@@ -44,7 +44,7 @@ class Comparison:
         """Compare two states, or the values at a path in them.
 
         Raises:
-            CorruptCheckpointError: they differ; names the first difference.
+            CorruptCheckpointError: the states differ; names the first difference.
         """
         if is_stored(expected) and is_stored(found):
             return self._tensors(expected, found, path)
@@ -65,7 +65,7 @@ class Comparison:
 
     def _dicts(self, expected: dict[Any, Any], found: dict[Any, Any], path: Path) -> None:
         ours, theirs = ({_exact(key): key for key in some} for some in (expected, found))
-        # A key that is not a number is equal to no other: these are matched in their order.
+        # A NaN key does not equal any key: match NaN keys in their order.
         here, there = (
             [key for exact, key in some.items() if exact not in others]
             for some, others in ((ours, theirs), (theirs, ours))
@@ -92,7 +92,8 @@ class Comparison:
             self._differ(path, here, there)
         if not _same_bits(one, other):
             self._differ(path, f"{here} of these bits", "of others")
-        # Ids are unique only among objects that live as long: lazy tensors do, loaded ones don't.
+        # Ids are unique only among objects alive at the same time: lazy tensors are, loaded ones
+        # are not.
         if type(expected) is LazyTensor:
             self._known.add(pair)
         self._compared(one.nbytes)
@@ -117,7 +118,7 @@ def _same_bits(one: Any, other: Any) -> bool:
 
 
 def _exact(key: Any) -> Any:
-    """Return what is equal only for keys of one type: 1, True and 1.0 are equal to each other."""
+    """Return a key that is equal only within one type: 1, True and 1.0 are equal to each other."""
     if isinstance(key, tuple | frozenset):
         items = map(_exact, key)
         return type(key), tuple(items) if isinstance(key, tuple) else frozenset(items)

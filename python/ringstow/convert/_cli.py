@@ -43,14 +43,14 @@ exit codes:
 INTERRUPTED = 130
 """The exit code after Ctrl-C."""
 
-_SLICE_S = 5.0  # between lines if there is no progress bar
+_SLICE_S = 5.0  # between lines without a progress bar
 
 
 def main(argv: list[str]) -> int:
     """Run ``ringstow convert`` with these arguments, and return its exit code."""
     args = _parser().parse_args(argv)
     logging.basicConfig(format="ringstow: %(message)s", level=logging.WARNING)
-    # For those who develop libraries, such as torch's about a deprecated package.
+    # Hide warnings for library developers, such as torch's about a deprecated package.
     warnings.simplefilter("ignore", FutureWarning)
     warnings.showwarning = lambda message, *_, **__: print(f"ringstow: {message}", file=sys.stderr)
     with _Interrupts() as interrupts:
@@ -105,15 +105,15 @@ class _Interrupts:
         return self
 
     def __exit__(self, *error: object) -> None:
-        # The exit of the program takes a while, and what it has said stays true.
+        # The program's exit takes a while, and its result no longer changes.
         if not (self._is_settled and self._before is signal.SIG_DFL):
             self._handle_by(self._before)
 
     def settle(self) -> None:
-        """Ignore Ctrl-C from now on, or raise one that was dropped: the result is about to be told.
+        """Ignore Ctrl-C from now on, or raise a dropped one, before the result is printed.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C came.
+            KeyboardInterrupt: Ctrl-C was pressed.
         """
         self._handle_by(signal.SIG_IGN)
         self._is_settled = not self.came
@@ -130,7 +130,7 @@ class _Interrupts:
         raise KeyboardInterrupt
 
     def passed_on_by(self, progress: Progress | None) -> Progress:
-        """Return a function that reports progress, and raises again what was dropped."""
+        """Return a function that reports progress, and raises a dropped Ctrl-C."""
 
         def advance(phase: str, done: int, total: int) -> None:
             if self.came:
@@ -142,7 +142,7 @@ class _Interrupts:
 
 
 def _said(error: Exception) -> str:
-    """Return an error's message; an OSError's starts with the file, others' with the type."""
+    """Return an error's message: an OSError's starts with the file, any other with the type."""
     said = str(error)
     if isinstance(error, OSError) and error.filename is not None:
         path, why = str(error.filename), str(error.strerror)
@@ -153,7 +153,7 @@ def _said(error: Exception) -> str:
 
 
 def _left(error: BaseException, otherwise: str) -> str:
-    """Return what `convert` noted about the target."""
+    """Return the notes of `convert` about the target."""
     return "; ".join(getattr(error, "__notes__", ())) or otherwise
 
 
@@ -231,7 +231,7 @@ def _progress() -> contextlib.AbstractContextManager[Progress | None]:
 
 
 def _lines() -> Progress:
-    """Return what prints a line to stderr every few seconds, for logs and without tqdm."""
+    """Return a function that prints a line to stderr every few seconds, if there is no bar."""
     due = time.monotonic() + _SLICE_S
 
     def show(phase: str, done: int, total: int) -> None:

@@ -31,7 +31,7 @@ _METADATA = ".metadata"
 
 
 def as_stored(state: State) -> State:
-    """Return a state as it is read from DCP: keys are text, an OrderedDict is a dict.
+    """Return a state as DCP loads it: keys are text, an OrderedDict is a dict.
 
     Raises:
         InvalidStateError: two leaves have the same dotted name.
@@ -40,7 +40,7 @@ def as_stored(state: State) -> State:
         flat, mappings = _torch_private.flattened(replaced(state, _shadow))
     except ValueError as error:
         raise InvalidStateError(
-            f"torch.distributed.checkpoint joins keys by dots, and then two are the same: {error}"
+            f"torch.distributed.checkpoint joins keys by dots, which makes two keys equal: {error}"
         ) from None
     return nested({name: replaced(value, _of_shadow) for name, value in flat.items()}, mappings)
 
@@ -49,7 +49,7 @@ def write(state: State, path: str, wrote: Callable[[int], None]) -> None:
     """Write a state as torch's own writer does, a tensor at a time.
 
     Args:
-        state: its tensors may be lazy.
+        state: the state; its tensors may be lazy.
         path: a directory without such a checkpoint.
         wrote: called with the number of bytes of each tensor that was written.
 
@@ -94,7 +94,7 @@ def _of_shadow(value: Any, path: Any) -> Any:
 
 
 class _Planner(DefaultSavePlanner):
-    """Plans with shadows, and loads the tensor of each when it is written."""
+    """Plans with shadow tensors, and loads each tensor when it is written."""
 
     def lookup_object(self, index: Any) -> Any:
         found = super().lookup_object(index)
@@ -102,7 +102,7 @@ class _Planner(DefaultSavePlanner):
 
 
 class _Writer(filesystem.FileSystemWriter):
-    """torch's writer, except that it drops each tensor when written; torch's keeps them all."""
+    """torch's writer, but dropping each tensor when it is written; torch's keeps all."""
 
     def __init__(self, path: str, wrote: Callable[[int], None]) -> None:
         super().__init__(path, overwrite=False)
@@ -128,7 +128,7 @@ class _Writer(filesystem.FileSystemWriter):
                 )
             stream.flush()
             os.fsync(stream.fileno())
-        # The metadata must not be durable before the name of this file is.
+        # The metadata must not be durable before this file's name is.
         _native.sync_dir(str(self.path))
         done: Future[list[WriteResult]] = Future()
         done.set_result(results)

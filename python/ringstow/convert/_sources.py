@@ -1,7 +1,7 @@
 """Opens the source of a conversion as a nested state whose tensors load on demand.
 
 A verified read covers complete checksum chunks: reading small tensors one by one would read the
-same chunk for each. So a small tensor is read together with those behind it in the file.
+same chunk for each. So a small tensor is read together with the next tensors in the file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ringstow._state.tensors._memory import LazyTensor
 from ringstow._state.tree import _build, _skeleton
 from ringstow._state.tree._walk import STORED, Leaf, Path
 
-# In bytes: read at once, and held for later calls. Larger tensors are read alone.
+# Bytes to read at once, and to hold for later calls. Larger tensors are read alone.
 _WINDOW_BYTES = 4 << 20
 _HELD_BYTES_MAX = 4 * _WINDOW_BYTES
 
@@ -40,7 +40,7 @@ class Options:
     def reading(self) -> Config:
         """The configuration of reads that a running save waits for.
 
-        Its pool is another than the save's, whose buffers could all be held by fillers that wait
+        It has a pool of its own: buffers of the save's pool may all be held by threads that wait
         for these reads.
         """
         pool_bytes = max(8 * self.config.block_bytes, 32 << 20)
@@ -54,7 +54,7 @@ def open_source(path: str, kind: str, options: Options) -> State:
 
     Raises:
         UnsupportedError: a value can only be unpickled, which needs ``allow_pickle``.
-        IncompleteCheckpointError: it is one rank's part, and lacks elements of a tensor.
+        IncompleteCheckpointError: the source is one rank's part, and lacks elements of a tensor.
         CorruptCheckpointError: the file is damaged.
         OSError: the system refused.
     """
@@ -107,7 +107,7 @@ class ReadAhead:
 
     def __init__(self, checkpoint: _native.Checkpoint) -> None:
         self._checkpoint = checkpoint
-        # In the order of a shard: see `natural_alignment` in src/format/header.rs.
+        # The order of tensors in a shard: see `natural_alignment` in src/format/header.rs.
         tensors = sorted(checkpoint.tensors, key=lambda tensor: -_alignment(tensor[3]))
         self._names = [name for name, *_ in tensors]
         self._nbytes = [nbytes for *_, nbytes in tensors]
@@ -116,10 +116,10 @@ class ReadAhead:
         self._lock = threading.RLock()  # re-entrant: a signal handler may save, too
 
     def take(self, name: str) -> Any:
-        """Return a tensor's bytes, in memory that only the caller has.
+        """Return a tensor's bytes, in memory that only the caller uses.
 
         Raises:
-            CorruptCheckpointError: the bytes are not those that were written.
+            CorruptCheckpointError: the bytes are damaged.
         """
         with self._lock:
             block = self._held.pop(name, None)
@@ -133,7 +133,7 @@ class ReadAhead:
             return block
 
     def _window(self, number: int) -> list[str]:
-        """Return a name and those of the small tensors behind it that are not held yet."""
+        """Return a name and the names of the next small tensors that are not held yet."""
         names, room = [self._names[number]], _WINDOW_BYTES - self._nbytes[number]
         for behind in range(number + 1, len(self._names)):
             room -= self._nbytes[behind]

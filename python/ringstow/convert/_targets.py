@@ -1,4 +1,4 @@
-"""Writes a state and loads its tensors meanwhile. One function per kind."""
+"""Writes a state, loading its tensors on demand. One function per kind."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _ALIGN = 4096
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Written:
-    """What was written, for the report and the comparison."""
+    """The written target, for the report and the comparison."""
 
     expected: State
-    """What the target must hold: the source's state without what the format can't hold."""
+    """The target's expected state: the source's, without values that the format can't hold."""
     report: SaveReport | None = None
     left_out: tuple[str, ...] = ()
     tied: tuple[tuple[str, str], ...] = ()
@@ -50,7 +50,7 @@ def to_ringstow(state: State, path: str, advance: Advance, options: Options) -> 
     """Save a state as a ringstow checkpoint."""
     _concurrent_saves.refuse_other_ranks(path)
     encoded = _encode.encode(state, allow_pickle=options.allow_pickle)
-    # No other code has the tensors, so nothing has to guard them.
+    # No other code has the tensors, so they need no guard.
     config = options.config.to_json()
     report = _saved(
         lambda: _native.start_save(
@@ -85,8 +85,8 @@ def to_dcp(state: State, path: str, advance: Advance, options: Options) -> Writt
 def to_torch(state: State, path: str, advance: Advance, options: Options) -> Written:
     """Write a state as torch.save does, into an empty file.
 
-    torch.save needs all tensors at once. They go into an unlinked, mapped file beside the target,
-    so that the system decides how much of it stays in memory. numpy's arrays stay in memory.
+    torch.save needs all tensors at once. They are copied into an unlinked, mapped file beside the
+    target, so that the system decides how much of it stays in memory. Numpy arrays stay in memory.
     """
     with (
         _pickles.naming(path),
@@ -125,7 +125,7 @@ def _mapped(state: State, file: int, advance: Advance) -> State:
                 # The pages stay in the page cache but no longer count as this process's memory.
                 memory.madvise(mmap.MADV_DONTNEED, at, count)
                 wrote(count)
-            done[id(value)] = made  # once, so that ties stay
+            done[id(value)] = made  # once, so that tied tensors stay tied
         return made
 
     with counted(advance, "writing", sum(lazy.nbytes for lazy in lazies.values())) as wrote:
@@ -133,7 +133,7 @@ def _mapped(state: State, file: int, advance: Advance) -> State:
 
 
 def to_hf(state: State, path: str, advance: Advance, options: Options) -> Written:
-    """Write the tensors of a state as Hugging Face's programs read them."""
+    """Write the tensors of a state in Hugging Face's format."""
     model = _Model(state, options.prefix, options.dtype)
     config = dataclasses.replace(options.config, shard_bytes=options.max_shard_bytes).to_json()
     report = _saved(lambda: _native.start_export(model.stored, path, config), path, advance)
@@ -145,7 +145,7 @@ def to_hf(state: State, path: str, advance: Advance, options: Options) -> Writte
     )
 
 
-# What programs call their weights, among the other parts of a training: a part, or a part of one.
+# The names that programs give a model's weights: a part of the state, or a part of a part.
 _WEIGHTS = {
     "accelerate": (r"model(_\d+)?",),
     "deepspeed": (r"fp32", r"mp_rank_\d+_model_states"),
@@ -157,15 +157,15 @@ _OPTIMIZER = re.compile(r"optim|optimizers?(_states?)?(_\d+)?")
 
 
 def prefix_of(state: State, path: str, kind: str) -> str:
-    """Return the prefix of a model's weights in what a trainer has saved; empty for other kinds.
+    """Return the prefix of the model's weights in a trainer's checkpoint; empty for other kinds.
 
     Args:
         state: the trainer's parts.
         path: the checkpoint, for messages.
-        kind: as in `foreign.KINDS`.
+        kind: the kind of the source, a key of `foreign.KINDS`.
 
     Raises:
-        KeyMismatchError: it has no such part, or several; lists its parts.
+        KeyMismatchError: it has no such part, or several such parts; lists its parts.
     """
     if kind not in _WEIGHTS:
         return ""
@@ -184,7 +184,7 @@ def prefix_of(state: State, path: str, kind: str) -> str:
 class _Model:
     """The tensors of a state whose names have a prefix, each once.
 
-    Without a prefix, those of an optimizer are left out: they belong to no model.
+    Without a prefix, an optimizer's tensors are left out: they do not belong to the model.
     """
 
     def __init__(self, state: State, prefix: str, dtype: str | None) -> None:
@@ -247,7 +247,7 @@ def _memory(value: Any, key: str) -> Any:
 def cast(value: Any, dtype: str | None, key: str) -> Any:
     """Return a lazy tensor of another dtype, if this one is floating; otherwise this one.
 
-    Floats of eight bits and less stay: they are codes, with their scales in other tensors.
+    Floats of at most eight bits stay: they are codes, with their scales in other tensors.
     """
     if dtype is None:
         return value
@@ -272,7 +272,7 @@ def _leaves(state: State) -> Iterator[tuple[Any, Any]]:
 
 @contextlib.contextmanager
 def counted(advance: Advance, phase: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield what adds bytes to those that are done in a phase."""
+    """Yield a function that adds bytes to the progress of a phase."""
     done = 0
     advance(phase, 0, total)
 

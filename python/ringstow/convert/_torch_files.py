@@ -1,4 +1,4 @@
-"""Files of torch.save: written with errors that say which file, why, and what to do."""
+"""Files of torch.save, with errors that say which file, why, and what to do."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ def save(value: Any, stream: IO[bytes]) -> None:
     """Write a value at the stream's position, as a zip archive with offsets from there.
 
     Raises:
-        OSError: the stream's own, which torch would replace by a message about its offsets.
-        BaseException: likewise what a signal handler raised, such as KeyboardInterrupt.
+        OSError: the stream's own error, which torch would replace with a message about offsets.
+            BaseException: an error of a signal handler, such as KeyboardInterrupt.
     """
     import torch
 
@@ -19,7 +19,7 @@ def save(value: Any, stream: IO[bytes]) -> None:
     try:
         torch.save(value, cast(IO[bytes], sink))
     except Exception as error:
-        # torch ends the archive in any case, which fails then.
+        # torch ends the archive even after an error, and that then fails.
         first = error.__context__
         is_error = first is None or isinstance(first, Exception)
         cause = sink.refused if is_error else first

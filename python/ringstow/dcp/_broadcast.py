@@ -1,8 +1,8 @@
 """Loads in which one rank reads the bytes that every rank needs, and sends them to the others.
 
-Only the coordinator sees all plans. It notes in each plan, in the same order, what every rank asks
-for. From these notes all ranks derive the same batches, and which rank reads which. Each rank reads
-its next batch while the others' are sent.
+Only the coordinator sees all plans. It notes in each plan, in the same order, the items that every
+rank asks for. From these notes all ranks derive the same batches, and the rank that reads each.
+Each rank reads its next batch while the other ranks send theirs.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ Broadcast = bool | dist.ProcessGroup | None
 
 
 class Note(NamedTuple):
-    """A plan's ``storage_data`` on its way to the coordinator."""
+    """A plan's ``storage_data``, sent to the coordinator."""
 
     willing: bool
     """Whether this rank's reader broadcasts."""
     fingerprint: str | None
-    """Of the checkpoint that it has opened."""
+    """The fingerprint of the checkpoint that it has opened."""
 
 
 class Share(NamedTuple):
-    """What all ranks load together; the ``storage_data`` that the coordinator returns."""
+    """The items that all ranks load together; the ``storage_data`` that the coordinator returns."""
 
     items: list[int]
     """Numbers of the items in this rank's plan, in the order that all ranks keep."""
     nbytes: int
-    """Bytes of all of them."""
+    """Bytes of all these items."""
     batch_bytes: int
 
 
 class Batch(NamedTuple):
-    """What one rank sends at once."""
+    """The items that one rank sends at once."""
 
     source: int
     """The rank, in the group, that reads it."""
@@ -69,7 +69,7 @@ def group_of(broadcast: Broadcast) -> dist.ProcessGroup | None:
 def plan(
     plans: list[LoadPlan], nbytes_of: Callable[[ReadItem], int], pool_bytes: int
 ) -> list[LoadPlan]:
-    """Note in each plan what all of them ask for.
+    """Note in each plan the items that all plans ask for.
 
     ``nbytes_of`` returns an item's bytes, or 0 if ranks can't share it.
     """
@@ -87,7 +87,7 @@ def plan(
     }
     regions = [region for region, nbytes in sizes.items() if nbytes]
     nbytes = sum(sizes.values())
-    # Small enough that every rank reads one.
+    # Small enough that every rank reads at least one batch.
     batch_bytes = max(min(pool_bytes // _BATCHES_A_POOL, -(-nbytes // len(plans))), 1)
     return [
         dataclasses.replace(
@@ -175,8 +175,8 @@ class Exchange:
         if batch is None:
             return None
         wire = self._memory(batch)
-        # Not in the thread: it has another current CUDA stream than this one, whose stream still
-        # runs the memory's earlier use.
+        # Not in the reading thread: its current CUDA stream is another one, and this thread's
+        # stream may still use the memory.
         pairs = zip(batch.fills, _views(batch, wire), strict=True)
         slices = [fill.slice_to(view) for fill, view in pairs]
         return thread.submit(lambda: (wire, self._read(slices)))
@@ -196,7 +196,7 @@ class Exchange:
 
 
 def _schedule(fills: list[Fill], share: Share, world_size: int) -> Iterator[Batch]:
-    """Yield the batches in the order in which they are sent, one of each rank in turn."""
+    """Yield the batches in sending order, one of each rank in turn."""
     nbytes = sum(fill.nbytes for fill in fills)
     if nbytes != share.nbytes:
         raise Error(

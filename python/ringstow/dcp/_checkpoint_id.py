@@ -1,4 +1,4 @@
-"""Where a writer's saves go: the path it was made with, or the ``checkpoint_id`` of each save."""
+"""The path of a writer's saves: the path it was made with, or each save's ``checkpoint_id``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ringstow._core._errors import InvalidStateError
 
 
 class Given:
-    """A path that is good for one save."""
+    """A path that is valid for one save."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -17,26 +17,27 @@ class Given:
 
 
 class _Here(threading.local):
-    """What one thread gave, and where it saved last."""
+    """The path that one thread gave, and the path of its last save."""
 
     given: Given | None = None
     saved: str | None = None
 
 
 class Destination:
-    """Where the saves of one writer go.
+    """The paths of one writer's saves.
 
-    A path given for a save is good for that save alone. Otherwise a writer that is kept over many
-    steps would put a save without a path over the step before. A path is good in the thread that
-    gave it: another one gets it by `hand_over`, with the state that it is to save.
+    A path given for a save is valid for that save only. Otherwise a writer that is kept over many
+    steps would replace the previous step with a save without a path. A path is valid in the thread
+    that gave it: another thread gets it by `hand_over`, with the state to save.
     """
 
     def __init__(self, path: str | None, *, keeps_id: bool = False) -> None:
-        """Make one.
+        """Store the writer's own path.
 
         Args:
-            path: for saves without one of their own; None for a writer that needs one each time.
-            keeps_id: a save without a path goes where the one before went, as with torch's writer.
+            path: the path of saves without a path of their own; None if each save must give one.
+            keeps_id: whether a save without a path uses the previous save's path, as torch's writer
+                does.
         """
         self._path = path
         self._keeps_id = keeps_id
@@ -45,7 +46,7 @@ class Destination:
         self._lock = threading.RLock()  # re-entrant: a signal handler may save, too
 
     def __getstate__(self) -> dict[str, Any]:
-        # A given path is pickled too, and used up here: the save it is for runs elsewhere.
+        # Pickle a given path too, and use it up here: its save runs in another process.
         given = self._use()
         return {
             "path": self._path,
@@ -70,7 +71,7 @@ class Destination:
         return None if given is None or given.is_used else given
 
     def receive(self, given: Given | None) -> None:
-        """Set what another thread hands over, unless this one was given a path itself."""
+        """Set the path that another thread hands over, unless this thread was given its own."""
         if self.hand_over() is None:
             self._here.given = given
 
@@ -78,14 +79,14 @@ class Destination:
         """Return the path of the save that begins in this thread.
 
         Raises:
-            InvalidStateError: the save has no path, or only one that an earlier save used up.
+            InvalidStateError: the save has no path, or only a path that an earlier save used up.
         """
         path = self._here.saved = self._use() or self._without()
         return path
 
     def _use(self) -> str | None:
         """Use up this thread's path for its next save, if it has one."""
-        with self._lock:  # another thread may have the same one
+        with self._lock:  # another thread may hold the same path
             given = self.hand_over()
             if given is None:
                 return None
@@ -93,7 +94,7 @@ class Destination:
             return given.path
 
     def path(self) -> str | None:
-        """Return where this thread's save goes, or the next one; None if none was given yet."""
+        """Return the path of this thread's current or next save; None if none was given yet."""
         given = self.hand_over()
         return self._here.saved or self._saved or self._path if given is None else given.path
 

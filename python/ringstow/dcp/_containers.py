@@ -1,7 +1,7 @@
-"""What DCP's flat names lose of a state: types of mappings, keys that are no text, what is empty.
+"""Keeps what DCP's flat names lose: types of mappings, non-text keys, empty containers.
 
-DCP takes every mapping apart and writes its keys as text. So each rank notes the mappings that are
-more than a dict with text for keys, and the coordinator's tree has them as they were. Pure.
+DCP flattens every mapping and writes its keys as text. So each rank notes the mappings that are not
+a plain dict with text keys, and the coordinator's tree restores them. Pure.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TAGS: dict[type, Tag] = {
     collections.defaultdict: "$defaultdict",
     collections.Counter: "$counter",
 }
-# JSON has these as they are.
+# JSON stores these types unchanged.
 _INT_MAX = 1 << 53
 
 _log = logging.getLogger("ringstow")
@@ -37,13 +37,13 @@ _warned: set[str] = set()
 
 
 class Container(NamedTuple):
-    """What the flat names lose of one mapping, or of a list of empty ones."""
+    """The information that flat names lose of one mapping, or of a list of empty mappings."""
 
     tag: Tag
     position: int | None
-    """Where it is among the items around it; None if a flat name leads to it."""
+    """The position among the items around it; None if a flat name leads to it."""
     keys: dict[str, Json] | Literal["text", "ints"] = "text"
-    """The tree of each key by its text; or what all of them are."""
+    """The tree of each key by its text; or the type of all keys."""
     rest: Any = None
     """A Counter's pairs, a defaultdict's factory, an OrderedDict's ``_metadata``."""
 
@@ -72,10 +72,10 @@ Containers = dict[Path, Container]
 
 
 def containers_of(state: Mapping[Any, Any], *, with_metadata: bool) -> Containers:
-    """Return the notes of a state, by the paths that DCP has for them.
+    """Return the notes of a state, by DCP's paths.
 
     Args:
-        state: it.
+        state: the state.
         with_metadata: note OrderedDicts' ``_metadata``, which is long.
     """
     look = _Look(with_metadata)
@@ -86,7 +86,7 @@ def containers_of(state: Mapping[Any, Any], *, with_metadata: bool) -> Container
 
 
 def joined(notes: Iterable[Containers]) -> Containers:
-    """Return the notes of all ranks; where several have one, the first rank's with all keys."""
+    """Return the notes of all ranks; if several have a note, the first rank's, with all keys."""
     whole: Containers = {}
     for some in notes:
         for path, note in some.items():
@@ -107,14 +107,14 @@ def _both(note: Container, other: Container) -> Container:
     return note
 
 
-# Tells whether DCP may take a value of a type apart.
+# Whether DCP may flatten a value of a type.
 _is_container: Callable[[Any], bool] = functools.lru_cache(maxsize=1024)(
     lambda kind: issubclass(kind, Mapping | list)
 )
 
 
 def _is_usual(item: Any) -> bool:
-    """Tell, quickly, whether an item is a dict with text for keys and no container in it."""
+    """Return, quickly, whether an item is a dict with text keys and no container in it."""
     if type(item) is not dict or not item or {*map(type, item)} != {str}:
         return False
     return not any(map(_is_container, {*map(type, item.values())}))
@@ -126,16 +126,16 @@ class _Look:
     def __init__(self, with_metadata: bool) -> None:
         self.notes: Containers = {}
         self.others: list[tuple[Path, Any]] = []
-        """The mappings that come back as a dict, or with text for keys."""
+        """The mappings that load as a dict, or with text keys."""
         self._with_metadata = with_metadata
 
     def mapping(self, node: Mapping[Any, Any], path: Path, position: int | None) -> bool:
-        """Note a mapping and what is in it; return whether DCP has a flat name in it.
+        """Note a mapping and its items; return whether DCP has a flat name in it.
 
         Args:
             node: the mapping.
-            path: its own.
-            position: where it is among the items around it.
+            path: the mapping's path.
+            position: its position among the items around it.
         """
         kinds = {*map(type, node.values())}
         containers = [kind for kind in kinds if _is_container(kind)]
@@ -200,7 +200,7 @@ class _Look:
 
 
 def _tree(value: Any) -> Any:
-    """Return the tree of a value without tensors; None if there is none."""
+    """Return the tree of a value without tensors; None if it has no tree."""
     refusals = Refusals()
     encoded = _encode.encode({"": value}, refusals=refusals, fast=False)
     if refusals or len(encoded.tensors):
@@ -209,7 +209,7 @@ def _tree(value: Any) -> Any:
 
 
 def _warn(others: list[tuple[Path, Any]]) -> None:
-    """Warn, once for each type, of mappings that the tree has no word for."""
+    """Warn, once for each type, of mappings that the tree cannot represent."""
     new = {type_name(node): path for path, node in others if type_name(node) not in _warned}
     _warned.update(new)
     if new:

@@ -1,6 +1,6 @@
 """`StorageWriter` and `StorageReader` with the arguments of torch's file system storage.
 
-Each argument has its effect, is refused, or is named in a warning.
+Each argument takes effect, is refused, or is named in a warning.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ StockReader = filesystem.FileSystemReader
 
 _SIGNATURE = inspect.signature(StockWriter)
 _HONOURED = {"path", "overwrite", "cache_staged_state_dict", "_extensions"}
-# What torch leaves beside the data of rank 0 without collectives.
+# The file that torch writes beside the data of rank 0 without collectives.
 _RANK_MARK = f"__0{_mark.NAME}"
 _warned: set[str] = set()
 
 
 class Settings:
-    """What `use_by_default` was given."""
+    """The arguments of `use_by_default`."""
 
     config: Config | None = None
     allow_pickle = False
@@ -48,14 +48,14 @@ class Settings:
 class FileSystemWriter(StorageWriter):
     """`StorageWriter` with the arguments of torch's FileSystemWriter.
 
-    With ``_extensions``, which transform what is written (to encrypt or compress it), it returns
-    torch's own writer, whose checkpoints torch's own reader loads.
+    With ``_extensions``, which transform the bytes (encryption, compression), it returns torch's
+    own writer, whose checkpoints torch's own reader loads.
     """
 
     _keeps_id = True
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make a writer, or torch's own if it has to transform the bytes."""
+        """Make a writer, or torch's own if the bytes must be transformed."""
         given = _SIGNATURE.bind(*args, **kwargs).arguments if args or kwargs else {}
         if not given.get("_extensions"):
             return super().__new__(cls)
@@ -108,7 +108,7 @@ class FileSystemWriter(StorageWriter):
         """Return the plan as it is.
 
         Raises:
-            InvalidStateError: there is a checkpoint, and ``overwrite=False`` was given.
+            InvalidStateError: the path has a checkpoint, and ``overwrite=False`` was given.
         """
         save = self._current()
         if _holds_checkpoint(save):
@@ -141,7 +141,7 @@ class FileSystemReader(StorageReader):
         Args:
             path: the checkpoint's directory.
             args: the other arguments of torch's reader, for a checkpoint by torch. ringstow's own
-                need no ``_extension_registry``.
+                checkpoints need no ``_extension_registry``.
             kwargs: as args.
         """
         super().__init__(path, Settings.config, allow_pickle=Settings.allow_pickle)
@@ -154,12 +154,12 @@ class FileSystemReader(StorageReader):
         return pathlib.Path(self.checkpoint_id or "")
 
     def reset(self, checkpoint_id: StrPath | None = None) -> None:
-        """Set the directory of later loads; None leaves it as it is."""
+        """Set the directory of later loads; None keeps it."""
         super().reset(checkpoint_id)
         self._stock.reset(checkpoint_id)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return the table of contents of a checkpoint of either kind."""
+        """Return the metadata of a checkpoint by ringstow or torch."""
         self._is_stock = _is_stock(self._require_path())
         if self._is_stock:
             self._checkpoint = self._contents = None
@@ -177,7 +177,7 @@ class FileSystemReader(StorageReader):
             super().set_up_storage_reader(metadata, is_coordinator, *args, **kwargs)
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read all that the plan asks for."""
+        """Read everything that the plan asks for."""
         if self._is_stock:
             set_paths(planner, plan.items)
             return self._stock.read_data(plan, planner)
@@ -187,8 +187,8 @@ class FileSystemReader(StorageReader):
 FileSystemReader.register(StockReader)
 
 
-# For each argument without effect: the value (or its name) that asks for nothing else, and what
-# ringstow does instead.
+# For each argument without effect: the value (or its name) that needs no warning, and what ringstow
+# does instead.
 _INSTEAD: dict[str, tuple[object, str]] = {
     "single_file_per_rank": (
         True,
@@ -230,14 +230,14 @@ def _warn_once(name: str, text: str) -> None:
 
 
 def _holds_checkpoint(save: Save) -> bool:
-    """Tell whether a save would replace a checkpoint, ringstow's or torch's."""
+    """Return whether a save would replace a checkpoint, ringstow's or torch's."""
     if save.is_alone:
         return _has(save.path, _paths.MANIFEST) or _has(os.path.dirname(save.path), _RANK_MARK)
     return _has(save.path, _mark.NAME) or _is_ours(save.path)
 
 
 def _is_stock(path: str) -> bool:
-    """Tell whether a directory holds a checkpoint by torch's own writer, and none by ringstow."""
+    """Return whether a directory holds a checkpoint by torch's own writer, and none by ringstow."""
     return not _is_ours(path) and (_has(path, _mark.NAME) or _has(path, _RANK_MARK))
 
 

@@ -28,7 +28,7 @@ StockHfWriter = hf_storage.HuggingFaceStorageWriter
 
 _SIGNATURE = inspect.signature(StockHfWriter)
 IS_KNOWN = {"save_distributed", "enable_consolidation"} <= {*_SIGNATURE.parameters}
-"""Whether this torch's writer has the arguments that ours takes; older ones have others."""
+"""Whether this torch's writer takes the same arguments as ours; older versions do not."""
 _HONOURED = {"path", "fqn_to_index_mapping", "save_distributed", "enable_consolidation"}
 _INSTEAD = {
     "thread_count": "one ring does the I/O; ringstow.Config has its settings",
@@ -41,8 +41,8 @@ class HuggingFaceStorageWriter(storage.StorageWriter):
     """Writes a model by `export_hf`, with the arguments of torch's HuggingFaceStorageWriter.
 
     All ranks write the final files, with or without ``enable_consolidation``, and there is no
-    directory ``sharded``. With ``save_distributed`` and no consolidation, shards are what the
-    caller wants: it returns torch's own writer.
+    directory ``sharded``. With ``save_distributed`` and no consolidation the caller wants shards:
+    it returns torch's own writer.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -76,7 +76,7 @@ class HuggingFaceStorageWriter(storage.StorageWriter):
         Raises:
             TypeError: torch's writer does not take the argument either.
             UnsupportedError: an argument of another torch that ringstow does not know.
-            InvalidStateError: the path is not one in the file system.
+            InvalidStateError: the path is not in the file system.
         """
         given = _SIGNATURE.bind(path, *args, **kwargs)
         _check(given.arguments)
@@ -101,11 +101,11 @@ class HuggingFaceStorageWriter(storage.StorageWriter):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: StrPath) -> bool:
-        """Tell whether an id is a path in the file system; a URL is not."""
+        """Return whether an id is a path in the file system, not a URL."""
         return _paths.is_path(checkpoint_id)
 
     def reset(self, checkpoint_id: StrPath | None = None) -> None:
-        """Set the directory of later saves; None leaves it as it is."""
+        """Set the directory of later saves; None keeps it."""
         if checkpoint_id is not None:
             self._path = _paths.directory(checkpoint_id)
         self.save_id = _paths.fresh_id()
@@ -140,7 +140,7 @@ class HuggingFaceStorageWriter(storage.StorageWriter):
         """Write the model, together with the other ranks; it is complete when this returns.
 
         Raises:
-            Exception: as `export_hf`.
+            Exception: any error of `export_hf`.
             UnsupportedError: this torch does not show which ranks save.
         """
         team = _team()

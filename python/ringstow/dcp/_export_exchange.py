@@ -1,6 +1,6 @@
-"""Bytes of tensors on their way to the rank that writes them: cut, cast, sent and put together.
+"""Sends the bytes of tensors to the rank that writes them: cut, cast, send and assemble.
 
-Elements travel as integers of their size: back ends know few dtypes.
+Elements are sent as integers of the same size: back ends support few dtypes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Cast(NamedTuple):
-    """What a rank holds of a tensor, and the dtype that it has in the file."""
+    """A rank's part of a tensor, and the tensor's dtype in the file."""
 
     box: Box
     local: torch.Tensor
@@ -34,11 +34,11 @@ class Cast(NamedTuple):
             zip(region.offsets, self.box.offsets, region.sizes, strict=True)
         ):
             part = part.narrow(dim, at - start, size)
-        # Integers from here on: some dtypes have no copy of their own.
+        # Integers from here on: torch cannot copy some dtypes.
         return part.to(self.dtype).view(_WORDS[self.dtype.itemsize]).contiguous().view(-1)
 
     def run(self, first: int, count: int) -> torch.Tensor:
-        """Return elements of what the rank holds, in row-major order, as integers of their size."""
+        """Return elements of the rank's part, in row-major order, as integers of their size."""
         here = runs(self.box.sizes, first, count)
         parts = [self.words(_moved(region, self.box.offsets)) for region in here]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -49,11 +49,11 @@ def _moved(box: Box, by: Shape) -> Box:
 
 
 class Part(NamedTuple):
-    """What one rank provides of a piece: a region, in a run of the piece."""
+    """One rank's share of a piece: a region, as a run of the piece's elements."""
 
     rank: int
     box: Box
-    """The box that it holds."""
+    """The box that the rank holds."""
     region: Box
     run: Box
     at: int
@@ -61,7 +61,7 @@ class Part(NamedTuple):
 
 
 def parts(piece: Piece, shape: Shape) -> Iterable[Part]:
-    """Yield what the ranks provide of a piece, in an order that sender and writer share."""
+    """Yield the ranks' shares of a piece, in an order that sender and writer share."""
     at = 0
     for run in runs(shape, piece.first, piece.length):
         for box, rank in piece.sources:
@@ -72,12 +72,12 @@ def parts(piece: Piece, shape: Shape) -> Iterable[Part]:
 
 
 class Inbox:
-    """What a rank receives in one round: it is there once, for the thread that writes it."""
+    """The bytes that a rank receives in one round; the writing thread takes them once."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         self.is_gone = threading.Event()
-        """Set once it is written."""
+        """Set once the bytes are written."""
         self._memory: torch.Tensor | None = None
         self._error: BaseException | None = None
         self._is_there = threading.Event()
@@ -88,15 +88,15 @@ class Inbox:
         self._is_there.set()
 
     def fail(self, error: BaseException) -> None:
-        """Say that the bytes will not come."""
+        """Note that the bytes will not arrive."""
         self._error = self._error or error
         self._is_there.set()
 
     def load(self) -> Placed:
-        """Return the bytes once they are there; called by a thread of the save.
+        """Return the bytes once they have arrived; called by a thread of the save.
 
         Raises:
-            BaseException: they will not come.
+            BaseException: the bytes will not arrive.
         """
         self._is_there.wait()
         if self._error is not None:
@@ -114,7 +114,7 @@ class _Keeper:
 
 
 class Received(NamedTuple):
-    """A piece that the writer puts together from what it receives."""
+    """A piece that the writer assembles from received bytes."""
 
     piece: Piece
     shape: Shape
@@ -123,7 +123,7 @@ class Received(NamedTuple):
     """The offset of its first byte in the inbox."""
 
     def fill(self, inbox: torch.Tensor, come: dict[int, _Stream], own: dict[Box, Cast]) -> None:
-        """Put the piece together from what other ranks have sent, and what this rank holds."""
+        """Assemble the piece from other ranks' bytes and this rank's part."""
         size = self.dtype.itemsize
         bytes_here = inbox[self.at : self.at + self.piece.length * size]
         is_aligned = self.at % size == 0
@@ -164,14 +164,14 @@ class _Stream:
 
 
 class Sent(NamedTuple):
-    """What this rank sends of a piece."""
+    """This rank's bytes of a piece to send."""
 
     cast: Cast
     region: Box
 
 
 class Round:
-    """What a rank sends and receives at once."""
+    """One round: the bytes that a rank sends and receives at once."""
 
     def __init__(self) -> None:
         self.sent: dict[int, list[Sent]] = {}
@@ -179,12 +179,12 @@ class Round:
         self.expected: dict[int, int] = {}
         """Bytes from each other rank."""
         self.nbytes = 0
-        """Of the inbox."""
+        """Bytes of the inbox."""
         self._out: dict[int, torch.Tensor] = {}
         self._came: dict[int, torch.Tensor] = {}
 
     def pack(self, device: str) -> None:
-        """Put together what is sent, and make room for what comes."""
+        """Assemble the bytes to send, and allocate memory for the bytes to receive."""
         self._out = {
             rank: torch.cat([one.cast.words(one.region).view(torch.uint8) for one in sent]).to(
                 device
@@ -200,7 +200,7 @@ class Round:
         """Send and receive; all ranks have packed.
 
         Raises:
-            Exception: the back end's, if a rank has gone.
+            Exception: the back end's error, if a rank is gone.
         """
         operations = [
             dist.P2POp(dist.isend, memory, team.global_rank(rank), team.group)
@@ -214,7 +214,7 @@ class Round:
         self._out = {}
 
     def unpack(self) -> torch.Tensor:
-        """Return the inbox: the pieces, put together from what came."""
+        """Return the inbox: the pieces, assembled from the received bytes."""
         streams = {rank: _Stream(memory.cpu()) for rank, memory in self._came.items()}
         inbox = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu")
         for received, own in self.received:

@@ -1,7 +1,7 @@
-"""Writes a model of many ranks as Hugging Face's programs read it, by all ranks at once.
+"""Writes a model of many ranks in Hugging Face's format, by all ranks at once.
 
 Rank 0 creates the files at their final length under uncommitted names, and writes their headers.
-Every rank writes its share of their pages, and syncs it. Then rank 0 gives the files their names.
+Every rank writes its share of their pages, and syncs it. Then rank 0 renames the files.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExportReport:
-    """The result of an export: the same on all ranks, but ``sent_bytes``, ``save``, ``seconds``."""
+    """The result of an export; equal on all ranks except ``sent_bytes``, ``save``, ``seconds``."""
 
     path: str
     """The directory that was written."""
     files: tuple[str, ...]
     """Names of the files with tensors."""
     tensors: int
-    """Number of tensors written; tied ones count once."""
+    """Number of tensors written; tied tensors count once."""
     tensor_bytes: int
-    """Bytes of their data."""
+    """Bytes of these tensors' data."""
     left_out: tuple[str, ...]
     """Names of values that are not tensors."""
     tied: tuple[tuple[str, str], ...]
@@ -61,14 +61,14 @@ class ExportReport:
     sent_bytes: int
     """Bytes that this rank sent to others, which write them."""
     save: SaveReport
-    """The native writer's report of what this rank wrote."""
+    """The native writer's report for this rank."""
     seconds: float
     """Total time."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What all ranks must give alike."""
+    """The arguments that must be equal on all ranks."""
 
     path: str
     prefix: str = ""
@@ -76,8 +76,8 @@ class Options:
     max_shard_bytes: int = 0
     overwrite: bool = False
     numbers: tuple[tuple[str, int], ...] | Literal["one"] | None = None
-    """The number of each tensor's file, from 1, or one file for all, also with an index; None deals
-    them out by size."""
+    """The number of each tensor's file, from 1, or one file for all, also with an index. None
+    splits the tensors by size."""
 
 
 @real_tensors()
@@ -95,43 +95,42 @@ def export_hf(
     """Write a model as safetensors files for ``from_pretrained``, by all ranks at once.
 
     Every rank of the group calls this with its model's state dict. Returns once the model is
-    durable. The files hold the bytes of an export of the complete tensors by one process, and no
-    rank ever has them.
+    durable. The files are identical to an export of the complete tensors by one process, but no
+    rank ever holds a complete tensor.
 
     ::
 
         ringstow.dcp.export_hf(model.state_dict(), "out/model", dtype=torch.bfloat16)
 
-    The path holds the complete model, or what it held before, at every moment: also if a rank is
-    killed or fails, and then the export fails on all ranks. Do not change the tensors before it
-    returns.
+    At every moment the path holds either the complete model or its earlier contents. If a rank is
+    killed or fails, the export fails on all ranks. Do not change the tensors before it returns.
 
     Args:
         state_dict: this rank's tensors: DTensors of any mesh without partial placements (FSDP2,
-            tensor parallelism, HSDP), shards of FSDP1, or plain tensors, of which one rank writes
-            each. Ranks may hold different names. Nested dicts have dotted names.
+            tensor parallelism, HSDP), shards of FSDP1, or plain tensors, each written by one rank.
+            Ranks may hold different names. Nested dicts have dotted names.
         path: the directory, created if missing. Refused if it holds tensors or a checkpoint.
         group: the ranks that hold the model; None means all, or this process alone if
             torch.distributed is not initialized.
         prefix: write only tensors whose dotted name starts with this, such as ``"model."``, and
             strip it.
         dtype: cast floating tensors of 16 bits and more to this dtype.
-        max_shard_size: bytes of the largest file, or ``"5GB"``, ``"512MiB"``.
+        max_shard_size: maximum size of a file: bytes, or text such as ``"5GB"``, ``"512MiB"``.
         overwrite: replace a model at the path, once the new one is complete.
         config: this rank's configuration; None means the defaults.
 
     Returns:
-        A report of what was written and what was left out.
+        The report: what was written and what was left out.
 
     Raises:
-        InvalidStateError: the ranks give different arguments, or do not hold each element of a
+        InvalidStateError: the ranks give different arguments, or together lack elements of a
             tensor; or a tensor cannot be written.
         UnsupportedError: a dtype or kind of tensor can't be written.
         KeyMismatchError: no tensor has a name with the prefix.
-        FileExistsError: something is at the path.
+        FileExistsError: the path is not empty, and ``overwrite`` is false.
         BusyError: another export or save writes to the path.
-        OSError: the system refused: a full disk, no permission. Nothing stays.
-        NotDurableError: the model is there, complete, but may not survive a crash.
+        OSError: the system refused: a full disk, no permission. No files remain.
+        NotDurableError: the model is complete, but may not survive a crash.
         Error: another rank has failed; says which and why.
     """
 
@@ -164,7 +163,7 @@ def _plan(state_dict: Mapping[str, Any]) -> tuple[SavePlan, SavePlanner]:
     with _cycles.naming_cycles(state_dict):
         planner.set_up_planner(dict(state_dict), None, True)
     state = planner.state_dict
-    # Empty containers hold nothing that could be left out.
+    # Ignore empty containers: they hold nothing that could be left out.
     empty = [
         name
         for name, value in state.items()
@@ -186,14 +185,14 @@ def _plan(state_dict: Mapping[str, Any]) -> tuple[SavePlan, SavePlanner]:
 
 
 Planned = Callable[[], tuple[Options, SavePlan, SavePlanner]]
-"""Returns what this rank exports, or raises why it can't."""
+"""Returns this rank's part of the export, or raises why it has none."""
 
 
 def export_planned(planned: Planned, team: Team, config: Config | None) -> ExportReport:
-    """Export what each rank's plan says; every rank of the team calls this.
+    """Export by each rank's plan; every rank of the team calls this.
 
     Raises:
-        Exception: as `export_hf`.
+        Exception: any error of `export_hf`.
     """
     started = time.monotonic()
     export = _Export(team, config or Config())
@@ -209,7 +208,7 @@ def export_planned(planned: Planned, team: Team, config: Config | None) -> Expor
 
 
 class _Said(NamedTuple):
-    """What a rank says of itself."""
+    """A rank's message to the others."""
 
     options: Options
     chunks: list[Chunk]
@@ -231,7 +230,7 @@ class _Export:
         self._mine = Held([], [], [], set())
 
     def describe(self, planned: Planned) -> _Said:
-        """Return what this rank holds, and its options."""
+        """Return this rank's tensors and options."""
         if self._team.rank < 0:
             raise InvalidStateError(
                 "this process is not in the group: call export_hf on the group's ranks only"
@@ -245,7 +244,7 @@ class _Export:
         """Plan this rank's share; on rank 0 also create the files.
 
         Returns:
-            On rank 0, the directory that is written, and the files in it.
+            On rank 0, the directory to write, and the files in it.
         """
         model = merged(
             [(one.chunks, one.left_out, one.outside) for one in said], self._options.prefix
@@ -294,7 +293,7 @@ def _check_same(options: list[Options]) -> None:
 
 
 def _numbers(options: Options, model: Model) -> list[int] | None:
-    """Return the number of each tensor's file, if they were given."""
+    """Return the number of each tensor's file, if the caller gave them."""
     if options.numbers is None:
         return None
     if options.numbers == "one":

@@ -1,7 +1,7 @@
-"""What each rank holds of a model, and what all ranks make of that. Does no I/O.
+"""Collects each rank's parts of a model, and merges them on all ranks.
 
-The planner of torch.distributed.checkpoint knows every kind of sharded tensor: it says which
-region of which tensor a rank has.
+Does no I/O. The planner of torch.distributed.checkpoint supports every kind of sharded tensor: it
+returns which region of which tensor a rank has.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from ringstow._state.tree._select import listed
 from ringstow.dcp import _resolved_items
 from ringstow.dcp._export_plan import Box, Shape, Tensor
 
-# Replicated tensors of fewer bytes come from the first rank that has them, such as the statistics
-# of a normalization, which may differ between ranks and belong together.
+# Replicated tensors of fewer bytes come from the first rank that has them: normalization statistics
+# may differ between ranks, and must come from one rank.
 _SMALL_BYTES = 1 << 20
 
 
 class Chunk(NamedTuple):
-    """What one rank says of a region that it holds."""
+    """One rank's description of a region that it holds."""
 
     name: str
     code: str
     """safetensors' name of the dtype in the file."""
     item_bytes: int
-    """Of an element in the file."""
+    """Bytes of an element in the file."""
     shape: Shape
     box: Box
     tie: str | None
-    """The name of an earlier tensor that is the same memory, of which it is the same region."""
+    """The name of an earlier tensor with the same memory, of which this is the same region."""
     is_plain: bool
-    """Whether it is all of a tensor that does not know of other ranks."""
+    """Whether it is a complete tensor that is not distributed."""
 
 
 class Local(NamedTuple):
@@ -53,11 +53,11 @@ class Local(NamedTuple):
 
 @dataclasses.dataclass
 class Held:
-    """What one rank holds."""
+    """One rank's part of the model."""
 
     chunks: list[Chunk]
     locals: list[Local]
-    """One for each chunk."""
+    """The tensor of each chunk."""
     left_out: list[str]
     """Names of values that are not tensors."""
     outside: set[str]
@@ -65,7 +65,7 @@ class Held:
 
 
 class Model(NamedTuple):
-    """What all ranks hold together."""
+    """The whole model of all ranks."""
 
     tensors: list[Tensor]
     codes: list[str]
@@ -81,7 +81,7 @@ class Model(NamedTuple):
 
 
 def held(plan: SavePlan, planner: SavePlanner, prefix: str, dtype: str | None) -> Held:
-    """Return what this rank holds by its plan, of the names with a prefix.
+    """Return this rank's part by its plan, of the names with a prefix.
 
     Raises:
         UnsupportedError: tensors of kinds that can't be written; names them all.
@@ -101,7 +101,7 @@ def held(plan: SavePlan, planner: SavePlanner, prefix: str, dtype: str | None) -
                 _add(mine, item, planner, name.removeprefix(prefix), dtype, first)
             except Error as error:
                 refusals.add(error)
-            except Exception as error:  # the planner's own
+            except Exception as error:  # the planner's own error
                 refusals.add(InvalidStateError(f"{name}: {type(error).__name__}: {error}"))
     refusals.check()
     return mine
@@ -144,16 +144,16 @@ def _add(
 
 
 def merged(said: Sequence[tuple[list[Chunk], list[str], set[str]]], prefix: str) -> Model:
-    """Return the model that all ranks hold together; the same on all of them.
+    """Return the whole model of all ranks; equal on all of them.
 
     Args:
         said: each rank's chunks, names of other values, and first keys without the prefix.
-        prefix: for messages.
+        prefix: the prefix of names, for messages.
 
     Raises:
         KeyMismatchError: no tensor has a name with the prefix.
-        InvalidStateError: the ranks do not mean the same tensors, or do not hold all of one, or
-            hold parts of it twice.
+        InvalidStateError: the ranks' tensors do not match, or parts of a tensor are missing or held
+            twice.
     """
     of_name: dict[str, list[tuple[int, Chunk]]] = {}
     for rank, (held_there, _, _) in enumerate(said):
@@ -198,7 +198,7 @@ def _described(chunk: Chunk) -> str:
 
 
 def _ties(of_name: dict[str, list[tuple[int, Chunk]]]) -> dict[str, str]:
-    """Return each name of which every rank says that it is the same memory as another name."""
+    """Return each name that shares its memory with another name on every rank."""
     ties: dict[str, str] = {}
     for name, chunks in of_name.items():
         known = {chunk.tie for _, chunk in chunks if chunk.box.elements()}
@@ -217,7 +217,7 @@ def _tensor(chunks: list[tuple[int, Chunk]], load: list[int]) -> Tensor:
         if rank not in holders:
             holders.append(rank)
     tensor = Tensor(first.name, first.shape, first.item_bytes, boxes)
-    # Ranks may hold different values of a plain tensor: one of them provides all of it.
+    # Ranks may hold different values of a plain tensor: one rank provides the whole tensor.
     if first.is_plain and tensor.nbytes:
         ((box, holders),) = boxes.items()
         small = tensor.nbytes < _SMALL_BYTES

@@ -3,10 +3,10 @@
 Every rank computes this from the same list of boxes: the regions of tensors that the ranks hold.
 
 The files are cut into units: runs of complete pages. One rank writes a unit, so no two ranks write
-to one page, and no rank reads what another one wrote. A unit begins at the first page boundary in a
-segment: bytes that one rank holds in the order of the file. The writer of a unit holds its first
-byte. What other ranks hold of it, they send: a few bytes where shards follow each other, and most
-of the unit where a tensor is sharded along an inner dimension.
+to one page, and no rank reads another rank's writes. A segment is a run of file bytes that one rank
+holds in order; a unit begins at the first page boundary in a segment. The writer of a unit holds
+its first byte. Other ranks send their bytes of the unit: a few bytes where shards follow each
+other, and most of the unit where a tensor is sharded along an inner dimension.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Shape = tuple[int, ...]
 
 PAGE = 4096
 UNIT_BYTES = 8 << 20
-"""A unit has at most this many bytes, and those of one more page."""
+"""A unit has at most this many bytes plus one page."""
 ROUND_BYTES = 32 << 20
-"""A rank receives, and sends, about this many bytes at once."""
+"""About how many bytes a rank receives, and sends, at once."""
 
 
 class Box(NamedTuple):
@@ -38,7 +38,7 @@ class Box(NamedTuple):
         return math.prod(self.sizes)
 
     def overlap(self, other: Box) -> Box | None:
-        """Return what two boxes share; None if that is nothing."""
+        """Return the intersection of two boxes; None if it is empty."""
         offsets = tuple(map(max, self.offsets, other.offsets))
         ends = (min(a + n, b + m) for a, n, b, m in zip(*self, *other, strict=True))
         sizes = tuple(end - at for end, at in zip(ends, offsets, strict=True))
@@ -57,12 +57,12 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of all of its elements."""
+        """Return the bytes of all elements."""
         return math.prod(self.shape) * self.item_bytes
 
 
 class Piece(NamedTuple):
-    """Bytes of one tensor in a unit, and who has them."""
+    """Bytes of one tensor in a unit, and the ranks that have them."""
 
     file: int
     offset: int
@@ -73,7 +73,7 @@ class Piece(NamedTuple):
     length: int
     """Elements."""
     sources: tuple[tuple[Box, int], ...]
-    """The boxes that hold some of them, and the rank that provides each."""
+    """The boxes that hold some of these elements, and the rank that provides each."""
 
 
 class Unit(NamedTuple):
@@ -81,7 +81,7 @@ class Unit(NamedTuple):
 
     writer: int
     round: int
-    """When its bytes are sent, from 1; 0 if the writer has them all in the order of the file."""
+    """The round in which its bytes are sent, from 1; 0 if the writer has them all in file order."""
     pieces: list[Piece]
 
 
@@ -106,7 +106,7 @@ def runs(shape: Shape, first: int, count: int) -> Iterator[Box]:
 
 
 def first_element(shape: Shape, box: Box) -> int | None:
-    """Return where a box begins in row-major order; None if it is not one run there."""
+    """Return where a box begins in row-major order; None if it is not contiguous there."""
     at = 0
     may_split = True
     for n, offset, size in zip(shape, *box, strict=True):
@@ -125,7 +125,7 @@ class _Segment(NamedTuple):
     first: int
     """Its first element."""
     box: Box | None
-    """The box that it is; None for all of a tensor whose boxes are not in the order of the file."""
+    """The box of the segment; None for a whole tensor whose boxes are not in file order."""
 
 
 class Shares:
@@ -138,13 +138,13 @@ class Shares:
         places: Sequence[tuple[int, int]],
         ranks: int,
     ) -> None:
-        """Deal the units out.
+        """Assign the units to ranks.
 
         Args:
-            tensors: those of the model.
+            tensors: the tensors of the model.
             files: for each file, the bytes of its header and its length.
             places: for each tensor, its file and the offset of its first byte there.
-            ranks: their number.
+            ranks: the number of ranks.
         """
         self._tensors = tensors
         self._files = files
@@ -157,7 +157,7 @@ class Shares:
         self._places = places
         self._load = [0] * ranks
         self._rows: dict[int, _Rows] = {}
-        # By rank, in the round so far.
+        # Bytes by rank in the current round.
         self._in: dict[int, int] = {}
         self._out: dict[int, int] = {}
         self._round = 1
@@ -192,7 +192,7 @@ class Shares:
                 yield _Segment(at, at + box.elements() * tensor.item_bytes, number, first, box)
 
     def _writer(self, segment: _Segment, begin: int, end: int, last: int | None) -> int:
-        """Return who writes a unit: the one before if that is not too far ahead."""
+        """Return the writer of a unit: the previous writer if it is not too far ahead."""
         holders = self._holders(segment, begin, end)
         least = min(holders, key=lambda rank: (self._load[rank], rank))
         if last in holders and last is not None:
@@ -224,7 +224,7 @@ class Shares:
             if segment.box is None or sources[0][1] != writer:
                 received += stop - start
                 every = sum(box.elements() for box, _ in sources)
-                for box, rank in sources:  # about as much as it has of these rows
+                for box, rank in sources:  # about the share that it has of these rows
                     share = box.elements() * (stop - start) // every
                     sent[rank] = sent.get(rank, 0) + share
             at += 1
@@ -248,7 +248,7 @@ class Shares:
 
     def _rows_of(self, number: int) -> _Rows:
         rows = self._rows.get(number)
-        if rows is None:  # only for tensors whose boxes are not in the order of the file
+        if rows is None:  # only for tensors whose boxes are not in file order
             rows = self._rows[number] = _Rows(self._tensors[number])
         return rows
 

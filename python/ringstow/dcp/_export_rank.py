@@ -1,4 +1,4 @@
-"""One rank's work in an export: what it writes by itself, what it sends, and what it receives."""
+"""One rank's work in an export: the bytes that it writes, sends and receives."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from ringstow.dcp._export_exchange import Cast, Inbox, Received, Round, Sent, pa
 from ringstow.dcp._export_layout import Held, Local, Model
 from ringstow.dcp._export_plan import Box, Piece, Shares, Unit, first_element
 
-# Inboxes in memory at once: one is written while the next one arrives.
+# Number of inboxes in memory: one is written while the next one arrives.
 _INBOXES_MAX = 2
 _POLL_S = 0.05
 
 FileSpec = tuple[str, int, int]
-"""Of a file: its name, the bytes of its header, its length."""
+"""A file's name, the bytes of its header, its length."""
 _Place = tuple[int, int, int, int, int, int]
 
 
 @dataclasses.dataclass
 class Layout:
-    """Where each tensor of a model is."""
+    """The place of each tensor of a model in the files."""
 
     files: list[FileSpec]
     places: list[tuple[int, int]]
 
 
 class ShareWriter:
-    """Writes what one rank has to write of a model's files."""
+    """Writes one rank's units of a model's files."""
 
     def __init__(
         self,
@@ -48,12 +48,12 @@ class ShareWriter:
         layout: Layout,
         team: Team,
     ) -> None:
-        """Find out what this rank writes, sends and receives.
+        """Compute what this rank writes, sends and receives.
 
         Args:
-            model: what all ranks hold.
-            mine: what this rank holds.
-            layout: where it goes.
+            model: the whole model of all ranks.
+            mine: this rank's part.
+            layout: the places in the files.
             team: the ranks.
         """
         self._team = team
@@ -135,7 +135,8 @@ class ShareWriter:
                 nbytes = part.region.elements() * tensor.item_bytes
                 turn.expected[part.rank] = turn.expected.get(part.rank, 0) + nbytes
         nbytes = piece.length * tensor.item_bytes
-        # Inboxes become items when the writing starts: until then -1 is that of round 1.
+        # Inboxes become items when the writing starts: until then -1 stands for the inbox of round
+        # 1.
         self._place(piece, nbytes, (-number, turn.nbytes), number)
         turn.nbytes += nbytes
 
@@ -190,9 +191,9 @@ class ShareWriter:
         return _native.start_model_share(items, directory, files, places, config.to_json())
 
     def _prepare(self, job: _native.SaveJob, number: int) -> None:
-        """Hand over what came in the round before, and put together what is sent in this one.
+        """Pass the previous round's bytes to the writer, and assemble the bytes to send now.
 
-        Nothing fails between here and the end of the exchange, unless a rank goes.
+        Nothing fails between here and the end of the exchange, unless a rank is gone.
         """
         self._deliver(number - 1)
         early = [n for n in self._inboxes if n <= number - _INBOXES_MAX]
@@ -201,7 +202,7 @@ class ShareWriter:
             while not gone.wait(_POLL_S) and not job.done():
                 pass
         if job.done() and self._inboxes and max(self._inboxes) >= number:
-            job.result()  # raises why: it has not seen this round yet
+            job.result()  # raises the failure: the job cannot have ended before this round
         if number in self._rounds:
             self._rounds[number].pack(self._team.device)
 
@@ -227,7 +228,7 @@ def _load(cast: Cast, first: int, count: int) -> Placed:
 
 
 def _wait_for_gpus(tensors: object) -> None:
-    """Wait for the work that computes tensors on GPUs: other threads read them."""
+    """Wait for queued GPU work on the tensors: other threads read them."""
     devices = {tensor.device for tensor in tensors if tensor.is_cuda}  # type: ignore[attr-defined]
     for device in devices:
         with contextlib.suppress(RuntimeError):

@@ -1,7 +1,7 @@
-"""What a rank that saves by itself, without collectives, notes of the save.
+"""The note of a rank that saves by itself, without collectives, in its manifest.
 
-Such a rank does not talk to the others. It notes in its part how many ranks save, and a text that
-all of them read from the process group's store. `ringstow.latest` finds only checkpoints whose
+Such a rank does not communicate with the others. Its note holds the number of ranks, and a text
+that all ranks read from the process group's store. `ringstow.latest` finds only checkpoints whose
 parts all have the same note, and a load compares them (`_native.check_own_share`).
 """
 
@@ -29,10 +29,10 @@ def part_of(directory: str, rank: int) -> tuple[int, int, str] | None:
     """Return the rank, the number of ranks, and a text that identifies this save.
 
     The text is the same on all ranks: random characters of the process group, and the number of
-    saves that each rank has begun into its directory. So parts of a save before a restart, or of
-    one that some ranks did not finish, never count as parts of this one.
+    saves that each rank has begun into its directory. So parts of a save before a restart, or of a
+    save that some ranks did not finish, never count as parts of this save.
 
-    DCP does not pass a writer the process group it saves with: this assumes the default one.
+    DCP does not pass the process group to a writer: this assumes the default group.
 
     Args:
         directory: the rank's own directory.

@@ -1,7 +1,7 @@
 """The newest checkpoint of a run, the same on every rank.
 
-On a network file system a rank may see a new directory seconds after rank 0. Ranks that each look
-for the newest checkpoint may then load different ones.
+On a network file system a rank may see a new directory seconds after rank 0. If each rank searched
+for the newest checkpoint, ranks could load different ones.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ def latest(
 ) -> Step | None:
     """Return the newest step that can be loaded, as the group's rank 0 sees it.
 
-    All ranks of the group call this. Rank 0 looks, and the others wait until they see that
-    checkpoint as well. Without a process group it is `ringstow.latest`.
+    All ranks of the group call this. Rank 0 searches, and the others wait until they see that
+    checkpoint as well. Without a process group, it is the same as `ringstow.latest`.
 
     Args:
-        directory: the directory that holds the checkpoints, or the tiers of one run, as in
-            `ringstow.latest`; only rank 0's counts.
+        directory: the directory that holds the checkpoints, or a list of the tiers of one run; only
+            rank 0's is used.
         process_group: the ranks; None means the default group.
-        verify: as in `ringstow.latest`; rank 0 reads every byte.
-        before: as in `ringstow.latest`.
-        pattern: as in `ringstow.latest`.
-        config: as in `ringstow.latest`.
+        verify: rank 0 reads every byte and compares it with its checksum; skips damaged steps.
+        before: return only a step older than this number, or than the checkpoint at this path.
+        pattern: only names that match are steps, such as ``"step-*"``; see `ringstow.steps`.
+        config: the settings, of which only ``stripe`` is used; None means the defaults.
 
     Raises:
         NoCheckpointError: some ranks do not see the checkpoint that rank 0 has found; names them.
             All ranks raise it.
-        Exception: what `ringstow.latest` raises on rank 0, on all ranks.
+        Exception: rank 0's error of `ringstow.latest`, on all ranks.
     """
     ranks = team_of(process_group)
     look = functools.partial(
@@ -66,7 +66,7 @@ def latest(
             ranks.see(found.path, is_found=True)
             return found
         except NoCheckpointError as error:
-            # Another process may have removed it meanwhile.
+            # Another process may have removed the checkpoint meanwhile.
             has_gone = functools.partial(_native.has_gone, error.path)
             if not ranks.from_first(has_gone) or not ranks.from_first(again.may_try):
                 raise

@@ -1,4 +1,4 @@
-"""How a usual value of a state is laid out on this rank, as a key that equals that of its like."""
+"""The layout of a common value on this rank, as a key that is equal for equal layouts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _OWN = ("global_shape", "__create_write_items__", "__create_chunk_list__")
 
 
 class Look:
-    """Looks at the values of one state, which lives meanwhile."""
+    """Makes the keys of one state's values; the state must outlive it."""
 
     def __init__(self) -> None:
         self._ranks: dict[int, int] = {}
         """This rank's number in each mesh, by the mesh's id."""
 
     def layout(self, value: Any) -> tuple[Any, ...] | None:
-        """Return class, shape, and placements; None for a value that is laid out in its own way.
+        """Return class, shape and placements; None for a value with a layout of its own.
 
         Call it without autograd.
         """
@@ -30,7 +30,8 @@ class Look:
             mesh = value.device_mesh
             rank = self._ranks.get(id(mesh))
             if rank is None:
-                # A mesh equals one of an earlier process group, where this rank had another number.
+                # A mesh may equal a mesh of an earlier process group, in which this rank had
+                # another number.
                 rank = self._ranks[id(mesh)] = mesh.get_rank()
             return kind, value.shape, value.placements, mesh, rank
         if kind in _PLAIN:
@@ -41,5 +42,5 @@ class Look:
 
 
 def is_own(local: Any) -> bool:
-    """Tell whether a local tensor says itself which parts of a whole it has."""
+    """Return whether a local tensor itself describes which parts of the whole it has."""
     return type(local) not in _PLAIN or any(hasattr(local, name) for name in _OWN)

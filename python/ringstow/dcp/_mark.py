@@ -1,7 +1,7 @@
-"""The file ``.metadata``, for programs that look whether it is there.
+"""The file ``.metadata``, for programs that check whether it exists.
 
 ``manifest.json`` is the commit of a checkpoint. This file is written after it and holds no data.
-Torch's own reader, which unpickles it, fails with an error that names ringstow. The pickle names
+Torch's own reader unpickles it, and then fails with an error that names ringstow. The pickle names
 this module, so the module keeps its name.
 """
 
@@ -20,18 +20,18 @@ from ringstow._core._errors import UnsupportedError
 
 NAME = ".metadata"
 
-# Near the beginning of torch's own.
+# A text near the beginning of torch's own file.
 _TORCHS = b"torch.distributed.checkpoint.metadata"
 _START_BYTES = 256
 _DATA_FILE = rb"__\d+_(?:\d+|convert)\.distcp"
 _BYTES_MAX = 64 << 20
-"""A longer ``.metadata`` is not searched: anybody can plant a file of endless length."""
+"""A longer ``.metadata`` is not searched: anyone could plant a huge file."""
 
 _log = logging.getLogger("ringstow")
 
 
 class _Mark:
-    """Pickles to a call of `refuse`. Files on disk name both: neither may move."""
+    """Pickles to a call of `refuse`. Files on disk name both: do not move or rename them."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return refuse, ()
@@ -50,12 +50,12 @@ def refuse() -> NoReturn:
 
 
 def write(path: str) -> None:
-    """Write the mark of a committed checkpoint, and remove what it replaces; log a failure.
+    """Write the mark of a committed checkpoint, and remove a replaced one; log a failure.
 
-    A checkpoint of torch's own writer ends with its ``.metadata``: the files that it lists go too.
+    If it replaces a ``.metadata`` of torch's own writer, it also removes the files listed there.
     """
     target = os.path.join(path, NAME)
-    temporary = f"{target}.part"  # what clean-ups know as left by a kill
+    temporary = f"{target}.part"  # a name that clean-ups remove after a kill
     try:
         dead = _listed_in(target)
         with _files.fresh(temporary) as file:
@@ -73,7 +73,7 @@ def write(path: str) -> None:
 
 
 def is_torchs(mark: str) -> bool:
-    """Tell whether a file is the ``.metadata`` of torch's own writer."""
+    """Return whether a file is the ``.metadata`` of torch's own writer."""
     try:
         with _files.reading(mark) as file:
             return _TORCHS in file.read(_START_BYTES)
@@ -87,7 +87,7 @@ def is_torchs(mark: str) -> bool:
 
 
 def _remove(path: str, dead: list[str]) -> None:
-    """Remove data files of the replaced checkpoint by torch; nothing refers to them any more."""
+    """Remove data files of the replaced checkpoint by torch; nothing refers to them now."""
     try:
         for name in dead:
             os.unlink(os.path.join(path, name))
@@ -101,9 +101,9 @@ def _remove(path: str, dead: list[str]) -> None:
 
 
 def _listed_in(mark: str) -> list[str]:
-    """Return the files beside a mark of torch's that it lists; none if it is not torch's.
+    """Return the files that torch's ``.metadata`` lists; none if it is not torch's.
 
-    The pickle is searched for the names, not loaded: unpickling can run any code.
+    Searches the pickle for the names without loading it: unpickling can run any code.
     """
     try:
         with _files.reading(mark, links=False) as file:
@@ -111,7 +111,7 @@ def _listed_in(mark: str) -> list[str]:
             if _TORCHS not in start:
                 return []
             text = start + file.read(_BYTES_MAX + 1 - len(start))
-    except OSError:  # not there, or no regular file
+    except OSError:  # missing, or not a regular file
         return []
     if len(text) > _BYTES_MAX:
         _log.warning(

@@ -39,10 +39,10 @@ Shape = tuple[int, ...]
 
 _log = logging.getLogger("ringstow")
 
-# A list with up to this many gaps has empty dicts in them; with more it becomes a dict.
+# A list with up to this many gaps gets empty dicts in them; with more gaps it becomes a dict.
 _GAPS_MAX = 4096
 
-# An attribute of DCP's Metadata that only ringstow knows.
+# An attribute of DCP's Metadata that only ringstow uses.
 _DROPPED = "ringstow_dropped"
 
 _NOTHING = _build.Contents("", lambda _: None)
@@ -52,12 +52,12 @@ class _Branch(dict[Step, Any]):
     """A container of the state: a dict if its keys are str, a list if they are int."""
 
     note: Container | None = None
-    """What the flat names lose of it."""
+    """The information that flat names lose of it."""
     late: dict[Step, int] | None = None
     """The items that no flat name leads to, with their positions."""
 
     def settle(self) -> None:
-        """Put each item where it was among the others."""
+        """Put each item back at its position."""
         if self.late:
             items = [(step, item) for step, item in self.items() if step not in self.late]
             for step, position in sorted(self.late.items(), key=operator.itemgetter(1)):
@@ -69,8 +69,9 @@ class _Branch(dict[Step, Any]):
 def tree_of(metadata: Metadata, notes: Containers | None = None) -> str:
     """Return the JSON tree of a checkpoint's values.
 
-    It is nested by the default planner's ``planner_data``, or flat if that is something else, lacks
-    a name, or contradicts itself. A nested one has the containers that the ranks have noted.
+    The tree is nested by the default planner's ``planner_data``; it is flat if that has another
+    type, lacks a name, or contradicts itself. A nested tree has the containers that the ranks have
+    noted.
     """
     leaves: dict[str, Json] = {
         name: {"$object" if isinstance(stored, BytesStorageMetadata) else "$tensor": name}
@@ -154,7 +155,7 @@ def note_dropped(metadata: Metadata, names: tuple[str, ...]) -> None:
 
 
 def dropped_from(metadata: Metadata) -> tuple[str, ...]:
-    """Return the parts that `slim` has dropped from a checkpoint, as far as it is known."""
+    """Return the parts that `slim` has dropped from a checkpoint, as far as known."""
     names: tuple[str, ...] = getattr(metadata, _DROPPED, ())
     return names
 
@@ -175,7 +176,7 @@ class Entry(NamedTuple):
     """Offsets and sizes of the regions that one rank's part of a checkpoint leaves out."""
 
     def lacks(self, item: ReadItem) -> bool:
-        """Tell whether the chunk that a planner asks for lacks some of the elements."""
+        """Return whether the chunk that a planner asks for lacks some of its elements."""
         chunk = self.chunk_of(item.storage_index)
         if chunk is None:
             return True
@@ -194,7 +195,7 @@ class Entry(NamedTuple):
 
 @dataclasses.dataclass
 class Contents:
-    """A checkpoint's table of contents, by flat name."""
+    """A checkpoint's tensors and objects, by flat name."""
 
     path: str
     entries: dict[str, Entry]
@@ -206,7 +207,7 @@ class Contents:
 
     @classmethod
     def of(cls, path: str, rows: list[Any], state: str | None) -> Contents:
-        """Build one from the native side's entries and the JSON tree, if it has one.
+        """Build the table from the native side's entries and the JSON tree, if there is one.
 
         Raises:
             FormatError: the tree is damaged, or does not fit the entries.
@@ -226,7 +227,7 @@ class Contents:
             placed.update(names)
             contents._add(place, node, entries)
         for name, entry in entries.items():
-            # A Counter's counts are in the tree, too.
+            # A Counter's counts are also in the tree.
             if name not in placed and name not in contents.paths:
                 contents.entries[name], contents.paths[name] = entry, (name,)
         return contents
@@ -263,7 +264,7 @@ class Contents:
         for name, entry in self.entries.items():
             try:
                 stored[name] = _stored(name, entry, kinds)
-            except UnsupportedError as error:  # a load of it fails as missing
+            except UnsupportedError as error:  # a load reports it as missing
                 _log.warning("%s: %s; it is left out", self.path, error)
         return Metadata(
             stored,
@@ -275,10 +276,10 @@ class Contents:
 def _stored(
     name: str, entry: Entry, kinds: dict[Any, TensorStorageMetadata]
 ) -> BytesStorageMetadata | TensorStorageMetadata:
-    """Return what DCP knows of an entry; entries of one kind share what is in it."""
+    """Return DCP's metadata of an entry; entries of one kind share its parts."""
     if entry.is_object:
         return BytesStorageMetadata()
-    # Holes are chunks too, so that a planner asks for them and the load can refuse.
+    # Include holes as chunks, so that a planner asks for them and the load can refuse.
     regions = tuple((tuple(o), tuple(n)) for o, n in (*entry.chunks, *entry.holes))
     mark = (entry.dtype, tuple(entry.shape), regions)
     kind = kinds.get(mark)
@@ -300,11 +301,11 @@ def _chunk(offsets: Sequence[int], sizes: Sequence[int], dtype: str) -> ChunkSto
 
 
 def _walk(node: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-    """Yield the path and the skeleton of each value that DCP does not take apart."""
+    """Yield the path and the skeleton of each value that DCP does not flatten."""
     if isinstance(node, Leaf) and node.tag == "$counter":
         node = node.body
     if isinstance(node, dict):
-        for key, child in node.items():  # DCP knows only str keys in a dict
+        for key, child in node.items():  # DCP has only str keys in a dict
             text = key if type(key) is str else _text_of(key)
             yield from _walk(child, (*path, text))
     elif isinstance(node, list) and _is_walked(node):
@@ -315,16 +316,16 @@ def _walk(node: Any, path: Path) -> Iterator[tuple[Path, Any]]:
 
 
 def _text_of(key: Any) -> str:
-    """Return what DCP makes of a key."""
+    """Return DCP's text for a key."""
     if type(key) in (Leaf, Box, tuple):
-        # Of a type that the program lacks no key of its state can be.
+        # The program's state cannot have a key of a type that the program lacks.
         with contextlib.suppress(Error, NoKeyError):
             return str(rebuild_key(key, (), _build.Builder(_NOTHING, {}).make, ()))
     return str(key)
 
 
 def _is_walked(items: list[Any]) -> bool:
-    """Tell whether DCP takes a list apart: one with tensors or dicts in it."""
+    """Return whether DCP flattens a list: only lists with tensors or dicts."""
     return any(
         isinstance(item, dict) or _is_item(item) or (isinstance(item, list) and _is_walked(item))
         for item in items
@@ -332,7 +333,7 @@ def _is_walked(items: list[Any]) -> bool:
 
 
 def _is_item(node: Any) -> bool:
-    """Tell whether a leaf is an item for DCP too; an array is not."""
+    """Return whether a leaf is an item for DCP too; an array is not."""
     return isinstance(node, Leaf) and node.tag in ("$tensor", "$object")
 
 

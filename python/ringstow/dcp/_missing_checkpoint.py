@@ -1,6 +1,6 @@
-"""Whether any rank of a load sees the checkpoint: if none does, there is nothing to wait for.
+"""Detects that no rank of a load sees the checkpoint, so that no rank waits for it.
 
-The ranks that wait count themselves in the store of the default process group.
+The waiting ranks count themselves in the store of the default process group.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ _KEY = "ringstow.dcp/absent"
 
 _lock = threading.RLock()  # re-entrant: a signal handler may save, too
 _looks: collections.Counter[str] = collections.Counter()
-"""How often this process has looked for each checkpoint: ranks that load together agree on it."""
+"""How often this process has searched for each checkpoint; equal on ranks that load together."""
 
 
 class Absence:
-    """What the ranks of one load say about the checkpoint's absence."""
+    """The count of ranks of one load that do not see the checkpoint."""
 
     def __init__(self, path: str, kind: str) -> None:
-        """Begin to look for a checkpoint; every rank does.
+        """Begin to search for a checkpoint, on every rank.
 
         Args:
-            path: its directory.
-            kind: what is looked for. A rank that finds one kind does not look for the next, so the
-                ranks agree only on how often they looked for the same kind.
+            path: the checkpoint's directory.
+            kind: the kind of checkpoint. A rank that finds one kind does not search for the next,
+                so the ranks agree only on how often they searched for the same kind.
         """
         self._ranks = _private.load_ranks()
         name = f"{kind}/{path}"
@@ -44,12 +44,12 @@ class Absence:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Note that this rank no longer waits, for ranks that are out of step with it."""
+        """Withdraw this rank's count, for ranks that are out of step with it."""
         if self._is_counted:
             self._add(-1)
 
     def is_everywhere(self) -> bool:
-        """Note that this rank does not see the checkpoint; tell whether no rank does."""
+        """Note that this rank does not see the checkpoint; return whether no rank does."""
         if not (dist.is_available() and dist.is_initialized()) or self._size() == 1:
             return True
         count = self._add(0 if self._is_counted else 1)

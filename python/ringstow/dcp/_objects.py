@@ -1,8 +1,8 @@
 """Objects: byte strings that DCP's planner made with ``torch.save``, or that ringstow packed.
 
-A save stores what ``torch.load(weights_only=True)`` reads as it is. Of the rest it packs the types
-that ringstow knows, and refuses all others. A load runs nothing of a pickle unless torch's
-restricted unpickler or the caller allows it.
+A save stores pickles that ``torch.load(weights_only=True)`` reads unchanged. It packs other objects
+of types that ringstow supports, and refuses the rest. A load runs no code of a pickle unless
+torch's restricted unpickler or the caller allows it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Blob:
     item: ReadItem
     stream: io.BytesIO
     entry: Entry | None
-    """None if it is made here."""
+    """None if the value is made here."""
     value: object = None
-    """What DCP's planner gets for the stream, if it is made here."""
+    """The value that DCP's planner gets for the stream, if it is made here."""
 
     @classmethod
     def of(cls, item: ReadItem, entry: Entry) -> Blob:
@@ -45,7 +45,7 @@ class Blob:
 
     @classmethod
     def made(cls, item: ReadItem, value: object) -> Blob:
-        """Return what DCP would have made from a value that ``ringstow.save`` wrote."""
+        """Return the object that DCP would have made from a value that ``ringstow.save`` wrote."""
         blob = cls(item, io.BytesIO(), None)
         blob.hold(value)
         return blob
@@ -53,14 +53,14 @@ class Blob:
     def hold(self, value: object) -> None:
         """Make a stream that DCP's planner unpickles to this value, while this object lives.
 
-        The value itself is not pickled: a type of the program could run its own code on what a
-        file holds, and return something else.
+        The value itself is not pickled: a type of the program could run code on a file's contents,
+        and return something else.
         """
         self.stream, self.value = io.BytesIO(), value
         torch.save(_Held(self), self.stream)
 
     def slices(self) -> list[Slice]:
-        """Return what to read; valid while the stream lives."""
+        """Return the read request; valid while the stream lives."""
         if self.entry is None or not self.entry.shape[0]:
             return []
         nbytes = self.entry.shape[0]
@@ -69,13 +69,13 @@ class Blob:
         return [(self.entry.name, 0, (0,), (nbytes,), address, (1,))]
 
 
-# Objects that planners unpickle, by the numbers in their streams, while a reader keeps them.
+# Objects that planners unpickle, by the numbers in their streams; a reader keeps them alive.
 _held: weakref.WeakValueDictionary[int, Blob] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 
 
 class _Held:
-    """Stands for an object's value in a pickle."""
+    """A placeholder for an object's value in a pickle."""
 
     def __init__(self, blob: Blob) -> None:
         self._number = next(_numbers)
@@ -86,7 +86,7 @@ class _Held:
 
 
 def _take(number: int) -> object:
-    """Return the value that a number stands for; torch.load calls this."""
+    """Return the value of a placeholder's number; torch.load calls this."""
     blob = _held.get(number)
     if blob is None:
         raise UnsupportedError("this object is from a load that has ended: load it again")
@@ -94,10 +94,10 @@ def _take(number: int) -> object:
 
 
 def check(blobs: list[Blob], path: str, *, allow_pickle: bool) -> None:
-    """Refuse objects that only an unrestricted unpickler could load; unpack what is packed.
+    """Refuse objects that need an unrestricted unpickler; unpack packed objects.
 
     Raises:
-        UnsupportedError: names each, and what it needs.
+        UnsupportedError: names each refused object, and what it needs.
         FormatError: a packed object is damaged.
     """
     refused = []
@@ -125,7 +125,7 @@ def check(blobs: list[Blob], path: str, *, allow_pickle: bool) -> None:
 
 
 def refusal(stream: io.BytesIO) -> str | None:
-    """Return what the restricted unpickler refuses of an object; None if it reads it."""
+    """Return what the restricted unpickler refuses in an object; None if it accepts the object."""
     stream.seek(0)
     try:
         torch.load(stream, map_location="cpu", weights_only=True)
@@ -157,7 +157,7 @@ def loadable(
     Args:
         item: the object's item.
         planner: the planner that has the object.
-        refusals: takes an object that can't be saved; the result is then None.
+        refusals: collects objects that can't be saved; the result is then None.
         allow_pickle: save the planner's bytes instead of refusing.
     """
     value = _object_of(item, planner)
@@ -203,7 +203,7 @@ def _object_of(item: WriteItem, planner: SavePlanner) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    """Tell whether a value needs no check of its pickle: most are numbers and text."""
+    """Return whether a value's pickle needs no check: most values are numbers and text."""
     found = map(type, _cycles.reached(value, lambda one: one if type(one) in (list, tuple) else ()))
     return all(kind in (*_PLAIN, list, tuple) for kind in found)
 

@@ -1,4 +1,4 @@
-"""Which checkpoint ids are paths, where a rank's part is, and the ids of saves and loads."""
+"""Checkpoint ids and paths, the directory of a rank's part, and the ids of saves and loads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAMESPACE = uuid.UUID("6f1f6c0e-5f0a-4c1e-9d53-7d1d0b2a8f11")
 
 
 def is_path(checkpoint_id: Any) -> bool:
-    """Tell whether a checkpoint's id is a path in the file system; a URL is not."""
+    """Return whether a checkpoint's id is a path in the file system, not a URL."""
     if not isinstance(checkpoint_id, (str, os.PathLike)):
         return False
     text = os.fspath(checkpoint_id)
@@ -39,26 +39,26 @@ def directory(checkpoint_id: StrPath) -> str:
 
 
 def is_object(checkpoint_id: Any) -> bool:
-    """Tell whether a checkpoint's id is the URL of an object store."""
+    """Return whether a checkpoint's id is the URL of an object store."""
     return isinstance(checkpoint_id, (str, os.PathLike)) and object_url(checkpoint_id) is not None
 
 
 def to_read(checkpoint_id: StrPath) -> str:
-    """Return the absolute path of a checkpoint that is to be read, or its URL.
+    """Return the absolute path or the URL of a checkpoint to read.
 
     Raises:
-        InvalidStateError: the id is neither.
+        InvalidStateError: the id is neither a path nor a URL of a store.
     """
     return object_url(checkpoint_id) or directory(checkpoint_id)
 
 
 def of_rank(path: str, rank: int) -> str:
-    """Return the directory of a rank's part, of ranks that save each by itself."""
+    """Return the directory of a rank's part, if each rank saves by itself."""
     return os.path.join(path, f"rank{rank:05}")
 
 
 def fresh_id() -> str:
-    """Return a new id of a save or a load, as torch's storage has them."""
+    """Return a new id of a save or a load, in torch's format."""
     return str(uuid.uuid4())
 
 

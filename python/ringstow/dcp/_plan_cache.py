@@ -1,8 +1,8 @@
-"""What the ranks of a group know of each other's plans from the saves before.
+"""Caches the plans that the ranks of a group know of each other from earlier saves.
 
-A rank sends a plan as known only if its last save in the group came to an answer of the
-coordinator: that answer says what the coordinator keeps. So a save that fails before the answer
-makes all ranks send complete plans, and no rank believes what another has forgotten.
+A rank sends a plan as known only if its last save in the group got an answer from the coordinator:
+the answer says what the coordinator keeps. After a save that fails before the answer, all ranks
+send complete plans, so no rank relies on what another has forgotten.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ringstow.dcp import _plan_columns, _private, _sent_metadata
 from ringstow.dcp._plan_transfer import Content, Items, Table, Token
 from ringstow.dcp._write_plan import Outline
 
-# A model and its optimizer, saved apart.
+# Enough for a model and its optimizer, saved separately.
 _STRUCTURES_MAX = 2
 
 
@@ -33,7 +33,7 @@ class Part(NamedTuple):
     """The plan's ``planner_data``; None if it is not flattened."""
 
     def contents(self) -> list[Content]:
-        """Return what it consists of."""
+        """Return the plan's contents."""
         return [self.items] if self.paths is None else [self.items, self.paths]
 
 
@@ -45,7 +45,7 @@ class Mine(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """What the coordinator has made of one plan of each rank."""
+    """The coordinator's result for one plan of each rank."""
 
     given: list[Part]
     answers: list[Part]
@@ -53,16 +53,16 @@ class Planned(NamedTuple):
     """The dicts of Metadata, in place of the items and their paths."""
 
     def of_rank(self, rank: int) -> list[Content]:
-        """Return what rank and coordinator both keep."""
+        """Return the contents that rank and coordinator both keep."""
         return [*self.given[rank].contents(), *self.answers[rank].contents()]
 
     def new_metadata(self, *, is_known: bool) -> Metadata:
-        """Return new metadata, which all other ranks may have already."""
+        """Return new metadata; all other ranks may already have its contents."""
         return _sent_metadata.metadata_over(*self.metadata, is_known=is_known)
 
 
 class Memory:
-    """What one rank of a group knows, and the coordinator of all ranks."""
+    """The cache of one rank of a group; the coordinator also caches all ranks' plans."""
 
     def __init__(self) -> None:
         # Saves without a process group may run in several threads.
@@ -74,18 +74,18 @@ class Memory:
         self._planned: collections.OrderedDict[Any, Planned] = collections.OrderedDict()
         self._promised: list[frozenset[Token]] = []
 
-    # On every rank.
+    # Methods for every rank.
 
     def begin(self) -> list[Mine]:
         """Begin a save, and return the plans that may be sent as known."""
         with self._lock:
-            if self._is_under_way:  # the last save has failed: what the coordinator did is unknown
+            if self._is_under_way:  # the last save failed: the coordinator's state is unknown
                 self._mine, self._kept = {}, []
             self._is_under_way = True
             return list(self._mine.values())
 
     def heard(self, mine: Mine, answer: Part | None, promise: Set[Token]) -> None:
-        """Take the coordinator's answer, and what it promises to keep."""
+        """Store the coordinator's answer, and the contents that it promises to keep."""
         contents = [*mine.part.contents(), *([] if answer is None else answer.contents())]
         with self._lock:
             self._is_under_way = False
@@ -94,14 +94,14 @@ class Memory:
             plans = self._mine | {mine.part.items.token: mine}
             self._mine = {token: one for token, one in plans.items() if token in promise}
 
-    # On the coordinator.
+    # Methods for the coordinator.
 
     def recall(self, key: object) -> Planned | None:
-        """Return what was made of the same plans before."""
+        """Return the earlier result for the same plans."""
         return self._planned.get(key)
 
     def promise(self, key: object, planned: Planned) -> list[frozenset[Token]]:
-        """Keep what was planned, and return what each rank may send as known in the next save."""
+        """Keep the result, and return what each rank may send as known in the next save."""
         with self._lock:
             self._planned[key] = planned
             self._planned.move_to_end(key)
@@ -114,12 +114,12 @@ class Memory:
             return self._promised
 
     def promised(self, rank: int) -> frozenset[Token]:
-        """Return what a rank has, if it has heard the last answer."""
+        """Return the contents that a rank has, if it received the last answer."""
         return self._promised[rank] if rank < len(self._promised) else frozenset()
 
 
 def part_of(items: object, paths: object) -> Part | None:
-    """Return the contents of a plan; None if it is another planner's, or was changed."""
+    """Return the contents of a plan; None if another planner made it, or it was changed."""
     content = items.unchanged() if type(items) is Items else None
     if content is None:
         return None
@@ -141,25 +141,25 @@ def metadata_part(metadata: Metadata) -> Part:
 
 
 def _part(first: Content, paths: Mapping[str, Any] | None) -> Part:
-    names = first.columns[0]  # of one list, which travels once
+    names = first.columns[0]  # shared by both, so that it is sent once
     return Part(first, None if paths is None else _plan_columns.paths_content(paths, names))
 
 
 class _Alone:
-    """Stands for the process group of a process that saves alone."""
+    """Replaces the process group in a process that saves alone."""
 
 
 _ALONE = _Alone()
 
-# The memories, by process group and coordinator.
+# The caches, by process group and coordinator.
 _memories: weakref.WeakKeyDictionary[Any, dict[int, Memory]] = weakref.WeakKeyDictionary()
 _lock = threading.RLock()  # re-entrant: a signal handler may save, too
 
 
 def memory_here() -> Memory:
-    """Return the memory of the group that the ``dcp.save`` which calls this saves in.
+    """Return the cache of the process group of the ``dcp.save`` that calls this.
 
-    A new one if the group is unknown.
+    A new cache if the group is unknown.
     """
     meeting = _private.save_meeting()
     if meeting is None:
@@ -173,7 +173,7 @@ def memory_here() -> Memory:
 
 
 def is_of_all(plans: Sequence[object]) -> bool:
-    """Tell whether these are the plans of all ranks of a save, on the coordinator."""
+    """Return, on the coordinator, whether these are the plans of all ranks of a save."""
     meeting = _private.save_meeting()
     if meeting is None:
         return False

@@ -1,4 +1,4 @@
-"""What travels of the lists and dicts of DCP's plans: columns, and how to make them back."""
+"""Converts the lists and dicts of DCP's plans to columns, for sending, and back."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _encode_read_items(made: list[ReadItem]) -> Any:
     numbers: dict[ReadTemplate, int] = {}
     names: list[str] = []
     column = array.array("I")
-    for item in made:  # what is read of a name goes to the same name
+    for item in made:  # source and destination have the same name
         names.append(item.dest_index.fqn)
         column.append(numbers.setdefault(ReadTemplate.of(item), len(numbers)))
     return names, column.tobytes(), list(numbers)
@@ -60,8 +60,8 @@ def paths_content(paths: Mapping[str, Any], names: list[str] | None = None) -> C
     """Return the content of ``planner_data``: the path of each name in a nested state.
 
     Args:
-        paths: it.
-        names: a list of its names that travels too.
+        paths: the ``planner_data``.
+        names: a list of its names that is sent too.
     """
     made = dict(paths)
     if names is None or names != list(made):

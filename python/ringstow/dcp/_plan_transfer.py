@@ -1,7 +1,8 @@
-"""Lists and dicts of DCP's plans that travel between ranks in columns, or as a token.
+"""Lists and dicts of DCP's plans that are sent between ranks as columns, or as a token.
 
 Torch pickles an object for every item. These lists and dicts pickle as columns, or as a token if
-the receiver has the content already. One that was changed after it was made pickles as a plain one.
+the receiver has the content already. A list or dict that was changed after it was made pickles as a
+plain one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _RECENT_MAX = 4
 
 
 class Content:
-    """What lists or dicts hold. It never changes; ranks that have it know it by its token."""
+    """The immutable contents of lists or dicts; ranks that have it identify it by its token."""
 
     def __init__(
         self,
@@ -35,39 +36,39 @@ class Content:
         encode: Callable[[Any], Any] | None = None,
         token: Token = "",
     ) -> None:
-        """Keep a list or dict, or what it can be made from.
+        """Keep a list or dict, or its columns.
 
         Args:
-            decode: makes it from its columns.
-            made: it.
-            columns: what travels.
-            encode: makes the columns from it, when they are needed.
-            token: of another process's content.
+            decode: makes the list or dict from its columns.
+            made: the list or dict.
+            columns: the columns to send.
+            encode: makes the columns from the list or dict, when they are needed.
+            token: the token of another process's content.
         """
         self.decode = decode
         self.token = token or secrets.token_hex(16)
         self.memo: dict[Any, Any] = {}
-        """What others have computed from it."""
+        """Cached results that others have computed from it."""
         self._encode = encode
         self._made, self._columns = made, columns
         _held[self.token] = self
 
     @property
     def made(self) -> Any:
-        """The list or dict itself; copy it before others get it."""
+        """The list or dict itself; copy it before passing it on."""
         if self._made is None:
             self._made = self.decode(self._columns)
         return self._made
 
     @property
     def columns(self) -> Any:
-        """What travels in its place."""
+        """The columns that are sent instead."""
         if self._columns is None and self._encode is not None:
             self._columns = self._encode(self._made)
         return self._columns
 
 
-# The contents in this process; weak, so that their owners decide how long they stay.
+# The contents in this process; weak references, so that their owners decide how long they live.
 _held: weakref.WeakValueDictionary[Token, Content] = weakref.WeakValueDictionary()
 
 
@@ -83,13 +84,13 @@ class Items(list[Any]):
     """The items of a plan."""
 
     content: Content | None = None
-    """None in a list that stands for a content that this process does not have."""
+    """None if this process does not have the list's content."""
     absent: tuple[Callable[[Any], Any], Token] | None = None
-    """What such a list stands for."""
+    """The token of a content that this process does not have."""
     is_known = False
-    """Whether the receiver has the content, or has no use for it."""
+    """Whether the receiver has the content, or does not need it."""
     note: Any = None
-    """What the sender adds for the receiver."""
+    """Extra data from the sender to the receiver."""
 
     @classmethod
     def over(cls, content: Content, *, is_known: bool = False, note: Any = None) -> Items:
@@ -99,7 +100,7 @@ class Items(list[Any]):
         return items
 
     def __iter__(self) -> Iterator[Any]:
-        """Refuse to pass for an empty plan if the items have stayed on their rank."""
+        """Raise instead of appearing empty if the items were not sent."""
         if self.absent is not None and not self:
             raise Error("the items of this plan are on another rank, which sent only their number")
         return super().__iter__()
@@ -134,7 +135,7 @@ def check(items: list[Any]) -> None:
     """Refuse items that did not arrive.
 
     Raises:
-        Error: this process does not have what the sender takes it to have.
+        Error: this process does not have the content that the sender assumes.
     """
     if type(items) is Items and items.absent is not None:
         raise Error(
@@ -144,19 +145,19 @@ def check(items: list[Any]) -> None:
 
 
 def leave_here(items: list[Any]) -> None:
-    """Let a plan's items not travel: the receiver has them, or only sends them back."""
+    """Do not send a plan's items: the receiver has them, or only sends them back."""
     if type(items) is Items:
         items.is_known = True
 
 
 class Table(dict[str, Any]):
-    """A dict of a plan, or of DCP's Metadata on its way to the other ranks."""
+    """A dict of a plan, or of DCP's Metadata while it is sent to the other ranks."""
 
     content: Content | None = None
     is_known = False
     """Whether all receivers have the content."""
     _shorts: float = math.inf
-    """How many more times it pickles by its content."""
+    """How many more times it pickles as columns or a token."""
 
     @classmethod
     def over(cls, content: Content, *, is_known: bool = False) -> Table:
@@ -167,7 +168,7 @@ class Table(dict[str, Any]):
 
     @classmethod
     def once(cls, content: Content, *, is_known: bool) -> Table:
-        """Return a dict of Metadata: the next pickle goes to other ranks, all later ones anywhere.
+        """Return a dict of Metadata: only its next pickle is sent to other ranks.
 
         It arrives as a plain dict.
         """

@@ -1,4 +1,4 @@
-"""A load planner that names all differences before anything is loaded, and plans fast."""
+"""A fast load planner that reports all differences before it loads anything."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STEPS = ("create_local_plan", "create_global_plan", "finish_plan")
 
 
 class LoadPlanner(DefaultLoadPlanner):
-    """Torch's default planner, except that it names all keys that do not fit, not only the first.
+    """Torch's default planner, but faster, and reporting all keys that do not fit.
 
     ::
 
@@ -36,9 +36,9 @@ class LoadPlanner(DefaultLoadPlanner):
     Torch's planner stops at the first key that is missing or has another shape, and ignores keys
     that only the checkpoint has.
 
-    The plans are those of torch's planner. With many tensors they take less time, since torch plans
-    one tensor of each layout, and plans travel in columns, or not at all if nobody else reads them.
-    A class that is derived from this one and overrides ``create_local_plan``,
+    The plans equal those of torch's planner. With many tensors they take less time, since torch
+    plans one tensor of each layout, and plans are sent as columns, or not at all if no other rank
+    reads them. A subclass that overrides ``create_local_plan``,
     ``create_global_plan`` or ``finish_plan`` plans as torch's planner does, without its speed.
     """
 
@@ -50,13 +50,13 @@ class LoadPlanner(DefaultLoadPlanner):
         cls._is_plain = _private.overrides(cls, LoadPlanner, _STEPS)
 
     elsewhere: Collection[str] = ()
-    """Keys of other ranks' state dicts: only the checkpoint has them here, and that is right."""
+    """Keys of other ranks' state dicts, which this rank's state may lack."""
     may_hold_more = False
     """Whether the checkpoint may hold any other keys."""
     must_fill = False
     """Whether to refuse a load without ``strict`` that fills nothing."""
     call = Call("planner=ringstow.dcp.LoadPlanner(strict=False)")
-    """What the caller's call takes."""
+    """The caller's arguments."""
 
     def __init__(
         self,
@@ -70,8 +70,8 @@ class LoadPlanner(DefaultLoadPlanner):
         Args:
             strict: the state dict and the checkpoint must hold the same keys. False loads the keys
                 in both; a tensor of another shape is still an error.
-            flatten_state_dict: as in torch.
-            flatten_sharded_tensors: as in torch.
+            flatten_state_dict: flatten nested containers; the same as in torch.
+            flatten_sharded_tensors: flatten nested sharded tensors; the same as in torch.
         """
         super().__init__(
             flatten_state_dict=flatten_state_dict,
@@ -94,7 +94,7 @@ class LoadPlanner(DefaultLoadPlanner):
             InvalidStateError: a value contains itself; names its key.
         """
         with collector_paused(), _cycles.naming_cycles(state_dict):
-            # Torch would flatten it twice, and take a gap for an empty dict in a list.
+            # Torch would flatten it twice, and treat a gap in a list as an empty dict.
             self.flatten_sharded_tensors = self._flattens and _private.holds_sharded(state_dict)
             super().set_up_planner(state_dict, metadata, is_coordinator)
 
@@ -110,7 +110,7 @@ class LoadPlanner(DefaultLoadPlanner):
             return super().create_local_plan()
         with collector_paused():
             items = read_items(self.state_dict, self.metadata, strict=not self.allow_partial_load)
-            # Kept: the plan may come back as a token.
+            # Keep the plan: it may come back as a token.
             self._planned = _plan_columns.read_items(items)
         return LoadPlan(Items.over(self._planned))
 
@@ -118,14 +118,14 @@ class LoadPlanner(DefaultLoadPlanner):
         """Return the plans of all ranks as they are, on the coordinator."""
         if not self._is_plain:
             for plan in global_plan:
-                _plan_transfer.leave_here(plan.items)  # the rank that gets it back has it
+                _plan_transfer.leave_here(plan.items)  # the rank that gets it back already has it
         return super().create_global_plan(global_plan)
 
     def finish_plan(self, new_plan: LoadPlan) -> LoadPlan:
         """Return this rank's final plan.
 
         Raises:
-            Error: the coordinator has sent what this rank does not have.
+            Error: the coordinator has sent a token that this rank does not have.
         """
         _plan_transfer.check(new_plan.items)
         self._planned = None
@@ -135,7 +135,7 @@ class LoadPlanner(DefaultLoadPlanner):
         return vars(self) | {"_planned": None}
 
     def _may_be_old(self, metadata: Metadata) -> bool:
-        """Tell whether a torch before 2.4 may have saved the checkpoint, with other flat names."""
+        """Return whether torch before 2.4 may have saved the checkpoint, with other flat names."""
         if not self.flatten_state_dict:
             return False
         missing = metadata.state_dict_metadata.keys() - self.state_dict.keys()
@@ -168,13 +168,13 @@ class LoadPlanner(DefaultLoadPlanner):
             raise mismatch.error(strict=self._strict)
         if self.must_fill and missing:
             filled = mismatch.filled()
-            if not known.isdisjoint(saved):  # another rank may have what this one has not
+            if not known.isdisjoint(saved):  # another rank may have the keys that this rank lacks
                 filled = filled._replace(names=filled.of_names)
             judge(mismatch, [filled], 0 if self.is_coordinator else -1)
 
 
 def _kind_of(value: Any) -> object:
-    """Return the dtype and shape of a tensor here or in the checkpoint, else its type."""
+    """Return the dtype and shape of a tensor here or in the checkpoint, otherwise its type."""
     if isinstance(value, TensorStorageMetadata):
         return value.properties.dtype, tuple(value.size)
     if isinstance(value, torch.Tensor):
@@ -183,7 +183,7 @@ def _kind_of(value: Any) -> object:
 
 
 def _difference(name: str, here: Any, there: Any) -> tuple[str, str] | None:
-    """Return what keeps a saved value from being loaded into another: its kind, and a sentence."""
+    """Return why a saved value can't be loaded into another: the kind, and a sentence."""
     if isinstance(there, BytesStorageMetadata):
         if isinstance(here, torch.Tensor):
             return "kind", f"{name} is a tensor here and an object in the checkpoint"

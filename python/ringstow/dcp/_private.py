@@ -1,6 +1,6 @@
-"""What ringstow.dcp uses of torch that torch does not document. No other file of dcp does.
+"""The undocumented parts of torch that ringstow.dcp uses; no other file of dcp uses any.
 
-A new torch may rename any of it. Each function says what it then does instead.
+A new torch may rename any of them. Each function says what it does in that case.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Call:
     """The call that a save is made in, as other threads see it.
 
     A call of a thread pool ends when the pool drops it, whether it returned or raised; any other
-    ends with its thread. If Python keeps the calls of its pools in another way, all end with their
-    threads, and a time limit decides before that (see `_saves_in_progress`).
+    call ends with its thread. If a new Python stores pool calls differently, all end with their
+    threads, and a time limit applies before that (see `_saves_in_progress`).
     """
 
     def __init__(self) -> None:
@@ -40,19 +40,19 @@ class Call:
         item, module = _pool_item()
         self._item = None if item is None else weakref.ref(item)
         self.is_save = f"{module}.".startswith("torch.distributed.checkpoint.")
-        """Whether it is DCP's own function, called by a pool: it makes one save."""
+        """Whether it is DCP's own function, called by a pool, which makes one save."""
 
     def is_here(self) -> bool:
-        """Tell whether it runs in this thread, or ran in it."""
+        """Return whether the call runs in this thread, or ran in it."""
         return self._thread is threading.current_thread()
 
     def has_ended(self) -> bool:
-        """Tell whether it has ended."""
+        """Return whether the call has ended."""
         return not self._thread.is_alive() or (self._item is not None and self._item() is None)
 
 
 def _pool_item() -> tuple[object, str]:
-    """Return what this thread runs for a thread pool, and the module of the called function.
+    """Return the pool's work item that this thread runs, and the module of its function.
 
     (None, "") in any other thread.
     """
@@ -68,7 +68,7 @@ def _pool_item() -> tuple[object, str]:
         return None, ""
     names = frame.f_locals
     item = names.get("self")
-    if isinstance(names, dict):  # before Python 3.13 a copy, which the frame keeps
+    if isinstance(names, dict):  # a copy before Python 3.13, which the frame keeps
         names.pop("self", None)
     return item, "" if item is None else module
 
@@ -78,7 +78,7 @@ def group_text(key: str, text: str) -> str:
 
     Args:
         key: the same on all ranks.
-        text: to be stored if this rank is the first.
+        text: the text to store if this rank is the first.
 
     Raises:
         Exception: the store does not answer, or torch has no such functions.
@@ -99,7 +99,7 @@ def group_count(key: str, number: int) -> int:
 def load_ranks() -> list[int] | None:
     """Return the ranks that take part in the ``dcp.load`` that calls this; None if unknown.
 
-    DCP passes a reader neither its process group nor ``no_dist``: they are in its frame.
+    DCP does not pass the process group or ``no_dist`` to a reader: they are in its frame.
     """
     frame = sys._getframe()
     while frame.f_code.co_name != "_load_state_dict":
@@ -111,12 +111,12 @@ def load_ranks() -> list[int] | None:
         if not load.use_dist:
             return [dist.get_rank() if dist.is_initialized() else 0]
         return dist.get_process_group_ranks(load.group)
-    except Exception:  # another torch's
+    except Exception:  # another torch version
         return None
 
 
 class Meeting(NamedTuple):
-    """The ranks that save together, and which of them plans."""
+    """The ranks that save together, and the planning rank."""
 
     group: dist.ProcessGroup | None
     """None for the default group, or for no group."""
@@ -139,7 +139,7 @@ def _in_save(name: str) -> Any:
 def saved_state() -> Mapping[str, Any]:
     """Return the state that the ``dcp.save`` which calls this saves; an empty one if unknown.
 
-    DCP passes a writer only what a planner has made of it.
+    DCP passes a writer only the planner's plan.
     """
     state = _in_save("state_dict")
     return state if isinstance(state, Mapping) else {}
@@ -148,7 +148,7 @@ def saved_state() -> Mapping[str, Any]:
 def save_meeting() -> Meeting | None:
     """Return the ranks of the ``dcp.save`` that calls this; None if unknown.
 
-    DCP passes neither planner nor writer its process group or ``no_dist``: they are in its frame.
+    DCP does not pass the process group or ``no_dist`` to planner or writer: they are in its frame.
     """
     save = _in_save("distW")
     try:
@@ -157,12 +157,12 @@ def save_meeting() -> Meeting | None:
         if use_dist and group is None:
             group = dist.group.WORLD  # a later default group is another one
         return Meeting(group if use_dist else None, use_dist, save.coordinator_rank)
-    except AttributeError:  # another torch's, or a call by other means
+    except AttributeError:  # another torch version, or not called by ``dcp.save``
         return None
 
 
 def holds_sharded(state: dict[str, Any]) -> bool:
-    """Tell whether a nested state holds a ShardedTensor."""
+    """Return whether a nested state holds a ShardedTensor."""
     return any(
         issubclass(kind, ShardedTensor) for kind in {*map(type, flattened(state)[0].values())}
     )
@@ -181,14 +181,14 @@ def keys_before_2_4(state: dict[str, Any]) -> set[str] | None:
 
 
 def overrides(kind: type, base: type, names: Iterable[str]) -> bool:
-    """Tell whether a class has methods of its own in place of a base class's.
+    """Return whether a class overrides methods of a base class.
 
     Args:
         kind: the class.
         base: a class that it derives from.
-        names: of the methods, beside those by which torch's planner makes a global plan.
+        names: the methods, besides those by which torch's planner makes a global plan.
     """
-    # One that another torch does not have counts as none.
+    # A method that another torch version lacks counts as not overridden.
     steps = ("_create_global_plan", "_dedup_save_plans", *names)
     return any(getattr(kind, name, None) is not getattr(base, name, None) for name in steps)
 
@@ -203,7 +203,8 @@ def set_version(metadata: Metadata) -> None:
 def waited_for(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor once the collective that computes it has ended; on a GPU, its stream waits.
 
-    Only functional collectives return tensors with a ``wait``; any other is returned as it is.
+    Only functional collectives return tensors with a ``wait``; other tensors are returned
+    unchanged.
     """
     wait = getattr(tensor, "wait", None)
     return wait() if callable(wait) else tensor

@@ -1,7 +1,7 @@
 """Errors that reach the other ranks.
 
-DCP pickles a rank's exception and gathers it. The other ranks would wait forever for one that can't
-be pickled, or not be unpickled.
+DCP pickles a rank's exception and gathers it. The other ranks would wait forever for an exception
+that can't be pickled or unpickled.
 """
 
 from __future__ import annotations

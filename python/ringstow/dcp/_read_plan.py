@@ -1,7 +1,7 @@
-"""What one rank has to read, planned cheaply: torch plans one value of each kind.
+"""Plans what one rank must read, cheaply: torch plans one value of each kind.
 
-A kind is all that the items of a value depend on but its name: how it is laid out here, and how it
-was saved.
+A kind is everything except the name that a value's items depend on: its layout here, and its layout
+in the checkpoint.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class ReadTemplate(NamedTuple):
 
 
 def read_items(state: Mapping[str, Any], metadata: Metadata, *, strict: bool) -> list[ReadItem]:
-    """Return what a rank has to read into a flat state, in the order of torch's planner.
+    """Return the items that a rank must read into a flat state, in the order of torch's planner.
 
     Raises:
         RuntimeError: torch's error for a name that the checkpoint lacks, if strict.
         ValueError: torch's error for a tensor of another size.
-        Exception: what else torch's planner raises for a value.
+        Exception: any other error of torch's planner for a value.
     """
     kinds: dict[Any, list[ReadTemplate]] = {}
     items: list[ReadItem] = []
@@ -85,7 +85,7 @@ def read_items(state: Mapping[str, Any], metadata: Metadata, *, strict: bool) ->
 
 
 def _mark(stored: Any, layout: tuple[Any, ...] | None) -> tuple[Any, ...] | None:
-    """Return all that the items of a value depend on; None for a value to look at alone."""
+    """Return the kind of a value; None for a value to plan separately."""
     if layout is None:
         return None
     if isinstance(stored, TensorStorageMetadata):

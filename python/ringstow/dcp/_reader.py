@@ -70,13 +70,13 @@ class StorageReader(storage.StorageReader):
 
         dcp.load(state_dict, checkpoint_id="step-1000", storage_reader=ringstow.dcp.StorageReader())
 
-    It reads what `StorageWriter` or ``ringstow.save`` saved, and plain directories of safetensors
-    files, such as those of torch's HuggingFaceStorageWriter.
+    It reads checkpoints of `StorageWriter` and ``ringstow.save``, and plain directories of
+    safetensors files, such as those of torch's HuggingFaceStorageWriter.
 
     Objects (all values but tensors) are pickles, or packed by ringstow. DCP's planner unpickles
     them without restriction, so each pickle first goes through ``torch.load(weights_only=True)``.
-    What that refuses is an error, unless ``allow_pickle`` is given. Nothing else here unpickles
-    anything. All objects are checked before any tensor is changed.
+    A pickle that torch refuses is an error, unless ``allow_pickle`` is given. Nothing else here
+    unpickles. All objects are checked before any tensor is changed.
     """
 
     def __init__(
@@ -91,17 +91,17 @@ class StorageReader(storage.StorageReader):
         """Make a reader.
 
         Args:
-            path: the checkpoint's directory, or its URL in an object store; None if each load has a
-                ``checkpoint_id``.
+            path: the checkpoint's directory, or its URL in an object store; None if each load gives
+                a ``checkpoint_id``.
             config: the configuration; None means the defaults.
-            verify: compare every checksum chunk that is read with its checksum before use.
+            verify: verify every checksum chunk that is read before using any of it.
             allow_pickle: unpickle any object, which can run any code.
-            broadcast: read once what every rank asks for, and send it to the others in this process
-                group, which must be the load's own; True means the default group. Give it on every
-                rank. It has no effect if the ranks load independently.
+            broadcast: the process group in which one rank reads data that every rank needs, and
+                sends it to the others. It must be the load's own group; True means the default
+                group. Give it on every rank. It has no effect if the ranks load independently.
 
         Raises:
-            InvalidStateError: ``path`` is neither a path in the file system nor such a URL.
+            InvalidStateError: ``path`` is neither a path in the file system nor the URL of a store.
         """
         self._path = None if path is None else _paths.to_read(path)
         self._config = config or Config()
@@ -112,12 +112,12 @@ class StorageReader(storage.StorageReader):
         self._checkpoint: _native.Checkpoint | None = None
         self._contents: Contents | None = None
         self.load_id = _paths.fresh_id()
-        """The load's id, as in torch's StorageMeta."""
+        """The load's id, for torch's StorageMeta."""
         self.report: LoadReport | None = None
         """Report of this rank's last successful load."""
 
     def reset(self, checkpoint_id: StrPath | None = None) -> None:
-        """Set the directory of later loads; None leaves it as it is.
+        """Set the directory of later loads; None keeps it.
 
         Raises:
             InvalidStateError: the id is not a path in the file system.
@@ -129,7 +129,7 @@ class StorageReader(storage.StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: StrPath) -> bool:
-        """Tell whether an id is a path in the file system, or the URL of an object store."""
+        """Return whether an id is a path in the file system, or the URL of an object store."""
         return _paths.is_path(checkpoint_id) or _paths.is_object(checkpoint_id)
 
     @property
@@ -137,23 +137,23 @@ class StorageReader(storage.StorageReader):
         """The absolute path of the directory of later loads; None if none was given yet."""
         return self._path
 
-    # A load, in the order of the calls.
+    # The methods of a load, in the order of the calls.
 
     @picklable
     @collector_paused()
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Open the checkpoint and return its table of contents.
+        """Open the checkpoint and return its metadata.
 
         Args:
             args: ignored.
-            kwargs: torch's ``rank``, if the checkpoint was saved without collectives: then each
-                rank has its own, in ``rank00003`` below the path.
+            kwargs: torch's ``rank``, if the checkpoint was saved without collectives: each rank
+                then has its own part, in ``rank00003`` below the path.
 
         Raises:
             IncompleteCheckpointError: the directory holds no committed checkpoint, or not this
                 rank's part.
             CorruptCheckpointError: the manifest is damaged.
-            FormatError: the manifest is not ringstow's, or a newer version's.
+            FormatError: the manifest is not ringstow's, or of a newer version.
             InvalidStateError: the reader has no path; or torch's own writer has saved over the
                 checkpoint.
             OSError: the system refused: no such directory, no permission, a failing disk.
@@ -176,18 +176,18 @@ class StorageReader(storage.StorageReader):
             raise
 
     def _tell_dropped(self, metadata: Metadata) -> None:
-        """Say what `slim` has dropped: torch's planner only says that keys are missing."""
+        """Log what `slim` has dropped: torch's planner only says that keys are missing."""
         dropped = () if self._checkpoint is None else tuple(self._checkpoint.dropped)
         note_dropped(metadata, dropped)
         if dropped:
             _log.warning("%s: %s", self._path, _select.said_of_slim(dropped))
 
     def _is_meant(self, rank: int | None) -> bool:
-        """Return whether this is the kind of checkpoint that DCP looks for; it tries both kinds."""
+        """Return whether the checkpoint is of the kind that DCP asks for; it tries both kinds."""
         return (rank is not None) == self._has_ranks()
 
     def _is_late(self, error: Exception, rank: int | None, absence: Absence) -> bool:
-        """Tell whether this rank may yet see what other ranks see."""
+        """Return whether this rank may still come to see what other ranks see."""
         if _shared_fs_lag.lacks_files(error):
             return True
         is_absent = isinstance(error, FileNotFoundError | NotCommittedError)
@@ -208,14 +208,14 @@ class StorageReader(storage.StorageReader):
         """Begin a load.
 
         Args:
-            metadata: what `read_metadata` returned.
+            metadata: the result of `read_metadata`.
             is_coordinator: ignored.
             args: ignored.
             kwargs: torch's ``use_collectives`` and ``rank``.
 
         Raises:
-            IncompleteCheckpointError: ranks saved each by itself, and a part is missing, or this
-                rank's and rank 0's are not of one save. DCP makes all ranks fail.
+            IncompleteCheckpointError: each rank saved by itself, and a part is missing, or this
+                rank's part and rank 0's are of different saves. DCP makes all ranks fail.
             OSError: the system refused.
         """
         self._use_collectives = kwargs.get("use_collectives", True)
@@ -236,7 +236,7 @@ class StorageReader(storage.StorageReader):
         """
         self._check_held(plan)
         if not self._broadcast and type(self).prepare_global_plan is _PREPARE:
-            _plan_transfer.leave_here(plan.items)  # the coordinator does not look at them
+            _plan_transfer.leave_here(plan.items)  # the coordinator does not read them
         if not self._use_collectives or self._checkpoint is None:
             return plan
         willing = _broadcast.group_of(self._broadcast) is not None
@@ -245,11 +245,11 @@ class StorageReader(storage.StorageReader):
 
     @picklable
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans, with a note of what one rank reads for all if they broadcast.
+        """Return the plans; if the ranks broadcast, note the items that one rank reads for all.
 
         Raises:
-            ReplacedCheckpointError: the ranks have opened different checkpoints, as a save replaced
-                the first meanwhile.
+            ReplacedCheckpointError: the ranks have opened different checkpoints, since a save
+                replaced the first meanwhile.
             InvalidStateError: the load and the group to broadcast in have different numbers of
                 ranks.
         """
@@ -281,7 +281,7 @@ class StorageReader(storage.StorageReader):
     @real_tensors()
     @collector_paused()
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read all that the plan asks for, and return when it is in place.
+        """Read everything that the plan asks for, and return when it is in place.
 
         Nothing changes unless everything fits and every object can be loaded. If reading then meets
         damage or a failing disk, the elements of the tensors are undefined.
@@ -291,7 +291,7 @@ class StorageReader(storage.StorageReader):
                 chunks; names them all.
             UnsupportedError: objects can't be loaded without ``allow_pickle``; names them all.
             ReplacedCheckpointError: another save replaced the checkpoint after it was opened.
-            CorruptCheckpointError: the bytes on disk are not those that were written.
+            CorruptCheckpointError: bytes on disk are damaged.
             OSError: the system refused.
         """
         with _done_callbacks.failing("load", self._require_path()):
@@ -345,7 +345,7 @@ class StorageReader(storage.StorageReader):
         return targets
 
     def _check_once(self, plan: LoadPlan) -> None:
-        """Refuse names that the checkpoint has for several values: DCP means any of them."""
+        """Refuse names that several values of the checkpoint share: DCP could mean any of them."""
         if self._contents is None or not self._contents.twice:
             return
         wrong = sorted({item.storage_index.fqn for item in plan.items} & self._contents.twice)
@@ -377,7 +377,7 @@ class StorageReader(storage.StorageReader):
     def _fill_together(
         self, plan: LoadPlan, planner: LoadPlanner, share: Share, group: dist.ProcessGroup
     ) -> tuple[list[Target], LoadReport]:
-        """Read what only this rank needs, then together with the others what all ranks need."""
+        """Read the items that only this rank needs; then, with the others, the shared items."""
         exchange = Exchange(group, self._read)
         shared = set(share.items)
         with exchange.together():
@@ -389,7 +389,7 @@ class StorageReader(storage.StorageReader):
         return targets, report
 
     def _hand_over(self, targets: list[Target], planner: LoadPlanner) -> None:
-        """Give the planner what was read."""
+        """Pass the loaded objects to the planner."""
         for target in targets:
             if isinstance(target, Fill):
                 planner.commit_tensor(target.item, target.target)
@@ -449,7 +449,7 @@ class StorageReader(storage.StorageReader):
         return report
 
     def _has_ranks(self) -> bool:
-        """Tell whether the checkpoint was saved without collectives, in a part for each rank."""
+        """Return whether the checkpoint was saved without collectives, in a part for each rank."""
         path = self._path
         return path is not None and os.path.exists(
             os.path.join(_paths.of_rank(path, 0), _paths.MANIFEST)
@@ -461,9 +461,9 @@ class StorageReader(storage.StorageReader):
         try:
             return self._open(own)
         except (FileNotFoundError, IncompleteCheckpointError) as error:
-            _native.check_own_share(path, rank)  # says more, if rank 0's share is there
+            _native.check_own_share(path, rank)  # raises a clearer error, if rank 0's part exists
             if not os.path.lexists(own):
-                # DCP puts this behind the error of the whole checkpoint, which is what was meant.
+                # DCP shows this after the error of the whole checkpoint, which the user asked for.
                 raise FileNotFoundError(
                     errno.ENOENT,
                     f"it has no {os.path.basename(own)} either, as a save of each rank by itself "
@@ -475,7 +475,7 @@ class StorageReader(storage.StorageReader):
     def _open(self, path: str) -> Contents:
         self._checkpoint = self._contents = None
         knobs = self._config.to_json()
-        # A rank's part is not copied by itself.
+        # A rank's part has no copies of its own.
         copies = copies_of(path, self._config.tiers) if path == self._path else []
         checkpoint = _native.Checkpoint(
             path, knobs, copies=copies, foreign=True, verify=self._verify
@@ -503,7 +503,7 @@ _PREPARE = StorageReader.prepare_global_plan
 
 
 def _fill(item: ReadItem, entry: Entry, target: torch.Tensor) -> Fill | str:
-    """Return how to fill an item's target, or what is wrong with it."""
+    """Return how to fill an item's target, or why it cannot be filled."""
     name = item.storage_index.fqn
     chunk = entry.chunk_of(item.storage_index)
     if chunk is None:

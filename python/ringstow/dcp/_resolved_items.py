@@ -1,4 +1,4 @@
-"""What a rank writes: the items of a plan, each resolved to where its bytes are. Does no I/O."""
+"""The items that a rank writes, each resolved to the address of its bytes. Does no I/O."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ringstow.dcp._metadata import Shape
 
 
 class Items(NamedTuple):
-    """What a rank writes. Keep it until every byte has been read."""
+    """The items that a rank writes. Keep it until every byte has been read."""
 
     specs: list[ItemSpec]
     nbytes: int
@@ -41,8 +41,8 @@ def resolve(
     Args:
         plan: this rank's plan.
         planner: the planner that has the data.
-        alone: the rank saves by itself. It also names tensors of which it has no element, since no
-            other rank does.
+        alone: whether the rank saves by itself. It then also names tensors of which it has no
+            elements, since no other rank does.
         allow_pickle: save objects that the default load would refuse.
 
     Raises:
@@ -69,7 +69,7 @@ def resolve(
     return items._replace(nbytes=nbytes)
 
 
-# Returns where the bytes of a usual tensor are; None for any other.
+# Returns the address of a plain tensor's bytes; None for any other tensor.
 Find = Callable[[Any], Memory | None]
 
 
@@ -81,7 +81,7 @@ def _finder() -> Find:
         if found is None:
             return None
         code, shape, address = found
-        # An alias, as `_torch.memory_of` has.
+        # An alias, for the same reason as in `_torch.memory_of`.
         return Memory(code, shape, None, address, value.nbytes, value.detach())
 
     return find
@@ -96,7 +96,7 @@ def _describe(item: WriteItem) -> str:
 def _resolve(
     item: WriteItem, planner: SavePlanner, refusals: Refusals, find: Find, *, allow_pickle: bool
 ) -> Memory | None:
-    """Return where an item's bytes are; None if it is refused."""
+    """Return the address of an item's bytes; None if it is refused."""
     try:
         _check_name(item)
         if item.type != WriteItemType.BYTE_IO:
@@ -105,7 +105,7 @@ def _resolve(
         return None if data is None else _blob(data, _describe(item))
     except Error as error:
         refusals.add(error)
-    except Exception as error:  # the planner's own
+    except Exception as error:  # the planner's own error
         text = f"{_describe(item)}: {type(error).__name__}: {error}"
         refusals.add(InvalidStateError(text))
     return None
@@ -121,7 +121,7 @@ def _check_name(item: WriteItem) -> None:
 
 
 def _blob(value: Any, key: str) -> Memory:
-    """Return where the bytes of an object are: all of a BytesIO, wherever it is positioned."""
+    """Return the address of an object's bytes: the whole BytesIO, ignoring its position."""
     if isinstance(value, io.BytesIO):
         view = value.getbuffer()
     elif isinstance(value, (bytes, bytearray, memoryview)):
@@ -153,10 +153,10 @@ def _tensor(value: Any, item: WriteItem, find: Find) -> Memory:
 
 
 def reachable(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose elements the native side can read: itself, mostly.
+    """Return a tensor whose elements the native side can read: usually itself.
 
-    This waits for a collective that still computes it (on a GPU the current stream waits), and
-    copies it to host memory from a device that is neither the CPU nor CUDA's.
+    Waits for a collective that still computes it (on a GPU the current stream waits), and copies it
+    to host memory from devices other than CPU and CUDA.
     """
     tensor = _private.waited_for(tensor)
     if tensor.device.type != "meta" and not _cuda.is_addressable(tensor):
@@ -188,19 +188,19 @@ def _spec(item: WriteItem, memory: Memory, *, keeps_empty: bool) -> ItemSpec | N
     if memory.nbytes == 0 and memory.shape != shape:
         if not keeps_empty and (0 not in shape or any(offsets)):
             return None
-        if 0 in shape:  # one of several empty chunks of an empty tensor stands for all
+        if 0 in shape:  # one empty chunk of an empty tensor is enough
             memory = memory._replace(shape=shape)
     region = None if memory.shape == shape else (shape, offsets)
     return (item.index.fqn, memory, region, False)
 
 
 def check_parts(plans: Sequence[SavePlan], parts: Iterable[str]) -> None:
-    """Refuse parts that no plan has anything of, before anything is written.
+    """Refuse ``droppable`` parts that no plan has items of, before anything is written.
 
-    The commit checks it too: with torch's plan caching the plans may be left out here.
+    The commit checks it too: with torch's plan caching the plans may be missing here.
 
     Raises:
-        InvalidStateError: there is nothing of a part.
+        InvalidStateError: no plan has items of a part.
     """
     if not all(getattr(plan, "usable", True) for plan in plans):
         return
@@ -212,7 +212,7 @@ def check_parts(plans: Sequence[SavePlan], parts: Iterable[str]) -> None:
 
 
 def sharded(plan: SavePlan) -> list[str]:
-    """Return the names of the tensors of which a plan holds only some."""
+    """Return the names of the tensors of which a plan holds only parts."""
     missing: dict[str, int] = {}
     for item in plan.items:
         data = item.tensor_data

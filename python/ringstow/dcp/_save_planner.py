@@ -1,4 +1,4 @@
-"""A save planner that makes torch's plans with little work, and none of it twice."""
+"""A save planner that makes torch's plans quickly, and reuses them."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ class SavePlanner(DefaultSavePlanner):
         planner = ringstow.dcp.SavePlanner()
         dcp.save(state, storage_writer=ringstow.dcp.StorageWriter(path), planner=planner)
 
-    Plans and Metadata are those of torch's planner. A save of the same structure as one of the last
-    two of its process group sends no plan: the ranks agree on that in the messages that DCP sends
-    anyway. If the structure of one rank changes, that rank sends its plan, and all get new ones.
-    The process keeps the plans, so it makes no difference whether each save has a planner of its
+    Plans and Metadata equal those of torch's planner. If the state has the same structure as in one
+    of the last two saves of its process group, no plan is sent: the ranks agree on that in the
+    messages that DCP sends anyway. If the structure of one rank changes, that rank sends its plan,
+    and all ranks get new plans. The process keeps the plans, so each save may have a planner of its
     own.
 
-    A class that is derived from this one and overrides ``create_local_plan``,
+    A subclass that overrides ``create_local_plan``,
     ``create_global_plan`` or ``finish_plan`` plans as torch's planner does, without its speed.
     """
 
     _is_plain = False
     """Whether the class takes part in planning itself."""
 
-    # Of the save in progress: what the process knows, and this rank's plan.
+    # For the save in progress: the process's cache, and this rank's plan.
     _under_way: tuple[Memory, Mine] | None = None
     # Held until the coordinator has sent the Metadata.
     _received: Sequence[Content] = ()
@@ -60,10 +60,11 @@ class SavePlanner(DefaultSavePlanner):
         """Make a planner.
 
         Args:
-            flatten_state_dict: as in torch.
-            flatten_sharded_tensors: as in torch.
-            dedup_replicated_tensors: as in torch, where it has no effect.
-            dedup_save_to_lowest_rank: as in torch.
+            flatten_state_dict: flatten nested containers; the same as in torch.
+            flatten_sharded_tensors: flatten nested sharded tensors; the same as in torch.
+            dedup_replicated_tensors: no effect; the same as in torch.
+            dedup_save_to_lowest_rank: let the lowest rank write a replicated tensor, instead of
+                the least loaded rank; the same as in torch.
         """
         super().__init__(
             flatten_state_dict=flatten_state_dict,
@@ -73,7 +74,7 @@ class SavePlanner(DefaultSavePlanner):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what this process knows of earlier plans."""
+        """Return the state to pickle, without this process's cache of earlier plans."""
         here = ("_under_way", "_received")
         return {name: value for name, value in vars(self).items() if name not in here}
 
@@ -115,7 +116,7 @@ class SavePlanner(DefaultSavePlanner):
 
         Raises:
             ValueError: torch finds errors in the plans, such as overlapping shards.
-            Error: a rank has sent a plan as known that this one does not know.
+            Error: a rank has sent a plan as known that the coordinator does not have.
         """
         for plan in all_plans:
             _plan_transfer.check(plan.items)
@@ -125,7 +126,7 @@ class SavePlanner(DefaultSavePlanner):
             return super().create_global_plan(all_plans)
         memory, mine = self._under_way
         with collector_paused():
-            # Without collectives each rank plans for itself, and none keeps plans for others.
+            # Without collectives each rank plans for itself, and no rank caches others' plans.
             is_shared = _plan_cache.is_of_all(all_plans)
             memory = memory if is_shared else Memory()
             tokens = tuple(one.token for part in parts for one in part.contents())
@@ -154,7 +155,7 @@ class SavePlanner(DefaultSavePlanner):
         """Return this rank's final plan.
 
         Raises:
-            Error: the coordinator has sent a plan as known that this rank does not know.
+            Error: the coordinator has sent a plan as known that this rank does not have.
         """
         _plan_transfer.check(new_plan.items)
         if self._is_plain:
@@ -178,7 +179,7 @@ def _is_of(mine: Mine, seen: Any, paths: dict[str, Any] | None) -> bool:
 
 
 def _has_metadata(all_plans: list[SavePlan], planned: Planned, mine: Mine) -> bool:
-    """Tell whether all ranks but the coordinator have the metadata from an earlier save."""
+    """Return whether all ranks except the coordinator have the metadata from an earlier save."""
     tokens = {one.token for one in planned.metadata.contents()}
     return all(
         part.items is mine.part.items or tokens <= plan.items.note
@@ -198,7 +199,7 @@ def _answer(plan: SavePlan, part: Part, had: frozenset[str], promise: frozenset[
 def _plan(
     plan: SavePlan, part: Part, *, is_known: bool, has_paths: bool, note: frozenset[str]
 ) -> SavePlan:
-    """Return a plan with other items and paths, of which the receiver may have either."""
+    """Return a plan with other items and paths; the receiver may already have either."""
     paths = None if part.paths is None else Table.over(part.paths, is_known=has_paths)
     items = Items.over(part.items, is_known=is_known, note=note)
     return dataclasses.replace(plan, items=items, planner_data=paths)

@@ -1,11 +1,11 @@
-"""Saves of this process in progress: one save a writer at a time, one session a directory.
+"""Saves of this process in progress: one save per writer at a time, one session per directory.
 
 DCP calls all hooks of a save in one thread, so a save belongs to its thread. A save has ended when
-its thread has ended, or the thread pool's call that it is in, or when its thread uses a writer for
-anything else. DCP does not tell a writer that a save failed between two hooks, nor that the
-collectives after the last hook have ended. So other threads wait for the end of a thread pool's
-call of DCP's own function, which makes one save. In all other cases they wait until the last hook,
-and no longer than `_UNSEEN_S` from one hook to the next.
+its thread or its thread pool's call has ended, or when its thread uses a writer for anything else.
+DCP does not tell a writer that a save failed between two hooks, nor that the collectives after the
+last hook have ended. So other threads wait until a thread pool's call of DCP's own function, which
+makes one save, has ended. In all other cases they wait until the last hook, for at most `_UNSEEN_S`
+between two hooks.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ class _Here(threading.local):
     save: Save | None = None
 
 
-# The save that a thread began last, if it may still be within it.
+# The save that a thread began last, if the thread may still be in it.
 _here = _Here()
 
 
 def end_here() -> None:
-    """Note that this thread's save has ended: the thread calls what DCP calls in no save."""
+    """Note that this thread's save has ended: DCP calls this function outside saves only."""
     if _here.save is not None:
         _here.save.is_over = True
         _here.save = None
 
 
 class Save:
-    """One save of a writer: what its hooks share, and the coordinator's lock on the directory."""
+    """One save of a writer: its hooks' shared state, and the coordinator's directory lock."""
 
     def __init__(self, path: str, note: Note) -> None:
         end_here()
@@ -61,7 +61,7 @@ class Save:
         self.path = path
         """The directory that this process writes into."""
         self.note = note
-        """What the manifest notes of the step."""
+        """The step and the metrics for the manifest."""
         self.rank: int | None = None
         self.is_alone = False
         """Whether each rank saves by itself."""
@@ -69,17 +69,17 @@ class Save:
         """Whether this rank's last hook is `finish`, not `write_data`."""
         self.part_of: tuple[int, int, str] | None = None
         self.promoter: Promoter | None = None
-        """Copies the checkpoint on, once it is committed."""
+        """Copies the checkpoint to tiers, once it is committed."""
         self.stream: StagingFuture | None = None
-        """Of a background save that copies no tensor."""
+        """The fence of a background save that copies no tensor."""
         self.waited: Waited | None = None
-        """Of a background save, how long it has held up training; None if unknown."""
+        """How long a background save has blocked training, in seconds; None if unknown."""
         self.is_over = False
-        """Whether DCP has returned from it, as far as this thread has shown."""
+        """Whether DCP has left the save, as far as this thread's calls show."""
         self._call = _private.Call()
         self._session: _native.Session | None = None
         self._ranks = 0
-        """How many write, on the rank that commits."""
+        """How many ranks write, on the rank that commits."""
         self._is_done = False
         self._is_in_hook = False
         self._touched = time.monotonic()
@@ -94,14 +94,15 @@ class Save:
     def hook(self, *, is_last: bool = False) -> Iterator[None]:
         """Note that DCP is within one of the writer's hooks, and whether it calls another.
 
-        If the hook of a save by one rank fails, nobody else is writing, and all is removed at once.
+        If a hook of a save by one rank fails, no other rank is writing, so its files are removed at
+        once.
         """
         self._is_in_hook = True
         try:
             yield
         except BaseException as error:
             self._is_done = True
-            if self._call.is_save:  # DCP's future has it, which nobody may ask
+            if self._call.is_save:  # the program may never read DCP's future
                 _log.error("the background save to %s failed: %s", self.path, error)
             if self._ranks == 1:
                 try:
@@ -115,7 +116,7 @@ class Save:
         self._is_done = self._is_done or is_last
 
     def is_running(self) -> bool:
-        """Tell whether another save of the writer, in another thread, has to wait for this one."""
+        """Return whether a save of the writer in another thread must wait for this one."""
         if self._has_ended():
             return False
         if self._is_in_hook or self._call.is_save:
@@ -123,16 +124,16 @@ class Save:
         return not self._is_done and time.monotonic() < self._touched + _UNSEEN_S
 
     def may_commit(self) -> bool:
-        """Tell whether the save may still commit, as far as another thread can know."""
+        """Return whether the save may still commit, as far as another thread can know."""
         return not (self._is_done or self._has_ended())
 
     def _has_ended(self) -> bool:
         return self.is_over or self._call.is_here() or self._call.has_ended()
 
-    # The native session locks the directory from the coordinator's plan to the commit. After a save
-    # by several ranks that failed, or one that failed unseen, it stays until the next save of the
-    # writer, or until another writer of this process saves into the directory. In a forked child it
-    # does nothing.
+    # The native session locks the directory from the coordinator's plan to the commit. After a
+    # failed save by several ranks, or an undetected failure, the lock stays until the next save of
+    # the writer, or until another writer of this process saves into the directory. In a forked
+    # child it does nothing.
 
     def lock(self, world_size: int, config: str) -> None:
         """Lock the directory for a save by ``world_size`` ranks, and the stripe directories.
@@ -156,7 +157,7 @@ class Save:
         _locking[self.path] = self
 
     def commit(self, receipts: list[bytes], state: str, names: list[str]) -> dict[str, object]:
-        """Commit what the ranks wrote, and return the native side's report.
+        """Commit the ranks' files, and return the native side's report.
 
         Raises:
             InvalidStateError: there was no plan, or ranks or regions of tensors are missing.
@@ -172,7 +173,7 @@ class Save:
         return done
 
     def abandon(self) -> None:
-        """Unlock the directory and remove what the ranks wrote, unless it was committed."""
+        """Unlock the directory and remove the ranks' files, unless they were committed."""
         if self._session is not None:
             self._session.abandon()
 
@@ -182,7 +183,7 @@ _locking: weakref.WeakValueDictionary[str, Save] = weakref.WeakValueDictionary()
 
 
 class Saves:
-    """The saves of one writer, which run one after the other, in whatever threads."""
+    """The saves of one writer, which run one after the other, in any threads."""
 
     def __init__(self) -> None:
         self.latest: Save | None = None
@@ -190,7 +191,7 @@ class Saves:
         self._lock = threading.RLock()  # re-entrant: a signal handler may save, too
 
     def begin(self, save: Save) -> None:
-        """Wait until no other thread's save runs, and abandon those that have ended."""
+        """Wait until no other thread's save runs, and abandon ended saves."""
         while True:
             with self._lock:
                 if self.latest is None or not self.latest.is_running():
@@ -204,6 +205,6 @@ class Saves:
         self._open.append(save)
 
     def abandon(self) -> None:
-        """Abandon them all."""
+        """Abandon all saves."""
         while self._open:
             self._open.pop().abandon()

@@ -1,7 +1,7 @@
 """DCP's Metadata, which the coordinator sends to all ranks at the end of a save.
 
-Programs and torch's writer pickle it to files, so its dicts are plain ones. Only for its way to the
-other ranks, which is the next step after ringstow's commit, they travel as those of plans do.
+Programs and torch's writer pickle it to files, so its dicts are plain dicts. They are sent as
+columns or tokens only to the other ranks, in DCP's next step after ringstow's commit.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ class _Made(NamedTuple):
     stored: Content
     paths: Content | None
     is_known: bool
-    """Whether all other ranks have them."""
+    """Whether all other ranks have these contents."""
 
 
 _made: dict[int, _Made] = {}
 
 
 def metadata_over(stored: Content, paths: Content | None, *, is_known: bool) -> Metadata:
-    """Return metadata of a content each.
+    """Return metadata with these contents.
 
     Args:
-        stored: of ``state_dict_metadata``.
-        paths: of ``planner_data``; None if there is none.
-        is_known: whether all other ranks have them.
+        stored: the content of ``state_dict_metadata``.
+        paths: the content of ``planner_data``; None if there is none.
+        is_known: whether all other ranks have these contents.
     """
     metadata = Metadata(dict(stored.made), planner_data=None if paths is None else dict(paths.made))
     number = id(metadata)
@@ -48,7 +48,7 @@ def metadata_over(stored: Content, paths: Content | None, *, is_known: bool) -> 
 
 
 def _made_of(metadata: Metadata) -> _Made | None:
-    """Return what metadata is made of; None if it is another's, or was changed."""
+    """Return the contents of metadata; None if another planner made it, or it was changed."""
     made = _made.get(id(metadata))
     if made is None or made.metadata() is not metadata:
         return None
@@ -61,7 +61,7 @@ def _made_of(metadata: Metadata) -> _Made | None:
 
 
 def announce(metadata: Metadata) -> None:
-    """Let metadata travel in columns, or as a token: DCP's next step is to send it to all ranks."""
+    """Send metadata as columns or as a token in DCP's next step, which sends it to all ranks."""
     meeting, made = _private.save_meeting(), _made_of(metadata)
     if meeting is None or not meeting.use_dist or made is None:
         return
@@ -71,12 +71,12 @@ def announce(metadata: Metadata) -> None:
 
 
 def computed(metadata: Metadata, compute: Callable[[Metadata, U], T], more: U) -> T:
-    """Return what a function computes from the keys, kinds and paths of metadata, kept for later.
+    """Return a function's result for the keys, kinds and paths of metadata, and cache it.
 
     Args:
-        metadata: it.
+        metadata: the metadata.
         compute: a function of a module, so that it is the same at each call.
-        more: what it gets besides; another one than at the last call makes it compute anew.
+        more: a further argument; if it differs from the last call's, the result is recomputed.
     """
     made = _made_of(metadata)
     if made is None:

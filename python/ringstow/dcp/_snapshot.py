@@ -1,4 +1,4 @@
-"""A snapshot of a state dict, in host memory that is used again at every save."""
+"""A snapshot of a state dict, in host memory that every save reuses."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from ringstow.dcp import _private, _state_copies
 
 _log = logging.getLogger("ringstow")
 
-# Enough for every dtype, and a cache line: no two threads write to the same one.
+# Alignment for every dtype, and a cache line, so that no two threads write to the same line.
 _ALIGNMENT = 64
 _PIECE = 8 << 20
-# Registered with CUDA at once. It takes a while, in which the driver lets nobody else do anything.
+# Bytes to register with CUDA at once. The driver blocks all other calls meanwhile.
 _PIN = 64 << 20
-# Bytes for which another thread is worth its start.
+# Minimum bytes of copies for each further thread.
 _A_THREADS = 16 << 20
 _THREADS_MAX = 4
 
@@ -38,20 +38,20 @@ _Key = tuple[object, ...]
 
 _POLL_S = 0.002
 # How long a save may take from stage() until it reads the snapshot, in a thread that may outlive
-# the save. After that the snapshot stays the save's, and the next one gets new memory.
+# the save. After that the save keeps this memory, and the next snapshot gets new memory.
 _UNCLAIMED_S = 10.0
-# How long a thread of DCP's may take to drop the snapshot that it has saved.
+# How long DCP's thread may take to drop the snapshot that it has saved.
 _LET_GO_S = 1.0
 
 
 class Lease:
-    """A snapshot's use of its memory: it lasts until each save of it has read all, or has ended.
+    """A snapshot's lease on its memory, until each save of it has read everything or has ended.
 
-    Takes no lock: the collector may end it in a thread that is anywhere, within a lock's code too.
+    Takes no lock: the garbage collector may end it in any thread, even while that holds a lock.
     """
 
     def __init__(self, claim: Callable[[None], None]) -> None:
-        """Begin one; the thread that saves the snapshot calls ``claim(None)``."""
+        """Begin a lease; the thread that saves the snapshot calls ``claim(None)``."""
         self._since = time.monotonic()
         self._stager = _private.Call()
         self._save: _private.Call | None = None
@@ -62,7 +62,7 @@ class Lease:
         self._claim = claim
 
     def claim(self) -> None:
-        """Note that this thread saves the snapshot, unless it is the one that took it.
+        """Note that this thread saves the snapshot, unless this thread took it.
 
         Raises:
             InvalidStateError: the snapshot was saved before, and its memory holds the next one.
@@ -81,7 +81,7 @@ class Lease:
             self._claim(None)
 
     def read(self) -> object:
-        """Note that a save reads the snapshot, until `end` with what this returns."""
+        """Note that a save reads the snapshot, until `end` is called with the returned value."""
         reading = object()
         self._readings.add(reading)
         return reading
@@ -92,24 +92,24 @@ class Lease:
         self._was_read = True
 
     def is_held(self) -> bool:
-        """Tell whether another thread, which has saved the snapshot, may be about to drop it."""
+        """Return whether another thread, which has saved the snapshot, may be about to drop it."""
         is_own = self._save is not None and self._save.is_here()
         return self.is_over() and not self._is_gone and not is_own
 
     def gone(self) -> None:
-        """Note that nobody has a tensor of the snapshot."""
+        """Note that no tensor of the snapshot is alive."""
         self._is_gone = True
 
     def reuse(self) -> None:
-        """Note that the memory is the next snapshot's."""
+        """Note that the next snapshot has the memory."""
         self._is_reused = True
 
     def is_over(self) -> bool:
-        """Tell whether the snapshot has been read."""
+        """Return whether the snapshot has been read."""
         return self._is_gone or (self._was_read and not self._readings)
 
     def wait(self) -> bool:
-        """Wait for the end; return False if the save may never say so."""
+        """Wait for the end; return False if the save may never report it."""
         while not self.is_over():
             save, is_read = self._save, bool(self._readings)
             is_saved = save is not None and save.is_save
@@ -122,7 +122,7 @@ class Lease:
 
 
 class Staged(dict[str, Any]):
-    """The snapshot of a state dict. DCP's save walks through it, and so claims its lease."""
+    """The snapshot of a state dict. When DCP's save iterates over it, it claims the lease."""
 
     def __init__(self, state: dict[str, Any], lease: Lease) -> None:
         super().__init__(state)
@@ -134,7 +134,7 @@ class Staged(dict[str, Any]):
         return super().items()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        self._lease.claim()  # this thread waits until another process has saved the pickle
+        self._lease.claim()  # this thread pickles it, and waits until another process has saved it
         return dict, (list(super().items()),)
 
 
@@ -150,7 +150,7 @@ _Pair = tuple[torch.Tensor, _Slot]
 
 
 class _Layout:
-    """Where in the memory the parts of each tensor go. What is the same memory goes there once."""
+    """The places of each tensor's parts in the memory. Shared memory is stored once."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         self.nbytes = 0
@@ -164,8 +164,8 @@ class _Layout:
                 self._parts[id(tensor)] = (tensor, slots)
 
     def parts(self, tensor: torch.Tensor) -> list[int] | None:
-        """Return the slots that a tensor consists of; None for one that is cloned as a whole."""
-        # A mapping may make its tensors anew whenever it is asked: then it is not this one.
+        """Return the slots that a tensor consists of; None if it is cloned as a whole."""
+        # A mapping may make new tensors at each access: then this is not the same tensor.
         return self._parts.get(id(tensor), (tensor, None))[1]
 
     def _place(self, part: torch.Tensor, path: Path) -> int:
@@ -183,28 +183,28 @@ class Snapshot:
 
     def __init__(self) -> None:
         self._memory: _native.CopyMemory | None = None
-        """That of the copy before, until nobody has a tensor of it."""
+        """The previous copy's lease, until no tensor of it is alive."""
         self._lease: Lease | None = None
         _all.add(self)
 
     def take(self, state: dict[str, Any], claim: Callable[[None], None]) -> Staged:
-        """Return a copy of a state dict, once the save of the previous copy has read that.
+        """Return a copy of a state dict, after the previous save has read its copy.
 
         Args:
             state: the state dict.
-            claim: called in the thread that saves the copy, if that is another.
+            claim: called in the thread that saves the copy, if it is another thread.
 
         Raises:
             InvalidStateError: a value can't be copied; names its key.
         """
-        self._wait()  # not without the collector, which may end the lease
+        self._wait()  # before pausing the collector, which may end the lease
         with collector_paused():
             return self._take(state, Lease(claim))
 
     def _take(self, state: dict[str, Any], lease: Lease) -> Staged:
         layout = _Layout(state)
         memory = self._memory_of(layout.nbytes)
-        view = memoryview(memory)  # the tensors that are made from it keep it alive
+        view = memoryview(memory)  # tensors that use it keep it alive
         copies = [_tensor(view, slot.offset, slot.source) for slot in layout.slots]
         _copy_all(list(zip(copies, layout.slots, strict=True)), memory)
 
@@ -215,11 +215,11 @@ class Snapshot:
             return _state_copies.with_parts(tensor, [copies[slot] for slot in slots])
 
         self._memory, self._lease = memory, lease
-        weakref.finalize(view, self._let_go, lease).atexit = False  # the last of the copies is gone
+        weakref.finalize(view, self._let_go, lease).atexit = False  # the last copy is gone
         return Staged(_state_copies.rebuild(state, replace), lease)
 
     def lease_of(self, addresses: Iterable[Address]) -> Lease | None:
-        """Return the lease of the snapshot that has these addresses, if they are this one's."""
+        """Return the lease of the snapshot with these addresses; None if it is another one's."""
         memory, lease = self._memory, self._lease
         if memory is None or lease is None:
             return None
@@ -235,19 +235,19 @@ class Snapshot:
             memory.discard()
 
     def is_held(self) -> bool:
-        """Tell whether the memory is free for others within a moment."""
+        """Return whether the memory becomes free within a short time."""
         lease = self._lease
         return lease is not None and lease.is_held()
 
     def _let_go(self, lease: Lease) -> None:
-        """Keep the memory for the next copy: nobody has a tensor of this one any more."""
+        """Keep the memory for the next copy: no tensor of this one is alive."""
         lease.gone()
         if self._lease is lease:
             self._memory = self._lease = None
 
     def _wait(self) -> None:
-        """Wait until the memory is free; what may never be is left to its save."""
-        lease = self._lease  # which the save asks for meanwhile
+        """Wait until the memory is free; if it may never be, leave it to its save."""
+        lease = self._lease  # the save may read it meanwhile
         if lease is None:
             return
         if lease.wait():
@@ -261,10 +261,10 @@ class Snapshot:
             )
 
     def _memory_of(self, nbytes: int) -> _native.CopyMemory:
-        memory = self._memory  # the collector may let go of it at any moment
+        memory = self._memory  # the collector may drop it at any moment
         if memory is None or memory.nbytes < nbytes:
             memory = None
-            self.drop()  # before the larger one is there
+            self.drop()  # before allocating the larger one
             memory = _native.CopyMemory(nbytes)
         return memory
 
@@ -273,7 +273,7 @@ _all: weakref.WeakSet[Snapshot] = weakref.WeakSet()
 
 
 def _wait_until_dropped() -> None:
-    """Wait for threads whose saves have ended: the caller of one may know that earlier."""
+    """Wait for threads whose saves have ended, since the caller may notice the end earlier."""
     until = time.monotonic() + _LET_GO_S
     while any(one.is_held() for one in list(_all)) and time.monotonic() < until:
         time.sleep(_POLL_S)
@@ -283,7 +283,7 @@ _jobs.letting_go.append(_wait_until_dropped)
 
 
 def _pieces(offset: int, nbytes: int) -> list[tuple[int, int]]:
-    """Return a stretch as (begin, end) from its start, none of them in two registrations."""
+    """Return a range as (begin, end) pairs, each within one registration."""
     cuts = range(_PIN - offset % _PIN, nbytes, _PIN)
     return list(zip((0, *cuts), (*cuts, nbytes), strict=True))
 
@@ -291,7 +291,7 @@ def _pieces(offset: int, nbytes: int) -> list[tuple[int, int]]:
 def _tensor(view: memoryview, offset: int, like: torch.Tensor) -> torch.Tensor:
     """Return a dense tensor at an offset, of the same dtype and shape.
 
-    Its storage is these bytes and no more: ``torch.save`` of it must not save the whole memory.
+    Its storage is only these bytes: ``torch.save`` of it must not save the whole memory.
     """
     numel = like.numel()
     if numel == 0:
@@ -301,7 +301,7 @@ def _tensor(view: memoryview, offset: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def _identity(tensor: torch.Tensor) -> _Key:
-    """Equal for tensors that are the same elements of the same memory."""
+    """Return a key that is equal for tensors with the same elements of the same memory."""
     if tensor.numel() == 0:
         return (tensor.dtype, tensor.shape)
     strides = None if tensor.is_contiguous() else tensor.stride()
@@ -320,7 +320,7 @@ def _log_not_pinned(reason: str) -> None:
 
 
 def _copy_all(pairs: list[_Pair], memory: _native.CopyMemory) -> None:
-    """Copy what the slots hold into the tensors, which are in the memory, and wait until it is."""
+    """Copy the slots' originals into the snapshot's tensors, and wait for the copies."""
     gpu: list[_Pair] = []
     host: list[_Pair] = []
     for pair in pairs:
@@ -329,7 +329,7 @@ def _copy_all(pairs: list[_Pair], memory: _native.CopyMemory) -> None:
     with torch.no_grad():
         if gpu:
             _cuda.refuse_capture("no snapshot can be taken")
-            # All or nothing: CUDA refuses a copy to memory of both kinds.
+            # Register all or nothing: CUDA refuses a copy to partly registered memory.
             reason = memory.pin(_PIN)
             if reason is not None:
                 _log_not_pinned(reason)
@@ -355,7 +355,7 @@ def _from_gpu(target: torch.Tensor, slot: _Slot) -> None:
 
 
 def _from_host(pairs: list[_Pair]) -> None:
-    """Copy what is in host memory; what is dense there by threads."""
+    """Copy the tensors in host memory; dense ones with several threads."""
     pieces: list[tuple[int, int, int]] = []
     nbytes_dense = 0
     for target, (source, _, nbytes) in pairs:

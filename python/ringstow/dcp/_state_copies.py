@@ -26,15 +26,15 @@ _IMMUTABLE = (
     *(torch.dtype, torch.Size, torch.device, torch.layout, torch.memory_format),
 )
 
-# Returns what replaces a tensor at a path in the copy.
+# Returns the replacement for a tensor at a path in the copy.
 Replace = Callable[[torch.Tensor, Path], torch.Tensor]
 
 
 def rebuild(value: Any, replace: Replace, path: Path = ()) -> Any:
     """Return a frozen copy of a state with ``replace(tensor, path)`` in place of each tensor.
 
-    It walks dicts and lists, as DCP does, and deep-copies any other value. To DCP a tuple is one
-    value: the dicts in it keep their types.
+    It walks dicts and lists, as DCP does, and deep-copies any other value. For DCP a tuple is one
+    value: dicts in it keep their types.
 
     Raises:
         InvalidStateError: a value can't be copied, or contains itself; names its key.
@@ -67,7 +67,7 @@ def _rebuild(value: Any, replace: Replace, path: Path) -> Any:
 
 
 def _like(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
-    """Return the items in a mapping of the same type; a dict for all but Python's own types."""
+    """Return the items in a mapping of the same type; in a dict unless it is Python's own type."""
     if type(value) not in (*DICTS, collections.Counter):
         return items
     made = like(value, items)
@@ -101,7 +101,7 @@ def _tensors(value: Any, path: Path) -> Iterator[tuple[Path, torch.Tensor]]:
 def parts(tensor: torch.Tensor) -> list[torch.Tensor] | None:
     """Return the plain tensors in this process's memory that a tensor consists of, if any.
 
-    None for a kind of tensor that computes its elements in its own way.
+    None for a kind of tensor that computes its elements itself.
     """
     if isinstance(tensor, ShardedTensor):
         return [shard.tensor for shard in tensor.local_shards()]
@@ -131,7 +131,7 @@ def local_of(tensor: DTensor) -> torch.Tensor:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor's elements are in memory, one after another by its strides."""
+    """Return whether a tensor's elements are in memory, at addresses given by its strides."""
     try:
         _torch.check_dense(tensor, "")
     except (InvalidStateError, UnsupportedError):
@@ -140,10 +140,10 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def clone(tensor: torch.Tensor, path: Path) -> torch.Tensor:
-    """Return a copy of a tensor that computes its elements, in host memory if possible.
+    """Return a copy of a tensor that computes its elements itself, in host memory if possible.
 
     Raises:
-        InvalidStateError: it can't be copied; names its key.
+        InvalidStateError: the tensor can't be copied; names its key.
     """
     try:
         with torch.no_grad():

@@ -13,7 +13,7 @@ from ringstow._core._metrics import metrics_of
 
 @dataclasses.dataclass(eq=False)
 class Note:
-    """What one save notes."""
+    """The note of one save."""
 
     step: int | None = None
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -21,17 +21,17 @@ class Note:
 
 
 class _Here(threading.local):
-    """What one thread gave."""
+    """The note that one thread gave."""
 
     note: Note | None = None
 
 
 class Notes:
-    """The notes of one writer, each good for one save.
+    """The notes of one writer, each valid for one save.
 
-    A note goes with the state that its thread stages, so that a save which begins late in another
-    thread does not get the note of the one after it. A save without such a note takes the writer's
-    last: with another stager than the writer, no thread hands one over.
+    A note is handed over with the state that its thread stages, so that a save that begins late in
+    another thread does not get the next save's note. A save without such a note takes the writer's
+    last note: with a stager other than the writer, no thread hands one over.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Notes:
         self._lock = threading.RLock()  # re-entrant: a signal handler may save, too
 
     def __getstate__(self) -> dict[str, Any]:
-        # The save that it is for runs elsewhere.
+        # Its save runs in another process.
         return {"note": self.take()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -59,13 +59,13 @@ class Notes:
         return next((note for note in (self._here.note, self._last) if _is_unused(note)), None)
 
     def receive(self, note: Note | None) -> None:
-        """Set what another thread hands over, unless this one was given a note itself."""
+        """Set the note that another thread hands over, unless this thread was given its own."""
         if not _is_unused(self._here.note):
             self._here.note = note or Note()
 
     def take(self) -> Note:
         """Use up the note of the save that begins in this thread; an empty one if there is none."""
-        with self._lock:  # another thread may have the same one
+        with self._lock:  # another thread may hold the same note
             note = self.hand_over() or Note()
             note.is_used = True
             return note

@@ -1,4 +1,4 @@
-"""The stager that copies almost nothing: the writer reads the tensors while training goes on."""
+"""The stager that copies almost nothing: the writer reads the tensors while training continues."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ringstow._state.tree._walk import Path, flat_name
 from ringstow.dcp import _state_copies
 
 # How long a save may take from stage() until it first reads the state. A later save fails, and
-# steps no longer wait for it.
+# optimizer steps no longer wait for it.
 _UNCLAIMED_S = 10.0
 
 Claim = Callable[["StagingFuture"], None]
@@ -27,7 +27,7 @@ Claim = Callable[["StagingFuture"], None]
 
 
 class StagingFuture(concurrent.futures.Future[dict[str, Any]]):
-    """Is done when the tensors may be changed; gives the live state to the save before that.
+    """Done when the tensors may be changed; returns the live state to the save before that.
 
     The save calls ``result()`` first, in its own thread. The future is done when that thread ends
     at the latest, whether the save succeeds or fails.
@@ -43,13 +43,13 @@ class StagingFuture(concurrent.futures.Future[dict[str, Any]]):
             guarded.wait()
             raise
         self.fence = _cuda.Fence(_cuda.devices_of(guarded.tensors()))
-        """Tensors on GPUs are saved as they are at the call."""
+        """Saves GPU tensors with their values at the call."""
         self.watched: _native.Watch | None = _native.Watch(guarded.streamed)
         """The tensors that are not copied: the save fails if one changes while it is read."""
         self._kept: list[torch.Tensor] | None = guarded.copied
         self._hold = hold
         self.waited = hold.waited
-        """How long the save has held up training."""
+        """How long the save has blocked training, in seconds."""
         self._since = time.monotonic()
         self._lock = threading.RLock()  # re-entrant: a signal handler may save, too
         self.is_elsewhere = False
@@ -75,14 +75,14 @@ class StagingFuture(concurrent.futures.Future[dict[str, Any]]):
         return live
 
     def done(self) -> bool:
-        """Tell whether it is staged; False after a failure, which ``result()`` raises.
+        """Return whether the state is staged; False after a failure, which ``result()`` raises.
 
-        ``async_save`` takes a future that is done when it returns for a success.
+        ``async_save`` treats a future that is already done as a success.
         """
         return self.is_over() and self.exception() is None
 
     def is_over(self) -> bool:
-        """Tell whether the tensors may be changed."""
+        """Return whether the tensors may be changed."""
         return super().done()
 
     def give_up_unclaimed(self) -> bool:
@@ -104,7 +104,7 @@ class StagingFuture(concurrent.futures.Future[dict[str, Any]]):
     def fail(self, error: BaseException) -> None:
         """Note that the save ended before everything was staged."""
         if not self.is_over():
-            self.fence.wait()  # nothing has waited for the copies of small tensors
+            self.fence.wait()  # wait for the copies of small tensors
             self._let_go()
             self.set_exception(error)
 
@@ -120,13 +120,13 @@ class StagingFuture(concurrent.futures.Future[dict[str, Any]]):
             self.fail(
                 Error(
                     "the save ended before it read the tensors, which may be changed: "
-                    "upload_completion says what it failed of"
+                    "upload_completion has its error"
                 )
             )
 
 
 class _Guarded:
-    """The tensors of a state: which are copied at the call, and which are streamed."""
+    """The tensors of a state: copied at the call, or streamed."""
 
     def __init__(self) -> None:
         self.streamed: list[tuple[str, torch.Tensor]] = []
@@ -135,7 +135,7 @@ class _Guarded:
         self._copies: list[torch.Tensor] = []
 
     def replace(self, tensor: torch.Tensor, path: Path) -> torch.Tensor:
-        """Return a tensor itself, or one like it with copies of small parts."""
+        """Return a tensor itself, or an equal one with copies of small parts."""
         parts = _state_copies.parts(tensor)
         if parts is None:
             return tensor
@@ -149,7 +149,7 @@ class _Guarded:
         return [*(tensor for _, tensor in self.streamed), *self.copied]
 
     def wait(self) -> None:
-        """Wait for the copies that GPUs make, which need both ends until then."""
+        """Wait for the copies that GPUs make; source and target must live until then."""
         _cuda.synchronize(_cuda.devices_of(self.copied))
 
     def _take(self, part: torch.Tensor, path: Path) -> torch.Tensor:
@@ -185,7 +185,7 @@ class StreamingStager(AsyncStager):
     _synchronize_after_execute = False
 
     def __init__(self, begin: Callable[[], Claim]) -> None:
-        """Make a stager that calls ``begin`` for each save, and what that returns in its thread."""
+        """Make a stager that calls ``begin`` for each save, and its result in the save's thread."""
         self._begin = begin
 
     def stage(self, state_dict: dict[str, Any]) -> StagingFuture:
@@ -198,7 +198,7 @@ class StreamingStager(AsyncStager):
             InvalidStateError: a value can't be copied; names its key.
             UnsupportedError: a CUDA graph is being captured; or the call comes from within an
                 optimizer's step, which would change the tensors before they are read.
-            TornSaveError: another thread is in an optimizer's step that does not end.
+            TornSaveError: an optimizer's step in another thread did not end in time.
         """
         hold = Hold()
         try:
@@ -221,7 +221,7 @@ class StreamingStager(AsyncStager):
         return future
 
     def synchronize_staging(self) -> None:
-        """Do nothing: ``staging_completion`` says when staging ends."""
+        """Do nothing: ``staging_completion`` reports when staging ends."""
 
     def close(self) -> None:
         """Do nothing: the stager keeps nothing."""

@@ -1,4 +1,4 @@
-"""Targets of reads: a tensor's memory, or a copy where that can't take the bytes. Does no I/O."""
+"""Targets of reads: a tensor's memory, or a copy if a direct read is impossible. Does no I/O."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ringstow._state.tensors._memory import Address, in_elements, share_elements
 from ringstow.dcp._metadata import Entry, Shape
 
 Slice = tuple[str, int, Shape, Shape, Address, Shape]
-"""As the native side takes it: the name, the chunk's number, the region's offsets in it and its
+"""A read for the native side: the name, the chunk's number, the region's offsets in it and its
 lengths in elements, the address, and the strides in bytes."""
 
 
@@ -42,7 +42,7 @@ class Fill(NamedTuple):
         return (self.entry.name, self.chunk, offsets, lengths, address, strides)
 
     def halves(self) -> list[Fill]:
-        """Return the region cut in two along its slowest dimension, so that both stay compact."""
+        """Return the region cut in two along its slowest dimension; both halves stay compact."""
         dim = next(dim for dim, n in enumerate(self.target.shape) if n > 1)
         at = self.target.shape[dim] // 2
         first, second = self.target.tensor_split((at,), dim)
@@ -88,8 +88,8 @@ def _stretch(tensor: torch.Tensor) -> tuple[int, int]:
 def _first_of(fills: list[Fill], group: list[int]) -> list[int]:
     """Return the fills of a group with the same destination as its first, each region once.
 
-    Regions of one destination never overlap, since the chunks they come from don't. Their
-    stretches of memory may, if they are columns.
+    Regions of one destination never overlap, since their chunks don't. Their address ranges may
+    overlap, if the regions are columns.
     """
     if len(group) == 1:
         return group
@@ -146,5 +146,5 @@ def staging_for(fill: Fill) -> torch.Tensor:
 
 
 def deliver(fill: Fill, staged: torch.Tensor) -> None:
-    """Copy what was read into the target, converting dtype and device."""
+    """Copy the bytes read into the target, converting dtype and device."""
     _torch.copy_into(fill.target, staged)

@@ -1,6 +1,6 @@
-"""Gives a load planner the keys of the state dict itself, where its paths have them as text.
+"""Corrects a load planner's paths to the state dict's real keys, where DCP has them as text.
 
-Torch's planner would set the item ``"5"`` beside the item 5 that it is to replace.
+Torch's planner would add an item ``"5"`` beside the item 5 that it should replace.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 
 
 class _Number(int):
-    """An int as a key of a dict: torch takes exact ints for indices of lists."""
+    """An int as a key of a dict: torch treats exact ints as indices of lists."""
 
 
 def set_paths(planner: object, items: Iterable[ReadItem]) -> None:
@@ -29,7 +29,7 @@ def set_paths(planner: object, items: Iterable[ReadItem]) -> None:
 
 
 def _path_in(root: Any, path: tuple[Any, ...], known: dict[int, dict[str, Any]]) -> Any:
-    """Return a path with the state dict's keys; ``known`` has those of its mappings by text."""
+    """Return a path with the state dict's keys; ``known`` maps text to the keys of its mappings."""
     at, steps = root, []
     for step in path:
         if not isinstance(at, Mapping):

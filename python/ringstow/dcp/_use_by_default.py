@@ -1,4 +1,4 @@
-"""Replaces torch's own file system storage by ringstow's, in programs that can't be changed.
+"""Replaces torch's own file system storage with ringstow's, in programs that can't be changed.
 
 Some trainers pass DCP only a path and no storage, or name ``FileSystemWriter`` when they save.
 """
@@ -32,14 +32,14 @@ _STOCK = {ours: stock for stock, ours in _OURS.items()}
 
 
 class Swap(contextlib.ExitStack):
-    """Torch's storage is ringstow's until this is called, or its ``with`` block ends."""
+    """Restores torch's own storage when it is called, or when its ``with`` block ends."""
 
     def __init__(self, config: Config | None = None, *, allow_pickle: bool = False) -> None:
         super().__init__()
         self._given = config, allow_pickle
 
     def apply(self) -> None:
-        """Save and load with what this was given."""
+        """Install the classes with these arguments."""
         _drop_in.Settings.config, _drop_in.Settings.allow_pickle = self._given
 
     def __call__(self) -> None:
@@ -52,14 +52,14 @@ _warned: set[str] = set()
 
 
 def use_by_default(config: Config | None = None, *, allow_pickle: bool = False) -> Swap:
-    """Make DCP save and load with ringstow where a program gives it a path only.
+    """Make DCP save and load with ringstow if a program gives it only a path.
 
-    From then on ``FileSystemWriter`` and ``FileSystemReader`` are ringstow's in all of
+    Replaces ``FileSystemWriter`` and ``FileSystemReader`` with ringstow's in all of
     ``torch.distributed.checkpoint``: for ``dcp.save(state, checkpoint_id=path)`` and similar calls,
     and for programs that look up these names when they save. Modules that have imported the classes
-    by name keep torch's; a warning names each. ``HuggingFaceStorageWriter`` is `export_hf`.
+    by name keep torch's; a warning names each. ``HuggingFaceStorageWriter`` becomes `export_hf`.
 
-    The classes take the arguments of torch's. An argument without effect is logged once; with
+    The classes take the same arguments as torch's. An argument without effect is logged once; with
     ``_extensions``, torch's own writer saves. Checkpoints by torch's own writer still load.
 
     ::
@@ -71,11 +71,11 @@ def use_by_default(config: Config | None = None, *, allow_pickle: bool = False) 
 
     Args:
         config: the configuration; None means the defaults.
-        allow_pickle: as in `StorageWriter` and `StorageReader`.
+        allow_pickle: pickle and unpickle any object, which can run any code.
 
     Returns:
-        A context manager that undoes it; calling it undoes it too. Of several, the newest one that
-        has not been undone counts, in whatever order they are undone.
+        A context manager that undoes it; calling it undoes it too. Of several, the newest that has
+        not been undone is in effect.
     """
 
     def undo() -> None:

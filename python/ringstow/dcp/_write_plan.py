@@ -1,7 +1,8 @@
-"""What one rank has to write, looked at cheaply: a name and a kind for each value of a flat state.
+"""Plans what one rank must write, cheaply: a name and a kind for each value of a flat state.
 
-Torch makes the items of one value of each kind. All values of the kind share what it made but the
-name. A kind is all that an item depends on: shape, placements, mesh, dtype, strides and the like.
+Torch makes the items of one value of each kind. All values of the kind share these items except the
+name. A kind is everything that an item depends on: shape, placements, mesh, dtype, strides and so
+on.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ class Template(NamedTuple):
 
 
 Kind = tuple[Template, ...]
-"""The items of one value: one for most, none for a tensor whose mesh does not have this rank."""
+"""The items of one value: usually one; none for a tensor whose mesh does not have this rank."""
 
 
 class Outline(NamedTuple):
-    """What a rank has to write. Two that are equal have equal items."""
+    """The names and kinds that a rank must write. Equal outlines have equal items."""
 
     names: list[str]
     kinds: list[Kind]
@@ -66,10 +67,10 @@ _kinds: dict[tuple[Any, ...], Kind] = {}
 
 
 def outline(state: Mapping[str, Any], *, is_coordinator: bool) -> Outline:
-    """Return what a rank has to write of a flat state.
+    """Return the outline of what a rank must write of a flat state.
 
     Raises:
-        Exception: what torch's planner raises for a value.
+        Exception: an error of torch's planner for a value.
     """
     if len(_kinds) >= _KINDS_MAX:
         _kinds.clear()
@@ -94,13 +95,13 @@ def outline(state: Mapping[str, Any], *, is_coordinator: bool) -> Outline:
 def _mark(
     value: Any, layout: tuple[Any, ...] | None, call: tuple[bool, bool]
 ) -> tuple[Any, ...] | None:
-    """Return all that the items of a value depend on; None for a value to look at alone.
+    """Return the kind of a value; None for a value to plan separately.
 
     Args:
-        value: it.
-        layout: how it is laid out.
-        call: what else torch's planner may look at: whether autograd records, and whether this rank
-            is the coordinator.
+        value: the value.
+        layout: the key of its layout.
+        call: other inputs of torch's planner: whether autograd records, and whether this rank is
+            the coordinator.
     """
     if layout is None:
         return None

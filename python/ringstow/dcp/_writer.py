@@ -1,7 +1,7 @@
 """The storage that torch.distributed.checkpoint saves to.
 
 Each rank writes its own shards, and `write_data` returns when they are durable. The coordinator's
-`finish` is the commit. Nothing here knows what is in a state: that is the planner's.
+`finish` is the commit. Only the planner knows what is in a state.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ _log = logging.getLogger("ringstow")
 
 RECEIPT = "__ringstow__.receipt"
 
-# A forked child keeps its parent's objects here for good: ending them would unpin its memory.
+# A forked child keeps its parent's objects here forever: freeing them would unpin the memory.
 _inherited: list[object] = []
 
 
 class _Here(threading.local):
-    """What one thread saves with a writer."""
+    """One thread's save with a writer."""
 
     save: Save | None = None
     stream: StagingFuture | None = None
@@ -72,7 +72,7 @@ class _Here(threading.local):
 
 
 class StorageWriter(storage.StorageWriter, AsyncStager):
-    """Saves what torch.distributed.checkpoint hands over as a ringstow checkpoint.
+    """Saves states of torch.distributed.checkpoint as ringstow checkpoints.
 
     ::
 
@@ -80,36 +80,37 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         writer.note(step=1000, metrics={"loss": 0.25})      # optional
         dcp.save(state_dict, checkpoint_id="run/step-1000", storage_writer=writer)
 
-    The checkpoint appears complete or not at all, and an earlier one at the path stays until then.
-    If a rank fails, the save fails on every rank; the writer can be used again right away.
+    The checkpoint appears complete or not at all, and an earlier one at the path stays until the
+    commit. If a rank fails, the save fails on every rank; the writer can be used again right away.
 
     Keep one writer for the whole training: it reuses its staging memory and its snapshot's. Its
-    saves run one after the other; a background save counts until its last collective has ended.
-    ``dcp.save`` must return before another thread saves: DCP does not tell the writer when its last
-    collectives end, nor that it failed between two hooks. So another thread waits only until the
-    last hook on its rank, and at most 10 s from one hook to the next.
+    saves run one after the other; a background save ends with its last collective. Let ``dcp.save``
+    return before another thread saves: DCP does not tell the writer when its last collectives end,
+    or that it failed between two hooks. So another thread waits only until the last hook on its
+    rank, and at most 10 s between two hooks.
 
     ``dcp.async_save`` also takes it as the stager: `stage` takes a snapshot of the state, and
-    training goes on once the snapshot is complete. `stager` needs no second copy of the state.
+    training continues once the snapshot is complete. `stager` needs no second copy of the state.
 
-    Values other than tensors come back equal from a default load, or all ranks refuse the save and
-    say what to save instead: docs/values.md lists the types.
+    Values other than tensors load equal by default. All ranks refuse a save of other types, and the
+    error says what to save instead: docs/values.md lists the types.
 
-    It pickles, for ``AsyncCheckpointerType.PROCESS``, without its memory and its running saves.
+    It can be pickled for ``AsyncCheckpointerType.PROCESS``, without its memory and its running
+    saves.
     """
 
     # The snapshot is complete when stage() returns.
     _synchronize_after_execute = False
 
-    # Whether another process sent it here, by a pickle.
+    # Whether another process sent it here, as a pickle.
     _is_copy = False
 
-    # Whether a save without a path goes where the one before went.
+    # Whether a save without a path uses the previous save's path.
     _keeps_id = False
 
     @property
     def _keeps_snapshot(self) -> bool:
-        """Whether the next snapshot reuses the memory of the one before."""
+        """Whether the next snapshot reuses the memory of the previous one."""
         return True
 
     def __init__(
@@ -131,19 +132,20 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             config: the configuration; None means the defaults.
             allow_pickle: save objects that a load refuses by default, as torch.save pickles them.
                 Loading them also needs ``StorageReader(allow_pickle=True)``.
-            step: for a writer of one save: as `note` sets it.
-            metrics: likewise.
+            step: the training step, for a writer of one save; see `note`.
+            metrics: numbers by name, for a writer of one save; see `note`.
             droppable: names of parts whose tensors get files of their own on every rank, so that
-                `ringstow.slim` can drop them later: ``["optimizer"]``. A name stands for itself and
-                all below it, as in ``optimizer.state.0.exp_avg``. Every rank must give the same,
-                and every state must have something of each name, or the save fails on all ranks.
-            base: an earlier checkpoint: each rank links files of it whose tensors it has, and which
-                have not changed, as in `ringstow.save`. `set_base` names another one.
+                `ringstow.slim` can drop them later: ``["optimizer"]``. A name includes all names
+                below it, such as ``optimizer.state.0.exp_avg``. Every rank must give the same
+                names, and every state must have each name, or the save fails on all ranks.
+            base: an earlier checkpoint: each rank links its files whose tensors it has and have not
+                changed; see `ringstow.save`. `set_base` sets another one.
 
         Raises:
-            InvalidStateError: ``path`` is not a path in the file system, or a metric is no number,
-                or a name in ``droppable`` is none.
-            TypeError, ValueError: as from `note`; ``droppable`` is no list of names.
+            InvalidStateError: ``path`` is not a path in the file system, or a metric is not a
+                number, or a name in ``droppable`` is invalid.
+            TypeError, ValueError: an invalid step or metric; or ``droppable`` is not a list of
+                names.
         """
         self._apart = names_of_parts(droppable, "droppable")
         self._base = native(base)
@@ -156,20 +158,20 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         self._start()
 
     def _start(self) -> None:
-        """Set up what stays in this process: a pickle is without it."""
+        """Set up the state of this process, which is not pickled."""
         end_here()
         self._pid = os.getpid()
         self._here = _Here()
         self._saves = Saves()
         self._snapshot = Snapshot()
         self.save_id = _paths.fresh_id()
-        """The save's id, as in torch's StorageMeta; from the commit on, loads have the same."""
+        """The save's id, for torch's StorageMeta; after the commit, loads have the same id."""
         self.report: SaveReport | None = None
         """Report of this rank's last successful save."""
         weakref.finalize(self, self._saves.abandon)
 
     def _adopt(self) -> None:
-        """Start anew in a forked child: memory, saves and locks are the parent's."""
+        """Reset in a forked child: memory, saves and locks belong to the parent."""
         if self._pid != os.getpid():
             _inherited.append((self._snapshot, self._here))
             self._start()
@@ -189,10 +191,10 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         self._is_copy = True
         self._start()
 
-    # Where to.
+    # The path of saves.
 
     def reset(self, checkpoint_id: StrPath | None = None) -> None:
-        """Set the directory of the next save, and of that one only; None leaves it as it is.
+        """Set the directory of the next save only; None keeps it.
 
         Raises:
             InvalidStateError: the id is not a path in the file system.
@@ -204,46 +206,46 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         self.save_id = _paths.fresh_id()
 
     def note(self, *, step: int | None = None, metrics: Mapping[str, Any] | None = None) -> None:
-        """Set what the next save notes in its manifest, and that one only, even if it fails.
+        """Set the step and metrics of the next save only, even if it fails.
 
-        Call it before each ``dcp.save`` or ``dcp.async_save``, in the same thread. What the
-        coordinator notes counts; without collectives each rank notes it in its own checkpoint. A
-        second call before the save replaces the first.
+        Call it before each ``dcp.save`` or ``dcp.async_save``, in the same thread. The
+        coordinator's values are used; without collectives each rank stores its own. A second call
+        before the save replaces the first.
 
         Args:
-            step: the step of training, as in `ringstow.save`.
-            metrics: as in `ringstow.save`.
+            step: the training step; None takes it from the directory's name.
+            metrics: numbers by name, such as ``{"loss": 0.25}``; see `ringstow.save`.
 
         Raises:
-            InvalidStateError: a metric is no number.
-            TypeError, ValueError: ``step`` is no integer from 0 to 2**64 - 1.
+            InvalidStateError: a metric is not a number.
+            TypeError, ValueError: ``step`` is not an integer from 0 to 2**64 - 1.
         """
         self._adopt()
         self._notes.give(step, metrics)
 
     def set_droppable(self, parts: Iterable[str]) -> None:
-        """Set which parts `slim` can drop from the next saves, as the argument ``droppable`` does.
+        """Set which parts `slim` can drop from the next saves; see the argument ``droppable``.
 
         Raises:
-            InvalidStateError: a name is none.
-            TypeError, ValueError: as from the class.
+            InvalidStateError: a name is invalid.
+            TypeError, ValueError: not a list of names.
         """
         self._adopt()
         self._apart = names_of_parts(parts, "droppable")
 
     def set_base(self, base: StrPath | Base | None) -> None:
-        """Set which earlier checkpoint the next saves link files of, as the argument ``base`` does.
+        """Set the earlier checkpoint whose files the next saves link; see the argument ``base``.
 
         Raises:
             InvalidStateError: the path is a URL.
-            TypeError, ValueError: it is no path.
+            TypeError, ValueError: the base is not a path.
         """
         self._adopt()
         self._base = native(base)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: StrPath) -> bool:
-        """Tell whether an id is a path in the file system; a URL is not."""
+        """Return whether an id is a path in the file system, not a URL."""
         return _paths.is_path(checkpoint_id)
 
     @property
@@ -255,7 +257,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         """Return the directory and the save's id, for DCP's metadata."""
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self.save_id)
 
-    # A save, in the order of the calls.
+    # The methods of a save, in the order of the calls.
 
     @picklable
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -268,9 +270,10 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 a checkpoint of its own, in ``rank00003`` below the path, with its own shards only.
 
         Raises:
-            InvalidStateError: neither the save nor the writer has a path, or the save would
-                replace the one before.
-            UnsupportedError: no collectives, and the writer has ``droppable`` or a base.
+            InvalidStateError: neither the save nor the writer has a path, or the save would replace
+                the previous one.
+            UnsupportedError: the save has no collectives, and the writer has ``droppable`` or a
+                base.
         """
         self._adopt()
         if self._apart and not kwargs.get("use_collectives", True):
@@ -335,9 +338,9 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 
         Raises:
             BusyError: another save into the directory is in progress.
-            InvalidStateError: it holds safetensors files of another program; or no rank has
-                anything of a part that is to be droppable.
-            OSError: it can't be made or locked.
+            InvalidStateError: it holds safetensors files of another program; or no rank has a part
+                named in ``droppable``.
+            OSError: the directory can't be made or locked.
         """
         save = self._current()
         with save.hook():
@@ -353,16 +356,16 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's part, and return when it is durable. Nothing is committed.
 
-        Ctrl-C ends it. Do not change the tensors before it returns; with `stager`, not before they
+        Ctrl-C ends it. Do not change the tensors before it returns, or with `stager`, before they
         are staged.
 
         Returns:
-            A future that is done, of one result for all items: a receipt for `finish`.
+            A completed future with one result for all items: a receipt for `finish`.
 
         Raises:
             UnsupportedError: items of a kind that can't be saved; names them all.
-            InvalidStateError: items that can't be saved; names them all. Without collectives also
-                shards that cannot be noted as a part of one save.
+                InvalidStateError: items that can't be saved; names them all. Without collectives,
+                also shards that cannot be identified as parts of one save.
             OSError: the system refused: no space, no permission, a failing disk.
         """
         save = self._current()
@@ -370,7 +373,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         if save.rank is None and type(plan.storage_data) is int:
             save.rank = plan.storage_data
         try:
-            # Copies from GPUs wait for the streams that are current here.
+            # Copies from GPUs wait for the current streams of this thread.
             fence = contextlib.nullcontext() if stream is None else stream.fence.passed()
             with _done_callbacks.failing("save", save.path), save.hook(is_last=not save.commits):
                 with collector_paused(), fence:
@@ -396,7 +399,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 
         Raises:
             InvalidStateError: results of a rank, or regions of a tensor, are missing.
-            NotDurableError: it is committed, but may not survive a crash.
+            NotDurableError: the checkpoint is committed, but may not survive a crash.
             OSError: the system refused.
         """
         said = [r.storage_data for rank in results for r in rank if r.index.fqn == RECEIPT]
@@ -460,11 +463,12 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         return job.receipt(), items.nbytes
 
     def _blocked(self, save: Save, since: float) -> float | None:
-        """Return how long a save has held up training, which began to write at a time."""
+        """Return how long a save, which began to write at ``began``, has blocked training."""
         if save.waited is not None:
             return save.waited.seconds()
         is_main = threading.current_thread() is threading.main_thread()
-        # Otherwise training may go on: in the process that sent this writer, or beside this thread.
+        # Otherwise training may continue, in the process that sent this writer or in another
+        # thread.
         return time.perf_counter() - since if is_main and not self._is_copy else None
 
     def _end(self, lease: Lease | None, reading: object) -> None:
@@ -496,7 +500,7 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
         """
         waited = Waited()
         with waited.here():
-            # First: in a forked child it makes a new snapshot.
+            # First, since in a forked child it makes a new snapshot.
             claim = self._begin_staging(waited)
             return self._snapshot.take(state_dict, claim)
 
@@ -512,12 +516,12 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
             response.staging_completion.result()   # from here on the tensors may be changed
             response.upload_completion.result()    # the checkpoint is committed
 
-        Needs a torch whose ``async_save`` has ``async_stager`` (2.11 has, 2.6 has not).
+        Needs a torch whose ``async_save`` has ``async_stager`` (2.11 has it, 2.6 does not).
         """
         return StreamingStager(self._begin_staging)
 
     def close(self) -> None:
-        """Free the memory of snapshots that nobody uses, and clean up after a save that failed.
+        """Free the memory of unused snapshots, and clean up after a failed save.
 
         Do not call it during a save. The writer can be used again.
         """
@@ -530,10 +534,10 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
     def _begin_staging(
         self, waited: Waited | None = None
     ) -> Callable[[StagingFuture | None], None]:
-        """Return what the thread that saves the staged state calls, with its stream if it has one.
+        """Return the function that the staged save's thread calls, with its stream if it has one.
 
-        DCP gives that thread neither the path that this one was given nor the stream, nor how long
-        staging has ``waited``.
+        DCP does not pass to that thread this thread's path, the stream, or how long staging has
+        ``waited``.
         """
         self._adopt()
         end_here()
@@ -552,8 +556,8 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
 def _refuse_elsewhere(future: StagingFuture) -> None:
     """Refuse to let another process stream out of this one's GPUs.
 
-    It could map their memory, but knows neither when it has read the last byte nor what this
-    process' streams still do to it.
+    It could map their memory, but this process would not know when it has read the last byte, and
+    it would not know what this process's streams still write.
     """
     if not future.fence:
         return
@@ -566,7 +570,7 @@ def _refuse_elsewhere(future: StagingFuture) -> None:
 
 
 def _refuse_shards(plan: SavePlan) -> None:
-    """Refuse to save shards that could not be noted as a part of one save."""
+    """Refuse to save shards that could not be identified as parts of one save."""
     names = _resolved_items.sharded(plan)
     if names:
         raise InvalidStateError(

@@ -1,4 +1,4 @@
-"""Save and load the state that the ranks of a job have in parts, without a planner.
+"""Save and load state that is distributed over the ranks of a job, without a planner.
 
 ::
 
@@ -8,9 +8,9 @@
     ringstow.distributed.save(state, path)             # on every rank
     ringstow.distributed.load_into(state, path)        # on any number of ranks
 
-Each rank knows from its DTensors what it writes and reads. The files are those of ringstow.dcp:
-either loads the other's. Unlike ``import ringstow`` this imports torch. ``docs/distributed.md`` is
-the guide.
+Each rank derives from its DTensors what it writes and reads. The file format is the same as
+ringstow.dcp's: each loads the other's checkpoints. Unlike ``import ringstow`` this imports torch.
+``docs/distributed.md`` is the guide.
 """
 
 from __future__ import annotations

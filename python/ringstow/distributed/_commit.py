@@ -1,4 +1,4 @@
-"""How a save commits: in one directory that all ranks see, or on nodes that share none."""
+"""The commit of a save: in one directory that all ranks see, or on nodes that share none."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ringstow.distributed import _merged_tree, _nodes
 
 
 class Asked(NamedTuple):
-    """What a call asks for: the same on all ranks, but the path where nodes share none."""
+    """The arguments of a call: equal on all ranks, except the path if nodes share no directory."""
 
     path: str
     step: int | None
@@ -29,16 +29,16 @@ class Asked(NamedTuple):
     config: str
 
     def call(self) -> tuple[object, ...]:
-        """Return what the ranks compare: the metrics are the first rank's.
+        """Return the arguments that the ranks compare; metrics are only the first rank's.
 
-        Of nodes that share no directory, each may have its own in another place.
+        On nodes that share no directory, the paths may differ.
         """
         path = os.path.basename(self.path) if self.node_local else self.path
         return ("save", path, self.step, self.base, self.node_local, *self.apart)
 
 
 class Written(NamedTuple):
-    """What a rank has written, for the commit."""
+    """The files that a rank has written, for the commit."""
 
     error: BaseException | None
     receipt: bytes = b""
@@ -48,10 +48,10 @@ class Written(NamedTuple):
 
 
 class Directory(Protocol):
-    """Where a save commits."""
+    """The place where a save commits."""
 
     def begin_alone(self) -> None:
-        """Begin, before the ranks have met."""
+        """Begin, before the ranks synchronize."""
 
     def begin_together(self) -> None:
         """Begin, once all ranks make the same call."""
@@ -60,7 +60,7 @@ class Directory(Protocol):
         """Commit on all ranks, or fail on all."""
 
     def abandon(self) -> None:
-        """Give the save up, and remove what was written."""
+        """Abandon the save, and remove its files."""
 
 
 class Shared:
@@ -100,9 +100,9 @@ class Shared:
 class Apart:
     """A directory on each node: the first rank of each commits there.
 
-    All write the manifest before any commits, and all commit before any removes what was replaced.
-    So if some have committed and others were killed, the files of all are there, and a load
-    finishes the commit.
+    All nodes write the manifest before any commits, and all commit before any removes replaced
+    files. So if some have committed and others were killed, all files exist, and a load finishes
+    the commit.
     """
 
     def __init__(self, group: Group, asked: Asked) -> None:
@@ -143,7 +143,7 @@ class Apart:
         return self._session.manifest(receipts, tree, names, self._nodes.found)
 
     def _of_this_node(self, receipt: bytes) -> list[bytes]:
-        """Return the receipts of this node's ranks, on the first of them."""
+        """Return, on the node's first rank, the receipts of the node's ranks."""
         assert self._nodes is not None
         first, *others = self._nodes.ranks
         if self._group.rank != first:
@@ -165,7 +165,7 @@ class Apart:
         except BaseException as failure:
             is_refused = error is not None or isinstance(failure, Error)
             if not is_refused and session is not None:
-                session.keep()  # nobody knows here whether the others go on
+                session.keep()  # this rank cannot know whether the others continue
             raise
 
     def _commit(self) -> None:

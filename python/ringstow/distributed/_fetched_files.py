@@ -1,4 +1,4 @@
-"""Room beside the checkpoints for what a node fetches from others: a stripe of the checkpoint."""
+"""Temporary directories for files that a node fetches from others: a stripe of the checkpoint."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from ringstow.distributed._node_files import Whole
 from ringstow.distributed._nodes import Nodes
 
 PREFIX = ".ringstow-fetched-"
-"""How these directories begin."""
+"""The prefix of these directories' names."""
 _MARKER = "companion.json"
 
 
 class Room(NamedTuple):
-    """A stripe with the files that a node does not have, as one of its ranks sees it."""
+    """A stripe with the files that a node lacks, as one of its ranks sees it."""
 
     stripe: str
     directory: str
-    """Where the files are: of their full length, and without the bytes that were not fetched."""
+    """The files' directory; files have their full length, with holes for bytes not fetched."""
     config: str
     """The settings, in JSON, with that stripe."""
 
 
 @contextlib.contextmanager
 def room(group: Group, nodes: Nodes, whole: Whole, path: str, config: str) -> Iterator[Room]:
-    """Make room on each node for the files that it does not have, until all ranks have left.
+    """Make sparse files on each node for the files that it lacks, until all ranks have left.
 
     All ranks of the group call it. Until bytes are fetched, reading them gives zeros, which no
     checksum accepts.
 
     Raises:
         Error: another rank failed.
-        OSError: this one cannot make room.
+        OSError: this rank cannot make the files.
     """
     run = _nodes.run_of(path)
     with contextlib.ExitStack() as opened:
@@ -61,7 +61,7 @@ def room(group: Group, nodes: Nodes, whole: Whole, path: str, config: str) -> It
 
 @contextlib.contextmanager
 def _made(run: str, path: str, whole: Whole, rank: int) -> Iterator[str]:
-    """Make the directory, remove it at the end, and keep others from removing it before."""
+    """Make the directory, lock it against removal by others, and remove it at the end."""
     _clear(run)
     with _locked(run, fcntl.LOCK_SH):  # `run` is no link: `run_of` has followed it
         stripe = tempfile.mkdtemp(prefix=PREFIX, dir=run)
@@ -94,9 +94,9 @@ def _locked(path: str, how: int) -> Iterator[None]:
 
 
 def _clear(run: str) -> None:
-    """Remove what killed loads have left: nobody has locked it."""
+    """Remove the directories of killed loads, which have no lock."""
     alone = fcntl.LOCK_EX | fcntl.LOCK_NB
-    # While this has the run's lock, nobody is about to lock a directory that it has just made.
+    # The run's lock ensures that no other load has made a directory and not yet locked it.
     with contextlib.suppress(BlockingIOError), _locked(run, alone):
         for name in filter(lambda name: name.startswith(PREFIX), os.listdir(run)):
             path = os.path.join(run, name)

@@ -10,17 +10,17 @@ from ringstow._saving._save_future import SaveHandle
 
 
 class OwnPart:
-    """What this rank writes of a save, which another thread begins: a `Job`, as handles have it."""
+    """This rank's part of a save, which another thread begins: the `Job` of a handle."""
 
     def __init__(self) -> None:
         self.copied: concurrent.futures.Future[None] = concurrent.futures.Future()
-        """Is done once this rank's tensors may be changed; has what the save failed of before."""
+        """Done once this rank's tensors may be changed; holds the save's failure before that."""
         self._job: _native.SaveJob | None = None
         self._is_cancelled = False
         self._lock = threading.RLock()  # re-entrant: a signal handler may cancel, too
 
     def begins(self, job: _native.SaveJob) -> None:
-        """Follow a job that writes it."""
+        """Attach the native job that writes this rank's part."""
         with self._lock:
             self._job = job
             if self._is_cancelled:
@@ -39,7 +39,7 @@ class OwnPart:
         return self._job is not None and self._job.done()
 
     def progress(self) -> tuple[int, int, int]:
-        """Return how far the job has come; zeros before it begins."""
+        """Return the progress of the job; zeros before it begins."""
         return (0, 0, 0) if self._job is None else self._job.progress()
 
     def cancel(self) -> None:

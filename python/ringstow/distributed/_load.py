@@ -1,4 +1,4 @@
-"""Load on all ranks of a group: each reads its own boxes, and all fail together."""
+"""Load on all ranks of a group: each rank reads its own boxes, and all ranks fail together."""
 
 from __future__ import annotations
 
@@ -63,35 +63,36 @@ def load_into(
 ) -> LoadReport:
     """Load a checkpoint into the state dicts of all ranks.
 
-    Call it on every rank of the group. Each rank reads the boxes that its tensors have now: any
-    mesh, placements and number of ranks, whichever saved it; also a checkpoint of `ringstow.save`
-    or ringstow.dcp. Changes nothing on any rank unless everything fits on all of them.
+    Call it on every rank of the group. Each rank reads the boxes of its current tensors: mesh,
+    placements and number of ranks may differ from the save's. Also loads checkpoints of
+    `ringstow.save` and ringstow.dcp. Changes nothing on any rank unless everything fits on all of
+    them.
 
     Args:
-        state_dict: this rank's. DTensors and ShardedTensors are filled in place, and everything
-            else as by `ringstow.load_into`. A `PerRank` gets the value that the rank of the same
-            number has saved.
-        path: the checkpoint's directory or URL, or the tiers of a run, as in `ringstow.load`. The
-            first rank looks for the newest step of tiers.
+        state_dict: this rank's state dict. DTensors and ShardedTensors are filled in place,
+            everything else as by `ringstow.load_into`. A `PerRank` gets the value that the rank of
+            the same number has saved.
+        path: the checkpoint's directory or URL, or a list of the tiers of a run, of which the first
+            rank finds the newest step; see `ringstow.load`.
         group: the ranks; None means all.
-        prefix: as in `ringstow.load_into`.
-        rename: as in `ringstow.load_into`.
+        prefix: load the part of the checkpoint below this name as if it were all of it.
+        rename: maps parts of the checkpoint's names; see `ringstow.load_into`.
         strict: require that this rank's keys are in the checkpoint, and the checkpoint's on some
             rank. False loads the keys that both have, and the report lists the others; it is an
             error if that fills nothing on any rank.
-        cast: as in `ringstow.load_into`.
-        verify: as in `ringstow.load_into`.
-        allow_pickle: as in `ringstow.load_into`.
-        config: as in `ringstow.load_into`.
+        cast: convert floating-point and complex elements to the target's dtype.
+        verify: verify every checksum chunk that is read before using any of it.
+        allow_pickle: unpickle what was saved with ``allow_pickle``; this can run any code.
+        config: the settings; None means the defaults.
 
     Returns:
-        What this rank has read, and how long it took.
+        The report of this rank: bytes read and seconds taken.
 
     Raises:
         KeyMismatchError: lists every key of this rank that is missing, unexpected or different.
         Error: another rank failed; names it. After damage or a read error on any rank, the
             elements of the tensors are undefined on all.
-        Exception: as from `ringstow.load_into`.
+        Exception: any error of `ringstow.load_into`.
     """
     names = Names(prefix, rename)
     return fill(
@@ -123,7 +124,7 @@ def fill(
     config: Config | None = None,
     ignored: Callable[[str], bool] = lambda name: False,
 ) -> LoadReport:
-    """Do what `load_into` does, for a call that takes what ``call`` says.
+    """Load as `load_into` does; ``call`` has the caller's arguments.
 
     Names of the checkpoint that ``ignored`` accepts may be missing from all ranks.
     """
@@ -132,7 +133,7 @@ def fill(
     with ranks.turn.held(), _done_callbacks.failing("load", _resolve.shown(path)):
         path, config = _named(ranks, "load_into", path, config)
         where, settings, found = _meet(ranks, "load_into", path, config, strict, names=names)
-        # What nodes that share no directory lack, they get from each other.
+        # Nodes that share no directory get the files that they lack from each other.
         copies = copies_of(where, given(config).tiers) if found is None else []
         parts = ranks.each(lambda: Parts(state_dict))
         again = Again()
@@ -181,28 +182,29 @@ def load(
     device: str | torch.device | None = None,
     framework: Literal["torch", "numpy"] = "torch",
 ) -> dict[Any, Any]:
-    """Load a checkpoint, or a part of it, into new tensors, whole on every rank.
+    """Load a checkpoint, or a part of it, into new full tensors on every rank.
 
-    Call it on every rank of the group; if it fails on one rank, it fails on all. What was saved as
-    `PerRank` comes back as a dict of all ranks' values by rank, in text.
+    Call it on every rank of the group; if it fails on one rank, it fails on all. A `PerRank`
+    becomes a dict of all ranks' values; its keys are the rank numbers as text.
 
     Args:
-        path: as in `load_into`.
+        path: the checkpoint's directory or URL, or a list of the tiers of a run.
         group: the ranks; None means all.
-        prefix: as in `ringstow.load`.
-        keys: as in `ringstow.load`.
-        verify: as in `ringstow.load`.
-        allow_pickle: as in `ringstow.load`.
-        config: as in `ringstow.load`.
-        device: as in `ringstow.load`.
-        framework: as in `ringstow.load`.
+        prefix: select the leaf of this name and all leaves below it.
+        keys: select the leaves of exactly these names.
+        verify: verify every checksum chunk that is read before using any of it.
+        allow_pickle: unpickle what was saved with ``allow_pickle``; this can run any code.
+        config: the settings; None means the defaults.
+        device: where to put torch tensors, such as ``"cuda"``; None means the CPU.
+        framework: return torch tensors as ``"torch"`` tensors or ``"numpy"`` arrays. See
+            `ringstow.load`.
 
     Returns:
         The state dict.
 
     Raises:
         Error: another rank failed; names it.
-        Exception: as from `ringstow.load`.
+        Exception: any error of `ringstow.load`.
     """
     ranks = group_of(group)
     with ranks.turn.held():
@@ -248,10 +250,10 @@ class _Found(NamedTuple):
 def _named(
     ranks: Group, call: str, path: StrPath | Sequence[StrPath], config: Config | None
 ) -> tuple[StrPath, Config | None]:
-    """Return a path and the settings; of a list, the newest step that the first rank sees.
+    """Return the path and the settings; for tiers, the newest step that the first rank sees.
 
     Raises:
-        Exception: as from `_meet`, and as from `ringstow.load` for a list.
+        Exception: any error of `_meet`; for tiers, any error of `ringstow.load`.
     """
     if not isinstance(path, list | tuple):
         return path, config  # type: ignore[return-value]
@@ -276,11 +278,11 @@ def _meet(
 ) -> tuple[str, str, _Found | None]:
     """Return the path and the configuration, once all ranks make the same call and see the path.
 
-    Of a checkpoint of nodes that share no directory, whose paths may differ, also what is where.
+    If nodes share no directory, paths may differ; also returns which node has which file.
 
     Raises:
-        BaseException: what is wrong with this rank's arguments.
-        Error: another rank's error, with its rank.
+        BaseException: an error in this rank's arguments. Error: another rank's error, with its
+            rank.
         InvalidStateError: the ranks make different calls.
     """
     where, settings = str(path), ""
@@ -316,7 +318,7 @@ def _meet(
 def _fetching(
     ranks: Group, path: str, found: _Found | None, settings: str
 ) -> Iterator[Needs | None]:
-    """Return what fetches from other nodes, if these share no directory."""
+    """Return the fetcher from other nodes; None if all ranks share the directory."""
     if found is None or found.whole.is_on_all(ranks.size):
         yield None
         return
@@ -325,10 +327,10 @@ def _fetching(
 
 
 def _settings(config: Config | None, found: _Found | None, needs: Needs | None) -> Config | None:
-    """Return the settings of a load from what is here, with what other nodes have sent."""
+    """Return settings that load from local files and from files that other nodes have sent."""
     if found is None:
         return config
-    # What nodes that share no directory lack, they get from each other.
+    # Nodes that share no directory get the files that they lack from each other.
     settings = without_tiers(given(config))
     if needs is None:
         return settings
@@ -336,18 +338,18 @@ def _settings(config: Config | None, found: _Found | None, needs: Needs | None) 
 
 
 class _Compared(NamedTuple):
-    """What a rank has compared."""
+    """The result of a rank's comparison."""
 
     unexpected: frozenset[str]
-    """Keys of the checkpoint that this rank has not."""
+    """Keys of the checkpoint that this rank does not have."""
     fits: bool
     """Whether all that this rank has is in the checkpoint, and alike."""
     filled: Filled
-    """How much a load without ``strict`` fills."""
+    """How many tensors a load without ``strict`` fills."""
 
 
 class _Opened:
-    """What a rank says of its load: what has failed, or which checkpoint it has opened."""
+    """A rank's message about its load: its failure, or the checkpoint that it has opened."""
 
     def __init__(
         self, error: BaseException | None, stamp: str | None, compared: _Compared | None
@@ -358,7 +360,7 @@ class _Opened:
 
 
 class _Load:
-    """One attempt of this rank."""
+    """One attempt of this rank to load."""
 
     def __init__(
         self,
@@ -382,7 +384,7 @@ class _Load:
         self._ignored = ignored
         self._stamp: str | None = None
         self.errors: list[BaseException | None] = []
-        """Why the load has failed, on each rank."""
+        """Each rank's error; None on ranks without a failure."""
         self._found: Mismatch | None = None
 
     def run(
@@ -395,12 +397,12 @@ class _Load:
         verify: bool,
         allow_pickle: bool,
     ) -> LoadReport:
-        """Load; the ranks speak before the first change, and once all have read."""
+        """Load; the ranks synchronize before the first change, and after all reads."""
         load, rank = self, self._ranks.rank
 
         class Merge(_load_plan.Merge):
             def check(self, found: Mismatch, *, strict: bool) -> None:
-                # `_ready` judges: other ranks may have what this one has not.
+                # `_ready` decides: other ranks may have keys that this rank lacks.
                 more = [gap for gap in found.unexpected if not load._ignored(flat_name(gap[0]))]
                 load._found = dataclasses.replace(found, unexpected=more)
                 if not load._fits():
@@ -439,7 +441,7 @@ class _Load:
     def _opened(
         self, settings: str, *, verify: bool, allow_pickle: bool
     ) -> _native.Checkpoint | _foreign.Foreign:
-        """Open the checkpoint; DCP's own writer may have left it."""
+        """Open the checkpoint, also if DCP's own writer wrote it."""
         others = _foreign.opened(self._path, verify=verify, allow_pickle=allow_pickle)
         if others is not None:
             return others
@@ -453,7 +455,7 @@ class _Load:
     def _fetching(
         self, checkpoint: _native.Checkpoint | _foreign.Foreign
     ) -> _load_into.Fetch | None:
-        """Return what fetches tensors and boxes from other nodes, if these share no directory."""
+        """Return a function that fetches tensors and boxes from other nodes; None if not needed."""
         needs = self._needs
         if needs is None or isinstance(checkpoint, _foreign.Foreign):
             return None
@@ -461,27 +463,27 @@ class _Load:
         def fetch(names: list[str], boxes: list[_load_into.NamedBox]) -> None:
             ranges = _native.needed(checkpoint, names, boxes)
             with _together():
-                self._say(None)  # a rank that has failed takes no part in what follows
+                self._say(None)  # a failed rank takes no part in the following steps
                 needs.fetch(checkpoint, ranges)
 
         return fetch
 
     def _all_have_read(self) -> None:
-        """Go on if all ranks have read their parts."""
+        """Continue if all ranks have read their parts."""
         with _together():
             self._say(None)
 
     def _fits(self) -> bool:
-        """Whether all that this rank has is in the checkpoint, and alike."""
+        """Return whether all that this rank has is in the checkpoint, and alike."""
         found = self._found
         assert found is not None
         return not found.different and not (self._strict and found.missing)
 
     def _ready(self) -> None:
-        """Go on if nothing has failed on any rank, and everything fits on all of them.
+        """Continue if nothing has failed on any rank, and everything fits on all of them.
 
-        A rank whose state dict does not fit comes here at once, and all others before they change
-        anything.
+        A rank whose state dict does not fit calls this at once; all others call it before they
+        change anything.
         """
         found = self._found
         assert found is not None
@@ -510,7 +512,7 @@ class _Load:
     def _gathered(
         self, error: BaseException | None, compared: _Compared | None
     ) -> list[_Compared | None]:
-        """Return what all ranks have compared, if none has failed."""
+        """Return the comparisons of all ranks, if none has failed."""
         all_said = self._ranks.gathered(_Opened(error, self._stamp, compared))
         self.errors = [one.error for one in all_said]
         failures = [one.error for one in all_said if one.error is not None]
@@ -526,7 +528,7 @@ class _Load:
 
 
 class _TogetherError(Exception):
-    """What all ranks have raised, so that none waits for another."""
+    """An error that all ranks raise, so that none waits for another."""
 
     def __init__(self, cause: BaseException) -> None:
         super().__init__(str(cause))
@@ -535,7 +537,7 @@ class _TogetherError(Exception):
 
 @contextlib.contextmanager
 def _together() -> Iterator[None]:
-    """Mark what is raised as raised on all ranks."""
+    """Mark an error as raised on all ranks."""
     try:
         yield
     except BaseException as error:

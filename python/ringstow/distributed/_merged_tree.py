@@ -1,4 +1,4 @@
-"""The tree of the checkpoint, made of those of the ranks. Pure."""
+"""Merges the trees of all ranks into the checkpoint's tree. Pure."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from ringstow._state.objects._state_dicts import rank_key
 Json = Any
 
 _TENSORS = {"$tensor", "$ndarray"}
-# What each rank has of its own: a `PerRank`, and an object of which ranks may have other states.
+# Values of each rank: a `PerRank`, and an object whose state may differ between ranks.
 _RANK, _EACH = "$rank", "$each"
-# Their items may be a list of pairs without a $dict around it.
+# The items of these tags may be a list of pairs without a $dict around it.
 _DICTS = {"$odict", "$defaultdict"}
 
 
 def merged(trees: Sequence[str], own: Sequence[Mapping[str, str]]) -> str:
-    """Return one tree.
+    """Return the merged tree.
 
     Args:
-        trees: the first rank's, and those of ranks that have other keys, in JSON. Where several
-            have a value, the first one's counts.
-        own: for each rank its own values, in JSON, by the name that the trees have for them.
+        trees: the trees of the first rank and of ranks with other keys, in JSON. If several have a
+            value, the first one is used.
+        own: each rank's own values, in JSON, by their names in the trees.
 
     Raises:
-        InvalidStateError: ranks have different things at one key, and one would be lost.
+        InvalidStateError: ranks have different values at one key, and one would be lost.
     """
     first, *others = trees
     if others:
@@ -47,8 +47,8 @@ def merged(trees: Sequence[str], own: Sequence[Mapping[str, str]]) -> str:
 
 
 def _both(node: Json, other: Json, name: str) -> Json:
-    """Return a node with what only another rank's node has."""
-    if node == other:  # often all of a model: compared in C
+    """Return a node extended by the keys that only another rank's node has."""
+    if node == other:  # often the whole model; the comparison runs in C
         return node
     if isinstance(node, list) and isinstance(other, list):
         if name.rpartition(".")[2] == GROUPS and all(map(_has_names, (*node, *other))):
@@ -72,13 +72,13 @@ def _both(node: Json, other: Json, name: str) -> Json:
 
 
 def _has_names(group: Json) -> bool:
-    """Return whether a group of an optimizer has the names of its parameters."""
+    """Return whether an optimizer's group has the names of its parameters."""
     names = group.get(PARAMS) if isinstance(group, dict) else None
     return isinstance(names, list) and all(isinstance(name, str) for name in names)
 
 
 def _joined_groups(groups: list[Json], others: list[Json]) -> list[Json]:
-    """Return the groups of an optimizer of which each stage of a pipeline has other parameters."""
+    """Return the groups of an optimizer whose pipeline stages have different parameters."""
     joined = [{**group} for group in groups]
     known = {name for group in groups for name in group[PARAMS]}
     for other in others:
@@ -92,7 +92,7 @@ def _joined_groups(groups: list[Json], others: list[Json]) -> list[Json]:
 
 
 def _inner(tag: str, node: Json, other: Json, name: str) -> Json:
-    """Return what follows a tag that both nodes have."""
+    """Return the merged content of a tag that both nodes have."""
     here, there = node[tag], other[tag]
     if tag in _DICTS:
         here, there = ({"$dict": one} if isinstance(one, list) else one for one in (here, there))
@@ -101,7 +101,7 @@ def _inner(tag: str, node: Json, other: Json, name: str) -> Json:
 
 
 def _joined(items: list[list[Json]], others: list[list[Json]], name: str) -> Json:
-    """Return the dict of the items of two."""
+    """Return a dict with the items of both."""
     joined = {json.dumps(key, sort_keys=True): (key, child) for key, child in items}
     for key, child in others:
         text = json.dumps(key, sort_keys=True)
@@ -113,7 +113,7 @@ def _joined(items: list[list[Json]], others: list[list[Json]], name: str) -> Jso
 
 
 def _items(node: Json) -> list[list[Json]] | None:
-    """Return the items of a dict; None if a node is something else."""
+    """Return the items of a dict node; None for any other node."""
     if not isinstance(node, dict):
         return None
     if "$dict" in node:
@@ -123,7 +123,7 @@ def _items(node: Json) -> list[list[Json]] | None:
 
 
 def _tags(node: Json) -> set[str]:
-    """Return the keys of a node that says what it is."""
+    """Return the tags of a tagged node."""
     if not isinstance(node, dict) or not any(key.startswith("$") for key in node):
         return set()
     return {*node}
@@ -145,5 +145,5 @@ def _below(name: str, key: Json) -> str:
 def _clash(name: str) -> InvalidStateError:
     return InvalidStateError(
         f"the ranks have different kinds of values, or lists of different lengths, at {name!r}, "
-        "and those of one would be lost: give each its own key, or make it a PerRank on all ranks"
+        "and one rank's would be lost: give each its own key, or make it a PerRank on all ranks"
     )

@@ -1,4 +1,4 @@
-"""What a node needs of files that are on other nodes: they send it before the load reads it."""
+"""Fetches missing data: other nodes send a node the file ranges that it needs for a load."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _PIECE_BYTES = 8 << 20
 _TRANSFER_PIECES = 8
 
 Range = tuple[int, int, int]
-"""Of a file: its number, the first byte, and the end."""
+"""A range of a file: the file's number, the first byte, and the end."""
 
 
 class _Transfer(NamedTuple):
-    """A range of a file that one rank sends to another, for all of that one's node."""
+    """A range of a file that one rank sends to another, once per receiving node."""
 
     to: int
     number: int
@@ -35,7 +35,7 @@ class _Transfer(NamedTuple):
 
 
 class Needs:
-    """Fetches, on all ranks at once, what each node needs of files that it does not have."""
+    """Fetches, on all ranks at once, the ranges that each node needs of files that it lacks."""
 
     def __init__(self, group: Group, nodes: Nodes, whole: Whole, path: str, room: Room) -> None:
         self._group = group
@@ -44,33 +44,33 @@ class Needs:
         self._path = path
         self.room = room
         self._error: OSError | None = None
-        """Why this rank cannot keep what it is sent."""
+        """Why this rank cannot store the bytes that it receives."""
         self._paths: list[str] = []
 
     def fetch_all(self) -> None:
-        """Fetch all that this rank's node does not have; otherwise as `fetch`."""
+        """Fetch every file that this rank's node lacks; otherwise the same as `fetch`."""
         checkpoint = self.opened()
         every = [(number, 0, nbytes) for number, (_, nbytes) in enumerate(self._whole.files)]
         self.fetch(checkpoint, every)
 
     def opened(self) -> _native.Checkpoint:
-        """Open the checkpoint on all ranks. What is damaged here is met, and mended, by the load.
+        """Open the checkpoint on all ranks. The load finds and repairs damage.
 
         Raises:
             Error: another rank failed.
-            Exception: this one did.
+            Exception: this rank failed.
         """
         config = self.room.config
         return self._group.each(lambda: _native.Checkpoint(self._path, config, damaged=True))
 
     def fetch(self, checkpoint: _native.Checkpoint, ranges: list[Range]) -> None:
-        """Fetch ranges of files as far as this rank's node does not have them.
+        """Fetch the ranges of files that this rank's node lacks.
 
-        All ranks of the group call it. If a rank cannot read what it should send, another one that
-        sees the file sends it.
+        All ranks of the group call it. If a rank cannot read a range that it should send, another
+        rank that sees the file sends it.
 
         Raises:
-            CorruptCheckpointError: nobody can read a range: says why not.
+            CorruptCheckpointError: no rank can read a range; says why not.
             Error: another rank failed.
         """
         lacks = set(self._whole.lacks(self._group.rank))
@@ -90,7 +90,7 @@ class Needs:
             self._refuse_lost(due, tried, failed)
 
     def _transfers(self, all_needed: list[list[Range]]) -> Iterator[_Transfer]:
-        """Yield what each node fetches, once, by turns on each of its ranks."""
+        """Yield the ranges that each node fetches, each once, spread over its ranks."""
         for _, _, ranks in self._nodes.found:
             needed = joined(one for rank in ranks for one in all_needed[rank])
             pieces = (
@@ -126,7 +126,7 @@ class Needs:
         sender: int,
         failed: dict[_Transfer, str],
     ) -> None:
-        """Send or receive a range, if this rank does either. Put what fails into ``failed``."""
+        """Send or receive a range, if this rank takes part. Put failures into ``failed``."""
         if one.to == self._group.rank:
             self._receive(one, sender)
         elif sender == self._group.rank:
@@ -162,7 +162,7 @@ class Needs:
 
 
 def joined(ranges: Iterable[Range]) -> Iterator[Range]:
-    """Yield ranges by file and offset, those that touch as one."""
+    """Yield ranges by file and offset; merge adjacent ones."""
     last: Range | None = None
     for number, begin, end in sorted(ranges):
         if last is not None and last[0] == number and begin <= last[2]:
@@ -176,7 +176,7 @@ def joined(ranges: Iterable[Range]) -> Iterator[Range]:
 
 
 def cut(begin: int, end: int, chunk_bytes: int, pieces: int = 1) -> Iterator[tuple[int, int]]:
-    """Yield first byte and length of what a range is cut into: whole checksum chunks."""
+    """Yield first byte and length of each piece of a range: whole checksum chunks."""
     step = max(_PIECE_BYTES // chunk_bytes, 1) * chunk_bytes * pieces
     for at in range(begin, end, step):
         yield at, min(step, end - at)
@@ -188,13 +188,13 @@ def bytes_of(piece: torch.Tensor) -> Any:
 
 
 class Source:
-    """A file that this rank reads for another; what it cannot read, it sends as zeros."""
+    """A file that this rank reads for another; it sends zeros for unreadable bytes."""
 
     def __init__(self, checkpoint: _native.Checkpoint, number: int, path: str) -> None:
         self._checkpoint = checkpoint
         self._number = number
         self.problem: str | None = None
-        """Why some of it cannot be read."""
+        """Why some of the file cannot be read."""
         self._file: BinaryIO | None = None
         try:
             self._file = _files.reading(path, links=False)
@@ -202,7 +202,7 @@ class Source:
             self.problem = str(error)
 
     def pieces(self, begin: int, end: int, chunk_bytes: int) -> Iterator[torch.Tensor]:
-        """Read a range that begins and ends with a checksum chunk, and check it."""
+        """Read a range of whole checksum chunks, and verify it."""
         for at, size in cut(begin, end, chunk_bytes):
             yield self._piece(at, size)
 
@@ -217,7 +217,7 @@ class Source:
             else:
                 content = bytes_of(piece)
                 self.problem = _native.differing(self._checkpoint, self._number, begin, content)
-        except Exception as error:  # the receiver waits, whatever it is
+        except Exception as error:  # the receiver waits even after a failure
             self.problem = f"{type(error).__name__}: {error}"
         return piece
 

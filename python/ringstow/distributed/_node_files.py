@@ -1,4 +1,4 @@
-"""Which files of a checkpoint are on which node, if its nodes share no directory."""
+"""Finds which node has which files of a checkpoint, if nodes share no directory."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ class Seen(NamedTuple):
     """A committed checkpoint of several nodes, as one rank sees it."""
 
     stamp: str
-    """Its fingerprint, the same on all nodes."""
+    """The fingerprint, the same on all nodes."""
     order: tuple[int, ...]
-    """The greater is the newer; see `Step.order`."""
+    """A greater value is newer; see `Step.order`."""
 
 
 class Look(NamedTuple):
-    """What a rank finds at a path."""
+    """The contents of a path, as one rank finds them."""
 
     seen: Seen | None = None
     """None if there is no checkpoint, or one of another kind."""
     checkpoint: _native.Checkpoint | None = None
-    """That one, opened."""
+    """The opened checkpoint."""
     problem: Exception | None = None
-    """Why its manifest cannot be read."""
+    """Why the manifest cannot be read."""
 
 
 class Whole(NamedTuple):
     """A checkpoint of several nodes. Each of its files is on at least one of them."""
 
     files: list[tuple[str, int]]
-    """Name and bytes of each."""
+    """Name and bytes of each file."""
     holders: list[list[int]]
-    """Of each, the ranks that see it."""
+    """For each file, the ranks that see it."""
     chunk_bytes: int
-    """Of a checksum chunk."""
+    """Bytes of a checksum chunk."""
 
     def is_on_all(self, ranks: int) -> bool:
-        """Return whether each of so many ranks sees each file."""
+        """Return whether all of this many ranks see every file."""
         return all(len(holders) == ranks for holders in self.holders)
 
     def lacks(self, rank: int) -> list[int]:
@@ -59,7 +59,7 @@ class Whole(NamedTuple):
 
 
 class _Listed(NamedTuple):
-    """What a manifest says."""
+    """The contents of a manifest."""
 
     files: list[tuple[str, int]]
     nodes: list[tuple[str, str, list[int]]]
@@ -85,18 +85,18 @@ def look(path: str, config: str) -> Look:
 def find(group: Group, nodes: Nodes, path: str, own: Look, all_seen: list[Seen | None]) -> Whole:
     """Find the newest checkpoint at a path that is whole, and commit it on all nodes.
 
-    All ranks of the group call this. A node may have nothing of it, since it is new, or not the
-    manifest, since it was killed before it committed.
+    All ranks of the group call this. A node may have no files of it, since it is new, or no
+    manifest, since it was killed before its commit.
 
     Args:
         group: the ranks.
-        nodes: which of them share a directory.
+        nodes: the ranks that share a directory.
         path: the checkpoint's directory on this rank's node.
-        own: what this rank sees there.
-        all_seen: what each rank sees there.
+        own: what this rank finds there.
+        all_seen: what each rank finds there.
 
     Raises:
-        MissingFilesError: files of it are on no node: names nodes and files.
+        MissingFilesError: some of its files are on no node; names nodes and files.
         Error: another rank failed.
     """
     seen_here = {seen for seen in all_seen if seen is not None}
@@ -128,7 +128,7 @@ def _manifest_at(path: str) -> bytes:
 
 
 def _listed(own: Look, manifest: bytes | None) -> _Listed:
-    """Return what the manifest says, which is this rank's own if none is given."""
+    """Return the contents of a manifest; of this rank's own if none is given."""
     if manifest is None:
         assert own.checkpoint is not None
         files = [(name, nbytes) for name, _, nbytes, _ in _native.files_of(own.checkpoint)]
@@ -161,7 +161,7 @@ def _holders(
 
 
 def _lost(nodes: Nodes, path: str, listed: _Listed, whole: Whole) -> MissingFilesError | None:
-    """Return why a checkpoint is not whole."""
+    """Return the error of a checkpoint that is not whole."""
     pairs = zip(whole.files, whole.holders, strict=True)
     lost = [name for (name, _), ranks in pairs if not ranks]
     if not lost:
@@ -182,7 +182,7 @@ def _lost(nodes: Nodes, path: str, listed: _Listed, whole: Whole) -> MissingFile
 
 
 def _is_here(path: str, name: str, nbytes: int) -> bool:
-    """Return whether a file is in a directory, under its name or the one before its commit."""
+    """Return whether a file is in a directory, under its final or its uncommitted name."""
     for one in (name, f"{name}.part"):
         try:
             found = os.lstat(os.path.join(path, one))
@@ -193,7 +193,7 @@ def _is_here(path: str, name: str, nbytes: int) -> bool:
 
 
 def _adopt(path: str, manifest: bytes, adopts: bool) -> None:
-    """Commit a checkpoint on a node that has no manifest of it yet."""
+    """Commit a checkpoint on a node that does not have its manifest yet."""
     if not adopts:
         return
     _log.warning("%s was committed on another node: committing it here", path)

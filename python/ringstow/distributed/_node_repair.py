@@ -1,4 +1,4 @@
-"""Damaged files of one node, replaced by the intact copies that other nodes have."""
+"""Replaces damaged files of one node with the intact copies of other nodes."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Mender:
         self._tried: set[tuple[int, int]] = set()
 
     def mend(self, errors: list[BaseException | None]) -> bool:
-        """Replace what a load has found damaged; return whether to load again.
+        """Replace the files that a load has found damaged; return whether to load again.
 
         All ranks of the group call it with the same errors.
 
         Args:
-            errors: what each rank has met.
+            errors: each rank's error.
 
         Raises:
             CorruptCheckpointError: the copies cannot be read either.
@@ -41,7 +41,7 @@ class Mender:
         """
         failed = [(rank, error) for rank, error in enumerate(errors) if error is not None]
         if not failed or not all(isinstance(one, CorruptCheckpointError) for _, one in failed):
-            return False  # or the ranks that should have sent it have found the damage
+            return False  # or the damage was found by the ranks that should have sent it
         damaged = {(self._nodes.number_of(rank), self._number_of(error)) for rank, error in failed}
         holders = [list(ranks) for ranks in self._whole.holders]
         for node, number in damaged:

@@ -1,4 +1,4 @@
-"""Copies of each node's files on other nodes, for when a node is lost with its disk."""
+"""Copies of each node's files on other nodes, in case a node is lost with its disk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Problem(NamedTuple):
 
     text: str
     is_temporary: bool
-    """Whether another try may go well: the disk was full, say."""
+    """Whether another try may succeed, for example after a full disk."""
 
 
 class _Copy(NamedTuple):
@@ -36,21 +36,21 @@ class _Copy(NamedTuple):
     sender: int
     to: int
     number: int
-    """Of the file."""
+    """Bytes of the file."""
 
 
 def replicate(group: Group, path: str, copies: int, settings: str) -> None:
-    """Copy files to the nodes that should have them: the one that wrote it and ``copies - 1`` more.
+    """Copy each file to its nodes: the node that wrote it and ``copies - 1`` more.
 
-    A new node in the place of a lost one gets the files of that, too. All ranks of the group call
-    it. Each file is compared with its checksums on the way, and is durable on the other node before
-    it gets its name. What is there already is not sent.
+    A new node that replaces a lost one gets the lost node's files, too. All ranks of the group call
+    it. Each file is verified with its checksums on the way, and is durable on the other node before
+    it gets its name. Files that exist there are not sent.
 
     Raises:
         NoCheckpointError: the checkpoint was removed from a node, or replaced there, meanwhile.
-        OSError: files could not be copied, and another try may go well; the others are copied.
+        OSError: files could not be copied, but another try may succeed; the others are copied.
             Names the first ones, with rank and reason.
-        Error: the same, where another try would fail alike.
+        Error: files could not be copied, and another try would fail, too.
     """
     nodes = _nodes.meet(group, _nodes.run_of(path))
     checkpoint = _opened(group, path, settings)
@@ -92,10 +92,10 @@ def _opened(group: Group, path: str, settings: str) -> _native.Checkpoint:
 
 
 def _plan(nodes: Nodes, files: list[str], has: list[set[int]], copies: int) -> Iterator[_Copy]:
-    """Yield who sends which file to whom, in the order in which each rank does its part.
+    """Yield sender, receiver and file of each copy, in the order in which all ranks work.
 
-    A file should be on the node of the rank in its name, and on the nodes after that one. Since all
-    ranks send in this order, and receive in this order at the same time, none waits in a circle.
+    A file belongs on the node of the rank in its name, and on the next nodes. All ranks send and
+    receive in this order at the same time, so that no deadlock is possible.
     """
     count, size = len(nodes.found), len(has)
     node_of = {rank: n for n, (_, _, ranks) in enumerate(nodes.found) for rank in ranks}
@@ -113,7 +113,7 @@ def _plan(nodes: Nodes, files: list[str], has: list[set[int]], copies: int) -> I
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    """Return what tells a checkpoint's manifest from another one; None if it has none."""
+    """Return an identity of a checkpoint's manifest; None if it has no manifest."""
     try:
         found = os.stat(os.path.join(path, MANIFEST))
     except OSError:
@@ -127,7 +127,7 @@ def rank_of(name: str) -> int:
 
 
 class _Copying:
-    """What one rank does of a replication."""
+    """One rank's part of a replication."""
 
     def __init__(self, group: Group, path: str, checkpoint: _native.Checkpoint) -> None:
         self._group = group
@@ -161,12 +161,12 @@ class _Copying:
                     self.problems.append(problem._replace(text=f"{target}: {problem.text}"))
 
     def _receive(self, one: _Copy, target: str) -> _Problem | None:
-        """Receive a file, whatever becomes of it: its sender waits for that. Return what failed."""
+        """Receive a whole file even after a failure, since its sender waits. Return the failure."""
         problem: _Problem | None = None
         writer: FileWriter | None = None
         try:
             writer = open_write(target)
-        except Exception as error:  # the sender waits, whatever it is
+        except Exception as error:  # the sender waits even after a failure
             problem = _Problem(str(error), passes(error))
         for begin, size in cut(0, self._files[one.number][2], self._chunk_bytes):
             piece = torch.empty(size, dtype=torch.uint8, device="cpu")

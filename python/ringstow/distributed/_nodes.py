@@ -1,4 +1,4 @@
-"""Nodes: ranks that share a directory of checkpoints, which the others do not see."""
+"""Nodes: groups of ranks that share a directory of checkpoints, which other nodes cannot see."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Nodes(NamedTuple):
     """The nodes of a group, in the order of their first ranks."""
 
     own: int
-    """Number of this rank's."""
+    """The number of this rank's node."""
     found: list[tuple[str, str, list[int]]]
-    """Of each, the id of its directory, its host and its ranks."""
+    """For each node, the id of its directory, its host and its ranks."""
 
     @property
     def ranks(self) -> list[int]:
@@ -34,12 +34,12 @@ class Nodes(NamedTuple):
         return self.found[self.own][2]
 
     def leads(self, rank: int) -> bool:
-        """Return whether this rank, of this node, is the first of its ranks."""
+        """Return whether this rank is the first of its node."""
         return rank == self.ranks[0]
 
     @property
     def ids(self) -> set[str]:
-        """The ids of all."""
+        """The ids of all nodes."""
         return {node for node, _, _ in self.found}
 
     def number_of(self, rank: int) -> int:
@@ -48,14 +48,14 @@ class Nodes(NamedTuple):
 
 
 def meet(group: Group, run: str) -> Nodes:
-    """Find out, on all ranks, which of them share their directory of checkpoints.
+    """Detect, on all ranks, which ranks share their directory of checkpoints.
 
-    Creates the directory where it is missing.
+    Creates the directory if it is missing.
 
     Raises:
-        InvalidStateError: a directory has the id of another one, of which it is a copy.
+        InvalidStateError: a directory is a copy of another one, and has its id.
         Error: another rank failed.
-        OSError: this one cannot create or read it.
+        OSError: this rank cannot create or read it.
     """
     all_said = group.together(lambda: _own(run))
     found: dict[str, tuple[str, str, list[int]]] = {}
@@ -77,12 +77,12 @@ def _own(run: str) -> tuple[str, str, View]:
 
 
 def _refuse_copies(group: Group, nodes: Nodes, run: str) -> None:
-    """Make sure that ranks whose directories have one id see one directory.
+    """Make sure that ranks whose directories have the same id see the same directory.
 
     On a network file system they do, although the hosts differ.
 
     Raises:
-        InvalidStateError: a rank does not see what the first one of its node writes.
+        InvalidStateError: a rank does not see a file that the first rank of its node writes.
     """
     asked = ("copies", run, *nodes.ids)
     if asked in group.known:
@@ -109,10 +109,10 @@ def _refuse_copies(group: Group, nodes: Nodes, run: str) -> None:
 
 
 def refuse(config: str, **others: object) -> None:
-    """Refuse what is for a directory that all ranks share.
+    """Refuse options that need a directory that all ranks share.
 
     Raises:
-        InvalidStateError: names it.
+        InvalidStateError: names the option.
     """
     settings = json.loads(config)
     asked = {"stripe": settings["stripe"], "recycle": settings["recycle"], **others}
@@ -123,7 +123,7 @@ def refuse(config: str, **others: object) -> None:
 
 
 def run_of(path: str) -> str:
-    """Return the directory that a checkpoint is in, whatever links lead to it."""
+    """Return the directory that a checkpoint is in, with links resolved."""
     return os.path.dirname(os.path.realpath(path))
 
 

@@ -1,4 +1,4 @@
-"""What one rank has of a state: its tensors, and the tree of all other values."""
+"""One rank's part of a state: its tensors, and the tree of all other values."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from ringstow._state.tree._walk import Path, children, describe, flat_name
 if TYPE_CHECKING:
     import torch
 
-# The largest state of an object of which each rank saves its own if they differ.
+# Maximum size of an object's state that each rank saves separately if the states differ.
 OWN_BYTES = 1 << 20
 
 
 class State(NamedTuple):
-    """What one rank saves."""
+    """One rank's encoded state."""
 
     tensors: _native.Tensors
     tree: str
-    """JSON. A `PerRank` is ``{"$rank":"position"}`` in it, which `own` has by that name.
+    """The tree in JSON.
 
-    An object of which each rank may have another state is ``{"$each":"loader"}``.
+    A `PerRank` is ``{"$rank":"position"}``, and `own` has its value by that name. An object whose
+    state may differ between ranks is ``{"$each":"loader"}``.
     """
     own: dict[str, str]
     """The JSON of this rank's own values."""
     meshes: dict[str, tuple[int, ...]]
     """The ranks that have each sharded tensor, if they are not all of the default group."""
     watched: list[tuple[str, Any, int]]
-    """The large DTensors by name, with the version of each at the call: a step of an optimizer
-    raises that of the DTensor, and not that of the local tensor, which the native side watches."""
+    """The large DTensors by name, each with its version at the call. An optimizer's step raises the
+    DTensor's version, but not its local tensor's, which the native side watches."""
 
     def changed(self) -> list[str]:
-        """Return the names of the large DTensors that have been written to since the call."""
+        """Return the names of the large DTensors that were changed since the call."""
         return [name for name, tensor, version in self.watched if tensor._version != version]
 
 
 def encode(state: object, parts: Parts, rank: int, *, allow_pickle: bool) -> State:
-    """Encode what a rank has of a state; every value but the tensors' elements is copied now.
+    """Encode this rank's part of a state; copies every value now, except the tensors' elements.
 
     ``parts`` are the objects of the state.
 
     Raises:
-        InvalidStateError: values that can't be saved; names them all.
-        UnsupportedError: likewise, tensors that can't be saved.
+        InvalidStateError, UnsupportedError: values or tensors that can't be saved; names them all.
     """
     import torch
 
@@ -110,7 +110,7 @@ def _can_be_own(path: Path) -> bool:
 
 
 def _is_small(state: Any) -> bool:
-    """Return whether each rank may save a state of its own: no large tensor, and no sharded one."""
+    """Return whether each rank may save a state of its own: it has no large or sharded tensor."""
     total = 0
     for value in _cycles.reached(state, lambda one: [item for _, item in children(one) or ()]):
         if _shards.is_sharded(value):
@@ -126,10 +126,10 @@ def _add_sharded(
     tensors: _native.Tensors,
     memory_of: Callable[[torch.Tensor, Path], Memory],
 ) -> tuple[str, tuple[int, ...] | None, int]:
-    """Add what this rank has of a sharded tensor.
+    """Add this rank's part of a sharded tensor.
 
     Returns:
-        Its name, the ranks that have it, and the bytes that this one has.
+        Its name, the ranks that have it, and this rank's bytes of it.
     """
     nbytes = 0
     shape, pieces, ranks = _shards.sharded(value, functools.partial(describe, path))
@@ -149,7 +149,7 @@ def _add_own(
     tensors: _native.Tensors,
     own: dict[str, str],
 ) -> str:
-    """Add a value of this rank's alone, at a path that ends with the rank; return its name."""
+    """Add a value of only this rank, at a path that ends with the rank; return its name."""
     *above, _ = path
     key = describe(tuple(above))
     if not _can_be_own(tuple(above)):

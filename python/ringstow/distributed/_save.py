@@ -1,7 +1,7 @@
-"""Save a state that the ranks of a group have in parts.
+"""Save a state that is distributed over the ranks of a group.
 
-Each rank knows from its tensors alone what it writes. The ranks speak three times: before they
-write, when all has been written, and when the first rank has committed.
+Each rank derives from its own tensors what it writes. The ranks synchronize three times: before
+they write, after all have written, and after the first rank has committed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class _Begun(NamedTuple):
-    """What a rank has before it meets the others."""
+    """A rank's state before the ranks first synchronize."""
 
     asked: Asked
     state: State | None
@@ -49,9 +49,9 @@ class _Begun(NamedTuple):
     is_copied: bool
     """Whether the call may return."""
     is_whole: bool = False
-    """Whether copies of all tensors are saved, which may be changed at once."""
+    """Whether all tensors were copied at the call, so that they may be changed at once."""
     promoter: Promoter | None = None
-    """What copies the checkpoint on; only the first rank has one."""
+    """The copier of the checkpoint to tiers; None except on the first rank."""
 
 
 def save(
@@ -70,39 +70,41 @@ def save(
     """Save a state dict of all ranks, and return once the checkpoint is durable.
 
     Call it on every rank of the group, with each rank's own state dict: DTensors of any mesh,
-    FSDP1's ShardedTensors, other tensors, and values. No rank plans for the others. Of a tensor
-    that several ranks have, such as a replicated one, each writes a part.
+    FSDP1's ShardedTensors, other tensors, and values. No rank plans for the others. Replicated
+    tensors are split among their ranks: each writes a part.
 
-    A tensor that is not sharded is taken for the same on all ranks that have it, and a value
-    likewise: the first rank's is saved. If small ones differ, a warning names them once. Wrap what
-    each rank has of its own in `PerRank`. A key that only some ranks have is saved, too.
+    Tensors that are not sharded, and values, are assumed to be equal on all ranks that have them:
+    the first rank's is saved. If small ones differ, a warning names them once. Wrap values that
+    differ between ranks in `PerRank`. A key that only some ranks have is saved, too.
 
     Args:
-        state_dict: this rank's.
+        state_dict: this rank's state dict.
         path: the checkpoint's directory, which all ranks see.
         group: the ranks; None means all.
-        step: as in `ringstow.save`.
-        metrics: as in `ringstow.save`; the first rank's are noted.
-        droppable: as in `ringstow.save`, the same on all ranks; some rank must have each.
-        base: as in `ringstow.save`, the same on all ranks. Each rank links files whose tensors it
-            has; another number of ranks may have saved them.
-        nodes: ``ringstow.Nodes()`` if the path is on each node's own disk, and ranks on other nodes
-            do not see it. Each node keeps the files of its own ranks, and a load brings what a rank
-            needs from others. docs/nodes.md says what is lost with a node. None means that all
+        step: the training step; None takes it from the directory's name.
+        metrics: numbers by name to store with the step; the first rank's are used.
+        droppable: names of parts that `ringstow.slim` can drop later, the same on all ranks; some
+            rank must have each.
+        base: an earlier checkpoint whose unchanged files are linked, the same on all ranks; see
+            `ringstow.save`. Each rank links files whose tensors it has; another number of ranks may
+            have saved them.
+        nodes: ``ringstow.Nodes()`` if the path is on each node's own disk, where other nodes cannot
+            read it. Each node keeps the files of its own ranks, and a load fetches what a rank
+            needs from other nodes. docs/nodes.md says what is lost with a node. None means that all
             ranks see the path.
-        config: as in `ringstow.save`.
-        allow_pickle: as in `ringstow.save`.
+        config: the settings; None means the defaults.
+        allow_pickle: pickle values of other types; loading them can run any code.
 
     Returns:
-        What this rank has written, and how long it took. The first rank then copies the checkpoint
-        to ``Config.tiers`` in the background; `ringstow.wait_promoted` waits for that.
+        The report of this rank: bytes written and seconds taken. The first rank then copies the
+        checkpoint to ``Config.tiers`` in the background; `ringstow.wait_promoted` waits for that.
 
     Raises:
-        InvalidStateError: as from `ringstow.save`; or the ranks make different calls, or have a
-            tensor in different shapes; or there is no process group.
-        UnsupportedError: as from `ringstow.save`; or a DTensor of partial sums.
+        InvalidStateError: an error of `ringstow.save`; or the ranks make different calls, or have a
+            tensor in different shapes; or there is no process group. UnsupportedError: an error of
+            `ringstow.save`; or a DTensor of partial sums.
         Error: another rank failed; names it. All ranks fail, and nothing is committed.
-        BusyError, TornSaveError, NotDurableError, OSError: as from `ringstow.save`.
+        BusyError, TornSaveError, NotDurableError, OSError: an error of `ringstow.save`.
     """
     ranks = group_of(group)
     hold = _guard.Hold()
@@ -136,27 +138,28 @@ def save_async(
 
     As with `ringstow.save_async` the training loop needs no change: the next ``step()`` of any
     torch optimizer waits until this rank's tensors have been copied. A second save waits until the
-    one before has ended on this rank.
+    previous one has ended on this rank.
 
     Args:
-        state_dict: as in `save`.
-        path: as in `save`.
-        group: as in `save`.
-        step: as in `save`.
-        metrics: as in `save`.
-        droppable: as in `save`.
-        base: as in `save`.
-        nodes: as in `save`.
-        config: as in `save`.
-        allow_pickle: as in `save`.
-        staging: as in `ringstow.save_async`, without ``"unguarded"``.
+        state_dict: this rank's state dict.
+        path: the checkpoint's directory, which all ranks see, or each node's own with ``nodes``.
+        group: the ranks; None means all.
+        step: the training step; None takes it from the directory's name.
+        metrics: numbers by name to store with the step; the first rank's are used.
+        droppable: names of parts that `ringstow.slim` can drop later.
+        base: an earlier checkpoint whose unchanged files are linked; see `save`.
+        nodes: ``ringstow.Nodes()`` if the path is on each node's own disk; see `save`.
+        config: the settings; None means the defaults.
+        allow_pickle: pickle values of other types; loading them can run any code.
+        staging: how to keep the values of the call: ``"guard"``, ``"snapshot"`` or ``"wait"``; see
+            `ringstow.save_async`.
 
     Returns:
         The handle. Its ``result()`` raises what `save` raises, on all ranks.
 
     Raises:
-        InvalidStateError, UnsupportedError: as from `save`, on a rank whose state can't be saved;
-            the handles of the others raise it.
+        InvalidStateError, UnsupportedError: this rank's state can't be saved; see `save`. The
+            handles of the other ranks raise it, too.
     """
     ranks = group_of(group)
     hold = _guard.Hold()
@@ -190,7 +193,7 @@ def _begun(
     *,
     allow_pickle: bool,
 ) -> _Begun:
-    """Check the arguments and encode the state; return what failed instead of raising it.
+    """Check the arguments and encode the state; return a failure instead of raising it.
 
     Staging is None for a save that does not return before its end.
     """
@@ -198,7 +201,7 @@ def _begun(
     node_local = nodes is not None
     asked = Asked(str(path), None, {}, [], None, node_local, "")
     try:
-        parts = Parts(state_dict)  # first: FSDP1's ranks communicate, whatever the arguments are
+        parts = Parts(state_dict)  # first: FSDP1's ranks communicate, even for invalid arguments
         config = given(config)
         asked = Asked(
             absolute(path),
@@ -220,12 +223,12 @@ def _begun(
             _guard.check_staging(staging, is_for_ranks=True)
             hold.let_steps_end()
         state = encode(state_dict, parts, ranks.rank, allow_pickle=allow_pickle)
-        if staging == "snapshot":  # copies of them are saved
+        if staging == "snapshot":  # the save reads the copies, not the tensors
             state.watched.clear()
         room = config.staging_bytes
         is_copied = _guard.stage(state.tensors, staging or "wait", asked.path, hold, room)
         is_whole = is_copied and staging == "snapshot"
-        if is_whole:  # nobody waits for the writes, which need no further memory
+        if is_whole:  # nothing waits for the writes, and they need no more memory
             asked = asked._replace(config=config.to_json())
         return _Begun(asked, state, None, is_copied, is_whole, promoter)
     except BaseException as error:  # Ctrl-C, too: the other ranks must not wait for this one
@@ -292,13 +295,13 @@ class _Save:
                 report = dataclasses.replace(report, blocked_seconds=waited)
                 handle.set_result(_told(self._asked, self._group, report))
             except BaseException as error:
-                if not isinstance(error, SaveCancelledError):  # which another rank has asked for
+                if not isinstance(error, SaveCancelledError):  # another rank has cancelled the save
                     handle._note_failure(error)
-                # Without this frame, which knows the handle: it could not be dropped.
+                # Drop this frame, which refers to the handle: it could not be freed.
                 trace = error.__traceback__
                 handle.set_exception(error.with_traceback(trace and trace.tb_next))
 
-        # The call is over before the ranks meet, and from now on a step of its thread waits, too.
+        # The call ends before the ranks synchronize; from now on a step of its thread waits, too.
         self._hold.follow(self.part.copied.done)
         if self._is_whole:
             self._let_go(None)
@@ -315,7 +318,7 @@ class _Save:
             self._directory.abandon()
             raise
         finally:
-            self._state = None  # copies of it must not outlive the result
+            self._state = None  # drop its copies before the result is set
 
     def _run(self) -> SaveReport:
         state, dealt = self._meet()
@@ -332,7 +335,7 @@ class _Save:
         return report
 
     def _meet(self) -> tuple[State, _write_plan.Deal]:
-        """Return this rank's share of what all ranks save."""
+        """Return this rank's share of the state."""
         own: _write_plan.Own | None = None
         error = self._error
         try:
@@ -344,7 +347,7 @@ class _Save:
         assert own is not None
         assert self._state is not None
         self._directory.begin_together()
-        ranks = [one for one in all_said if one is not None]  # all of them: none has failed
+        ranks = [one for one in all_said if one is not None]  # all ranks: none has failed
         had = {part for one in ranks for part in one.parts}
         if missing := [part for part in self._asked.apart if part not in had]:
             raise InvalidStateError(
@@ -355,7 +358,7 @@ class _Save:
         return self._state, dealt
 
     def _look(self) -> _write_plan.Own:
-        """Look at this rank's state, and begin."""
+        """Compare this rank's state with the others', and begin."""
         assert self._state is not None
         own = _write_plan.looked_at(self._state, self._asked.apart)
         self._directory.begin_alone()
@@ -399,7 +402,7 @@ class _Save:
         return job.receipt(), report
 
     def _let_go(self, error: BaseException | None) -> None:
-        """Let this rank's tensors be changed."""
+        """Allow changes to this rank's tensors."""
         copied = self.part.copied
         if copied.done():
             return

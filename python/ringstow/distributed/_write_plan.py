@@ -1,4 +1,4 @@
-"""Which rank writes what, and what the ranks' states have in common."""
+"""Decides which rank writes what, and compares the ranks' states."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ringstow._state.objects._optimizers import GROUPS, PARAMS
 from ringstow._state.tensors import _cuda, _torch
 from ringstow.distributed._rank_state import State
 
-# The largest tensor whose copies on the ranks are compared.
+# Maximum size of a tensor whose copies are compared between ranks.
 COMPARED_BYTES = 64 << 10
 _SHOWN = 5
 
@@ -24,36 +24,36 @@ _log = logging.getLogger("ringstow")
 
 T = TypeVar("T")
 Holder = tuple[int, int] | None
-"""Which of how many ranks with a tensor this one is; None if another one writes it."""
+"""This rank's position among the ranks with a tensor, and their number; None: it writes none."""
 
 
 class Said(NamedTuple):
-    """What a rank tells all others before a save."""
+    """A rank's message to all others before a save."""
 
     structure: int
-    """A hash of what `_native.outline` calls so."""
+    """The hash of this name from `_native.outline`."""
     values: int
     replicated: str
     """A digest of the names, dtypes and shapes of tensors that are not sharded."""
     copies: str
-    """A digest of the elements of the small ones among them."""
+    """A digest of the elements of the small tensors among them."""
     meshes: str
-    """A digest of the ranks that have sharded tensors, as far as these are not all."""
+    """A digest of the ranks of sharded tensors that not all ranks have."""
     parts: tuple[str, ...]
-    """Which of the parts to set apart the rank has something of."""
+    """Which ``droppable`` parts this rank has tensors of."""
 
 
 class Deal(NamedTuple):
-    """What a rank knows of the others before it writes."""
+    """The information from other ranks before a rank writes."""
 
     sends_tree: bool
     """Whether the first rank needs this one's tree."""
     names: list[str]
-    """Of all tensors that this rank's tree refers to."""
+    """The names of all tensors that this rank's tree refers to."""
 
 
 class Own(NamedTuple):
-    """What a rank knows of its own state."""
+    """A rank's results about its own state."""
 
     said: Said
     names: list[str]
@@ -61,7 +61,7 @@ class Own(NamedTuple):
 
 
 def looked_at(state: State, parts: list[str]) -> Own:
-    """Return what a rank tells the others of its state."""
+    """Return a rank's message about its state to the others."""
     structure, values, names = _native.outline(state.tree)
     rows = state.tensors.replicated(COMPARED_BYTES)
     had = tuple(part for part in parts if any(_is_below(name, part) for name in names))
@@ -77,11 +77,11 @@ def looked_at(state: State, parts: list[str]) -> Own:
 
 
 def agreed(group: Group, call: tuple[object, ...], said: T, error: BaseException | None) -> list[T]:
-    """Return what all ranks say, if none has failed and all make the same call.
+    """Return the messages of all ranks, if none has failed and all make the same call.
 
     Raises:
         BaseException: this rank's own error.
-        Error: another rank's, with its rank.
+        Error: another rank's error, with its number.
         InvalidStateError: the ranks make different calls.
     """
     all_said = group.agreed(error, (call, said))
@@ -100,17 +100,17 @@ def refuse_different_calls(calls: list[tuple[object, ...]]) -> None:
 def deal(
     group: Group, state: State, own: Own, all_said: list[Said], *, is_apart: bool = False
 ) -> Deal:
-    """Leave in a state's tensors what this rank writes of them.
+    """Reduce a state's tensors to the parts that this rank writes.
 
-    Only ranks whose states differ say more to each other than `Said`.
+    Ranks exchange more than `Said` only if their states differ.
 
     Args:
         group: the ranks.
-        state: this rank's.
-        own: what it has said, and knows besides.
-        all_said: what all ranks have said.
-        is_apart: whether nodes share no directory. Then the first rank that has it writes each
-            small tensor that is not sharded, since each node of a load fetches all of these.
+        state: this rank's state.
+        own: this rank's message, and further results about its state.
+        all_said: the messages of all ranks.
+        is_apart: whether nodes share no directory. If so, the first rank with a small unsharded
+            tensor writes it, since each node fetches all of these in a load.
 
     Raises:
         InvalidStateError: a tensor that is not sharded has another dtype or shape on another rank,
@@ -137,7 +137,7 @@ def deal(
 
 
 def _holders(group: Group, own: Own, all_said: list[Said]) -> dict[str, Holder]:
-    """Return, for each of this rank's tensors, which of how many ranks with it this one is."""
+    """Return, for each of this rank's tensors, its position among the ranks with that tensor."""
     asked = ("holders", tuple((one.replicated, one.structure) for one in all_said))
     known: dict[str, Holder] | None = group.known.get(asked)
     if known is None:
@@ -166,14 +166,14 @@ def _holders(group: Group, own: Own, all_said: list[Said]) -> dict[str, Holder]:
 
 
 def _refuse_different(group: Group, state: State, all_said: list[Said]) -> None:
-    """Refuse tensors of one name that are not the same: only one of them would be saved.
+    """Refuse different tensors with the same name: only one of them would be saved.
 
     Groups of ranks may have copies of a tensor, sharded alike, such as tensor parallelism within
-    data parallelism. Stages of a pipeline may have different tensors of one name, such as
+    data parallelism. Stages of a pipeline may have different tensors with one name, such as
     an optimizer's, which numbers its parameters from 0 on in each stage.
 
     Raises:
-        InvalidStateError: names one.
+        InvalidStateError: names one tensor.
     """
     asked = ("meshes", tuple(one.meshes for one in all_said))
     twins: set[str] | None = group.known.get(asked)
@@ -207,7 +207,7 @@ def _checksums(
     """Yield the name, offsets, shape and checksum of each region of these tensors."""
     for name, offsets, shape, summed in tensors.checksums(names):
         if not isinstance(summed, int):
-            # Its tensor, on a GPU; or the copy that the call made there, and that tensor.
+            # The region's tensor on a GPU, or the copy that the call made there and that tensor.
             local = summed[0] if isinstance(summed, tuple) else summed
             (host,) = _cuda.to_host([local])
             memory = _torch.memory_of(host, name)
@@ -218,7 +218,7 @@ def _checksums(
 
 
 def _differing(group: Group, own: Own, holders: dict[str, Holder]) -> dict[str, Holder]:
-    """Return who writes small tensors whose copies differ: the first rank that has them."""
+    """Return which rank writes small tensors whose copies differ: the first rank with them."""
     seen: dict[str, int | None] = {}
     differ: set[str] = set()
     for copies in group.gathered({row[0]: row[3] for row in own.rows if row[3] is not None}):
@@ -233,7 +233,7 @@ def _differing(group: Group, own: Own, holders: dict[str, Holder]) -> dict[str, 
 
 
 def _warn_of_values(group: Group, state: State, said: Said) -> None:
-    """Warn once for each structure that ranks have different values of a name."""
+    """Warn that ranks have different values of a name, once per structure of the state."""
     asked = ("values", said.structure)
     is_new = any(group.gathered(asked not in group.known))
     if not is_new:
@@ -249,14 +249,14 @@ def _warn_of_values(group: Group, state: State, said: Said) -> None:
 
 
 def _values(node: Any, name: str) -> Any:
-    """Yield the name and a digest of each value of a tree that is no tensor."""
+    """Yield the name and a digest of each value of a tree that is not a tensor."""
     if isinstance(node, dict) and not any(key.startswith("$") for key in node):
         for key, child in node.items():
             yield from _values(child, f"{name}.{key}" if name else key)
     elif isinstance(node, dict) and "$dict" in node:
         for key, child in node["$dict"]:
             yield from _values(child, f"{name}.{key}" if name else str(key))
-    elif isinstance(node, dict) and "$odict" in node:  # a model's, whose keys ranks may have apart
+    elif isinstance(node, dict) and "$odict" in node:  # a model's keys may be split over ranks
         inner = node["$odict"]
         yield from _values({"$dict": inner} if isinstance(inner, list) else inner, name)
     elif not (isinstance(node, dict) and node.keys() & {"$tensor", "$ndarray", "$rank", "$each"}):
@@ -264,7 +264,7 @@ def _values(node: Any, name: str) -> Any:
 
 
 def _without_names(groups: Any) -> Any:
-    """Return an optimizer's groups without their parameters, which stages of a pipeline have."""
+    """Return an optimizer's groups without parameters, which differ between pipeline stages."""
     if not isinstance(groups, list) or not all(isinstance(one, dict) for one in groups):
         return groups
     return [{name: one for name, one in group.items() if name != PARAMS} for group in groups]

@@ -1,4 +1,4 @@
-"""Training frameworks that save by ringstow.
+"""Adapters that let training frameworks save with ringstow.
 
 Each module imports its framework. Nothing else in the package imports these modules.
 """

@@ -1,9 +1,8 @@
-"""Checkpoints that get their name once they are complete, by one rename.
+"""Checkpoints that are renamed to their final path once they are complete.
 
-Transformers and Accelerate take whatever has a checkpoint's name for a complete checkpoint. So a
-save writes to a hidden directory beside it, and its last step is one rename. A removal begins with
-a rename to a hidden name. What a killed process leaves under hidden names is removed by the next
-save.
+Transformers and Accelerate assume that any path with a checkpoint's name is complete. So a save
+writes to a hidden directory beside it, and its last step is one rename. A removal begins with a
+rename to a hidden name. The next save removes hidden leftovers of a killed process.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from ringstow import _native
 from ringstow._core import _files
 
 _HIDDEN = ".ringstow-"
-# An older checkpoint has this one until it is removed.
+# The suffix of an older checkpoint until it is removed.
 _REPLACED = ".ringstow_replaced-"
 
-# What ringstow itself keeps in a directory of checkpoints under hidden names: docs/format.md.
+# Hidden names that ringstow itself uses in a directory of checkpoints: docs/format.md.
 _OF_THE_RUN = r"(?:run|node)\.json.*|history\.jsonl.*|keep-.*|manager|promotions|spares"
 
-# What `begin` has begun, and what `kept` keeps. Each engine of a program saves in a thread.
+# Directories of `begin` and files of `kept`. Each engine of a program saves in a thread.
 _in_progress: set[str] = set()
 _lock = threading.RLock()  # re-entrant: a signal handler may save, too
 
@@ -34,24 +33,24 @@ _log = logging.getLogger("ringstow")
 
 
 def hidden(final: str) -> str:
-    """Return the directory that a checkpoint is written to before it has its name."""
+    """Return the hidden directory to which a checkpoint is written before its rename."""
     run, name = os.path.split(final)
     return os.path.join(run, f"{_HIDDEN}{name}")
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a directory of this name has no name of a checkpoint yet, or any more."""
+    """Return whether a name is hidden: a checkpoint not yet complete, or being removed."""
     return name.startswith((_HIDDEN, _REPLACED))
 
 
 def replaced(final: str) -> str:
-    """Return where a checkpoint is for a moment while another one takes its name."""
+    """Return the hidden path of a checkpoint while another one replaces it."""
     run, name = os.path.split(final)
     return os.path.join(run, f"{_REPLACED}{name}")
 
 
 def prepare(final: str, names: re.Pattern[str]) -> str:
-    """Make the hidden directory for a checkpoint, and remove what killed processes left.
+    """Make the hidden directory for a checkpoint, and remove leftovers of killed processes.
 
     Args:
         final: the checkpoint's path.
@@ -72,9 +71,9 @@ def prepare(final: str, names: re.Pattern[str]) -> str:
 
 
 def begin(final: str) -> str:
-    """Do as `prepare` for all hidden names beside a checkpoint, until `end`.
+    """Like `prepare`, for all hidden names beside a checkpoint, until `end`.
 
-    Saves of this process that are in progress beside it keep their directories.
+    Keeps the directories of this process's other saves in progress.
 
     Returns:
         The hidden directory.
@@ -91,7 +90,7 @@ def begin(final: str) -> str:
 
 
 def end(final: str) -> None:
-    """Note that a save that `begin` began has ended."""
+    """Note the end of a save that `begin` began."""
     with _lock:
         _in_progress.discard(final)
 
@@ -108,7 +107,7 @@ def kept(final: str) -> Iterator[str]:
 
 
 def recover(run: str, names: re.Pattern[str]) -> None:
-    """Give a replaced checkpoint its name back if nothing took it; remove other hidden ones.
+    """Restore a replaced checkpoint's name if the path is free; remove other hidden directories.
 
     Args:
         run: the directory of the checkpoints.
@@ -128,17 +127,17 @@ def recover(run: str, names: re.Pattern[str]) -> None:
         else:
             try:
                 _delete(path)
-            except OSError as error:  # such as NFS, while another process reads a file
+            except OSError as error:  # for example on NFS, while another process reads a file
                 _log.warning("%s, which an earlier save left, stays: %s", path, error)
 
 
 def complete(part: str, final: str, may_replace: Callable[[str], None] | None = None) -> None:
-    """Make a hidden directory durable and give it its name; what had the name goes.
+    """Make a hidden directory durable and rename it, replacing the path's earlier contents.
 
     Args:
         part: the hidden directory.
         final: the checkpoint's path.
-        may_replace: raises if what has the name must stay.
+        may_replace: raises if the path's current contents must stay.
     """
     sync(part)
     take_name(part, final, may_replace)
@@ -146,7 +145,7 @@ def complete(part: str, final: str, may_replace: Callable[[str], None] | None = 
 
 @contextlib.contextmanager
 def discarding(part: str, final: str, *, removes: bool) -> Iterator[None]:
-    """End the save if what follows fails, and remove its hidden directory if this rank removes."""
+    """If the block fails, end the save, and remove its hidden directory if this rank removes."""
     try:
         yield
     except BaseException:  # also Ctrl-C
@@ -157,7 +156,7 @@ def discarding(part: str, final: str, *, removes: bool) -> Iterator[None]:
 
 
 def keep_others(final: str, part: str, is_own: Callable[[str], bool]) -> None:
-    """Put the user's files of a checkpoint that will be replaced into its successor.
+    """Copy the user's files of a checkpoint to its successor.
 
     Args:
         final: the checkpoint's path.
@@ -171,7 +170,7 @@ def keep_others(final: str, part: str, is_own: Callable[[str], bool]) -> None:
 
 
 def link(source: str, target: str) -> None:
-    """Put a file or directory at a second place, without its bytes where links work."""
+    """Link a file or directory to a second path, or copy it if links do not work."""
     if os.path.isdir(source) and not os.path.islink(source):
         os.mkdir(target)
         for name in os.listdir(source):
@@ -192,7 +191,7 @@ def sync(path: str) -> None:
 
 
 def take_name(part: str, final: str, may_replace: Callable[[str], None] | None = None) -> None:
-    """Give a durable directory its name; what had the name goes."""
+    """Rename a durable directory, replacing the path's earlier contents."""
     run = os.path.dirname(final)
     if not os.path.lexists(final):
         os.rename(part, final)
@@ -208,7 +207,7 @@ def take_name(part: str, final: str, may_replace: Callable[[str], None] | None =
 
 
 def remove(path: str, limit: str) -> None:
-    """Remove a checkpoint, so that a kill never leaves half of one under its name.
+    """Remove a checkpoint, so that a kill never leaves an incomplete one at its path.
 
     Args:
         path: the checkpoint.
@@ -223,7 +222,7 @@ def remove(path: str, limit: str) -> None:
 
 
 def _delete(path: str) -> None:
-    """Delete a directory or a file; of a link only the link."""
+    """Delete a directory, a file or a link, but not a link's target."""
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     else:
@@ -231,7 +230,7 @@ def _delete(path: str) -> None:
 
 
 def _make_dirs(path: str) -> None:
-    """Make a directory and those above it, and make their names durable."""
+    """Make a directory and its parents, and make their names durable."""
     above = os.path.dirname(path)
     if os.path.isdir(path) or above == path:
         return

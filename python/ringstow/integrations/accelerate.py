@@ -1,7 +1,6 @@
 """Hugging Face's Accelerator with ringstow's saves: ``RingstowAccelerator`` for ``Accelerator``.
 
-Needs the package ``accelerate``. docs/trainers/accelerate.md says what it gains and what it does
-not support.
+Needs the package ``accelerate``. See docs/trainers/accelerate.md for benefits and limits.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from ringstow.integrations._kit._refusals import refuse_places
 
 __all__ = ["RingstowAccelerator"]
 
-# What the Accelerator does not document and this module uses: its methods, and its attributes.
+# The undocumented methods and attributes of the Accelerator that this module uses.
 _SEAM = Seam(
     "accelerate",
     "1.15",
@@ -69,16 +68,17 @@ class RingstowAccelerator(Accelerator):  # type: ignore[misc, unused-ignore]
         background: return from ``save_state`` while it runs; False returns once the directory is
             complete.
         config: ringstow's settings; None means the defaults.
-        staging: how a background save keeps the values of the call: as in `ringstow.save_async`,
-            without ``"unguarded"``.
+        staging: how a background save keeps the values of the call: ``"guard"``, ``"snapshot"`` or
+            ``"wait"``; see `ringstow.save_async`.
         allow_pickle: pickle values of registered objects that ringstow cannot save by itself, and
             unpickle them, which can run any code.
         kwargs: the Accelerator's own.
 
     Raises:
         InvalidStateError: the settings stripe checkpoints, or ``staging`` is unknown.
-        UnsupportedError: this ``accelerate`` saves in another way. By ``prepare``, ``save_state``
-            and ``load_state``: DeepSpeed, Megatron-LM, FSDP1, XLA and others.
+        UnsupportedError: this version of ``accelerate`` saves in another way. ``prepare``,
+            ``save_state`` and ``load_state`` raise it for DeepSpeed, Megatron-LM, FSDP1, XLA and
+            others.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class RingstowAccelerator(Accelerator):  # type: ignore[misc, unused-ignore]
         """Prepare objects as the Accelerator does.
 
         Raises:
-            UnsupportedError: their states could not be saved.
+            UnsupportedError: the objects' states could not be saved.
         """
         refuse_unsupported(self)
         prepared = super().prepare(*args, **kwargs)
@@ -115,25 +115,25 @@ class RingstowAccelerator(Accelerator):  # type: ignore[misc, unused-ignore]
         safe_serialization: bool = True,
         **save_model_func_kwargs: Any,
     ) -> Path:
-        """Save all that ``load_state`` needs; call it on every rank.
+        """Save everything that ``load_state`` needs; call it on every rank.
 
-        Waits first for the save before. With automatic naming, the oldest checkpoints over
+        First waits for the previous save. With automatic naming, the oldest checkpoints over
         ``total_limit`` are removed once this one is complete.
 
         Args:
-            output_dir: the checkpoint's directory, which the save replaces as a whole. Leave
-                it out with automatic naming, where it has no effect but a warning.
+            output_dir: the checkpoint's directory, which the save replaces as a whole. Leave it out
+                with automatic naming, where it only causes a warning.
             safe_serialization: False is refused.
-            save_model_func_kwargs: refused; they are DeepSpeed's.
+            save_model_func_kwargs: refused; they are for DeepSpeed.
 
         Returns:
             The checkpoint's directory, which appears when it is complete.
 
         Raises:
-            BaseException: what the save before this one failed of, on all ranks.
+            BaseException: the previous save's failure, on all ranks.
             InvalidStateError: there is no ``output_dir``; it holds more than a checkpoint; or a
                 registered object has a value that ringstow cannot save.
-            UnsupportedError: as ``prepare`` says.
+            UnsupportedError: an unsupported setup; see ``prepare``.
             ValueError: automatic naming has used this number already.
         """
         refuse_unsupported(self)
@@ -163,20 +163,21 @@ class RingstowAccelerator(Accelerator):  # type: ignore[misc, unused-ignore]
         """Load what ``save_state`` saved; call it on every rank.
 
         Loads the stock Accelerator's checkpoints, too. With automatic naming, the next save gets a
-        number above all that are there.
+        number above all existing ones.
 
         Args:
-            input_dir: the checkpoint's directory; None for the newest one of automatic naming.
-            load_kwargs: for the stock Accelerator's checkpoints.
+            input_dir: the checkpoint's directory; None means the newest of automatic naming.
+            load_kwargs: options for the stock Accelerator's checkpoints.
             load_model_func_kwargs: ``strict=False`` loads the weights whose names are in both;
-                ``map_location`` as for the Accelerator. The rest is for its own checkpoints.
+                ``map_location`` works as in the Accelerator. Other options are only for its own
+                checkpoints.
 
         Raises:
             ValueError: there is no such directory.
             FileNotFoundError: automatic naming has no complete checkpoint.
-            InvalidStateError: the checkpoint lacks something that is prepared or registered here,
+            InvalidStateError: the checkpoint lacks an object that is prepared or registered here,
                 or another kind of run saved it.
-            CorruptCheckpointError: the bytes on disk are not those that were written.
+            CorruptCheckpointError: bytes on disk are damaged.
         """
         refuse_unsupported(self)
         self.wait_for_checkpoint()
@@ -191,20 +192,20 @@ class RingstowAccelerator(Accelerator):  # type: ignore[misc, unused-ignore]
     def latest_checkpoint(self) -> str | None:
         """Return the newest complete checkpoint of automatic naming; None if there is none.
 
-        Waits first for the save in flight. Call it on every rank: all get the same answer.
+        First waits for the save in progress. Call it on every rank: all get the same result.
 
         Raises:
-            BaseException: what the save in flight failed of.
+            BaseException: the failure of the save in progress.
             InvalidStateError: the Accelerator has no automatic naming.
         """
         self.wait_for_checkpoint()
         return self._ringstow.newest()
 
     def wait_for_checkpoint(self) -> None:
-        """Wait until the save in flight is complete; call it on every rank.
+        """Wait until the save in progress is complete; call it on every rank.
 
         Raises:
-            BaseException: what the save failed of, on all ranks; once.
+            BaseException: the save's failure, on all ranks; once.
         """
         self._ringstow.wait()
 
@@ -221,7 +222,7 @@ def _strict(options: dict[str, Any]) -> bool:
     """Return whether all weights must match.
 
     Raises:
-        TypeError: other options, which only the stock Accelerator's checkpoints take.
+        TypeError: options that only the stock Accelerator's checkpoints support.
     """
     others = options.keys() - {"strict", "map_location"}
     if others:

@@ -1,7 +1,6 @@
 """DeepSpeed's checkpoints by ringstow: ``engine = use(engine)``.
 
-Needs the package ``deepspeed``. docs/trainers/deepspeed.md says what it gains and what it does not
-support.
+Needs the package ``deepspeed``. See docs/trainers/deepspeed.md for benefits and limits.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def use(
     staging: Staging = "guard",
     allow_pickle: bool = False,
 ) -> _Engine:
-    """Let an engine of DeepSpeed save and load by ringstow; call it on every rank.
+    """Make a DeepSpeed engine save and load by ringstow; call it on every rank.
 
     ::
 
@@ -58,12 +57,13 @@ def use(
         engine = use(engine)
 
     Args:
-        engine: what ``deepspeed.initialize`` returns.
+        engine: the engine that ``deepspeed.initialize`` returns.
         background: return from ``save_checkpoint`` while it runs. The next optimizer step waits
             until it has copied all tensors. The next save or load, or ``engine.destroy()``, raises
             its failure on all ranks.
         config: ringstow's settings; None means the defaults.
-        staging: as in `ringstow.save_async`, without ``"unguarded"``.
+        staging: how a background save keeps the values of the call: ``"guard"``, ``"snapshot"`` or
+            ``"wait"``; see `ringstow.save_async`.
         allow_pickle: pickle values that ringstow cannot save by itself, and unpickle them, which
             can run any code.
 
@@ -71,16 +71,16 @@ def use(
         The same engine.
 
     Raises:
-        TypeError: it is no engine.
+        TypeError: ``engine`` is not a DeepSpeed engine.
         InvalidStateError: the settings stripe checkpoints, ``staging`` is unknown, or the engine
-            saves by ringstow already.
+            already saves by ringstow.
         UnsupportedError: the engine's configuration cannot be saved; the message has the remedy.
     """
     check_staging(staging, is_for_ranks=True)
     refuse_places(config)
     _seam.refuse_unsupported(engine)
     if isinstance(engine, PipelineEngine) and staging == "guard":
-        staging = "wait"  # a pipeline's step does not ask the checkpoint engine before
+        staging = "wait"  # a pipeline's step does not wait for the checkpoint engine
     saver = RingstowCheckpointEngine(engine, background, config, staging, allow_pickle)
     engine.checkpoint_engine = saver
     engine.save_checkpoint = saver._saving(engine.save_checkpoint)
@@ -89,7 +89,7 @@ def use(
 
 
 class _Call:
-    """One call of ``save_checkpoint``: where its files go, and their saves."""
+    """One call of ``save_checkpoint``: its directories and the saves of its files."""
 
     def __init__(self, part: str, final: str) -> None:
         self.part = part
@@ -98,19 +98,19 @@ class _Call:
         self.error: Exception | None = None
 
     def place(self, path: str) -> str | None:
-        """Return where a file goes before the tag has its name; None if it is not the tag's."""
+        """Return a file's path before the tag is renamed; None if it is not the tag's."""
         inner = os.path.relpath(os.path.abspath(path), self.final)
         return None if inner.split(os.sep)[0] == os.pardir else os.path.join(self.part, inner)
 
     def failure(self) -> BaseException | None:
-        """Wait for all saves, and return what one failed of."""
+        """Wait for all saves, and return the failure of one of them."""
         return next((one for one in [each.exception() for each in self.handles] if one), self.error)
 
 
 class RingstowCheckpointEngine(CheckpointEngine):
-    """DeepSpeed's checkpoint engine by ringstow; `use` makes it.
+    """ringstow's checkpoint engine for DeepSpeed; `use` makes it.
 
-    It counts as decoupled, so that DeepSpeed leaves the file ``latest`` to it.
+    It is a decoupled engine, so that DeepSpeed does not write the file ``latest`` itself.
     """
 
     def __init__(
@@ -135,22 +135,22 @@ class RingstowCheckpointEngine(CheckpointEngine):
         self._unstaged: list[SaveHandle] = []
 
     def wait(self) -> None:
-        """Wait until the save in progress has its name and ``latest`` names it.
+        """Wait until the save in progress is renamed and ``latest`` names it.
 
         Raises:
-            BaseException: what it failed of on any rank, on all ranks; once.
+            BaseException: the failure of any rank, on all ranks; once.
         """
         if (error := self._flight.end()) is not None:
             raise error
 
-    # What DeepSpeed calls.
+    # The methods that DeepSpeed calls.
 
     def is_decoupled(self) -> bool:
         """Return True: the commit comes after ``save_checkpoint`` has returned."""
         return True
 
     def get_commit_info(self) -> None:
-        """Wait until the tensors may change: DeepSpeed asks before each optimizer step."""
+        """Wait until the tensors may change: DeepSpeed calls this before each optimizer step."""
         handles, self._unstaged = self._unstaged, []
         for handle in handles:
             with contextlib.suppress(Exception):  # `wait` raises it, on all ranks
@@ -161,31 +161,31 @@ class RingstowCheckpointEngine(CheckpointEngine):
         return False
 
     def create(self, info: CheckpointCommitInfo) -> None:
-        """Do nothing: `use` has the call of ``save_checkpoint`` itself."""
+        """Do nothing: `use` replaces ``save_checkpoint`` itself."""
 
     def commit(self, info: CheckpointCommitInfo) -> bool:
-        """Do nothing: what is no part of a tag is complete once it is saved."""
+        """Do nothing: a file outside a tag is complete once it is saved."""
         return True
 
     def cleanup(self) -> None:
         """Wait for the save in progress: ``engine.destroy()`` calls this.
 
         Raises:
-            BaseException: what it failed of. The process still exits with 1, because DeepSpeed
-                drops the error if the engine is destroyed by the garbage collector.
+            BaseException: the save's failure. The process still exits with 1, because DeepSpeed
+                drops the error if the garbage collector destroys the engine.
         """
         if (error := self._flight.failure()) is not None:
             raise error
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """Make a directory; a tag's one is hidden until the tag is complete."""
+        """Make a directory; a tag's directory is hidden until the tag is complete."""
         place = None if self._call is None else self._call.place(path)
         os.makedirs(place or path, exist_ok=exist_ok)
 
     def save(self, state_dict: Any, path: str) -> None:
-        """Start to save a file of a tag; another file is DeepSpeed's own, as `save_16bit_model`'s.
+        """Start to save a file of a tag; DeepSpeed saves other files, such as `save_16bit_model`'s.
 
-        What fails is raised on all ranks once ``save_checkpoint`` has ended on all of them.
+        A failure is raised on all ranks once ``save_checkpoint`` has ended on all of them.
         """
         call = self._call
         place = None if call is None else call.place(path)
@@ -214,7 +214,7 @@ class RingstowCheckpointEngine(CheckpointEngine):
 
         Args:
             path: the file; ringstow's is a directory.
-            map_location: a device; a function or None means the CPU for ringstow's.
+            map_location: the device; for ringstow's files, a function or None means the CPU.
         """
         if not os.path.isdir(path):
             return self._stock.load(path, map_location)
@@ -225,7 +225,7 @@ class RingstowCheckpointEngine(CheckpointEngine):
             ringstow.load(path, config=self._config, device=device, allow_pickle=self._allow_pickle)
         )
 
-    # What takes the place of the engine's methods.
+    # The replacements of the engine's methods.
 
     def _saving(self, stock: Callable[..., bool]) -> Callable[..., bool]:
         signature = inspect.signature(stock)
@@ -244,7 +244,7 @@ class RingstowCheckpointEngine(CheckpointEngine):
             self._call, done = call, False
             try:
                 done = stock(**given)
-            except Exception as error:  # such as a full disk, when DeepSpeed writes its scripts
+            except Exception as error:  # for example a full disk, when DeepSpeed writes its scripts
                 call.error = error
                 deepspeed.comm.barrier()  # the other ranks are in the last one of the call
             except BaseException:  # Ctrl-C
@@ -285,10 +285,10 @@ class RingstowCheckpointEngine(CheckpointEngine):
                 "of the checkpoint: docs/trainers/deepspeed.md"
             )
 
-    # A save.
+    # The steps of a save.
 
     def _begin(self, final: str) -> _Call:
-        """Make the hidden directory on rank 0, and see it on all ranks."""
+        """Make the hidden directory on rank 0, and check that all ranks see it."""
         self._ranks.meet(("save_checkpoint", final), None, None)
         call = _Call(self._ranks.from_first(lambda: _rename_when_complete.begin(final)), final)
         is_seen = os.path.isdir(call.part)
@@ -310,7 +310,7 @@ class RingstowCheckpointEngine(CheckpointEngine):
             self.wait()
 
     def _complete(self, call: _Call, save_dir: str | None, tag: str) -> None:
-        """Give the tag its name once all ranks' files are durable, and let ``latest`` name it."""
+        """Rename the tag once all ranks' files are durable, and write its name to ``latest``."""
         try:
             self._ranks.settle(call.failure())
             error = None
@@ -328,7 +328,7 @@ class RingstowCheckpointEngine(CheckpointEngine):
         _rename_when_complete.end(call.final)
 
     def _discard(self, call: _Call) -> None:
-        """Stop what this rank saves. Rank 0 removes the directory; the next save does, too."""
+        """Stop this rank's saves. Rank 0, or the next save, removes the directory."""
         for handle in call.handles:
             handle.cancel()
             handle.exception()

@@ -1,7 +1,7 @@
 """Lightning's checkpoints by ringstow: ``Trainer(plugins=[RingstowCheckpointIO()])``.
 
 Needs the package ``lightning``; `ringstow.integrations.pytorch_lightning` is the same for
-``pytorch_lightning``. docs/trainers/lightning.md says what it gains and what it does not support.
+``pytorch_lightning``. See docs/trainers/lightning.md for benefits and limits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Megatron-Core's distributed checkpoints by ringstow: `save` for ``dist_checkpointing.save``.
 
-Needs the package ``megatron-core``. docs/trainers/megatron.md says what it gains and what it does
-not support.
+Needs the package ``megatron-core``. See docs/trainers/megatron.md for benefits and limits.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from ringstow.integrations._megatron import _seam as _seam  # checks when it is 
 __all__ = ["RingstowLoadStrategy", "RingstowSaveStrategy", "save"]
 
 _BACKEND, _VERSION = "ringstow", 1
-# The names in a checkpoint's directory that a save replaces; what else is there stays.
+# The names in a checkpoint's directory that a save replaces; all others stay.
 _OWN = re.compile(
     r"common\.pt|(metadata|manifest)\.json.*|\.metadata|.*\.(distcp|safetensors)|\..*"
 )
@@ -51,7 +50,7 @@ _OWN = re.compile(
 
 @dataclasses.dataclass
 class _Objects:
-    """What a key of ShardedObjects stands for: DCP takes a list with tensors apart."""
+    """The value of a ShardedObject's key: DCP would flatten a list with tensors."""
 
     values: list[Any]
 
@@ -59,14 +58,14 @@ class _Objects:
 class RingstowSaveStrategy(base.AsyncSaveShardedStrategy):
     """Saves shards by ringstow, for `save` of this module.
 
-    Keep one for the whole training: it reuses its memory.
+    Keep one for the whole training run: it reuses its memory.
 
     Args:
         config: ringstow's settings; None means the defaults.
-        staging: how a background save keeps the values of the call: as in `ringstow.save_async`,
-            without ``"unguarded"``.
+        staging: how a background save keeps the values of the call: ``"guard"``, ``"snapshot"`` or
+            ``"wait"``; see `ringstow.save_async`.
         allow_pickle: pickle values of ShardedObjects that ringstow cannot save by itself. Loading
-            them needs `RingstowLoadStrategy` with the same, and can run any code.
+            them needs `RingstowLoadStrategy(allow_pickle=True)`, and can run any code.
 
     Raises:
         InvalidStateError: the settings stripe checkpoints, or ``staging`` is not for several ranks.
@@ -95,9 +94,9 @@ class RingstowSaveStrategy(base.AsyncSaveShardedStrategy):
         """Save the shards of all ranks, and return once they are durable.
 
         Raises:
-            Exception: this rank's failure, or one that names another rank's; of shards that form
-                no regular grid, torch's CheckpointException.
-            UnsupportedError: it is not called by `save` of this module.
+            Exception: this rank's failure, or an error that names another rank's; for shards that
+                form no regular grid, torch's CheckpointException.
+            UnsupportedError: the caller is not `save` of this module.
         """
         ranks = self._begin(checkpoint_dir)
         state, is_regular = _state(sharded_state_dict)
@@ -126,7 +125,7 @@ class RingstowSaveStrategy(base.AsyncSaveShardedStrategy):
 
         def note(_: object) -> None:
             with contextlib.suppress(OSError):
-                os.unlink(mark)  # the process that waits sees it
+                os.unlink(mark)  # the waiting process notices it
 
         def finalize() -> None:
             handle.result()
@@ -135,7 +134,7 @@ class RingstowSaveStrategy(base.AsyncSaveShardedStrategy):
         return AsyncRequest(_wait_for, (mark, os.getpid()), [finalize])
 
     def _save_by_dcp(self, ranks: Ranks, state: dict[str, Any], path: str) -> None:
-        """Save shards that form no regular grid, which Megatron describes to DCP alone."""
+        """Save shards that form no regular grid, which Megatron describes only to DCP."""
         config, _, allow_pickle = self._options
         writer = StorageWriter(config=config, allow_pickle=allow_pickle)
         try:
@@ -150,7 +149,7 @@ class RingstowSaveStrategy(base.AsyncSaveShardedStrategy):
             writer.close()
 
     def _begin(self, checkpoint_dir: Any) -> Ranks:
-        """Wait for the save before, whose request raises its failure."""
+        """Wait for the previous save; its request raises its failure."""
         if not _rename_when_complete.is_hidden(os.path.basename(str(checkpoint_dir))):
             raise UnsupportedError(
                 "RingstowSaveStrategy needs ringstow.integrations.megatron.save in place of "
@@ -165,7 +164,7 @@ class RingstowSaveStrategy(base.AsyncSaveShardedStrategy):
 
 
 class RingstowLoadStrategy(stock.TorchDistLoadShardedStrategy):
-    """Loads the shards of ringstow's checkpoints; the registered one needs no call.
+    """Loads the shards of ringstow's checkpoints; a default instance is already registered.
 
     Args:
         allow_pickle: unpickle ShardedObjects that only a pickle could save, which can run any code.
@@ -176,10 +175,11 @@ class RingstowLoadStrategy(stock.TorchDistLoadShardedStrategy):
         self._allow_pickle = allow_pickle
 
     def load(self, sharded_state_dict: Any, checkpoint_dir: Any) -> Any:
-        """Load what a state dict names, on any number of ranks.
+        """Load the shards that a state dict names, on any number of ranks.
 
         Raises:
-            CheckpointException: a rank failed, such as by a wrong checksum; on all ranks.
+            CheckpointException: a rank failed, for example by a wrong checksum; raised on all
+                ranks.
         """
         wanted = [x for x in nested_values(sharded_state_dict) if isinstance(x, ShardedTensor)]
         flat, mapping, renamed = stock._replace_state_dict_keys_with_sharded_keys(
@@ -223,7 +223,7 @@ class RingstowLoadStrategy(stock.TorchDistLoadShardedStrategy):
         }
 
     def load_sharded_metadata(self, checkpoint_dir: Any) -> Any:
-        """Return the same, and the keys of all objects."""
+        """Return the metadata of all tensors, and the keys of all objects."""
         metadata = self._reader(checkpoint_dir).read_metadata()
         objects = [
             ShardedObject.empty_from_unique_key(key)
@@ -248,7 +248,7 @@ class RingstowLoadStrategy(stock.TorchDistLoadShardedStrategy):
         """Refuse a checkpoint of another backend, which its own strategy loads.
 
         Raises:
-            UnsupportedError: it is another one.
+            UnsupportedError: the checkpoint has another backend.
         """
         if loaded_backend != _BACKEND:
             raise UnsupportedError(
@@ -279,19 +279,20 @@ def save(
     The directory appears, or is replaced as a whole, when it is complete and durable.
 
     Args:
-        sharded_state_dict: as there.
+        sharded_state_dict: the state dict of this rank, the same as for
+            ``dist_checkpointing.save``.
         checkpoint_dir: the directory; its parent need not exist.
         sharded_strategy: a `RingstowSaveStrategy`, or Megatron's wrapper around one; None means
             one for all saves, with the defaults.
         async_sharded_save: return a request at once, for Megatron's ``AsyncCallsQueue``.
-        options: others of ``dist_checkpointing.save``.
+        options: other arguments of ``dist_checkpointing.save``.
 
     Returns:
         The request, or None for a save that is complete.
 
     Raises:
         UnsupportedError: another strategy, or Megatron's storage client for URLs.
-        BaseException: what a rank failed of, on all ranks; also by the request's finalization.
+        BaseException: a rank's failure, on all ranks; also raised by the request's finalization.
     """
     strategy = sharded_strategy or _shared()
     inner = getattr(strategy, "base_strategy", strategy)
@@ -327,7 +328,7 @@ def _discarding(part: str, final: str) -> contextlib.AbstractContextManager[None
 
 
 def _complete(part: str, final: str) -> None:
-    """Make all files durable and give the directory its name, on rank 0; fail on all ranks."""
+    """Make all files durable and rename the directory, on rank 0; fail on all ranks."""
 
     def complete() -> None:
         _rename_when_complete.keep_others(final, part, lambda name: bool(_OWN.fullmatch(name)))
@@ -349,12 +350,12 @@ def _by_kind(flat: dict[str, list[Any]]) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def _state(sharded_state_dict: Any) -> tuple[dict[str, Any], bool]:
-    """Return what DCP saves, and whether a background save can take it."""
+    """Return the state for DCP, and whether a background save can take it."""
     flat, _, _ = stock._replace_state_dict_keys_with_sharded_keys(sharded_state_dict, True)
     tensors, objects = _by_kind(flat)
     every = [x for many in tensors.values() for x in many]
     if flattened := [x.key for x in every if x.flattened_range is not None]:
-        raise UnsupportedError(f"flattened_range is not supported, which {flattened[0]} has")
+        raise UnsupportedError(f"{flattened[0]} has a flattened_range, which is not supported")
     is_regular = all(x.has_regular_grid for x in every)
     convert: Callable[[Any], Any] = stock.sharded_tensor_to_torch_sharded_tensor
     for one in every:
@@ -370,6 +371,6 @@ def _state(sharded_state_dict: Any) -> tuple[dict[str, Any], bool]:
 def _wait_for(mark: str, trainer: int) -> None:
     """Wait until the trainer's save has ended, in the process that Megatron starts for it."""
     if os.getpid() == trainer:
-        return  # the finalization waits
+        return  # the finalization waits instead
     while os.path.exists(mark) and os.getppid() == trainer:
         time.sleep(0.02)

@@ -1,7 +1,6 @@
 """NVIDIA Resiliency Extension's local checkpoints by ringstow: `LocalCheckpointManager` for NVRx's.
 
-Needs the package ``nvidia-resiliency-ext``. docs/trainers/nvrx.md says what it gains and what it
-does not support.
+Needs the package ``nvidia-resiliency-ext``. See docs/trainers/nvrx.md for benefits and limits.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ __all__ = ["LocalCheckpointManager"]
 _NAME = re.compile(r"iter_(\d{7,})_(\d+)_local")
 _log = logging.getLogger("ringstow")
 
-# The methods of NVRx's manager that this one has its own of: those it must have, and others.
+# The methods of NVRx's manager that this one overrides: the required ones, and others.
 _HOOKS = {
     "_my_ckpt_ids": "",
     "_load": "ckpt_id",
@@ -62,7 +61,7 @@ def _check_seam(base: Any) -> None:
     """Refuse an NVRx whose manager calls other methods.
 
     Raises:
-        UnsupportedError: names what differs.
+        UnsupportedError: names the differences.
     """
     hooks = {base: frozenset(_HOOKS)}
     Seam("nvidia-resiliency-ext", "0.4", "nvrx", {base: _METHODS}, hooks).check()
@@ -72,18 +71,18 @@ _check_seam(BaseCheckpointManager)
 
 
 class LocalCheckpointManager(BaseCheckpointManager):
-    """NVRx's manager of local checkpoints, with durable saves whose every byte is checked.
+    """NVRx's manager of local checkpoints, with durable saves and verified bytes.
 
-    Takes the arguments of NVRx's ``LocalCheckpointManager``, and these by name:
+    Takes the arguments of NVRx's ``LocalCheckpointManager``, and the others by name:
 
     Args:
         root_local_ckpt_dir: a directory on a local disk.
-        session_id: sets runs apart that share the directory.
+        session_id: distinguishes runs that share the directory.
         repl_strategy: NVRx's strategy of replication; None for no replicas.
         state_dicts: further classes of state dicts whose attributes ringstow can save, beside
             ``BasicTensorAwareStateDict``. A load makes only objects of these classes.
-        verify: read and check all bytes of this rank before the first load. A damaged checkpoint
-            then counts as missing: NVRx takes a replica or an older one.
+        verify: verify all bytes of this rank before the first load. A damaged checkpoint then
+            counts as missing: NVRx takes a replica or an older one.
         config: ringstow's settings; None means the defaults.
         allow_pickle: pickle state dicts of any class, without their tensors, and unpickle them,
             which can run any code.
@@ -116,7 +115,7 @@ class LocalCheckpointManager(BaseCheckpointManager):
         self._lock = threading.RLock()  # NVRx removes in a thread
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a process that saves needs: it cannot have process groups and locks."""
+        """Return the state for a saving process, without process groups and locks."""
         state = {**vars(self), "_rank": self.rank}
         return {**state, "repl_strategy": None, "_failure": None, "_lock": None}
 
@@ -145,7 +144,8 @@ class LocalCheckpointManager(BaseCheckpointManager):
         self._failure = None
         with self._lock:
             self._tries[iteration] += 1
-            # Of a save that some ranks did not complete: it must not count as the new one.
+            # Remove leftovers of a save that some ranks did not complete: they must not count as
+            # the new one.
             self._remove(lambda found: found == iteration)
         try:
             return super().save(state_dict, iteration, is_async)
@@ -153,7 +153,7 @@ class LocalCheckpointManager(BaseCheckpointManager):
             raise error from self._failure
 
     def load(self) -> tuple[TensorAwareStateDict, CkptID]:
-        """Load what `find_latest` has found; call it on every rank.
+        """Load the checkpoint that `find_latest` has found; call it on every rank.
 
         Raises:
             CheckpointingException: a rank could not load, on all ranks.
@@ -171,8 +171,9 @@ class LocalCheckpointManager(BaseCheckpointManager):
         return loaded[0], loaded[1]
 
     def _save_fn(self, id_to_state_dict: dict[CkptID, TensorAwareStateDict]) -> None:
-        # A failure must not leave this rank out of NVRx's next barrier, nor end the process that
-        # saves: the ranks would wait forever. They find that the checkpoint is missing instead.
+        # After a failure this rank must still reach NVRx's next barrier, and the saving process
+        # must not end: the other ranks would wait forever. They find that the checkpoint is missing
+        # instead.
         try:
             super()._save_fn(id_to_state_dict)  # logs it
         except Exception as error:
@@ -187,7 +188,7 @@ class LocalCheckpointManager(BaseCheckpointManager):
         return [id_ for id_, path in found if path not in self._damaged]
 
     def _is_intact(self, path: str) -> bool:
-        """Return whether all bytes are as they were written; log what is not."""
+        """Return whether all bytes match their checksums; log damage."""
         try:
             report = verify(path, config=self._options["config"])
         except (Error, OSError) as error:
@@ -237,7 +238,7 @@ class LocalCheckpointManager(BaseCheckpointManager):
             raise SameMachineReplicationException(ckpt_id) from error
 
     def _save_hollow(self, state_dict: TensorAwareStateDict, path: str, iteration: int) -> None:
-        """Save tensors and, pickled, what is left."""
+        """Save tensors, and pickle the rest."""
         tensors = list(state_dict.pop_tensors())
         try:
             save({"hollow": state_dict, "tensors": tensors}, path, step=iteration, **self._options)
@@ -255,7 +256,7 @@ class LocalCheckpointManager(BaseCheckpointManager):
                 self._remove(lambda found: found == iteration)
 
     def _remove(self, is_old: Callable[[int], bool]) -> None:
-        """Remove complete checkpoints by their iteration, and what killed saves left."""
+        """Remove complete checkpoints by their iteration, and leftovers of killed saves."""
         config, where = self._options["config"], str(self.local_ckpt_dir)
         try:
             for (iteration, _, _), path in self._found():
@@ -273,7 +274,7 @@ class LocalCheckpointManager(BaseCheckpointManager):
             found = steps(self.local_ckpt_dir, config=self._options["config"])
         except FileNotFoundError:
             return []
-        except (Error, OSError) as error:  # all ranks wait for this one's answer
+        except (Error, OSError) as error:  # all ranks wait for this rank's answer
             _log.error("%s counts as empty: %s", self.local_ckpt_dir, error)
             return []
         complete = [one.path for one in found if one.status == "committed"]

@@ -1,7 +1,6 @@
 """Ray Train with ringstow's saves: ``report`` for ``ray.train.report``, and ``restore``.
 
-Needs the package ``ray[train]``. docs/trainers/ray.md says what it gains and what it does not
-support.
+Needs the package ``ray[train]``. See docs/trainers/ray.md for benefits and limits.
 """
 
 from __future__ import annotations
@@ -68,28 +67,28 @@ def report(
 ) -> None:
     """Report metrics, and save a state in the background as the checkpoint of this report.
 
-    Call it on every worker, as ``ray.train.report``. It waits first for the save before. Ray counts
-    the checkpoint once it is complete and durable. The next optimizer step waits until the save
-    has copied all tensors.
+    Call it on every worker, like ``ray.train.report``. It first waits for the previous save. Ray
+    registers the checkpoint once it is complete and durable. The next optimizer step waits until
+    the save has copied all tensors.
 
-    A state with DTensors, or with objects that have ``state_dict`` and ``load_state_dict``, is
-    saved by all workers together, as ``torch.distributed.checkpoint`` does. Any other state is the
-    same on all workers, and rank 0 saves it: the others may leave it out.
+    All workers together save a state with DTensors, or with objects that have ``state_dict`` and
+    ``load_state_dict``, as ``torch.distributed.checkpoint`` does. Any other state must be equal on
+    all workers, and rank 0 saves it: the others may leave it out.
 
     Args:
-        metrics: as in ``ray.train.report``. The checkpoint notes those of rank 0 that are numbers.
-        state: tensors and values in any nesting. None on all workers reports the metrics alone.
-        step: a number to note in the checkpoint.
-        validation: as in ``ray.train.report``.
+        metrics: metrics by name, for ``ray.train.report``. The checkpoint stores rank 0's numbers.
+        state: tensors and values in any nesting. None on all workers reports only the metrics.
+        step: the step number to store in the checkpoint.
+        validation: passed to ``ray.train.report``.
         config: ringstow's settings; None means the defaults. Stripes are refused.
-        staging: how the save keeps the values of the call: as in `ringstow.save_async`, without
-            ``"unguarded"``.
+        staging: how the save keeps the values of the call: ``"guard"``, ``"snapshot"`` or
+            ``"wait"``; see `ringstow.save_async`.
         allow_pickle: pickle values that ringstow cannot save by itself.
 
     Raises:
-        Exception: what the save before failed of, on all workers. Ray also ends the workers then.
-        InvalidStateError: the workers' states do not go together; or ``staging`` or ``config`` is
-            not for Ray; or a value cannot be saved.
+        Exception: the previous save's failure, on all workers. Ray also ends the workers then.
+        InvalidStateError: the workers' states do not match; or ``staging`` or ``config`` is not
+            supported with Ray; or a value cannot be saved.
         UnsupportedError: the storage is not local, or several workers have no process group.
     """
     check_staging(staging, is_for_ranks=True)
@@ -121,7 +120,7 @@ def report(
         )
 
     try:
-        # First, so that nothing is saved if Ray refuses the report.
+        # First check Ray's report, so that nothing is saved if Ray refuses it.
         ray.train.report(
             dict(metrics),
             checkpoint=checkpoint,
@@ -144,24 +143,24 @@ def restore(
     config: Config | None = None,
     allow_pickle: bool = False,
 ) -> dict[Any, Any] | None:
-    """Load the newest checkpoint that Ray counts; call it on every worker.
+    """Load the newest checkpoint that Ray has registered; call it on every worker.
 
     Args:
-        into: a state to fill, as in `ringstow.load_into`. A sharded checkpoint needs it: it says
-            which shards this worker has.
+        into: a state to fill in place; see `ringstow.load_into`. A sharded checkpoint needs it: it
+            defines which shards this worker has.
         config: ringstow's settings; None means the defaults.
         allow_pickle: unpickle values, which can run any code.
 
     Returns:
-        The state, ``into`` if it was given; None if Ray counts no checkpoint yet.
+        The state, ``into`` if it was given; None if Ray has no checkpoint yet.
 
     Raises:
-        Exception: what the save in flight failed of, or what a worker cannot load, on all workers.
+        Exception: the failure of the save in progress, or a worker's load error, on all workers.
         InvalidStateError: the checkpoint is sharded, and there is no ``into``.
         KeyMismatchError: the checkpoint does not fit ``into``.
-        CorruptCheckpointError: the bytes on disk are not those that were written.
+        CorruptCheckpointError: bytes on disk are damaged.
         NoCheckpointError: ringstow did not save the checkpoint.
-        UnsupportedError: as in `report`.
+        UnsupportedError: the storage is not local, or several workers have no process group.
     """
     worker = _worker()
     worker.end()
@@ -188,13 +187,13 @@ def restore(
 
 
 class _Plan(NamedTuple):
-    """What a worker says before a report."""
+    """A worker's message to the others before a report."""
 
     name: str | None
     """A name for the checkpoint; None without a state."""
     is_sharded: bool
     leaves: frozenset[str]
-    """The names in its state, unless that is sharded."""
+    """The names in its state, unless the state is sharded."""
 
 
 class _Worker:
@@ -216,11 +215,11 @@ class _Worker:
                 _log.warning("%s: leftovers of killed saves stay: %s", self.root, error)
 
     def ranks(self, config: Config | None, staging: Staging, allow_pickle: bool) -> Ranks:
-        """Return what saves and loads shards."""
+        """Return the object that saves and loads shards."""
         return Ranks(config, staging, allow_pickle, self.all.group)
 
     def end(self) -> None:
-        """Wait for the save in flight, and raise what it failed of, on all workers."""
+        """Wait for the save in progress, and raise its failure on all workers."""
         handle, self.handle = self.handle, None
         self.all.agree(_failure_of(handle))
 
@@ -244,7 +243,7 @@ class _Worker:
 
 @functools.cache
 def _worker() -> _Worker:
-    """Return this process's worker. All workers make the first call together."""
+    """Return this process's worker. The first call is collective."""
     return _Worker()
 
 
@@ -252,8 +251,8 @@ def _storage() -> tuple[str, Any]:
     """Return the run's directory and Ray's file system, which must be local.
 
     Raises:
-        UnsupportedError: it is not.
-        InvalidStateError: this worker does not see it.
+        UnsupportedError: the file system is not local.
+        InvalidStateError: this worker does not see the directory.
     """
     try:
         storage = ray.train.get_context().get_storage()
@@ -293,5 +292,5 @@ def _is_sharded(state: dict[Any, Any]) -> bool:
 
 
 def _failure_of(handle: SaveHandle | None) -> BaseException | None:
-    """Wait for a save; return what it failed of."""
+    """Wait for a save; return its failure."""
     return None if handle is None else handle.exception()

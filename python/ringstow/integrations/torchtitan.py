@@ -1,7 +1,6 @@
 """torchtitan's checkpoints by ringstow: `CheckpointManager` in place of torchtitan's own.
 
-Needs the package ``torchtitan``. docs/trainers/torchtitan.md says what it gains and what it does
-not support.
+Needs the package ``torchtitan``. See docs/trainers/torchtitan.md for benefits and limits.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ _log = logging.getLogger("ringstow")
 _Mode = Literal["disabled", "async", "async_with_pinned_mem"]
 
 _seam.check(BaseCheckpointManager, _Stock)
-# What `ringstow.slim` can drop later.
+# The parts that `ringstow.slim` can drop later.
 _APART = {OPTIMIZER}
 _TORN = (
     "In torchtitan: call trainer.checkpointer.maybe_wait_for_staging() before you change weights "
@@ -61,11 +60,11 @@ _TORN = (
 
 
 class _Source(NamedTuple):
-    """What rank 0 has decided to load."""
+    """Rank 0's decision on what to load."""
 
     path: str
     step: int | None
-    """None for the initial checkpoint."""
+    """The step's number; None for the initial checkpoint."""
     model_only: bool
     in_hf: bool = False
 
@@ -90,8 +89,9 @@ class CheckpointManager(BaseCheckpointManager):
         """torchtitan's settings, and ringstow's own."""
 
         async_mode: _Mode = "async"
-        """``"async"`` reads the tensors while training goes on; ``"async_with_pinned_mem"`` copies
-        them first, into pinned memory that it keeps; ``"disabled"`` returns at the commit."""
+        """``"async"`` reads the tensors while training continues; ``"async_with_pinned_mem"``
+        copies them first, into pinned memory that it keeps; ``"disabled"`` returns at the
+        commit."""
 
         allow_pickle: bool = False
         """Pickle values that ringstow cannot save by itself, and unpickle them when it loads, which
@@ -141,23 +141,23 @@ class CheckpointManager(BaseCheckpointManager):
         staging: Staging = "snapshot" if config.async_mode == "async_with_pinned_mem" else "guard"
         self._ranks = Ranks(config.ringstow_config, staging, config.allow_pickle)
         self._staging: SaveHandle | None = None
-        """The save in flight, as long as nothing has waited for its copies."""
+        """The save in progress, until something has waited for its copies."""
         self._is_closed = False
 
     @property
     def save_future(self) -> Any:
-        """The background save in flight, a future; None if there is none."""
+        """The future of the background save in progress; None if there is none."""
         return self._flight.handle
 
-    # What torchtitan's trainer calls; the base class checks `enable` before.
+    # The methods that torchtitan's trainer calls; the base class checks `enable` first.
 
     @sl.log_trace_span("checkpoint_save")
     @torch.no_grad()
     def _save(self, curr_step: int, last_step: bool = False) -> bool:
-        """Save a step if it is due; return whether it was.
+        """Save a step if it is due; return whether it was saved.
 
         Raises:
-            Exception: what the save before failed of, or what a rank failed of, on all ranks.
+            Exception: the previous save's failure, or a rank's failure, on all ranks.
         """
         if not self._is_due(curr_step, last_step):
             return False
@@ -186,8 +186,8 @@ class CheckpointManager(BaseCheckpointManager):
         """Load a step, or the newest complete one; return whether there was anything to load.
 
         Raises:
-            NoCheckpointError: the step is not complete; names those that are.
-            Exception: what a rank failed of, on all ranks.
+            NoCheckpointError: the step is not complete; names the complete ones.
+            Exception: a rank's failure, on all ranks.
         """
         self._meet("load", step)
         states = self._states_to_load()
@@ -202,9 +202,9 @@ class CheckpointManager(BaseCheckpointManager):
         return True
 
     def _maybe_wait_for_staging(self) -> None:
-        """Wait until the save in flight has copied this rank's tensors.
+        """Wait until the save in progress has copied this rank's tensors.
 
-        A failure is raised later, by all ranks: one rank alone would leave the others waiting.
+        A failure is raised later, by all ranks: if one rank raised it here, the others would wait.
         """
         staging, self._staging = self._staging, None
         if staging is not None:
@@ -214,10 +214,10 @@ class CheckpointManager(BaseCheckpointManager):
                 _log.warning("%s is not saved, which the next save raises: %s", staging.path, error)
 
     def _wait_for_saving(self) -> None:
-        """Wait until the save in flight has committed, and older steps are removed.
+        """Wait until the save in progress has committed, and older steps are removed.
 
         Raises:
-            Exception: what a rank failed of, on all ranks, once.
+            Exception: a rank's failure, on all ranks, once.
         """
         if (failure := self._ended()) is not None:
             raise failure
@@ -228,7 +228,7 @@ class CheckpointManager(BaseCheckpointManager):
         If another error is about to end the training, a failure is logged.
 
         Raises:
-            Exception: as in `_wait_for_saving`.
+            Exception: a rank's failure, on all ranks, once.
         """
         if self._is_closed:
             return
@@ -250,11 +250,11 @@ class CheckpointManager(BaseCheckpointManager):
         return is_first or last_step or step % config.interval == 0
 
     def _values(self) -> dict[str, Any]:
-        """Return what all states hold, the model's tensors by their names, as torchtitan does."""
+        """Return the values of all states, the model's tensors by name, as torchtitan does."""
         return {**self._others(self.states), **self._model()}
 
     def _others(self, states: dict[str, Any]) -> dict[str, Any]:
-        """Return what states other than the model hold."""
+        """Return the values of all states except the model."""
         others = {key: one for key, one in states.items() if key != MODEL}
         values: dict[str, Any] = self._ranks.each(
             lambda: {k: v.state_dict() if isinstance(v, Stateful) else v for k, v in others.items()}
@@ -262,12 +262,12 @@ class CheckpointManager(BaseCheckpointManager):
         return values
 
     def _model(self) -> dict[str, Any]:
-        """Return the model's tensors. The ranks may communicate for that, so nothing else fails."""
+        """Return the model's tensors. The ranks may communicate: nothing else here may fail."""
         tensors: dict[str, Any] = self._ranks.each(self.states[MODEL].state_dict)
         return tensors
 
     def _save_last(self, path: str, step: int) -> None:
-        """Save the last step, and return at the commit. As in torchtitan, no older step goes."""
+        """Save the last step, and return at the commit. As in torchtitan, remove no older step."""
         config = self._config
         if not config.last_save_model_only:
             state = self._values()
@@ -284,20 +284,20 @@ class CheckpointManager(BaseCheckpointManager):
                 self._ranks.save(state, path, step)
             return
 
-        def write(part: str) -> None:  # torchtitan's own export, which uses `sd_adapter` alone
+        def write(part: str) -> None:  # torchtitan's own export, which uses only `sd_adapter`
             _Stock.dcp_save(self, state, part, AsyncMode.DISABLED, to_hf=True)
 
         self._ranks.export(write, path)
 
     def _ended(self) -> BaseException | None:
-        """Wait for the save in flight and its removals; return what failed, once."""
+        """Wait for the save in progress and its removals; return the failure, once."""
         path = getattr(self._flight.handle, "path", "")
         if (failure := self._flight.end()) is not None:
             failure.add_note(f"{path} was not saved.")
         return failure
 
     def _meet(self, *call: object) -> None:
-        """Begin a call on all ranks, once the save in flight has ended on all of them."""
+        """Begin a call on all ranks, once the save in progress has ended on all of them."""
         if self._is_closed:
             raise InvalidStateError(f"the checkpoint manager of {self.folder} is closed")
         self._ranks.meet(call, self._ended(), None)
@@ -305,7 +305,7 @@ class CheckpointManager(BaseCheckpointManager):
     # Loads.
 
     def _states_to_load(self) -> dict[str, Any]:
-        """Return all states but those that are excluded.
+        """Return all states except the excluded ones.
 
         Raises:
             InvalidStateError: there is no such state.
@@ -352,10 +352,10 @@ class CheckpointManager(BaseCheckpointManager):
         return _Source(path, None, config.initial_load_model_only, config.initial_load_in_hf)
 
     def _refuse_model_only(self, source: _Source) -> None:
-        """Refuse a step that holds the model only: training cannot go on from it.
+        """Refuse a step that holds only the model: training cannot continue from it.
 
         Raises:
-            InvalidStateError: it does.
+            InvalidStateError: the step holds only the model.
         """
         wanted = tuple(f"{key}." for key in self._states_to_load() if key != MODEL)
         is_hf = self._steps.kind(source.step or 0) == "hf"
@@ -378,7 +378,8 @@ class CheckpointManager(BaseCheckpointManager):
     def _load_values(self, states: dict[str, Any], path: str) -> None:
         """Load the model and other states, from a checkpoint that may hold more.
 
-        The load gets their values: a state that fails within it would leave the others waiting.
+        The load gets values, not objects: an object that failed during the load would leave the
+        other ranks waiting.
         """
         ranks = self._ranks
         values = {**self._others(states), **self._model()}
@@ -389,7 +390,7 @@ class CheckpointManager(BaseCheckpointManager):
                 if isinstance(one := states[key], Stateful):
                     one.load_state_dict(values[key])
 
-        # The ranks may communicate while they give the optimizer or the model its values.
+        # The ranks may communicate while they load values into the optimizer or the model.
         ranks.each(lambda: give(*(key for key in states if key not in (OPTIMIZER, MODEL))))
         if OPTIMIZER in states:
             ranks.each(lambda: give(OPTIMIZER))
@@ -407,7 +408,7 @@ class CheckpointManager(BaseCheckpointManager):
 
 @contextlib.contextmanager
 def _noted(path: str) -> Iterator[None]:
-    """Note in a failure which save it has ended."""
+    """Add to a failure which save it has ended."""
     try:
         yield
     except Exception as failure:

@@ -1,7 +1,7 @@
 """Hugging Face's Trainer with ringstow's saves: ``RingstowTrainer`` in place of ``Trainer``.
 
-Needs the packages ``transformers`` and ``accelerate``. docs/trainers/transformers.md says what it
-gains and what it does not support.
+Needs the packages ``transformers`` and ``accelerate``. See docs/trainers/transformers.md for
+benefits and limits.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 else:
     _Base = object
 
-# The names of its checkpoints.
+# The names of the Trainer's checkpoints.
 _NAMES = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-.*")
 
 
@@ -61,9 +61,9 @@ class RingstowTrainerMixin(_Base):
     failure of a save.
 
     Raises:
-        UnsupportedError: by ``train``, for what docs/trainers/transformers.md lists, such as
-            DeepSpeed; by the class, for methods of yours that would not be called, and for a
-            ``transformers`` whose Trainer saves in another way.
+        UnsupportedError: ``train`` raises it for setups that docs/trainers/transformers.md lists,
+            such as DeepSpeed; the class raises it for your methods that would not be called, and
+            for a version of ``transformers`` whose Trainer saves in another way.
     """
 
     ringstow_background: ClassVar[bool | None] = None
@@ -73,7 +73,7 @@ class RingstowTrainerMixin(_Base):
     ringstow_config: ClassVar[Config | None] = None
     """ringstow's settings; None means the defaults."""
     ringstow_staging: ClassVar[Staging] = "guard"
-    """How a background save keeps the values of the call: as in `ringstow.save_async`."""
+    """How a background save keeps the values of the call; see `ringstow.save_async`."""
 
     __flight: InFlight | None = None
     __made: Team | None = None
@@ -89,7 +89,7 @@ class RingstowTrainerMixin(_Base):
         """Train as the Trainer does, and return once the last save is complete.
 
         Raises:
-            Exception: what the last save failed of.
+            Exception: the last save's failure.
         """
         _refusals.refuse_run(self)
         _refusals.refuse_resume(resume_from_checkpoint)
@@ -110,7 +110,7 @@ class RingstowTrainerMixin(_Base):
             self.store_flos()
         run = self._get_output_dir(trial=trial)
         self.__note_best(run)
-        # Absolute: the save goes on in a thread, and the program may chdir.
+        # Absolute: the save continues in a thread, and the program may chdir.
         name = f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         final = os.path.abspath(os.path.join(run, name))
         part = _rename_when_complete.hidden(final)
@@ -121,28 +121,29 @@ class RingstowTrainerMixin(_Base):
             self.__end()
 
     def __begin(self, part: str, final: str) -> None:
-        """Write the small files, and start the save of all else."""
+        """Write the small files, and start the save of everything else."""
         ranks = self.__ranks()
         ranks.each(lambda: self.__write_files(part))
         saves = self.__kind() == "shards" or self.args.should_save
-        # In two steps: no rank begins a save that waits for one that has failed.
+        # In two steps: no rank begins a save that would wait for a failed rank.
         state = ranks.each(lambda: self.__state() if saves else {})
         ranks.each(lambda: self.__start(state, part, final) if saves else None)
 
     def _finalize_training(self, *args: Any, **options: Any) -> Any:
-        # The Trainer cleans up next, and callbacks see the end: all checkpoints have their names.
+        # The Trainer then cleans up and calls callbacks: all checkpoints must have their final
+        # names.
         self.__end()
         if not self.args.load_best_model_at_end:
             self.__keep_best_alone()
         return super()._finalize_training(*args, **options)
 
     def on_checkpoint_complete(self, path: str) -> None:
-        """Act on a checkpoint that is complete; override it, or assign a function.
+        """Process a complete checkpoint; override it, or assign a function.
 
-        ringstow calls it for each checkpoint, once that has its name and is durable, and those over
-        ``save_total_limit`` are removed. It runs in a thread of ringstow's, on each rank with
-        ``args.should_save``: the first one. Training goes on meanwhile, so leave the model alone.
-        The next save waits for it. Its exception ends the run as a failed save does, and the
+        ringstow calls it for each checkpoint, once it is renamed and durable, and older ones over
+        ``save_total_limit`` are removed. It runs in a thread of ringstow, on each rank with
+        ``args.should_save``: the first rank. Training continues meanwhile, so do not touch the
+        model. The next save waits for it. Its exception ends the run like a failed save, and the
         checkpoint stays.
 
         Args:
@@ -167,13 +168,13 @@ class RingstowTrainerMixin(_Base):
         self.__keep_best_alone()
 
     def __keep_best_alone(self) -> None:
-        """Remove all but the best checkpoint at the end, as the Trainer does for a limit of 1."""
+        """Remove all checkpoints but the best at the end, as the Trainer does for a limit of 1."""
         best = self.state.best_model_checkpoint
         if best is not None and self.args.save_total_limit == 1 and os.path.isdir(best):
             self.__on_savers(lambda: _removals.remove_others(best))
 
     def __is_awaited(self) -> bool:
-        """Return whether this save returns once it is complete; all ranks return the same."""
+        """Return whether this save waits until it is complete; equal on all ranks."""
         if self.ringstow_background is not None:
             return not self.ringstow_background
         readers = _refusals.early_readers(self, RingstowTrainerMixin)
@@ -209,14 +210,14 @@ class RingstowTrainerMixin(_Base):
         self.lr_scheduler.load_state_dict(scheduler)
 
     def __kind(self) -> _weights.Kind:
-        """Return what this Trainer's checkpoints hold."""
+        """Return the kind of weights in this Trainer's checkpoints."""
         if self.is_fsdp_enabled:
             return "shards"
         is_peft = _adapters.is_peft_model(self.__unwrapped(self.model))
         return "adapters" if is_peft else "a whole model"
 
     def __state(self) -> dict[str, Any]:
-        """Return what this rank saves."""
+        """Return the state that this rank saves."""
         model = self.__unwrapped(self.model)
         optimizer = None if self.args.save_only_model else self.optimizer
         kind = self.__kind()
@@ -232,7 +233,7 @@ class RingstowTrainerMixin(_Base):
         return state
 
     def __start(self, state: dict[str, Any], part: str, final: str) -> None:
-        """Start the save of all tensors and of what the optimizer holds."""
+        """Start the save of all tensors and of the optimizer's state."""
         if self.__flight is None:
             self.__flight = InFlight(torn='In a Trainer: ringstow_staging = "wait"')
         kind, config = self.__kind(), self.ringstow_config
@@ -288,15 +289,15 @@ class RingstowTrainerMixin(_Base):
             raise
 
     def __ranks(self) -> Team:
-        """Return the ranks, or this process; all ranks make it together."""
+        """Return the ranks, or this process; a collective call."""
         if self.__made is None:
-            # Without shards only ranks that save use the setting, each by itself.
+            # Without shards only saving ranks use the setting, each by itself.
             staging = self.__staging() if self.is_fsdp_enabled else "guard"
             self.__made = ranks_or_alone(self.ringstow_config, staging)
         return self.__made
 
     def __of_several(self) -> Ranks:
-        """Return the ranks of FSDP, which needs a process group also for one."""
+        """Return the ranks of FSDP, which needs a process group even for one rank."""
         return cast("Ranks", self.__ranks())
 
     def __staging(self) -> Staging:
@@ -316,7 +317,7 @@ class RingstowTrainerMixin(_Base):
             return
         model = self.__unwrapped(self.model)
         if isinstance(model, transformers.PreTrainedModel):
-            model.save_pretrained(part, state_dict={})  # its configuration; the weights come later
+            model.save_pretrained(part, state_dict={})  # only its configuration; weights follow
         elif _adapters.is_peft_model(model):
             _adapters.write_configs(model, part)
         collator = getattr(self.data_collator, "tokenizer", None)
@@ -328,7 +329,7 @@ class RingstowTrainerMixin(_Base):
         self.state.save_to_json(os.path.join(part, "trainer_state.json"))
 
     def __note_callbacks(self) -> None:
-        """Note the callbacks' state in the Trainer's, as the Trainer does before it saves that."""
+        """Copy the callbacks' state into the Trainer's state, as the Trainer does before a save."""
         from transformers.trainer_callback import ExportableState
 
         noted = self.state.stateful_callbacks
@@ -342,7 +343,7 @@ class RingstowTrainerMixin(_Base):
                 noted[name] = one.state()
 
     def __note_best(self, run: str) -> None:
-        """Note where the best checkpoint is; it may be the one that is about to be saved."""
+        """Store the path of the best checkpoint; it may be the one about to be saved."""
         chosen = (SaveStrategy.STEPS, SaveStrategy.EPOCH, SaveStrategy.BEST)
         step = self.state.best_global_step
         if self.args.save_strategy in chosen and step:
@@ -369,11 +370,11 @@ class RingstowTrainerMixin(_Base):
         return self.accelerator.unwrap_model(model, keep_torch_compile=False)
 
     def __on_savers(self, call: Callable[[], object]) -> None:
-        """Call on the ranks that save; raise on all if it raises on one."""
+        """Call a function on the saving ranks; raise on all ranks if it raises on one."""
         self.__ranks().each(lambda: call() if self.args.should_save else None)
 
     def __end(self) -> None:
-        """Wait for the save in flight; raise on all ranks what it failed of."""
+        """Wait for the save in progress; raise its failure on all ranks."""
         self.__ranks().agree(None if self.__flight is None else self.__flight.end())
 
 

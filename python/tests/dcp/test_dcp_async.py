@@ -437,7 +437,7 @@ def test_failed_streamed_save_releases_the_tensors(moment, writer, tmp_path):
     if moment == "resolve_data":
         assert "failed in resolve_data" in str(error)
     else:
-        assert "upload_completion says what it failed of" in str(error)
+        assert "upload_completion has its error" in str(error)
 
 
 @needs_async_stager

@@ -47,7 +47,7 @@ def test_a_step_is_left_out_while_the_one_before_is_saved(root, gate, caplog):
         assert second.wait_staged()
         report = second.result()
         assert (report.skipped, report.written_bytes, report.step) == (True, 0, 2)
-        assert str(report).endswith("skipped, since the save before was in progress")
+        assert str(report).endswith("skipped, since the previous save was in progress")
         assert manager.save_async(2, state(2), on_busy="skip").skipped  # without another warning
         gate.set()
         manager.wait()

@@ -1,5 +1,5 @@
-"""``ringstow report``: one page of a run, as an HTML file that needs nothing else.
+"""``ringstow report``: one page of a run, as a self-contained HTML file.
 
-`_gather` reads manifests and compares checksums; `_charts` and `_html` are pure: they make text of
-values.
+`_gather` reads manifests and compares checksums; `_charts` and `_html` are pure: they turn values
+into text.
 """

@@ -12,15 +12,15 @@ WIDTH = 960
 _HEIGHT = 180
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 12, 10, 34
 _LABELS_MAX = 8
-# More points than these are a line alone: a dot for each would make the page large.
+# With more points than this, draw only the line: a dot for each would make the page large.
 _DOTS_MAX = 400
 _MAP_HEIGHT = 420
-# A tile that is smaller has no room for a name.
+# A smaller tile has no room for a name.
 _NAME_WIDTH, _NAME_HEIGHT, _CHAR = 60, 16, 6.4
 
 
 class Bar(NamedTuple):
-    """One bar of a chart: its label, its value, and what it says when the mouse is over it."""
+    """One bar of a chart: its label, its value, and its tooltip."""
 
     label: str
     value: float
@@ -65,13 +65,13 @@ def line(
     at: Sequence[int] | None = None,
     from_zero: bool = False,
 ) -> str:
-    """Return a chart of one value over the steps; what is no finite number leaves a gap.
+    """Return a chart of one value over the steps; values that are not finite leave gaps.
 
     Args:
         title: what the chart shows.
-        labels: of each value.
-        values: one for each point.
-        at: where each point is, in ascending order; None means one beside the other.
+        labels: the label of each value.
+        values: one value for each point.
+        at: the position of each point, in ascending order; None means equal distances.
         from_zero: whether the axis begins at zero.
     """
     finite = [value for value in values if math.isfinite(value)]
@@ -103,7 +103,7 @@ def line(
 
 
 def treemap(title: str, weights: Sequence[tuple[str, int]]) -> str:
-    """Return rectangles whose areas are weights; names that begin alike have one colour."""
+    """Return rectangles with areas by weight; names with the same first part share a colour."""
     groups: dict[str, int] = {}
     parts = []
     for tile in tiles(weights, WIDTH, _MAP_HEIGHT):
@@ -117,7 +117,7 @@ def treemap(title: str, weights: Sequence[tuple[str, int]]) -> str:
 
 
 def tiles(weights: Sequence[tuple[str, int]], width: float, height: float) -> list[Tile]:
-    """Cut an area into one tile for each weight: into halves of like weight, again and again."""
+    """Cut an area into one tile per weight, by repeated halving into similar weights."""
     found: list[Tile] = []
     # Not recursive: a state may have any number of tensors.
     left = [(list(weights), 0.0, 0.0, width, height)]
@@ -163,7 +163,7 @@ def _axis(low: float, high: float, low_text: str, high_text: str) -> str:
 
 
 def _places(at: Sequence[int]) -> list[float]:
-    """Return the horizontal place of each point: half a point's share from either end."""
+    """Return the horizontal position of each point, half a point's share from either end."""
     inner = WIDTH - _LEFT - _RIGHT
     share = inner / max(len(at), 1)
     span = at[-1] - at[0] if at else 0
@@ -173,7 +173,7 @@ def _places(at: Sequence[int]) -> list[float]:
 
 
 def _labels(places: Sequence[float], labels: Sequence[str]) -> list[str]:
-    """Return labels under their places, as many as have room; all are within the chart."""
+    """Return labels under their points, as many as fit into the chart."""
     apart = (WIDTH - _LEFT - _RIGHT) / min(max(len(labels), 1), _LABELS_MAX)
     found: list[str] = []
     last, end = -math.inf, 0.0

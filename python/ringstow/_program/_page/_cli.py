@@ -57,7 +57,7 @@ def _count(text: str) -> int:
 
 
 def _write(path: str, text: str) -> None:
-    """Write a file, or leave what is there."""
+    """Write a file, or keep the existing one on a failure."""
     part = f"{path}.part"
     try:
         with _files.fresh(part) as file:

@@ -1,4 +1,4 @@
-"""Reads what the page shows: manifests and, if asked, every byte."""
+"""Reads the data of the page: manifests and, if requested, every byte."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _TEXT_MAX = 120
 
 
 def gather(directory: StrPath, *, steps: int, changes: int, verifies: bool) -> Run:
-    """Return what there is to say of a run.
+    """Return the data of a run.
 
     Args:
-        directory: its directory or URL.
+        directory: the run's directory or URL.
         steps: how many of the newest steps to show.
-        changes: how many of these to compare with the one before.
-        verifies: whether to read every byte of them.
+        changes: how many of these to compare with the previous step.
+        verifies: whether to read every byte of these steps.
 
     Raises:
-        NoCheckpointError: it has no checkpoint, and no notes of saves.
-        OSError: it can't be read.
+        NoCheckpointError: the run has no checkpoint and no history.
+        OSError: the run can't be read.
     """
     where = directory_to_read(directory)
     found = _run_steps.steps(where)
@@ -167,7 +167,7 @@ def _change_of(names: tuple[str, str], report: DiffReport, sizes: dict[str, int]
 def _measured(
     checkpoints: list[Checkpoint], saves: list[_history.Entry]
 ) -> list[Checkpoint | _history.Entry]:
-    """Return what has metrics, ordered by step, each step once: what the last save of it noted."""
+    """Return the entries with metrics, ordered by step; for each step, its last save."""
     every: list[Checkpoint | _history.Entry] = [*saves, *checkpoints]
     last: dict[int | str, Checkpoint | _history.Entry] = {}
     for one in every:

@@ -1,4 +1,4 @@
-"""The page: text of what `_gather` has found. Pure; without scripts, its style in itself."""
+"""The page: turns the data of `_gather` into HTML with its style, without scripts. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ringstow._program._page._text import counted, lines, nbytes, number, shown
 if TYPE_CHECKING:
     from ringstow._reports._history import Entry
 
-# Tensors of the treemap; the others are one tile.
+# Number of tensors in the treemap; the others are one tile.
 _TILES_MAX = 400
 _NAMES_MAX = 40
 _METRICS_MAX = 6

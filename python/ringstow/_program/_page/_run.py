@@ -1,4 +1,4 @@
-"""What the page says of a run: values, and nothing that reads or writes."""
+"""The data of the page as plain values; nothing here reads or writes."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ class Checkpoint:
     """The last part of its path."""
     step: int | None
     created_unix_ms: int | None
-    """None if nothing says when it was committed."""
+    """The time of the commit; None if unknown."""
     nbytes: int | None
     """Bytes of its files."""
     shared_bytes: int = 0
-    """Bytes of those that other checkpoints share."""
+    """Bytes of files that other checkpoints share."""
     tensors: int | None = None
     ranks: int | None = None
     writer: str = ""
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
     dropped: tuple[str, ...] = ()
-    """What `slim` has dropped."""
+    """Names that `slim` has dropped."""
     problem: str | None = None
     """Why it can't be loaded."""
     damage: tuple[str, ...] | None = None
-    """What `verify` has found; None if it was not asked."""
+    """Damage that `verify` has found; None if it was not called."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Change:
-    """What differs between a step and the one before, by checksums."""
+    """The differences between a step and the previous one, by checksums."""
 
     before: str
     after: str
@@ -59,7 +59,7 @@ class Change:
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     values: tuple[tuple[str, str, str], ...] = ()
-    """Name, value before and value after of what is no tensor."""
+    """Name, value before and value after of values that are not tensors."""
     problem: str | None = None
     """Why they could not be compared."""
 
@@ -75,22 +75,22 @@ class Run:
     checkpoints: tuple[Checkpoint, ...]
     """Oldest first."""
     left_out: int
-    """How many older ones the page does not have."""
+    """How many older checkpoints the page leaves out."""
     newest: str | None
-    """The newest that can be loaded."""
+    """The newest checkpoint that can be loaded."""
     tensors: tuple[Tensor, ...]
     """Its tensors."""
     values: tuple[tuple[str, str], ...]
-    """Its values that are no tensors, by name, as text."""
+    """Its values that are not tensors, by name, as text."""
     changes: tuple[Change, ...]
     """Oldest first."""
     measured: tuple[Checkpoint | Entry, ...]
-    """What has metrics, ordered by step: the checkpoints, and saves whose step is gone."""
+    """Entries with metrics, ordered by step: checkpoints, and saves of removed steps."""
     saves: tuple[Entry, ...]
-    """What is known of saves, in their order; those of steps that are gone, too."""
+    """The recorded saves, in their order, also of removed steps."""
     failed_copies: tuple[tuple[str, str, str], ...]
-    """Copies that failed and were not made since: of which step, where to, and why."""
+    """Copies that failed and have not succeeded since: the step, the target, and the reason."""
     fallbacks: tuple[Fallback, ...]
-    """What the last save did in a slower way."""
+    """The fallbacks of the last save."""
     unfinished: tuple[tuple[str, str], ...]
-    """Copies that have begun and not ended: of which step, and where to."""
+    """Copies that have begun and not ended: the step, and the target."""

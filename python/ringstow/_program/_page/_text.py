@@ -1,4 +1,4 @@
-"""Text in HTML: escaped, and with nothing that could hide or turn around what is there."""
+"""Text in HTML: escaped, without characters that hide or reverse other text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
 
 def shown(text: object) -> str:
-    """Return text for HTML and its attributes; a character that does not show is written out."""
+    """Return text for HTML and its attributes; invisible characters are written as escapes."""
     seen = "".join(
         f"\\u{{{ord(char):x}}}" if unicodedata.category(char) in _HIDDEN else char
         for char in str(text)
@@ -28,7 +28,7 @@ def lines(text: object) -> str:
 
 
 def cut(text: str, room: int) -> str:
-    """Return text of at most ``room`` characters: what is too long loses its middle."""
+    """Return text of at most ``room`` characters: longer text loses its middle."""
     if len(text) <= room:
         return text
     head, tail = room // 2, room - room // 2 - 1
@@ -41,7 +41,7 @@ def number(value: float) -> str:
 
 
 def nbytes(count: int | None) -> str:
-    """Return bytes in words: ``1.50 GB``."""
+    """Return bytes as text: ``1.50 GB``."""
     return "?" if count is None else size(count)
 
 

@@ -1,5 +1,5 @@
-"""Objects in a state: what has `state_dict` and `load_state_dict`, such as modules and optimizers.
+"""Objects in a state with `state_dict` and `load_state_dict`, such as modules and optimizers.
 
-A save stores what their `state_dict` returns; a load hands them what it read. The objects stay
-where they are in the caller's dict.
+A save stores the result of `state_dict`; a load calls `load_state_dict`. The objects stay in place
+in the caller's dict.
 """

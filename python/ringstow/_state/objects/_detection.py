@@ -1,4 +1,4 @@
-"""Which values of a state are objects with a state of their own, and where they are. Pure."""
+"""Finds the values of a state that are objects with a state of their own. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ringstow._state.tree._walk import Path
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 _LISTS = (list, tuple, collections.deque)
 _PLAIN: set[type] = {int, float, bool, str, bytes, complex, type(None)}
-"""Types of values that hold nothing; grows by the types that are met."""
+"""Types of values that hold no other values; grows when a new type is seen."""
 _MODES: dict[type, bool] = {}
 
 
@@ -67,7 +67,7 @@ def _found(value: Any, path: Path, seen: set[int]) -> Iterator[tuple[Path, Any]]
 
 
 def _items(value: Any, kind: type) -> Iterable[tuple[Any, Any]] | None:
-    """Return the items of a container; None if there can be no object in it."""
+    """Return the items of a container; None if it cannot hold objects."""
     if kind in _DICTS:
         return None if _are_plain(value.values()) else value.items()
     if kind in _LISTS:
@@ -79,7 +79,7 @@ def _items(value: Any, kind: type) -> Iterable[tuple[Any, Any]] | None:
 
 
 def _are_plain(values: Iterable[Any]) -> bool:
-    """Return whether none of many values can hold an object: few types tell it of all."""
+    """Return whether none of many values can hold an object, judged by their few types."""
     unknown = set(map(type, values)) - _PLAIN
     if unknown:
         tensors = {kind for kind in unknown if _is_tensor(kind)}

@@ -1,7 +1,7 @@
 """Modules that FSDP1 shards (`torch.distributed.fsdp.FullyShardedDataParallel`).
 
-Its flat parameters have no names that survive another number of ranks, so its public calls make
-sharded tensors of them, and take them back. All ranks make these calls, which communicate.
+The names of its flat parameters depend on the number of ranks, so its public calls convert them to
+sharded tensors and back. All ranks make these calls, which communicate.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def has_fsdp(module: torch.nn.Module) -> bool:
 
 @contextlib.contextmanager
 def _sharded(module: torch.nn.Module) -> Iterator[Any]:
-    """Have state dicts hold this rank's shards; undone at the end."""
+    """Make state dicts hold this rank's shards; undone at the end."""
     from torch.distributed.fsdp import (
         FullyShardedDataParallel,
         ShardedOptimStateDictConfig,

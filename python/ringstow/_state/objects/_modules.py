@@ -1,8 +1,8 @@
 """A module's state under names that do not depend on how it is wrapped.
 
-DDP, torch.compile, FSDP1 and activation checkpointing each insert a step into the names of what
-they wrap: ``module.``, ``_orig_mod.``. A checkpoint has the names without these, so that it also
-fits the same model with other wrappers.
+DDP, torch.compile, FSDP1 and activation checkpointing each insert a part into the names of the
+wrapped module: ``module.``, ``_orig_mod.``. A checkpoint has the names without these parts, so that
+it also fits the same model with other wrappers.
 """
 
 from __future__ import annotations
@@ -71,9 +71,10 @@ class ModuleState:
             self.state = _renamed(raw, zip(self._raw, raw.values(), strict=True), names.of)
 
     def fitting(self, node: Any) -> Any:
-        """Return what a checkpoint has for the module, under the names of the state.
+        """Return the checkpoint's part for the module, under the names of the state.
 
-        It may have been saved with wrappers, or by an earlier version that kept their steps.
+        It may have been saved with wrappers, or by an earlier version that kept their parts of
+        names.
         """
         if not isinstance(node, dict) or not all(type(key) is str for key in node):
             return node
@@ -88,7 +89,7 @@ class ModuleState:
         return best
 
     def load(self) -> None:
-        """Hand the module its state, which has been filled."""
+        """Load the filled state into the module."""
         state = self.state
         if any(name != raw for name, raw in self._raw.items()):
             state = collections.OrderedDict((raw, state[name]) for name, raw in self._raw.items())
@@ -111,7 +112,7 @@ def _count(names: Iterable[str], node: Collection[Any]) -> int:
 
 
 def _renames(node: Iterable[str]) -> list[Callable[[str], str]]:
-    """Return what may make the names of a checkpoint those of a module."""
+    """Return the renames that may turn a checkpoint's names into the module's."""
 
     def unwrapped(name: str) -> str:
         return ".".join(step for step in name.split(".") if step not in INSERTED)

@@ -1,4 +1,4 @@
-"""How a load fills an optimizer's state: that of a new one, too, which has no tensors yet.
+"""Loads an optimizer's state, also into a new optimizer, which has no tensors yet.
 
 A new tensor is like its parameter: each rank gets its own shards of it.
 """
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger("ringstow")
 
 Like = Callable[[Any, str, "Stored", Path], Any]
-"""Returns a new tensor for a state, by its name, of a parameter; None where any memory serves."""
+"""Returns a new tensor for a parameter's state, by name; None if any memory will do."""
 
 
 class Merge(Protocol):
-    """What plans the changes of a state; see `ringstow._reading._load_plan.Merge`."""
+    """Plans the changes of a state; see `ringstow._reading._load_plan.Merge`."""
 
     contents: Contents
     missing: list[tuple[Path, Any]]
@@ -56,15 +56,15 @@ class Merge(Protocol):
         """Return whether a part of a skeleton holds a damaged tensor."""
 
 
-# Options that tell one type of torch's optimizers from another.
+# Options that distinguish the types of torch's optimizers.
 _TYPICAL = {
     *("betas", "momentum", "dampening", "nesterov", "alpha", "centered", "rho", "momentum_decay"),
     *("lr_decay", "initial_accumulator_value", "etas", "step_sizes", "lambd", "t0", "beta2_decay"),
     *("max_iter", "history_size", "ns_steps"),
 }
-# What a group keeps of its own: whose parameters it has, and that Adam is not AdamW.
+# Keys of a group that a load keeps: its parameters, and whether Adam is AdamW.
 _OWN = {PARAMS, "param_names", "decoupled_weight_decay"}
-# States that have the shape of their parameter.
+# States with the shape of their parameter.
 _LIKE_PARAMETER = {
     *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "acc_delta"),
     *("grad_avg", "exp_inf", "step_size", "prev", "sum", "ax"),
@@ -81,15 +81,16 @@ def differs(here: dict[Any, Any], node: Any) -> bool:
 def optimizer(
     merge: Merge, here: dict[str, Any], node: dict[str, Any], path: Path, like: Like, *, new: bool
 ) -> dict[str, Any]:
-    """Plan to make an optimizer's state dict that of the checkpoint.
+    """Plan to change an optimizer's state dict to the checkpoint's.
 
     Args:
-        merge: where the changes and the mismatches go.
+        merge: collects the changes and the mismatches.
         here: the state dict.
         node: its skeleton.
-        path: where both are.
-        like: makes tensors of states that are not here yet.
-        new: make a new state dict, which has what the checkpoint has; else change this one.
+        path: the path of both.
+        like: makes tensors for states that do not exist here yet.
+        new: whether to make a new state dict with the checkpoint's entries, instead of changing
+            this one.
 
     Returns:
         The state dict that will be filled.
@@ -100,7 +101,7 @@ def optimizer(
         _state(merge, (here[STATE], made[STATE]), key, _of(node[STATE], there), path, like)
     for number, (group, saved) in enumerate(zip(made[GROUPS], groups, strict=True)):
         _group(merge, group, saved, (*path, GROUPS, number))
-    if new:  # what the checkpoint does not know stays
+    if new:  # keep entries that the checkpoint lacks
         unpaired = here[STATE].keys() - pairs.keys()
         made[STATE].update((key, one) for key, one in here[STATE].items() if key in unpaired)
     _own_values(merge, made, node, path)
@@ -108,7 +109,7 @@ def optimizer(
 
 
 def _own_values(merge: Merge, made: dict[str, Any], node: dict[str, Any], path: Path) -> None:
-    """Plan what a type of optimizer has of its own: beside the usual entries, and in the state."""
+    """Plan entries specific to a type of optimizer, beside the usual ones and in the state."""
     for key in node.keys() - {STATE, GROUPS}:
         merge.replace(made, key, node[key], path)
     known = {str(key) for group in node[GROUPS] for key in group[PARAMS]}
@@ -132,10 +133,10 @@ def renamed(node: dict[str, Any], rename: Rename) -> dict[str, Any]:
 def _paired(
     merge: Merge, here: dict[str, Any], node: dict[str, Any], path: Path
 ) -> tuple[dict[Any, Any], list[dict[str, Any]]]:
-    """Pair parameters, by name if both have names, else by position; note what has no partner.
+    """Pair parameters, by name if both have names, otherwise by position; note unpaired ones.
 
     Returns:
-        The keys in the checkpoint by those here, and for each group here the one in the checkpoint.
+        The checkpoint's keys by the keys here, and for each group here its group in the checkpoint.
     """
     keys = [key for group in here[GROUPS] for key in group[PARAMS]]
     saved = {key: group for group in node[GROUPS] for key in group[PARAMS]}
@@ -163,7 +164,7 @@ def _paired(
     for number, group in enumerate(here[GROUPS]):
         known = [key for key in group[PARAMS] if key in pairs]
         found = saved[pairs[known[0]]] if known else {}
-        # The options of a group are those of the same parameters: of others, they stay.
+        # Load a group's options only for the same parameters; otherwise keep them.
         theirs = [key for key in pairs if saved[pairs[key]] is found]
         groups.append(found if sorted(map(str, theirs)) == sorted(map(str, known)) else {})
         if known and not groups[-1]:
@@ -212,7 +213,7 @@ def _state(
     path: Path,
     like: Like,
 ) -> None:
-    """Plan the state of one parameter: from the states here to those that will be filled."""
+    """Plan the state of one parameter: fill the existing entries, and add missing ones."""
     here, made = states
     own = here.get(key)
     at = (*path, STATE, key)
@@ -233,7 +234,7 @@ def _state(
         tensor = None
         if stored is not None and own is not None and _torch.is_tensor(own.get(name)):
             tensor = own[name]
-        elif stored is not None and name != "step":  # which torch keeps where it wants it
+        elif stored is not None and name != "step":  # torch chooses the device of ``step``
             tensor = like(key, name, stored, at)
         if tensor is None:
             merge.replace(new, name, child, at)
@@ -247,7 +248,7 @@ def _state(
 
 
 def _group(merge: Merge, group: dict[str, Any], saved: dict[str, Any], path: Path) -> None:
-    """Plan a group's options: the checkpoint's, and those that only this one has."""
+    """Plan a group's options: the checkpoint's, and options that only this group has."""
     for name, child in saved.items():
         if name in _OWN:
             continue
@@ -259,27 +260,28 @@ def _group(merge: Merge, group: dict[str, Any], saved: dict[str, Any], path: Pat
 
 
 def like_of(part: OptimizerState) -> Like:
-    """Return what makes new tensors for the parameters of an optimizer that is in the state."""
+    """Return a function that makes new tensors for the parameters of an optimizer in the state."""
     return lambda key, name, stored, path: _new_like(part.shards.get(key), name, stored, path)
 
 
 def _new_like(tensor: Any, name: str, stored: Stored, path: Path) -> Any:
-    """Return a new tensor of a stored dtype and shape, where and how a parameter is.
+    """Return a new tensor of a stored dtype and shape, with a parameter's device and layout.
 
     Returns:
-        None where the parameter does not tell: any memory serves.
+        None if any memory will do.
     """
     if tensor is None:
         return None
     torch = imported("torch")
     dtype = _torch.dtype_of(stored.dtype, describe((*path, name)))
     with torch.no_grad():
-        # A state of another shape than its parameter's is another parameter's: it is refused later.
+        # A state with a shape other than its parameter's belongs to another parameter: refused
+        # later.
         if tuple(tensor.shape) == stored.shape or name in _LIKE_PARAMETER:
             return torch.empty_like(tensor, dtype=dtype)
         if not stored.shape or type(tensor).__name__ != "DTensor":
             return None
-        # Such as a factor of the second moment: each rank has all of it.
+        # For example a factor of the second moment, which each rank has in full.
         from torch.distributed.tensor import DTensor, Replicate
 
         mesh = tensor.device_mesh
@@ -288,10 +290,10 @@ def _new_like(tensor: Any, name: str, stored: Stored, path: Path) -> Any:
 
 
 class Layouts:
-    """Which shards this rank has of the parameters that an optimizer's state dict numbers or names.
+    """The shards of this rank for the parameters that an optimizer's state dict numbers or names.
 
-    Such a dict knows no parameter: they are those of the same names in the state beside it, or
-    those of the optimizer that has made it.
+    Such a dict does not refer to parameters: they are the parameters of the same names in the state
+    beside it, or the parameters of the optimizer that made it.
     """
 
     def __init__(self, state: dict[Any, Any], parts: Parts) -> None:
@@ -300,14 +302,14 @@ class Layouts:
 
     @functools.cached_property
     def _named(self) -> dict[object, Any]:
-        """The sharded tensors of the state by their last key; empty where nothing is sharded."""
+        """The sharded tensors of the state by their last key; empty if nothing is sharded."""
         return {
             name: one for name, one in _tensors(self._state, self._parts) if _shards.is_sharded(one)
         }
 
     @functools.cached_property
     def _optimizers(self) -> list[list[list[Any]]]:
-        """The groups of parameters of this process's optimizers; those of the state, if any are."""
+        """The parameter groups of the state's optimizers, or else of this process's optimizers."""
         kind = imported("torch").optim.Optimizer
         found = [one for one in gc.get_objects() if issubclass(type(one), kind)]
         groups = [[list(group[PARAMS]) for group in one.param_groups] for one in found]
@@ -321,7 +323,7 @@ class Layouts:
         return ours or groups
 
     def of(self, state: dict[str, Any]) -> Like:
-        """Return what makes new tensors for the parameters of an optimizer's state dict."""
+        """Return a function that makes new tensors for an optimizer's state dict."""
         return functools.partial(self._like, [group[PARAMS] for group in state[GROUPS]])
 
     def _like(
@@ -330,7 +332,7 @@ class Layouts:
         """Return a new tensor for the parameter of a key, which is in one of the groups.
 
         Raises:
-            InvalidStateError: it is not clear which optimizer has made the state dict.
+            InvalidStateError: it is not clear which optimizer made the state dict.
         """
         if not self._named or not stored.shape:
             return None
@@ -353,7 +355,7 @@ class Layouts:
 
 
 def _address(tensor: Any) -> int | None:
-    """Return where this rank's elements of a DTensor are; None if it has none, or is no DTensor."""
+    """Return this rank's boxes of a DTensor; None if it has none, or is not a DTensor."""
     if not hasattr(tensor, "to_local"):
         return None
     local = tensor.to_local()
@@ -367,7 +369,7 @@ def _layout(tensor: Any) -> object:
 
 
 def _tensors(value: Any, parts: Parts, name: object = "") -> Iterator[tuple[object, Any]]:
-    """Yield the last key and value of each tensor in a state, other than those of optimizers."""
+    """Yield the last key and value of each tensor in a state, without optimizers."""
     part = parts.of(value)
     if isinstance(part, ModuleState):
         value = part.state

@@ -1,7 +1,7 @@
-"""An optimizer's state by the names of its parameters, where a module beside it has them.
+"""An optimizer's state by the names of its parameters, if a module beside it has them.
 
 `torch.optim.Optimizer.state_dict` numbers the parameters. Numbers change when a layer is added, and
-mean another parameter on each stage of a pipeline. The form here is that of
+refer to different parameters on each stage of a pipeline. The form here is that of
 `torch.distributed.checkpoint.state_dict.get_optimizer_state_dict`, without a step of the optimizer.
 """
 
@@ -35,8 +35,8 @@ class Modules:
     def names_of(self, parameters: Iterable[torch.Tensor]) -> dict[int, str] | None:
         """Return the names of parameters by their ``id``; None if no module has one of them.
 
-        They are those in the first module that has them all. If only several modules together have
-        them, the names begin with the module's own in the state.
+        The names are from the first module that has all of them. If only several modules together
+        have them, the names begin with the module's name in the state.
         """
         wanted = {id(one) for one in parameters}
         if self._named is None:
@@ -72,7 +72,7 @@ class OptimizerState:
         self._fsdp = None if found is None else found[0]
         self._raw: Any = None
         self.shards: dict[Any, torch.Tensor] = {}
-        """What this rank has of each parameter, by its key in the state."""
+        """This rank's part of each parameter, by its key in the state."""
         if found is not None:
             module, state = found
             self.state: Any = _fsdp.optimizer_state(module, optimizer)
@@ -80,7 +80,7 @@ class OptimizerState:
             return
         self._raw = self.state = optimizer.state_dict()
         if not is_optimizer_state(self._raw) or _keys(self._raw) != list(range(len(every))):
-            self._raw = None  # of a type of its own, which only the optimizer knows
+            self._raw = None  # a custom type, which only the optimizer knows
             return
         names = modules.names_of(every)
         if names is not None and len({names[id(one)] for one in every}) == len(every):
@@ -93,7 +93,7 @@ class OptimizerState:
         return self._raw is not None or self._fsdp is not None
 
     def load(self, state: dict[str, Any]) -> None:
-        """Hand the optimizer a state, whose keys are those of ``self.state``."""
+        """Load a state with the keys of ``self.state`` into the optimizer."""
         if self._fsdp is not None:
             _fsdp.load_optimizer(self._fsdp, self._optimizer, state)
         elif self._raw is not None:

@@ -1,4 +1,4 @@
-"""A value of which each rank has one of its own."""
+"""`PerRank`: a value that differs between ranks."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import Any
 
 
 class PerRank:
-    """A value of which each rank has one of its own, such as a position in its data.
+    """A value that differs between ranks, such as the position in each rank's data.
 
     ::
 
         state = {"model": model, "position": PerRank(position)}
 
-    The checkpoint holds those of all ranks, by rank. A load puts this rank's into ``value``. One
-    process is rank 0.
+    The checkpoint holds all ranks' values, by rank. A load puts this rank's into ``value``. A
+    single process is rank 0.
 
     Attributes:
-        value: this rank's.
+        value: this rank's value.
     """
 
     def __init__(self, value: Any) -> None:

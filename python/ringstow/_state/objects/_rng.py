@@ -15,10 +15,10 @@ class RngState:
         state = {"model": model, "optimizer": optimizer, "rng": ringstow.RngState()}
 
     A save stores the state of each generator that the process has imported, and a load sets it.
-    Each rank has one of its own. A rank that the checkpoint has none for, since it was saved by
-    fewer ranks, keeps its own, and a warning says so.
+    Each rank has its own states. If the checkpoint was saved by fewer ranks, a rank without saved
+    states keeps its own, and a warning says so.
 
-    Not included: generators that the program has made itself. Put their states into the dict:
+    Does not include generators that the program has made itself. Put their states into the dict:
     ``{"sampler": generator.get_state()}``.
     """
 
@@ -38,7 +38,7 @@ class RngState:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the generators; also by what `ringstow.load` returns, which is of all ranks."""
+        """Set the generators; also accepts all ranks' states, as `ringstow.load` returns them."""
         state = state.get("rank 0", state)
         version, numbers, gauss = state["python"]
         random.setstate((version, tuple(numbers), gauss))

@@ -1,4 +1,4 @@
-"""The objects of one state, each with its own state, taken once for a save or a load."""
+"""The objects of one state; each object's state is taken once for a save or a load."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class OtherState:
 
     @property
     def is_per_rank(self) -> bool:
-        """Whether each rank has a state of its own, whatever the ranks' states are."""
+        """Whether each rank always has a state of its own, even if all are equal."""
         return bool(getattr(type(self._value), "is_per_rank", False))
 
     def load(self) -> None:
-        """Hand the object its state, which has been filled."""
+        """Load the filled state into the object."""
         self._value.load_state_dict(self.state)
 
 
@@ -44,7 +44,7 @@ class Parts:
         """Take the states of all objects; FSDP1's ranks communicate.
 
         Raises:
-            Exception: what an object's ``state_dict`` raises, with the object's key as a note.
+            Exception: the error of an object's ``state_dict``, with the object's key as a note.
         """
         with _cycles.naming_cycles(state):
             found = list(found_in(state))
@@ -54,7 +54,7 @@ class Parts:
             (path, one, _taken(path, one, ModuleState)) for path, one in found if is_module(one)
         ]
         self.communicate = any(made.is_fsdp for *_, made in models)
-        """Whether the ranks communicate to take these states and to load them: FSDP1's do."""
+        """Whether taking and loading these states needs communication, as with FSDP1."""
         self._parts.update((id(one), made) for _, one, made in models)
         modules = Modules(models)
         for path, one in found:
@@ -77,7 +77,7 @@ class Parts:
         return value if part is None else part.state
 
     def opened(self, value: Any) -> Any:
-        """Return a state with the states of its modules in place of these."""
+        """Return a state in which modules are replaced by their states."""
         part = self.of(value)
         if isinstance(part, ModuleState):
             return part.state
@@ -86,9 +86,9 @@ class Parts:
         return value
 
     def stand_in(self, value: Any, path: Path) -> Any:
-        """Return what one process saves for a value: an object's state, its part of ranks' values.
+        """Return what one process saves for a value: an object's state, or a `PerRank`'s entry.
 
-        A sharded tensor is whole where one process has all of it. Any other value is returned.
+        A sharded tensor becomes plain if one process has all of it. Other values are unchanged.
         """
         part = self.of(value)
         if part is not None:
@@ -113,14 +113,14 @@ def _taken(path: Path, value: Any, take: Callable[[Any], _T]) -> _T:
 
 
 def rank_key(rank: int) -> str:
-    """Return the key of a rank's state of an object, where the ranks' states differ."""
+    """Return the key of a rank's state of an object whose states differ between ranks."""
     return f"rank {rank}"
 
 
 def of_rank(node: Any, rank: int) -> tuple[bool, Any]:
-    """Return whether a checkpoint has a state for each rank, and that of one; None if it lacks it.
+    """Return whether a checkpoint has a state per rank, and this rank's state, or None.
 
-    Any other node is returned as it is.
+    Any other node is returned unchanged.
     """
     is_apart = (
         isinstance(node, dict)

@@ -1,4 +1,4 @@
-"""Internal: where the elements of torch's tensors, numpy's arrays and arrays on GPUs lie.
+"""Internal: the memory of torch tensors, numpy arrays and arrays on GPUs.
 
-torch and numpy are looked up when they are needed, and never imported by ``import ringstow``.
+torch and numpy are imported on demand, never by ``import ringstow``.
 """

@@ -1,11 +1,11 @@
-"""All that the Python side knows of CUDA: where tensors are, on which stream, and memory for them.
+"""The Python side of CUDA: the addresses, streams and memory of tensors.
 
 Nothing here runs, and no function of torch.cuda is called, unless a value is on a GPU or the caller
-asks for one. Tests put a driver of their own in the place of the functions under "Seams".
+asks for a GPU. Tests replace the functions under "Seams".
 
 Nothing here calls ``Tensor.record_stream``, which keeps torch's allocator from reusing memory that
-is freed during a copy. It is not needed: whatever starts a copy holds the tensor until the host has
-seen the copy complete.
+is freed during a copy. It is not needed: the code that starts a copy holds the tensor until the
+host has seen the copy complete.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # cuda.h's CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL.
 _DEVICE_ORDINAL = 9
-# In the order in which the native side looks for them, so that both find the same driver.
+# In the native side's search order, so that both find the same driver.
 _DRIVERS = ("libcuda.so", "libcuda.so.1")
 
 
@@ -34,9 +34,9 @@ _DRIVERS = ("libcuda.so", "libcuda.so.1")
 
 
 def place_of(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """Return a tensor's device pointer and its device's index; None if it is not CUDA's.
+    """Return a tensor's device pointer and its device's index; None if not in CUDA memory.
 
-    ROCm's tensors say that they are on ``cuda``, and are not: its memory is not the CUDA driver's.
+    ROCm's tensors are also on ``cuda``, but the CUDA driver does not know their memory.
     """
     if not tensor.is_cuda or is_rocm():
         return None
@@ -49,7 +49,7 @@ def runtime() -> Any:
 
 
 def empty(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return a new 1-d tensor on a device, of torch's allocator."""
+    """Return a new 1-d tensor on a device, from torch's allocator."""
     import torch
 
     return torch.empty(numel, dtype=dtype, device=device)
@@ -58,8 +58,8 @@ def empty(numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
 def copy_to_host(target: torch.Tensor, source: torch.Tensor) -> None:
     """Queue a copy to dense host memory on the current stream of the source's device.
 
-    To memory that is registered with CUDA in one piece it does not wait for the copy. The source
-    must be no conjugated or negated view: torch would flip the target before its bytes are there.
+    It does not wait if the target was registered with CUDA in one piece. The source must not be a
+    conjugated or negated view: torch would flip the target before its bytes arrive.
     """
     target.copy_(source, non_blocking=True)
 
@@ -72,7 +72,7 @@ def clone(tensor: torch.Tensor) -> torch.Tensor:
 def copy_all(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Queue copies of tensors on the current streams of their devices; returns them, as bytes.
 
-    Those of a device are copied together: one by one, each would take as long as several.
+    Tensors of one device are copied together, which takes about as long as copying one.
     """
     import torch
 
@@ -88,7 +88,7 @@ def copy_all(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [copies[number] for number in range(len(tensors))]
 
 
-# Where tensors are.
+# The places of tensors.
 
 
 def is_rocm() -> bool:
@@ -97,12 +97,12 @@ def is_rocm() -> bool:
 
 
 def is_addressable(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is in memory that can be reached: the CPU's or a CUDA device's."""
+    """Return whether a tensor is in accessible memory: the CPU's or a CUDA device's."""
     return tensor.is_cpu or (tensor.is_cuda and not is_rocm())
 
 
 class Streams(dict[int, int]):
-    """The handles of torch's current streams, by device: in this thread, at this moment."""
+    """The handles of torch's current streams in this thread, by device."""
 
     def __missing__(self, index: int) -> int:
         """Ask torch, once for each device."""
@@ -112,9 +112,9 @@ class Streams(dict[int, int]):
 
 
 def address_of(tensor: torch.Tensor, streams: Streams | None = None) -> Address:
-    """Return the address of a tensor's elements; on a GPU with the stream that they are ready on.
+    """Return the address of a tensor's elements; on a GPU, with the stream on which they are ready.
 
-    That is torch's current stream of the device, which ``streams`` keeps for many tensors.
+    This is torch's current stream of the device; ``streams`` caches it for many tensors.
     """
     place = place_of(tensor)
     if place is None:
@@ -123,24 +123,24 @@ def address_of(tensor: torch.Tensor, streams: Streams | None = None) -> Address:
 
 
 def finder() -> Callable[[torch.Tensor], Address]:
-    """Return `address_of` for many tensors: it asks torch once for each device's stream."""
+    """Return `address_of` for many tensors: it reads each device's stream once."""
     return functools.partial(address_of, streams=Streams())
 
 
 def devices_of(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Return the indices of the GPUs that plain tensors are on, in ascending order."""
+    """Return the indices of the GPUs of plain tensors, in ascending order."""
     places = map(place_of, tensors)
     return sorted({place[1] for place in places if place is not None})
 
 
 def device_at(pointer: int, key: str) -> int:
-    """Return the index of the device whose memory a pointer is into; the key is for the message.
+    """Return the index of the device that owns a pointer; the key is for the message.
 
     Raises:
-        InvalidStateError: the driver knows no such memory.
+        InvalidStateError: the driver does not know this memory.
         UnsupportedError: there is no driver.
     """
-    import ctypes  # takes a while
+    import ctypes  # slow import
 
     ordinal = ctypes.c_int(-1)
     driver = _driver(key)
@@ -168,10 +168,10 @@ def _driver(key: str) -> ctypes.CDLL:
 
 
 def device_named(device: object) -> torch.device | None:
-    """Return the GPU that a load is to; None for the CPU. ``"cuda"`` is the current device.
+    """Return the target GPU of a load; None for the CPU. ``"cuda"`` is the current device.
 
     Raises:
-        UnsupportedError: another kind of device, or none that CUDA has.
+        UnsupportedError: another kind of device, or an unknown CUDA device.
     """
     if device is None or device == "cpu":
         return None
@@ -214,13 +214,13 @@ def _gpu(wanted: torch.device) -> torch.device:
 
 
 def synchronize(devices: Iterable[int]) -> None:
-    """Wait until what is on the devices' current streams has been done."""
+    """Wait until the queued work on the devices' current streams is done."""
     for index in devices:
         runtime().current_stream(index).synchronize()
 
 
 def to_host(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return dense copies in host memory of tensors on GPUs, once they are there."""
+    """Return dense copies in host memory of tensors on GPUs, once they are complete."""
     import torch
 
     with torch.no_grad():
@@ -234,10 +234,10 @@ def to_host(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def refuse_capture(what: str) -> None:
-    """Refuse to do something while this thread captures a CUDA graph.
+    """Refuse an operation while this thread captures a CUDA graph.
 
     Raises:
-        UnsupportedError: it does; says what to do.
+        UnsupportedError: the thread captures a graph; says what to do.
     """
     if runtime().is_current_stream_capturing():
         raise UnsupportedError(
@@ -247,14 +247,14 @@ def refuse_capture(what: str) -> None:
 
 
 class Fence:
-    """A moment on the current streams of some devices, to be waited for by another thread's work.
+    """Events on the current streams of some devices, for which another thread's work waits.
 
-    torch's current stream is the thread's: a save that runs in a thread of its own sees another
-    one than the trainer that called for it.
+    torch's current stream is per thread: a save in a thread of its own has a different current
+    stream than the trainer that called it.
     """
 
     def __init__(self, devices: Iterable[int]) -> None:
-        """Take the moment: now, on this thread's current streams.
+        """Record the events now, on this thread's current streams.
 
         Raises:
             UnsupportedError: this thread captures a CUDA graph.
@@ -271,14 +271,14 @@ class Fence:
         return bool(self._streams)
 
     def wait(self) -> None:
-        """Wait until the moment has passed, or the devices run nothing any more."""
+        """Wait until the events have completed, or the devices no longer run anything."""
         for stream in self._streams:
             with contextlib.suppress(Exception):  # a lost context
                 stream.synchronize()
 
     @contextlib.contextmanager
     def passed(self) -> Iterator[None]:
-        """Make streams that wait for the moment this thread's current ones."""
+        """In this thread, make streams current that wait for the events."""
         with contextlib.ExitStack() as stack:
             for stream in self._streams:
                 stack.enter_context(runtime().stream(stream))
@@ -287,10 +287,10 @@ class Fence:
 
 @functools.cache
 def _side_stream(index: int) -> Any:
-    """Return our own stream of a device, which only ever waits.
+    """Return our own stream of a device, which is used only for waits.
 
-    One for all saves: those that share it wait for each other's moments, which have passed by the
-    time that any of them copies. Of the high priority's pool, whose streams trainers rarely use: a
-    stream that torch hands out is handed out again after 32 more.
+    All saves share it and wait for each other's events, which have completed before any of them
+    copies. It is from the high-priority pool, which trainers rarely use: torch reuses a stream of a
+    pool after 32 others.
     """
     return runtime().Stream(index, priority=-1)

@@ -15,7 +15,7 @@ from ringstow._state.tensors import _cuda, _numpy
 from ringstow._state.tensors._memory import Memory, Target, dense_strides, share_elements
 
 VERSION_MAX = 3
-# Handles that CUDA gives a meaning.
+# Stream handles with a special meaning in CUDA.
 LEGACY_STREAM = 1
 
 
@@ -25,7 +25,7 @@ class DeviceArray(NamedTuple):
     memory: Memory
     """The owner is the library's array."""
     typestr: str
-    """As numpy writes a dtype: ``"<f4"``."""
+    """The dtype in numpy's notation: ``"<f4"``."""
     is_readonly: bool
 
 
@@ -36,11 +36,11 @@ def interface_of(value: object) -> Mapping[str, Any] | None:
 
 
 def parse(value: object, interface: Mapping[str, Any], key: str) -> DeviceArray:
-    """Return where an array's elements lie, and on which stream they are ready.
+    """Return the address of an array's elements, and the stream on which they are ready.
 
     Raises:
         UnsupportedError: a kind of array that can't be saved; says what to do.
-        InvalidStateError: what the object says breaks the protocol.
+        InvalidStateError: the object breaks the protocol.
     """
     try:
         shape = tuple(int(n) for n in interface["shape"])
@@ -74,10 +74,10 @@ def parse(value: object, interface: Mapping[str, Any], key: str) -> DeviceArray:
 
 
 def _stream(stream: Any) -> int:
-    """Return the stream that the data is ready on.
+    """Return the stream on which the data is ready.
 
-    None says that nothing needs to be waited for, and before version 3 nothing was said: then it is
-    the default stream, on which the libraries work unless they are told to use another.
+    None means that no wait is needed. Before version 3 the protocol had no stream: use the default
+    stream, which the libraries use by default.
     """
     if stream is None:
         return LEGACY_STREAM
@@ -97,7 +97,7 @@ def _code(typestr: str, key: str) -> str:
 
 
 def _checked(shape: tuple[int, ...], strides: tuple[int, ...], key: str) -> tuple[int, ...]:
-    """Return the strides if the native side can take them."""
+    """Return the strides if the native side accepts them."""
     if len(strides) != len(shape):
         raise InvalidStateError(f"{key} has {len(shape)} dimensions and {len(strides)} strides")
     if min(strides, default=0) < 0:
@@ -106,7 +106,7 @@ def _checked(shape: tuple[int, ...], strides: tuple[int, ...], key: str) -> tupl
 
 
 def target_of(value: object, interface: Mapping[str, Any], key: str) -> Target:
-    """Return how a load can fill an array of this interface. Raises as `parse`."""
+    """Return how a load can fill an array of this interface. Raises errors of `parse`."""
     memory, _, is_readonly = parse(value, interface, key)
     dtype, shape, strides, address, *_ = memory
     problem = "a read-only array" if is_readonly else ""

@@ -1,4 +1,4 @@
-"""Where a tensor's or array's bytes are: what the native side needs to know."""
+"""Describes the memory of a tensor or array for the native side."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ and the handle of the stream on which they are ready (a save or load waits for t
 that stream at the moment of the call)."""
 
 Placed = tuple[tuple[int, ...] | None, int, object]
-"""Where a tensor's elements are in host memory: strides in bytes (None: dense), address, what keeps
-them there."""
+"""A tensor's elements in host memory: strides in bytes (None: dense), address, and the owner of the
+memory."""
 
 
 def place_at(address: Address) -> tuple[int, int | None]:
-    """Return the pointer and the device (None: the host) of an address, on whatever stream."""
+    """Return the pointer and the device (None: the host) of an address, ignoring the stream."""
     return address[:2] if isinstance(address, tuple) else (address, None)
 
 
 def moved(address: Address, nbytes: int) -> Address:
-    """Return the address that is so many bytes further on."""
+    """Return the address increased by a number of bytes."""
     if isinstance(address, tuple):
         return (address[0] + nbytes, *address[1:])
     return address + nbytes
@@ -61,23 +61,23 @@ class Memory(NamedTuple):
     shape: tuple[int, ...]
     """In elements of that type."""
     strides: tuple[int, ...] | None
-    """In bytes; None when the elements lie densely in row-major order."""
+    """In bytes; None if the elements are dense in row-major order."""
     address: Address
     nbytes: int
-    """Bytes of the dense data, not of the span that a strided view covers."""
+    """Bytes of the dense data, not of the memory range of a strided view."""
     owner: object
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """Equal for two tensors that are the same elements in the same memory."""
+        """A key that is equal for two tensors with the same elements in the same memory."""
         return (*place_at(self.address), *self[:3])
 
 
 def overlapping(spans: Iterable[tuple[int, int, str]]) -> str | None:
-    """Return the name of a tensor with bytes of another in a file; None if there is none.
+    """Return the name of a tensor that overlaps another in a file; None if there is none.
 
     Args:
-        spans: where each tensor begins and ends, and its name.
+        spans: begin, end and name of each tensor.
     """
     ends = 0
     for begin, end, name in sorted(spans):
@@ -89,10 +89,10 @@ def overlapping(spans: Iterable[tuple[int, int, str]]) -> str | None:
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class LazyTensor:
-    """A tensor or array of a state dict that the save loads when it writes it.
+    """A tensor or array of a state dict that is loaded only when the save writes it.
 
-    The same object in two places is one tensor. A thread of the save calls ``load``. If ``load``
-    raises, the save fails with that error.
+    One object in two places is one tensor. A thread of the save calls ``load``; its error fails the
+    save.
     """
 
     dtype: str
@@ -108,7 +108,7 @@ class LazyTensor:
 
 
 class LazyMemory(NamedTuple):
-    """The same of a tensor that is not in memory yet. Fields are as in `Memory`."""
+    """The memory of a tensor that is not loaded yet. Fields: see `Memory`."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -120,32 +120,32 @@ class LazyMemory(NamedTuple):
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """Equal for one lazy tensor in two places."""
+        """A key that is equal for one lazy tensor in two places."""
         return ("lazy", id(self.owner))
 
 
 ItemSpec = tuple[str, Memory, tuple[tuple[int, ...], tuple[int, ...]] | None, bool]
-"""What a rank writes: the name of a tensor or object, its bytes, the shape of the tensor and the
-offsets of the region that they are (None: they are all of it), and whether it is an object, an
-opaque byte string of dtype U8."""
+"""An item that a rank writes: the name of a tensor or object, its bytes, the shape of the tensor
+and the offsets of its region (None: the whole tensor), and whether it is an object, an opaque byte
+string of dtype U8."""
 
 
 class Target(NamedTuple):
     """A tensor or array that a load fills."""
 
     value: Any
-    """torch's tensor or numpy's array; None for another library's, which can only be read into."""
+    """The torch tensor or numpy array; None for other libraries' arrays, which only reads fill."""
     dtype: str
     """safetensors' name of the element type: ``"F32"``."""
     shape: tuple[int, ...]
     """In elements of that type."""
     address: Address
     strides: tuple[int, ...] | None
-    """In bytes; None where dense bytes that are read to the address are its elements."""
+    """In bytes; None if dense bytes can be read directly to the address."""
     takes_regions: bool = False
     """Whether the native side can read regions into it by its strides."""
     problem: str = ""
-    """What it is, if it can't be filled: ``"an expanded view"``."""
+    """Why it can't be filled, such as ``"an expanded view"``; empty if it can."""
 
 
 class Stored(NamedTuple):

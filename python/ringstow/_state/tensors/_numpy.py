@@ -1,4 +1,4 @@
-"""numpy's arrays and scalars to memory and back. numpy is looked up when needed, never required."""
+"""Converts numpy arrays and scalars to memory and back. numpy is imported on demand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CODES = {
     "c8": "C64",
     "c16": "C128",
 }
-# What numpy has no dtype for, and the dtype of the package ml_dtypes that it can use instead.
+# Dtypes that numpy lacks, and the dtype of the package ml_dtypes to use instead.
 EXTENSIONS = {
     "BF16": "bfloat16",
     "F8_E4M3": "float8_e4m3fn",
@@ -58,13 +58,13 @@ def is_scalar(value: object) -> TypeGuard[np.generic]:
 
 
 def code_of(dtype: str) -> str | None:
-    """Return safetensors' name of a dtype string such as ``"<f4"``; None where it has none."""
+    """Return safetensors' name of a dtype string such as ``"<f4"``; None if it has none."""
     match = _DTYPE.fullmatch(dtype)
     return CODES.get(match[1]) if match else None
 
 
 def code_of_array(array: np.ndarray[Any, Any]) -> str | None:
-    """Return safetensors' name of an array's dtype, those of ml_dtypes among them, or None."""
+    """Return safetensors' name of an array's dtype, also of ml_dtypes, or None."""
     dtype = array.dtype
     return code_of(dtype.str) or _EXTENSION_CODES.get(dtype.name)
 
@@ -73,7 +73,7 @@ def dtype_of(code: str, key: str) -> np.dtype[Any]:
     """Return the dtype that safetensors calls ``"F32"``; the key is for the message.
 
     Raises:
-        UnsupportedError: numpy has none, and ml_dtypes is not installed or has none either.
+        UnsupportedError: numpy lacks it, and ml_dtypes is not installed or lacks it too.
     """
     numpy = require("numpy", key)
     if code in _NAMES:
@@ -93,7 +93,7 @@ def dtype_of(code: str, key: str) -> np.dtype[Any]:
 
 
 def instead_of_torch(tag: str, body: Any, key: str) -> Any:
-    """Return what a torch.Size, torch.dtype or torch.device is without torch.
+    """Return the value of a torch.Size, torch.dtype or torch.device without torch.
 
     Raises:
         UnsupportedError: numpy has no such dtype.
@@ -114,10 +114,10 @@ def itemsize(dtype: str) -> int:
 
 
 def memory_of(array: np.ndarray[Any, Any]) -> Memory:
-    """Return where an array's elements lie; its dtype must be one that `code_of` knows.
+    """Return the memory of an array; `code_of` must know its dtype.
 
-    The owner is the array itself, or a copy where the native side can't take it as it is: another
-    byte order, or strides that run backwards.
+    The owner is the array itself, or a copy if the native side does not support it: another byte
+    order, or negative strides.
     """
     import numpy
 
@@ -139,7 +139,7 @@ def memory_of(array: np.ndarray[Any, Any]) -> Memory:
 
 
 def array_over(block: Any, stored: Stored, dtype: str, key: str) -> np.ndarray[Any, Any]:
-    """Return a writable array over the block; one of another byte order is a swapped copy."""
+    """Return a writable array over the block; for another byte order, a swapped copy."""
     numpy = require("numpy", key)
     here = numpy.dtype(dtype).newbyteorder("<")
     if stored.nbytes == 0:
@@ -165,12 +165,12 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
 
 
 def address_of(array: np.ndarray[Any, Any]) -> int:
-    """Return where the elements of an array lie."""
+    """Return the address of an array's elements."""
     return array.ctypes.data
 
 
 def dense(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the array if it is dense; else a copy."""
+    """Return the array if it is dense; otherwise a copy."""
     import numpy
 
     return numpy.ascontiguousarray(array)
@@ -188,7 +188,7 @@ def scalar_from(data: bytes, dtype: str, key: str) -> np.generic:
 
 
 def target_of(array: np.ndarray[Any, Any]) -> Target:
-    """Return how a load can fill an array; its dtype must be one that `code_of_array` knows."""
+    """Return how a load can fill an array; `code_of_array` must know its dtype."""
     is_dense = array.flags.c_contiguous and not array.dtype.str.startswith(">")
     return Target(
         array,
@@ -204,4 +204,4 @@ def copy_into(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any]) -> Non
     """Copy the elements, across strides, byte orders and precisions."""
     import numpy
 
-    numpy.copyto(target, source, casting="unsafe")  # ml_dtypes' kinds are not numpy's
+    numpy.copyto(target, source, casting="unsafe")  # numpy does not know ml_dtypes' kinds

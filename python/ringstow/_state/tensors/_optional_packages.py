@@ -1,4 +1,4 @@
-"""Packages that are looked up when they are needed, and never required: torch and numpy."""
+"""Optional packages that are imported on demand: torch and numpy."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _INSTEAD = {"torch": ', or tensors as arrays with framework="numpy"'}
 
 
 def imported(name: str) -> Any:
-    """Return the module of that name if the caller has imported it, else None."""
+    """Return the module of that name if the caller has imported it, otherwise None."""
     return sys.modules.get(name)
 
 
 def require(name: str, key: str, remedy: str | None = None) -> Any:
-    """Return the module of that name, imported now if need be, to load what is at ``key``.
+    """Return the module of that name, imported now if necessary, to load the value at ``key``.
 
     Args:
         name: torch or numpy.
-        key: what needs it.
+        key: the value that needs it.
         remedy: what to do without it; by default, to install it or to load the rest.
 
     Raises:
-        UnsupportedError: it is not installed.
+        UnsupportedError: the package is not installed.
     """
     try:
         return importlib.import_module(name)

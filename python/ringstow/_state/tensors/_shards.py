@@ -1,6 +1,6 @@
-"""Which box of a sharded tensor this rank has: torch's DTensor, and FSDP1's ShardedTensor.
+"""Finds this rank's box of a sharded tensor: torch's DTensor, and FSDP1's ShardedTensor.
 
-The layout of a DTensor is computed once for each shape, placements and mesh. No rank asks another.
+The layout of a DTensor is computed once for each shape, placements and mesh, without communication.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class Piece(NamedTuple):
     offsets: Shape
     """Where the box begins, in torch's elements."""
     replica: tuple[int, int]
-    """Which of how many ranks with the same elements this one is."""
+    """This rank's position among the ranks with the same elements, and their number."""
 
 
 class Sharded(NamedTuple):
-    """What this rank has of a tensor."""
+    """This rank's part of a tensor."""
 
     shape: Shape
-    """Of the complete tensor, in torch's elements."""
+    """Shape of the complete tensor, in torch's elements."""
     pieces: list[Piece]
     ranks: Shape | None
     """The numbers of all ranks that have a part of it; None if unknown."""
@@ -42,7 +42,7 @@ class _Layout(NamedTuple):
     """How a mesh shards a tensor, for this rank."""
 
     offsets: Shape | None
-    """None: this rank has no element."""
+    """The box; None if this rank has no element."""
     replica: tuple[int, int]
     ranks: Shape
 
@@ -59,21 +59,22 @@ def is_sharded(value: object) -> bool:
 
 
 def sharded(value: Any, key: Callable[[], str]) -> Sharded:
-    """Return what this rank has of a sharded tensor. Call it without autograd.
+    """Return this rank's part of a sharded tensor. Call it without autograd.
 
     Args:
         value: it.
         key: returns its name, for messages.
 
     Raises:
-        UnsupportedError: it has partial sums, or this torch does not tell where a shard is.
+        UnsupportedError: the tensor has partial sums, or this torch does not report a shard's
+            place.
         InvalidStateError: a local tensor has another shape than its layout.
     """
     if type(value).__name__ == "ShardedTensor":
         return _of_sharded_tensor(value)
     shape = tuple(value.shape)
     placements, mesh = value.placements, value.device_mesh
-    # A mesh equals one of an earlier process group, in which this rank had another number.
+    # A mesh may equal one of an earlier process group, in which this rank had another number.
     asked = (shape, placements, mesh, mesh.get_rank())
     layout = _layouts.get(asked)
     if layout is None:
@@ -140,7 +141,7 @@ def _chunks(value: Any, key: Callable[[], str]) -> list[Any]:
 
 
 def _number(places: list[tuple[int, int]]) -> tuple[int, int]:
-    """Return the number of a place in a grid, and how many there are."""
+    """Return the index of a place in a grid, and the number of places."""
     number = 0
     for at, count in places:
         number = number * count + at

@@ -1,4 +1,4 @@
-"""torch's tensors to memory and back. torch is looked up when it is needed, never required.
+"""Converts torch tensors to memory and back. torch is imported on demand, never required.
 
 Nothing here imports torch before a checkpoint with tensors is loaded: a value can only be a
 tensor if the caller has imported torch already.
@@ -72,7 +72,7 @@ def dtype_named(name: str, key: str) -> torch.dtype:
         UnsupportedError: this torch has no such dtype.
     """
     torch = require("torch", key)
-    dtype = vars(torch).get(name)  # not getattr, by which torch imports modules of its own
+    dtype = vars(torch).get(name)  # getattr would make torch import modules
     if not isinstance(dtype, torch.dtype):
         raise UnsupportedError(f"{key}: torch {torch.__version__} has no dtype {name!r}")
     return dtype  # type: ignore[no-any-return]
@@ -116,7 +116,7 @@ def device_named(name: str, key: str) -> torch.device:
 
 
 class Usual(NamedTuple):
-    """What looks at the usual tensors fast; see `_native.Exchange`."""
+    """The native fast path for plain tensors; see `_native.Exchange`."""
 
     kinds: tuple[type, ...]
     """The exact classes of the tensors that it handles; empty if it is unavailable."""
@@ -124,12 +124,12 @@ class Usual(NamedTuple):
 
 
 def usual() -> Usual:
-    """Return the fast way to look at the usual tensors; of no use without torch, or before 2.10."""
+    """Return the fast path for plain tensors; unavailable without torch, or before 2.10."""
     return _NOTHING if imported("torch") is None else _usual()
 
 
 def maker() -> _native.Exchange | None:
-    """Return the fast way to make tensors; None without torch, or before 2.10. Imports torch."""
+    """Return the fast path to make tensors; None without torch, or before 2.10. Imports torch."""
     with contextlib.suppress(ImportError):
         importlib.import_module("torch")
     return usual().exchange
@@ -143,7 +143,7 @@ def _usual() -> Usual:
     import torch
 
     kinds = (torch.Tensor, torch.nn.Parameter)
-    # Not half a byte an element, and no complex numbers, which may be conjugated views.
+    # No elements of half a byte, and no complex numbers, which may be conjugated views.
     names = [
         (name, code) for name, code in CODES.items() if code not in ("F4", "C32", "C64", "C128")
     ]
@@ -153,10 +153,10 @@ def _usual() -> Usual:
 
 
 def memory_of(tensor: torch.Tensor, key: str) -> Memory:
-    """Return where the elements of a tensor on the CPU or a CUDA device lie.
+    """Return the memory of a tensor on the CPU or a CUDA device.
 
-    The owner is an alias of the tensor (or a copy, on the same device, where its elements are not
-    in memory as they read: conjugated views), so that ``parameter.data = ...`` does not free them.
+    The owner is an alias of the tensor, so that ``parameter.data = ...`` does not free it. For a
+    conjugated or negated view, the owner is a copy on the same device.
 
     Raises:
         UnsupportedError: not a strided tensor of a known dtype on such a device; says what to do.
@@ -172,7 +172,7 @@ def memory_of(tensor: torch.Tensor, key: str) -> Memory:
             plain = plain.resolve_conj().resolve_neg()
         code = code_of(plain, key)
         if code == "F4" and not plain.is_contiguous():
-            plain = plain.contiguous()  # half a byte an element has no stride in bytes
+            plain = plain.contiguous()  # 4-bit elements have no stride in bytes
         check_storage(plain, key)
         size = plain.element_size()
         dense = plain.is_contiguous()
@@ -187,7 +187,7 @@ def memory_of(tensor: torch.Tensor, key: str) -> Memory:
 
 
 def check_dense(tensor: torch.Tensor, key: str) -> None:
-    """Refuse every kind of tensor whose elements are not simply in memory.
+    """Refuse every kind of tensor whose elements are not plain memory.
 
     Raises:
         UnsupportedError: names the kind and what to do.
@@ -219,7 +219,7 @@ def check_device(tensor: torch.Tensor, key: str) -> None:
     """Refuse a tensor whose memory can't be reached.
 
     Raises:
-        UnsupportedError: it is neither on the CPU nor on a CUDA device.
+        UnsupportedError: the tensor is neither on the CPU nor on a CUDA device.
     """
     if _cuda.is_addressable(tensor):
         return
@@ -241,7 +241,7 @@ def _remedy(kind: type) -> str:
 
 
 def check_storage(tensor: torch.Tensor, key: str) -> None:
-    """Refuse a tensor that reaches beyond its storage, as sharding libraries leave behind."""
+    """Refuse a tensor larger than its storage, such as one freed by a sharding library."""
     if tensor.numel() == 0:
         return
     if tensor.is_contiguous():
@@ -261,11 +261,11 @@ def code_of(tensor: torch.Tensor, key: str | Callable[[], str]) -> str:
     """Return safetensors' name of the tensor's dtype.
 
     Args:
-        tensor: it.
-        key: its name in messages, or what returns that.
+        tensor: the tensor.
+        key: its name in messages, or a function that returns it.
 
     Raises:
-        UnsupportedError: it has none.
+        UnsupportedError: the dtype has no name there.
     """
     code = CODES.get(dtype_name(tensor.dtype))
     if code is None:
@@ -291,7 +291,7 @@ def shape_of(tensor: torch.Tensor, key: str) -> tuple[int, ...]:
 
 
 def flat_over(block: Any, stored: Stored, dtype: torch.dtype) -> torch.Tensor:
-    """Return a 1-d tensor over the block, with a storage that is the block and no more."""
+    """Return a 1-d tensor over the block, with a storage of exactly the block."""
     import torch
 
     if stored.nbytes == 0:
@@ -300,34 +300,34 @@ def flat_over(block: Any, stored: Stored, dtype: torch.dtype) -> torch.Tensor:
 
 
 def empty_on(device: torch.device, stored: Stored, key: str) -> torch.Tensor:
-    """Return a new 1-d tensor on a CUDA device, as large as what is stored.
+    """Return a new 1-d tensor on a CUDA device, as large as the stored tensor.
 
     Raises:
-        UnsupportedError: torch has not this dtype.
+        UnsupportedError: torch lacks this dtype.
     """
     dtype = dtype_of(stored.dtype, key)
     return _cuda.empty(stored.nbytes // dtype.itemsize, dtype, device)
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return a new tensor on the CPU, whatever the default device is."""
+    """Return a new tensor on the CPU, ignoring the default device."""
     import torch
 
     return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """Return where the elements of a tensor on the CPU lie."""
+    """Return the address of the elements of a tensor on the CPU."""
     return tensor.data_ptr()
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor if it is all of its storage, in order; else a copy."""
+    """Return the tensor if it is exactly its storage, in order; otherwise a copy."""
     return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
 def reshape(flat: torch.Tensor, stored: Stored) -> None:
-    """Give a 1-d tensor the stored shape. Its elements stay where they are."""
+    """Give a 1-d tensor the stored shape, in place."""
     shape = stored.shape
     if stored.dtype == "F4":
         shape = (*shape[:-1], shape[-1] // 2)
@@ -336,12 +336,12 @@ def reshape(flat: torch.Tensor, stored: Stored) -> None:
 
 
 def alias_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor in its own right, no view of autograd's, over the same storage."""
+    """Return a new tensor over the same storage, which is not an autograd view."""
     return tensor.detach()
 
 
 def in_reach(tensor: torch.Tensor) -> bool:
-    """Return whether the elements lie as they read in the memory of the CPU or a CUDA device."""
+    """Return whether memory of the CPU or a CUDA device holds the elements' actual values."""
     return _cuda.is_addressable(tensor) and not tensor.is_conj() and not tensor.is_neg()
 
 
@@ -373,7 +373,7 @@ def target_of(
         strides is not None
         and in_reach(tensor)
         and _cuda.place_of(tensor) is not None
-        and code != "F4"  # half a byte an element has no stride in bytes
+        and code != "F4"  # 4-bit elements have no stride in bytes
         and not share_elements(tensor.shape, tensor.stride())
     )
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
@@ -384,7 +384,7 @@ def target_of(
 
 
 def mark_changed(tensors: Iterable[torch.Tensor]) -> None:
-    """Tell autograd that the elements changed, as an in-place operation would."""
+    """Raise the tensor's version, as an in-place operation would."""
     if imported("torch") is not None:
         sys.modules["torch"].autograd.graph.increment_version(list(tensors))
 
@@ -396,7 +396,7 @@ def without_autograd() -> contextlib.AbstractContextManager[object]:
 
 
 def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy the elements, across devices and strides, unseen by autograd's graph."""
+    """Copy the elements, across devices and strides, without autograd recording it."""
     import torch
 
     with torch.no_grad():

@@ -1,6 +1,6 @@
-"""Internal: state dicts to a manifest's JSON tree and back.
+"""Internal: converts state dicts to a manifest's JSON tree and back.
 
-`_encode` describes the tree and writes it, `_skeleton` reads it and walks what was read, `_build`
-makes the values. `_select` cuts out what a load asked for, `_rename` maps names, `_mismatch` says
-why a checkpoint does not fit.
+`_encode` describes and writes the tree, `_skeleton` reads it, `_build` makes the values. `_select`
+selects the requested part, `_rename` maps names, `_mismatch` explains why a checkpoint does not
+fit.
 """

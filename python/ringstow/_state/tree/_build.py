@@ -1,6 +1,6 @@
-"""From a skeleton and the bytes that were read to the values that the caller gets.
+"""Builds the caller's values from a skeleton and the bytes read.
 
-The one place that unpickles, and only where the caller allowed it.
+Only this module unpickles, and only if the caller allows it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Row = tuple[str, str, tuple[int, ...], int]
 
 
 class Contents:
-    """What a checkpoint's manifest says that it stores; and whether to unpickle any of it."""
+    """The stored items in a checkpoint's manifest, and whether to unpickle any of them."""
 
     def __init__(
         self,
@@ -57,10 +57,10 @@ class Contents:
         self._find = find
 
     def stored(self, leaf: Leaf, path: Path) -> Stored:
-        """Return what is stored for the tensor or array leaf at a path.
+        """Return the stored item for the tensor or array leaf at a path.
 
         Raises:
-            FormatError: nothing is, or something of another dtype than the leaf's.
+            FormatError: nothing is stored, or its dtype differs from the leaf's.
         """
         row = self._find(leaf.body)
         if row is None:
@@ -78,20 +78,20 @@ class Contents:
 
     @contextlib.contextmanager
     def keys(self) -> Iterator[None]:
-        """Report a key that can't be one as a FormatError."""
+        """Report an invalid key as a FormatError."""
         try:
             yield
         except NoKeyError as error:
             raise self.wrong(error.path, str(error)) from None
 
     def wrong(self, path: Path, what: str) -> FormatError:
-        """Return the error for what the manifest says of a value."""
+        """Return the error for a value's entry in the manifest."""
         message = f"{self.manifest}: {describe(path)} {what}"
         return FormatError(message, path=self.manifest)
 
 
 class Loads(Protocol):
-    """What blocks are read of: a checkpoint of ringstow's, or of another program."""
+    """The source of blocks: a checkpoint of ringstow, or of another program."""
 
     def load(self, names: list[str]) -> tuple[list[Any], str]:
         """Return the bytes of tensors, in the order of their names, and a report."""
@@ -109,10 +109,10 @@ def read(checkpoint: Loads, names: list[str], reports: list[str] | None = None) 
 
 
 class Survey:
-    """Gathers the tensors that skeletons need, each once, and refuses what may not be unpickled.
+    """Gathers the tensors that skeletons need, each once, and refuses forbidden pickles.
 
-    With ``apart`` the leaves that become torch's tensors are gathered apart from all others: they
-    go to another place.
+    With ``apart``, leaves that become torch tensors are gathered separately: they have another
+    target.
     """
 
     def __init__(self, contents: Contents, *, apart: bool = False) -> None:
@@ -120,30 +120,30 @@ class Survey:
         self._names: dict[str, None] = {}
         self._apart = apart
         self.tensors: dict[str, Stored] = {}
-        """What was gathered apart, by name."""
+        """The separately gathered items, by name."""
         self.objects: dict[str, tuple[Leaf, Path]] = {}
-        """The objects among the names: they are looked at before any tensor is read."""
+        """The objects among the names: they are checked before any tensor is read."""
 
     @property
     def names(self) -> list[str]:
-        """The tensors' names in the order in which they were met."""
+        """The tensors' names in the order of the walk."""
         return list(self._names)
 
     def add(self, node: object, path: Path = ()) -> None:
-        """Add a skeleton, or a part of one that lies at a path.
+        """Add a skeleton, or the part of a skeleton at a path.
 
         Raises:
-            FormatError: it refers to a tensor that is not stored.
+            FormatError: the skeleton refers to a tensor that is not stored.
             UnsupportedError: a pickled value that may not be unpickled; names its key.
         """
         for at, leaf in nodes(node, path):
             self._note(leaf, at)
 
     def add_all(self, skeleton: object, checkpoint: _native.Checkpoint) -> Wanted:
-        """Add a whole skeleton. The tensors outside of rare containers are returned instead.
+        """Add a whole skeleton; return, instead of adding, the tensors outside rare containers.
 
         Raises:
-            Exception: as `add`.
+            Exception: any error of `add`.
         """
         tensors, others = _native.survey(checkpoint, skeleton)
         if tensors is None:
@@ -155,7 +155,7 @@ class Survey:
 
     @property
     def rest(self) -> list[str]:
-        """The names without those of the objects."""
+        """The names without the objects' names."""
         return [name for name in self._names if name not in self.objects]
 
     def _note(self, leaf: Leaf | Box, path: Path) -> None:
@@ -186,17 +186,17 @@ class Wanted(NamedTuple):
     checkpoint: _native.Checkpoint
     tensors: _native.Wanted
     may_be_early: bool
-    """Whether everything can be made before the tensors' bytes are there."""
+    """Whether everything can be made before the tensors' bytes are read."""
 
 
 def _looks_at_bytes(node: object) -> bool:
-    """Return whether to make a value may take the bytes of the tensors and arrays in it."""
+    """Return whether making a value may need the bytes of the tensors and arrays in it."""
     if isinstance(node, Leaf):
         return node.tag == "$ndarray" and str(node.dtype).startswith(">")  # copied, and swapped
-    return any(leaf.tag != "$object" for leaf in stored_leaves(node))  # by a type's own code
+    return any(leaf.tag != "$object" for leaf in stored_leaves(node))  # a type's own code reads
 
 
-# Leaves that are made by a type of the program's.
+# Leaves that a type of the program makes.
 _TYPED = ("$enum", "$str")
 
 
@@ -206,11 +206,11 @@ def _of_type(leaf: Leaf, key: str) -> Any:
 
 
 class Builder:
-    """Makes values of skeletons that a `Survey` let pass, from the blocks that were read for it.
+    """Makes values of skeletons that a `Survey` accepted, from the blocks that were read.
 
-    Leaves that name the same tensor get tensor objects of their own over one storage: that of the
-    1-d tensor in ``flat``, for what has been loaded to a device, else of one over the block. With
-    ``as_numpy``, torch's tensors are made as numpy's arrays, without torch.
+    Leaves that name the same tensor get separate tensor objects over one storage: the 1-d tensor in
+    ``flat`` if it was loaded to a device, otherwise the block. With ``as_numpy``, torch's tensors
+    are made as numpy's arrays, without torch.
     """
 
     def __init__(
@@ -230,31 +230,30 @@ class Builder:
         """The values of the objects that have been made, by name."""
         self._dtypes: dict[str, Any] = {}
         self._loading: _native.Loading | None = None
-        """Where `fill` has the blocks and the tensors."""
+        """The blocks and tensors that `fill` uses."""
 
     def make_objects(self, survey: Survey) -> None:
-        """Make the values of all objects ahead, and let go of their blocks.
+        """Make the values of all objects ahead, and free their blocks.
 
         Raises:
-            UnsupportedError: as in `value`.
-            FormatError: as in `value`.
+            UnsupportedError, FormatError: any error of `value`.
         """
         for name, (leaf, path) in survey.objects.items():
             self._objects[name] = self._object(leaf, path)
             del self._blocks[name]
 
     def add(self, blocks: dict[str, Any], flat: dict[str, Any]) -> None:
-        """Add blocks that have been read since, and tensors that have been loaded to a device."""
+        """Add newly read blocks, and tensors that have been loaded to a device."""
         self._blocks.update(blocks)
         self._flat.update(flat)
 
     def fill(
         self, skeleton: object, survey: Survey, wanted: Wanted, reports: list[str]
     ) -> dict[Any, Any]:
-        """Load all that a skeleton needs; return its value. Containers of the skeleton become it.
+        """Load everything that a skeleton needs; return its value, made of its own containers.
 
         Raises:
-            Exception: as `value`, and as `_native.Checkpoint.load`.
+            Exception: any error of `value` and of `_native.Checkpoint.load`.
         """
         rest = survey.rest
         if not (len(wanted.tensors) or rest):
@@ -272,7 +271,8 @@ class Builder:
                 early=wanted.may_be_early,
             )
         except BaseException:
-            # Its tensors have no memory, and who prints a traceback's locals would read them.
+            # Drop it: its tensors have no memory, and printing a traceback's locals would read
+            # them.
             if isinstance(skeleton, dict):
                 skeleton.clear()
             raise
@@ -282,10 +282,10 @@ class Builder:
         reports.append(report)
         return value  # type: ignore[no-any-return]
 
-    # What `_native.fill` calls, besides `value`.
+    # Methods that `_native.fill` calls, besides `value`.
 
     def begin(self, loading: _native.Loading) -> None:
-        """Note where the blocks and tensors are from now on."""
+        """Set the blocks and tensors to use from now on."""
         self._loading = loading
 
     def over(self, block: Any, dtype: str, shape: tuple[int, ...], nbytes: int, path: Path) -> Any:
@@ -298,21 +298,21 @@ class Builder:
         return flat
 
     def alias(self, made: Any) -> Any:
-        """Return another tensor or array over the memory of one that has been made."""
+        """Return another tensor or array over the memory of an existing one."""
         return made[...] if self._as_numpy else _torch.alias_of(made)
 
     def value(self, node: object, path: Path = (), make: Make | None = None) -> Any:
-        """Return the value of a skeleton, or of a part of one that lies at a path.
+        """Return the value of a skeleton, or of the part of a skeleton at a path.
 
         Args:
             node: the skeleton.
-            path: where it belongs.
+            path: its path.
             make: makes the leaves and boxes instead of `make`.
 
         Raises:
-            UnsupportedError: it needs torch or numpy, and there is none, or an older one; or it is
-                an object that only pickle can make, which was not allowed.
-            FormatError: an object that is not what torch.save writes, or a key that can't be one.
+            UnsupportedError: the value needs torch or numpy, which is missing or too old; or only
+                pickle can make it, which was not allowed.
+            FormatError: an object that torch.save did not write, or an invalid key.
         """
         with self._contents.keys():
             return rebuild(node, path, make or self.make)
@@ -358,7 +358,7 @@ class Builder:
         try:
             check_hashes(box.items)
             return (set if box.tag == "$set" else frozenset)(box.items)
-        except (TypeError, ValueError) as error:  # of a list in it, say
+        except (TypeError, ValueError) as error:  # for example of a list in it
             raise self._contents.wrong(path, f"is no set: {error}") from error
 
     def _fixed(self, leaf: Leaf, path: Path) -> Any:
@@ -435,8 +435,8 @@ def unpack(data: bytes, path: str, key: str, *, as_numpy: bool = False) -> Any:
         as_numpy: as for a `Builder`.
 
     Raises:
-        FormatError: the bytes are not what `_packed_values.pack` makes.
-        UnsupportedError: the value needs a type, torch or numpy, and there is none.
+        FormatError: `_packed_values.pack` did not make the bytes.
+        UnsupportedError: the value needs a type, torch or numpy that is missing.
     """
     try:
         tree, tensors, blocks = _packed_values.split(data)

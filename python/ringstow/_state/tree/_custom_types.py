@@ -1,8 +1,8 @@
-"""Values of the program's own types, by the type's name and their fields, and back. Pure.
+"""Converts values of the program's own types to the type's name and fields, and back.
 
-No file can run code by them. A type is looked up in the modules that the program has imported and
-nowhere else, it must be of the kind that the file says, and no method of it is called: a dataclass
-gets its fields without ``__init__``, an Enum gives its member, a named tuple its items.
+Pure. No file can run code this way. A type is searched only in modules that the program has
+imported, it must be of the kind in the file, and none of its methods is called: a dataclass gets
+its fields without ``__init__``, an Enum returns its member, a named tuple gets its items.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ringstow._core._errors import UnsupportedError
 from ringstow._state.tree._refusals import Refused
 from ringstow._state.tree._walk import Box, children
 
-# What a defaultdict may make by itself, by name.
+# The allowed default factories of a defaultdict, by name.
 FACTORIES: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
@@ -32,10 +32,10 @@ _NOT_FOUND = "of a type that can't be found by its name, {name}"
 
 
 def reference(kind: type) -> str:
-    """Return what `resolve` finds a type by: ``"module:Outer.Inner"``.
+    """Return the reference of a type for `resolve`: ``"module:Outer.Inner"``.
 
     Raises:
-        Refused: it would not find this type.
+        Refused: `resolve` would not find this type.
     """
     name = f"{kind.__module__}:{kind.__qualname__}"
     if _find(name) is not kind:
@@ -53,10 +53,10 @@ def resolve(tag: str, name: str, key: str) -> type:
         tag: the kind of type that it must be: ``"$dataclass"``, ``"$namedtuple"``, ``"$enum"`` or
             ``"$str"``.
         name: the reference.
-        key: where the value belongs, for the message.
+        key: the value's path, for the message.
 
     Raises:
-        UnsupportedError: the type is not there, or is of another kind.
+        UnsupportedError: the type is missing, or is of another kind.
     """
     module, _, path = name.partition(":")
     shown = name.replace(":", ".")
@@ -79,7 +79,7 @@ def resolve(tag: str, name: str, key: str) -> type:
 
 
 def _find(name: str) -> type | None:
-    """Return a type that is defined in a module that is imported, or in a type of such a one."""
+    """Return a type that is defined in an imported module, or in a type of such a module."""
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for step in path.split("."):
@@ -115,10 +115,10 @@ _KINDS: dict[str, tuple[str, Callable[[type], bool]]] = {
 
 
 def fields_of(value: Any) -> Box | None:
-    """Take a value with named fields apart; None for a value of any other type.
+    """Return the fields of a value with named fields; None for a value of any other type.
 
     Raises:
-        Refused: it has more to it than its fields.
+        Refused: the fields are not its whole state.
     """
     kind, tag = type(value), _tag_of(value)
     if tag == "$namespace":
@@ -134,7 +134,7 @@ def fields_of(value: Any) -> Box | None:
 
 
 def has_fields(value: object) -> bool:
-    """Return whether `fields_of` takes a value apart, or would if there were nothing else to it."""
+    """Return whether `fields_of` supports the value's type, ignoring extra attributes."""
     return _tag_of(value) is not None
 
 
@@ -150,9 +150,9 @@ def _tag_of(value: object) -> str | None:
 
 
 def parts(node: object) -> Iterator[tuple[Any, Any]] | None:
-    """Return what `children` does; and the fields of a dataclass, named tuple or namespace.
+    """Return the result of `children`, and the fields of a dataclass, named tuple or namespace.
 
-    A value that has more to it than its fields has no parts.
+    A value whose fields are not its whole state has no parts.
     """
     pairs = children(node)
     if pairs is None:
@@ -168,7 +168,7 @@ def is_frozen(value: object) -> bool:
 
 
 def items_of(value: object) -> list[Any]:
-    """Return what the fields of a value hold; nothing for a value without."""
+    """Return the values of the fields of a value; empty without fields."""
     box = _taken_apart(value)
     return [] if box is None else [item for _, item in box.steps()]
 
@@ -181,10 +181,10 @@ def _taken_apart(value: object) -> Box | None:
 
 
 def with_fields(box: Box, key: str) -> Any:
-    """Return the value that `fields_of` took apart.
+    """Return the value made from the fields that `fields_of` returned.
 
     Raises:
-        UnsupportedError: its type is not here, or has other fields now.
+        UnsupportedError: its type is missing, or has other fields now.
     """
     assert isinstance(box.items, dict)
     fields, name = box.items, box.name
@@ -199,7 +199,7 @@ def with_fields(box: Box, key: str) -> Any:
     for field in dataclasses.fields(kind):
         if field.name in fields:
             set_field(value, field.name, fields[field.name])
-        # A field that the type got since has its default, as if the constructor had been called.
+        # A field added to the type since gets its default, as if the constructor had been called.
         elif field.init and field.default_factory is not dataclasses.MISSING:
             set_field(value, field.name, field.default_factory())
     return value
@@ -246,7 +246,7 @@ def _dataclass_fields(value: Any, kind: Any) -> dict[str, Any]:
 
 
 def held(value: Any) -> dict[str, Any]:
-    """Return all that an instance holds, in its dict and in slots."""
+    """Return all attributes of an instance, in its dict and in slots."""
     found = dict(getattr(value, "__dict__", {}))
     for base in type(value).__mro__:
         for name, slot in vars(base).items():
@@ -259,7 +259,7 @@ def held(value: Any) -> dict[str, Any]:
 
 
 def _is_cached(kind: type, name: str) -> bool:
-    """Return whether an attribute is what a cached property has computed."""
+    """Return whether an attribute is the cached result of a cached property."""
     found = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
     return type(found).__name__ == "cached_property"
 
@@ -300,7 +300,7 @@ def _name_of(kind: type) -> str:
 def _namespace_type(name: str) -> Any:
     if name == "types.SimpleNamespace":
         return types.SimpleNamespace
-    import argparse  # takes a while, and is rarely wanted
+    import argparse  # slow import, rarely needed
 
     return argparse.Namespace
 
@@ -309,10 +309,10 @@ def _namespace_type(name: str) -> Any:
 
 
 def member_of(value: enum.Enum) -> dict[str, Any]:
-    """Return an Enum's member by name; flags that are no member of their own by number.
+    """Return an Enum's member by name; combined flags without a name by number.
 
     Raises:
-        Refused: it can't be found again by either.
+        Refused: neither identifies the member.
     """
     kind = type(value)
     name = reference(kind)
@@ -327,7 +327,7 @@ def member_at(name: str, member: str | int, key: str) -> Any:
     """Return a member of an Enum by its name, or by the number of its flags.
 
     Raises:
-        UnsupportedError: the type is not here, or has no such member.
+        UnsupportedError: the type is missing, or has no such member.
     """
     kind: Any = resolve("$enum", name, key)
     try:
@@ -362,16 +362,16 @@ def text_as(name: str, text: str, key: str) -> str:
     """Return a text as a value of a sub-class of str.
 
     Raises:
-        UnsupportedError: the type is not here.
+        UnsupportedError: the type is missing.
     """
     return str.__new__(resolve("$str", name, key), text)
 
 
 def factory_of(value: collections.defaultdict[Any, Any]) -> str | None:
-    """Return the name of what a defaultdict makes; None if it makes nothing.
+    """Return the name of a defaultdict's factory; None without a factory.
 
     Raises:
-        Refused: it makes something else than the known types.
+        Refused: the factory is not one of the known types.
     """
     factory = value.default_factory
     if factory is None:

@@ -1,7 +1,7 @@
-"""Values that refer back to themselves: each object is visited once, and cycles get a name. Pure.
+"""Handles values that refer back to themselves: visits each object once, and names cycles.
 
-Anything that walks objects of the program's own types uses `reached`. Anything that copies a state
-container by container, and so cannot end on a cycle, calls `count` first, or reports a
+Pure. Code that walks objects of the program's own types uses `reached`. Code that copies a state
+container by container, which would not end on a cycle, first calls `count`, or reports a
 RecursionError by `naming_cycles`.
 """
 
@@ -22,7 +22,7 @@ _DEPTH_MAX = _native.DEPTH_MAX
 
 
 class NestingError(ValueError):
-    """A container holds itself, or is nested too deep; the message says which.
+    """A container contains itself, or is nested too deep; the message says which.
 
     ``remedy`` completes "save it".
     """
@@ -33,11 +33,11 @@ class NestingError(ValueError):
 
 
 def reached(node: object, inside: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
-    """Yield a value and all that can be reached from it, each object once; no plain scalars.
+    """Yield a value and everything reachable from it, each object once, without plain scalars.
 
     Args:
         node: the value.
-        inside: returns what a value holds.
+        inside: returns the values inside a value.
     """
     seen: dict[int, object] = {}  # keeps them alive: no other object gets the same id
     pending = [node]
@@ -51,13 +51,13 @@ def reached(node: object, inside: Callable[[Any], Iterable[Any]]) -> Iterator[An
 
 
 def count(node: object, path: Path = ()) -> int:
-    """Return how many values a walk over a state meets, a shared one as often as it is met.
+    """Return how many values a walk over a state visits, counting shared ones at each visit.
 
-    Takes time for each object, not for each meeting: a list of two references to a list of two
-    references, and so on, has more meetings than any walk could end.
+    Takes time per object, not per visit: a list of two references to a list of two references, and
+    so on, has too many visits for any walk.
 
     Raises:
-        NestingError: a container holds itself, or is nested too deep.
+        NestingError: a container contains itself, or is nested too deep.
     """
     counts: dict[int, int] = {}
     held: list[object] = []  # keeps them alive: no other object gets the same id
@@ -100,7 +100,7 @@ class _Level:
 
 
 def _pairs(node: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield the steps and items of what saves take apart, and of mappings, as DCP does."""
+    """Yield the steps and items of containers that saves walk, and of mappings, as DCP does."""
     if type(node) is LazyTensor:
         return
     yield from _custom_types.parts(node) or ()
@@ -115,7 +115,7 @@ def naming_cycles(state: object) -> Iterator[None]:
     """Report the RecursionError of a walk over a state as an error that names the key.
 
     Raises:
-        InvalidStateError: a container holds itself, or is nested too deep.
+        InvalidStateError: a container contains itself, or is nested too deep.
     """
     try:
         yield

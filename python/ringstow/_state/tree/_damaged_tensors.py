@@ -1,4 +1,4 @@
-"""What ``on_corrupt="skip"`` returns, and what it puts in the place of a lost tensor."""
+"""The results of ``on_corrupt="skip"``: `Salvaged`, and `DamagedTensor` for a lost tensor."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Any
 
 
 class DamagedTensor:
-    """A tensor, array or object that can't be loaded, because bytes of it are damaged.
+    """A tensor, array or object that can't be loaded, because its bytes are damaged.
 
-    ``load(on_corrupt="skip")`` puts one in the place of each in a list, a tuple or a field: these
-    can't lack an item. It has none of a tensor's methods, and `save` refuses it.
+    ``load(on_corrupt="skip")`` puts it in place of a damaged item of a list, a tuple or a field,
+    which can't lack an item. It has none of a tensor's methods, and `save` refuses it.
     """
 
     __slots__ = ("file", "name", "offset", "why")
 
     def __init__(self, *, name: str, file: str, offset: int, why: str) -> None:
         self.name = name
-        """The name under which it is stored: its path in the state dict, joined by dots."""
+        """The stored name: the path in the state dict, joined by dots."""
         self.file = file
         """The file of its first damage."""
         self.offset = offset
         """Byte offset of that damage."""
         self.why = why
-        """What is wrong there."""
+        """The reason: what is damaged."""
 
     def __repr__(self) -> str:
         return (
@@ -33,16 +33,16 @@ class DamagedTensor:
 
 
 class Salvaged(dict[Any, Any]):
-    """What ``load(on_corrupt="skip")`` returns: a dict, and what is missing in it.
+    """The result of ``load(on_corrupt="skip")``: a dict, and a list of its missing parts.
 
     It saves and loads again as a dict; as an OrderedDict if it has a module's ``_metadata``.
     """
 
     damaged: tuple[DamagedTensor, ...] = ()
-    """What could not be loaded, in the order of the state dict; empty if all is intact."""
+    """The damaged parts, in the order of the state dict; empty if everything is intact."""
 
     def as_saved(self) -> dict[Any, Any]:
-        """Return what a save of this stores."""
+        """Return the dict that a save stores."""
         metadata = vars(self).get("_metadata")
         if metadata is None:
             return dict(self)

@@ -1,6 +1,6 @@
-"""Gives what PyTorch's DCP left the keys and empty containers of the state that it is loaded into.
+"""Restores keys and empty containers of DCP checkpoints from the state to load into.
 
-DCP takes mappings apart, writes their keys as text, and drops the empty ones. Pure.
+DCP flattens mappings, writes their keys as text, and drops empty ones. Pure.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from ringstow._state.tree._walk import DICTS, Leaf, Path, flat_name, like
 
 _NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 _MAPPINGS = (*DICTS, collections.Counter)
-# Of a Counter's counts; others are made later.
+# Values of a Counter's counts; others are made later.
 _PLAIN = {int, float, str, bool, type(None)}
 
 
 def number_of(text: object) -> int | None:
-    """Return the int of which this is the text; None if it is not one's."""
+    """Return the int that this text stands for; None if it is not the text of an int."""
     return int(text) if isinstance(text, str) and _NUMBER.fullmatch(text) else None
 
 
 def fitted(node: Any, target: Any, state_of: Callable[[Any], Any]) -> Any:
-    """Return a part of a skeleton with the keys and containers that the target has in its place.
+    """Return a part of a skeleton with the keys and containers of the target at the same place.
 
     ``state_of`` returns the state of an object of the target, and any other value itself.
 
-    A key of the target stands for the same one as text. What DCP would have dropped of the target
-    is taken as it is.
+    A key of the target replaces the equal text key. Containers that DCP would have dropped are
+    taken from the target.
     """
     target = state_of(target)
     if type(target) in _MAPPINGS and type(node) in DICTS:
@@ -59,7 +59,7 @@ def _mapping(node: dict[Any, Any], target: dict[Any, Any], state_of: Callable[[A
 
 
 def _list(node: list[Any], target: list[Any], state_of: Callable[[Any], Any]) -> list[Any]:
-    """Return the items, and what DCP would have dropped of the target's, at the end too."""
+    """Return the items, and the target's items that DCP would have dropped, also at the end."""
     items: list[Any] = []
     for number, value in enumerate(target):
         is_there = number < len(node)

@@ -1,12 +1,12 @@
-"""A state dict to a JSON tree and a list of tensors. Pure: it reads the values, and does no I/O.
+"""Encodes a state dict as a JSON tree and a list of tensors.
 
-docs/format.md describes the tree, docs/values.md what may come back as another value, and
-`_skeleton` reads the tree. All other types are exact: what would come back as another type (a
-sub-class of dict) is an error that names its key.
+Pure: it does no I/O. docs/format.md describes the tree, docs/values.md the values that load as
+another type, and `_skeleton` reads the tree. All other types load exactly: a value that would load
+as another type (a subclass of dict) is an error that names its key.
 
-A tensor's name is its path joined by dots: str keys as they are, ints and list indices in decimal,
-other keys by ``repr``. One that is taken gets ``#2``, ``#3``, ... Tensors that are the same
-elements of the same memory are stored once, under the first one's name (``_native.Tensors``).
+A tensor's name is its path joined by dots: str keys unchanged, ints and list indices in decimal,
+other keys by ``repr``. A name that is taken gets ``#2``, ``#3``, ... Tensors with the same elements
+of the same memory are stored once, under the first name (``_native.Tensors``).
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from ringstow._state.tree._walk import METADATA, Path, describe, flat_name
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 Parts = tuple[str | list[Any] | dict[Any, Any] | tuple[tuple[str, Any], ...], ...]
-"""A container's JSON: text as it is, and between it items that are yet to be encoded.
+"""A container's JSON: finished text, and items between it that are not encoded yet.
 
-They are in a list, in a dict (written as an object where its keys allow that, else as pairs), or in
-a tuple of (name, item), which is written as an object.
+Items are in a list, in a dict (written as an object if its keys allow it, otherwise as pairs), or
+in a tuple of (name, item), which is written as an object.
 """
 
 Special = Callable[[Any, Path, _native.Tensors], "str | None"]
 """Adds the tensors of a value at a path, and returns its JSON; None for a value like any other."""
 StandIn = Callable[[Any, Path], Any]
-"""Returns what is saved in place of a value at a path, such as an object's state; or the value."""
+"""Returns the value to save for a value at a path, such as an object's state; or the value."""
 
 _NOT_UNICODE = "which is not valid Unicode (a lone surrogate)"
-# safetensors keeps this name in a shard's header for itself.
+# safetensors reserves this name in a shard's header.
 RESERVED_NAMES = {"__metadata__"}
 
 
@@ -66,22 +66,22 @@ def encode(
     special: Special | None = None,
     stand_in: StandIn | None = None,
 ) -> Encoded:
-    """Encode a state dict; every value but the tensors' elements is copied now.
+    """Encode a state dict; copies every value now, except the tensors' elements.
 
     Args:
         state: the state dict.
-        allow_pickle: pickle what has no words here.
-        refusals: where values that can't be saved are noted, for the caller to raise an error for
-            them; without it they are one here.
-        fast: look at the usual tensors natively. Without it the owner of each tensor's memory is a
-            tensor of that dtype and shape.
-        special: encodes what the caller knows and this module does not.
-        stand_in: what the caller saves in place of a value that this module does not know.
+        allow_pickle: pickle values that the format does not support.
+        refusals: collects values that can't be saved, for the caller to raise an error; None raises
+            here.
+        fast: encode plain tensors natively. If false, the owner of each tensor's memory is a tensor
+            of that dtype and shape.
+        special: encodes values that the caller supports and this module does not.
+        stand_in: returns the value to save for a value that this module does not know.
 
     Raises:
         InvalidStateError: values that can't be saved; names the key and type of each, and what to
             save instead.
-        UnsupportedError: likewise, all of them tensors that can't be saved yet.
+        UnsupportedError: all of these values are tensors that can't be saved yet.
     """
     if type(state) is Salvaged:
         state = state.as_saved()
@@ -105,7 +105,7 @@ def encode(
 
 
 class _Others:
-    """What `_native.encode` is to know of torch, and asks of what is rare."""
+    """The information about torch, and the callbacks for rare values, for `_native.encode`."""
 
     def __init__(self, tensors: _native.Tensors, allow_pickle: bool, refusals: Refusals) -> None:
         self.exchange = _torch.usual().exchange
@@ -118,9 +118,9 @@ class _Others:
         self._allow_pickle = allow_pickle
 
     def value(self, value: Any, path: Path) -> str | Parts:
-        """Return the JSON of a value that `_native.encode` does not know, or the parts of it.
+        """Return the JSON of a value that `_native.encode` does not know, or its parts.
 
-        What can't be saved is noted, so that one error names all of it.
+        Collects values that can't be saved, so that one error names all of them.
         """
         try:
             known = None if self.special is None else self.special(value, path, self._tensors)
@@ -136,16 +136,16 @@ class _Others:
         return "null"
 
     def refuse(self, problem: str) -> None:
-        """Note what `_native.encode` found to be wrong with a value."""
+        """Collect an error that `_native.encode` found in a value."""
         self.refusals.add(InvalidStateError(problem))
 
     def check_key(self, key: object, path: Path) -> None:
-        """Note a key of the dict at a path that cannot be one."""
+        """Collect an invalid key of the dict at a path."""
         if _holds_tensor(key):
             self.refuse(f"{describe(path)} has a tensor as a key, or in one")
 
     def _stand_in(self, value: Any, path: Path) -> str | Parts:
-        """Return what `value` does, of a value of any type: also of what `_native.encode` knows."""
+        """Return the result of `value` for any type, also for types that `_native.encode` knows."""
         if type(value) is dict:
             return _of_dict(value)
         if type(value) in (list, tuple):
@@ -229,7 +229,7 @@ class _Others:
         """Return the parts of a container that `_native.encode` does not know.
 
         Raises:
-            Refused: it has more to it than its items.
+            Refused: the items are not its whole state.
         """
         kind = type(value)
         if kind is Salvaged:
@@ -269,7 +269,7 @@ class _Others:
     def _pickle(self, value: object, path: Path) -> Json:
         if not self._allow_pickle:
             raise Refused(remedy(value))
-        from ringstow._state.tree import _pickles  # takes a while, and is rarely wanted
+        from ringstow._state.tree import _pickles  # slow import, rarely needed
 
         try:
             return {"$pickle": _base64(_pickles.dumps(value))}
@@ -279,7 +279,7 @@ class _Others:
             raise Refused(remedy(value), f"which can't be pickled ({error})") from error
 
     def _store(self, memory: Memory | LazyMemory, wanted: str) -> str:
-        """Note the tensor, unless the same memory was met before; returns its name."""
+        """Add the tensor, unless the same memory was added before; return its name."""
         return self._tensors.add(wanted, memory)
 
 
@@ -296,7 +296,7 @@ def _is_plain(counter: collections.Counter[Any]) -> bool:
 
 
 def _ordered(items: Iterable[Any]) -> list[Any]:
-    """Return a set's items, in an order that is the same at every save where there is one."""
+    """Return a set's items, in the same order at every save if they can be ordered."""
     listed = list(items)
     kinds = set(map(type, listed))
     return sorted(listed) if kinds == {str} or kinds == {int} else listed

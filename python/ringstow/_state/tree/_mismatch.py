@@ -1,4 +1,4 @@
-"""Why a checkpoint does not fit a state dict, and what to do about it. Pure.
+"""Explains why a checkpoint does not fit a state dict, and what to do. Pure.
 
 Nothing here runs unless something does not fit. `_similar_names` compares the names.
 """
@@ -30,19 +30,19 @@ from ringstow._state.tree._walk import describe, flat_name
 
 
 class Call(NamedTuple):
-    """What a load takes that may make a checkpoint fit. Advice names nothing else."""
+    """The arguments of a load that may make a checkpoint fit. Advice names nothing else."""
 
     strict: str = ""
     """How the caller says ``strict=False``; empty if the call has no such argument."""
     takes: frozenset[str] = frozenset()
-    """Which of ``cast``, ``prefix`` and ``rename`` it takes."""
+    """Which of ``cast``, ``prefix`` and ``rename`` the call takes."""
     instead: str = ""
     """A load into a state dict that takes all of these; empty if there is none."""
     load: str = "ringstow.load"
     """The load into new tensors."""
 
     def way(self, argument: str) -> str:
-        """Return how to pass an argument: by this call, or by another; empty if by none."""
+        """Return how to pass an argument, by this call or another; empty if impossible."""
         if argument.partition("=")[0] in self.takes:
             return argument
         return f"{self.instead}(state_dict, path, {argument})" if self.instead else ""
@@ -60,7 +60,7 @@ class Filled(NamedTuple):
     of_tensors: int
 
     def is_little(self) -> bool:
-        """Whether it is less than half of the tensors."""
+        """Return whether it is less than half of the tensors."""
         return 2 * self.tensors < self.of_tensors
 
 
@@ -69,29 +69,29 @@ class Mismatch:
     """All that differs between a state dict and a checkpoint."""
 
     path: str
-    """The checkpoint's."""
+    """The checkpoint's path."""
     state: object
     """The state dict."""
     missing: Sequence[Gap]
     unexpected: Sequence[Gap]
     different: list[str]
-    """Sentences on tensors and values that are not alike."""
+    """Sentences on tensors and values that differ."""
     kinds: set[str]
-    """Of these: ``size``, ``dtype``, ``cast``, ``kind`` and ``object``."""
+    """The kinds of differences: ``size``, ``dtype``, ``cast``, ``kind`` and ``object``."""
     call: Call
     leaves: Callable[[], Iterable[Gap]]
-    """Returns all of the state dict."""
+    """Returns all leaves of the state dict."""
     kind_of: Callable[[Any], object]
     """Returns the dtype and shape of a tensor as a tuple, and the type of anything else."""
     dropped: Sequence[str] = ()
-    """What `slim` has dropped."""
+    """Names that `slim` has dropped."""
     below: str = ""
     """The prefix whose part is loaded."""
 
     def error(self, *, strict: bool = True) -> KeyMismatchError:
-        """Return the error that lists all of it and says why and what to do.
+        """Return the error that lists all differences and says why and what to do.
 
-        Without ``strict`` names that one side lacks are no reason, unless nothing would be filled.
+        Without ``strict``, missing names are no error, unless nothing would be filled.
         """
         if strict:
             return self._error("does not fit the state dict")
@@ -111,7 +111,7 @@ class Mismatch:
         )
 
     def warning(self, filled: Filled) -> str:
-        """Return what to warn of if a load without ``strict`` fills little."""
+        """Return the warning for a load without ``strict`` that fills little."""
         counts = f"fills {filled.tensors} of the {filled.of_tensors} tensors of the state dict"
         return dataclasses.replace(self, call=self.call._replace(strict=""))._text(counts)
 
@@ -136,7 +136,7 @@ class Mismatch:
         return text + "".join(f"\n  {line}" for line in advice)
 
     def _lists(self) -> Iterator[str]:
-        """Yield the lists; names that read the same and differ are shown as Python has them."""
+        """Yield the lists; different names with the same text are shown in Python's notation."""
         here = {flat_name(path) for path, _ in self.missing}
         reads_same = any(flat_name(path) in here for path, _ in self.unexpected)
         show = describe if reads_same else flat_name
@@ -174,10 +174,10 @@ class Mismatch:
             said += self._of_rest(here, there, is_all=not said)
         return slim + said
 
-    # Kinds of reasons. Each takes out of ``here`` and ``there`` what it explains.
+    # Kinds of reasons. Each removes the names that it explains from ``here`` and ``there``.
 
     def _of_new_optimizer(self, optimizer: Steps) -> str:
-        """Say how to load the moments of an optimizer that has none."""
+        """Return how to load the moments of an optimizer that has none."""
         steps = [*filter(None, self.below.split(".")), *optimizer]
         loaded = f"{self.call.load}({self.path!r})"
         if steps:
@@ -189,7 +189,7 @@ class Mismatch:
         )
 
     def _of_texts(self, here: dict[Steps, Gap], there: dict[Steps, Gap]) -> list[str]:
-        """Compare names that read the same: text against number keys, dots against dicts."""
+        """Compare names with the same text: text against number keys, dots against dicts."""
         by_text = {flat_name(path): steps for steps, (path, _) in there.items()}
         said: dict[str, str] = {}
         for steps, (path, _) in list(here.items()):
@@ -209,7 +209,7 @@ class Mismatch:
         return list(said.values())
 
     def _of_keys(self, ours: object, theirs: object) -> str:
-        """Say what to do about two keys that read the same."""
+        """Return what to do about two keys with the same text."""
         if isinstance(theirs, str) and not isinstance(ours, str):
             return "its keys are text, and these numbers: make these text, {str(key): value, ...}"
         if isinstance(ours, str) and not isinstance(theirs, str):
@@ -221,7 +221,7 @@ class Mismatch:
         return said + (f"{way} takes these for one name" if way else "change those here")
 
     def _of_steps(self, here: dict[Steps, Gap], there: dict[Steps, Gap]) -> list[str]:
-        """Find prefixes and other steps that only one side has."""
+        """Find prefixes and other parts of names that only one side has."""
         runs, pairs = extra_runs(here, there, self.kind_of)
         if not runs:
             return []
@@ -241,7 +241,7 @@ class Mismatch:
         return [f"{said}: {way}"]
 
     def _of_part(self, pairs: Pairs) -> str:
-        """Say which part of the checkpoint the state dict is; empty if it is none."""
+        """Return which part of the checkpoint matches the state dict; empty if none."""
         tops = {above(*pair) for pair in pairs}
         top = tops.pop()
         if tops or not top or top in WRAPPERS:
@@ -254,7 +254,7 @@ class Mismatch:
         return f"{said}: {way}" if way else ""
 
     def _of_whole(self, pairs: Pairs) -> str:
-        """Say which part of the state dict the checkpoint is; empty if it is none."""
+        """Return which part of the state dict matches the checkpoint; empty if none."""
         tops = {above(theirs, ours) for ours, theirs in pairs}
         top = tops.pop()
         if tops or len(top) != 1 or top in WRAPPERS or not isinstance(self.state, dict):
@@ -265,11 +265,11 @@ class Mismatch:
         return f"the checkpoint holds what is below {name!r} here: pass state_dict[{name!r}]"
 
     def _has_nothing(self) -> bool:
-        """Whether no name is on both sides."""
+        """Return whether no name is on both sides."""
         return sum(1 for _ in self.leaves()) == len(self.missing)
 
     def _of_renamed(self, here: dict[Steps, Gap], there: dict[Steps, Gap]) -> list[str]:
-        """Pair names of equal dtype and shape: layers that have another name now."""
+        """Pair names of equal dtype and shape: probably renamed layers."""
         pairs = renamed(here, there, self.kind_of)
         if not pairs:
             return []
@@ -286,7 +286,7 @@ class Mismatch:
         return [f"{said}; if so, {way} maps {'it' if len(pairs) == 1 else 'them'}" if way else said]
 
     def _of_kinds(self) -> Iterator[str]:
-        """Say what to do about tensors and values that are not alike."""
+        """Yield what to do about tensors and values that differ."""
         if "size" in self.kinds:
             rest = f"; {self.call.strict} then loads the others" if self.call.strict else ""
             way = self.call.way('rename={"head": "old_head"}')
@@ -313,7 +313,7 @@ class Mismatch:
     def _of_rest(
         self, here: dict[Steps, Gap], there: dict[Steps, Gap], *, is_all: bool
     ) -> list[str]:
-        """Say what to do about names that one side has more than the other."""
+        """Return what to do about names that only one side has."""
         if not here and not there:
             return []
         if is_all and self._has_nothing():
@@ -327,7 +327,7 @@ class Mismatch:
 def _optimizers(
     state: object, here: Iterable[Steps], there: Iterable[Steps]
 ) -> dict[Steps, tuple[list[Steps], list[Steps]]]:
-    """Return the names that each optimizer of the state dict, and the checkpoint's, has alone."""
+    """Return the state names that only the state dict's or only the checkpoint's optimizer has."""
     found: dict[Steps, tuple[list[Steps], list[Steps]]] = {}
     known: dict[Steps, bool] = {}
     for side, names in enumerate((here, there)):
@@ -346,7 +346,7 @@ def _optimizers(
 
 
 def _kinds(names: Iterable[Steps]) -> set[object]:
-    """Return what an optimizer calls its state, such as ``exp_avg``."""
+    """Return the name of an optimizer's state, such as ``exp_avg``."""
     return {steps[-1] for steps in names}
 
 
@@ -368,8 +368,8 @@ def _at(state: Any, steps: Steps) -> Any:
 
 
 def _of_run(run: Steps, pairs: Pairs) -> str:
-    """Say which side has a run, and what adds it."""
-    # A name may have the run twice, and the other once.
+    """Return which side has extra parts of names, and what adds them."""
+    # A name may have these parts twice, and the other name once.
     some = sample(pairs, CANDIDATES_MAX)
     with_it = max(some, key=lambda pair: abs(count(pair[0], run) - count(pair[1], run)))
     is_theirs = count(with_it[1], run) > count(with_it[0], run)
@@ -383,7 +383,7 @@ def _of_run(run: Steps, pairs: Pairs) -> str:
 
 
 def _is_prefix(run: Steps, names: list[Steps]) -> bool:
-    """Whether all names have a run first, or below the same key."""
+    """Return whether all names begin with these parts, or have them below the same key."""
     first = names[0]
     for at in range(min(2, len(first))):
         ahead = first[: at + len(run)]

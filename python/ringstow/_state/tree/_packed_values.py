@@ -1,8 +1,8 @@
-"""A value and its tensors as one string of bytes: what DCP's objects are stored as. Pure.
+"""Packs a value and its tensors as one string of bytes, to store DCP's objects.
 
-It is laid out as a safetensors file is: the length of the header (eight bytes, little-endian), a
-JSON header, and the elements. The header's ``__metadata__`` has the ``state``: the tree, as in a
-manifest, of a dict with the value as its only item.
+Pure. The layout is that of a safetensors file: the length of the header (eight bytes,
+little-endian), a JSON header, and the elements. The header's ``__metadata__`` has the ``state``:
+the tree, as in a manifest, of a dict with the value as its only item.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BITS = re.compile(r"(?:U|I|F|BF|C)([0-9]+)(?:_|$)")
 
 
 class Packed(NamedTuple):
-    """What `split` finds."""
+    """The result of `split`."""
 
     tree: str
     tensors: list[tuple[str, str, tuple[int, ...], int]]
@@ -33,12 +33,12 @@ class Packed(NamedTuple):
 
 
 def pack(key: str, value: object, refusals: Refusals) -> bytes:
-    """Return a value as bytes; of no use if it was refused.
+    """Return a value as bytes; invalid if the value was refused.
 
     Args:
         key: the value's name, for messages.
         value: anything that a state dict may hold.
-        refusals: where the values are noted that can't be saved.
+        refusals: collects values that can't be saved.
     """
     encoded = _encode.encode({key: value}, refusals=refusals, fast=False)
     if refusals:
@@ -57,7 +57,7 @@ def pack(key: str, value: object, refusals: Refusals) -> bytes:
 
 
 def is_packed(data: bytes | memoryview) -> bool:
-    """Return whether bytes begin as packed ones do, which a file of torch.save's never does."""
+    """Return whether bytes begin like packed values, unlike any file of torch.save."""
     length = int.from_bytes(data[:_LENGTH], "little")
     return bytes(data[_LENGTH : _LENGTH + 2]) == b'{"' and _LENGTH + length <= len(data)
 
@@ -118,7 +118,7 @@ def _bytes_of(owner: Any, key: str) -> bytes:
         raise UnsupportedError(
             f"{key} holds an array on a GPU: save it as a tensor, or on the host"
         )
-    import ctypes  # takes a while, and is rarely wanted
+    import ctypes  # slow import, rarely needed
 
     dense = owner.detach().cpu().contiguous()
 

@@ -1,4 +1,4 @@
-"""Pickle, for values that the format has no words for: where the caller allowed it, and no tensors.
+"""Pickles values that the format does not support, if the caller allows it; never tensors.
 
 Pickle would write the bytes of a tensor into the manifest, a third larger and without a name.
 """
@@ -14,7 +14,7 @@ from ringstow._state.tensors._optional_packages import imported
 from ringstow._state.tree._refusals import Refused
 
 _PROTOCOL = 4
-# Smaller arrays are a part of what objects are made of: a scaler's means, a table's bounds.
+# Smaller arrays are parts of objects: a scaler's means, a table's bounds.
 _ARRAY_MAX = 64 << 10
 
 
@@ -22,8 +22,8 @@ def dumps(value: object) -> bytes:
     """Return the pickle of a value.
 
     Raises:
-        Refused: it holds a tensor, an array on a GPU, or an array of more than 64 KiB.
-        Exception: whatever a value raises that can't be pickled.
+        Refused: the value holds a tensor, an array on a GPU, or an array of more than 64 KiB.
+            Exception: the error of a value that can't be pickled.
     """
     file = io.BytesIO()
     _Pickler(file, _PROTOCOL).dump(value)
@@ -42,7 +42,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _is_tensor(value: Any) -> str:
-    """Return what a value is if it holds elements of its own; empty for all else."""
+    """Return the kind of a value with elements; empty for other values."""
     torch = imported("torch")
     if torch is not None and (
         _torch.is_tensor(value)

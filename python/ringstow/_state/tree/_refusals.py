@@ -1,4 +1,4 @@
-"""What a save refuses, and what to save instead: one line a value, all values in one error."""
+"""Refusals of a save, and what to save instead: one line per value, all values in one error."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _PARTS = "what it is made of: numbers, text, lists, dicts, tensors, arrays"
 
 
 class Refused(Exception):
-    """A value can't be saved so that it comes back equal.
+    """A value can't be saved such that it loads equal.
 
-    ``remedy`` is what to save instead, in Python where it can be, with ``x`` for the value;
-    ``reason`` completes "is a Foo, ", if the type alone does not say why.
+    ``remedy`` is what to save instead, if possible in Python, with ``x`` for the value; ``reason``
+    completes "is a Foo, ", if the type alone does not say why.
     """
 
     def __init__(self, remedy: str, reason: str = "") -> None:
@@ -33,7 +33,7 @@ class Refusals:
     """Collects every value that a save refuses; true if there is any."""
 
     def __init__(self, pickle: str = _PICKLE) -> None:
-        """Begin with nothing; ``pickle`` is what the error says of the way by pickle."""
+        """Begin empty; ``pickle`` is the error's sentence about pickling."""
         self._pickle = pickle
         self._lines: list[str] = []
         self._count = 0
@@ -44,23 +44,23 @@ class Refusals:
         return self._count > 0
 
     def add(self, error: Error) -> None:
-        """Note an error that names its key and says what to do."""
+        """Add an error that names its key and says what to do."""
         self._note(str(error))
         self._are_unsupported &= type(error) is UnsupportedError
 
     def add_value(self, key: str, value: object, refused: Refused, *, pickled: bool) -> None:
-        """Note a value; ``pickled`` says that pickle was allowed, and has not helped either."""
+        """Add a value; ``pickled`` means that pickle was allowed, but failed too."""
         reason = refused.reason or "which can't be saved as it is"
         self._note(f"{key} is {kind_of(value)}, {reason}: save {refused.remedy}")
         self._are_unsupported = False
         self._is_pickle_offered |= not pickled
 
     def check(self) -> None:
-        """Raise one error for all that was noted.
+        """Raise one error for all collected values.
 
         Raises:
             InvalidStateError: there are values that can't be saved.
-            UnsupportedError: likewise, all of them tensors that can't be saved yet.
+            UnsupportedError: all of these values are tensors that can't be saved yet.
         """
         if not self._count:
             return
@@ -96,7 +96,7 @@ def type_name(value: object) -> str:
 
 
 def remedy(value: Any) -> str:
-    """Return what to save instead of a value, in Python where it can be, with ``x`` for it."""
+    """Return what to save instead of a value, if possible in Python, with ``x`` for the value."""
     kind = type(value)
     named = _of_names(kind)
     if named is None:
@@ -182,5 +182,5 @@ _METHODS = (
     ("_asdict", "x._asdict()"),
     ("__next__", "list(x)"),
 )
-# What a type derives from, and so can be turned into.
+# Base types of a type, to which its values can be converted.
 _BASES = (dict, list, tuple, set, frozenset, str, int, float, complex, bytes, bytearray)

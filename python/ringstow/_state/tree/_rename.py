@@ -1,4 +1,4 @@
-"""Names that differ between a checkpoint and a state dict: parts of one, other steps. Pure."""
+"""Maps names between a checkpoint and a state dict: prefixes, and renamed parts. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def steps_of(path: Path) -> Steps:
 
 
 def below(node: Any, prefix: str) -> Any:
-    """Return the part of a skeleton below a prefix, as if it were the root; None if it is none.
+    """Return the part of a skeleton below a prefix, as if it were the root; None if there is none.
 
     Keys with dots are cut: ``below({"model": {"module.w": x}}, "model.module")`` is ``{"w": x}``.
     """
@@ -45,18 +45,18 @@ def below(node: Any, prefix: str) -> Any:
 
 
 class Rename:
-    """Maps runs of whole steps of the checkpoint's names to those here.
+    """Maps whole parts of the checkpoint's names to names here.
 
-    A run that is mapped to nothing is left out of the names on both sides, so that it does not
-    matter which side has it.
+    Parts mapped to nothing are left out of the names on both sides, so that either side may have
+    them.
     """
 
     def __init__(self, mapping: Mapping[str, str]) -> None:
-        """Take the argument of a load.
+        """Check and store the argument of a load.
 
         Raises:
-            TypeError: it is not a mapping of text to text.
-            ValueError: it maps nothing to something.
+            TypeError: ``mapping`` is not a mapping of text to text. ValueError: it maps an empty
+                name.
         """
         if not isinstance(mapping, Mapping) or any(
             not isinstance(text, str) for pair in mapping.items() for text in pair
@@ -68,16 +68,16 @@ class Rename:
                 'rename maps steps of the checkpoint\'s names, and "" is none. To leave out a '
                 'prefix that only the names here have, map it to "": rename={"module": ""}'
             )
-        # The longest first: it says the most.
+        # The longest first: it is the most specific.
         self._runs = sorted(runs.items(), key=lambda pair: -len(pair[0]))
         self._gone = [(old, new) for old, new in self._runs if not new]
 
     def there(self, steps: Steps) -> Steps:
-        """Return what becomes of a name of the checkpoint."""
+        """Return the new name of a name of the checkpoint."""
         return _mapped(steps, self._runs)
 
     def here(self, steps: Steps) -> Steps:
-        """Return what becomes of a name of the state dict."""
+        """Return the mapped name of a name of the state dict."""
         return _mapped(steps, self._gone)
 
 
@@ -106,7 +106,7 @@ class Fitting:
     """Gives a skeleton the structure of a state dict, by their names after a `Rename`."""
 
     def __init__(self, rename: Rename, key_of: Callable[[Any, Path], Any], where: str) -> None:
-        """Make one; ``key_of`` returns the key that a key of the skeleton stands for."""
+        """Prepare; ``key_of`` returns the key that a key of the skeleton stands for."""
         self._rename = rename
         self._key_of = key_of
         self._where = where
@@ -117,7 +117,7 @@ class Fitting:
         """Return a skeleton whose dicts have the keys of the state dict's.
 
         Raises:
-            KeyMismatchError: two names of one side are one after the renaming.
+            KeyMismatchError: two names of one side are equal after the renaming.
         """
         if not isinstance(node, dict):
             return node
@@ -170,13 +170,13 @@ class Fitting:
             return self._item(value, found[steps][1], path)
         if steps not in groups:
             return _NOTHING
-        # An empty dict, or what is no dict here: it gets the dict of the checkpoint.
+        # An empty dict, or not a dict here: use the checkpoint's dict.
         (at, node), *_ = groups[steps]
         taken |= {one: path for one, (other, _) in found.items() if other[: len(at)] == at}
         return node
 
     def _item(self, value: Any, node: Any, path: Path) -> Any:
-        """Return the node of a value, whose lists may hold state dicts themselves."""
+        """Return the node of a value; its lists may hold state dicts."""
         if type(value) not in _SEQUENCES or type(node) is not type(value):
             return node
         items = list(node)

@@ -1,4 +1,4 @@
-"""The part of a skeleton that a load asked for, by exact names or by a prefix. Pure."""
+"""Selects the requested part of a skeleton, by exact names or by a prefix. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from ringstow._core._errors import KeyMismatchError
 from ringstow._state.tree._walk import Path, children, leaf_name, leaves, like, metadata_of
 
-# Close matches are looked for among so many names at most: it takes long.
+# Maximum number of names among which to search close matches, which is slow.
 _CANDIDATES_MAX = 5_000
 _SUGGESTED_FOR_MAX = 3
 _NOTHING: Any = object()
@@ -18,14 +18,14 @@ _NOTHING: Any = object()
 def by_prefix(
     skeleton: dict[Any, Any], prefix: str, path: str, dropped: Sequence[str] = ()
 ) -> dict[Any, Any]:
-    """Return the skeleton with only the leaves whose flat name is the prefix, or lies below it.
+    """Return the skeleton with only the leaves whose flat name is the prefix, or below it.
 
-    A prefix ends where a step of the path ends: ``"model"`` selects ``model`` and ``model.*``, and
-    not ``model_ema.*``. One that ends with a dot means the same without ``model`` itself.
+    A prefix matches whole parts of a name: ``"model"`` selects ``model`` and ``model.*``, but not
+    ``model_ema.*``. ``"model."`` selects the same without ``model`` itself.
 
     Raises:
-        KeyMismatchError: no leaf does. ``path`` is the checkpoint's, and ``dropped`` what `slim`
-            has dropped from it, for the message.
+        KeyMismatchError: no leaf matches. ``path`` is the checkpoint's path, and ``dropped`` the
+            names that `slim` has dropped, for the message.
     """
     below = prefix if not prefix or prefix.endswith(".") else f"{prefix}."
     part = _restrict(skeleton, (), lambda name: name == prefix or name.startswith(below))
@@ -38,7 +38,7 @@ def by_prefix(
 
 
 def is_below(name: str, part: str) -> bool:
-    """Return whether a flat name is that of a part, or below it."""
+    """Return whether a flat name is a part's name, or below it."""
     return name == part or name.startswith(f"{part}.")
 
 
@@ -66,12 +66,12 @@ def by_keys(
 
 
 def _restrict(node: Any, path: Path, wanted: Any) -> Any:
-    """Cut unwanted leaves out of dicts; a list or tuple stays whole or goes whole."""
+    """Remove unwanted leaves from dicts; a list or tuple is kept or removed as a whole."""
     pairs = children(node)
     if pairs is None:
         return node if wanted(leaf_name(path, node)) else _NOTHING
     if not isinstance(node, dict):
-        # Every leaf is asked, since asking also notes which keys were found.
+        # Call it for every leaf, since it also records which keys were found.
         hits = [wanted(leaf_name(at, leaf)) for at, leaf in leaves(node, path)]
         return node if any(hits) else _NOTHING
     part: dict[Any, Any] = like(node, ())
@@ -108,7 +108,7 @@ def by_slim(missing: Iterable[str], dropped: Iterable[str]) -> list[str]:
 
 
 def said_of_slim(dropped: Iterable[str]) -> str:
-    """Return the sentence that says what `slim` has dropped."""
+    """Return a sentence with the names that `slim` has dropped."""
     return f"`slim` has dropped {' and '.join(dropped)} from this checkpoint"
 
 
@@ -123,7 +123,7 @@ def _hint(name: str, names: list[str]) -> str:
 
 
 def listed(title: str, names: list[str]) -> str:
-    """Return ``title (count): names``, twenty of them at most."""
+    """Return ``title (count): names``, with at most twenty names."""
     shown = ", ".join(names[:20])
     more = f", and {len(names) - 20} more" if len(names) > 20 else ""
     return f"{title} ({len(names)}): {shown}{more}"

@@ -1,7 +1,7 @@
-"""Which names of a checkpoint may mean which names of a state dict. Pure.
+"""Guesses which names of a checkpoint match which names of a state dict.
 
-Names are compared as steps. The work is bounded: of many names only some thousand are compared with
-others, and the rest with one.
+Pure. Names are compared part by part. The work is bounded: of many names only some thousand are
+compared with others, and the rest with one.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from ringstow._state.tree._rename import Rename, Steps
 from ringstow._state.tree._walk import Path
 
 Gap = tuple[Path, Any]
-"""A path that only one side has, and what is there."""
+"""A path that only one side has, and its value."""
 Pairs = list[tuple[Steps, Steps]]
-"""Names here, and those of the checkpoint."""
+"""Names here, and names of the checkpoint."""
 
 CANDIDATES_MAX = 4_000
 SHOWN_MAX = 5
 _SAMPLE = 24
 _NEAREST_MAX = 50
-# Runs of steps that wrappers add to a model's names, and what adds them.
+# Parts that wrappers add to a model's names, and the wrapper.
 WRAPPERS: dict[Steps, str] = {
     ("module",): "DistributedDataParallel and DataParallel add it",
     ("_orig_mod",): "torch.compile adds it",
@@ -36,14 +36,14 @@ WRAPPERS: dict[Steps, str] = {
 
 
 def sample(names: Sequence[Any], most: int) -> Sequence[Any]:
-    """Return at most so many, from all over the sequence."""
+    """Return at most ``count`` items, spread over the sequence."""
     return names[:: max(1, -(-len(names) // most))]
 
 
 def extra_runs(
     here: dict[Steps, Gap], there: dict[Steps, Gap], kind_of: Callable[[Any], object]
 ) -> tuple[list[Steps], Pairs]:
-    """Return the runs of steps without which names are equal, and the pairs of these names."""
+    """Return the parts of names without which names are equal, and the pairs of these names."""
     if not here or not there:
         return [], []
     some = [*sample([*here], CANDIDATES_MAX), *sample([*there], CANDIDATES_MAX)]
@@ -60,7 +60,7 @@ def extra_runs(
         is_most = 2 * gained >= min(len(here), len(there)) - len(pairs)
         if gained > 0 and is_most and 2 * sum(are_alike) >= len(are_alike):
             runs, pairs = [*runs, found], more
-    for run in runs[:] if len(runs) > 1 else ():  # leave out those that change nothing
+    for run in runs[:] if len(runs) > 1 else ():  # drop runs that change nothing
         fewer = _pairs_without([one for one in runs if one != run], here, there)
         if len(fewer) >= len(pairs):
             runs.remove(run)
@@ -70,7 +70,7 @@ def extra_runs(
 def _inserted_run(
     runs: list[Steps], here: Iterable[Steps], there: Iterable[Steps], pairs: Pairs
 ) -> Steps:
-    """Return the run that most often makes one name the other; empty if none does."""
+    """Return the run of steps that most often turns one name into the other; empty if none does."""
     bare = _without(runs)
     known = {steps for pair in pairs for steps in pair}
     ours = [bare(steps) for steps in here if steps not in known]
@@ -96,7 +96,7 @@ def _has(steps: Steps, run: Steps) -> bool:
 
 
 def _inserted(short: Steps, long: Steps) -> Steps:
-    """Return the run of steps that makes the one name the other; empty if none does."""
+    """Return the run of steps that turns one name into the other; empty if none does."""
     extra = len(long) - len(short)
     at = 0
     while at < len(short) and short[at] == long[at]:
@@ -119,7 +119,7 @@ def _pairs_without(runs: Iterable[Steps], here: Iterable[Steps], there: Iterable
 
 
 def above(part: Steps, name: Steps) -> Steps:
-    """Return the steps of a name above those of its part; none if it is no part of it."""
+    """Return the steps of a name above the steps of its part; empty if it is not a part."""
     extra = len(name) - len(part)
     return name[:extra] if extra > 0 and name[extra:] == part else ()
 
@@ -127,7 +127,7 @@ def above(part: Steps, name: Steps) -> Steps:
 def renamed(
     here: dict[Steps, Gap], there: dict[Steps, Gap], kind_of: Callable[[Any], object]
 ) -> Pairs:
-    """Return pairs of an old and a new name of equal kind: in order, or else the nearest names."""
+    """Return pairs of old and new names of equal kind, in order or by similarity."""
     if not here or not there:
         return []
     ours = {steps: kind_of(value) for steps, (_, value) in here.items()}
@@ -148,12 +148,12 @@ def renamed(
 
 
 def _paired(old: list[Steps], new: list[Steps], *, is_tensor: bool) -> Pairs:
-    """Pair names of one kind: all of them in order, or a few by how near they are."""
+    """Pair names of one kind: all in order, or a few by similarity."""
     if not old or not new:
         return []
     if is_tensor and len(old) == len(new):
         return list(zip(old, new, strict=True))
-    import difflib  # takes a while, and is rarely wanted
+    import difflib  # slow import, rarely needed
 
     pairs: Pairs = []
     left = {text_of(steps): steps for steps in old[:_NEAREST_MAX]}
@@ -164,7 +164,7 @@ def _paired(old: list[Steps], new: list[Steps], *, is_tensor: bool) -> Pairs:
 
 
 def rename_of(pairs: Pairs, names: Sequence[Steps]) -> dict[str, str]:
-    """Return the fewest runs of steps that make the old names new, and no other name another."""
+    """Return the fewest runs of steps that turn old names into new ones, and change no others."""
     cores = {_core(old, new) for old, new in pairs}
     for start in (False, True):
         mapping = {run[start]: run[2 + start] for run in cores}
@@ -178,7 +178,7 @@ def rename_of(pairs: Pairs, names: Sequence[Steps]) -> dict[str, str]:
 
 
 def _core(old: Steps, new: Steps) -> tuple[Steps, Steps, Steps, Steps]:
-    """Return what differs of an old name, with all steps before it, and the same of the new one."""
+    """Return the differing steps of an old and a new name, with all steps before them."""
     ends = 0
     while ends + 1 < min(len(old), len(new)) and old[-1 - ends] == new[-1 - ends]:
         ends += 1

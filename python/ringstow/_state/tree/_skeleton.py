@@ -1,7 +1,7 @@
-"""A checkpoint's JSON tree to a skeleton: the state dict with a `Leaf` for what is not read yet.
+"""Parses a checkpoint's JSON tree into a skeleton: a state dict with `Leaf` for unread values.
 
-Pure, like ``_encode``, which describes the tree. The text may have been tampered with: whatever it
-cannot be is a FormatError, and nothing is unpickled here.
+Pure, like ``_encode``, which describes the tree. The text may have been tampered with: anything
+invalid is a FormatError, and nothing is unpickled here.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def parse(text: str, path: str) -> dict[Any, Any]:
 
 
 def _check_depth(root: Any) -> None:
-    """Refuse what no save writes, and what the recursive walks over it could not do."""
+    """Refuse trees that no save writes, and trees too deep for the recursive walks."""
     level = [root]
     for _ in range(DEPTH_MAX):
         level = [inner for node in level for inner in _inside(node)]
@@ -72,7 +72,7 @@ def _check_depth(root: Any) -> None:
 
 
 def _inside(node: Any) -> Iterator[Any]:
-    """Yield the containers right inside one, also those in a dict's keys and metadata."""
+    """Yield the containers directly inside a container, also in a dict's keys and metadata."""
     inside: list[Any] = [child for _, child in children(node) or ()]
     if isinstance(node, dict):
         inside += [*node, metadata_of(node)]
@@ -86,7 +86,7 @@ def _no_constant(name: str) -> NoReturn:
 def _object(pairs: list[tuple[str, Any]]) -> Any:
     if len(pairs) == 1:
         tag, body = pairs[0]
-        if tag == "$tensor" and type(body) is str:  # nearly all that there is
+        if tag == "$tensor" and type(body) is str:  # the usual case
             return Leaf(tag, body)
     fields = dict(pairs)
     if len(fields) != len(pairs):
@@ -115,7 +115,7 @@ def _int(digits: str) -> int:
 
 def _float(name: str) -> float:
     if name not in _FLOATS:
-        raise ValueError("'$float' holds something else than nan, inf or -inf")
+        raise ValueError("'$float' holds something other than nan, inf or -inf")
     return float(name)
 
 
@@ -137,7 +137,7 @@ def _defaultdict(
     body: dict[Any, Any] | list[Any], name: str | None
 ) -> collections.defaultdict[Any, Any]:
     if name is not None and name not in _custom_types.FACTORIES:
-        raise ValueError(f"a defaultdict that makes {name!r} is unknown")
+        raise ValueError(f"unknown defaultdict factory {name!r}")
     factory = None if name is None else _custom_types.FACTORIES[name]
     return collections.defaultdict(factory, _items(body))
 
@@ -154,14 +154,14 @@ def _odict(
 
 
 def _items(body: dict[Any, Any] | list[Any]) -> dict[Any, Any] | list[tuple[Any, Any]]:
-    """Return the items of a dict of another kind, which has an object or pairs."""
+    """Return the items of another kind of dict, stored as an object or as pairs."""
     return body if type(body) is dict else _pairs(body)  # type: ignore[arg-type]
 
 
 def _pairs(body: list[Any]) -> list[tuple[Any, Any]]:
     if any(type(pair) is not list or len(pair) != 2 for pair in body):
         raise ValueError("a dict is not a list of [key, value]")
-    with contextlib.suppress(TypeError):  # which key has no hash is found below
+    with contextlib.suppress(TypeError):  # the unhashable key is found below
         check_hashes(pair[0] for pair in body)
     keys = set()
     for pair in body:
@@ -178,7 +178,7 @@ def _pairs(body: list[Any]) -> list[tuple[Any, Any]]:
 
 
 def _can_be_key(key: Any) -> bool:
-    """Tell whether a hashable part of a skeleton may become a key: no save writes others."""
+    """Return whether a hashable part of a skeleton may become a key: no save writes others."""
     if type(key) is Leaf:
         return key.tag not in (*STORED, "$counter")
     if type(key) is Box:
@@ -190,7 +190,7 @@ def _can_be_key(key: Any) -> bool:
 def _counter(body: list[Any]) -> Leaf:
     pairs = _pairs(body)
     if any(isinstance(part, Leaf | list | tuple | dict) for pair in pairs for part in pair):
-        raise ValueError("'$counter' holds something else than numbers and text")
+        raise ValueError("'$counter' holds something other than numbers and text")
     return Leaf("$counter", dict(pairs))
 
 
@@ -252,7 +252,7 @@ _TEXT, _LIST, _DICT, _ITEMS = (str,), (list,), (dict,), (dict, list)
 _TEXT_OR_NOT, _INT_OR_NOT, _DICT_OR_NOT = (str, NoneType), (int, NoneType), (dict, NoneType)
 
 _Reader = tuple[Callable[..., Any], dict[str, tuple[type, ...]]]
-"""What makes a value, and the fields that it gets, each with the types that it may have."""
+"""The maker of a value, and its fields, each with the allowed types."""
 
 _READERS: dict[str, _Reader] = {
     "$int": (_int, {"$int": _TEXT}),

@@ -1,7 +1,7 @@
-"""Small values of fixed types to the arguments that make them again, and back. Pure.
+"""Converts small values of fixed types to constructor arguments, and back.
 
-The types are those of the standard library, numpy and torch that programs keep in their state.
-Each has one function that makes it, which is written here: nothing in a file chooses it.
+Pure. These are types of the standard library, numpy and torch that programs keep in their state. A
+fixed function here makes each type: nothing in a file chooses the function.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _INT = (int, type(None))
 
 class _Kind(NamedTuple):
     take: Callable[[Any], Args]
-    """Returns the arguments; raises `Refused` for a value that they could not make again."""
+    """Returns the arguments; raises `Refused` for a value that they could not restore."""
     types: tuple[tuple[type, ...], ...]
-    """The types that each argument may have. ``object`` stands for another value of this table."""
+    """The types that each argument may have. ``object`` means another value of this table."""
     make: Callable[..., Any]
     needs: str = ""
     """The package whose module is the first argument of ``make``: torch or numpy."""
@@ -35,7 +35,7 @@ def take(value: object) -> tuple[str, Args] | None:
     An argument is None, a bool, an int, a float, a str, bytes, or another such value.
 
     Raises:
-        Refused: this value of the type can't be made again from the arguments.
+        Refused: this value of the type can't be restored from arguments.
     """
     name = _name_of(value)
     return None if name is None else (name, _KINDS[name].take(value))
@@ -51,7 +51,7 @@ def needs(name: str) -> str:
 
 
 def check(name: str, args: Args) -> _Kind:
-    """Return the kind, if these can be its arguments.
+    """Return the kind, if these are valid arguments for it.
 
     Raises:
         ValueError: the kind is unknown, or these are not its arguments.
@@ -66,9 +66,9 @@ def make(name: str, args: Args, key: str = "") -> Any:
     """Return the value of a kind that the arguments make.
 
     Args:
-        name: the kind's.
-        args: as `take` returns them.
-        key: where the value belongs, for the message if its package is not installed.
+        name: the kind's name.
+        args: the arguments that `take` returns.
+        key: the value's path, for the message if its package is not installed.
 
     Raises:
         ValueError: the kind is unknown, or these are not its arguments.
@@ -106,7 +106,7 @@ def _name_of(value: object) -> str | None:
     return "numpy.dtype" if numpy is not None and isinstance(value, numpy.dtype) else None
 
 
-# Where a type says that it is defined, for those that are known under another module's name.
+# The defining module of types that are known under another module's name.
 _ALIASES = {
     "_io.BytesIO": "io.BytesIO",
     "pathlib._local.PosixPath": "pathlib.PosixPath",
@@ -189,7 +189,7 @@ def _torch_name(value: object) -> Args:
 
 def _torch_constant(kind: str) -> Callable[[Any, str], Any]:
     def make(torch: Any, name: str) -> Any:
-        value = vars(torch).get(name)  # not getattr, by which torch imports modules of its own
+        value = vars(torch).get(name)  # getattr would make torch import modules
         if type(value) is not getattr(torch, kind):
             raise UnsupportedError(f"torch {torch.__version__} has no {kind} {name!r}")
         return value
@@ -202,7 +202,7 @@ def _of(module: str, name: str) -> Any:
 
 
 def _calls(module: str, name: str) -> Callable[..., Any]:
-    """Return a function that calls a type of the standard library's, imported when it is needed."""
+    """Return a function that calls a type of the standard library, imported on demand."""
     return lambda *args: _of(module, name)(*args)
 
 

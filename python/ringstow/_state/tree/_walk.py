@@ -1,6 +1,6 @@
 """Paths in a state dict, and walks over states and skeletons. Pure.
 
-A skeleton is a state dict with a `Leaf` or `Box` for each value that is not made yet.
+A skeleton is a state dict with a `Leaf` or `Box` for each value that has not been made yet.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def flat_name(path: Path) -> str:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Box:
-    """A container that can be made only when its items are there: a set, or one with fields.
+    """A container that can be made only after its items: a set, or a value with fields.
 
-    ``tag`` is the tree's: ``"$set"``, ``"$dataclass"``; ``name`` that of the type.
+    ``tag`` is the tree's tag, such as ``"$set"``, ``"$dataclass"``; ``name`` is the type's name.
     """
 
     tag: str
@@ -58,10 +58,10 @@ class Box:
     items: list[Any] | dict[str, Any]
     """A set's items in a list; all other items by the field's name."""
     unmade: Box | None = None
-    """The box of the skeleton, if these items were made from its own."""
+    """The box of the skeleton, if these items were made from its items."""
 
     def __repr__(self) -> str:
-        """Return what a flat name shows of one that is a dict's key."""
+        """Return the text of a box in a flat name, if it is a dict's key."""
         return f"<{self.tag[1:]}>"
 
     def steps(self) -> list[tuple[Any, Any]]:
@@ -72,7 +72,7 @@ class Box:
 
 
 def children(node: object) -> Iterator[tuple[Any, Any]] | None:
-    """Return the (key or index, child) pairs of a container that has any, else None."""
+    """Return the (key or index, child) pairs of a container; None for other values."""
     if isinstance(node, dict) and node:
         return iter(node.items())
     if isinstance(node, (list, tuple, collections.deque)) and node:
@@ -83,7 +83,7 @@ def children(node: object) -> Iterator[tuple[Any, Any]] | None:
 
 
 def leaves(node: object, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield the path and value of all that is no container; an empty container is a leaf too."""
+    """Yield path and value of everything except containers; an empty container is a leaf too."""
     pairs = children(node)
     if pairs is None:
         yield path, node
@@ -95,8 +95,8 @@ def leaves(node: object, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 def rebuild(node: Any, path: Path, make: Make, is_leaf: Callable[[Any], bool] | None = None) -> Any:
     """Return a copy of a state or skeleton with ``make(leaf, path)`` in place of each leaf.
 
-    Leaves are every `Leaf`, every `Box`, and all that ``is_leaf`` is true for. ``make`` gets a box
-    with what it made of the items.
+    Leaves are every `Leaf`, every `Box`, and all values for which ``is_leaf`` is true. ``make``
+    gets a box with the made items.
     """
     kind = type(node)
     if kind is Leaf or (is_leaf is not None and kind is not Box and is_leaf(node)):
@@ -104,7 +104,7 @@ def rebuild(node: Any, path: Path, make: Make, is_leaf: Callable[[Any], bool] | 
     if kind in DICTS:
         return _rebuild_dict(node, path, make, is_leaf)
     if kind in _LISTS or kind is Box:
-        # A loop, not a comprehension, which would be one more frame on the way down.
+        # A loop, not a comprehension, which would add a frame per level.
         items = []
         for step, child in enumerate(node) if kind in _LISTS else node.steps():
             items.append(rebuild(child, (*path, step), make, is_leaf))
@@ -131,7 +131,7 @@ def with_items(box: Box, items: list[Any]) -> Box:
 
 
 class NoKeyError(ValueError):
-    """What a skeleton has for a dict's key can't be one."""
+    """A dict's key in a skeleton is invalid."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(f"has a key that {why}")
@@ -142,11 +142,10 @@ SAME_HASH_MAX = 100
 
 
 def check_hashes(keys: Iterable[Any]) -> None:
-    """Refuse keys that a file has chosen to have one hash: a dict of them takes quadratic time.
+    """Refuse keys that a file has chosen to have equal hashes: a dict of them is quadratic.
 
     Raises:
-        ValueError: far more have one hash than a program's keys do.
-        TypeError: one has none.
+        ValueError: too many keys have the same hash. TypeError: a key is not hashable.
     """
     if max(collections.Counter(map(hash, keys)).values(), default=0) > SAME_HASH_MAX:
         raise ValueError(f"more than {SAME_HASH_MAX} of its keys have the same hash")
@@ -156,7 +155,7 @@ def rebuild_key(key: Any, path: Path, make: Make, others: Container[Any]) -> Any
     """Return the key of the state's dict that a skeleton's key becomes.
 
     Raises:
-        NoKeyError: it can't be a key, or is one of the others.
+        NoKeyError: the key is invalid, or a duplicate.
     """
     made = rebuild(key, (*path, "<key>"), make) if type(key) in (Leaf, tuple, Box) else key
     try:
@@ -191,8 +190,8 @@ def _rebuild_dict(
 def leaf_name(path: Path, node: object) -> str:
     """Return the flat name of a leaf.
 
-    It is the name under which its tensor is stored, unless that is another leaf's, with which
-    this one shares memory.
+    Its tensor is stored under this name, unless another leaf shares its memory; then under the
+    other leaf's name.
     """
     name = flat_name(path)
     if isinstance(node, Leaf) and node.tag in STORED:
@@ -203,7 +202,7 @@ def leaf_name(path: Path, node: object) -> str:
 
 
 def nodes(node: Any, path: Path = ()) -> list[tuple[Path, Leaf | Box]]:
-    """Return every leaf and box of a skeleton with its path, those in keys and metadata too."""
+    """Return every leaf and box of a skeleton with its path, also in keys and metadata."""
     found: list[tuple[Path, Leaf | Box]] = []
 
     def note(leaf: Leaf | Box, at: Path) -> Leaf | Box:
@@ -226,7 +225,7 @@ def stored_leaves(node: Any) -> list[Leaf]:
 
 
 def find(node: Any, name: str, path: Path = ()) -> tuple[Path, Any] | None:
-    """Return the path and node of what has a name, a path joined by dots; None if nothing has."""
+    """Return the path and node of a name, a path joined by dots; None if there is none."""
     for key, child in children(node) or ():
         step, at = flat_name((key,)), (*path, key)
         if name in (step, leaf_name(at, child)):
@@ -239,5 +238,5 @@ def find(node: Any, name: str, path: Path = ()) -> tuple[Path, Any] | None:
 
 
 def metadata_of(node: object) -> Any:
-    """Return the ``_metadata`` that an OrderedDict carries; None if it carries none."""
+    """Return the ``_metadata`` of an OrderedDict; None if it has none."""
     return getattr(node, "_metadata", None) if isinstance(node, collections.OrderedDict) else None

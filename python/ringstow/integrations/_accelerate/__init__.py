@@ -1,1 +1,1 @@
-"""What `ringstow.integrations.accelerate` is made of."""
+"""Parts of `ringstow.integrations.accelerate`."""

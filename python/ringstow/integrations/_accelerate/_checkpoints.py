@@ -1,4 +1,4 @@
-"""The checkpoints of one Accelerator: how its ranks save, find and load them."""
+"""The checkpoints of one Accelerator: its ranks save, find and load them here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _log = logging.getLogger("ringstow")
 
 
 class Options(NamedTuple):
-    """How to save; the same on all ranks."""
+    """The settings of saves; the same on all ranks."""
 
     config: Config | None
     staging: Staging
@@ -48,20 +48,20 @@ class Checkpoints:
         self._part: str | None = None
 
     def __reduce__(self) -> tuple[type[Checkpoints], tuple[Any, Options]]:
-        """Pickle without saves and ranks: a dataloader's worker may get the Accelerator."""
+        """Pickle without saves and ranks: a dataloader's worker may receive the Accelerator."""
         return type(self), (self._accelerator, self._options)
 
     @property
     def _ranks(self) -> Team:
-        """The ranks; all of them make it together, before the first use."""
+        """The ranks; created together by all ranks before the first use."""
         if self._made is None:
             self._made = ranks_or_alone(*self._options)
         return self._made
 
-    # A save.
+    # The methods of a save.
 
     def save(self, output_dir: str | os.PathLike[str] | None) -> str:
-        """Start a save, and return the path that it gets."""
+        """Start a save, and return its final path."""
         shown = self._ranks.from_first(lambda: self._prepare(output_dir))
         final = absolute(shown)
         self._part = part = _rename_when_complete.hidden(final)
@@ -75,19 +75,19 @@ class Checkpoints:
         return shown
 
     def wait(self) -> None:
-        """Wait until the save in flight is complete.
+        """Wait until the save in progress is complete.
 
         Raises:
-            BaseException: what it failed of, on all ranks; once.
+            BaseException: the save's failure, on all ranks; once.
         """
         try:
             self._ranks.agree(self._flight.end())
         except BaseException:
-            self._discard()  # now that no rank writes there any more
+            self._discard()  # no rank writes there now
             raise
 
     def close(self) -> None:
-        """Give up what ends with the process group."""
+        """Drop the objects that end with the process group."""
         self._made = None
 
     def _discard(self) -> None:
@@ -96,7 +96,7 @@ class Checkpoints:
             shutil.rmtree(self._part, ignore_errors=True)
 
     def _prepare(self, output_dir: str | os.PathLike[str] | None) -> str:
-        """Make the hidden directory, on rank 0; return the path that it gets."""
+        """Make the hidden directory, on rank 0; return its final path."""
         if self._is_named():
             names = _places.NAMES
             shown = os.path.join(self._root(), f"checkpoint_{self._accelerator.save_iteration}")
@@ -129,7 +129,8 @@ class Checkpoints:
     def _start(self, part: str, final: str) -> None:
         """Run the hooks, and start the save."""
         folder = os.path.join(part, _places.HOOKS)
-        # Every rank asks every object, as the Accelerator does: some need all ranks for it.
+        # Every rank calls every object's ``state_dict``, as the Accelerator does: some need all
+        # ranks.
         accelerator = self._accelerator
         weights, common, own = self._ranks.each(
             lambda: (self._run_hooks(folder), _states.common(accelerator), _states.own(accelerator))
@@ -137,7 +138,7 @@ class Checkpoints:
         all_own = self._ranks.gathered(own)
 
         def meta() -> dict[str, Any]:
-            """Return all that belongs to no model and no optimizer, on rank 0."""
+            """Return, on rank 0, all state that belongs to no model and no optimizer."""
             ranks, is_sharded = len(all_own), self._is_sharded()
             counts = _states.counts(accelerator, None if is_sharded else len(weights))
             names = _places.hooks_files(part)
@@ -204,7 +205,7 @@ class Checkpoints:
         return handle
 
     def _of_several(self) -> Ranks:
-        """Return the ranks of FSDP2, which needs a process group also for one."""
+        """Return the ranks of FSDP2, which needs a process group even for one rank."""
         return cast("Ranks", self._ranks)
 
     def _run_hooks(self, folder: str) -> list[dict[str, Any]]:
@@ -214,14 +215,14 @@ class Checkpoints:
             hook(self._accelerator._models, weights, folder)
         return weights
 
-    # A load.
+    # The methods of a load.
 
     def newest(self) -> str | None:
         """Return the newest complete checkpoint of automatic naming."""
         return self._ranks.from_first(self._newest)
 
     def find(self, input_dir: str | os.PathLike[str] | None) -> tuple[str, _places.Mark | None]:
-        """Return where a checkpoint is, and its mark if ringstow saved it; rank 0 looks."""
+        """Return a checkpoint's path, and its mark if ringstow saved it; rank 0 reads it."""
         return self._ranks.from_first(lambda: self._find(input_dir))
 
     def load(self, path: str, mark: _places.Mark, *, strict: bool) -> None:
@@ -245,7 +246,7 @@ class Checkpoints:
         self._ranks.each(load_all)
 
     def number_next(self) -> None:
-        """Give the next save of automatic naming a number above all that are there."""
+        """Give the next save of automatic naming a number above all existing ones."""
         if self._is_named():
             number = self._ranks.from_first(lambda: _places.next_number(self._root()))
             self._project().iteration = max(self._project().iteration, number)
@@ -308,7 +309,8 @@ class Checkpoints:
         from ringstow.integrations._accelerate import _shards
 
         accelerator = self._accelerator
-        # All ranks together: a rank with other objects must not leave the others in the load.
+        # Check on all ranks: a rank with other objects must not leave the others waiting in the
+        # load.
         self._ranks.each(lambda: _states.check_counts(accelerator, mark.counts, None, path))
         meta = _shards.load_into(accelerator, path, self._of_several(), strict=strict)
         self._run_load_hooks([], path)
@@ -330,7 +332,7 @@ class Checkpoints:
         return bool(self._accelerator.is_fsdp2)
 
     def _step(self) -> int | None:
-        """Return the number that the manifest notes."""
+        """Return the step number for the manifest."""
         return self._accelerator.save_iteration if self._is_named() else None
 
     def _root(self) -> str:

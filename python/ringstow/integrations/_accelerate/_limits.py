@@ -1,4 +1,4 @@
-"""What `RingstowAccelerator` does not support, each with a remedy."""
+"""Setups that `RingstowAccelerator` does not support, each with a remedy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def refuse_unsupported(accelerator: Any) -> None:
     """Refuse an Accelerator whose state cannot be saved.
 
     Raises:
-        UnsupportedError: says what, and what to use instead.
+        UnsupportedError: names the unsupported setup, and what to use instead.
         InvalidStateError: the ranks have ended already.
     """
     if accelerator.num_processes > 1 and not dist.is_initialized():
@@ -70,7 +70,7 @@ def refuse_unsupported(accelerator: Any) -> None:
 
 @contextlib.contextmanager
 def full_state_dict(accelerator: Any, path: str) -> Iterator[None]:
-    """Let the stock Accelerator load its own checkpoint if that is one whole file a model."""
+    """Let the stock Accelerator load its own checkpoint if each model is one whole file."""
     is_full = os.path.exists(os.path.join(path, "pytorch_model_fsdp.bin"))
     if not (accelerator.is_fsdp2 and is_full):
         yield

@@ -1,4 +1,4 @@
-"""Where an Accelerator's checkpoints are, which are complete, and which may be replaced."""
+"""An Accelerator's checkpoints on disk: their paths, and which are complete or replaceable."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ringstow.integrations import _rename_when_complete
 NAMES = re.compile(r"checkpoint_(\d+)")
 MARK = "accelerate.json"
 HOOKS = ".hooks"
-"""Where save hooks write until the tensors are committed; in the hidden directory."""
+"""The directory in which save hooks write until the tensors are committed."""
 _FORMAT = 1
-# What ringstow writes itself.
+# Files that ringstow writes itself.
 _OURS = re.compile(r"manifest\.json|\.metadata|\.ringstow-lock|rank\d+-\d+\.safetensors")
-# What the stock Accelerator writes.
+# Files that the stock Accelerator writes.
 _STOCK = re.compile(
     r"(model|pytorch_model|optimizer|scheduler|sampler|dl_state_dict)(_\d+)?\.(bin|safetensors)"
     r"|scaler\.pt|(random_states|custom_checkpoint)_\d+\.pkl|(pytorch_model_fsdp|optimizer)_\d+"
@@ -29,15 +29,15 @@ _STOCK = re.compile(
 
 
 class Mark(NamedTuple):
-    """What the file beside a checkpoint's manifest says."""
+    """The contents of the mark, a file beside a checkpoint's manifest."""
 
     ranks: int
     """How many ranks saved it."""
     is_sharded: bool
     counts: dict[str, int]
-    """How many models, optimizers and so on it holds."""
+    """How many models, optimizers and so on the checkpoint holds."""
     files: list[str]
-    """What save hooks wrote, at the top of the directory."""
+    """Names of the files that save hooks wrote, at the top of the directory."""
 
     def write(self, folder: str) -> None:
         """Write the file into a directory."""
@@ -46,10 +46,10 @@ class Mark(NamedTuple):
 
 
 def mark_of(path: str) -> Mark | None:
-    """Return what the mark of a checkpoint says; None if `RingstowAccelerator` did not save it.
+    """Return the mark of a checkpoint; None if `RingstowAccelerator` did not save it.
 
     Raises:
-        FormatError: the mark is not what ringstow writes.
+        FormatError: the mark is damaged, or not ringstow's.
         UnsupportedError: a newer version wrote it.
     """
     file = os.path.join(path, MARK)
@@ -83,7 +83,7 @@ def numbered(root: str) -> list[str]:
 
 
 def next_number(root: str) -> int:
-    """Return the number that no checkpoint in a directory has reached."""
+    """Return the number after the highest checkpoint in a directory."""
     found = numbered(root)
     return int(os.path.basename(found[-1]).rpartition("_")[2]) + 1 if found else 0
 
@@ -113,7 +113,7 @@ def stale(newest: str, limit: int | None) -> list[str]:
 
 
 def to_load(path: str) -> str | None:
-    """Return where the checkpoint of a path is; None if there is none.
+    """Return the directory of the checkpoint for a path; None if there is none.
 
     A process that was killed while it replaced the checkpoint may have left it under another name.
     """
@@ -124,10 +124,10 @@ def to_load(path: str) -> str | None:
 
 
 def check_replaced(path: str) -> None:
-    """Refuse to replace what is more than a checkpoint.
+    """Refuse to replace anything other than a checkpoint.
 
     Raises:
-        InvalidStateError: the path is a link or a file, or others' files are in the directory.
+        InvalidStateError: the path is a link or a file, or the directory holds other files.
     """
     if not os.path.lexists(path):
         return
@@ -149,7 +149,7 @@ def check_replaced(path: str) -> None:
 
 
 def hooks_files(part: str) -> list[str]:
-    """Return what save hooks wrote.
+    """Return the names of the files that save hooks wrote.
 
     Raises:
         InvalidStateError: a name is one of ringstow's.
@@ -165,9 +165,9 @@ def hooks_files(part: str) -> list[str]:
 
 
 def seal(part: str) -> None:
-    """Move the files of hooks beside the tensors.
+    """Move the files of hooks beside the tensors, after the commit.
 
-    A save refuses a directory with the safetensors files of other programs, which hooks may write.
+    A save refuses a directory with other programs' safetensors files, which hooks may write.
     """
     folder = os.path.join(part, HOOKS)
     for name in os.listdir(folder):

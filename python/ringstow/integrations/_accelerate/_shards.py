@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from ringstow.integrations._kit._ranks import Ranks
 
 _FRESH = "fresh"
-"""Optimizers that have not made a step yet: their groups of parameters."""
+"""Parameter groups of optimizers that have not made a step yet."""
 
 
 def check(meta: dict[str, Any], *, allow_pickle: bool) -> None:
-    """Refuse at the call what the save would refuse later.
+    """Refuse values at the call that the save would refuse later.
 
     Raises:
         InvalidStateError: names each value, with what to save instead.
@@ -35,7 +35,7 @@ def check(meta: dict[str, Any], *, allow_pickle: bool) -> None:
 
 
 def collect(accelerator: Any, meta: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the state that a rank saves. Rank 0 gives the values that are not sharded."""
+    """Return the state that a rank saves. Rank 0 provides the values that are not sharded."""
     state: dict[str, Any] = {
         key("model", n): get_model_state_dict(one) for n, one in enumerate(accelerator._models)
     }
@@ -43,10 +43,10 @@ def collect(accelerator: Any, meta: dict[str, Any] | None) -> dict[str, Any]:
     for name, model, optimizer in _optimizers(accelerator):
         if optimizer.state:
             state[name] = get_optimizer_state_dict(model, optimizer)
-        else:  # torch would make a step to have a state
+        else:  # torch would make a step to create a state
             fresh[name] = optimizer.state_dict()["param_groups"]
     if meta is not None:
-        # A tuple is one value, also to DCP, which takes dicts apart and makes all keys text.
+        # A tuple is one value for DCP, which would flatten a dict and turn its keys into text.
         state[ACCELERATOR] = ({**meta, _FRESH: fresh},)
     return state
 
@@ -56,7 +56,7 @@ def load_into(accelerator: Any, path: str, ranks: Ranks, *, strict: bool) -> dic
 
     Raises:
         KeyMismatchError: the checkpoint has other names, or tensors of other shapes.
-        Exception: what else a rank cannot read, on all ranks.
+        Exception: any other error of a rank, on all ranks.
     """
     rest: dict[str, Any] = {ACCELERATOR: None}
     ranks.fill(rest, path, Call())  # before anything changes
@@ -65,7 +65,7 @@ def load_into(accelerator: Any, path: str, ranks: Ranks, *, strict: bool) -> dic
     for name, _, optimizer in _optimizers(accelerator):
         if name in fresh:
             optimizer.load_state_dict({"state": {}, "param_groups": fresh[name]})
-    # Torch makes a step to have a state to fill, and the scaler must be ready for that.
+    # Torch makes a step to create a state to fill, and the scaler must be ready for that.
     put_scaler(accelerator, meta)
     models = {key("model", n): one for n, one in enumerate(accelerator._models)}
     state: dict[str, Any] = {name: get_model_state_dict(one) for name, one in models.items()}
@@ -82,7 +82,7 @@ def load_into(accelerator: Any, path: str, ranks: Ranks, *, strict: bool) -> dic
 
 
 def _optimizers(accelerator: Any) -> Iterator[tuple[str, torch.nn.Module, torch.optim.Optimizer]]:
-    """Yield the name, the model and torch's own optimizer of each; Accelerate pairs them so."""
+    """Yield each optimizer's name, model and torch optimizer, paired as in Accelerate."""
     pairs = zip(accelerator._models, accelerator._optimizers, strict=False)
     for number, (model, optimizer) in enumerate(pairs):
         yield key("optimizer", number), model, optimizer.optimizer

@@ -1,6 +1,6 @@
-"""What an Accelerator keeps besides models and optimizers: collected at a save, put back at a load.
+"""An Accelerator's state besides models and optimizers: collected at a save, restored at a load.
 
-All of it is one value of the checkpoint, below `ACCELERATOR`.
+It is one value of the checkpoint, below `ACCELERATOR`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def is_optimizers(name: str) -> bool:
 
 
 def counts(accelerator: Any, models: int | None) -> dict[str, int]:
-    """Return how many of each an Accelerator saves.
+    """Return how many objects of each kind an Accelerator saves.
 
     Args:
         accelerator: the Accelerator.
-        models: how many models hooks have left; None means all.
+        models: how many models the hooks leave to the save; None means all.
     """
     return {
         "models": len(accelerator._models) if models is None else models,
@@ -47,7 +47,7 @@ def counts(accelerator: Any, models: int | None) -> dict[str, int]:
 
 
 def common(accelerator: Any) -> dict[str, Any]:
-    """Return what all ranks have alike."""
+    """Return the state that is equal on all ranks."""
     return {
         "step": accelerator.step,
         "schedulers": [one.state_dict() for one in accelerator._schedulers],
@@ -57,7 +57,7 @@ def common(accelerator: Any) -> dict[str, Any]:
 
 
 def own(accelerator: Any) -> dict[str, Any]:
-    """Return what each rank has for itself: random numbers, and where its dataloaders are."""
+    """Return this rank's own state: random numbers, and the positions of its dataloaders."""
     return {
         "random": {
             "python": random.getstate(),
@@ -70,10 +70,10 @@ def own(accelerator: Any) -> dict[str, Any]:
 
 
 def check_counts(accelerator: Any, saved: dict[str, int], models: int | None, path: str) -> None:
-    """Refuse a checkpoint that lacks something; log what it has too much of.
+    """Refuse a checkpoint that lacks objects; log its surplus objects.
 
     Raises:
-        InvalidStateError: names what it lacks.
+        InvalidStateError: names the missing objects.
     """
     here = counts(accelerator, models)
     lacking = [
@@ -94,7 +94,7 @@ def check_counts(accelerator: Any, saved: dict[str, int], models: int | None, pa
 
 
 def put_common(accelerator: Any, saved: dict[str, Any]) -> None:
-    """Give back what all ranks have alike."""
+    """Restore the state that is equal on all ranks."""
     accelerator.step = saved["step"]
     for one, state in zip(accelerator._schedulers, saved["schedulers"], strict=False):
         one.load_state_dict(state)
@@ -104,13 +104,13 @@ def put_common(accelerator: Any, saved: dict[str, Any]) -> None:
 
 
 def put_scaler(accelerator: Any, saved: dict[str, Any]) -> None:
-    """Give back the state of the gradient scaler."""
+    """Restore the state of the gradient scaler."""
     if accelerator.scaler is not None:
         accelerator.scaler.load_state_dict(saved["scaler"])
 
 
 def put_own(accelerator: Any, saved: list[dict[str, Any]], path: str) -> None:
-    """Give back this rank's own state; if this rank was not there, rank 0's dataloaders."""
+    """Restore this rank's own state; for a new rank, rank 0's dataloaders."""
     rank, ranks = accelerator.process_index, accelerator.num_processes
     mine = saved[rank] if rank < len(saved) else None
     for one, state in zip(
@@ -157,7 +157,7 @@ def _put_random(state: dict[str, Any], path: str) -> None:
 
 
 def _dataloader(one: Any) -> dict[str, Any]:
-    """Return which epoch a dataloader is in, and where if it is one with a state."""
+    """Return a dataloader's epoch, and its position if it is stateful."""
     sampler = _seedable(one)
     return {
         "epoch": getattr(one, "iteration", None),

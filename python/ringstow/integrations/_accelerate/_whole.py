@@ -1,4 +1,4 @@
-"""One process, or ranks with a copy of the model each (DDP): rank 0 saves, every rank loads."""
+"""One process, or ranks that each have a copy of the model (DDP): rank 0 saves, all load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def weights(accelerator: Any) -> list[dict[str, Any]]:
-    """Return the models' states, with the names that they have without wrappers."""
+    """Return the models' states, with their names without wrappers."""
     return [_bare(accelerator, model).state_dict() for model in accelerator._models]
 
 
@@ -65,8 +65,8 @@ def load_into(
 
     Raises:
         KeyMismatchError: ``ringstow slim`` has dropped a part.
-        CorruptCheckpointError: the bytes on disk are not those that were written.
-        RuntimeError: torch's, if the model has other names or shapes.
+        CorruptCheckpointError: bytes on disk are damaged.
+        RuntimeError: torch's error, if the model has other names or shapes.
     """
 
     def part(name: str) -> Any:

@@ -1,1 +1,1 @@
-"""What `ringstow.integrations.deepspeed` is made of."""
+"""Parts of `ringstow.integrations.deepspeed`."""

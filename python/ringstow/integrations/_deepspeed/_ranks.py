@@ -1,4 +1,4 @@
-"""What the ranks of an engine tell each other, in a group that training does not use."""
+"""Communication of an engine's ranks, in a group that training does not use."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _TEXT_BYTES = 4096
 
 
 class Ranks(_ranks.Ranks):
-    """All ranks; they make it together."""
+    """All ranks; they create it together."""
 
     def settle(self, error: BaseException | None) -> None:
         """Raise on all ranks if one has failed, in the thread of a background save.
 
-        This works after ``destroy_process_group``, too, since it calls the group's own method: a
-        training may end its groups while its last save is in progress.
+        Works after ``destroy_process_group``, too, since it calls the group's own method: training
+        may end its groups while its last save is in progress.
         """
         said = "" if error is None else f"{type(error).__name__}: {error}"
         own = torch.zeros(_TEXT_BYTES, dtype=torch.uint8, device="cpu")

@@ -1,4 +1,4 @@
-"""What the integration relies on in DeepSpeed, and which engines it refuses."""
+"""The parts of DeepSpeed that the integration uses, and the engines that it refuses."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def refuse_unsupported(engine: DeepSpeedEngine) -> None:
     """Refuse an engine whose state could not be saved.
 
     Raises:
-        TypeError: it is no engine.
-        InvalidStateError: it saves by ringstow already.
+        TypeError: the argument is not an engine.
+        InvalidStateError: the engine already saves by ringstow.
         UnsupportedError: the message has the remedy.
     """
     if not isinstance(engine, DeepSpeedEngine):

@@ -1,4 +1,4 @@
-"""The states that DeepSpeed saves, as ringstow stores them, and as DeepSpeed's own files."""
+"""Converts DeepSpeed's states for ringstow, and ringstow's checkpoints to DeepSpeed's files."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _SCALER = "__deepspeed_loss_scaler__"
 def to_stock(
     checkpoint: str | os.PathLike[str], new: str | os.PathLike[str], *, allow_pickle: bool = False
 ) -> None:
-    """Make a tag's directory with DeepSpeed's own files of one with ringstow's.
+    """Convert a tag's directory with ringstow's files to one with DeepSpeed's own files.
 
     DeepSpeed's stock engine, ``zero_to_fp32.py`` and ``ds_to_universal`` read it.
 
     Args:
         checkpoint: the directory of a tag.
-        new: the new directory, which must not be there. It appears when it is complete.
+        new: the new directory, which must not exist. It appears when it is complete.
         allow_pickle: unpickle values, which can run any code.
 
     Raises:
         NoCheckpointError: the directory holds no file of ringstow's.
-        FileExistsError: the new directory is there.
+        FileExistsError: the new directory exists.
     """
     source, final = os.path.abspath(checkpoint), os.path.abspath(new)
     names = [one.name for one in os.scandir(source) if one.is_dir()]
@@ -59,9 +59,9 @@ def to_stock(
 
 
 def packed(node: Any, known: dict[int, dict[Any, Any]] | None = None) -> Any:
-    """Return a state with the loss scalers in dicts as dicts.
+    """Return a state in which loss scalers in dicts are dicts.
 
-    A dict that holds itself still does: the save refuses it by name.
+    Keeps a dict that contains itself: the save refuses it by name.
     """
     known = {} if known is None else known
     if isinstance(node, loss_scaler.LossScalerBase):
@@ -75,7 +75,7 @@ def packed(node: Any, known: dict[int, dict[Any, Any]] | None = None) -> Any:
 
 
 def unpacked(node: Any) -> Any:
-    """Return a state with the loss scalers that `packed` has replaced."""
+    """Return a state with the loss scalers that `packed` replaced."""
     if type(node) is not dict:
         return node
     if _SCALER not in node:

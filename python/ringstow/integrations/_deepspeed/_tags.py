@@ -11,20 +11,20 @@ from ringstow._core._errors import NoCheckpointError
 from ringstow.integrations import _rename_when_complete
 
 STATES = "_states.pt"
-"""How the names of all files end that DeepSpeed saves in a tag's directory."""
+"""The suffix of all files that DeepSpeed saves in a tag's directory."""
 _LATEST = "latest"
 
 
 def publish(part: str, final: str) -> None:
-    """Give a complete tag its name, with the files that the user put into an older one."""
+    """Rename a complete tag, keeping the files that the user put into an older one."""
     _rename_when_complete.keep_others(final, part, lambda name: name.endswith(STATES))
     _rename_when_complete.complete(part, final)
 
 
 def name_latest(save_dir: str, tag: str) -> None:
-    """Let ``latest`` name a tag, durably, and never anything else than one tag."""
+    """Write a tag's name to ``latest``, durably and atomically."""
     latest = os.path.join(save_dir, _LATEST)
-    # Another engine of the program may do so in the same directory, for a tag of its own.
+    # Another engine of the program may write ``latest`` in the same directory.
     with _rename_when_complete.kept(f"{latest}-{tag}") as new:
         with _files.fresh(new) as stream:
             stream.write(tag.encode(errors="surrogateescape"))
@@ -34,10 +34,10 @@ def name_latest(save_dir: str, tag: str) -> None:
 
 
 def to_load(load_dir: str, tag: str | None) -> str | None:
-    """Return the tag to load; None if ``latest`` is not there.
+    """Return the tag to load; None if ``latest`` does not exist.
 
     Raises:
-        NoCheckpointError: the tag is not there.
+        NoCheckpointError: the tag does not exist.
     """
     named = os.path.join(load_dir, _LATEST)
     if tag is None:

@@ -1,1 +1,1 @@
-"""What the integrations share. Imports no framework."""
+"""Code that the integrations share. Imports no framework."""

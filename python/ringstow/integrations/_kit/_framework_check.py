@@ -1,4 +1,4 @@
-"""What an adapter relies on in a framework: refused where it is gone, warned of where untested."""
+"""Checks the parts of a framework that an adapter uses: refuses missing, warns of untested."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _log = logging.getLogger("ringstow")
 
 
 class Seam(NamedTuple):
-    """What an adapter uses of a package."""
+    """The parts of a package that an adapter uses."""
 
     package: str
-    """As it is installed."""
+    """The installed name."""
     tested: str
-    """The minor version that the tests run, such as ``"2.6"``."""
+    """The minor version that the tests use, such as ``"2.6"``."""
     page: str
     """The adapter's page in docs/trainers."""
     calls: Mapping[Any, Mapping[str, str]] = {}
-    """For each module or class its functions, with the arguments that the adapter uses or takes."""
+    """For each module or class, its functions with the arguments that the adapter uses or takes."""
     hooks: Mapping[Any, frozenset[str]] = {}
-    """For each abstract class the methods that the adapter defines."""
+    """For each abstract class, the methods that the adapter defines."""
 
     def refuse(self, problems: Iterable[str]) -> None:
-        """Refuse a package that lacks what the adapter uses.
+        """Refuse a package with these problems.
 
         Raises:
             UnsupportedError: names the problems, if there are any.
@@ -42,10 +42,10 @@ class Seam(NamedTuple):
     def check(self) -> None:
         """Refuse a package that would fail; warn of a version that is not tested.
 
-        Arguments may be added: those that have a default do no harm.
+        New arguments are accepted if they have a default.
 
         Raises:
-            UnsupportedError: names what is gone.
+            UnsupportedError: names the missing parts.
         """
         self.refuse([*self._changed(), *self._unknown_hooks()])
         here = self._version()
@@ -61,7 +61,7 @@ class Seam(NamedTuple):
     def _version(self) -> str:
         try:
             return version(self.package)
-        except PackageNotFoundError:  # run from its sources
+        except PackageNotFoundError:  # the package runs from its sources
             return "of unknown version"
 
     def _changed(self) -> Iterable[str]:
@@ -79,7 +79,7 @@ class Seam(NamedTuple):
 
 
 def _takes(function: Any, arguments: list[str]) -> bool:
-    """Return whether a function takes these arguments, in this order, and needs no others."""
+    """Return whether a function takes these arguments, in this order, and requires no others."""
     if function is None:
         return False
     found = [one for one in inspect.signature(function).parameters.values() if one.name != "self"]

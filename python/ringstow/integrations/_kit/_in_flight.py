@@ -1,7 +1,7 @@
-"""The save in flight of one training, and what follows its commit: a name, removals.
+"""The save in progress of one training run, and the steps after its commit: rename, removals.
 
-A trainer decides which older checkpoint to remove when it saves, which is before a background save
-commits. Such a removal waits for the commit, and does not happen if the save fails.
+A trainer decides which older checkpoint to remove when it saves, before a background save commits.
+Such a removal waits for the commit, and does not happen if the save fails.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ def _nothing(*_: object) -> None:
 
 
 class Publication(NamedTuple):
-    """How a save into a hidden directory ends."""
+    """The steps that end a save into a hidden directory."""
 
     part: str
-    """The hidden directory, by `_rename_when_complete.prepare`."""
+    """The hidden directory that `_rename_when_complete.prepare` made."""
     final: str
-    """The path that it gets."""
+    """The final path."""
     seal: Callable[[], None] = _nothing
     """Adds the last files to the hidden directory, after the commit."""
     stale: Callable[[], Iterable[str]] = tuple
-    """Returns the older checkpoints to remove, once this one is complete."""
+    """Returns the older checkpoints to remove after this one is complete."""
     limit: str = "a limit"
     """The framework's name of the limit on the number of checkpoints, for the log."""
     may_replace: Callable[[str], None] | None = None
-    """Raises if what has the name by then must stay."""
+    """Raises if the path's current owner must stay."""
     announce: Callable[[], None] = _nothing
-    """Called at the end; what it raises counts as the save's failure."""
+    """Called at the end; its exception counts as the save's failure."""
     is_alone: bool = True
-    """No other rank writes there, so a failure can remove the hidden directory."""
+    """Whether no other rank writes there, so that a failure can remove the hidden directory."""
 
 
 class InFlight:
-    """One save at most.
+    """At most one save in progress.
 
     Args:
-        remove: removes the checkpoint at a path, if one is there.
-        torn: the remedy to note on a failure for tensors that were changed too early.
+        remove: removes the checkpoint at a path, if it exists.
+        torn: the remedy to add to a failure for tensors that were changed too early.
     """
 
     def __init__(self, remove: Callable[[str], None] = _nothing, torn: str = "") -> None:
         self.handle: Future[Any] | None = None
-        """The save, or what follows it; None if there is none."""
+        """The save with the steps after it; None if there is none."""
         self._remove_now = remove
         self._torn = torn
         self._worker: ThreadPoolExecutor | None = None
@@ -61,13 +61,13 @@ class InFlight:
         self._failure: _jobs.Failure | None = None
 
     def run(self, path: str, finish: Callable[[], None]) -> None:
-        """Complete a save by a function, in the background; what it raises is the failure."""
+        """Complete a save by a function, in the background; its exception is the save's failure."""
 
         def work() -> None:
             try:
                 finish()
             except BaseException as error:
-                # Until `end` returns it: the exit reports what nobody has asked about.
+                # Until `end` returns it: the exit reports failures that have not been reported.
                 self._failure = _jobs.Failure(path, error)
                 _jobs.unreported.append(self._failure)
                 raise
@@ -75,14 +75,14 @@ class InFlight:
         self.handle = self._submit(work)
 
     def publish(self, handle: Future[Any], how: Publication) -> None:
-        """Give a save its name once it has committed, in the background."""
+        """Rename a save once it has committed, in the background."""
 
         def finish() -> None:
             with _rename_when_complete.discarding(how.part, how.final, removes=how.is_alone):
                 handle.result()
                 how.seal()
                 _rename_when_complete.complete(how.part, how.final, how.may_replace)
-            try:  # the save has succeeded, whatever becomes of older ones
+            try:  # the save has succeeded even if removals fail
                 for path in how.stale():
                     _rename_when_complete.remove(path, how.limit)
             except OSError as error:
@@ -92,25 +92,25 @@ class InFlight:
         self.run(how.final, finish)
 
     def remove(self, path: str) -> None:
-        """Remove a checkpoint: once the save has committed, else now."""
+        """Remove a checkpoint: after the commit of a save in progress, otherwise now."""
         if self.handle is None:
             self._remove_now(path)
         else:
             self._removals.append(self._submit(self._remove_after, self.handle, path))
 
     def failure(self) -> BaseException | None:
-        """Wait for the save, and return what it failed of, which `end` still returns."""
+        """Wait for the save, and return its failure, which `end` still returns."""
         return None if self.handle is None else self.handle.exception()
 
     def end(self) -> BaseException | None:
-        """Wait until the save has committed and what follows it is done.
+        """Wait until the save has committed and the steps after it are done.
 
         Returns:
-            What one of them failed of, once; None if nothing did.
+            The failure of one of them, once; None if nothing failed.
         """
         if self.handle is None:
             return None
-        failure = self.handle.exception()  # Ctrl-C here leaves it in flight
+        failure = self.handle.exception()  # Ctrl-C here leaves the save in progress
         if self._worker is not None:
             self._worker.shutdown(wait=True)
         removals, self._removals = self._removals, []
@@ -134,7 +134,7 @@ class InFlight:
         return self._worker.submit(work, *args)
 
     def _remove_after(self, handle: Future[Any], path: str) -> None:
-        # Not by the handle's own method: it would count as the caller's, and a failure that no
-        # caller ever learns of makes the process exit with 1.
+        # Not by the handle's own method, which would count as a report to the caller; an unreported
+        # failure must make the process exit with 1.
         if Future.exception(handle) is None:
             self._remove_now(path)

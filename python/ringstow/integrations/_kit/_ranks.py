@@ -1,4 +1,4 @@
-"""What the ranks of an adapter do together: agree, save, load. Needs torch 2.6 or newer."""
+"""Collective operations of an adapter's ranks: agree, save, load. Needs torch 2.6 or newer."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 class Ranks(_many_ranks.Ranks):
-    """All ranks, in a group that training does not use. All of them make it together."""
+    """All ranks, in a group that training does not use. All ranks create it together."""
 
     def names(self, path: str) -> set[str]:
         """Return the names of all values in a checkpoint of ringstow's, as the first rank sees it.
 
         Raises:
-            Exception: what is wrong with the checkpoint, on all ranks.
+            Exception: the checkpoint's error, on all ranks.
         """
         return self.from_first(lambda: names_in(path, self._config))
 
@@ -38,17 +38,17 @@ class Ranks(_many_ranks.Ranks):
         """Fill a state from a checkpoint of any number of ranks, in the dtypes of the state.
 
         Args:
-            state: this rank's. Nothing changes on any rank unless all fits.
+            state: this rank's state. Nothing changes on any rank unless everything fits.
             path: the checkpoint.
-            call: what the framework's call takes, for messages.
-            strict: as in `ringstow.distributed.load_into`.
-            allow_pickle: likewise; None means as for saves.
-            ignored: accepts names of the checkpoint that are left there. None leaves what is below
-                other keys than the state's.
+            call: the arguments of the framework's call, for messages.
+            strict: require the same keys in the state and the checkpoint.
+            allow_pickle: unpickle values, which can run any code; None means the setting of saves.
+            ignored: returns whether not to load a name of the checkpoint. None ignores names below
+                keys that the state does not have.
 
         Raises:
-            KeyMismatchError: names what does not fit.
-            Exception: this rank's own failure, or one that names another rank's.
+            KeyMismatchError: names the keys that do not fit.
+            Exception: this rank's own failure, or an error that names another rank's.
         """
         fill(
             state,
@@ -67,7 +67,7 @@ def names_in(path: str, config: Config | None) -> set[str]:
     """Return the names of all values in a checkpoint of ringstow's.
 
     Raises:
-        Exception: what is wrong with the checkpoint.
+        Exception: the checkpoint's error.
     """
     reader = StorageReader(path, config=config, allow_pickle=True)
     return set(reader.read_metadata().state_dict_metadata)

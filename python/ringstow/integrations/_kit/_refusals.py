@@ -1,4 +1,4 @@
-"""What an adapter cannot save, and settings that it cannot honour: each with a remedy."""
+"""Refuses setups that an adapter cannot save, and settings without effect, with a remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def refuse_tiers(config: Config | None) -> None:
     """Refuse settings that name tiers: checkpoints have other names until they are finished.
 
     Raises:
-        InvalidStateError: they do.
+        InvalidStateError: the settings do.
     """
     found = given(config)
     if found.tiers:
@@ -30,7 +30,7 @@ def refuse_places(config: Config | None, why: str = "they get their name by a re
     """Refuse settings that stripe checkpoints, or name tiers; ``why`` says what stripes break.
 
     Raises:
-        InvalidStateError: they do.
+        InvalidStateError: the settings do.
     """
     refuse_tiers(config)
     if given(config).stripe:
@@ -40,14 +40,14 @@ def refuse_places(config: Config | None, why: str = "they get their name by a re
 
 
 def refuse(who: str, used: Mapping[str, tuple[object, str]]) -> None:
-    """Refuse what a framework is set up for, and an adapter cannot save.
+    """Refuse a framework's setup that an adapter cannot save.
 
     Args:
         who: the adapter.
-        used: by the name of each thing whether it is used, and what to do instead.
+        used: by name of each feature, whether it is used, and what to do instead.
 
     Raises:
-        UnsupportedError: names all that are used.
+        UnsupportedError: names all features that are used.
     """
     found = [f"{name}: {remedy}" for name, (is_used, remedy) in used.items() if is_used]
     if found:

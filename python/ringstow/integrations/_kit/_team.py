@@ -10,7 +10,7 @@ from ringstow._ranks._team import Team
 
 
 def ranks_or_alone(*options: Any) -> Team:
-    """Return the `Ranks`, which make this call together, or this process if there are none."""
+    """Return the `Ranks` (a collective call), or this process if there are no ranks."""
     if not (dist.is_available() and dist.is_initialized()):
         return Team()
     from ringstow.integrations._kit._ranks import Ranks  # needs a newer torch than one process

@@ -1,4 +1,4 @@
-"""A framework's own values beside the tensors of a model: what a sharded save makes of them."""
+"""A framework's own values beside a model's tensors, for a sharded save."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ringstow._state.tree._refusals import Refusals
 def tensors_of(node: object) -> Iterator[torch.Tensor]:
     """Yield the tensors that a value holds in containers and in attributes of objects, each once.
 
-    Enum members, configurations and the like refer back to what holds them. Classes, functions
-    and modules hold the program, not its state: they are not entered.
+    Enum members, configurations and similar objects refer back to their owners. Classes, functions
+    and modules hold the program, not its state: they are not searched.
     """
     return (one for one in _cycles.reached(node, _inside) if isinstance(one, torch.Tensor))
 
@@ -30,13 +30,13 @@ def _inside(node: Any) -> Iterator[Any]:
     if isinstance(node, torch.Tensor | type | FunctionType | MethodType | ModuleType):
         return
     if isinstance(node, dict):
-        yield from dict.values(node)  # not its own method, which may compute or refuse values
+        yield from dict.values(node)  # not its own method, which may compute or raise
     elif isinstance(node, list | tuple | set | frozenset | deque):
         yield from node
     elif isinstance(node, Mapping):
-        with contextlib.suppress(Exception):  # such as a value that OmegaConf says is missing
+        with contextlib.suppress(Exception):  # such as a value that OmegaConf reports as missing
             yield from node.values()
-    with contextlib.suppress(Exception):  # of a property in place of an attribute
+    with contextlib.suppress(Exception):  # a property in place of an attribute may raise
         yield from _custom_types.held(node).values()
 
 
@@ -46,7 +46,7 @@ def has_large(node: object) -> bool:
 
 
 def check(key: str, value: object, *, allow_pickle: bool) -> None:
-    """Refuse at the call what a sharded save would refuse later.
+    """Refuse values at the call that a sharded save would refuse later.
 
     Raises:
         InvalidStateError: names each value, with what to save instead.
@@ -56,7 +56,7 @@ def check(key: str, value: object, *, allow_pickle: bool) -> None:
     stream = io.BytesIO()
     try:
         torch.save(value, stream)
-    except Exception:  # what it is made of may be saved nevertheless, or is named below
+    except Exception:  # its parts may be saved nevertheless, or are named below
         pass
     else:
         if _objects.refusal(stream) is None or allow_pickle:
@@ -68,7 +68,7 @@ def check(key: str, value: object, *, allow_pickle: bool) -> None:
 
 @contextlib.contextmanager
 def explaining_pickles(who: str, *, allow_pickle: bool) -> Iterator[None]:
-    """Say in an error where a framework's class takes ``allow_pickle``."""
+    """Add to an error which framework class takes ``allow_pickle``."""
     try:
         yield
     except InvalidStateError as error:

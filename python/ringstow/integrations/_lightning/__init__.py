@@ -1,1 +1,1 @@
-"""What `ringstow.integrations.lightning` and ``pytorch_lightning`` share. Imports neither."""
+"""Code that `ringstow.integrations.lightning` and ``pytorch_lightning`` share. Imports neither."""

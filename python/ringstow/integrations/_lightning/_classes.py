@@ -17,7 +17,7 @@ def classes(
     """Return the plugin and the two strategies.
 
     Args:
-        module: what users import them from.
+        module: the module from which users import them.
         io: the package's CheckpointIO.
         stock: its TorchCheckpointIO.
         asynchronous: its AsyncCheckpointIO.
@@ -34,7 +34,7 @@ def classes(
             config: ringstow's settings; None means the defaults.
             allow_pickle: pickle values that ringstow cannot save by itself, such as a function
                 among the hyperparameters, and unpickle them, which can run any code.
-            staging: as in `ringstow.save_async`.
+            staging: how a background save keeps the values of the call; see `ringstow.save_async`.
         """
 
         _stock = stock
@@ -49,8 +49,10 @@ def classes(
                 read all tensors. The next save, or the end of the run, raises its failure on all
                 ranks.
             config: ringstow's settings; None means the defaults.
-            allow_pickle: as in `RingstowCheckpointIO`.
-            staging: as in `ringstow.save_async`, without ``"unguarded"``.
+            allow_pickle: pickle values that ringstow cannot save by itself, and unpickle them,
+                which can run any code.
+            staging: how a background save keeps the values of the call: ``"guard"``, ``"snapshot"``
+                or ``"wait"``; see `ringstow.save_async`.
             kwargs: FSDPStrategy's own, except ``checkpoint_io`` and ``state_dict_type="full"``.
         """
 
@@ -61,9 +63,10 @@ def classes(
         """FSDP2 and tensor parallelism, with checkpoints by ringstow.
 
         Args:
-            args: as in ModelParallelStrategy.
-            kwargs: likewise, except ``save_distributed_checkpoint=False``; and ``background``,
-                ``config``, ``allow_pickle`` and ``staging`` as in `RingstowFSDPStrategy`.
+            args: arguments of ModelParallelStrategy.
+            kwargs: also its arguments, except ``save_distributed_checkpoint=False``; and
+                ``background``, ``config``, ``allow_pickle`` and ``staging``: see
+                `RingstowFSDPStrategy`.
         """
 
     made = RingstowCheckpointIO, RingstowFSDPStrategy, RingstowModelParallelStrategy

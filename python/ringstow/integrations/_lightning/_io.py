@@ -28,22 +28,22 @@ class Saves:
     Args:
         background: return from a save while it runs. The next optimizer step waits until it has
             copied all tensors; a failure is raised by the next save, or at the end of the run.
-            A few saves wait for the commit nevertheless: see docs/trainers/lightning.md.
+            A few saves still wait for the commit: see docs/trainers/lightning.md.
         config: ringstow's settings; None means the defaults.
         allow_pickle: pickle values that ringstow cannot save by itself, such as a module or a
-            function among the hyperparameters. Their load runs any code that is in the file.
-        staging: how a background save keeps the values of the call: as in `ringstow.save_async`.
+            function among the hyperparameters. Loading them can run any code.
+        staging: how a background save keeps the values of the call; see `ringstow.save_async`.
             ``"wait"`` is for code that changes weights between the save and the next step.
     """
 
     _stock: ClassVar[type[Any]]
-    """Makes the framework's own plugin, which loads the files of torch.save."""
+    """Makes the framework's own plugin, which loads files of torch.save."""
 
     _of_files: ClassVar[tuple[CodeType, ...]] = ()
-    """``save_checkpoint`` of strategies that save by a plugin, and load nothing but files."""
+    """``save_checkpoint`` of strategies that save by a plugin, but load only files."""
 
     _of_threads: ClassVar[tuple[CodeType, ...]] = ()
-    """What a plugin around this one calls in its thread to save."""
+    """The function that a wrapping plugin calls in its thread to save."""
 
     def __init__(
         self,
@@ -80,13 +80,13 @@ class Saves:
     ) -> None:
         """Save a checkpoint as a directory of this name.
 
-        Waits first for the save before, and for the removals that wait for that one.
+        First waits for the previous save and its removals.
 
         Raises:
             TypeError: ``storage_options`` are given: ringstow writes to directories only.
             InvalidStateError: values that ringstow cannot save; names each with its key. Or the
                 strategy could not load what this plugin saves, or AsyncCheckpointIO is around it.
-            Exception: what the save before this one failed of.
+            Exception: the previous save's failure.
         """
         self._refuse_callers()
         if storage_options is not None:
@@ -119,21 +119,22 @@ class Saves:
     ) -> dict[str, Any]:
         """Load a checkpoint of ringstow's, or a file that torch.save wrote.
 
-        A checkpoint of a sharded strategy comes back whole, as a Trainer without shards saves it.
+        A checkpoint of a sharded strategy is returned whole, as a Trainer without shards saves it.
 
         Args:
-            path: the directory, or what Lightning's own plugin loads: a file or a URL.
-            map_location: as in torch.load; None loads to the CPU. A checkpoint of ringstow's does
-                not record where tensors were: a callable or a dict sees each of them on ``"cpu"``.
-            weights_only: as in torch.load for its files. Nothing in a checkpoint of ringstow's is
+            path: the directory, or a file or URL that Lightning's own plugin loads.
+            map_location: where to load tensors, the same as in torch.load; None means the CPU. A
+                ringstow checkpoint does not record devices: a callable or a dict sees each tensor
+                on ``"cpu"``.
+            weights_only: passed to torch.load for its files. In a ringstow checkpoint nothing is
                 unpickled, unless ``allow_pickle=True`` was given to this plugin and this is not
                 True.
 
         Raises:
-            FileNotFoundError: nothing is there.
+            FileNotFoundError: the path does not exist.
             UnsupportedError: the checkpoint has pickled values, and they may not be unpickled.
             IncompleteCheckpointError: the directory holds no committed checkpoint.
-            Exception: what the save in flight failed of.
+            Exception: the failure of the save in progress.
         """
         self.wait()
         if not os.path.isdir(path):
@@ -151,13 +152,13 @@ class Saves:
         return state
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Remove a checkpoint whole: once the save in flight has committed, else now.
+        """Remove a checkpoint: after the commit of a save in progress, otherwise now.
 
-        Removes checkpoints of ringstow's, files of torch.save, directories of DCP, and links to a
-        checkpoint (not what they lead to). Does nothing if nothing is there.
+        Removes ringstow checkpoints, files of torch.save, directories of DCP, and links to a
+        checkpoint (not their targets). Does nothing if the path does not exist.
 
         Raises:
-            InvalidStateError: something else is there.
+            InvalidStateError: the path is something else.
         """
         self._flight.remove(absolute(path))
 
@@ -166,10 +167,10 @@ class Saves:
         self.wait()
 
     def wait(self) -> None:
-        """Wait until the save in flight has committed, and its removals are done.
+        """Wait until the save in progress has committed, and its removals are done.
 
         Raises:
-            Exception: what either of them failed of. A failure is raised once.
+            Exception: the failure of the save or of a removal. A failure is raised once.
         """
         failure = self._flight.end()
         if failure is not None:
@@ -178,7 +179,7 @@ class Saves:
     def _refuse_callers(self) -> None:
         """Refuse to save for a strategy that would not load it, or within AsyncCheckpointIO.
 
-        Lightning names neither to a plugin.
+        Lightning does not tell a plugin about either.
         """
         own = type(self).__name__
         caller: FrameType | None = sys._getframe(1)
@@ -205,7 +206,7 @@ class Saves:
     def _staging_of(self, checkpoint: dict[str, Any]) -> Staging:
         """Return how to keep the values of the call.
 
-        Callbacks that average weights keep large tensors of their own in the checkpoint, and
+        Callbacks that average weights keep large tensors of their own in the checkpoint. They
         change them, or swap them with the model's, before the next optimizer step.
         """
         others = {key: one for key, one in checkpoint.items() if key not in _OF_STEPS}

@@ -1,4 +1,4 @@
-"""Models from checkpoints, as Lightning's ``Model.load_from_checkpoint`` makes them from files."""
+"""Makes models from checkpoints, as Lightning's ``Model.load_from_checkpoint`` does from files."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ def load_from_checkpoint(
     allow_pickle: bool = False,
     **options: Any,
 ) -> _M:
-    """Return a model, or a datamodule, with what a checkpoint of ringstow's or a file holds.
+    """Return a model, or a datamodule, loaded from a ringstow checkpoint or a file.
 
-    ``Model.load_from_checkpoint`` loads files only, and asks no plugin. This makes such a file in
-    memory: for a moment the checkpoint is there twice.
+    ``Model.load_from_checkpoint`` loads files only, without the plugin. This makes such a file in
+    memory: for a moment the checkpoint is in memory twice.
 
     Args:
         model: the LightningModule's or LightningDataModule's class.
-        path: what the plugin or a sharded strategy saved. Anything else goes to Lightning as it is.
+        path: a checkpoint of the plugin or a sharded strategy. Lightning itself loads anything
+            else.
         config: ringstow's settings; None means the defaults.
-        allow_pickle: unpickle what was pickled, which can run any code. ``weights_only=True``
-            forbids it.
-        options: those of ``Model.load_from_checkpoint``: ``map_location``, ``strict``,
-            hyperparameters and the like.
+        allow_pickle: unpickle pickled values, which can run any code. ``weights_only=True`` forbids
+            it.
+        options: other arguments of ``Model.load_from_checkpoint``: ``map_location``, ``strict``,
+            hyperparameters.
 
     Raises:
         UnsupportedError: the checkpoint has pickled values, and they may not be unpickled.
@@ -60,6 +61,6 @@ def load_from_checkpoint(
     file = io.BytesIO()
     torch.save(state, file)
     file.seek(0)
-    # Nothing but what was loaded above is in it.
+    # Safe: it holds only the values loaded above.
     made = make.load_from_checkpoint(file, weights_only=False, **options)
     return made

@@ -10,10 +10,10 @@ from ringstow.integrations._lightning._sharded import Sharded
 
 
 class Live(Sharded):
-    """Gives the shards where they are.
+    """Returns the shards without copying them.
 
     Lightning's own strategy copies them to host memory first. ringstow reads them from the GPUs
-    while training goes on.
+    while training continues.
     """
 
     def lightning_module_state_dict(self) -> dict[str, Any]:

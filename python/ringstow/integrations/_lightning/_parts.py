@@ -9,7 +9,7 @@ MODEL = "state_dict"
 META = "lightning"
 """Lightning's own values, in a tuple of one."""
 VERSION = "pytorch-lightning_version"
-"""In every checkpoint that Lightning's Trainer makes."""
+"""A key in every checkpoint that Lightning's Trainer makes."""
 _OPTIMIZER = "optimizer_"
 
 
@@ -24,15 +24,14 @@ def is_optimizers(name: str) -> bool:
 
 
 def is_sharded(state: dict[str, Any]) -> bool:
-    """Return whether a loaded state is a sharded strategy's, and not the plugin's."""
+    """Return whether a sharded strategy saved a loaded state, not the plugin."""
     return META in state and MODEL in state and VERSION not in state
 
 
 def unsharded(state: dict[str, Any]) -> dict[str, Any]:
     """Return the loaded state of a sharded checkpoint as a Trainer without shards saves it.
 
-    An optimizer's state has the parameters' names where the Trainer has their numbers. Optimizers
-    load both.
+    An optimizer's state has parameter names where the Trainer's has numbers. Optimizers load both.
     """
     (meta,) = state[META]
     keys = itertools.takewhile(state.__contains__, map(optimizer_key, itertools.count()))

@@ -1,9 +1,9 @@
-"""Which saves Lightning must not overtake, where they write, and what may be removed.
+"""Decides which saves Lightning must wait for, where they write, and what may be removed.
 
-Lightning takes whatever has a checkpoint's name for a complete checkpoint. A save makes its
+Lightning assumes that any path with a checkpoint's name is a complete checkpoint. A save makes its
 directory when it begins and commits at its end, so a kill in between leaves a name without a
-checkpoint. That does no harm to ``epoch=1-step=500.ckpt``, which nobody asks for unless it was
-committed. It does to ``last.ckpt``.
+checkpoint. That is harmless for ``epoch=1-step=500.ckpt``, which is only used if it was committed,
+but not for ``last.ckpt``.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from ringstow._reading._run_steps import prune
 from ringstow.integrations import _rename_when_complete
 
 _MANIFEST = "manifest.json"
-# What Lightning's sharded strategies write beside the files of DCP.
+# The file that Lightning's sharded strategies write beside the files of DCP.
 _META = "meta.pt"
-# How files of torch.save began before torch 1.6.
+# The first bytes of files of torch.save before torch 1.6.
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-# Names that Lightning looks for after a restart: ``last.ckpt``, ``last-v1.ckpt``, SLURM's
-# ``hpc_ckpt_1.ckpt``, and any name of a user's without a number, such as ``on_exception.ckpt``.
+# Names that Lightning searches for after a restart: ``last.ckpt``, ``last-v1.ckpt``, SLURM's
+# ``hpc_ckpt_1.ckpt``, and any name without a number, such as ``on_exception.ckpt``.
 _SOUGHT = re.compile(r"(last|hpc_ckpt_).*|[^0-9]*")
 
 
 def needs_commit(path: str) -> bool:
-    """Return whether Lightning may go on only once a save to this path has committed.
+    """Return whether Lightning must wait until a save to this path has committed.
 
-    - Nothing is committed beside it yet: a kill would leave no checkpoint at all, and a link that
-      Lightning makes to it would lead to none.
-    - Lightning looks for this name after a restart, and it does not lead to a checkpoint yet.
-    - A link leads into the directory: ``ModelCheckpoint(save_last="link")`` points it to this
+    - Nothing is committed beside it yet: a kill would leave no checkpoint at all, and Lightning's
+      link to it would be broken.
+    - Lightning searches for this name after a restart, and it is not a checkpoint yet.
+    - The path is the target of a link: ``ModelCheckpoint(save_last="link")`` points a link to this
       checkpoint as soon as the call returns.
     """
     folder, name = os.path.split(path)
@@ -46,16 +46,16 @@ def needs_commit(path: str) -> bool:
 
 
 def save_now(path: str, save: Callable[[str], object], *, striped: bool) -> None:
-    """Save to a path, and let the path name nothing but a committed checkpoint.
+    """Save to a path such that the path is never an uncommitted checkpoint.
 
-    A save to a path with a checkpoint replaces it at the commit. Where nothing, a link or a file of
-    torch.save is, the save writes to a directory beside it, which then takes its place.
+    A save to a path with a checkpoint replaces it at the commit. If the path is missing, a link or
+    a file of torch.save, the save writes to a directory beside it, which then replaces it.
 
     Args:
         path: the checkpoint's directory.
-        save: saves to the path that it is given.
-        striped: the files lie on several disks, each in a directory of the checkpoint's name: it
-            cannot be renamed.
+        save: a function that saves to a path.
+        striped: whether the files are on several disks, each in a directory of the checkpoint's
+            name, so that it cannot be renamed.
 
     Raises:
         InvalidStateError: the path is a file that torch.save did not write.
@@ -68,7 +68,7 @@ def save_now(path: str, save: Callable[[str], object], *, striped: bool) -> None
 
 
 def place_for(path: str, *, striped: bool) -> str | None:
-    """Return the directory beside a path that a save writes to first; None if it needs none.
+    """Return the directory beside a path to which a save first writes; None if not needed.
 
     Raises:
         InvalidStateError: the path is a file that torch.save did not write.
@@ -83,21 +83,21 @@ def place_for(path: str, *, striped: bool) -> str | None:
 
 
 def put(beside: str, path: str) -> None:
-    """Let a path name the checkpoint that was saved beside it.
+    """Move the checkpoint that was saved beside a path to the path.
 
     Raises:
-        OSError: the system refused; what was at the path is still there.
+        OSError: the system refused; the path is unchanged.
     """
     _rename_when_complete.take_name(beside, path)
     _concurrent_saves.saved(path)
 
 
 def remove(path: str, remove_ours: Callable[[], object]) -> None:
-    """Remove the checkpoint at a path, if one is there, by ``remove_ours`` if it is ringstow's.
+    """Remove the checkpoint at a path, if it exists; by ``remove_ours`` if it is ringstow's.
 
     Raises:
-        InvalidStateError: something is there that is no checkpoint.
-        NoCheckpointError: likewise, if it is a directory.
+        InvalidStateError: the path is not a checkpoint.
+        NoCheckpointError: the path is a directory without a checkpoint.
     """
     if not os.path.lexists(path):
         return
@@ -111,11 +111,11 @@ def remove(path: str, remove_ours: Callable[[], object]) -> None:
     else:
         try:
             remove_ours()
-        except NotCommittedError:  # a killed save's
+        except NotCommittedError:  # the remains of a killed save
             prune(path)
     if os.path.isdir(path):
         _unlink(path, [_META])
-        with contextlib.suppress(OSError):  # others' files are in it
+        with contextlib.suppress(OSError):  # it holds other programs' files
             os.rmdir(path)
 
 
@@ -130,7 +130,7 @@ def _is_ours(path: str) -> bool:
 
 
 def _is_replaced(path: str) -> bool:
-    """Return whether a link or a file is there, through or into which nothing must be written."""
+    """Return whether the path is a link or a file, which a save must not follow or overwrite."""
     return os.path.islink(path) or os.path.isfile(path)
 
 
@@ -166,7 +166,7 @@ def _has_checkpoint(folder: str) -> bool:
 
 
 def _has_link_to(folder: str) -> Callable[[str], bool]:
-    """Return a function that tells whether a directory holds a link to something in the folder."""
+    """Return a function that returns whether a directory holds a link into the folder."""
     real = os.path.realpath(folder)
 
     def holds(directory: str) -> bool:

@@ -14,15 +14,15 @@ Move = Callable[[Any, str], Any]
 
 
 def stay(storage: Any, location: str) -> Any:
-    """Keep a storage where it was loaded to: on the CPU."""
+    """Keep a storage on the CPU, where it was loaded."""
     return storage
 
 
 def resolve(map_location: Any) -> tuple[str | None, Move | None]:
-    """Return the device to load to, and what then moves storages; None for neither.
+    """Return the device to load to, and the function that then moves storages, or None.
 
     Raises:
-        TypeError: it is nothing that torch.load accepts.
+        TypeError: ``map_location`` is not a value that torch.load accepts.
     """
     if isinstance(map_location, Mapping):
         map_location = map_location.get("cpu")

@@ -1,4 +1,4 @@
-"""How the ranks of a sharded strategy load. Needs a newer torch than the plugin."""
+"""Loads of a sharded strategy's ranks. Needs a newer torch than the plugin."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Ranks(_ranks.Ranks):
 
         Raises:
             KeyMismatchError: the checkpoint has other keys, or tensors of other shapes.
-            InvalidStateError: it has no optimizers' state, and they want it.
-            Exception: what else the first rank that fails cannot do, on all ranks.
+            InvalidStateError: the checkpoint has no optimizer states, but optimizers need them.
+            Exception: the error of the first rank that fails, on all ranks.
         """
         self.see(path)
         theirs = {name for name in self.names(path) if is_optimizers(name)}
@@ -61,8 +61,8 @@ def _wanted(
 ) -> dict[str, Any]:
     """Return the state to load into.
 
-    A parameter that had no gradient yet has no state in an optimizer, and none in the checkpoint.
-    torch makes some for every parameter before it loads.
+    A parameter that had no gradient yet has no optimizer state here or in the checkpoint. torch
+    makes a state for every parameter before it loads.
     """
     state: dict[str, Any] = {MODEL: get_model_state_dict(model), META: None}
     above = {name[:at] for name in saved for at, one in enumerate(name) if one == "."}
@@ -91,18 +91,18 @@ def _set(
 
 
 def kind_of(path: str) -> tuple[str, str]:
-    """Return where a checkpoint is, and whether it is "ours" or "theirs".
+    """Return a checkpoint's path, and whether it is "ours" or "theirs".
 
-    The stock strategies' under ``use_by_default()`` are "by default".
+    Checkpoints of stock strategies under ``use_by_default()`` are "by default".
 
     Raises:
         IncompleteCheckpointError: the directory holds no committed checkpoint.
-        InvalidStateError: it is ringstow's, but not one of a sharded strategy's.
+        InvalidStateError: it is ringstow's, but not of a sharded strategy.
     """
     has_theirs = os.path.isfile(os.path.join(path, "meta.pt"))
     if not os.path.isfile(os.path.join(path, "manifest.json")):
         if os.path.isdir(path) and not has_theirs:
-            StorageReader(path).read_metadata()  # raises what is wrong with it
+            StorageReader(path).read_metadata()  # raises the checkpoint's error
         return path, "theirs"
     path = absolute(path)
     if META in _ranks.names_in(path, None):

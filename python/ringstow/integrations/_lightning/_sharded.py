@@ -1,8 +1,8 @@
 """Sharded checkpoints of Lightning's strategies for FSDP and model parallelism.
 
-Lightning commits the shards, and writes its own values (loops, callbacks, hyperparameters) to
-``meta.pt`` after that: a kill between the two leaves what Lightning rejects. Here they are part of
-the checkpoint, under the key ``lightning``.
+Lightning commits the shards, and then writes its own values (loops, callbacks, hyperparameters) to
+``meta.pt``: a kill between the two leaves a checkpoint that Lightning rejects. Here these values
+are part of the checkpoint, under the key ``lightning``.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from ringstow.integrations._lightning._parts import META, MODEL, is_optimizers, 
 if TYPE_CHECKING:
     from ringstow.integrations._lightning._ranks import Ranks
 
-# The class that comes after it: one of the framework's strategies.
+# The next class in the method resolution order: one of the framework's strategies.
 _Strategy: Any = object
 
 _RUNNING = "running"
-# The framework's arguments for checkpoints that are one file, and what asks for shards.
+# The framework's arguments for checkpoints in one file, and the values that select shards.
 _SHARDS = {"state_dict_type": "sharded", "save_distributed_checkpoint": True}
 
 
 class _Save(NamedTuple):
-    """How rank 0 has decided to save."""
+    """Rank 0's decision on how to save."""
 
     path: str
     beside: str | None
-    """Where to save instead, and rename from."""
+    """The directory to save to, and to rename afterwards."""
     is_awaited: bool
     """Whether the call returns at the commit."""
 
 
 class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
-    """Comes before a strategy of Lightning's, and saves and loads its sharded checkpoints.
+    """Mixin for a Lightning strategy that saves and loads its sharded checkpoints.
 
     Args:
         args: the strategy's own.
@@ -54,11 +54,12 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
         config: ringstow's settings; None means the defaults.
         allow_pickle: pickle values that ringstow cannot save by itself, and unpickle them, which
             can run any code.
-        staging: as in `ringstow.save_async`, without ``"unguarded"``.
+        staging: how a background save keeps the values of the call: ``"guard"``, ``"snapshot"`` or
+            ``"wait"``; see `ringstow.save_async`.
         kwargs: the strategy's own.
 
     Raises:
-        InvalidStateError: the arguments ask for checkpoints that are one file, or for a plugin.
+        InvalidStateError: the arguments select checkpoints in one file, or a plugin.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
 
     @property
     def checkpoint_io(self) -> Any:
-        """The framework's own plugin; it is not asked."""
+        """The framework's own plugin, which is not used."""
         return super().checkpoint_io
 
     @checkpoint_io.setter
@@ -114,12 +115,12 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
     ) -> None:
         """Save a sharded checkpoint; all ranks call this.
 
-        Waits first for the save before, and for the removals that wait for that one.
+        First waits for the previous save and its removals.
 
         Raises:
             TypeError: ``storage_options`` are given: ringstow writes to directories only.
             InvalidStateError: values that ringstow cannot save; names each with its key.
-            BaseException: what the save before this one failed of, on all ranks.
+            BaseException: the previous save's failure, on all ranks.
         """
         if storage_options is not None:
             raise TypeError(
@@ -131,7 +132,7 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
         meta, state = _parted(checkpoint)
         plan = ranks.from_first(lambda: self._plan(filepath, meta))
         if self.is_global_zero:
-            # A tuple is one value, also to DCP, which takes dicts apart and makes all keys text.
+            # A tuple is one value for DCP, which would flatten a dict and turn its keys into text.
             state[META] = (meta,)
         step = meta.get("global_step")
         number = step if isinstance(step, int) else None
@@ -152,10 +153,11 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
         """Load a sharded checkpoint into the model and the optimizers; all ranks call this.
 
         Args:
-            checkpoint_path: a checkpoint of this class's, from any number of ranks; or what the
-                framework's own strategy loads: its shards, or a file.
-            weights_only: as in torch.load for the framework's checkpoints. Nothing of ringstow's
-                is unpickled, unless ``allow_pickle=True`` was given and this is not True.
+            checkpoint_path: a checkpoint of this class, from any number of ranks; or the shards or
+                the file of the framework's own strategy.
+            weights_only: passed to torch.load for the framework's checkpoints. In a ringstow
+                checkpoint nothing is unpickled, unless ``allow_pickle=True`` was given and this is
+                not True.
 
         Returns:
             The values that belong neither to the model nor to an optimizer.
@@ -164,7 +166,7 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
             KeyMismatchError: the checkpoint has other keys, or tensors of other shapes.
             InvalidStateError: the checkpoint is not for this strategy, or has no optimizers.
             IncompleteCheckpointError: the directory holds no committed checkpoint.
-            BaseException: what a save in flight failed of, or what a rank cannot load.
+            BaseException: the failure of a save in progress, or a rank's load error.
         """
         ranks = self._ranks()
         ranks.meet(("load_checkpoint",), self._ended(), None)
@@ -188,7 +190,7 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
         )
 
     def remove_checkpoint(self, filepath: str | os.PathLike[str]) -> None:
-        """Remove a checkpoint whole, on rank 0: once the save in flight has committed, else now.
+        """Remove a checkpoint, on rank 0: after the commit of a save in progress, otherwise now.
 
         The next call raises a failure, on all ranks: they must not wait for a rank 0 that raises.
         """
@@ -209,11 +211,11 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
             super().teardown()
 
     def wait(self) -> None:
-        """Wait until the save in flight has committed, and its removals are done.
+        """Wait until the save in progress has committed, and its removals are done.
 
         Raises:
-            BaseException: what the save failed of, on all ranks; or what a removal failed of, on
-                rank 0. A failure is raised once.
+            BaseException: the save's failure, on all ranks; or a removal's failure, on rank 0. A
+                failure is raised once.
         """
         failure = self._ended()
         if failure is not None:
@@ -225,13 +227,13 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
         return failure or unraised
 
     def _ranks(self) -> Ranks:
-        """Return what the ranks save by: a group of its own, which all of them make together."""
+        """Return the ranks of saves, in a group of their own, which all ranks create together."""
         if self._made is None:
             self._made = self._together.Ranks(self._config, self._staging, self._allow_pickle)
         return self._made
 
     def _plan(self, filepath: str | os.PathLike[str], meta: dict[str, Any]) -> _Save:
-        """Decide, on rank 0, how to save, and refuse values of Lightning's that cannot be saved."""
+        """Decide, on rank 0, how to save, and refuse Lightning values that cannot be saved."""
         path = absolute(filepath)
         who, allow_pickle = f"In Lightning: {type(self).__name__}", self._allow_pickle
         with _values.explaining_pickles(who, allow_pickle=allow_pickle):
@@ -239,7 +241,7 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
         is_running = self.lightning_module.trainer.state.status == _RUNNING
         is_awaited = (
             not self._background
-            or not is_running  # nothing of Lightning's would wait for it
+            or not is_running  # Lightning would not wait for it
             or _guard.is_stepping(sys._getframe())  # this step would change what is saved
             or _paths.needs_commit(path)
         )

@@ -1,1 +1,1 @@
-"""What `ringstow.integrations.megatron` is made of."""
+"""Parts of `ringstow.integrations.megatron`."""

@@ -1,4 +1,4 @@
-"""What the integration relies on in Megatron-Core."""
+"""The parts of Megatron-Core that the integration uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all ranks of a run do together: agree, save, load."""
+"""Collective operations of a run's ranks: agree, save, load."""
 
 from __future__ import annotations
 
@@ -20,26 +20,25 @@ _PART = ".ringstow-export-"
 
 
 class Ranks(_ranks.Ranks):
-    """All ranks, in a group that training does not use. All of them make it together."""
+    """All ranks, in a group that training does not use. All ranks create it together."""
 
     def load_hf(self, state: dict[str, Any], path: str, reader: Any) -> None:
-        """Fill a state by torchtitan's reader of Hugging Face's files.
+        """Fill a state with torchtitan's reader of Hugging Face's files.
 
         Raises:
-            Exception: what a rank failed of, on all ranks.
+            Exception: a rank's failure, on all ranks.
         """
         with self._explaining(f"{path} could not be loaded."):
             load_by_dcp(state, storage_reader=reader, process_group=self.group)
 
     def export(self, write: Callable[[str], object], path: str) -> None:
-        """Let all ranks write a checkpoint beside a path, and give it that name once it is durable.
+        """Write a checkpoint beside a path on all ranks, and rename it once it is durable.
 
         Raises:
-            Exception: what a rank failed of, on all ranks. Nothing is at the path then, or what was
-                there before.
+            Exception: a rank's failure, on all ranks. The path is then unchanged.
         """
         folder, name = os.path.split(path)
-        # Without ``step-N``: torchtitan takes every name that contains it for a step.
+        # Not ``step-N``: torchtitan treats every name that contains it as a step.
         part = os.path.join(folder, f"{_PART}{name.replace('-', '_')}")
 
         def write_durably() -> None:
@@ -54,7 +53,7 @@ class Ranks(_ranks.Ranks):
 
     @contextlib.contextmanager
     def _explaining(self, what: str) -> Iterator[None]:
-        """Raise this rank's own error of DCP's, or one that names the first rank that failed."""
+        """Raise this rank's own DCP error, or an error that names the first rank that failed."""
         try:
             yield
         except CheckpointException as failure:
@@ -66,6 +65,6 @@ class Ranks(_ranks.Ranks):
 
 
 def _remove_parts(folder: str) -> None:
-    """Remove what killed exports left."""
+    """Remove leftovers of killed exports."""
     for path in glob.iglob(os.path.join(glob.escape(folder), f"{_PART}*")):
         shutil.rmtree(path)

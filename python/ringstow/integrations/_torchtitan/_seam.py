@@ -1,4 +1,4 @@
-"""What ringstow relies on in torchtitan, and which of its settings it refuses."""
+"""The parts of torchtitan that ringstow uses, and the settings that it refuses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ringstow.integrations._kit._framework_check import Seam
 
 _log = logging.getLogger("ringstow")
 
-# What torchtitan has in a manager's configuration, and this one honours.
+# The fields of torchtitan's manager configuration that this manager honours.
 _FIELDS = {
     "create_seed_checkpoint",
     "enable",
@@ -35,7 +35,7 @@ _FIELDS = {
 
 
 def seam(base: Any, stock: Any) -> Seam:
-    """Return what torchtitan's trainer calls of a manager, and what this one uses."""
+    """Return the manager methods that torchtitan's trainer calls, and those that this one uses."""
     hooks = {
         "_close": "",
         "_load": "step",
@@ -57,10 +57,10 @@ def check(base: Any, stock: Any) -> None:
 
     Args:
         base: torchtitan's BaseCheckpointManager.
-        stock: its CheckpointManager.
+        stock: torchtitan's CheckpointManager.
 
     Raises:
-        UnsupportedError: names what differs.
+        UnsupportedError: names the differences.
     """
     fields = {field.name for field in dataclasses.fields(base.Config)}
     one = seam(base, stock)
@@ -74,9 +74,9 @@ def refuse_unsupported(config: Any, folder: str, sd_adapter: Any) -> None:
     """Refuse settings that cannot be honoured.
 
     Args:
-        config: the manager's.
-        folder: where it saves.
-        sd_adapter: torchtitan's, which converts a model to Hugging Face's format; or None.
+        config: the manager's configuration.
+        folder: the folder in which it saves.
+        sd_adapter: torchtitan's converter to Hugging Face's format, or None.
 
     Raises:
         UnsupportedError: a path is a URL.

@@ -1,9 +1,9 @@
-"""The steps in torchtitan's checkpoint folder: which are complete, which are removed, and how.
+"""Finds and removes the steps in torchtitan's checkpoint folder.
 
-torchtitan takes every name that contains ``step-N`` for a step, and a step for valid if it has
-``.metadata`` or Hugging Face's index. Here the whole name counts, and ringstow's steps are those
-with a manifest. A removal takes ``.metadata`` away first: a kill then leaves nothing that either
-manager loads.
+torchtitan treats every name that contains ``step-N`` as a step, and a step as valid if it has
+``.metadata`` or Hugging Face's index. Here the whole name must match, and ringstow's steps have a
+manifest. A removal first deletes ``.metadata``, so that after a kill neither manager loads the
+remains.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _log = logging.getLogger("ringstow")
 
 
 class Steps:
-    """The steps in a folder, as the rank sees them that looks.
+    """The steps in a folder, as this rank sees them.
 
     Args:
         folder: the folder; it need not exist.
@@ -45,7 +45,7 @@ class Steps:
         return os.path.join(self.folder, f"step-{step}")
 
     def kind(self, step: int) -> Kind | None:
-        """Return what a step is; None if it is not complete, or not there."""
+        """Return the kind of a step; None if it is not complete, or missing."""
         return kind_of(self.path(step))
 
     def complete(self) -> list[int]:
@@ -60,7 +60,7 @@ class Steps:
         """Return the newest complete step; None if there is none.
 
         Raises:
-            OSError: as in `complete`.
+            OSError: the folder can't be read.
         """
         return max(self.complete(), default=None)
 
@@ -68,7 +68,7 @@ class Steps:
         """Refuse a step that is not complete.
 
         Raises:
-            NoCheckpointError: names the steps that are.
+            NoCheckpointError: names the complete steps.
         """
         if self.kind(step) is None:
             path = self.path(step)
@@ -81,11 +81,11 @@ class Steps:
     def stale(self, keep: int, saving: int) -> list[str]:
         """Return the directories to remove once a step has committed.
 
-        What was not completed goes only if all steps that stay are newer.
+        An incomplete step is removed only if all steps that stay are newer.
 
         Args:
             keep: how many of the newest steps stay; 0 means all.
-            saving: the step that is being saved, which stays.
+            saving: the step being saved, which stays.
         """
         if keep == 0:
             return []
@@ -119,15 +119,15 @@ class Steps:
         _native.sync_dir(path)
         try:
             remove(path, config=self._config)
-        except NotCommittedError:  # a killed save or removal left it
+        except NotCommittedError:  # leftovers of a killed save or removal
             prune(path)
-        except NoCheckpointError:  # nothing of it is ringstow's
+        except NoCheckpointError:  # it holds nothing of ringstow's
             pass
         if os.path.isdir(path):  # with files of other programs
             shutil.rmtree(path)
 
     def _named(self) -> list[int]:
-        """Return the numbers of all directories of a step's name, in order."""
+        """Return the numbers of all directories with a step's name, in order."""
         try:
             names = os.listdir(self.folder)
         except FileNotFoundError:
@@ -136,7 +136,7 @@ class Steps:
         return sorted(n for n in found if os.path.isdir(self.path(n)))
 
     def _link_targets(self) -> set[str]:
-        """Return where the links in the folder lead: somebody relies on it."""
+        """Return the targets of the links in the folder: the user relies on them."""
         if not os.path.isdir(self.folder):
             return set()
         with os.scandir(self.folder) as entries:
@@ -144,7 +144,7 @@ class Steps:
 
 
 def kind_of(path: str) -> Kind | None:
-    """Return what kind of a complete checkpoint is in a directory; None if none is."""
+    """Return the kind of the complete checkpoint in a directory; None if there is none."""
 
     def has(name: str) -> bool:
         return os.path.isfile(os.path.join(path, name))

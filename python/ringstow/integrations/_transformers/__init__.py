@@ -1,1 +1,1 @@
-"""What `ringstow.integrations.transformers` is made of. Imports no framework."""
+"""Parts of `ringstow.integrations.transformers`. Imports no framework."""

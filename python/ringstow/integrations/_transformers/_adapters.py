@@ -1,9 +1,9 @@
-"""Checkpoints of a PeftModel: what is trained, without the frozen base.
+"""Checkpoints of a PeftModel: the trained parameters, without the frozen base.
 
-A checkpoint's state has each trained parameter under its name, and each adapter's tensors under the
-names that peft gives them. ringstow stores a tensor once, however many names it has. The first
-resume a run to the bit, whatever is trained. The second, in files that peft opens, are for other
-programs: each is a file of its own, so a program that changes it leaves ringstow's shards alone.
+A checkpoint's state has each trained parameter under its name, and each adapter's tensors under
+peft's names. ringstow stores a tensor with several names once. The trained parameters resume a run
+bit by bit. The adapters are also written as files that peft opens: separate files, so that a
+program that changes them does not touch ringstow's shards.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FILE = "adapter_model.safetensors"
 
 
 def is_peft_model(model: object) -> bool:
-    """Return whether a model is peft's, with adapters that peft can save."""
+    """Return whether a model is a PeftModel with adapters that peft can save."""
     from transformers.utils import is_peft_available
 
     if not is_peft_available():
@@ -60,7 +60,7 @@ def write_files(path: str, config: Config | None) -> None:
     """Write the files that peft opens, from the adapters in a checkpoint.
 
     Raises:
-        CorruptCheckpointError: the bytes on disk are not those that were written.
+        CorruptCheckpointError: bytes on disk are damaged.
         OSError: the system refused.
     """
     from safetensors.torch import save_file
@@ -68,7 +68,7 @@ def write_files(path: str, config: Config | None) -> None:
     for name, tensors in load(path, prefix=_weights.ADAPTERS, config=config)[
         _weights.ADAPTERS
     ].items():
-        # A file of safetensors has each tensor in one place.
+        # A safetensors file stores each tensor contiguously.
         apart = {key: tensor.clone() for key, tensor in tensors.items()}
         save_file(apart, os.path.join(_folder(path, name), _FILE), metadata={"format": "pt"})
 
@@ -79,7 +79,7 @@ def load_adapters(model: PeftModel, path: str, config: Config | None) -> None:
     Raises:
         KeyMismatchError: the checkpoint has other adapters, other tensors in them, or other trained
             parameters.
-        CorruptCheckpointError: the bytes on disk are not those that were written.
+        CorruptCheckpointError: bytes on disk are damaged.
     """
     from peft import set_peft_model_state_dict
 
@@ -116,5 +116,5 @@ def _names(adapters: dict[str, dict[str, Any]]) -> set[str]:
 
 
 def _folder(path: str, name: str) -> str:
-    """Return where peft puts an adapter."""
+    """Return the directory in which peft saves an adapter."""
     return path if name == "default" else os.path.join(path, name)

@@ -1,4 +1,4 @@
-"""What `RingstowTrainerMixin` refuses: classes whose saves it would pass over, and runs.
+"""Refusals of `RingstowTrainerMixin`: classes whose save methods it would skip, and runs.
 
 Each refusal comes before the first step, and says what to do instead.
 """
@@ -19,7 +19,7 @@ from ringstow.integrations._kit._framework_check import Seam
 from ringstow.integrations._kit._refusals import refuse, refuse_places
 from ringstow.integrations._transformers import _adapters
 
-# The Trainer has no public seam for saves. These are its methods that the mixin replaces or calls.
+# The Trainer has no public interface for saves: the mixin replaces or calls these methods.
 METHODS = (
     "_finalize_training",
     "_get_output_dir",
@@ -33,9 +33,9 @@ METHODS = (
 )
 SEAM = Seam("transformers", "5.23", "transformers")
 SEAM.check()
-# A checkpoint of the stock Trainer calls these, and one of the mixin's does not.
+# A save of the stock Trainer calls these methods, but the mixin's does not.
 _UNUSED = ("save_model", "_save", "_save_optimizer_and_scheduler")
-# Transformers' own callbacks whose on_save leaves the checkpoint alone, by their setting.
+# Transformers' own callbacks whose on_save does not use the checkpoint, by their setting.
 _IDLE: dict[str, Callable[[Any], bool]] = {
     "ClearMLCallback": lambda one: not one._log_model,
     "DVCLiveCallback": lambda one: one._log_model != "all",
@@ -46,7 +46,7 @@ _IDLE: dict[str, Callable[[Any], bool]] = {
     "TrackioCallback": lambda one: True,
     "WandbCallback": lambda one: one._log_model != "checkpoint",
 }
-# The mixin's own come first, and may end there.
+# The mixin's own methods come first, and may not call the next class.
 _REPLACED = (
     "_load_best_model",
     "_load_from_checkpoint",
@@ -56,7 +56,7 @@ _REPLACED = (
 
 
 def check_class(cls: type, mixin: type) -> None:
-    """Refuse a class that the mixin does not fit.
+    """Refuse a class that the mixin does not support.
 
     Raises:
         UnsupportedError: its Trainer saves in another way, or a class of the caller's has a method
@@ -83,7 +83,7 @@ def check_class(cls: type, mixin: type) -> None:
 
 
 def refuse_run(trainer: Any) -> None:
-    """Refuse what a Trainer is set up for and the mixin cannot save.
+    """Refuse a Trainer's setup that the mixin cannot save.
 
     Raises:
         InvalidStateError: the settings stripe checkpoints.
@@ -135,7 +135,7 @@ def refuse_resume(path: object) -> None:
     """Refuse to resume from a directory that `_rename_when_complete.recover` would remove.
 
     Raises:
-        InvalidStateError: the path is that of a save that was killed.
+        InvalidStateError: the path belongs to a killed save.
     """
     if isinstance(path, str | os.PathLike):
         name = os.path.basename(os.path.normpath(path))
@@ -154,7 +154,7 @@ def writes_beside_steps(trainer: Any) -> bool:
 
 
 def early_readers(trainer: Any, mixin: type) -> list[str]:
-    """Return the methods that may use ``checkpoint-N`` as soon as a save returns."""
+    """Return the methods that may use ``checkpoint-N`` directly after a save returns."""
     callbacks = trainer.callback_handler.callbacks
     found = [f"{type(one).__name__}.on_save" for one in callbacks if _may_read(one)]
     classes = type(trainer).__mro__
@@ -170,12 +170,12 @@ def _may_read(callback: Any) -> bool:
     is_idle = _IDLE.get(kind.__name__) if kind.__module__.startswith("transformers.") else None
     try:
         return is_idle is None or not is_idle(callback)
-    except AttributeError:  # another transformers: its setting has another name
+    except AttributeError:  # another version of transformers, with another name for the setting
         return True
 
 
 def _definer(classes: tuple[type, ...], name: str) -> str | None:
-    """Return the first class that has a method and is not one of Transformers'; or None."""
+    """Return the first class outside Transformers that has a method; or None."""
     for one in classes:
         if name in vars(one):
             return None if one.__module__.startswith("transformers.") else one.__name__

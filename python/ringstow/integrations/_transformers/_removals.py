@@ -1,4 +1,4 @@
-"""Which checkpoints of a Trainer are removed, by the Trainer's own rules."""
+"""Chooses the checkpoints of a Trainer to remove, by the Trainer's own rules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def stale(newest: str, limit: int | None, best: str | None) -> list[str]:
     """Return the checkpoints to remove: those over the limit, in the Trainer's order."""
     if limit is None or limit <= 0:
         return []
-    # The Trainer would also remove a user's copy of one, such as checkpoint-500-backup.
+    # The Trainer would also remove a user's copy, such as checkpoint-500-backup.
     found = [
         path
         for path in sort_checkpoints(os.path.dirname(newest), use_mtime=True)
@@ -28,7 +28,7 @@ def stale(newest: str, limit: int | None, best: str | None) -> list[str]:
 
 
 def remove_others(best: str) -> None:
-    """Remove all checkpoints beside one."""
+    """Remove all checkpoints beside the given one."""
     run, name = os.path.split(os.path.abspath(best))
     for other in os.listdir(run):
         if _NUMBERED.fullmatch(other) and other != name:

@@ -1,7 +1,7 @@
 """Checkpoints of a model that FSDP2 has sharded: each rank writes its own shards.
 
-The weights are below `_weights.SHARDS`, all else is below `_weights.TRAINER`. A checkpoint loads on
-any number of ranks.
+The weights are below `_weights.SHARDS`, everything else is below `_weights.TRAINER`. A checkpoint
+loads on any number of ranks.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def load_trainer(ranks: Ranks, model: torch.nn.Module, optimizer: Any, path: str
         The scheduler's state; None if the checkpoint holds the weights alone.
 
     Raises:
-        KeyMismatchError: the checkpoint is that of another optimizer.
+        KeyMismatchError: the checkpoint has another optimizer's state.
     """
     if not any(name.startswith(f"{_weights.TRAINER}.") for name in ranks.names(path)):
         return None
@@ -59,18 +59,18 @@ def load_trainer(ranks: Ranks, model: torch.nn.Module, optimizer: Any, path: str
 
 
 def state_of(model: torch.nn.Module, optimizer: Any, scheduler: Any) -> dict[str, Any]:
-    """Return this rank's part of what all ranks save.
+    """Return this rank's part of the state.
 
     Args:
         model: the model that FSDP has sharded.
         optimizer: the optimizer, which Accelerate has wrapped; None to save the weights alone.
-        scheduler: the schedule of learning rates; used if there is an optimizer.
+        scheduler: the learning rate scheduler; saved only with an optimizer.
     """
     state: dict[str, Any] = {_weights.SHARDS: get_model_state_dict(model)}
     if optimizer is not None:
         ours: dict[str, Any] = {"optimizer": get_optimizer_state_dict(model, _inner(optimizer))}
         if dist.get_rank() == 0:
-            # A tuple is one value, also to DCP, which takes dicts apart and makes all keys text.
+            # A tuple is one value for DCP, which would flatten a dict and turn its keys into text.
             ours["scheduler"] = (scheduler.state_dict(),)
         state[_weights.TRAINER] = ours
     return state

@@ -1,7 +1,7 @@
 """The weights in a checkpoint: state dicts that hold them, and the index for ``from_pretrained``.
 
-A checkpoint's state has the weights under their own names, and all else below `TRAINER`. That part
-is saved apart, so the shards with the weights are those of a Hugging Face model.
+A checkpoint's state has the weights under their own names, and everything else below `TRAINER`.
+That part has files of its own, so the files with the weights are those of a Hugging Face model.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ Kind = Literal["a whole model", "adapters", "shards"]
 
 TRAINER = "__trainer__"
 ADAPTERS = "__adapters__"
-"""The adapters of a PeftModel, each below its name, with peft's own names of tensors."""
+"""The key of a PeftModel's adapters, each below its name, with peft's own tensor names."""
 SHARDS = "__model__"
-"""The weights of a model whose ranks have saved shards."""
+"""The key of a model's weights if the ranks have saved shards."""
 _MANIFEST = "manifest.json"
 _SHARD = r"rank\d{5}-\d+\.safetensors"
 _INDEX = "model.safetensors.index.json"
 
 
 def kind_of(path: str) -> Kind | None:
-    """Return what a checkpoint of the mixin's holds; None if the mixin has not saved it.
+    """Return the kind of weights in the mixin's checkpoint; None if the mixin did not save it.
 
     Raises:
-        IncompleteCheckpointError: the manifest is missing, and ringstow's shards are there.
-        CorruptCheckpointError: the manifest is not what was written.
+        IncompleteCheckpointError: the manifest is missing, but ringstow's shards exist.
+        CorruptCheckpointError: the manifest is damaged.
     """
     if not os.path.isfile(os.path.join(path, _MANIFEST)):
         names = os.listdir(path) if os.path.isdir(path) else []
@@ -59,12 +59,12 @@ def load_whole(module: Any, path: str, config: Config | None) -> None:
 
     Raises:
         KeyMismatchError: the checkpoint has other weights than the model.
-        CorruptCheckpointError: the bytes on disk are not those that were written.
+        CorruptCheckpointError: bytes on disk are damaged.
     """
     state = module.state_dict()
     tensors = {name: one for name, one in state.items() if hasattr(one, "untyped_storage")}
     load_weights(state, path, config)
-    # The tensors are the model's own, and filled. What modules hand out besides them is new.
+    # The model's own tensors are filled. Other values of module states are new objects.
     if extra := {name: one for name, one in state.items() if name not in tensors}:
         module.load_state_dict(extra, strict=False)
 
@@ -74,7 +74,7 @@ def load_weights(state_dict: dict[str, Any], path: str, config: Config | None) -
 
     Raises:
         KeyMismatchError: the checkpoint has other weights than the model.
-        CorruptCheckpointError: the bytes on disk are not those that were written.
+        CorruptCheckpointError: bytes on disk are damaged.
     """
     report = fill(state_dict, path, Call(), strict=False, config=config)
     besides = (f"{TRAINER}.", f"{ADAPTERS}.")
@@ -90,10 +90,10 @@ def load_weights(state_dict: dict[str, Any], path: str, config: Config | None) -
 
 
 def load_trainer(path: str, config: Config | None) -> dict[str, Any] | None:
-    """Return what a checkpoint has beside the weights; None if it was saved without it.
+    """Return the checkpoint's values other than the weights; None if it has none.
 
     Raises:
-        CorruptCheckpointError: the bytes on disk are not those that were written.
+        CorruptCheckpointError: bytes on disk are damaged.
     """
     try:
         loaded: dict[str, Any] = load(path, prefix=TRAINER, config=config)[TRAINER]
@@ -103,7 +103,7 @@ def load_trainer(path: str, config: Config | None) -> dict[str, Any] | None:
 
 
 def write_index(path: str) -> None:
-    """Write the index that leads ``from_pretrained`` to the weights in a checkpoint's shards."""
+    """Write the index by which ``from_pretrained`` finds the weights in a checkpoint's shards."""
     with _files.reading(os.path.join(path, _MANIFEST)) as stream:
         manifest = json.load(stream)
     tensors = [one for one in manifest["tensors"] if not one["name"].startswith(f"{TRAINER}.")]
