@@ -32,6 +32,7 @@ from ringstow._core._errors import (
     UnsupportedError,
 )
 from ringstow._core._policies import Nodes, Previous, Retention, Tiers
+from ringstow._saving import _jobs as _jobs  # its handlers of exits and forks must come first
 
 if TYPE_CHECKING:
     from ringstow._manager._checkpoint_manager import CheckpointManager
