@@ -214,4 +214,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_MODULES, "__version__"})
+    dunders = {name for name in globals() if name.startswith("__")}
+    return sorted({*__all__, *_MODULES, *dunders, "__version__"})

@@ -226,6 +226,6 @@ impl Copies {
 fn pass_over(path: &Path) {
     let path = path.display();
     tracing::warn!(
-        "{path} is not copied on: another step is newer, and the copies are slower than the saves"
+        "{path} is not copied on: a newer step was saved before its copy was complete, and comes first"
     );
 }

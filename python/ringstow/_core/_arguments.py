@@ -135,7 +135,8 @@ def step_number(step: int | None, name: str = "step") -> int | None:
     try:
         number = operator.index(step)
     except TypeError:
-        raise TypeError(f"{name} is an integer, not {step!r}") from None
+        kind = type(step).__name__
+        raise TypeError(f"{name} is an integer, not a {kind}") from None
     if not 0 <= number < 1 << 64:
         raise ValueError(f"{name} is from 0 to 2**64 - 1, not {number}")
     return number

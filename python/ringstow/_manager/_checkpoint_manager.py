@@ -53,11 +53,11 @@ class CheckpointManager:
     ::
 
         with ringstow.CheckpointManager("run", keep=3) as manager:
-            restored = manager.restore()  # None if nothing was committed yet
-            if restored is not None:
-                model.load_state_dict(restored.state["model"])
-            ...
-            manager.save_async(step, {"model": model.state_dict()}, metrics={"loss": loss})
+            state = {"model": model, "optimizer": optimizer}
+            restored = manager.restore(into=state)  # None if nothing was committed yet
+            for step in range(restored.step + 1 if restored else 0, steps):
+                ...
+                manager.save_async(step, state, metrics={"loss": loss})
 
     Step 1000 is saved to ``step-00001000``. One save is in progress at a time: every method but the
     properties first waits for the save in progress and the removal of old steps after it. If that

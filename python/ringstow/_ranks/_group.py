@@ -118,6 +118,11 @@ def _needing(group: dist.ProcessGroup | None) -> Iterator[None]:
         yield
     except Exception as error:
         if _lives(group):
+            if isinstance(error, RuntimeError):  # gloo's, which names no rank
+                error.add_note(
+                    "another rank has ended, or cannot be reached, while a call of ringstow's on "
+                    "all ranks needed it: see its log"
+                )
             raise
         raise InvalidStateError(
             "the process group was destroyed while a save, load or copy needed it: call the "

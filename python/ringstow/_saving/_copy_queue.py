@@ -188,8 +188,8 @@ class Copier:
 
     def _pass_over(self, path: str, place: str | None = None) -> None:
         _log.warning(
-            "%s is not copied to %s: another one is newer, and the copies are slower than the "
-            "saves",
+            "%s is not copied to %s: a newer step was saved before its copy was complete, and "
+            "comes first",
             path,
             place or self._places,
         )
