@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def problems(root: Path) -> Iterator[str]:
-    """Yield a line for each thing that the pages and docstrings below a root name in vain."""
+    """Yield a line for each name in the pages and docstrings below a root that does not exist."""
     pages = (one for where in ("*.md", "docs/**/*.md", "tools/*.md") for one in root.glob(where))
     for page in sorted(pages):
         yield from _of(of_page(page.read_text(), str(page.relative_to(root))))

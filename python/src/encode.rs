@@ -1,5 +1,5 @@
 //! A state dict to the JSON tree that `ringstow._state.tree._encode` describes: its containers, its scalars and the
-//! usual tensors. `ringstow._state.tree._encode` is asked for all else, which is rare.
+//! usual tensors. It calls `ringstow._state.tree._encode` for all other values, which are rare.
 //!
 //! A state has thousands of tensors, and training stands still while they are looked at: from Python it
 //! takes several times as long.

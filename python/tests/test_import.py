@@ -1,12 +1,14 @@
-"""Importing the package loads no module that a program without tensors does not need."""
+"""`import ringstow`: what it loads, and the names it promises, in `__all__`, docs and `dir`."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import ringstow
 
+PAGE = Path(__file__).parents[2] / "docs/python.md"
 # Each takes at least milliseconds, torch seconds, and every data loader worker imports again.
 UNWANTED = (
     "asyncio",
@@ -84,3 +86,30 @@ def test_dcp_storage_names_the_torch_it_needs():
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert ran.returncode == 1
     assert "ImportError: ringstow.dcp needs torch 2.6 or newer: " in ran.stderr
+
+
+def promised():
+    """Return the names that the page lists: those of the errors, and all others."""
+    page = PAGE.read_text()
+    errors = re.findall(r"^\| `(\w+Error)`", page, re.M)
+    rows = page.partition("## All names")[2].splitlines()
+    return {*errors, *re.findall(r"`(\w+)`", "\n".join(row for row in rows if row[:1] == "|"))}
+
+
+def test_page_lists_what_is_exported():
+    assert promised() == {*ringstow.__all__, *ringstow._MODULES}
+
+
+def test_dir_has_every_name():
+    assert promised() | {"__version__"} <= set(dir(ringstow))
+
+
+def test_every_handle_is_a_save_handle(tmp_path):
+    with ringstow.CheckpointManager(tmp_path) as manager:
+        assert isinstance(manager.save_async(1, {"a": 1}), ringstow.SaveHandle)
+    lacking = [
+        name
+        for name, value in vars(ringstow.SaveHandle).items()
+        if not name.startswith("_") and not getattr(value, "__doc__", "")
+    ]
+    assert lacking == []

@@ -121,6 +121,15 @@ def names_of_parts(names: Iterable[str], argument: str) -> list[str]:
     return listed
 
 
+_BRIEF = 80
+
+
+def brief(value: object) -> str:
+    """Return a value for a message: its repr, or the beginning of a long one, such as a model's."""
+    text = repr(value).replace("\n", " ")
+    return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}..."
+
+
 def step_number(step: int | None, name: str = "step") -> int | None:
     """Return a step for the native side; accepts an int, or anything with ``__index__``.
 
@@ -135,8 +144,7 @@ def step_number(step: int | None, name: str = "step") -> int | None:
     try:
         number = operator.index(step)
     except TypeError:
-        kind = type(step).__name__
-        raise TypeError(f"{name} is an integer, not a {kind}") from None
+        raise TypeError(f"{name} is an integer, not {brief(step)}") from None
     if not 0 <= number < 1 << 64:
         raise ValueError(f"{name} is from 0 to 2**64 - 1, not {number}")
     return number

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ringstow import _native
+from ringstow._core._arguments import brief
 from ringstow._core._errors import InvalidStateError
 
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -26,7 +27,9 @@ def metrics_of(metrics: Mapping[str, Any] | None) -> dict[str, float]:
     if metrics is None:
         return {}
     if not isinstance(metrics, Mapping):
-        raise InvalidStateError(f'metrics are names and numbers, {{"loss": 0.25}}, not {metrics!r}')
+        raise InvalidStateError(
+            f'metrics are names and numbers, {{"loss": 0.25}}, not {brief(metrics)}'
+        )
     checked = {_name(name): _number(name, value) for name, value in metrics.items()}
     _native.check_metrics(checked)
     return checked
@@ -51,7 +54,7 @@ def from_json(metrics: Mapping[str, Any]) -> dict[str, float]:
 
 def _name(name: object) -> str:
     if not isinstance(name, str):
-        raise InvalidStateError(f"a metric's name is a str, not {name!r}")
+        raise InvalidStateError(f"a metric's name is a str, not {brief(name)}")
     try:
         name.encode()
     except UnicodeEncodeError as error:

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal, get_args
 
 from ringstow import _native
-from ringstow._core._arguments import StrPath, names_of_parts
+from ringstow._core._arguments import StrPath, brief, names_of_parts
 from ringstow._core._config import in_bytes
 from ringstow._core._errors import InvalidStateError
 
@@ -195,7 +195,7 @@ def tiers(given: Iterable[StrPath] | Tiers | None) -> Tiers:
 def nodes(given: Nodes | None) -> Nodes | None:
     """Raise TypeError unless an argument ``nodes`` is None or `Nodes`; return it."""
     if given is not None and not isinstance(given, Nodes):
-        raise TypeError(f"nodes must be ringstow.Nodes() or None, not {given!r}")
+        raise TypeError(f"nodes must be ringstow.Nodes() or None, not {brief(given)}")
     return given
 
 
@@ -207,7 +207,7 @@ def previous(base: Literal["previous"] | Previous | None) -> Previous | None:
     """
     if base is None or isinstance(base, Previous):
         return base
-    expected = f'base must be "previous", ringstow.Previous(...) or None, not {base!r}'
+    expected = f'base must be "previous", ringstow.Previous(...) or None, not {brief(base)}'
     if not isinstance(base, str):
         raise TypeError(expected)
     if base != "previous":
@@ -223,7 +223,7 @@ def check_metric(metric: object, mode: object) -> None:
         InvalidStateError: the metric is empty, or the mode is unknown.
     """
     if not isinstance(metric, str):
-        raise TypeError(f"a metric has a name, such as 'loss', not {metric!r}")
+        raise TypeError(f"a metric has a name, such as 'loss', not {brief(metric)}")
     if not metric:
         raise InvalidStateError("the metric's name is empty")
     if mode not in get_args(Mode):
@@ -234,7 +234,7 @@ def _best(best: object) -> tuple[str, Mode, int]:
     if not isinstance(best, tuple | list) or len(best) != 3:
         raise TypeError(
             'Retention.best must be a metric, "min" or "max", and a number: ("loss", "min", 2), '
-            f"not {best!r}"
+            f"not {brief(best)}"
         )
     metric, mode, count = best
     check_metric(metric, mode)
@@ -246,13 +246,13 @@ def _places(given: object, name: str) -> tuple[StrPath, ...]:
         raise TypeError(f'{name} is a list of URLs and directories: {name}=["{os.fspath(given)}"]')
     listed = tuple(given) if isinstance(given, Iterable) else None
     if listed is None or not all(isinstance(place, str | os.PathLike) for place in listed):
-        raise TypeError(f"{name} must be a list of URLs and directories, not {given!r}")
+        raise TypeError(f"{name} must be a list of URLs and directories, not {brief(given)}")
     return listed
 
 
 def _rate(rate: object) -> int:
     if type(rate) is not int and not isinstance(rate, str):
-        raise TypeError(f"Tiers.rate must be an int, or a size as text ('256M'), not {rate!r}")
+        raise TypeError(f"Tiers.rate must be an int, or a size as text ('256M'), not {brief(rate)}")
     try:
         number = in_bytes(rate)
     except InvalidStateError as why:
@@ -271,7 +271,7 @@ def _check_number(policy: object, name: str) -> None:
 
 def _number(value: object, name: str, what: str = "an int") -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be {what}, not {value!r}")
+        raise TypeError(f"{name} must be {what}, not {brief(value)}")
     number = operator.index(value)
     if not 1 <= number <= _U64_MAX:
         raise InvalidStateError(f"{name} = {number}: must be 1 or more")

@@ -6,25 +6,19 @@ the saves and loads. It never reads or writes a checkpoint's bytes itself.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import logging
-import threading
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from ringstow import _native
 from ringstow._core import _policies
 from ringstow._core._arguments import StrPath, absolute, step_number
-from ringstow._core._call_lock import Turn
 from ringstow._core._config import Config, given, without_tiers
 from ringstow._core._damage import OnCorrupt
 from ringstow._core._errors import Error, InvalidStateError, NotDurableError
-from ringstow._core._metrics import metrics_of
-from ringstow._core._waiting import patiently
 from ringstow._manager import _rules, _setup, _tiers
 from ringstow._manager._after_save import Upkeep
+from ringstow._manager._calls import Calls, Saving
 from ringstow._manager._previous import PreviousSteps
 from ringstow._manager._restore import Restored, newest_intact, passed_over
 from ringstow._manager._run_directory import RunLock
@@ -43,8 +37,6 @@ if TYPE_CHECKING:
     from ringstow._reports._io_reports import PromotionReport, SaveReport
     from ringstow._saving._base import Base
     from ringstow._saving._save_future import SaveHandle
-
-_log = logging.getLogger("ringstow")
 
 
 class CheckpointManager:
@@ -163,27 +155,25 @@ class CheckpointManager:
         if self._side.leads:
             _history.keep(self._root)
         self._config, self._tiers = config, places
-        self._turn = Turn(self._root)
         self._lock = RunLock(self._root)
+        self._calls = Calls(self._root, self._side, self._upkeep, self._copier, self._lock)
         self._owns_run = False
-        self._saving: _Saving | None = None
-        self._left_out: int | None = None
-        """The last step, if ``on_busy="skip"`` skipped it."""
         self._has_read_newest = False
 
     def __repr__(self) -> str:
-        return f"<CheckpointManager {self._root!r}{' closed' if self._turn.is_closed else ''}>"
+        closed = " closed" if self._calls.turn.is_closed else ""
+        return f"<CheckpointManager {self._root!r}{closed}>"
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if not self._turn.is_own():  # a forked child must not close it
+        if not self._calls.turn.is_own():  # a forked child must not close it
             return
         if error is None:
             self.close()
-        elif not self._turn.is_closed:
-            self._give_up()
+        elif not self._calls.turn.is_closed:
+            self._calls.give_up()
 
     @property
     def root(self) -> str:
@@ -255,7 +245,7 @@ class CheckpointManager:
         """
         if self._copies_elsewhere:
             raise InvalidStateError("only rank 0 copies to the tiers, and knows their steps")
-        saving = self._saving
+        saving = self._calls.saving
         if saving is not None:
             until = None if timeout is None else time.monotonic() + timeout
             if not saving.is_over.wait(timeout) or not saving.handle._is_committed():
@@ -289,9 +279,9 @@ class CheckpointManager:
                 ``ringstow.distributed.save``, on all of them.
         """
         number, begun = _numbered(step), time.perf_counter()
-        with self._call("save", number):
+        with self._calls.one("save", number):
             path, base = self._prepare(number)
-            self._left_out = None
+            self._calls.left_out = None
             try:
                 with counted_since(begun):
                     report = self._side.save(state, path, number, metrics, base)
@@ -339,42 +329,17 @@ class CheckpointManager:
         if _rules.stays(self._keep, number):
             on_busy = "wait"  # the ranks compare it, so they must have the same ``every``, too
         if on_busy == "skip":
-            skipped = self._skipped(number, metrics)
+            skipped = self._calls.skipped(number, metrics)
             if skipped is not None:
                 return skipped
-        with self._call("save_async", number, on_busy):
+        with self._calls.one("save_async", number, on_busy):
             path, base = self._prepare(number)
             with counted_since(begun):
                 handle: SaveHandle = self._side.save_async(state, path, number, metrics, base)
             handle._explained_by(functools.partial(_rules.explain, self._keep))
-            self._saving = _Saving(handle, self._upkeep.follow(handle, path))
-            self._left_out = None
+            self._calls.saving = Saving(handle, self._upkeep.follow(handle, path))
+            self._calls.left_out = None
         return handle
-
-    def _skipped(self, step: int, metrics: Mapping[str, Any] | None) -> SaveHandle | None:
-        """Return the handle of a skipped step, on all ranks; None if the step must be saved."""
-        with self._turn.taken("save_async"):
-            self._side.check()
-            saving = self._saving
-            # Ask twice: the first rank may have answered "busy" long before the last rank arrived.
-            for _ in range(2):
-                said = "over" if saving is None or saving.is_over.is_set() else "busy"
-                if saving is not None and saving.handle._was_cancelled:
-                    said = "cancelled"  # it ends soon: this step replaces it
-                all_said = self._side.meet(("save_async", step, "skip"), None, said)
-                if all_said[0] != "busy" or "cancelled" in all_said:
-                    return None
-            noted: dict[str, float] = {}
-            self._side.each(lambda: noted.update(metrics_of(metrics)))
-            from ringstow._saving._handle import (
-                skip,  # imports futures, which `import ringstow` does not
-            )
-
-            # On ranks other than the first, the save may have ended.
-            before = "the step before" if saving is None else saving.handle.path
-            is_first, self._left_out = self._left_out is None, step
-            path = _native.usual_path(self._root, step)
-            return skip(path, step, noted, before, is_first=is_first)
 
     def wait(self) -> None:
         """Wait for the save in progress and the removal of old steps after it.
@@ -384,7 +349,7 @@ class CheckpointManager:
         Raises:
             Exception: why the save failed, unless its handle has reported it.
         """
-        with self._call("wait"):
+        with self._calls.one("wait"):
             pass
 
     def close(self) -> None:
@@ -399,13 +364,7 @@ class CheckpointManager:
         Raises:
             Exception: why the save failed, unless its handle has reported it.
         """
-        if self._turn.is_closed and self._turn.is_own():
-            return
-        if self._has_its_ranks():
-            with self._call("close"):
-                pass
-        else:
-            self._close_alone()
+        self._calls.close()
 
     # Lists of steps.
 
@@ -417,7 +376,7 @@ class CheckpointManager:
         Raises:
             OSError: the directory, or a directory in it that may be a step, can't be read.
         """
-        with self._call("steps"):
+        with self._calls.one("steps"):
             return self._side.first(self._run.steps)
 
     def latest(self) -> Step | None:
@@ -432,7 +391,7 @@ class CheckpointManager:
             InvalidStateError: nothing in the directory counts as a step, but it has checkpoints.
             OSError: the directory can't be read, or a tier does not answer.
         """
-        with self._call("latest"):
+        with self._calls.one("latest"):
             return self._side.first(self._steps.newest)
 
     def best(self, metric: str | None = None, mode: Mode | None = None) -> Step | None:
@@ -452,7 +411,7 @@ class CheckpointManager:
             OSError: the directory can't be read, or a tier does not answer.
         """
         metric, mode = _rules.metric_of_best(self._keep, metric, mode)
-        with self._call("best", metric, mode):
+        with self._calls.one("best", metric, mode):
             steps = self._side.first(self._steps.loadable)
         return _rules.best_of(steps, metric, mode)
 
@@ -509,7 +468,7 @@ class CheckpointManager:
                 f'on_corrupt="previous" is for the newest step; step {number} was named, and no '
                 "other is loaded in its place: leave out one of the two"
             )
-        with self._call("restore", number, on_corrupt, strict, drop_newer):
+        with self._calls.one("restore", number, on_corrupt, strict, drop_newer):
             self._side.check_into(into)
             if number is None:
                 look = functools.partial(self._steps.candidates, on_corrupt)
@@ -555,7 +514,7 @@ class CheckpointManager:
             OSError: the system refused.
         """
         number = _numbered(step)
-        with self._call("keep", number):
+        with self._calls.one("keep", number):
             self._pin(lambda: self._run.named(number)[0].path, _native.pin)
 
     def release(self, step: int) -> bool:
@@ -566,7 +525,7 @@ class CheckpointManager:
             OSError: the system refused.
         """
         number = _numbered(step)
-        with self._call("release", number):
+        with self._calls.one("release", number):
             return self._pin(
                 lambda: _native.kept(self._root, number) or self._run.named(number)[0].path,
                 _native.unpin,
@@ -603,84 +562,6 @@ class CheckpointManager:
             return self._run.path_of(step), None if previous is None else previous.base()
 
         return self._side.first(place)
-
-    # Calls.
-
-    @contextlib.contextmanager
-    def _call(self, name: str, *arguments: object) -> Iterator[None]:
-        """Run one method, once the save in progress has ended on all ranks."""
-        with self._turn.taken(name):
-            self._side.check()
-            try:
-                failure = self._ended()
-                reports = self._side.meet((name, *arguments), failure, self._upkeep.report)
-                self._upkeep.report = reports[0]
-                yield
-            finally:
-                if name == "close" and self._saving is None:
-                    self._upkeep.close()
-                    self._shut()
-
-    def _ended(self) -> BaseException | None:
-        """Wait for the save in progress; return its failure if it has not been reported."""
-        saving = self._saving
-        if saving is None:
-            return None
-        patiently(
-            saving.is_over.wait,
-            f"the manager waits for the save to {saving.handle.path}, and the removals after it",
-        )
-        failure = saving.handle._unasked_failure()
-        self._saving = None
-        return failure
-
-    def _has_its_ranks(self) -> bool:
-        try:
-            self._side.check()
-        except InvalidStateError:
-            return False
-        return True
-
-    def _close_alone(self) -> None:
-        """Close without the other ranks: the process group has ended."""
-        with self._turn.taken("close"):
-            try:
-                failure = self._ended()
-                if failure is not None:
-                    raise failure
-            finally:
-                if self._saving is None:  # Ctrl-C did not end the wait
-                    self._upkeep.close()
-                    self._shut()
-
-    def _give_up(self) -> None:
-        """Wait for the save in progress without the other ranks, and log its failure."""
-        with self._turn.taken("__exit__"):
-            failure = self._ended()
-            if failure is not None:
-                _log.error("the last save to %s failed: %s", self._root, failure, exc_info=failure)
-            self._shut()
-
-    def _shut(self) -> None:
-        if self._left_out is not None and self._side.is_first:
-            _log.warning(
-                "the last step of %s, %d, is not saved: the previous save was in progress, and "
-                'on_busy="skip" skips it. End a training with save(), which waits',
-                self._root,
-                self._left_out,
-            )
-        self._turn.is_closed = True
-        self._copier.end_retries()
-        self._side.close()
-        self._lock.release()
-        _native.release_memory()
-
-
-class _Saving(NamedTuple):
-    """The background save in progress, and whether its removal of old steps has ended."""
-
-    handle: SaveHandle
-    is_over: threading.Event
 
 
 def _numbered(step: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
@@ -23,7 +23,7 @@ from ringstow._core._damage import is_damage
 from ringstow._core._errors import Error, InvalidStateError
 from ringstow._core._policies import Nodes
 from ringstow._manager._one_process import Attempt
-from ringstow._ranks._group import Group, end, end_beside
+from ringstow._ranks._group import Group, end, end_beside, of_all_ranks
 from ringstow._saving._guard import check_staging
 from ringstow._state.tree._mismatch import Call
 from ringstow.dcp import _paths, _private
@@ -79,7 +79,7 @@ class Ranks(Group):
         self._allow_pickle = allow_pickle
         self._apart = apart
         self._is_own = group is None
-        super().__init__(cast("Any", dist.new_group(backend="gloo")) if group is None else group)
+        super().__init__(of_all_ranks() if group is None else group)
         if self.rank < 0:
             raise InvalidStateError(
                 f"rank {dist.get_rank()} is not in the manager's group: make the manager on the "

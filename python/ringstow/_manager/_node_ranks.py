@@ -10,8 +10,8 @@ from ringstow._core._errors import InvalidStateError
 from ringstow._manager._many_ranks import Ranks
 from ringstow._manager._node_copies import AfterCommit
 from ringstow._manager._node_run_directory import NodeRun
-from ringstow._ranks import _private
 from ringstow._ranks._group import Group, end, group_of
+from ringstow._state._torch_private import beside
 from ringstow.distributed import _nodes
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class NodeRanks(Ranks):
                 f"{_nodes.text_of(nodes.found)}"
             )
         # A group of its own: copies are sent while the next save communicates.
-        self._beside: dist.ProcessGroup | None = _private.beside(cast("Any", self.group))
+        self._beside: dist.ProcessGroup | None = beside(cast("Any", self.group))
         to = Group(self._beside)
         self.copier = AfterCommit(to, root, copies, plan, config, leads=self._leads)
 

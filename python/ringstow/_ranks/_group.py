@@ -12,8 +12,8 @@ import torch.distributed as dist
 from ringstow._core import _waiting
 from ringstow._core._call_lock import CallLock
 from ringstow._core._errors import Error, InvalidStateError
-from ringstow._ranks import _private
 from ringstow._ranks._team import Team, sendable
+from ringstow._state._torch_private import beside
 
 T = TypeVar("T")
 
@@ -105,10 +105,13 @@ class Group(Team):
         Raises:
             InvalidStateError: the group was destroyed.
         """
-        who = f"rank {self.rank} of {self.size} waits for the other ranks"
-        with _needing(self.group), _waiting.patient(f"{who}, all of which must make this call"):
+        with _needing(self.group), _waiting.patient(_awaited(self.rank, self.size)):
             dist.get_rank(self.group)  # raises if it was destroyed; a collective may hang
             yield
+
+
+def _awaited(rank: int, size: int) -> str:
+    return f"rank {rank} of {size} waits for the other ranks, all of which must make this call"
 
 
 @contextlib.contextmanager
@@ -143,6 +146,12 @@ def team_of(group: dist.ProcessGroup | None = None) -> Team:
     return Group(group) if dist.is_available() and dist.is_initialized() else Team()
 
 
+def of_all_ranks() -> dist.ProcessGroup:
+    """Make a gloo group of all ranks, which all call this. Log a warning if some are late."""
+    with _waiting.patient(_awaited(dist.get_rank(), dist.get_world_size())):
+        return cast("dist.ProcessGroup", dist.new_group(backend="gloo"))
+
+
 # The groups for saves, by the caller's group; groups of an ended default group are dropped.
 _made: dict[int, tuple[Any, Group]] = {}
 _making = CallLock("a save or load of several ranks")
@@ -170,8 +179,8 @@ def group_of(given: dist.ProcessGroup | None) -> Group:
     with _making.held():
         known, made = _made.get(id(asked), (None, None))
         if known is not asked or made is None:
-            own = dist.new_group(backend="gloo") if asked is world else _private.beside(asked)
-            made = Group(cast("dist.ProcessGroup", own))
+            own = of_all_ranks() if asked is world else beside(asked)
+            made = Group(own)
             for key in [key for key, (one, _) in _made.items() if not _lives(one)]:
                 del _made[key]
             _made[id(asked)] = (asked, made)

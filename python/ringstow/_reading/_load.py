@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ringstow import _foreign, _native
 from ringstow._core import _arguments, _formatting
-from ringstow._core._arguments import StrPath
+from ringstow._core._arguments import StrPath, brief
 from ringstow._core._config import Config, native_json
 from ringstow._core._dispatch_modes import real_tensors
 from ringstow._core._errors import IncompleteCheckpointError, ReplacedCheckpointError
@@ -143,7 +143,7 @@ def loaded(
     if isinstance(keys, str):
         raise TypeError("keys is a collection of names; for one name give [name]")
     if not isinstance(prefix, str | None):
-        raise TypeError(f"prefix is one name, not {prefix!r}; for several names give keys=")
+        raise TypeError(f"prefix is one name, not {brief(prefix)}; for several names give keys=")
     check_framework(framework, device)
     skips = _salvage.check_choice(on_corrupt, verify=verify)
     source = _Source(path, config)
@@ -304,7 +304,7 @@ def _load(
         wanted = survey.add_all(skeleton, checkpoint)
     else:
         survey.add(skeleton)
-    # Objects first: if an object is refused or its type is unknown, no tensor is read in vain.
+    # Objects first: an object that is refused fails the load before any tensor is read.
     reports: list[str] = []
     objects = _build.read(checkpoint, list(survey.objects), reports)
     builder = _build.Builder(contents, objects, as_numpy=as_numpy)

@@ -1,21 +1,25 @@
-"""The undocumented parts of torch that readers and writers of torch's formats use.
+"""The undocumented parts of torch that torch's formats and the ranks need.
 
-A new torch may rename any of them. Reads and writes of these formats then raise ImportError or
-AttributeError, which name them.
+A new torch may rename any of them. Reads and writes of torch's formats then raise ImportError or
+AttributeError, which name them; the others fall back.
 """
 
 from __future__ import annotations
 
 import inspect
+import logging
 import types
+import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint import filesystem, state_dict_saver
 
 from ringstow._state.tree import _cycles
 
+_log = logging.getLogger("ringstow")
 # The prefix of torch.load(weights_only=True)'s actual error, within a page of advice.
 _UNPICKLER = "WeightsUnpickler error: "
 
@@ -134,3 +138,28 @@ def read_items(name: str, stored: Any, chunks: list[Any]) -> list[Any]:
     from torch.distributed.checkpoint import planner_helpers
 
     return planner_helpers.create_read_items_for_chunk_list(name, stored, chunks)
+
+
+def beside(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Make a gloo group of the ranks of a group. Only these ranks call this.
+
+    torch derives a group's name from the groups that a process knows, which differ between ranks:
+    members could wait for each other under different names, and then all ranks in their next
+    ``new_group``. So the first rank chooses a name, and torch's count of groups is unchanged. If a
+    newer torch names groups in another way, this returns the group itself, with a warning.
+    """
+    name = [uuid.uuid4().hex]
+    try:
+        new_group = rebound(
+            dist.distributed_c10d._new_group_with_tag, _process_group_name=lambda *_, **__: name[0]
+        )
+    except AttributeError:
+        _log.warning(
+            "this torch gives ringstow no group of its own: do not communicate in the group of a "
+            "save while it runs in the background"
+        )
+        return group
+    dist.broadcast_object_list(name, src=dist.get_global_rank(group, 0), group=group)
+    ranks = dist.get_process_group_ranks(group)
+    made: Any = new_group(ranks, backend="gloo", use_local_synchronization=True)
+    return cast("dist.ProcessGroup", made)

@@ -22,8 +22,8 @@ from ringstow._core._errors import InvalidStateError
 from ringstow._saving._guard import Staging
 from ringstow._saving._save import save_async
 from ringstow.integrations import _rename_when_complete
+from ringstow.integrations._kit import ranks_or_alone
 from ringstow.integrations._kit._in_flight import InFlight, Publication
-from ringstow.integrations._kit._team import ranks_or_alone
 from ringstow.integrations._transformers import (
     _adapters,
     _refusals,

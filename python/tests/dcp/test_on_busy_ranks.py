@@ -30,7 +30,7 @@ def train(rank, root, has_nodes, slow_rank):
         with CheckpointManager(root / "run", nodes=nodes) as manager:
             handles = [manager.save_async(1, state, on_busy="skip")]
             if rank != slow_rank:  # its part of the save has ended long ago
-                manager._saving.is_over.wait()
+                manager._calls.saving.is_over.wait()
             handles.append(manager.save_async(2, state, on_busy="skip"))
             gate.set()
             manager.wait()

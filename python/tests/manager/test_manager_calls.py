@@ -172,13 +172,13 @@ def test_ctrl_c_ends_the_wait_and_not_the_save(root, monkeypatch):
             signal.raise_signal(signal.SIGINT)
             raise AssertionError("the wait went on")
 
-    saving = manager._saving
-    manager._saving = saving._replace(is_over=Interrupted())
+    saving = manager._calls.saving
+    manager._calls.saving = saving._replace(is_over=Interrupted())
     for call in manager.wait, manager.close:
         with pytest.raises(KeyboardInterrupt):
             call()
         assert not handle.done()
-    manager._saving = manager._saving._replace(is_over=saving.is_over)
+    manager._calls.saving = manager._calls.saving._replace(is_over=saving.is_over)
     gate.open()
     manager.close()
     assert handle.done()

@@ -11,7 +11,7 @@ import pytest
 
 import ringstow
 from ringstow import CheckpointManager
-from ringstow._manager import _after_save
+from ringstow._manager import _after_save, _calls
 from ringstow._reports import _done_callbacks
 
 
@@ -101,7 +101,7 @@ def test_a_step_is_saved_if_the_one_before_ends_while_other_ranks_are_awaited(
 ):
     with CheckpointManager(root) as manager:
         manager.save_async(1, state(1), on_busy="skip")
-        meet, over = manager._side.meet, manager._saving.is_over
+        meet, over = manager._side.meet, manager._calls.saving.is_over
 
         def meets_late(call, failure, said):
             gate.set()
@@ -127,14 +127,14 @@ def test_the_end_says_if_the_last_step_was_left_out(root, gate, caplog, is_last)
 
 def test_training_waited_for_the_save_before(root, monkeypatch):
     """The wait within a manager's call counts, too."""
-    ended = CheckpointManager._ended
+    ended = _calls.Calls._ended
 
     def waits(self):
         time.sleep(0.2)
         return ended(self)
 
     with CheckpointManager(root) as manager:
-        monkeypatch.setattr(CheckpointManager, "_ended", waits)
+        monkeypatch.setattr(_calls.Calls, "_ended", waits)
         assert manager.save_async(1, state(1)).result().blocked_seconds >= 0.2
         assert manager.save(2, state(2)).blocked_seconds >= 0.2
         monkeypatch.undo()
@@ -169,7 +169,7 @@ def test_a_failure_is_raised_and_not_skipped(root):
     with CheckpointManager(root) as manager:
         (root / "step-00000002").write_text("in the way")
         manager.save_async(2, state(2), on_busy="skip")
-        manager._saving.is_over.wait()
+        manager._calls.saving.is_over.wait()
         with pytest.raises(OSError, match="step-00000002"):
             manager.save_async(3, state(3), on_busy="skip")
         manager.save(3, state(3))

@@ -6,6 +6,7 @@ import collections
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from ringstow._core._arguments import brief
 from ringstow._core._errors import KeyMismatchError
 from ringstow._state.tree._walk import Path, describe, flat_name
 
@@ -61,7 +62,7 @@ class Rename:
         if not isinstance(mapping, Mapping) or any(
             not isinstance(text, str) for pair in mapping.items() for text in pair
         ):
-            raise TypeError(f'rename is a dict such as {{"module": ""}}, not {mapping!r}')
+            raise TypeError(f'rename is a dict such as {{"module": ""}}, not {brief(mapping)}')
         runs = {_run(old): _run(new) for old, new in mapping.items()}
         if () in runs:
             raise ValueError(

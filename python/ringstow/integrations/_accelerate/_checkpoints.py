@@ -14,9 +14,8 @@ from ringstow._core._arguments import absolute
 from ringstow._core._errors import InvalidStateError
 from ringstow.integrations import _rename_when_complete
 from ringstow.integrations._accelerate import _places, _states, _whole
-from ringstow.integrations._kit import _values
+from ringstow.integrations._kit import _values, ranks_or_alone
 from ringstow.integrations._kit._in_flight import InFlight, Publication
-from ringstow.integrations._kit._team import ranks_or_alone
 
 if TYPE_CHECKING:
     from ringstow._core._config import Config
