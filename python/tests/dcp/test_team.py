@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import ringstow
 from ringstow._core import _waiting
-from ringstow._ranks._group import Group, team_of
+from ringstow._ranks._group import Group, of_all_ranks, team_of
 from ringstow._ranks._team import Team
 
 
@@ -84,7 +84,7 @@ def test_a_group_that_was_destroyed_too_early_is_named_with_what_to_call_first(r
         assert "result(), or close the manager, before destroy_process_group()" in text
 
 
-def one_is_late(rank, mark):
+def one_is_late(rank, mark, makes_group):
     """Rank 1 comes once rank 0 has logged."""
     said = []
 
@@ -100,15 +100,16 @@ def one_is_late(rank, mark):
     try:
         while rank == 1 and not mark.exists():
             os.sched_yield()
-        Group().gathered(rank)
+        of_all_ranks() if makes_group else Group().gathered(rank)
     finally:
         logger.removeHandler(handler)
         _waiting.PATIENCE_S = before
     return said
 
 
-def test_a_rank_says_that_it_waits_for_others(ranks, tmp_path):
-    said, none = ranks(2).run(one_is_late, tmp_path / "logged")
+@pytest.mark.parametrize("makes_group", [False, True])
+def test_a_rank_says_that_it_waits_for_others(ranks, tmp_path, makes_group):
+    said, none = ranks(2).run(one_is_late, tmp_path / "logged", makes_group)
     assert said == [
         "rank 0 of 2 waits for the other ranks, all of which must make this call, for 0 s so far"
     ]

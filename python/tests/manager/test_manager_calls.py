@@ -318,3 +318,18 @@ def test_start_without_a_step_warns_of_a_directory_that_may_be_mistyped(tmp_path
         with pytest.raises(ringstow.NoCheckpointError):
             manager.restore(2)
     assert "starting anew" not in caplog.text
+
+
+def test_an_error_shows_only_the_beginning_of_a_state_in_the_place_of_a_number(root):
+    state = {"w": list(range(10_000))}
+    with CheckpointManager(root) as manager:
+        for wrong in (
+            lambda: manager.restore(state),
+            lambda: manager.save(state, 1),
+            lambda: manager.save(1, {}, metrics=[state]),
+            lambda: CheckpointManager(root, keep=state),
+        ):
+            with pytest.raises((TypeError, ringstow.InvalidStateError)) as refused:
+                wrong()
+            assert "not {'w': [0, 1," in str(refused.value).replace("[{", "{")
+            assert len(str(refused.value)) < 250
