@@ -101,7 +101,7 @@ pub fn load_async(path: impl AsRef<Path>) -> Result<LoadHandle> {
 /// of files that are not what was written, cannot be read or are missing, with the names of the tensors in them.
 ///
 /// # Errors
-/// As for [`OpenOptions::damaged`](crate::OpenOptions::damaged), a damaged manifest included; [`Error::Io`](crate::Error::Io).
+/// As for [`OpenOptions::open`](crate::OpenOptions::open) with `damaged`, a damaged manifest included; [`Error::Io`](crate::Error::Io).
 pub fn verify(path: impl AsRef<Path>) -> Result<VerifyReport> {
     Store::found()?.verify(path)
 }

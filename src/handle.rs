@@ -26,7 +26,7 @@ pub type LoadHandle<T = Loaded> = Handle<T>;
 /// runtime.
 ///
 /// - Dropping the handle of a save does not wait, since that would block the runtime of a task. The save goes on: it owns its
-///   state, and the end of `main` and [`std::process::exit`] wait for it. Retention the [`Handle::job`] to wait for it or to
+///   state, and the end of `main` and [`std::process::exit`] wait for it. Keep the [`Handle::job`] to wait for it or to
 ///   cancel it.
 /// - If a save fails and its result is never read, the error is logged through `tracing`, unless it was cancelled.
 /// - Dropping the handle of a load cancels the load.

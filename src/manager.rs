@@ -30,7 +30,7 @@ pub use clearing::{Cleared, Clearing, Eviction};
 pub use copying::Copying;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 pub use line::{Around, Line, Turn};
 pub use queue::{Added, Pauses, Stays};
@@ -93,8 +93,8 @@ pub struct CheckpointManager {
     saving: Option<(SaveHandle<Saved>, PathBuf)>,
     /// From the first save on.
     run: Option<RunLock>,
-    /// Where the steps are that the first save has found.
-    found: OnceLock<BTreeMap<u64, PathBuf>>,
+    /// The steps that were there when this manager first saved, by number: a save replaces them where they are.
+    found: Option<BTreeMap<u64, PathBuf>>,
 }
 
 /// What the thread of a background save needs, too.
@@ -155,8 +155,7 @@ impl CheckpointManager {
         let clearing = Clearing::new(root.clone(), keep, config)?;
         let copies = None;
         let shared = Shared { store, root, slim, clearing, previous, copies, in_use };
-        let manager =
-            Self { shared: Arc::new(shared), saving: None, run: None, found: OnceLock::new() };
+        let manager = Self { shared: Arc::new(shared), saving: None, run: None, found: None };
         match has_tiers {
             true => manager.tiers(Tiers { places, rate, ..Tiers::default() }),
             false => Ok(manager),
@@ -177,7 +176,7 @@ impl CheckpointManager {
         let Some(shared) = Arc::get_mut(&mut self.shared) else {
             return Err(Error::invalid("tiers are named before the first save"));
         };
-        let retention = tiers.keep.clone().retention(Disposal::Remove);
+        let retention = tiers.keep.clone().options(Disposal::Remove);
         let own = shared.clearing.retention();
         let retention = retention.map(|there| besides(there, own));
         if let (Some(there), Some(keep_here)) = (&retention, tiers.keep_here) {
@@ -295,7 +294,8 @@ impl CheckpointManager {
     /// that is whole by itself.
     ///
     /// # Errors
-    /// As for [`latest`](crate::latest); what a place says that cannot be asked.
+    /// As for [`latest`](crate::latest); [`Error::Invalid`] if the root has a checkpoint, but none that counts as a step; what a
+    /// place says that cannot be asked.
     pub fn latest(&self) -> Result<Option<PathBuf>> {
         Ok(self.shared.run().newest()?.map(|found| found.path))
     }
@@ -328,18 +328,22 @@ impl CheckpointManager {
     ///
     /// # Errors
     /// As for [`check_own_name`].
-    fn path(&self, step: u64) -> Result<PathBuf> {
-        let found = self.found.get_or_init(|| match self.steps() {
-            Ok(steps) => {
-                steps.into_iter().filter_map(|found| Some((found.step?, found.path))).collect()
-            }
-            Err(error) => {
+    fn path(&mut self, step: u64) -> Result<PathBuf> {
+        if self.found.is_none() {
+            match self.steps() {
+                Ok(steps) => {
+                    let steps = steps.into_iter();
+                    self.found =
+                        Some(steps.filter_map(|found| Some((found.step?, found.path))).collect());
+                }
                 // It says nothing about the save, which may go well.
-                tracing::warn!("cannot list the steps in {}: {error}", self.root().display());
-                BTreeMap::new()
+                Err(error) => {
+                    tracing::warn!("cannot list the steps in {}: {error}", self.root().display());
+                }
             }
-        });
-        let path = found.get(&step).cloned().unwrap_or_else(|| usual_path(self.root(), step));
+        }
+        let found = self.found.as_ref().and_then(|found| found.get(&step)).cloned();
+        let path = found.unwrap_or_else(|| usual_path(self.root(), step));
         check_own_name(&path).map(|()| path)
     }
 }

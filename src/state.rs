@@ -322,7 +322,7 @@ impl<'a> StateDict<'a> {
         save()
     }
 
-    /// Checks that the state has something of each name that is set apart: a misspelled one would get no files.
+    /// Checks that the state has something of each droppable name: a misspelled one would get no files.
     ///
     /// # Errors
     /// [`Error::Invalid`] naming one that it does not have.

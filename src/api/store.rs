@@ -275,7 +275,7 @@ impl Store {
     /// values are not compared. With `values`, reads each tensor that differs and counts the elements that differ.
     ///
     /// # Errors
-    /// As for [`OpenOptions::foreign`](crate::OpenOptions::foreign) and [`Checkpoint::load_part`].
+    /// As for [`OpenOptions::open`](crate::OpenOptions::open) with `foreign` and [`Checkpoint::load_part`].
     pub fn diff(
         &self,
         a: impl AsRef<Path>,

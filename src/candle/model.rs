@@ -16,7 +16,7 @@ use std::path::Path;
 /// `var_builder(...)?.pp("model")`.
 ///
 /// # Errors
-/// As for [`OpenOptions::foreign`].
+/// As for [`OpenOptions::open`] with `foreign`.
 pub fn var_builder(
     path: impl AsRef<Path>,
     dtype: DType,

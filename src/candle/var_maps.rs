@@ -92,12 +92,12 @@ impl VarMaps {
     /// safetensors files; those have no checksums.
     ///
     /// # Errors
-    /// As for [`OpenOptions::foreign`], [`Checkpoint::load_names`] and [`VarMaps::set`].
+    /// As for [`OpenOptions::open`] with `foreign`, [`Checkpoint::load_names`] and [`VarMaps::set`].
     pub fn load(&self, path: impl AsRef<Path>) -> Result<()> {
         let store = Store::found()?;
         let loaded = while_replaced(|| {
             let checkpoint =
-                OpenOptions::of(store.config()).foreign(true).open_once(path.as_ref())?;
+                OpenOptions::new().foreign(true).open_once(path.as_ref(), store.config())?;
             let names = checkpoint.tensors().iter().map(|tensor| tensor.name.as_str());
             checkpoint.load_names(names.filter(|name| self.has(name)), LoadOptions::default())
         })?;

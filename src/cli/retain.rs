@@ -38,7 +38,7 @@ pub struct Retain {
     #[arg(long, value_name = "METRIC:min|max:N")]
     keep_best: Option<Best>,
 
-    /// Retention the files of the last checkpoint removed, so that the next save writes over them, which is
+    /// Keep the files of the last checkpoint removed, so that the next save writes over them, which is
     /// faster than new files (not for ranks that save independently). Without this flag or `recycle` in the
     /// configuration, files kept earlier are removed as well
     #[arg(short, long)]

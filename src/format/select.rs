@@ -33,7 +33,7 @@ impl Wanted {
     }
 
     /// How much to keep of the value at a path.
-    fn at(&self, path: &str) -> Retention {
+    fn at(&self, path: &str) -> Keep {
         let goes_on = |name: &str, with: char| {
             name.strip_prefix(path).is_some_and(|rest| rest.starts_with(with))
         };
@@ -45,15 +45,15 @@ impl Wanted {
                     names.get(first).is_some_and(|name| goes_on(name, with))
                 };
                 let is_one = names.binary_search_by(|name| name.as_str().cmp(path)).is_ok();
-                Retention::of(is_one || any('#'), any('.'))
+                Keep::of(is_one || any('#'), any('.'))
             }
             Self::Below(prefix) => {
                 let prefix = prefix.strip_suffix('.').unwrap_or(prefix);
-                Retention::of(is_below(path, prefix) || goes_on(prefix, '#'), goes_on(prefix, '.'))
+                Keep::of(is_below(path, prefix) || goes_on(prefix, '#'), goes_on(prefix, '.'))
             }
             Self::NotBelow(dropped) => {
                 let is_dropped = dropped.iter().any(|prefix| is_below(path, prefix));
-                Retention::of(
+                Keep::of(
                     !is_dropped && !dropped.iter().any(|prefix| goes_on(prefix, '.')),
                     !is_dropped,
                 )
@@ -64,14 +64,14 @@ impl Wanted {
 
 /// How much of a value to keep.
 #[derive(Clone, Copy, PartialEq)]
-enum Retention {
+enum Keep {
     All,
     /// Something below it.
     Within,
     Nothing,
 }
 
-impl Retention {
+impl Keep {
     fn of(all: bool, some: bool) -> Self {
         match (all, some) {
             (true, _) => Self::All,
@@ -228,9 +228,9 @@ fn cut_item(
 ) -> serde_json::Result<bool> {
     let at = path.map_or_else(|| step.to_owned(), |path| format!("{path}.{step}"));
     match wanted.at(&at) {
-        Retention::All => out.push_str(value.get()),
-        Retention::Within => cut_value(value, Some(&at), wanted, out)?,
-        Retention::Nothing => return Ok(false),
+        Keep::All => out.push_str(value.get()),
+        Keep::Within => cut_value(value, Some(&at), wanted, out)?,
+        Keep::Nothing => return Ok(false),
     }
     Ok(true)
 }

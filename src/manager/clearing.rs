@@ -38,8 +38,8 @@ pub struct Eviction {
 /// None of this decides on a removal: [`evict`] checks each place right before.
 #[derive(Debug, Default)]
 struct Known {
-    /// Saves that need no more slimming, by path and time: done, or their parts are not apart. A later save to the path
-    /// may have them apart.
+    /// Saves that need no more slimming, by path and time: done, or their parts are not droppable. A later save to the
+    /// path may change that.
     settled: HashSet<(PathBuf, Option<u64>)>,
     /// Steps that cannot be copied, since they are damaged: another try would read their bytes again.
     damaged: HashSet<PathBuf>,
@@ -65,7 +65,7 @@ impl Clearing {
     /// [`Error::Invalid`] for a rule that keeps nothing.
     pub fn new(root: PathBuf, keep: Retention, config: Config) -> Result<Self> {
         let slim = keep.slim.clone();
-        let retention = keep.retention(Disposal::of(&config));
+        let retention = keep.options(Disposal::of(&config));
         retention.as_ref().map_or(Ok(()), RetainOptions::check)?;
         slim.as_ref().map_or(Ok(()), Slim::check)?;
         Ok(Self { root, config, retention, slim, eviction: None, known: Mutex::default() })
@@ -144,7 +144,7 @@ impl Clearing {
         );
     }
 
-    /// Slims the older steps. A step that was saved without the parts apart stays as it is, with one warning.
+    /// Slims the older steps. A step that was saved without droppable parts stays as it is, with one warning.
     fn slim_older(
         &self,
         look: &Look,

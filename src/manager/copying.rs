@@ -25,7 +25,7 @@ pub struct Copying {
 impl Copying {
     /// Copies with these rules in each place.
     pub fn new(root: PathBuf, places: Vec<PathBuf>, rate: u64, keep: Retention) -> Self {
-        Self { root, places, rate, rule: keep.retention(Disposal::Remove) }
+        Self { root, places, rate, rule: keep.options(Disposal::Remove) }
     }
 
     /// Copies a step to a place by `promote`. If the disk there is full, removes first what the rules no longer keep there, and

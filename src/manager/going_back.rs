@@ -19,8 +19,7 @@ impl CheckpointManager {
     /// are done.
     pub fn drop_newer(&mut self, step: u64) -> Result<Vec<PathBuf>> {
         self.wait()?;
-        let found = self.shared.run().named(step)?;
-        let Some(restored) = found.first() else { return Ok(Vec::new()) };
+        let restored = self.shared.run().named(step)?.swap_remove(0);
         let (root, config) = (&self.shared.root, self.shared.store.config());
         let Some(copies) = &self.shared.copies else {
             return self.shared.newer(restored.order)?.remove(config);

@@ -204,21 +204,7 @@ impl Line {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::convert::Infallible;
-
-    struct Alone;
-
-    impl Around for Alone {
-        type Error = Infallible;
-
-        fn agree(&mut self, added: usize, is_closing: bool) -> Result<(usize, bool), Infallible> {
-            Ok((added, is_closing))
-        }
-
-        fn is_exiting(&mut self) -> bool {
-            false
-        }
-    }
+    use crate::manager::tiers::Alone;
 
     #[test]
     fn what_was_overtaken_before_the_thread_broke_is_not_told_to_the_next_one() {

@@ -34,7 +34,8 @@ impl CheckpointManager {
     ///
     /// # Errors
     /// - [`Error::NoCheckpoint`] if there is no such step.
-    /// - [`Error::Invalid`] for a step together with [`OnDamage::Previous`]: no other is loaded in its place.
+    /// - [`Error::Invalid`] for a step together with [`OnDamage::Previous`]: no other is loaded in its place; or if the root has
+    ///   a checkpoint, but none that counts as a step.
     /// - The damage of the step; with [`OnDamage::Previous`] that of the newest, if no earlier step is intact.
     /// - [`Error::MissingFiles`] in any case: a disk may not be mounted.
     /// - With either, a failure that is not the checkpoint's, such as a refused permission or a failing mount: an earlier

@@ -19,8 +19,8 @@ pub struct Retention {
 }
 
 impl Retention {
-    /// The retention that carries these rules out; `None` if nothing is ever removed.
-    pub(super) fn retention(self, disposal: Disposal) -> Option<RetainOptions> {
+    /// What carries these rules out; `None` if nothing is ever removed.
+    pub(super) fn options(self, disposal: Disposal) -> Option<RetainOptions> {
         let Self { last, every, best, slim: _ } = self;
         let has_rule = last.is_some() || every.is_some() || best.is_some();
         let newest = RetainOptions::new(last.unwrap_or(1));

@@ -6,7 +6,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::object::is_url;
 use crate::pipeline::job::Job;
-use crate::store::{self, Found, OpenOptions, Status, Wanted, has_gone, warn_if_lost};
+use crate::store::{self, Found, OpenOptions, Status, Wanted, has_gone, warn_if_lost, why_lost};
 use crate::sys::dir;
 use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ impl Run<'_> {
     /// [`Error::Invalid`] if the directory has a checkpoint, but nothing that counts as a step, or the places have steps of
     /// another run; [`Error::Io`] if the directory or a place cannot be read: it may have the newest step.
     pub fn candidates(&self, on_damage: OnDamage) -> Result<Vec<Found>> {
-        let there = self.there()?;
+        // The directory first: a step that is copied and leaves meanwhile is in one list at least.
         let here = self.committed().and_then(|here| match here.is_empty() {
             true => self.refuse_other_checkpoints(),
             false => Ok(here),
@@ -52,6 +52,12 @@ impl Run<'_> {
             }
             _ => Err(error),
         });
+        let there = self.there()?;
+        if !there.is_empty() {
+            // A copy comes before it.
+            let damaged = here.iter().flatten().filter(|found| found.status == Status::Damaged);
+            damaged.for_each(pass_over);
+        }
         self.with_copies(here, there)
     }
 
@@ -60,8 +66,7 @@ impl Run<'_> {
     /// # Errors
     /// As for [`Run::candidates`], but for a checkpoint that counts as no step.
     pub fn loadable(&self) -> Result<Vec<Found>> {
-        let there = self.there()?;
-        let mut found = self.with_copies(self.committed(), there)?;
+        let mut found = self.with_copies(self.committed(), self.there()?)?;
         found.retain(|found| found.status == Status::Committed);
         Ok(found)
     }
@@ -71,24 +76,21 @@ impl Run<'_> {
     /// # Errors
     /// As for [`Run::candidates`]; what is wrong with the newest step, if none can be loaded.
     pub fn newest(&self) -> Result<Option<Found>> {
-        let found = self.candidates(OnDamage::Raise)?;
-        let newest = found.first().map(|newest| newest.path.clone());
-        for found in found {
+        let mut lost = None;
+        for found in self.candidates(OnDamage::Raise)? {
             if found.status == Status::Committed {
                 return Ok(Some(found));
             }
             pass_over(&found);
+            lost = lost.or_else(|| why_lost(&found, self.config));
         }
-        let Some(newest) = newest else { return Ok(None) };
-        let opened = OpenOptions::of(self.config).open(&newest).map_err(Error::without_earlier)?;
-        // Another process has mended it meanwhile.
-        Ok(store::list(opened.path(), self.config)?.into_iter().next())
+        lost.map_or(Ok(None), |error| Err(error.without_earlier()))
     }
 
     /// The copies of the step of this number, the nearest first.
     ///
     /// # Errors
-    /// [`Error::NoCheckpoint`] if no place has it, which names the steps that there are; as for [`Run::loadable`].
+    /// [`Error::NoCheckpoint`] if no place has it (the list is never empty), which names the steps that there are; as for [`Run::loadable`].
     pub fn named(&self, step: u64) -> Result<Vec<Found>> {
         let mut found = self.with_copies(self.committed(), self.there()?)?;
         let mut there: Vec<u64> = found.iter().filter_map(|found| found.step).collect();
@@ -174,12 +176,6 @@ impl Run<'_> {
             }
             here => here?,
         };
-        if !there.is_empty() {
-            for damaged in all.iter().filter(|found| found.status == Status::Damaged) {
-                let problem = damaged.problem.as_deref().unwrap_or_default();
-                tracing::warn!("{} is damaged: {problem}", damaged.path.display());
-            }
-        }
         all.append(&mut there);
         all.sort_by_key(|found| Reverse(found.order)); // a stable sort: of copies the nearest
         Ok(all)
@@ -205,9 +201,7 @@ pub fn latest_of(
                 newest = Some(found);
             }
             Ok(_) => {}
-            Err(
-                error @ (Error::MissingFiles { .. } | Error::Corrupt { .. } | Error::Format { .. }),
-            ) => {
+            Err(error) if error.is_damage() || matches!(error, Error::MissingFiles { .. }) => {
                 tracing::warn!("{} has no step that can be loaded: {error}", place.display());
                 lost = lost.or(Some(error));
             }
@@ -230,16 +224,12 @@ pub fn newest_of(places: &[PathBuf], config: &Config) -> Result<(PathBuf, Vec<Pa
     let mut listed = Vec::new();
     for place in places {
         warn_if_missing(place);
-        let steps = store::steps(place, None, config)?;
-        steps.iter().rev().take_while(|found| !is_step(found)).for_each(warn_if_lost);
-        listed.extend(steps);
+        listed.extend(listed_in(place, config)?.into_iter().filter(Found::was_committed));
     }
     // A damaged manifest does not tell when it was committed.
-    let is_damaged =
-        |found: &mut Found| found.created_unix_ms.is_none() && found.status != Status::Incomplete;
+    let is_damaged = |found: &mut Found| found.created_unix_ms.is_none();
     let damaged: Vec<Found> = listed.extract_if(.., is_damaged).collect();
     damaged.iter().for_each(pass_over);
-    listed.retain(|found| found.created_unix_ms.is_some());
     listed.sort_by_key(|found| Reverse(found.order)); // a stable sort: of copies the nearest
     let mut lost = None;
     for copies in listed.chunk_by(|one, other| one.order == other.order) {
@@ -258,15 +248,12 @@ pub fn newest_of(places: &[PathBuf], config: &Config) -> Result<(PathBuf, Vec<Pa
             }
         }
     }
-    let newest = damaged.iter().max_by_key(|found| found.order);
-    Err(match (lost, newest.map(|found| OpenOptions::of(config).open(&found.path))) {
-        (Some(error), _) | (None, Some(Err(error))) => error,
-        _ => {
-            let all: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
-            let reason = format!("no step was committed in {}", all.join(" and "));
-            Error::NoCheckpoint { path: places.first().cloned().unwrap_or_default(), reason }
-        }
-    })
+    let newest = || damaged.iter().max_by_key(|found| found.order);
+    Err(lost.or_else(|| why_lost(newest()?, config)).unwrap_or_else(|| {
+        let all: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
+        let reason = format!("no step was committed in {}", all.join(" and "));
+        Error::NoCheckpoint { path: places.first().cloned().unwrap_or_default(), reason }
+    }))
 }
 
 /// Where a step is saved, unless the run has it under another name.
@@ -274,13 +261,20 @@ pub fn usual_path(root: &Path, step: u64) -> PathBuf {
     root.join(format!("step-{step:08}"))
 }
 
-/// The committed steps in a place, newest first. Warns of those before the newest whose manifest is gone.
+/// The committed steps in a place, newest first.
 fn committed_in(place: &Path, config: &Config) -> Result<Vec<Found>> {
+    let mut steps = listed_in(place, config)?;
+    steps.retain(is_step);
+    Ok(steps)
+}
+
+/// The steps in a place, newest first. Warns of those before the newest committed one whose manifest is gone.
+fn listed_in(place: &Path, config: &Config) -> Result<Vec<Found>> {
     let mut steps = store::steps(place, None, config)?;
     steps.reverse();
-    let newer = steps.iter().take_while(|found| !is_step(found));
-    newer.for_each(warn_if_lost);
-    steps.retain(is_step);
+    for newer in steps.iter().take_while(|found| !is_step(found)) {
+        warn_if_lost(newer);
+    }
     Ok(steps)
 }
 
@@ -307,6 +301,7 @@ fn is_step(found: &Found) -> bool {
 mod tests {
     use super::*;
     use crate::StateDict;
+    use crate::format::names;
 
     fn save(at: &Path, step: Option<u64>) {
         let mut state = StateDict::new();
@@ -360,5 +355,23 @@ mod tests {
             Outcome::Pass
         });
         assert_eq!(run.newest().unwrap().unwrap().step, Some(7));
+    }
+
+    #[test]
+    fn places_of_a_run_that_got_a_new_name_are_of_one_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let places = ["a", "b"].map(|name| dir.path().join(name));
+        save(&places[0].join("step-1"), Some(1));
+        save(&places[1].join("step-1"), Some(1));
+        let note = |place: &Path, text| std::fs::write(place.join(names::RUN), text).unwrap();
+        let look = || {
+            let config = Config::default();
+            latest_of(&places, &Wanted::default(), &config, &Job::of(&config))
+        };
+        note(&places[0], r#"{"run": "new", "former": ["run"]}"#);
+        note(&places[1], r#"{"run": "run"}"#); // it was not mounted then
+        assert_eq!(look().unwrap().unwrap().step, Some(1));
+        note(&places[1], r#"{"run": "another"}"#);
+        assert!(look().unwrap_err().to_string().contains("another run"));
     }
 }

@@ -171,6 +171,19 @@ fn step_with_a_shorter_name_is_replaced_where_it_is() {
 }
 
 #[test]
+fn step_with_a_shorter_name_is_found_again_after_a_listing_that_failed() {
+    use crate::sys::seam::{Call, fail_call};
+    let root = tempfile::tempdir().unwrap();
+    let mut manager = manager(&root, Retention::default());
+    let short = manager.root().join("step-2");
+    crate::save(&state(7), &short).unwrap();
+    let failing = fail_call(Call::List, &manager.root().to_owned(), nix::libc::EIO);
+    manager.path(9).unwrap();
+    drop(failing);
+    assert_eq!(save(&mut manager, 2).path, short);
+}
+
+#[test]
 fn restore_goes_to_the_newest_intact_step_only_if_told_to() {
     let root = tempfile::tempdir().unwrap();
     let mut manager = manager(&root, Retention::default());

@@ -45,7 +45,7 @@ pub(super) struct Copies {
 pub const PAUSES: Pauses = (Duration::from_secs(30), Duration::from_secs(900));
 
 /// The one process of a manager.
-struct Alone;
+pub(super) struct Alone;
 
 impl Around for Alone {
     type Error = Infallible;
@@ -172,9 +172,10 @@ impl Copies {
     fn copy_to_all(&self, shared: &Shared, step: &Added) -> bool {
         let mut is_worth_another = false;
         for place in self.places() {
-            match self.copy(shared, step, place) {
-                Ok(false) => {}
-                Ok(true) => {
+            let promote = |to: &Path, how| shared.store.promote(&step.path, to, how);
+            match self.copying.send(step, place, shared.store.config(), promote) {
+                Ok(Some(report)) => tracing::debug!(?report, "a step is copied"),
+                Ok(None) => {
                     pass_over(&step.path);
                     return false;
                 }
@@ -186,14 +187,6 @@ impl Copies {
             }
         }
         is_worth_another && dir::has(&step.path)
-    }
-
-    /// Copies a step to a place; says whether it was passed over.
-    fn copy(&self, shared: &Shared, step: &Added, place: &Path) -> Result<bool> {
-        let promote = |to: &Path, how| shared.store.promote(&step.path, to, how);
-        let report = self.copying.send(step, place, shared.store.config(), promote)?;
-        tracing::debug!(?report, "a step is copied");
-        Ok(report.is_none())
     }
 
     fn failed(&self, shared: &Shared, step: &Added, place: &Path, error: Error, passes: bool) {

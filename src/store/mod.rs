@@ -13,6 +13,7 @@ pub use catalog::found::{Found, Status};
 pub use catalog::gone::has_gone;
 pub use catalog::in_flight::{InFlight, in_flight};
 pub use catalog::join::{check_one_run, join};
+pub(crate) use catalog::latest::why_lost;
 pub use catalog::latest::{Wanted, latest, warn_if_lost};
 pub use catalog::list::list;
 pub use catalog::own_share::check_own_share;
@@ -42,7 +43,6 @@ pub use read::copies::copies_of;
 pub use read::info::{FileInfo, Info};
 pub use read::load::{LoadOptions, OnCorrupt};
 pub use read::loaded::{LoadPlace, Loaded, LoadedTensor, TensorView};
-
 pub use read::part::TensorPart;
 pub use read::slices::Slice;
 pub use read::verify::verify;

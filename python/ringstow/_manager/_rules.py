@@ -44,8 +44,8 @@ def room(keep: Retention) -> str:
     besides = f", and for the steps that {' and '.join(given)} keeps" if given else ""
     return (
         "The manager removes old steps after the commit, so the disk needs room for keep + 1 "
-        f"steps: with {'last' if given else 'keep'}={last} for {last + 1}{besides}. Make the "
-        "manager with a `keep` that keeps fewer"
+        f"steps: with {'last' if given else 'keep'}={last} for {last + 1}{besides}"
+        + (". Make the manager with a `keep` that keeps fewer" if given or last > 1 else "")
     )
 
 

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 /// One thing to do with a file.
 pub struct Request {
-    /// The file, from [`Attached::id`](super::Attached::id). Retention the [`Attached`](super::Attached) until the answer.
+    /// The file, from [`Attached::id`](super::Attached::id). Keep the [`Attached`](super::Attached) until the answer.
     pub file: FileId,
     /// What to do.
     pub action: Action,

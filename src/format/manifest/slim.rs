@@ -49,7 +49,7 @@ impl Manifest {
         Ok(dropped)
     }
 
-    /// Checks that the state has something of each part that is set apart: a misspelled one would get no files.
+    /// Checks that the state has something of each droppable part: a misspelled one would get no files.
     ///
     /// # Errors
     /// [`Error::Invalid`] naming one that it does not have.

@@ -6,7 +6,7 @@ use crate::store::catalog::found::Status;
 use crate::store::catalog::steps::steps;
 #[cfg(doc)]
 use crate::store::promote::claim_for;
-use crate::store::promote::{Owner, note_taking, noted, owner, two_runs};
+use crate::store::promote::{Owner, note_taking, noted, two_runs};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
@@ -31,26 +31,24 @@ pub fn join(root: &Path, places: &[PathBuf], config: &Config) -> Result<()> {
 /// # Errors
 /// [`Error::Invalid`](crate::Error::Invalid) if they are; as for [`owner`](crate::store::owner).
 pub fn check_one_run(places: &[PathBuf]) -> Result<()> {
-    let mut known: Option<(String, &PathBuf)> = None;
-    for place in places {
-        match (owner(place)?, &known) {
-            (Some(run), None) => known = Some((run, place)),
-            (Some(run), Some((first, other))) if run != *first => {
-                return Err(Error::invalid(format!(
-                    "{} has steps of another run than {}: name the tiers of one run",
-                    place.display(),
-                    other.display()
-                )));
-            }
-            _ => {}
-        }
-    }
-    Ok(())
+    let refusal = |place: &Path, other: &Path| {
+        let (place, other) = (place.display(), other.display());
+        Error::invalid(format!(
+            "{place} has steps of another run than {other}: name the tiers of one run"
+        ))
+    };
+    other_run(places, |_| false, refusal).map(drop)
 }
 
-fn join_now(root: &Path, places: &[PathBuf], config: &Config) -> Result<()> {
-    let own = noted(root)?;
-    let is_own = |run: &str| own.as_ref().is_some_and(|own| own.has_been(run));
+/// The run of those places that are noted to be of another than `is_own`'s, and whether one is of that.
+///
+/// # Errors
+/// `refusal`, if they are of several.
+fn other_run(
+    places: &[PathBuf],
+    is_own: impl Fn(&str) -> bool,
+    refusal: impl Fn(&Path, &Path) -> Error,
+) -> Result<(bool, Option<(&PathBuf, Owner)>)> {
     let (mut has_own, mut there) = (false, None::<(&PathBuf, Owner)>);
     for place in places {
         let Some(found) = noted(place)? else { continue };
@@ -60,9 +58,16 @@ fn join_now(root: &Path, places: &[PathBuf], config: &Config) -> Result<()> {
             Some((_, known)) if known.has_been(&found.run) => {}
             // It was not mounted when the run got a new name.
             Some((_, known)) if found.has_been(&known.run) => there = Some((place, found)),
-            Some((other, _)) => return Err(two_runs(place, other)),
+            Some((other, _)) => return Err(refusal(place, other)),
         }
     }
+    Ok((has_own, there))
+}
+
+fn join_now(root: &Path, places: &[PathBuf], config: &Config) -> Result<()> {
+    let own = noted(root)?;
+    let is_own = |run: &str| own.as_ref().is_some_and(|own| own.has_been(run));
+    let (has_own, there) = other_run(places, is_own, two_runs)?;
     let Some((place, found)) = there else { return Ok(()) };
     let here = saves(root, config)?;
     let is_of_it = here.is_empty() || own.is_none() && !here.is_disjoint(&saves(place, config)?);

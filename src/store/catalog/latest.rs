@@ -86,7 +86,7 @@ fn look(dir: &Path, wanted: &Wanted, config: &Config, job: &Arc<Job>) -> Result<
             }
             Status::Incomplete | Status::Damaged => {
                 if pass_over(&found) {
-                    lost = lost.or_else(|| reason(&found, config));
+                    lost = lost.or_else(|| why_lost(&found, config));
                 }
                 continue;
             }
@@ -142,9 +142,7 @@ fn pass_over(found: &Found) -> bool {
     match found.created_unix_ms {
         // A killed save, or one in progress.
         None if found.status == Status::Incomplete => {
-            if has_lost_manifest(found) {
-                warn_if_lost(found);
-            } else {
+            if !warn_if_lost(found) {
                 tracing::info!("skipping {path}, it was never committed: {problem}");
             }
             false
@@ -156,9 +154,10 @@ fn pass_over(found: &Found) -> bool {
     }
 }
 
-/// Warns once of a checkpoint that was committed, and whose manifest is gone.
-pub fn warn_if_lost(found: &Found) {
-    if has_lost_manifest(found) && is_first_time(&found.path) {
+/// Warns once of a checkpoint that was committed, and whose manifest is gone; returns whether it is one.
+pub fn warn_if_lost(found: &Found) -> bool {
+    let is_lost = has_lost_manifest(found);
+    if is_lost && is_first_time(&found.path) {
         tracing::warn!(
             "skipping {}, whose manifest is gone: only a committed checkpoint has files of these names, so somebody has \
              removed it, or is still copying: {}",
@@ -166,6 +165,7 @@ pub fn warn_if_lost(found: &Found) {
             found.problem.as_deref().unwrap_or_default()
         );
     }
+    is_lost
 }
 
 /// Whether a directory without a manifest, or one of its rank checkpoints, has shards under their final names. A save
@@ -188,8 +188,8 @@ fn is_first_time(path: &Path) -> bool {
     KNOWN.lock().is_some_and(|mut known| known.insert(path.into()))
 }
 
-/// Why a committed checkpoint cannot be loaded; `None` if it was never committed as a whole, is gone, or loads by now.
-fn reason(found: &Found, config: &Config) -> Option<Error> {
+/// Why a committed checkpoint cannot be loaded, of shares by ranks the first that cannot; `None` if it was never committed as a whole, is gone, or loads by now.
+pub(crate) fn why_lost(found: &Found, config: &Config) -> Option<Error> {
     let itself = std::iter::once(&found.path).filter(|_| found.parts.is_empty());
     let mut errors =
         itself.chain(&found.parts).filter_map(|path| OpenOptions::of(config).open(path).err());

@@ -104,7 +104,7 @@ impl Rules<'_> {
     /// [`Error::Invalid`].
     pub fn check(&self) -> Result<()> {
         if self.newest == 0 {
-            return Err(Error::invalid("keep = 0 would remove every checkpoint; keep at least 1"));
+            return Err(Error::invalid("last = 0 would remove every checkpoint; keep at least 1"));
         }
         if self.every == Some(0) {
             return Err(Error::invalid(

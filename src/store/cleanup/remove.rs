@@ -30,7 +30,7 @@ use std::sync::Arc;
 /// What happens to the shards of a removed checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Disposal {
-    /// Retention them as recycled files in `.ringstow-spares` beside the checkpoint. The next save into a directory there
+    /// Keep them as recycled files in `.ringstow-spares` beside the checkpoint. The next save into a directory there
     /// writes over them, which is faster than new files. Shards with hard links, on copy-on-write or network file
     /// systems, or in rank checkpoints are removed instead.
     Recycle,

@@ -105,7 +105,7 @@ pub struct TensorDiff {
 /// equal ones count as equal. With `values`, reads every tensor that differs, and counts elements.
 ///
 /// # Errors
-/// As for [`OpenOptions::foreign`] and [`Checkpoint::load_part`]; damage is found only in what is read.
+/// As for [`OpenOptions::open`] with `foreign` and [`Checkpoint::load_part`]; damage is found only in what is read.
 pub fn diff(
     runtime: &Runtime,
     (a, b): (&Path, &Path),
@@ -122,8 +122,8 @@ fn diff_once(
     job: &Arc<Job>,
 ) -> Result<DiffReport> {
     let started = Instant::now();
-    let options = OpenOptions::of(runtime.config()).foreign(true);
-    let (a, b) = (options.open_once(path_a)?, options.open_once(path_b)?);
+    let open = |path| OpenOptions::new().foreign(true).open_once(path, runtime.config());
+    let (a, b) = (open(path_a)?, open(path_b)?);
     let only_in = |one: &Checkpoint, other: &Checkpoint| -> Vec<String> {
         let alone = one.tensors().iter().filter(|tensor| other.tensor(&tensor.name).is_none());
         alone.map(|tensor| tensor.name.clone()).collect()

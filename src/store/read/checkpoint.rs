@@ -107,7 +107,7 @@ impl<'a> OpenOptions<'a> {
         Self { copies, ..self }
     }
 
-    /// Opens the checkpoint at `path`, as [`Checkpoint::open`] does.
+    /// Opens the checkpoint at `path`.
     ///
     /// # Errors
     /// As for [`Checkpoint::open`], if no copy helps. With [`damaged`](Self::damaged) not for missing files and wrong lengths.
@@ -115,14 +115,19 @@ impl<'a> OpenOptions<'a> {
     /// [`Error::MissingFiles`] also for files and tensors that an index lists, and for chunks of tensors;
     /// [`Error::Format`] for files that are not safetensors.
     pub fn open(self, path: impl AsRef<Path>) -> Result<Checkpoint> {
-        while_replaced(|| self.open_once(path.as_ref()))
+        let path = path.as_ref();
+        match self.config {
+            Some(config) => while_replaced(|| self.open_once(path, config)),
+            None => {
+                let config = Config::found()?;
+                while_replaced(|| self.open_once(path, &config))
+            }
+        }
     }
 
-    /// [`OpenOptions::open`] without its retry on [`Error::Replaced`], for callers that retry themselves.
-    pub(crate) fn open_once(self, path: &Path) -> Result<Checkpoint> {
-        let Some(config) = self.config else {
-            return OpenOptions { config: Some(&Config::found()?), ..self }.open_once(path);
-        };
+    /// [`OpenOptions::open`] with a configuration, without its retry on [`Error::Replaced`]: for callers that retry
+    /// themselves.
+    pub(crate) fn open_once(self, path: &Path, config: &Config) -> Result<Checkpoint> {
         let checkpoint = match self.foreign && !is_url(path) {
             true => Checkpoint::open_any(path, config)?,
             false => Checkpoint::open_own(path, config)?,

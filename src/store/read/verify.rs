@@ -22,14 +22,14 @@ use std::time::Instant;
 /// replaces the checkpoint meanwhile, the result is entirely of the old or entirely of the new one.
 ///
 /// # Errors
-/// What [`OpenOptions::damaged`] returns, a damaged manifest included; failures to read other than damage.
+/// What [`OpenOptions::open`] returns with `damaged`, a damaged manifest included; failures to read other than damage.
 pub fn verify(runtime: &Runtime, path: &Path, job: &Arc<Job>) -> Result<VerifyReport> {
     job.traced(runtime.config(), || while_replaced(|| verify_once(runtime, path, job)))
 }
 
 fn verify_once(runtime: &Runtime, path: &Path, job: &Arc<Job>) -> Result<VerifyReport> {
     let started = Instant::now();
-    let checkpoint = OpenOptions::of(runtime.config()).damaged(true).open_once(path)?;
+    let checkpoint = OpenOptions::new().damaged(true).open_once(path, runtime.config())?;
     let here: Vec<usize> = checkpoint.files_here().collect();
     let all: Vec<Want> =
         here.iter().map(|&file| Want { file, range: 0..checkpoint.files[file].bytes }).collect();

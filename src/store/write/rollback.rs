@@ -1,4 +1,5 @@
-//! Removes what a save has created, unless the save commits; and which directories' names this process has made durable.
+//! Removes what a save has created, unless the save commits. Also notes which
+//! directories' names this process has made durable.
 
 use crate::error::{Error, Result};
 use crate::format::names;

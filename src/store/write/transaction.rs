@@ -403,7 +403,7 @@ impl Transaction {
         // Its shards were written by its path.
         self.own().check()?;
         self.rename_manifest(manifest)?;
-        // Retention everything, even if the sync fails: if a crash does not undo the rename, the shards must exist.
+        // Keep everything, even if the sync fails: if a crash does not undo the rename, the shards must exist.
         self.rollback.keep();
         let not_durable = |cause| Error::NotDurable { path: self.dir().into(), cause };
         self.own().try_sync().map_err(not_durable)
