@@ -204,8 +204,8 @@ def _of_integration(path: list[str]) -> tuple[Any] | None:
         return (None,)
     file = package / f"{path[0]}.py"
     words = re.compile(rf"\b{path[-1]}\b")
-    texts = [one.read_text() for one in (file, package / f"_{path[0]}.py") if one.exists()]
-    return (None,) if file.exists() and any(map(words.search, texts)) else None
+    files = [file, *package.glob(f"_{path[0]}/*.py")] if file.exists() else []
+    return (None,) if any(words.search(one.read_text()) for one in files) else None
 
 
 def _keywords(text: str) -> Iterator[str]:

@@ -730,6 +730,8 @@ class RunSteps:
     # What a restore may load, damaged ones too. With `previous`, only the newest that is intact
     # if a manifest is on bad sectors.
     def candidates(self, previous: bool) -> str: ...
+    # The committed steps in the directory alone, damaged ones too.
+    def committed(self) -> str: ...
     # Those that can be loaded; the first of them, or none; the copies of one step.
     def loadable(self) -> str: ...
     def newest(self) -> str: ...
@@ -834,7 +836,6 @@ def retain(
     recycle: bool,
     pattern: str | None,
     dry_run: bool,
-    pinned: list[str],
     config: str,
 ) -> str: ...
 

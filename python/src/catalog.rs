@@ -109,13 +109,12 @@ pub(crate) fn retain(
     recycle: bool,
     pattern: Option<&str>,
     dry_run: bool,
-    pinned: Vec<String>,
     config: &str,
 ) -> PyResult<String> {
     let config = self::config(config)?;
     let (disposal, pattern) = (disposal(recycle), self::pattern(pattern)?);
     let best = best.map(self::best).transpose()?;
-    let retention = RetainOptions { last, every, best, disposal, pattern, pinned };
+    let retention = RetainOptions { last, every, best, disposal, pattern, pinned: Vec::new() };
     let retain = || match dry_run {
         true => ringstow::internals::store::retain_plan(&directory, &retention, &config),
         false => ringstow::internals::store::retain(&directory, &retention, &config),

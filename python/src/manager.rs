@@ -120,6 +120,10 @@ impl RunSteps {
         self.look(py, |run| run.candidates(on_damage(previous)))
     }
 
+    fn committed(&self, py: Python<'_>) -> PyResult<String> {
+        self.look(py, |run| run.committed())
+    }
+
     fn loadable(&self, py: Python<'_>) -> PyResult<String> {
         self.look(py, |run| run.loadable())
     }

@@ -56,7 +56,10 @@ impl Run<'_> {
         if !there.is_empty() {
             // A copy comes before it.
             let damaged = here.iter().flatten().filter(|found| found.status == Status::Damaged);
-            damaged.for_each(pass_over);
+            for found in damaged {
+                let problem = found.problem.as_deref().unwrap_or_default();
+                tracing::warn!("{} is damaged: {problem}", found.path.display());
+            }
         }
         self.with_copies(here, there)
     }

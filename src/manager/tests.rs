@@ -177,7 +177,7 @@ fn step_with_a_shorter_name_is_found_again_after_a_listing_that_failed() {
     let mut manager = manager(&root, Retention::default());
     let short = manager.root().join("step-2");
     crate::save(&state(7), &short).unwrap();
-    let failing = fail_call(Call::List, &manager.root().to_owned(), nix::libc::EIO);
+    let failing = fail_call(Call::List, manager.root(), nix::libc::EIO);
     manager.path(9).unwrap();
     drop(failing);
     assert_eq!(save(&mut manager, 2).path, short);

@@ -78,8 +78,8 @@ def _number(name: str, value: Any) -> float:
     # A bool is an int, but is probably a flag passed by mistake.
     if isinstance(value, bool) or not isinstance(value, int | float | numbers.Real):
         raise InvalidStateError(
-            f"the metric {name!r} is {value!r}, not a number: pass an int, a float, or a tensor or "
-            "array without a dimension; save anything else in the state"
+            f"the metric {name!r} is {brief(value)}, not a number: pass an int, a float, or a "
+            "tensor or array without a dimension; save anything else in the state"
         )
     try:
         number = float(value)

@@ -61,6 +61,11 @@ class Retention:
             drop: Iterable[str] = ...,
         ) -> None: ...
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether none of ``last``, ``every`` and ``best`` is set: then no step is removed."""
+        return self.last is None and self.every is None and self.best is None
+
     def __post_init__(self) -> None:
         """Check all fields."""
         for name in ("last", "every", "slim_after"):
@@ -270,9 +275,13 @@ def _check_number(policy: object, name: str) -> None:
 
 
 def _number(value: object, name: str, what: str = "an int") -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be {what}, not {brief(value)}")
-    number = operator.index(value)
+    wrong = TypeError(f"{name} must be {what}, not {brief(value)}")
+    if isinstance(value, bool):
+        raise wrong
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise wrong from None
     if not 1 <= number <= _U64_MAX:
         raise InvalidStateError(f"{name} = {number}: must be 1 or more")
     return number

@@ -134,7 +134,7 @@ class Upkeep:
             look(here)
             self._copier.wait()
         look([*here, *tiers])
-        if drop_newer and not self._node_local:
+        if drop_newer and self._copier.has_places and not self._node_local:
             # A newer step, which is removed now, may have taken the place of this step's copy.
             for newest in loadable()[:1]:
                 self._copier.add_found(newest.path)
@@ -145,7 +145,7 @@ class Upkeep:
             self._copier.rescue(path, copies)
 
     def follow(self, handle: SaveHandle, path: str) -> threading.Event:
-        """Do the same once a background save has ended; return a future that is set after that."""
+        """Do what `committed` does once a background save has ended; return an event set then."""
         is_over = threading.Event()
         copies = self._copier.expected()
         handle._copies = copies

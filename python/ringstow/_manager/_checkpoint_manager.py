@@ -7,6 +7,7 @@ the saves and loads. It never reads or writes a checkpoint's bytes itself.
 from __future__ import annotations
 
 import functools
+import os
 import time
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
@@ -474,9 +475,7 @@ class CheckpointManager:
                 look = functools.partial(self._steps.candidates, on_corrupt)
             else:
                 look = functools.partial(self._steps.named, number)
-            found, restored = newest_intact(
-                self._side, look, into, on_corrupt, self._side.from_first, strict=strict
-            )
+            found, restored = newest_intact(self._side, look, into, on_corrupt, strict=strict)
             self._run.follow(found)
             if number is None:
                 self._follow_newest(found, restored)
@@ -532,8 +531,11 @@ class CheckpointManager:
             )
 
     def _pin(self, find: Callable[[], str], change: Callable[[str], bool | None]) -> bool:
-        path = self._side.first(find)
-        was_kept = path.rpartition("/")[2] in self._side.first(lambda: _native.pinned(self._root))
+        def look() -> tuple[str, bool]:
+            path = find()
+            return path, os.path.basename(path) in _native.pinned(self._root)
+
+        path, was_kept = self._side.first(look)
 
         def changed() -> None:
             if self._side.leads:

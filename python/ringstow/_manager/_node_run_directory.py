@@ -38,8 +38,12 @@ class NodeRun(Run):
 
     def steps(self) -> list[Step]:
         """List the steps that any node has, oldest first."""
+        return self._merged(super().steps)
+
+    def _merged(self, own: Callable[[], list[Step]]) -> list[Step]:
+        """Return what all ranks list, oldest first; of each step, what the best informed says."""
         with self._group.turn.held():
-            all_steps = self._group.together(super().steps)
+            all_steps = self._group.together(own)
         found: dict[str, Step] = {}
         for step in (step for each in all_steps for step in each):
             name = os.path.basename(step.path)
@@ -93,11 +97,7 @@ class NodeRun(Run):
         return wanted
 
     def _committed(self) -> list[Step]:
-        def was_committed(step: Step) -> bool:
-            was_killed = step.status == "incomplete" and step.created_unix_ms is None
-            return step.step is not None and not was_killed
-
-        return [found for found in reversed(self.steps()) if was_committed(found)]
+        return self._merged(lambda: listed(self._found.committed()))[::-1]
 
     def _with_copies(self, here: Callable[[], list[Step]]) -> list[Step]:
         """Return the steps of the nodes and tiers, newest first; of copies the nearest."""

@@ -52,9 +52,8 @@ def newest_intact(
     look: Callable[[], list[Step]],
     into: dict[Any, Any] | None,
     on_corrupt: OnCorrupt,
-    from_first: Callable[[Callable[[], Any]], Any],
     *,
-    strict: bool = True,
+    strict: bool,
 ) -> tuple[list[Step], Restored | None]:
     """Load the first intact one of the steps that ``look`` finds on the first rank.
 
@@ -65,7 +64,6 @@ def newest_intact(
         look: lists the steps, newest first; of one step, the nearest copy first.
         into: a state dict to fill.
         on_corrupt: ``"previous"`` skips damaged steps until the first intact one.
-        from_first: calls a function on the first rank, and returns its result on all ranks.
         strict: whether ``into`` and the step must have the same keys.
 
     Returns:
@@ -79,11 +77,11 @@ def newest_intact(
     while True:
         found = side.first(look)
         try:
-            return found, _first_intact(side, found, into, on_corrupt, from_first, strict=strict)
+            return found, _first_intact(side, found, into, on_corrupt, strict=strict)
         except _Gone as gone:
             error = gone.__cause__
             assert error is not None
-            if not from_first(again.may_try):
+            if not side.from_first(again.may_try):
                 raise error from None
             _log.debug("looking again for a step to restore: %s", error)
 
@@ -93,9 +91,8 @@ def _first_intact(
     candidates: list[Step],
     into: dict[Any, Any] | None,
     on_corrupt: OnCorrupt,
-    from_first: Callable[[Callable[[], Any]], Any],
     *,
-    strict: bool = True,
+    strict: bool,
 ) -> Restored | None:
     """Load the first of these steps, or with ``"previous"`` the first intact one.
 
@@ -120,7 +117,7 @@ def _first_intact(
             )
         is_missing = isinstance(attempt.error, MissingFilesError | NoCheckpointError)
         met = found.path, bool(tiers), attempt.is_damage, is_missing, on_corrupt == "previous"
-        verdict = from_first(functools.partial(_native.after_failure, *met))
+        verdict = side.from_first(functools.partial(_native.after_failure, *met))
         if verdict == "again":
             raise _Gone from attempt.error
         if verdict == "raise":

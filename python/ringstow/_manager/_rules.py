@@ -14,11 +14,7 @@ if TYPE_CHECKING:
     from ringstow._core._config import Config
     from ringstow._core._policies import Mode, Tiers
     from ringstow._reports._checkpoint_reports import Step
-
-
-def keeps_all(keep: Retention) -> bool:
-    """Return whether there is no rule: then no step is removed."""
-    return keep.last is None and keep.every is None and keep.best is None
+    from ringstow._saving._tier_copies import Keep
 
 
 def droppable(keep: Retention) -> tuple[str, ...]:
@@ -33,7 +29,7 @@ def stays(keep: Retention, step: int) -> bool:
 
 def room(keep: Retention) -> str:
     """Return a hint on how many steps the disk must hold, and which rule to change."""
-    if keeps_all(keep):
+    if keep.keeps_all:
         return (
             "The manager removes no step, since it has no rule: one with keep=n keeps n steps, and "
             "needs room for n + 1"
@@ -81,11 +77,7 @@ def metric_of_best(keep: Retention, metric: str | None, mode: Mode | None) -> tu
     return metric, mode
 
 
-Native = tuple[int | None, int | None, tuple[str, str, int] | None]
-"""The rules as the native side takes them: ``last``, ``every`` and ``best``."""
-
-
-def native(keep: Retention) -> Native:
+def native(keep: Retention) -> Keep:
     """Return the rules as the native side takes them."""
     return keep.last, keep.every, keep.best
 

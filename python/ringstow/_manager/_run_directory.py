@@ -13,12 +13,11 @@ from ringstow._core._errors import BusyError, NoCheckpointError
 from ringstow._foreign import _steps
 from ringstow._ranks import _concurrent_saves
 from ringstow._reading import _run_steps
-from ringstow._reading._checkpoint import open as open_checkpoint
+from ringstow._reports._checkpoint_reports import Step
 
 if TYPE_CHECKING:
     from ringstow._core._config import Config
     from ringstow._core._damage import OnCorrupt
-    from ringstow._reports._checkpoint_reports import Step
 
 _log = logging.getLogger("ringstow")
 
@@ -95,7 +94,7 @@ class Run:
             left = [one for one in _steps.found_in(self.root) if one.step == step]
             if len(left) != 1:
                 raise
-            return [_step_of(left[0])]
+            return [Step.of_foreign(left[0].path, left[0].step)]
 
     def follow(self, found: list[Step]) -> None:
         """Make the next save newer than all steps that were found."""
@@ -135,7 +134,7 @@ class Run:
     def _left(self) -> list[Step]:
         """Return a list with the newest checkpoint that another program has left."""
         left = _steps.newest_in(self.root)
-        return [] if left is None else [_step_of(left)]
+        return [] if left is None else [Step.of_foreign(left.path, left.step)]
 
     def _tell_newer(self, found: Step) -> None:
         """Warn that checkpoints of another program with a higher number are not restored."""
@@ -152,8 +151,6 @@ class Run:
 
 def listed(text: str) -> list[Step]:
     """Return the steps that the native side lists."""
-    from ringstow._reports._checkpoint_reports import Step
-
     return Step.list_from_json(text)
 
 
@@ -195,32 +192,3 @@ class RunLock:
         held, self._held = self._held, None
         if held is not None:
             held.release()
-
-
-def step_at(path: str, config: Config | None) -> Step:
-    """Return the committed checkpoint at a path.
-
-    Raises:
-        Error, OSError: it cannot be opened.
-    """
-    from ringstow._reports._checkpoint_reports import Step
-
-    with open_checkpoint(path, config=config) as checkpoint:
-        info = checkpoint.info
-    return Step(
-        path=path,
-        step=info.step,
-        metrics=info.metrics,
-        dropped=info.dropped,
-        created_unix_ms=info.created_unix_ms,
-        order=(0, info.step or 0, 0, info.created_unix_ms),
-        nbytes=None,
-        status="committed",
-        problem=None,
-    )
-
-
-def _step_of(left: _steps.Left) -> Step:
-    from ringstow._reports._checkpoint_reports import Step
-
-    return Step.of_foreign(left.path, left.step)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,8 +13,6 @@ from ringstow._saving._tier_copies import Promoter
 if TYPE_CHECKING:
     from ringstow._core._config import Config
     from ringstow._core._policies import Retention, Tiers
-
-_log = logging.getLogger("ringstow")
 
 
 def refuse_without(places: tuple[str, ...], tiers: Tiers) -> None:
@@ -46,7 +43,7 @@ class Plan(NamedTuple):
 
     def stays(self) -> Stays:
         """Return which steps must be copied even if newer steps wait."""
-        return not _rules.keeps_all(self.here), self.evicts, self.here.every
+        return not self.here.keeps_all, self.evicts, self.here.every
 
 
 def promoter(

@@ -79,11 +79,13 @@ class Group(Team):
 
     def send(self, memory: torch.Tensor, to: int) -> None:
         """Send a tensor's bytes to a rank, which waits for them."""
-        dist.send(memory, dst=self.global_rank(to), group=self.group)
+        with self._patient():
+            dist.send(memory, dst=self.global_rank(to), group=self.group)
 
     def receive(self, memory: torch.Tensor, of: int) -> None:
         """Fill a tensor with the bytes that a rank sends."""
-        dist.recv(memory, src=self.global_rank(of), group=self.group)
+        with self._patient():
+            dist.recv(memory, src=self.global_rank(of), group=self.group)
 
     def send_bytes(self, content: bytes, to: int) -> None:
         """Send bytes to a rank, which waits for them."""

@@ -210,7 +210,7 @@ def sendable(error: BaseException) -> BaseException:
 
 def survives(error: BaseException) -> bool:
     """Return whether another process would receive the same error."""
-    import pickle  # `import ringstow` does not import it
+    import pickle  # takes a while, and only a failure needs it
 
     try:
         return type(pickle.loads(pickle.dumps(error))) is type(error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -30,7 +29,6 @@ from ringstow._state.tree._walk import flat_name
 if TYPE_CHECKING:
     from ringstow._reports._io_reports import LoadReport
 
-_log = logging.getLogger("ringstow")
 
 NamedBox = tuple[str, tuple[int, ...], tuple[int, ...]]
 """A tensor's name, and the offsets and sizes of a box in it."""

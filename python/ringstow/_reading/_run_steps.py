@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, cast
@@ -19,7 +18,7 @@ from ringstow._core._arguments import (
     step_number,
     to_read,
 )
-from ringstow._core._config import Config, native_json
+from ringstow._core._config import Config, given, native_json
 from ringstow._core._errors import (
     InvalidStateError,
 )
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
         Swept,
     )
     from ringstow._reports._io_reports import VerifyReport
-
-_log = logging.getLogger("ringstow")
 
 
 def verify(path: StrPath, *, config: Config | None = None) -> VerifyReport:
@@ -188,14 +185,14 @@ def latest(
     if isinstance(directory, list | tuple):
         tiers = [directory_to_read(tier) for tier in directory]
         number = step_number(cast("int | None", before), "before")  # refuses a path
-        return own_latest(tiers, verify, number, pattern, config)
+        return _own_latest(tiers, verify, number, pattern, config)
     limit: int | str | None
     if isinstance(before, str | os.PathLike):
         limit = absolute(before)
     else:
         limit = step_number(before, "before")
     root = directory_to_read(cast("StrPath", directory))
-    found = own_latest([root], verify, limit, pattern, config)
+    found = _own_latest([root], verify, limit, pattern, config)
     asks_for_ours = verify or before is not None or pattern is not None
     if found is not None or asks_for_ours or object_url(root):
         return found
@@ -207,7 +204,7 @@ def latest(
     return Step.of_foreign(left.path, left.step)
 
 
-def own_latest(
+def _own_latest(
     roots: list[str],
     verify: bool = False,
     before: int | str | None = None,
@@ -276,32 +273,18 @@ def retain(
     if keep is None:
         raise TypeError("keep must be a number of steps, or a ringstow.Retention, not None")
     kept = _policies.retention(keep)
-    if (kept.last, kept.every, kept.best) == (None, None, None):
+    if kept.keeps_all:
         raise InvalidStateError("keep says not which steps to keep: keep=3, or Retention(last=3)")
     if kept.slim_after is not None:
         raise InvalidStateError(
             "Retention.slim_after is for a CheckpointManager: retain removes whole steps, and "
             "ringstow.slim drops parts of one"
         )
-    return retained(where, kept, recycle=recycle, pattern=pattern, dry_run=dry_run, config=config)
-
-
-def retained(
-    directory: str,
-    keep: Retention,
-    *,
-    recycle: bool | None = None,
-    pattern: str | None = None,
-    dry_run: bool = False,
-    pinned: Iterable[str] = (),
-    config: Config | None,
-) -> Retained:
-    """Do what `retain` does; also keep the steps whose names are in ``pinned``."""
     from ringstow._reports._checkpoint_reports import Retained
 
-    last = keep.last or 1  # the newest step always stays
-    how = (_recycles(recycle, config), pattern, dry_run, list(pinned), native_json(config))
-    return Retained.from_json(_native.retain(directory, last, keep.every, keep.best, *how))
+    last = kept.last or 1  # the newest step always stays
+    how = (_recycles(recycle, config), pattern, dry_run, native_json(config))
+    return Retained.from_json(_native.retain(where, last, kept.every, kept.best, *how))
 
 
 def prune(
@@ -406,6 +389,4 @@ def slim(path: StrPath, drop: Iterable[str], *, config: Config | None = None) ->
 
 def _recycles(recycle: bool | None, config: Config | None) -> bool:
     """Return the caller's choice, or else the configuration's."""
-    if recycle is not None:
-        return recycle
-    return (Config() if config is None else config).recycle
+    return given(config).recycle if recycle is None else recycle

@@ -89,6 +89,11 @@ class Copier:
             return
         self._work()  # the interpreter is exiting, and does not wait for new threads
 
+    @property
+    def has_places(self) -> bool:
+        """Whether it copies anything."""
+        return bool(self._places)
+
     def add_found(self, path: str) -> None:
         """Copy a step that was not just saved, unless it is already queued."""
         self.add(path, is_new=False)

@@ -27,24 +27,21 @@ Keep = tuple[int | None, int | None, tuple[str, str, int] | None]
 
 
 def checked(
-    tiers: Iterable[StrPath] | None,
+    tiers: Iterable[StrPath],
     root: str,
-    config: Config | None = None,
+    config: Config,
     *,
     warns: bool = True,
 ) -> tuple[str, ...]:
     """Return the URLs and the directories of tiers behind a run's directory.
 
     Raises:
-        TypeError: ``tiers`` is a string, not a list.
         InvalidStateError: a URL that cannot be understood; or a directory that is, is inside, or
             contains the run's directory, a stripe or another tier.
     """
-    if isinstance(tiers, (str, os.PathLike)):
-        raise TypeError(f'tiers is a list of URLs and directories: tiers=["{tiers}"]')
     places: list[str] = []
-    others = [root, *(() if config is None else map(absolute, config.stripe))]
-    for tier in tiers or ():
+    others = [root, *map(absolute, config.stripe)]
+    for tier in tiers:
         url = object_url(tier)
         if url is not None:
             _native.check_url(url)

@@ -7,7 +7,7 @@ import uuid
 from typing import Any
 
 from ringstow._core import _files
-from ringstow._core._arguments import StrPath, absolute, object_url
+from ringstow._core._arguments import StrPath, absolute, brief, object_url
 from ringstow._core._errors import InvalidStateError
 
 MANIFEST = "manifest.json"
@@ -32,8 +32,8 @@ def directory(checkpoint_id: StrPath) -> str:
     """
     if not is_path(checkpoint_id):
         raise InvalidStateError(
-            f"{checkpoint_id!r} is not a path in the file system: give the directory to save to or "
-            "load from"
+            f"{brief(checkpoint_id)} is not a path in the file system: give the directory to save "
+            "to or load from"
         )
     return absolute(checkpoint_id)
 

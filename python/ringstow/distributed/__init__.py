@@ -18,10 +18,9 @@ from __future__ import annotations
 from ringstow._state.objects._per_rank import PerRank
 
 try:
-    from ringstow.distributed._handle import RanksHandle
     from ringstow.distributed._load import load, load_into
     from ringstow.distributed._save import save, save_async
 except ImportError as error:
     raise ImportError(f"ringstow.distributed needs torch 2.6 or newer: {error}") from error
 
-__all__ = ["PerRank", "RanksHandle", "load", "load_into", "save", "save_async"]
+__all__ = ["PerRank", "load", "load_into", "save", "save_async"]

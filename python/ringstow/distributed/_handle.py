@@ -1,4 +1,4 @@
-"""The handle of a background save by several ranks."""
+"""This rank's part of a background save by several ranks, for its handle."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import concurrent.futures
 import threading
 
 from ringstow import _native
-from ringstow._saving._save_future import SaveHandle
 
 
 class OwnPart:
@@ -48,11 +47,3 @@ class OwnPart:
             self._is_cancelled = True
             if self._job is not None:
                 self._job.cancel()
-
-
-class RanksHandle(SaveHandle):
-    """A save of several ranks in the background: a future of this rank's report.
-
-    It does all that `ringstow.SaveHandle` does, for this rank's tensors: **staged** is when these
-    may be changed. If a rank failed, `result` raises on all ranks. One rank's `cancel` is enough.
-    """

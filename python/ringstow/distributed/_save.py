@@ -27,16 +27,16 @@ from ringstow._reports._io_reports import SaveReport
 from ringstow._saving import _guard, _jobs, _tier_copies
 from ringstow._saving._base import Base, native
 from ringstow._saving._guard import Staging
+from ringstow._saving._save_future import SaveHandle
 from ringstow._state.objects._state_dicts import Parts
 from ringstow.distributed import _nodes, _write_plan
 from ringstow.distributed._commit import Apart, Asked, Directory, Shared, Written
-from ringstow.distributed._handle import OwnPart, RanksHandle
+from ringstow.distributed._handle import OwnPart
 from ringstow.distributed._rank_state import State, encode
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-    from ringstow._saving._save_future import SaveHandle
     from ringstow._saving._tier_copies import Promoter
 
 
@@ -277,10 +277,10 @@ class _Save:
         self._directory: Directory = kind(group, self._asked)
         self.part = OwnPart()
 
-    def start(self) -> RanksHandle:
+    def start(self) -> SaveHandle:
         """Run in a thread of its own."""
         copies = None if self._promoter is None else self._promoter.expected()
-        handle = RanksHandle(self._asked.path, self.part, self._hold)
+        handle = SaveHandle(self._asked.path, self.part, self._hold)
         handle._copies = copies
 
         def run() -> None:

@@ -23,8 +23,9 @@ from torch.distributed.tensor import DTensor
 from ringstow._core._config import Config
 from ringstow._core._errors import InvalidStateError, UnsupportedError
 from ringstow._manager._one_process import Alone
-from ringstow._manager._run_directory import step_at
+from ringstow._reading._checkpoint import open as open_checkpoint
 from ringstow._reading._run_steps import prune
+from ringstow._reports._checkpoint_reports import Step
 from ringstow._saving._guard import Staging, check_staging
 from ringstow._state.tree._mismatch import Call
 from ringstow.dcp import _mark, _private
@@ -167,7 +168,7 @@ def restore(
     path = worker.all.from_first(lambda: getattr(ray.train.get_checkpoint(), "path", None))
     if path is None:
         return None
-    found = worker.all.from_first(lambda: step_at(path, config))
+    found = worker.all.from_first(lambda: _step_at(path, config))
     is_sharded = worker.all.from_first(lambda: os.path.lexists(f"{path}/{_mark.NAME}"))
     if is_sharded and into is None:
         raise InvalidStateError(
@@ -294,3 +295,24 @@ def _is_sharded(state: dict[Any, Any]) -> bool:
 def _failure_of(handle: SaveHandle | None) -> BaseException | None:
     """Wait for a save; return its failure."""
     return None if handle is None else handle.exception()
+
+
+def _step_at(path: str, config: Config | None) -> Step:
+    """Return the committed checkpoint at a path.
+
+    Raises:
+        Error, OSError: it cannot be opened.
+    """
+    with open_checkpoint(path, config=config) as checkpoint:
+        info = checkpoint.info
+    return Step(
+        path=path,
+        step=info.step,
+        metrics=info.metrics,
+        dropped=info.dropped,
+        created_unix_ms=info.created_unix_ms,
+        order=(0, info.step or 0, 0, info.created_unix_ms),
+        nbytes=None,
+        status="committed",
+        problem=None,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import threading
@@ -374,3 +375,28 @@ def test_one_process_has_no_nodes(tmp_path):
     with pytest.raises(ringstow.InvalidStateError, match="for several ranks"):
         ringstow.CheckpointManager(tmp_path, nodes=ringstow.Nodes())
     assert not dist.is_initialized()
+
+
+def found_without_manifest(rank, root):
+    """Delete the newest step's manifest on each node; return the newest step, and the log."""
+    said = []
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            said.append(record.getMessage())
+
+    os.remove(root_on(root, rank) / "step-00000002/manifest.json")
+    handler, logger = Handler(), logging.getLogger("ringstow")
+    logger.addHandler(handler)
+    try:
+        with manager_on(rank, root) as manager:
+            return manager.latest().step, said
+    finally:
+        logger.removeHandler(handler)
+
+
+def test_step_whose_manifest_is_gone_on_all_nodes_is_told(ranks, tmp_path):
+    ranks(2).run(train_own, tmp_path, (1, 2), {})
+    for newest, said in ranks(2).run(found_without_manifest, tmp_path):
+        assert newest == 1
+        assert any("step-00000002, whose manifest is gone" in line for line in said), said

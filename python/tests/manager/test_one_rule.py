@@ -17,15 +17,13 @@ MARKS = {"order", "status", "created_unix_ms"}
 ALLOWED = {
     "_manager/_after_save.py: go_back": "passes the order on to Rust",
     "_manager/_many_ranks.py: _load_by_dcp": "names what is wrong with a step",
-    "_manager/_node_run_directory.py: _committed": "nodes: of the steps that all ranks have listed",
     "_manager/_node_run_directory.py: _with_copies": "nodes: after those of the nodes, the tiers'",
     "_manager/_node_run_directory.py: _worth": "nodes: one of them may know more of a step",
     "_manager/_node_run_directory.py: loadable": "nodes: of the steps that all ranks have listed",
-    "_manager/_node_run_directory.py: steps": "nodes: the lists of all ranks, as one",
+    "_manager/_node_run_directory.py: _merged": "nodes: the lists of all ranks, as one",
     "_manager/_restore.py: _is_copy": "whether two found steps are one save",
     "_manager/_run_directory.py: follow": "passes the order on to Rust",
     "_manager/_run_directory.py: lacking": "passes the order on to Rust",
-    "_manager/_run_directory.py: step_at": "the step of one checkpoint",
 }
 
 

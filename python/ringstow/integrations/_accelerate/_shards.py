@@ -46,7 +46,7 @@ def collect(accelerator: Any, meta: dict[str, Any] | None) -> dict[str, Any]:
         else:  # torch would make a step to create a state
             fresh[name] = optimizer.state_dict()["param_groups"]
     if meta is not None:
-        # A tuple is one value for DCP, which would flatten a dict and turn its keys into text.
+        # A tuple, as in earlier checkpoints: DCP wrote them, and would have flattened a dict.
         state[ACCELERATOR] = ({**meta, _FRESH: fresh},)
     return state
 

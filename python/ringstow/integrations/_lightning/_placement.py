@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ringstow._core._arguments import brief
 from ringstow.integrations._kit._values import tensors_of
 
 Move = Callable[[Any, str], Any]
@@ -37,7 +38,7 @@ def resolve(map_location: Any) -> tuple[str | None, Move | None]:
         return None, map_location
     raise TypeError(
         "map_location is None, a device, its name, a dict of these or a callable, not "
-        f"{map_location!r}"
+        f"{brief(map_location)}"
     )
 
 

@@ -85,7 +85,7 @@ def _set(
 ) -> None:
     set_model_state_dict(model, state[MODEL], options=StateDictOptions(strict=strict))
     for number, one in enumerate(optimizers):
-        # Not strict, because a parameter may have no state. The planner has compared the keys.
+        # Not strict, because a parameter may have no state. The load has compared the keys.
         options = StateDictOptions(strict=False)
         set_optimizer_state_dict(model, one, state[optimizer_key(number)], options=options)
 

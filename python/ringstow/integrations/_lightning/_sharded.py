@@ -132,7 +132,7 @@ class Sharded(_Strategy):  # type: ignore[misc, unused-ignore]
         meta, state = _parted(checkpoint)
         plan = ranks.from_first(lambda: self._plan(filepath, meta))
         if self.is_global_zero:
-            # A tuple is one value for DCP, which would flatten a dict and turn its keys into text.
+            # A tuple, as in earlier checkpoints: DCP wrote them, and would have flattened a dict.
             state[META] = (meta,)
         step = meta.get("global_step")
         number = step if isinstance(step, int) else None
