@@ -441,13 +441,15 @@ class _Load:
     def _opened(
         self, settings: str, *, verify: bool, allow_pickle: bool
     ) -> _native.Checkpoint | _foreign.Foreign:
-        """Open the checkpoint, also if DCP's own writer wrote it."""
-        others = _foreign.opened(self._path, verify=verify, allow_pickle=allow_pickle)
+        """Open the checkpoint, also if another program wrote it."""
+        others = _foreign.opened(self._path, settings, verify=verify, allow_pickle=allow_pickle)
         if others is not None:
             return others
         checkpoint = _shared_fs_lag.opened(
             self._path,
-            lambda: _native.Checkpoint(self._path, settings, copies=self._copies, verify=verify),
+            lambda: _native.Checkpoint(
+                self._path, settings, copies=self._copies, foreign=True, verify=verify
+            ),
         )
         self._stamp = checkpoint.stamp
         return checkpoint
