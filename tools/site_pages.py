@@ -1,4 +1,4 @@
-"""What `make site` adds to docs/: pages from the root, the Python reference, links out of docs/.
+"""What `make site` adds to docs/: README as its first page, the reference, links out of docs/.
 
 A hook of mkdocs, named in mkdocs.yml.
 """
@@ -18,11 +18,7 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
-FROM_ROOT = {
-    "README.md": "index.md",
-    "SECURITY.md": "security.md",
-    "CHANGELOG.md": "changelog.md",
-}
+FROM_ROOT = {"README.md": "index.md"}
 """Files beside docs/ that are pages of the site."""
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 
@@ -88,7 +84,7 @@ def on_page_content(html: str, page: Page, **_: Any) -> str:
     """Make links of the pages that docstrings name."""
     if not page.file.src_uri.startswith("reference/"):
         return html
-    return re.sub(r"\bdocs/([\w-]+)\.md\b", r'<a href="../\1.html">\1</a>', html)
+    return re.sub(r"\bdocs/([\w/-]+)\.md\b", r'<a href="../\1.html">\1</a>', html)
 
 
 def _reference() -> dict[str, str]:

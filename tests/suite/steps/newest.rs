@@ -69,7 +69,7 @@ fn the_newest_whose_bytes_verify_is_the_way_back() {
     assert!(matches!(error, Error::Corrupt { .. }), "{error}");
     assert_says(
         &error,
-        &["step-3", "on_corrupt=\"skip\"", "ringstow verify", "troubleshooting.md"],
+        &["step-3", "on_corrupt=\"skip\"", "ringstow verify", "operations.md"],
     );
     assert!(!error.to_string().contains("latest(dir"), "it is what failed: {error}");
     // Files of all are missing.
