@@ -86,13 +86,14 @@ def on_page_markdown(
 
 
 def on_page_content(html: str, page: Page, **_: Any) -> str:
-    """Make links of the pages that docstrings name."""
+    """Make links of the pages that docstrings name, and drop the colons of their code blocks."""
     if not page.file.src_uri.startswith("reference/"):
         return html
 
     def titled(named: re.Match[str]) -> str:
         return f'<a href="../{named[1]}.html">{_title(ROOT / named[0])}</a>'
 
+    html = re.sub(r"<p>::</p>|:(?=:</p>)", "", html)
     return re.sub(r"\bdocs/([\w/-]+)\.md\b", titled, html)
 
 
