@@ -42,6 +42,7 @@ __all__ = [
     "adopt",
     "after_failure",
     "best_of",
+    "boot_id",
     "check_apart",
     "check_config",
     "check_covers",
@@ -533,6 +534,9 @@ class Checkpoint:
     # "ringstow"; or "safetensors", which has no checksums to verify.
     @property
     def kind(self) -> str: ...
+    # From now on loads read through the page cache, which the processes of this host share, unless
+    # the configuration says how to read.
+    def read_through_page_cache(self) -> None: ...
     # The checkpoint's fingerprint; None for another program's files.
     @property
     def stamp(self) -> str | None: ...
@@ -913,6 +917,9 @@ def files_of_index(path: str, index: str) -> list[str]: ...
 
 # The files of weights among these that no program takes, since it finds others first.
 def superseded_weights(names: list[str]) -> list[str]: ...
+
+# Tells this boot of this machine from all others: processes with the same text share a page cache.
+def boot_id() -> str: ...
 
 # The nesting depth of valid JSON.
 def nesting(json: str) -> int: ...

@@ -90,6 +90,12 @@ fn staging_bytes(json: &str) -> PyResult<u64> {
     Ok(config(json)?.staging_bytes())
 }
 
+/// Tells this boot of this machine from all others: processes with the same text share a page cache.
+#[pyfunction]
+fn boot_id() -> PyResult<String> {
+    Ok(ringstow::internals::sys::file::boot_id()?)
+}
+
 /// A size in words, in bytes; why it is none, as the error's message.
 #[pyfunction]
 fn parse_size(text: &str) -> PyResult<u64> {
@@ -264,12 +270,12 @@ mod _native {
         stream::{FileReader, FileWriter},
         tensors::Tensors,
         watch::Watch,
-        {check_config, check_own_share, cli, forget_after_fork, found_config},
         {
-            diff, duration, look_at_once, moved, nesting, outline, parse_pool_size, parse_size,
-            release_memory, rename_new, shows_progress, size, staging_bytes, swap_names, sync_dir,
-            verify,
+            boot_id, diff, duration, look_at_once, moved, nesting, outline, parse_pool_size,
+            parse_size, release_memory, rename_new, shows_progress, size, staging_bytes,
+            swap_names, sync_dir, verify,
         },
+        {check_config, check_own_share, cli, forget_after_fork, found_config},
     };
 
     #[pymodule_init]
