@@ -210,6 +210,7 @@ def load(
     with ranks.turn.held():
         path, config = _named(ranks, "load", path, config)
         where, settings, found = _meet(ranks, "load", path, config)
+        config = _shared_reads.by_all(ranks, where, config)
         while True:
             loaded: dict[Any, Any] = {}
             failure: BaseException | None = None

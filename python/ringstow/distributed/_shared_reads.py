@@ -7,6 +7,8 @@ past it, straight into its memory.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import itertools
 import mmap
@@ -18,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from ringstow import _native
+from ringstow._core._config import Config, given
 from ringstow._ranks._group import Group
 
 Range = tuple[int, int, int]
@@ -70,17 +73,49 @@ def pays(ranks: Group, checkpoint: _native.Checkpoint, needs: list[Needs]) -> bo
     shared = {one.host: _shared(one.host, needs) for one in needs}
     if all(factor < _RANKS_MIN for factor in shared.values()):
         return False
+    files = [(nbytes, path) for _, path, nbytes, is_here in _native.files_of(checkpoint) if is_here]
     host = needs[ranks.rank].host
-    seconds = [
-        one
-        for one, other in zip(ranks.gathered(_sample(checkpoint, ranks.rank)), needs, strict=True)
-        if other.host == host
-    ]
-    if shared[host] < _RANKS_MIN or None in seconds:
+    return _is_slow(ranks, host, shared[host], max(files, default=(0, "")))
+
+
+def by_all(ranks: Group, path: str, config: Config | None) -> Config | None:
+    """Return the settings of a load in which every rank reads all of a checkpoint.
+
+    All ranks call it.
+    """
+    if ranks.size == 1:
+        return config
+    host, settings = _native.boot_id(), given(config)
+    hosts = ranks.gathered(host)
+    files: list[tuple[int, str]] = []
+    with contextlib.suppress(OSError):
+        files = [(one.stat().st_size, one.path) for one in os.scandir(path) if one.is_file()]
+    is_large = sum(nbytes for nbytes, _ in files) >= _SHARED_BYTES_MIN
+    largest = max(files) if is_large else (0, "")
+    is_slow = _is_slow(ranks, host, hosts.count(host), largest)
+    return (
+        dataclasses.replace(settings, direct="off")
+        if is_slow and settings.direct == "auto"
+        else config
+    )
+
+
+def _is_slow(ranks: Group, host: str, shared: float, file: tuple[int, str]) -> bool:
+    """Return whether this host's disk is slower than copies in memory.
+
+    Args:
+        ranks: the ranks of the load, which all call this.
+        host: this rank's.
+        shared: how many of its ranks need each byte, on average.
+        file: bytes and path of a file to read a sample of.
+    """
+    said = ranks.gathered((host, _sample(*file, ranks.rank)))
+    seconds = [one for where, one in said if where == host]
+    if shared < _RANKS_MIN or None in seconds:
         return False
     read = len(seconds) * _READS * _READ_BYTES / max(filter(None, seconds), default=1)
     copied = _COPIED_A_CORE * min(len(seconds), os.cpu_count() or 1)
-    return read < copied * (1 - 1 / shared[host])
+    return read < copied * (1 - 1 / shared)
 
 
 def _shared(host: str, needs: Iterable[Needs]) -> float:
@@ -92,13 +127,11 @@ def _shared(host: str, needs: Iterable[Needs]) -> float:
     return sum(one.units.bit_count() for one in here) / once
 
 
-def _sample(checkpoint: _native.Checkpoint, rank: int) -> float | None:
+def _sample(nbytes: int, path: str, rank: int) -> float | None:
     """Return the seconds that reads past the page cache take; None if they are not possible.
 
     All ranks read at about the same time, each at other places.
     """
-    files = [(nbytes, path) for _, path, nbytes, is_here in _native.files_of(checkpoint) if is_here]
-    nbytes, path = max(files, default=(0, ""))
     places = nbytes // _READ_BYTES
     if not places:
         return None

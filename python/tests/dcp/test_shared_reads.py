@@ -29,7 +29,7 @@ def load(rank, path, seconds, *, sharded=False, config=None):
         target = distribute_tensor(target, mesh, [Shard(0)])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_shared_reads, "_SHARED_BYTES_MIN", 1 << 20)
-        patch.setattr(_shared_reads, "_sample", lambda checkpoint, rank: seconds)
+        patch.setattr(_shared_reads, "_sample", lambda *_: seconds)
         report = distributed.load_into({"w": target}, path, config=config)
     found = target.full_tensor() if sharded else target
     assert torch.equal(found, expected)
@@ -59,10 +59,32 @@ def test_a_sample_of_a_real_disk_is_taken(rank, tmp_path):
     if rank == 0:
         ringstow.save({"w": torch.randn(4 << 20)}, tmp_path / "a")
     torch.distributed.barrier()
-    checkpoint = ringstow._native.Checkpoint(str(tmp_path / "a"), ringstow.Config().to_json())
-    seconds = _shared_reads._sample(checkpoint, rank)
+    shard = tmp_path / "a/rank00000-0.safetensors"
+    seconds = _shared_reads._sample(shard.stat().st_size, str(shard), rank)
     assert seconds is not None
     assert seconds > 0
+
+
+@on_ranks(2)
+def test_a_load_of_everything_by_all(rank, tmp_path):
+    if rank == 0:
+        ringstow.save({"w": torch.ones(4 << 20)}, tmp_path / "a")
+    torch.distributed.barrier()
+    used = []
+    load = distributed._load._load.load
+    for seconds in (SLOW, FAST, None):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_shared_reads, "_SHARED_BYTES_MIN", 1 << 20)
+            patch.setattr(_shared_reads, "_sample", lambda *_, seconds=seconds: seconds)
+            patch.setattr(
+                distributed._load._load,
+                "load",
+                lambda *args, config, **rest: (
+                    used.append(config) or load(*args, config=config, **rest)
+                ),
+            )
+            assert distributed.load(tmp_path / "a")["w"].sum() == 4 << 20
+    assert [one and one.direct for one in used] == ["off", None, None]
 
 
 def test_only_ranks_of_one_host_count():
