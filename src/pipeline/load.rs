@@ -33,6 +33,8 @@ use std::time::Instant;
 pub(crate) struct ReadOutcome {
     pub moved: Moved,
     pub seconds: LoadSeconds,
+    /// Bytes that were copied from the page cache.
+    pub cached_bytes: u64,
 }
 
 /// Reads blocks straight into fresh memory: one mapping per file, which holds its blocks back to back,
@@ -216,9 +218,9 @@ fn read_blocks(
     let readers = Readers::new(reads, &files, job, share, memory, deliver, damages);
     job.traced(config, || scoped_workers(workers, || readers.work(), || job.cancel()));
     seconds.read = reading.elapsed().as_secs_f64();
-    readers.report(&mut moved, &mut seconds);
+    let cached_bytes = readers.report(&mut moved, &mut seconds);
     update(&mut moved, reads.dir, &files.queues());
     seconds.total = started.elapsed().as_secs_f64();
     files.settle(reads.dir)?;
-    Ok(ReadOutcome { moved, seconds })
+    Ok(ReadOutcome { moved, seconds, cached_bytes })
 }

@@ -15,14 +15,14 @@ use crate::pipeline::trace::What;
 use crate::pipeline::transfers::OpenFiles;
 use crate::plan::load::BlockRead;
 use crate::pool::{Buffer, Pool};
-use crate::sys::file;
+use crate::sys::{file, page_cache};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::collections::VecDeque;
 use std::fmt::Display;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -59,6 +59,8 @@ pub(super) struct Readers<'a, Deliver> {
     /// Where to note damage; `None`: the first damaged chunk ends the load.
     damages: Option<&'a Mutex<Collected>>,
     clocks: Clocks,
+    /// Bytes that were copied from the page cache.
+    cached_bytes: AtomicU64,
 }
 
 /// A read that came back: the block's number, and the read's outcome.
@@ -102,6 +104,7 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
             damages,
             next: AtomicUsize::new(0),
             clocks: Clocks::default(),
+            cached_bytes: AtomicU64::new(0),
         }
     }
 
@@ -144,8 +147,8 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         Ok(())
     }
 
-    /// Starts one more read; false if there is none left, or no memory for it now. That there will never be memory
-    /// for it ends the load.
+    /// Starts one more read, or copies the block from the page cache; false if there is none left, or no memory for it
+    /// now. That there will never be memory for it ends the load.
     fn start_next(&self, send: &Sender<Done>, hand: &mut InHand) -> bool {
         if self.job.stopped() {
             return false;
@@ -153,7 +156,7 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         // The block comes first: a buffer without one would be memory that nobody needs.
         let Some(number) = hand.claimed.take().or_else(|| self.claim()) else { return false };
         let block = &self.reads.blocks[number];
-        let buffer = match self.memory {
+        let mut buffer = match self.memory {
             Memory::Arena(places) => {
                 let mut place = places[number].lock().expect("no panic while it is held");
                 let mut buffer = place.take().expect("each block is read once");
@@ -179,6 +182,10 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
                 }
             },
         };
+        if self.copy_cached(number, &mut buffer) {
+            self.note(self.deliver(number, buffer).map(|staged| hand.leaving.extend(staged)));
+            return true;
+        }
         let len = block.len.next_multiple_of(ALIGN).min(buffer.len());
         let action = Action::Read(Transfer { offset: block.offset, buffer, start: 0, len });
         let send = send.clone();
@@ -189,11 +196,34 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         true
     }
 
-    /// Adds what the threads measured.
-    pub fn report(&self, moved: &mut Moved, seconds: &mut LoadSeconds) {
+    /// Copies a block from the page cache, if all of it is there and what was written. The checksums of a block that is
+    /// damaged there are those of the medium: it is read from there.
+    fn copy_cached(&self, number: usize, to: &mut Buffer) -> bool {
+        let block = &self.reads.blocks[number];
+        let Some(file) = self.files.cached(block.file) else { return false };
+        if page_cache::held(file, &block.range()) != page_cache::Held::All {
+            return false;
+        }
+        let (copying, to) = (Instant::now(), &mut to[..block.len]);
+        if let Err(error) = page_cache::read(file, to, block.offset) {
+            let path = &self.reads.files[block.file].path;
+            tracing::debug!(%error, "reading {} at {} from the page cache", path.display(), block.offset);
+            return false;
+        }
+        self.job.note(What::Read, copying, Some(number), block.len as u64);
+        if self.reads.verify && !self.damages_in(number, to).is_empty() {
+            return false;
+        }
+        self.cached_bytes.fetch_add(block.len as u64, Relaxed);
+        true
+    }
+
+    /// Adds what the threads measured; returns how many bytes were copied from the page cache.
+    pub fn report(&self, moved: &mut Moved, seconds: &mut LoadSeconds) -> u64 {
         seconds.checksum_cpu = self.clocks.checksum.seconds();
         seconds.device_copy = self.clocks.device.seconds();
         moved.device_bytes = self.clocks.device_bytes.load(Relaxed);
+        self.cached_bytes.load(Relaxed)
     }
 
     /// The number of the next block in turn.
@@ -224,6 +254,12 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         if self.reads.verify && !self.check(number, &mut buffer[..block.len])? {
             return Ok(None);
         }
+        self.deliver(number, buffer)
+    }
+
+    /// Delivers a good block. Returns the buffer if GPUs still copy from it.
+    fn deliver(&self, number: usize, buffer: Buffer) -> Result<Option<StagedCopy>> {
+        let block = &self.reads.blocks[number];
         self.job.add_written(block.len as u64);
         let (mut staged, delivering) = (StagedCopy::new(buffer), Instant::now());
         (self.deliver)(number, &mut staged);
@@ -235,10 +271,8 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
     /// Compares every checksum chunk of a read with its checksum; returns whether all are good. Damaged ones are read from
     /// a copy of the file, if it has any.
     fn check(&self, read_number: usize, bytes: &mut [u8]) -> Result<bool> {
-        let (read, hashing) = (&self.reads.blocks[read_number], Instant::now());
-        let damages: Vec<Damage> = self.reads.damages(read, bytes).collect();
-        self.clocks.checksum.add(hashing);
-        self.job.note(What::Checksum, hashing, Some(read_number), read.len as u64);
+        let read = &self.reads.blocks[read_number];
+        let damages = self.damages_in(read_number, bytes);
         let Some(first) = damages.first() else { return Ok(true) };
         let why = format!(
             "{} at offset {} should be {}, is {}",
@@ -254,6 +288,15 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         let is_left = |damage: &Damage| left.iter().any(|chunk| chunk.offset == damage.offset);
         damages.into_iter().filter(is_left).try_for_each(|damage| self.damaged(damage))?;
         Ok(left.is_empty())
+    }
+
+    /// The checksum chunks of a read that are not what was written.
+    fn damages_in(&self, read_number: usize, bytes: &[u8]) -> Vec<Damage> {
+        let (read, hashing) = (&self.reads.blocks[read_number], Instant::now());
+        let damages = self.reads.damages(read, bytes).collect();
+        self.clocks.checksum.add(hashing);
+        self.job.note(What::Checksum, hashing, Some(read_number), read.len as u64);
+        damages
     }
 
     /// Reads these checksum chunks of a block, each from the first copy of its file that has it whole; returns those that
