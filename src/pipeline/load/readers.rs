@@ -204,14 +204,19 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         if page_cache::held(file, &block.range()) != page_cache::Held::All {
             return false;
         }
-        let (copying, to) = (Instant::now(), &mut to[..block.len]);
-        if let Err(error) = page_cache::read(file, to, block.offset) {
-            let path = &self.reads.files[block.file].path;
-            tracing::debug!(%error, "reading {} at {} from the page cache", path.display(), block.offset);
-            return false;
-        }
-        self.job.note(What::Read, copying, Some(number), block.len as u64);
-        if self.reads.verify && !self.damages_in(number, to).is_empty() {
+        // Chunk by chunk, so that a checksum finds its bytes in the processor's cache.
+        let is_good = |chunk: BlockRead| {
+            let start = (chunk.offset - block.offset) as usize;
+            let (copying, to) = (Instant::now(), &mut to[start..start + chunk.len]);
+            let read = page_cache::read(file, to, chunk.offset);
+            self.job.note(What::Read, copying, Some(number), chunk.len as u64);
+            if let Err(error) = &read {
+                let path = self.reads.files[block.file].path.display();
+                tracing::debug!(%error, "copying {path} at {} from the page cache", chunk.offset);
+            }
+            read.is_ok() && (!self.reads.verify || self.damages_in(&chunk, number, to).is_empty())
+        };
+        if !self.reads.chunks_of(block).all(is_good) {
             return false;
         }
         self.cached_bytes.fetch_add(block.len as u64, Relaxed);
@@ -272,7 +277,7 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
     /// a copy of the file, if it has any.
     fn check(&self, read_number: usize, bytes: &mut [u8]) -> Result<bool> {
         let read = &self.reads.blocks[read_number];
-        let damages = self.damages_in(read_number, bytes);
+        let damages = self.damages_in(read, read_number, bytes);
         let Some(first) = damages.first() else { return Ok(true) };
         let why = format!(
             "{} at offset {} should be {}, is {}",
@@ -290,12 +295,12 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         Ok(left.is_empty())
     }
 
-    /// The checksum chunks of a read that are not what was written.
-    fn damages_in(&self, read_number: usize, bytes: &[u8]) -> Vec<Damage> {
-        let (read, hashing) = (&self.reads.blocks[read_number], Instant::now());
+    /// The checksum chunks of a read, or of some of it, that are not what was written.
+    fn damages_in(&self, read: &BlockRead, number: usize, bytes: &[u8]) -> Vec<Damage> {
+        let hashing = Instant::now();
         let damages = self.reads.damages(read, bytes).collect();
         self.clocks.checksum.add(hashing);
-        self.job.note(What::Checksum, hashing, Some(read_number), read.len as u64);
+        self.job.note(What::Checksum, hashing, Some(number), read.len as u64);
         damages
     }
 
