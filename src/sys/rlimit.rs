@@ -36,3 +36,14 @@ pub fn make_room_for(count: usize) -> bool {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::sys::rlimit::*;
+
+    #[test]
+    fn no_room_for_more_files_than_the_hard_limit_allows() {
+        assert!(make_room_for(0));
+        assert!(!make_room_for(usize::MAX / 2));
+    }
+}

@@ -67,9 +67,10 @@ fn open_all(
         let shards = numbers.iter().map(|&number| &files[number]);
         Ok((open_in_directory(queue, mode, shards)?, Vec::new()))
     });
-    // What the caller named is not replaced: with `direct = on`, reads bypass the page cache.
+    // What the caller named is not replaced: neither `direct = on` nor an engine of its own.
     if reads.page_cache
         && config.direct != Switch::On
+        && !runtime.has_given_engine()
         && let Ok((opened, _)) = &mut opened
     {
         open_cached(reads, files, opened, count);
@@ -190,7 +191,9 @@ fn open_cached(
     for ((number, open), blocks) in opened.iter_mut().enumerate().zip(reads.by_file()) {
         match open {
             Some(open) if is_held(open, blocks) && file::is_direct(&open.file) => anew.push(number),
-            Some(open) if is_held(open, blocks) => open.cached = Some(CachedFile::shared(&open.file)),
+            Some(open) if is_held(open, blocks) => {
+                open.cached = Some(CachedFile::shared(&open.file))
+            }
             _ => {}
         }
     }
