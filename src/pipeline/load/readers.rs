@@ -15,10 +15,12 @@ use crate::pipeline::trace::What;
 use crate::pipeline::transfers::OpenFiles;
 use crate::plan::load::BlockRead;
 use crate::pool::{Buffer, Pool};
-use crate::sys::{file, page_cache};
+use crate::sys::file;
+use crate::sys::page_cache::{self, Held};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::collections::VecDeque;
 use std::fmt::Display;
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -31,9 +33,13 @@ use std::time::Instant;
 pub(super) enum Memory<'a> {
     /// A place of its own for each block.
     Arena(&'a [Mutex<Option<Buffer>>]),
-    /// Whatever staging buffer is free.
-    Pool(&'a Pool),
+    /// Whatever staging buffer is free. A block that need not be read, and all of which goes to one place, is copied to
+    /// that place without one.
+    Pool(&'a Pool, Option<&'a InPlace<'a>>),
 }
+
+/// Has its second argument fill the one place that a block goes to; false if there is no such place, or if that returns false.
+pub(super) type InPlace<'a> = dyn Fn(usize, &mut dyn FnMut(&mut [u8]) -> bool) -> bool + Sync + 'a;
 
 /// What is damaged, while the load goes on.
 #[derive(Default)]
@@ -156,6 +162,14 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         // The block comes first: a buffer without one would be memory that nobody needs.
         let Some(number) = hand.claimed.take().or_else(|| self.claim()) else { return false };
         let block = &self.reads.blocks[number];
+        let cached = self.files.cached(block.file);
+        let cached = cached.filter(|file| page_cache::held(file, &block.range()) == Held::All);
+        if let (Some(file), Memory::Pool(_, Some(in_place))) = (cached, self.memory)
+            && in_place(number, &mut |to| self.copy_cached(number, file, to))
+        {
+            self.job.add_written(block.len as u64);
+            return true;
+        }
         let mut buffer = match self.memory {
             Memory::Arena(places) => {
                 let mut place = places[number].lock().expect("no panic while it is held");
@@ -166,7 +180,7 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
             }
             // Only a worker with nothing in flight waits: others have blocks to check, which frees
             // buffers.
-            Memory::Pool(pool) if hand.is_idle() => match pool.lease() {
+            Memory::Pool(pool, _) if hand.is_idle() => match pool.lease() {
                 Ok(buffer) => buffer,
                 Err(error) => {
                     let path = &self.reads.files[block.file].path;
@@ -174,7 +188,7 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
                     return false;
                 }
             },
-            Memory::Pool(pool) => match pool.try_lease() {
+            Memory::Pool(pool, _) => match pool.try_lease() {
                 Some(buffer) => buffer,
                 None => {
                     hand.claimed = Some(number);
@@ -182,7 +196,7 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
                 }
             },
         };
-        if self.copy_cached(number, &mut buffer) {
+        if cached.is_some_and(|file| self.copy_cached(number, file, &mut buffer[..block.len])) {
             self.note(self.deliver(number, buffer).map(|staged| hand.leaving.extend(staged)));
             return true;
         }
@@ -196,14 +210,9 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         true
     }
 
-    /// Copies a block from the page cache, if all of it is there and what was written. The checksums of a block that is
-    /// damaged there are those of the medium: it is read from there.
-    fn copy_cached(&self, number: usize, to: &mut Buffer) -> bool {
+    /// Copies a block from the page cache; false if it is not what was written. It may be intact on the medium.
+    fn copy_cached(&self, number: usize, file: &File, to: &mut [u8]) -> bool {
         let block = &self.reads.blocks[number];
-        let Some(file) = self.files.cached(block.file) else { return false };
-        if page_cache::held(file, &block.range()) != page_cache::Held::All {
-            return false;
-        }
         // Chunk by chunk, so that a checksum finds its bytes in the processor's cache.
         let is_good = |chunk: BlockRead| {
             let start = (chunk.offset - block.offset) as usize;
