@@ -164,12 +164,18 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         let block = &self.reads.blocks[number];
         let cached = self.files.cached(block.file);
         let cached = cached.filter(|file| page_cache::held(file, &block.range()) == Held::All);
+        let mut is_tried = false;
+        let mut copy_in_place = |file: &File, to: &mut [u8]| {
+            is_tried = true;
+            self.copy_cached(number, file, to)
+        };
         if let (Some(file), Memory::Pool(_, Some(in_place))) = (cached, self.memory)
-            && in_place(number, &mut |to| self.copy_cached(number, file, to))
+            && in_place(number, &mut |to| copy_in_place(file, to))
         {
             self.job.add_written(block.len as u64);
             return true;
         }
+        let cached = cached.filter(|_| !is_tried);
         let mut buffer = match self.memory {
             Memory::Arena(places) => {
                 let mut place = places[number].lock().expect("no panic while it is held");
