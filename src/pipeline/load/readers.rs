@@ -167,7 +167,11 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         let mut is_tried = false;
         let mut copy_in_place = |file: &File, to: &mut [u8]| {
             is_tried = true;
-            self.copy_cached(number, file, to)
+            let is_copied = self.copy_cached(number, file, to);
+            if !is_copied {
+                to.fill(0); // no damaged byte is handed out, with an error neither
+            }
+            is_copied
         };
         if let (Some(file), Memory::Pool(_, Some(in_place))) = (cached, self.memory)
             && in_place(number, &mut |to| copy_in_place(file, to))
