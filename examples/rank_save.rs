@@ -1,4 +1,4 @@
-//! A save by several ranks, here by one: see docs/rust-ranks.md.
+//! A save by several ranks, here by one: see docs/rust.md.
 
 use ringstow::{Dtype, Exchange, RanksSave, Region, StateDict, Store, TensorInfo};
 

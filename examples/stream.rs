@@ -1,4 +1,4 @@
-//! Writes and reads a file as a stream: the program of `docs/streams.md`.
+//! Writes and reads a file as a stream: the program of `docs/export.md`.
 
 use ringstow::{Store, WriteOptions};
 use std::io::{Read, Write};

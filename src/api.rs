@@ -107,7 +107,7 @@ pub fn verify(path: impl AsRef<Path>) -> Result<VerifyReport> {
 }
 
 /// The steps of training in `dir`, oldest first, including those that cannot be loaded. If nothing counts as a step,
-/// all checkpoints by the time of their commit. Empty if `dir` does not exist. `docs/retention.md` says which
+/// all checkpoints by the time of their commit. Empty if `dir` does not exist. `docs/manager.md` says which
 /// checkpoints count as steps.
 ///
 /// # Errors
@@ -129,7 +129,7 @@ pub fn latest(dir: impl AsRef<Path>) -> Result<Option<PathBuf>> {
 }
 
 /// Removes all [`steps`] directly under `root` except the newest `keep` that can be loaded. [`Store::retain`] takes more
-/// rules. `docs/retention.md` lists what it never removes.
+/// rules. `docs/manager.md` lists what it never removes.
 ///
 /// # Errors
 /// [`Error::Invalid`](crate::Error::Invalid) for a `keep` of 0; [`Error::Io`](crate::Error::Io) if `root` cannot be
@@ -153,7 +153,7 @@ pub fn remove(path: impl AsRef<Path>, disposal: Disposal) -> Result<Removed> {
 }
 
 /// Removes what killed saves left in `dir` and in the checkpoints in it, and finishes killed removals.
-/// `docs/retention.md` lists what it leaves alone.
+/// `docs/manager.md` lists what it leaves alone.
 ///
 /// # Errors
 /// [`Error::Io`](crate::Error::Io) if `dir` cannot be listed; as for [`Config::found`]. What fails below it is in

@@ -230,7 +230,7 @@ pub(crate) const GO_BACK: &str =
 /// The same where no step is left to go back to.
 const SALVAGE: &str = "load what is intact: no other step that `latest` looked at can be loaded. `load(step, \
                        on_corrupt=\"skip\")` of the newest returns its intact tensors, and `ringstow verify` of each \
-                       step says which are damaged; see docs/troubleshooting.md, \"A checkpoint is damaged\"";
+                       step says which are damaged; see docs/operations.md, \"A checkpoint is damaged\"";
 
 /// What to do about a damaged file, besides restoring it from a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -45,7 +45,9 @@ fn program(path: &Path) -> String {
 
 #[test]
 fn rust_blocks_are_examples_word_for_word() {
-    let examples: Vec<String> = files("examples", "rs").iter().map(|path| program(path)).collect();
+    let folders = ["examples", "examples/candle/examples", "examples/burn/examples"];
+    let programs = folders.iter().flat_map(|folder| files(folder, "rs"));
+    let examples: Vec<String> = programs.map(|path| program(&path)).collect();
     let pages = files("docs", "md").into_iter().chain([root().join("README.md")]);
     for page in pages {
         for block in rust_blocks(&page) {

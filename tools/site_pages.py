@@ -1,4 +1,4 @@
-"""What `make site` adds to docs/: pages from the root, the Python reference, links out of docs/.
+"""What `make site` adds to docs/: README as its first page, the reference, links out of docs/.
 
 A hook of mkdocs, named in mkdocs.yml.
 """
@@ -18,13 +18,11 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
-FROM_ROOT = {
-    "README.md": "index.md",
-    "SECURITY.md": "security.md",
-    "CHANGELOG.md": "changelog.md",
-}
+FROM_ROOT = {"README.md": "index.md"}
 """Files beside docs/ that are pages of the site."""
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
+NAMED = re.compile(r"\[([\w/-]+\.md)\]\(([\w./-]+\.md)(?=[)#])")
+"""A link whose text is the name of a file."""
 
 REFERENCE = {
     "calls": (
@@ -64,7 +62,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(
     markdown: str, page: Page, config: MkDocsConfig, files: Files, **_: Any
 ) -> str:
-    """Rewrite each link to the page of the site that it means, or else to the repository."""
+    """Rewrite each link to the page of the site, with its title, or else to the repository."""
     name = page.file.src_uri
     at = {site: source for source, site in FROM_ROOT.items()}.get(name, f"docs/{name}")
 
@@ -80,15 +78,29 @@ def on_page_markdown(
             return f"{config.repo_url}/{kind}/main/{to}{anchor}"
         return posixpath.relpath(site, posixpath.dirname(name) or ".") + anchor
 
-    # A reader of the site has no folder docs/.
-    return LINK.sub(rewritten, re.sub(r"\[docs/([\w/.-]+)\]\(", r"[\1](", markdown))
+    def titled(link: re.Match[str]) -> str:
+        return f"[{_title(ROOT / posixpath.dirname(at) / link[2])}]({link[2]}"
+
+    # A reader of the site knows titles, not names of files.
+    return LINK.sub(rewritten, NAMED.sub(titled, markdown))
 
 
 def on_page_content(html: str, page: Page, **_: Any) -> str:
-    """Make links of the pages that docstrings name."""
+    """Make links of the pages that docstrings name, and drop the colons of their code blocks."""
     if not page.file.src_uri.startswith("reference/"):
         return html
-    return re.sub(r"\bdocs/([\w-]+)\.md\b", r'<a href="../\1.html">\1</a>', html)
+
+    def titled(named: re.Match[str]) -> str:
+        return f'<a href="../{named[1]}.html">{_title(ROOT / named[0])}</a>'
+
+    html = re.sub(r"<p>::</p>|:(?=:</p>)", "", html)
+    return re.sub(r"\bdocs/([\w/-]+)\.md\b", titled, html)
+
+
+def _title(page: Path) -> str:
+    """Return a page's first heading, or the file's name if it has none."""
+    heading = re.search(r"^# (.+)$", page.read_text(), re.MULTILINE) if page.is_file() else None
+    return heading[1] if heading else page.name
 
 
 def _reference() -> dict[str, str]:

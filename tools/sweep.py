@@ -6,7 +6,7 @@
 
 It writes results.json, heatmap.png, report.html and ringstow.toml to --out (sweep-out/). Library,
 program and Python use a ringstow.toml in the working directory or named by RINGSTOW_CONFIG. Ctrl-C
-keeps what was measured. docs/tuning.md explains the results.
+keeps what was measured. docs/config.md explains the results.
 """
 
 from __future__ import annotations

@@ -10,8 +10,10 @@ from ringstow._state.tensors._memory import Address, ItemSpec, LazyMemory, Memor
 __all__ = [
     "COPY_PAUSES_S",
     "DEPTH_MAX",
+    "FOREIGN_KINDS",
     "POLL_S",
     "SEEN_S",
+    "TORCH_ENDINGS",
     "Block",
     "Checkpoint",
     "Clearing",
@@ -40,6 +42,7 @@ __all__ = [
     "adopt",
     "after_failure",
     "best_of",
+    "boot_id",
     "check_apart",
     "check_config",
     "check_covers",
@@ -52,6 +55,7 @@ __all__ = [
     "cli",
     "copies_of",
     "copy_now",
+    "deepspeed_directory",
     "deliver_log",
     "diff",
     "differing",
@@ -60,8 +64,10 @@ __all__ = [
     "end_jobs",
     "fail_exit",
     "files_of",
+    "files_of_index",
     "fill",
     "follow",
+    "foreign_kind",
     "forget_after_fork",
     "found_config",
     "go_back",
@@ -94,7 +100,6 @@ __all__ = [
     "rename_new",
     "retain",
     "run_of",
-    "safetensors_header",
     "shared_file_system",
     "shows_progress",
     "size",
@@ -106,6 +111,7 @@ __all__ = [
     "start_write",
     "start_write_dealt",
     "steps",
+    "superseded_weights",
     "survey",
     "swap_names",
     "sync_dir",
@@ -116,6 +122,7 @@ __all__ = [
     "verify",
     "was_removed",
     "watch",
+    "weights_in",
 ]
 
 __version__: str
@@ -128,6 +135,11 @@ POLL_S: float
 
 # The pause before a manager tries a copy again that failed, and the longest one.
 COPY_PAUSES_S: tuple[float, float]
+
+# The kinds of other programs' checkpoints, and how each is recognized.
+FOREIGN_KINDS: dict[str, str]
+# How the names of files by torch.save end.
+TORCH_ENDINGS: tuple[str, ...]
 
 _Shape: TypeAlias = tuple[int, ...]
 # Offsets and sizes in elements.
@@ -522,6 +534,9 @@ class Checkpoint:
     # "ringstow"; or "safetensors", which has no checksums to verify.
     @property
     def kind(self) -> str: ...
+    # From now on loads read through the page cache, which the processes of this host share, unless
+    # the configuration says how to read.
+    def read_through_page_cache(self) -> None: ...
     # The checkpoint's fingerprint; None for another program's files.
     @property
     def stamp(self) -> str | None: ...
@@ -884,12 +899,27 @@ def prune(
 # processes with the same build get the same.
 def outline(tree: str) -> tuple[int, int, list[str]]: ...
 
-# The tensors that a safetensors file's header lists, in the order of their bytes: name, dtype,
-# shape, and where each begins and ends in the data section; and whether they may be regions of
-# larger tensors. ValueError says what is wrong with the header.
-def safetensors_header(
-    text: bytes,
-) -> tuple[list[tuple[str, str, list[int], int, int]], bool]: ...
+# The kind of another program's checkpoint, a key of `FOREIGN_KINDS`; None if none is recognized.
+# NotCommittedError: its save has not ended. UnsupportedError: its format is not read.
+def foreign_kind(path: str) -> str | None: ...
+
+# The directory with DeepSpeed's files: the path, or the one that its file `latest` names.
+def deepspeed_directory(path: str) -> str | None: ...
+
+# The file of a model's weights in a directory, or the index of their files, as `from_pretrained`
+# chooses it; None if no file has a known name. `warns`: log which others are not read.
+# InvalidStateError: several variants of the weights, and none without one.
+def weights_in(path: str, warns: bool) -> str | None: ...
+
+# The files that an index such as `pytorch_model.bin.index.json` lists, sorted.
+# MissingFilesError: some are not there. FormatError: it is no index.
+def files_of_index(path: str, index: str) -> list[str]: ...
+
+# The files of weights among these that no program takes, since it finds others first.
+def superseded_weights(names: list[str]) -> list[str]: ...
+
+# Tells this boot of this machine from all others: processes with the same text share a page cache.
+def boot_id() -> str: ...
 
 # The nesting depth of valid JSON.
 def nesting(json: str) -> int: ...

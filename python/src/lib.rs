@@ -11,6 +11,7 @@ mod error;
 mod exchange;
 mod exit;
 mod fill;
+mod foreign;
 mod lazy;
 mod lent;
 mod load;
@@ -36,7 +37,6 @@ mod tensors;
 mod wait;
 mod watch;
 
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use ringstow::internals::sys::late;
 use ringstow::{Config, Job, Runtime};
@@ -88,6 +88,12 @@ fn moved(figures: (f64, f64, f64), engine: String, fixed_buffers: usize, direct:
 #[pyfunction]
 fn staging_bytes(json: &str) -> PyResult<u64> {
     Ok(config(json)?.staging_bytes())
+}
+
+/// Tells this boot of this machine from all others: processes with the same text share a page cache.
+#[pyfunction]
+fn boot_id() -> PyResult<String> {
+    Ok(ringstow::internals::sys::file::boot_id()?)
 }
 
 /// A size in words, in bytes; why it is none, as the error's message.
@@ -177,25 +183,6 @@ fn outline(py: Python<'_>, tree: &str) -> PyResult<(u64, u64, Vec<String>)> {
     Ok((structure, values, names))
 }
 
-/// A tensor that a safetensors file holds: its name, dtype, shape, and where it begins and ends in the data section.
-type InFile = (String, &'static str, Vec<u64>, u64, u64);
-
-/// The tensors that a safetensors file's header lists, in the order of their bytes, and whether they may be regions of
-/// larger ones.
-#[pyfunction]
-fn safetensors_header(py: Python<'_>, text: &[u8]) -> PyResult<(Vec<InFile>, bool)> {
-    use ringstow::internals::format::safetensors_header::Header;
-    let header = py.detach(|| Header::read(text)).map_err(PyValueError::new_err)?;
-    let mut end = 0;
-    let tensors = header.tensors.into_iter().map(|tensor| {
-        let begin = end;
-        end += tensor.nbytes();
-        let shape = tensor.shape.to_vec();
-        (tensor.name.to_string(), tensor.dtype.name(), shape, begin, end)
-    });
-    Ok((tensors.collect(), header.sharding.is_some()))
-}
-
 /// Renames a file to a name that must be free.
 #[pyfunction]
 fn rename_new(py: Python<'_>, from: PathBuf, to: PathBuf) -> PyResult<()> {
@@ -233,6 +220,9 @@ fn forget_after_fork() {
 #[pymodule(gil_used = true)]
 mod _native {
     use pyo3::prelude::*;
+    use pyo3::types::PyTuple;
+    use ringstow::internals::store::{KINDS, TORCH_ENDINGS};
+    use std::collections::BTreeMap;
 
     #[pymodule_export]
     const DEPTH_MAX: usize = crate::encode::DEPTH_MAX;
@@ -250,6 +240,9 @@ mod _native {
         exchange::Exchange,
         exit::{end_jobs, fail_exit},
         fill::{Loading, Wanted, fill, survey},
+        foreign::{
+            deepspeed_directory, files_of_index, foreign_kind, superseded_weights, weights_in,
+        },
         load::Checkpoint,
         logging::deliver,
         manager::{
@@ -277,12 +270,12 @@ mod _native {
         stream::{FileReader, FileWriter},
         tensors::Tensors,
         watch::Watch,
-        {check_config, check_own_share, cli, forget_after_fork, found_config},
         {
-            diff, duration, look_at_once, moved, nesting, outline, parse_pool_size, parse_size,
-            release_memory, rename_new, safetensors_header, shows_progress, size, staging_bytes,
+            boot_id, diff, duration, look_at_once, moved, nesting, outline, parse_pool_size,
+            parse_size, release_memory, rename_new, shows_progress, size, staging_bytes,
             swap_names, sync_dir, verify,
         },
+        {check_config, check_own_share, cli, forget_after_fork, found_config},
     };
 
     #[pymodule_init]
@@ -291,6 +284,8 @@ mod _native {
         ringstow::internals::sys::environment::look_within(crate::under_the_gil);
         let (first, longest) = ringstow::internals::manager::PAUSES;
         module.add("COPY_PAUSES_S", (first.as_secs_f64(), longest.as_secs_f64()))?;
+        module.add("FOREIGN_KINDS", BTreeMap::from(KINDS))?;
+        module.add("TORCH_ENDINGS", PyTuple::new(module.py(), TORCH_ENDINGS)?)?;
         module.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

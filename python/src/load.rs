@@ -11,10 +11,13 @@ use ringstow::internals::device::Target;
 use ringstow::internals::device::cuda::Ready;
 use ringstow::internals::format::select::{self, Wanted};
 use ringstow::internals::format::{Chunk, TensorEntry};
-use ringstow::{CheckpointKind, Config, Job, LoadOptions, OpenOptions, Result, Slice};
+use ringstow::{
+    CheckpointKind, Config, Job, LoadOptions, OpenOptions, Result, Runtime, Slice, Switch,
+};
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc::Sender;
 
 /// A box of a chunk and its memory: name, number of the chunk, offsets, lengths, address, strides.
@@ -57,9 +60,18 @@ pub(crate) struct Checkpoint {
     config: Config,
     verify: bool,
     progress: Option<wait::Progress>,
+    /// Whether loads read through the page cache.
+    through_cache: AtomicBool,
 }
 
 impl Checkpoint {
+    /// The pool and engines of a load that reads through the page cache; `None`: those of the configuration.
+    fn runtime(&self) -> Result<Option<Arc<Runtime>>> {
+        let through_cache = self.through_cache.load(Relaxed);
+        let config = || Config { direct: Switch::Off, ..self.config.clone() };
+        through_cache.then(|| Runtime::shared(&config())).transpose()
+    }
+
     /// Runs a load on a thread of its own.
     fn run<T: Send>(
         &self,
@@ -68,7 +80,9 @@ impl Checkpoint {
     ) -> PyResult<T> {
         let job = Job::of(&self.config);
         wait::run(py, &job, self.progress.as_ref(), |job| {
-            load(LoadOptions { verify: self.verify, job: Some(job), ..LoadOptions::default() })
+            let (verify, runtime) = (self.verify, self.runtime()?);
+            let runtime = runtime.as_deref();
+            load(LoadOptions { verify, runtime, job: Some(job), ..LoadOptions::default() })
         })
     }
 
@@ -81,7 +95,9 @@ impl Checkpoint {
     ) -> PyResult<T> {
         let (job, verify) = (Job::of(&self.config), self.verify);
         let load = |job: &Arc<Job>, send| {
-            load(LoadOptions { verify, job: Some(job), ..LoadOptions::default() }, send)
+            let runtime = self.runtime()?;
+            let runtime = runtime.as_deref();
+            load(LoadOptions { verify, runtime, job: Some(job), ..LoadOptions::default() }, send)
         };
         wait::run_beside(py, &job, self.progress.as_ref(), load, beside)
     }
@@ -122,7 +138,13 @@ impl Checkpoint {
         let config = crate::config(config)?;
         let options = OpenOptions::of(&config).copies(&copies).foreign(foreign).damaged(damaged);
         let inner = py.detach(|| options.open(path)).map_err(to_python)?;
-        Ok(Self { inner, config, verify, progress })
+        let through_cache = AtomicBool::new(false);
+        Ok(Self { inner, config, verify, progress, through_cache })
+    }
+
+    /// From now on loads read through the page cache, unless the configuration says how to read.
+    fn read_through_page_cache(&self) {
+        self.through_cache.store(self.config.direct == Switch::Auto, Relaxed);
     }
 
     #[getter]

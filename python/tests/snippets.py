@@ -14,10 +14,12 @@ from pathlib import Path
 SNIPPET = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def snippets(page: Path) -> Iterator[tuple[int, str]]:
-    """Yield each Python snippet of a page with its first line's number."""
+def snippets(page: Path, section: str = "") -> Iterator[tuple[int, str]]:
+    """Yield each Python snippet of a page, or of one section, with its first line's number."""
     text = page.read_text()
-    for match in SNIPPET.finditer(text):
+    begin = text.index(f"\n## {section}\n") if section else 0
+    end = text.find("\n## ", begin + 1) if section else -1
+    for match in SNIPPET.finditer(text, begin, end if end > 0 else len(text)):
         yield text.count("\n", 0, match.start(1)) + 1, match.group(1)
 
 

@@ -16,6 +16,7 @@ from support import assert_same
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_save_to_dcp
 
 import ringstow.dcp
+from ringstow._foreign._lazy_tensors import ReadAhead
 from ringstow.convert import (
     convert,
     dcp_to_ringstow,
@@ -27,7 +28,6 @@ from ringstow.convert import (
     torch_to_ringstow,
 )
 from ringstow.convert._check import Comparison
-from ringstow.convert._sources import ReadAhead
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),

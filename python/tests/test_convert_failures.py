@@ -20,6 +20,7 @@ from support import assert_same, flip, litter
 import ringstow
 from ringstow import _native
 from ringstow import convert as conversions
+from ringstow._foreign import _lazy_tensors
 from ringstow.convert import (
     _replace,
     _torch_files,
@@ -187,13 +188,13 @@ def test_ctrl_c_leaves_nothing(at, kind, monkeypatch):
     before = sorted(os.listdir(at))
 
     interrupted = threading.Event()
-    load = conversions._sources._build.Builder.make
+    load = _lazy_tensors._build.Builder.make
 
     def late_load(*args):
         assert interrupted.wait(60)
         return load(*args)
 
-    monkeypatch.setattr(conversions._sources._build.Builder, "make", late_load)
+    monkeypatch.setattr(_lazy_tensors._build.Builder, "make", late_load)
 
     def interrupt(phase, done, total):
         interrupted.set()

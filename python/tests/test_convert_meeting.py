@@ -12,8 +12,9 @@ from test_convert_overwrite import KINDS, NEW, OLD, files, read, same, source
 
 import ringstow
 from ringstow import convert as conversions
+from ringstow._foreign import _lazy_tensors
 from ringstow._publish import _replace
-from ringstow.convert import _dcp, _sources, _targets, convert
+from ringstow.convert import _dcp, _targets, convert
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -65,7 +66,7 @@ def test_checkpoint_that_appears_while_the_target_is_written_is_not_replaced(at,
     convert(old, at / "other", target=kind)
     winner = {"ringstow": "manifest.json", "dcp": ".metadata", "hf": "model.safetensors"}.get(kind)
 
-    take = _sources.ReadAhead.take
+    take = _lazy_tensors.ReadAhead.take
 
     def taken(self, name):
         if winner is None:
@@ -74,7 +75,7 @@ def test_checkpoint_that_appears_while_the_target_is_written_is_not_replaced(at,
             os.rename(at / "other" / winner, at / "to" / winner)
         return take(self, name)
 
-    monkeypatch.setattr(_sources.ReadAhead, "take", taken)
+    monkeypatch.setattr(_lazy_tensors.ReadAhead, "take", taken)
     with pytest.raises((FileExistsError, ringstow.InvalidStateError)) as refused:
         convert(new, at / "to", target=kind, verify=False)
     assert str(at / "to") in str(refused.value)

@@ -53,7 +53,6 @@ ALLOWED = {
     "dcp/_objects.py: torch.save": STREAM,
     "_foreign/_dcp.py: filesystem.FileSystemReader": "metadata_at has looked at each of its files",
     "_foreign/_pickles.py: torch.load": "a stream, or a path that is_zip has read from; see loader",
-    "_foreign/_safetensors.py: torch.UntypedStorage.from_file": "_header has read from it",
     "_foreign/_torch_file.py: tarfile.is_tarfile": "is_zip has read from it",
     "_foreign/_torch_file.py: tarfile.open": STREAM,
     "_foreign/_torch_file.py: zipfile.ZipFile": STREAM,

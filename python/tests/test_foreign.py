@@ -30,10 +30,13 @@ STAGES = ["deepspeed-1", "deepspeed-2", "deepspeed-3", "deepspeed-2bf16"]
 
 
 def test_missing_pytorch_is_named(tmp_path, monkeypatch):
+    torch.save({"w": torch.ones(4)}, tmp_path / "m.pt")
     save_file({"w": torch.ones(4)}, tmp_path / "m.safetensors")
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ringstow.UnsupportedError, match=r"m\.safetensors is a .*pip install torch"):
-        ringstow.load(tmp_path / "m.safetensors")
+    with pytest.raises(ringstow.UnsupportedError, match=r"m\.pt is a .*pip install torch"):
+        ringstow.load(tmp_path / "m.pt")
+    arrays = ringstow.load(tmp_path / "m.safetensors", framework="numpy")
+    assert arrays["w"].tolist() == [1] * 4
 
 
 def by_torch(state, at):

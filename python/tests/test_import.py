@@ -8,7 +8,7 @@ from pathlib import Path
 
 import ringstow
 
-PAGE = Path(__file__).parents[2] / "docs/python.md"
+PAGE = Path(__file__).parents[2] / "docs/which-call.md"
 # Each takes at least milliseconds, torch seconds, and every data loader worker imports again.
 UNWANTED = (
     "asyncio",

@@ -20,6 +20,8 @@ NEED_A_GPU = {"gpu.md"}
 NEED_A_STORE = {"tiers.md"}
 # What the extra "test" installs for one page.
 NEED_MODULES = {"operations.md": ("tensorboard", "prometheus_client", "opentelemetry.sdk.metrics")}
+# test_tutorial.py runs its program on several ranks.
+NEED_RANKS = {"tutorial-fsdp2.md"}
 # python/trainer_tests runs their snippets, where the frameworks are installed.
 TRAINERS = ROOT / "docs" / "trainers"
 
@@ -28,7 +30,8 @@ pytestmark = pytest.mark.skipif(not PAGES, reason="the documentation is not here
 
 @pytest.mark.parametrize("page", WITH_SNIPPETS, ids=lambda page: str(page.name))
 def test_snippets_run(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    if page.parent == TRAINERS or (page.name in NEED_A_GPU and not torch.cuda.is_available()):
+    lacks_gpu = page.name in NEED_A_GPU and not torch.cuda.is_available()
+    if page.parent == TRAINERS or page.name in NEED_RANKS or lacks_gpu:
         for line, code in snippets.snippets(page):
             compile(code, f"{page}:{line}", "exec")
         return

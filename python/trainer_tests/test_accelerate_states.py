@@ -326,7 +326,7 @@ def test_no_argument_of_ours_is_one_of_the_accelerators():
 def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
     import snippets
 
-    page = pathlib.Path(__file__).parents[2] / "docs" / "trainers" / "accelerate.md"
+    page = pathlib.Path(__file__).parents[2] / "docs" / "trainers" / "huggingface.md"
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     for _ in range(2):  # the second run finds that there is nothing to do
@@ -337,6 +337,6 @@ def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
             "optimizer": torch.optim.Adam(model.parameters()),
             "loader": torch.utils.data.DataLoader(torch.randn(8, 4), batch_size=2),
         }
-        for line, code in snippets.snippets(page):
+        for line, code in snippets.snippets(page, "Accelerate"):
             exec(compile("\n" * (line - 1) + code, str(page), "exec"), names)
         assert checkpoints("run") == ["checkpoint_1", "checkpoint_2", "checkpoint_3"]

@@ -23,7 +23,7 @@ import ringstow
 from ringstow.integrations import deepspeed as ours
 from ringstow.integrations._deepspeed import _seam, _states
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "trainers" / "deepspeed.md"
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "trainers" / "large-scale.md"
 
 
 @pytest.mark.parametrize(
@@ -198,5 +198,5 @@ def page(rank, ranks, folder):
         "config": runs.config(),
         "batch": lambda step: torch.ones(2, runs.WIDTH, dtype=torch.bfloat16),
     }
-    for line, code in snippets.snippets(PAGE):
+    for line, code in snippets.snippets(PAGE, "DeepSpeed"):
         exec(compile("\n" * (line - 1) + code, str(PAGE), "exec"), names)

@@ -30,7 +30,7 @@ import ringstow
 from ringstow.integrations import megatron as ours
 from ringstow.integrations._megatron import _seam
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "trainers" / "megatron.md"
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "trainers" / "large-scale.md"
 
 
 def fit(ranks, folder, at, how="background", fixed=False, stock=False):
@@ -256,7 +256,7 @@ def test_the_snippets_of_the_page_run(tmp_path):
 def page(rank, ranks, folder):
     os.chdir(folder)
     names = {"training": runs.Training(), "queue": runs.AsyncCallsQueue()}
-    for line, code in snippets.snippets(PAGE):
+    for line, code in snippets.snippets(PAGE, "Megatron-Core"):
         exec(compile("\n" * (line - 1) + code, str(PAGE), "exec"), names)
 
 

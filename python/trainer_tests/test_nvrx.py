@@ -28,7 +28,7 @@ from ringstow.integrations import nvrx
 
 pytestmark = pytest.mark.timeout(300)
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "trainers" / "nvrx.md"
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "trainers" / "large-scale.md"
 LAST = runs.ITERATIONS - 1
 
 
@@ -158,7 +158,7 @@ def page(rank, ranks, root, first):
     names = {"model": torch.nn.Linear(8, 8)}
     kind = runs.BasicTensorAwareStateDict
     kind.__init__, kind.restore_tensor_device = runs.OnCpu.__init__, lambda *_, **__: None
-    ((_, code),) = snippets(PAGE)
+    ((_, code),) = snippets(PAGE, "NVRx")
     code = code.replace("/mnt/nvme", f"{root}/mnt/session").replace('"nccl"', '"gloo"')
     exec(code, names)
     assert names["first"] == (first + 1 if first else 0)

@@ -261,8 +261,8 @@ def running_the_snippet(rank, ranks, root):
     import snippets
     import torchtitan_runs
 
-    page = pathlib.Path(__file__).parents[2] / "docs" / "trainers" / "torchtitan.md"
-    ((line, code),) = snippets.snippets(page)
+    page = pathlib.Path(__file__).parents[2] / "docs" / "trainers" / "large-scale.md"
+    ((line, code),) = snippets.snippets(page, "torchtitan")
     names = {}
     exec(compile("\n" * (line - 1) + code, str(page), "exec"), names)
     chosen = names["llama3_with_ringstow"]().checkpoint

@@ -317,7 +317,7 @@ def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
     import snippets
     from transformers_runs import Rows, arguments
 
-    page = pathlib.Path(__file__).parents[2] / "docs" / "trainers" / "transformers.md"
+    page = pathlib.Path(__file__).parents[2] / "docs" / "trainers" / "huggingface.md"
     monkeypatch.chdir(tmp_path)
     names = {
         "model": model(),
@@ -326,6 +326,6 @@ def test_the_snippets_of_the_page_run(tmp_path, monkeypatch):
         "lora_args": arguments("lora"),
         "base": model(),
     }
-    for line, code in snippets.snippets(page):
+    for line, code in snippets.snippets(page, "Transformers"):
         exec(compile("\n" * (line - 1) + code, str(page), "exec"), names)
     assert names["trainer"].state.global_step == STEPS

@@ -9,6 +9,7 @@ pub mod header;
 pub(crate) mod lists;
 pub mod manifest;
 pub(crate) mod metrics;
+pub mod model_files;
 pub mod model_index;
 pub mod names;
 pub mod object;

@@ -16,7 +16,7 @@ impl<'a> ModelIndex<'a> {
     /// Reads an index.
     ///
     /// # Errors
-    /// It is not such JSON, names a tensor twice, or a file outside of its directory.
+    /// It is not such JSON, names a tensor twice, or a file that is not in its directory.
     pub fn read(text: &'a [u8]) -> serde_json::Result<Self> {
         #[derive(serde::Deserialize)]
         struct Index<'a> {
@@ -52,10 +52,8 @@ impl<'de: 'a, 'a> Deserialize<'de> for WeightMap<'a> {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let mut list = Vec::new();
         each_entry(from, "an object of files", |tensor, Text(file)| {
-            if !names::is_confined(&file) {
-                return Err(format!(
-                    "refused file name {file:?}: it must be a plain *.safetensors name in the directory itself"
-                ));
+            if !names::is_plain(&file) {
+                return Err(format!("{file:?} is not a file in its directory"));
             }
             push(&mut list, (tensor, file));
             Ok(())

@@ -104,14 +104,20 @@ pub fn is_uncommitted_model(name: &str) -> bool {
     let Some(part) = name.strip_suffix(UNCOMMITTED_SUFFIX) else { return false };
     // Several ranks write to names that are unique to one export.
     let name = split_unique(name).map_or(part, |(name, _)| name);
-    let is_numbered = || name.starts_with("model-") && numbered(name).is_some();
+    let is_numbered =
+        || name.starts_with("model-") && is_confined(name) && numbered(name).is_some();
     name == MODEL_INDEX || name == MODEL || is_numbered()
 }
 
 /// Splits the name of one of several files, such as `model-00002-of-00003.safetensors`, into their common name
-/// (`model`), the file's number from 1, and the number of files.
+/// (`model`), the file's number from 1, and the number of files. Files by `torch.save` end in `.bin`.
 pub fn numbered(name: &str) -> Option<(&str, usize, usize)> {
-    let (rest, count) = name.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
+    split_number(name.strip_suffix(".safetensors").or_else(|| name.strip_suffix(".bin"))?)
+}
+
+/// As [`numbered`], of a name without its ending.
+pub fn split_number(name: &str) -> Option<(&str, usize, usize)> {
+    let (rest, count) = name.rsplit_once("-of-")?;
     let (stem, index) = rest.rsplit_once('-')?;
     let number = |text: &str| match text.len() >= 5 && text.bytes().all(|b| b.is_ascii_digit()) {
         true => text.parse().ok(),
@@ -278,7 +284,12 @@ pub fn is_trace(name: &str) -> bool {
 
 /// Whether a manifest may list this name: a safetensors file in the directory itself.
 pub fn is_confined(name: &str) -> bool {
-    name.ends_with(".safetensors")
+    name.ends_with(".safetensors") && is_plain(name)
+}
+
+/// Whether this is the name of a file in the directory itself, and of none that programs hide.
+pub fn is_plain(name: &str) -> bool {
+    !name.is_empty()
         && name.len() <= 200
         && !name.starts_with('.')
         && !name.contains(['/', '\\', '\0'])

@@ -40,7 +40,9 @@ pub use promote::{
 pub(crate) use read::again::{again, while_replaced};
 pub use read::checkpoint::{Checkpoint, CheckpointKind, OpenOptions};
 pub use read::copies::copies_of;
+pub use read::foreign::{files_of_index, weights_in};
 pub use read::info::{FileInfo, Info};
+pub use read::kinds::{KINDS, TORCH_ENDINGS, deepspeed_directory, kind_of};
 pub use read::load::{LoadOptions, OnCorrupt};
 pub use read::loaded::{LoadPlace, Loaded, LoadedTensor, TensorView};
 pub use read::part::TensorPart;

@@ -325,7 +325,7 @@ pub(crate) fn read_kernel_text(path: impl AsRef<Path>) -> io::Result<String> {
 ///
 /// # Errors
 /// The system's: where there is no `/proc`.
-pub(crate) fn boot_id() -> io::Result<String> {
+pub fn boot_id() -> io::Result<String> {
     Ok(read_kernel_text("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }
 

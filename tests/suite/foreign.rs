@@ -145,6 +145,108 @@ fn an_index_says_what_must_be_there_and_what_counts() {
 }
 
 #[test]
+fn a_file_and_an_index_are_opened_by_themselves() {
+    let root = scratch();
+    let at = |name: &str| root.path().join(name);
+    fs::write(at("x.safetensors"), file(&[("a", None, &[1], &[1])], &[])).unwrap();
+    fs::write(at("y.safetensors"), file(&[("b", None, &[1], &[2])], &[])).unwrap();
+    let index = at("other.safetensors.index.json");
+    fs::write(&index, r#"{"weight_map":{"a":"x.safetensors","b":"y.safetensors"}}"#).unwrap();
+    let names = |path: &Path| {
+        let opened = OpenOptions::new().foreign(true).open(path).unwrap();
+        opened.tensors().iter().map(|t| t.name.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&at("y.safetensors")), ["b"]);
+    assert_eq!(names(&index), ["a", "b"]);
+    let shard = at("rank00000-0.safetensors");
+    fs::rename(at("x.safetensors"), &shard).unwrap();
+    let error = refused(&shard);
+    assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
+    assert_says(&error, &["one file of a ringstow checkpoint", "load "]);
+    // A file that holds a region alone is no whole tensor.
+    fs::write(at("y.safetensors"), file(&[("b", Some(&[1]), &[1], &[2])], &[])).unwrap();
+    assert!(matches!(refused(&at("y.safetensors")), Error::MissingFiles { .. }));
+    fs::write(at("notes.txt"), "x").unwrap();
+    assert!(matches!(refused(&at("notes.txt")), Error::Io { .. }));
+}
+
+#[test]
+fn the_files_that_from_pretrained_takes_are_read() {
+    let root = scratch();
+    let put = |name: &str, element: u16| {
+        let bytes = file(&[("w", None, &[1], &[element])], &[]);
+        fs::write(root.path().join(name), bytes).unwrap();
+    };
+    let taken = || {
+        let opened = OpenOptions::new().foreign(true).open(root.path()).unwrap();
+        let loaded = opened
+            .load_names(["w"], LoadOptions::default().on(&runtime(), &Arc::default()))
+            .unwrap();
+        loaded.tensor("w").unwrap().as_slice::<u16>().unwrap()[0]
+    };
+    put("model.fp16.safetensors", 1);
+    assert_eq!(taken(), 1);
+    put("model.safetensors", 2);
+    put("consolidated.safetensors", 3);
+    assert_eq!(taken(), 2);
+    fs::remove_file(root.path().join("model.safetensors")).unwrap();
+    put("model.bf16.safetensors", 4);
+    let error = refused(root.path());
+    assert!(matches!(error, Error::Invalid { .. }), "{error:?}");
+    assert_says(&error, &["bf16, fp16", "model.fp16.safetensors"]);
+    fs::write(root.path().join("pytorch_model.bin"), "x").unwrap();
+    assert_says(&refused(root.path()), &["pytorch_model.bin", "ringstow.load in Python"]);
+}
+
+#[test]
+fn an_index_of_an_earlier_save_is_told_or_its_places_do_not_count() {
+    let root = scratch();
+    let at = |name: &str| root.path().join(name);
+    let put = |name: &str, tensors: &[(&str, u16)]| {
+        let parts: Vec<[u16; 1]> = tensors.iter().map(|(_, element)| [*element]).collect();
+        let parts: Vec<Part> = tensors
+            .iter()
+            .zip(&parts)
+            .map(|((name, _), one)| (*name, None, &[1][..], &one[..]))
+            .collect();
+        fs::write(at(name), file(&parts, &[])).unwrap();
+    };
+    put("m-1.safetensors", &[("a", 1)]);
+    put("m-2.safetensors", &[("b", 2), ("c", 3)]);
+    let index = at("model.safetensors.index.json");
+    let map =
+        r#"{"weight_map":{"a":"m-2.safetensors","b":"m-1.safetensors","c":"m-2.safetensors"}}"#;
+    fs::write(&index, map).unwrap();
+    let opened = OpenOptions::new().foreign(true).open(root.path()).unwrap();
+    let options = LoadOptions::default();
+    let loaded =
+        opened.load_names(["a", "b", "c"], options.on(&runtime(), &Arc::default())).unwrap();
+    for (name, element) in [("a", 1), ("b", 2), ("c", 3)] {
+        assert_eq!(loaded.tensor(name).unwrap().as_slice::<u16>().unwrap(), [element], "{name}");
+    }
+    // Of two copies the last counts, as for programs that read one file after the other.
+    put("m-1.safetensors", &[("a", 1), ("c", 9)]);
+    let opened = OpenOptions::new().foreign(true).open(root.path()).unwrap();
+    let loaded = opened.load_names(["c"], options.on(&runtime(), &Arc::default())).unwrap();
+    assert_eq!(loaded.tensor("c").unwrap().as_slice::<u16>().unwrap(), [3]);
+    put("m-3.safetensors", &[("a", 7)]);
+    fs::remove_file(at("m-1.safetensors")).unwrap();
+    let error = refused(root.path());
+    assert!(matches!(error, Error::MissingFiles { .. }), "{error:?}");
+    assert_says(&error, &["m-1.safetensors", "m-3.safetensors", "the index is of an earlier save"]);
+}
+
+#[test]
+fn a_pointer_of_git_lfs_is_called_one() {
+    let root = scratch();
+    let text = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4976698672\n";
+    fs::write(root.path().join("model.safetensors"), text).unwrap();
+    let error = refused(root.path());
+    assert!(matches!(error, Error::MissingFiles { .. }), "{error:?}");
+    assert_says(&error, &["model.safetensors", "git lfs pull"]);
+}
+
+#[test]
 fn a_tensor_of_which_a_part_is_missing_is_named() {
     let root = scratch();
     let part = |offsets, elements| file(&[("w", Some(offsets), &[1, 3], elements)], &[]);
@@ -173,8 +275,8 @@ fn other_files_are_refused_with_the_reason() {
     };
     assert!(matches!(after(&good[..good.len() - 1]), Error::Corrupt { .. }));
     assert!(matches!(after(&[&good[..], b"x"].concat()), Error::Corrupt { .. }));
-    assert!(matches!(after(b""), Error::Format { .. }));
-    assert!(matches!(after(&good[..20]), Error::Format { .. }));
+    assert!(matches!(after(b""), Error::Corrupt { .. }));
+    assert!(matches!(after(&good[..20]), Error::Corrupt { .. }));
     assert!(matches!(after(&[0xff; 64]), Error::Format { .. }));
     assert!(matches!(
         after(&[&8u64.to_le_bytes()[..], b"not json"].concat()),

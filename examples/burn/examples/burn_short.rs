@@ -1,4 +1,4 @@
-//! The program of docs/trainers/burn.md.
+//! The program of docs/rust.md.
 
 use burn_core::tensor::{Device, Distribution, Tensor};
 use burn_nn::LinearConfig;

@@ -1,4 +1,4 @@
-//! The program of docs/trainers/candle.md.
+//! The program of docs/rust.md.
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Module, Optimizer, VarBuilder, VarMap, linear};

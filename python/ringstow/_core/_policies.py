@@ -136,7 +136,7 @@ class Nodes:
     """Checkpoints on each node's own disk, which other nodes cannot read.
 
     Each node keeps the files of its own ranks, and a load fetches what a rank needs from other
-    nodes. docs/nodes.md is the guide.
+    nodes. docs/distributed.md is the guide.
 
     Raises:
         TypeError: ``replicas`` is not an int.

@@ -1,7 +1,8 @@
 """Checkpoints of other programs, which `load` and `open` also read.
 
 Nothing here unpickles anything that could run code, unless the caller allows it. Tensors are read
-on demand: from mapped files, or one at a time by torch's own readers.
+on demand: those of safetensors files by the native reader, others from mapped files or one at a
+time by torch's own readers.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ import logging
 import os
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ringstow import _native
 from ringstow._core._errors import FormatError, MissingFilesError
-from ringstow._foreign import _model_files
 from ringstow._foreign._checkpoint import Foreign
-from ringstow._foreign._detection import KINDS, kind_of
 from ringstow._state.tensors._optional_packages import require
 
-__all__ = ["KINDS", "Foreign", "is_for_native", "kind_of", "opened", "state_of"]
+__all__ = ["Foreign", "is_by_torch", "opened", "state_of"]
+
+if TYPE_CHECKING:
+    from ringstow._foreign._torch_file import Files
 
 _MANIFEST = "manifest.json"
 # The name of a ShardedObject.
@@ -31,6 +34,7 @@ _log = logging.getLogger("ringstow")
 
 def opened(
     path: str,
+    config: str,
     *,
     verify: bool = True,
     allow_pickle: bool = False,
@@ -38,9 +42,16 @@ def opened(
 ) -> Foreign | None:
     """Open a checkpoint of another program.
 
+    Args:
+        path: its path.
+        config: the configuration of native reads, as JSON.
+        verify: compare checksums, where the program wrote any.
+        allow_pickle: unpickle any value, which can run any code.
+        progress: called with the bytes read, and their total.
+
     Returns:
         The checkpoint; None if the native side opens it or raises the error: ringstow's
-        checkpoints, directories of safetensors files, and unknown kinds.
+        checkpoints, safetensors files and directories of them, and unknown kinds.
 
     Raises:
         NotCommittedError: its save has not ended.
@@ -50,14 +61,14 @@ def opened(
     """
     if os.path.isfile(os.path.join(path, _MANIFEST)):
         return None
-    kind = kind_of(path)
-    if kind is None or (kind == "hf" and is_for_native(path)):
+    kind = _native.foreign_kind(path)
+    if kind in (None, "safetensors") or (kind == "hf" and not is_by_torch(path)):
         return None
     remedy = "pip install torch, or `ringstow convert` it where PyTorch is"
-    require("torch", f"{path} is {KINDS[kind]}: it", remedy)
+    require("torch", f"{path} is {_native.FOREIGN_KINDS[kind]}: it", remedy)
     from ringstow._foreign._torch_file import Files
 
-    files = Files(allow_pickle=allow_pickle, verify=verify)
+    files = Files(allow_pickle=allow_pickle, verify=verify, config=config)
     parts, left_out = _parts(path, kind, files)
     found = Foreign(
         path,
@@ -78,15 +89,13 @@ def opened(
     return found
 
 
-def state_of(path: str, kind: str, *, allow_pickle: bool, verify: bool) -> dict[str, Any]:
+def state_of(path: str, kind: str, files: Files) -> dict[str, Any]:
     """Return the state of a checkpoint in a directory, with tensors that load on demand.
 
     Raises:
         Exception: any error of `opened` and `Foreign.tree_of`.
     """
-    from ringstow._foreign._torch_file import Files
-
-    parts, left_out = _parts(path, kind, Files(allow_pickle=allow_pickle, verify=verify))
+    parts, left_out = _parts(path, kind, files)
     if left_out:
         _log.warning("%s: left out %s, which only pickle can make", path, " and ".join(left_out))
     if "" in parts:
@@ -95,7 +104,7 @@ def state_of(path: str, kind: str, *, allow_pickle: bool, verify: bool) -> dict[
 
 
 def _parts(path: str, kind: str, files: Any) -> tuple[dict[str, Callable[[], Any]], list[str]]:
-    from ringstow._foreign import _deepspeed, _safetensors, _trainer_directories
+    from ringstow._foreign import _deepspeed, _trainer_directories
 
     if kind in _FOLDERS:
         return _trainer_directories.of_folder(path, files)
@@ -103,8 +112,6 @@ def _parts(path: str, kind: str, files: Any) -> tuple[dict[str, Callable[[], Any
         return _deepspeed.parts_of(path, files), []
     if kind == "torch":
         return {"": functools.partial(files.read, path)}, []
-    if kind == "safetensors":
-        return {"": functools.partial(_safetensors.read, path)}, []
     if kind == "hf":
         return {"": functools.partial(_trainer_directories.weights, path, files)}, []
     return {"": functools.partial(_of_dcp, path, kind, files)}, []
@@ -138,21 +145,16 @@ def _of_dcp(path: str, kind: str, files: Any) -> dict[str, Any]:
     return state
 
 
-def is_for_native(path: str) -> bool:
-    """Return whether the native reader reads the weights of a model's directory.
+def is_by_torch(path: str) -> bool:
+    """Return whether torch.save wrote the weights of a model; the native side reads all others.
 
     Raises:
-        InvalidStateError: it is not clear which of several files are the weights.
-        MissingFilesError: files of the weights are missing, or in Git LFS; names them.
+        InvalidStateError: the directory holds several variants of the weights.
+        NotCommittedError: an export or download has not ended.
     """
-    names = os.listdir(path)
-    if not _model_files.is_for_native(path, names):
+    if not os.path.isdir(path):
         return False
-    from ringstow._foreign import _safetensors  # slow import
-    from ringstow._foreign._pickles import refuse_pointer
-
-    for name in names:
-        if name.endswith(".safetensors"):
-            refuse_pointer(os.path.join(path, name))
-    has_index = _model_files.MODEL_INDEX in names
-    return not has_index or _safetensors.is_as_listed(path, _model_files.MODEL_INDEX)
+    name = _native.weights_in(path, False)
+    if name is None:
+        return not any(name.endswith(".safetensors") for name in os.listdir(path))
+    return ".bin" in name

@@ -1,7 +1,8 @@
 """`Foreign`: a checkpoint of another program, read as the native side reads ringstow's.
 
-It has the methods of `_native.Checkpoint` that loads and `ringstow.open` use. Tensors are read one
-at a time, from mapped files or by torch's own readers.
+It has the methods of `_native.Checkpoint` that loads and `ringstow.open` use. The native reader
+reads the tensors of safetensors files, all at once; others are read one at a time, from mapped
+files or by torch's own readers.
 """
 
 from __future__ import annotations
@@ -263,62 +264,112 @@ class Foreign:
 
     def load(self, names: list[str]) -> tuple[list[Any], str]:
         """Return the bytes of tensors, in memory of their own, and a LoadReport."""
-        started, blocks = time.monotonic(), []
+        started, reports = time.monotonic(), list[str]()
+        blocks: dict[str, Any] = {}
         total = sum(self._rows[name][3] for name in names)
         check_size(self.path, total, max(names, key=lambda name: self._rows[name][3], default=""))
         done = 0
-        for name in names:
-            block = bytearray(self._rows[name][3])
-            if block:
-                _bytes_of(_over(block), self.take(name))
-            blocks.append(block)
-            done += len(block)
-            if self._progress is not None:
-                self._progress(done, total)
-        return blocks, self._report(names, started)
+        for source, group in self._by_source(names):
+            if source is not None:
+                found, report = source.load([self._held[name].origin[1] for name in group])
+                reports.append(report)
+                blocks.update(zip(group, found, strict=True))
+            for name in group if source is None else ():
+                block = bytearray(self._rows[name][3])
+                if block:
+                    _bytes_of(_over(block), self.take(name))
+                blocks[name] = block
+                done += len(block)
+                self._tell(done, total)
+            done = sum(self._rows[name][3] for name in blocks)
+            self._tell(done, total)
+        return [blocks[name] for name in names], self._report(names, started, reports)
 
     def load_into(self, targets: list[tuple[str, Address, int]]) -> str:
         """Fill dense memory with tensors, one after the other; return a LoadReport."""
-        started = time.monotonic()
-        for name, address, nbytes in targets:
-            if nbytes:
-                _bytes_of(_memory(address, (nbytes,), (1,), 1), self.take(name))
-        return self._report([name for name, *_ in targets], started)
+        started, reports = time.monotonic(), list[str]()
+        for source, group in self._by_source(name for name, *_ in targets):
+            wanted = [one for one in targets if one[0] in group]
+            if source is not None:
+                own = [(self._held[name].origin[1], *rest) for name, *rest in wanted]
+                reports.append(source.load_into(own))
+                continue
+            for name, address, nbytes in wanted:
+                if nbytes:
+                    _bytes_of(_memory(address, (nbytes,), (1,), 1), self.take(name))
+        return self._report([name for name, *_ in targets], started, reports)
 
     def read(self, slices: list[_Slice]) -> str:
         """Fill strided memory with regions of tensors; return a LoadReport."""
+        started, reports = time.monotonic(), list[str]()
+        names = list(dict.fromkeys(name for name, *_ in slices))
+        for source, group in self._by_source(names):
+            wanted = [one for one in slices if one[0] in group]
+            if source is not None:
+                own = [(self._held[name].origin[1], *rest) for name, *rest in wanted]
+                reports.append(source.read(own))
+                continue
+            for one in wanted:
+                self._read(*one)
+        return self._report(names, started, reports)
+
+    def _read(
+        self,
+        name: str,
+        _: int,
+        offsets: tuple[int, ...],
+        lengths: tuple[int, ...],
+        address: Address,
+        strides: tuple[int, ...],
+    ) -> None:
         import torch
 
-        started = time.monotonic()
-        for name, _, offsets, lengths, address, strides in slices:
-            source = self.take(name)
-            if _numpy.is_array(source):
-                source = torch.from_numpy(source.astype(source.dtype.newbyteorder("=")))
-            for dimension, (offset, length) in enumerate(zip(offsets, lengths, strict=True)):
-                source = source.narrow(dimension, offset, length)
-            flipped = [n for n, step in enumerate(strides) if step < 0]
-            back = sum((lengths[n] - 1) * strides[n] for n in flipped)
-            target = _memory(_moved(address, back), lengths, [*map(abs, strides)], 0, source.dtype)
-            target.copy_(source.flip(flipped) if flipped else source)
-        return self._report(list(dict.fromkeys(name for name, *_ in slices)), started)
+        source = self.take(name)
+        if _numpy.is_array(source):
+            source = torch.from_numpy(source.astype(source.dtype.newbyteorder("=")))
+        for dimension, (offset, length) in enumerate(zip(offsets, lengths, strict=True)):
+            source = source.narrow(dimension, offset, length)
+        flipped = [n for n, step in enumerate(strides) if step < 0]
+        back = sum((lengths[n] - 1) * strides[n] for n in flipped)
+        target = _memory(_moved(address, back), lengths, [*map(abs, strides)], 0, source.dtype)
+        target.copy_(source.flip(flipped) if flipped else source)
 
-    def _report(self, names: list[str], started: float) -> str:
-        count = sum(self._rows[name][3] for name in names)
-        seconds = time.monotonic() - started
+    def _by_source(self, names: Iterable[str]) -> list[tuple[Any, dict[str, None]]]:
+        """Group names by the native checkpoint that reads them; None: `take` does."""
+        groups: dict[int, tuple[Any, dict[str, None]]] = {}
+        for name in names:
+            source = self._origin(name)
+            groups.setdefault(id(source), (source, {}))[1][name] = None
+        return list(groups.values())
+
+    def _origin(self, name: str) -> Any:
+        held = self._held[name]
+        return held.origin[0] if type(held) is LazyTensor and held.origin else None
+
+    def _tell(self, done: int, total: int) -> None:
+        if self._progress is not None:
+            self._progress(done, total)
+
+    def _report(self, names: list[str], started: float, native: list[str]) -> str:
+        """Return a LoadReport of these tensors, of which the native reader has read some."""
+        reports = [json.loads(text) for text in native]
+        own = sum(self._rows[name][3] for name in names if self._origin(name) is None)
+        engines = [one["engine"] for one in reports] + [self.kind] * (own > 0 or not reports)
         spent = dict.fromkeys(("prepare", "checksum_cpu", "device_copy"), 0.0)
+        seconds = time.monotonic() - started
         return json.dumps(
             {
                 "path": self.path,
-                "engine": self.kind,
-                "direct": False,
-                "fixed_buffers": 0,
-                "fallbacks": [],
-                "device_bytes": 0,
-                "pinned": None,
+                "engine": " and ".join(dict.fromkeys(engines)),
+                "direct": any(one["direct"] for one in reports),
+                "fixed_buffers": sum(one["fixed_buffers"] for one in reports),
+                "fallbacks": [one for report in reports for one in report["fallbacks"]],
+                "device_bytes": sum(one["device_bytes"] for one in reports),
+                "pinned": next((one["pinned"] for one in reports), None),
                 "tensors": len(names),
-                "tensor_bytes": count,
-                "read_bytes": count,
-                "verified": self._is_verified and self._files.has_checksums,
+                "tensor_bytes": own + sum(one["tensor_bytes"] for one in reports),
+                "read_bytes": own + sum(one["read_bytes"] for one in reports),
+                "verified": self._is_verified and self._files.has_checksums and not reports,
                 "seconds": {**spent, "read": seconds, "total": seconds},
             }
         )

@@ -15,8 +15,8 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from ringstow import _native
 from ringstow._core._errors import FormatError, MissingFilesError, NoCheckpointError
-from ringstow._foreign._detection import deepspeed_tag
 from ringstow._foreign._nested_states import Parts, spec_of
 from ringstow._foreign._pickles import REMEDY, reading
 from ringstow._foreign._torch_file import Files
@@ -48,7 +48,7 @@ def parts_of(path: str, files: Files) -> Parts:
     Raises:
         NoCheckpointError: the path holds none of DeepSpeed's files.
     """
-    tag = deepspeed_tag(path)
+    tag = _native.deepspeed_directory(path)
     if tag is None:
         raise NoCheckpointError(f"{path} holds no checkpoint of DeepSpeed", path=path)
     names = sorted(filter(_STATES.fullmatch, os.listdir(tag)), key=_natural)

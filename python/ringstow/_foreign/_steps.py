@@ -11,8 +11,8 @@ import os
 import re
 from typing import NamedTuple
 
+from ringstow import _native
 from ringstow._core._errors import IncompleteCheckpointError, InvalidStateError, UnsupportedError
-from ringstow._foreign._detection import TORCH_ENDINGS, deepspeed_tag, kind_of
 
 _log = logging.getLogger("ringstow")
 
@@ -69,7 +69,7 @@ def _up_to_latest(root: str, found: list[Left]) -> list[Left]:
 
     DeepSpeed writes ``latest`` last, and nothing in a tag says that its save has ended.
     """
-    tag = deepspeed_tag(root)
+    tag = _native.deepspeed_directory(root)
     named = next((one.step for one in found if one.path == tag), None)
     if named is None:
         return found
@@ -122,14 +122,14 @@ def _left(path: str, name: str) -> Left | None:
         return None
     stem, ending = (name, "") if is_directory else os.path.splitext(name)
     stem = stem.removesuffix(".ckpt")  # of Lightning's directories
-    if not is_directory and ending not in TORCH_ENDINGS:
+    if not is_directory and ending not in _native.TORCH_ENDINGS:
         return None
     is_dcp = is_directory and os.path.isfile(os.path.join(path, ".metadata"))
     # Only a checkpoint has that file, whatever its name.
     match = _STEP.fullmatch(stem) or (_NUMBER.search(stem) if is_dcp else None)
     if match is None and not (is_dcp or ending == ".ckpt" or _WORDS.search(stem)):
         return None
-    kind = kind_of(path)
+    kind = _native.foreign_kind(path)
     if kind in (None, "hf", "safetensors") or (match is None and is_directory and not is_dcp):
         return None
     if kind == "torch" and not _is_complete(path):

@@ -16,6 +16,7 @@ import zlib
 from typing import TYPE_CHECKING, Any
 
 from ringstow._core import _files
+from ringstow._core._config import Config
 from ringstow._core._errors import CorruptCheckpointError, InvalidStateError, UnsupportedError
 from ringstow._foreign._pickles import REMEDY, reading, refuse_pointer, unpickled
 from ringstow._state.tensors import _torch
@@ -36,8 +37,10 @@ _PIECE = 16 << 20
 class Files:
     """Reads files, and verifies each tensor on demand."""
 
-    def __init__(self, *, allow_pickle: bool, verify: bool = True) -> None:
+    def __init__(self, *, allow_pickle: bool, verify: bool = True, config: str = "") -> None:
         self.allow_pickle = allow_pickle
+        self.config = config or Config().to_json()
+        """The configuration of native reads, as JSON."""
         self._verify = verify
         self._sums: dict[int, Checksums] = {}
         """Checksums by the address of a tensor's storage."""

@@ -13,11 +13,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from ringstow import _native
 from ringstow._core import _files
 from ringstow._core._errors import FormatError, MissingFilesError
-from ringstow._foreign import _deepspeed, _safetensors
-from ringstow._foreign._detection import deepspeed_tag
-from ringstow._foreign._model_files import INDEX, NUMBERED, chosen, superseded
+from ringstow._foreign import _deepspeed
+from ringstow._foreign._lazy_tensors import lazy_model
 from ringstow._foreign._nested_states import Parts
 from ringstow._foreign._pickles import reading
 from ringstow._foreign._torch_file import Files
@@ -26,6 +26,8 @@ _log = logging.getLogger("ringstow")
 
 # Files that hold an object of the program, not state: only pickle can load them.
 OBJECTS = re.compile(r"training_args\.bin|sampler(_\d+)?\.bin")
+_INDEX = ".index.json"
+_NUMBERED = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.(safetensors|bin)")
 _TORCH = re.compile(r".*\.(pt|pth|bin|pkl)")
 # The name of the directory of a model's or optimizer's shards, and the key of its state.
 _SHARDED = (
@@ -45,7 +47,7 @@ def of_folder(path: str, files: Files) -> tuple[Parts, list[str]]:
     parts: Parts = {}
     left_out: list[str] = []
     present = sorted(os.listdir(path))
-    others = superseded(present)
+    others = _native.superseded_weights(present)
     names = [name for name in present if name not in others]
     _check_sets(path, names)
     for name in names:
@@ -59,7 +61,7 @@ def of_folder(path: str, files: Files) -> tuple[Parts, list[str]]:
         if key in parts:
             raise FormatError(f"{path} has two files for {key!r}: move {name} away", path=path)
         parts[key] = opens
-    if deepspeed_tag(path) is not None:
+    if _native.deepspeed_directory(path) is not None:
         parts["deepspeed"] = lambda: _all(_deepspeed.parts_of(path, files))
     return parts, left_out
 
@@ -68,10 +70,10 @@ def _part(path: str, name: str, files: Files) -> tuple[str, Callable[[], Any]] |
     at = os.path.join(path, name)
     if os.path.isdir(at):
         return _sharded(at, name, files)
-    if NUMBERED.fullmatch(name):  # its index is the part
+    if _NUMBERED.fullmatch(name):  # its index is the part
         return None
-    stem = os.path.splitext(name.removesuffix(INDEX))[0]
-    if name.endswith(INDEX) or name.endswith(".safetensors") or _TORCH.fullmatch(name):
+    stem = os.path.splitext(name.removesuffix(_INDEX))[0]
+    if name.endswith(_INDEX) or name.endswith(".safetensors") or _TORCH.fullmatch(name):
         return _key_of(stem), functools.partial(_tensors, path, name, files)
     if name == "trainer_state.json":
         return stem, functools.partial(_json, at)
@@ -102,46 +104,34 @@ def _dcp(at: str, key: str, files: Files) -> Any:
 
 def _tensors(path: str, name: str, files: Files) -> Any:
     """Return the contents of a file, or of all files that an index lists."""
+    at = os.path.join(path, name)
+    if ".safetensors" in name:
+        return lazy_model(at, files.config)
     if not name.endswith(".json"):
-        return _file(os.path.join(path, name), files)
+        return files.read(at)
     state: dict[str, Any] = {}
-    for file in _safetensors.listed(path, name):
-        state.update(_file(file, files))
+    for file in _native.files_of_index(path, name):
+        state.update(files.read(os.path.join(path, file)))
     return state
 
 
-def _file(path: str, files: Files) -> Any:
-    return _safetensors.read(path) if path.endswith(".safetensors") else files.read(path)
-
-
 def weights(path: str, files: Files) -> Any:
-    """Return the tensors of a model's directory, from the files that `from_pretrained` uses."""
-    names = sorted(os.listdir(path))
-    name = chosen(path, names)
+    """Return the tensors of a model by torch.save, from the files that `from_pretrained` uses."""
+    name = _native.weights_in(path, True)
     if name is None:
-        _check_sets(path, names)
+        _check_sets(path, sorted(os.listdir(path)))
         name = "pytorch_model.bin"
-    shards = filter(NUMBERED.fullmatch, names) if name.endswith(".json") else ()
-    others = {*names} - {name, *shards}
-    if left_out := sorted(one for one in others if one.endswith(".safetensors")):
-        _log.warning(
-            "%s: reading %s, as from_pretrained does, and not %s; give the file itself to read one "
-            "of these",
-            path,
-            name,
-            ", ".join(left_out),
-        )
     return _tensors(path, name, files)
 
 
 def _check_sets(path: str, names: list[str]) -> None:
     """Refuse numbered files without their index, or incomplete sets of them."""
     for name in names:
-        match = NUMBERED.fullmatch(name)
+        match = _NUMBERED.fullmatch(name)
         if match is None:
             continue
         stem, _, count, ending = match.groups()
-        index = f"{stem}.{ending}{INDEX}"
+        index = f"{stem}.{ending}{_INDEX}"
         wanted = {f"{stem}-{n:05}-of-{count}.{ending}" for n in range(1, int(count) + 1)} | {index}
         if missing := sorted(wanted - {*names}):
             raise MissingFilesError(

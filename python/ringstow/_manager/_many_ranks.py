@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as load_by_dcp
 from torch.distributed.checkpoint.stateful import Stateful
 
-from ringstow import _foreign, _native
+from ringstow import _native
 from ringstow._core._arguments import object_url
 from ringstow._core._config import Config, native_json, with_tiers
 from ringstow._core._damage import is_damage
@@ -212,7 +212,7 @@ class Ranks(Group):
 
         def look() -> bool:
             is_here = os.path.exists(os.path.join(path, _paths.MANIFEST))
-            return is_here or (not _is_of_ranks(path) and _foreign.kind_of(path) == "dcp")
+            return is_here or (not _is_of_ranks(path) and _native.foreign_kind(path) == "dcp")
 
         return object_url(path) is not None or self.first(look)
 
@@ -227,7 +227,7 @@ class Ranks(Group):
     ) -> tuple[str, ...]:
         """Load what each rank saved by itself; return the names that `slim` dropped."""
         kind = self.first(
-            lambda: None if _is_of_ranks(found.path) else _foreign.kind_of(found.path)
+            lambda: None if _is_of_ranks(found.path) else _native.foreign_kind(found.path)
         )
         if kind is not None:
             raise InvalidStateError(

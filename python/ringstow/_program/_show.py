@@ -10,11 +10,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from ringstow import _foreign
+from ringstow import _native
 from ringstow._core._arguments import absolute, object_url
 from ringstow._core._errors import CorruptCheckpointError, Error
 from ringstow._foreign import _steps
-from ringstow._native import size
 from ringstow._reading._checkpoint import Checkpoint
 from ringstow._reading._checkpoint import open as open_checkpoint
 from ringstow._state.tree import _walk
@@ -41,10 +40,13 @@ def main(argv: list[str]) -> int | None:
         if object_url(args.path) is not None:
             return None
         path = absolute(args.path)
-        if _foreign.opened(path) is None:
+        if os.path.isfile(os.path.join(path, "manifest.json")):
+            return None
+        kind = _native.foreign_kind(path)
+        if kind is None:
             return None
         with open_checkpoint(path) as opened:
-            print("\n".join(_lines(opened, args)))
+            print("\n".join(_lines(opened, kind, args)))
     except (Error, OSError, ImportError) as error:
         print(f"ringstow: {error}", file=sys.stderr)
         return 1 if isinstance(error, CorruptCheckpointError) else 2
@@ -65,7 +67,7 @@ def tell_left(argv: list[str]) -> None:
                 )
 
 
-def _lines(opened: Checkpoint, args: argparse.Namespace) -> Iterator[str]:
+def _lines(opened: Checkpoint, kind: str, args: argparse.Namespace) -> Iterator[str]:
     info = opened.info
     values = list(_values(opened))
     if args.json:
@@ -74,16 +76,15 @@ def _lines(opened: Checkpoint, args: argparse.Namespace) -> Iterator[str]:
             for name, one in opened.items()
         ]
         yield json.dumps(
-            {"path": opened.path, "kind": info.kind, "tensors": tensors, "values": dict(values)}
+            {"path": opened.path, "kind": kind, "tensors": tensors, "values": dict(values)}
         )
         return
     both = args.tensors == args.values
-    what = _foreign.KINDS[info.kind]
-    yield f"{opened.path}\n  kind     {info.kind}: {what}"
-    yield f"  tensors  {info.tensors}, {size(info.tensor_bytes)}"
+    yield f"{opened.path}\n  kind     {kind}: {_native.FOREIGN_KINDS[kind]}"
+    yield f"  tensors  {info.tensors}, {_native.size(info.tensor_bytes)}"
     if both or args.tensors:
         rows = [
-            f"{name}  {one.dtype}  {list(one.shape)}  {size(one.nbytes)}"
+            f"{name}  {one.dtype}  {list(one.shape)}  {_native.size(one.nbytes)}"
             for name, one in opened.items()
         ]
         yield from _section("TENSORS", rows, args)

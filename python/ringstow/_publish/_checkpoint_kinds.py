@@ -6,14 +6,14 @@ import contextlib
 import os
 import re
 
-from ringstow import _foreign, _native
+from ringstow import _native
 from ringstow._core._config import Config
 from ringstow._core._errors import InvalidStateError
 from ringstow._ranks._concurrent_saves import RANK_DIR
 
 KINDS = {
     "ringstow": "a directory with manifest.json",
-    **{kind: what for kind, what in _foreign.KINDS.items() if kind != "safetensors"},
+    **_native.FOREIGN_KINDS,
 }
 TARGETS = ("ringstow", "dcp", "torch", "hf")
 """The kinds that a conversion writes."""
@@ -33,7 +33,6 @@ _COMMITS = {
 """The files in a target of each kind; the first one commits it."""
 # With the unique text that ranks add to the names of uncommitted files.
 _MODEL = re.compile(r"model(-\d+-of-\d+)?\.safetensors(\.index\.json|\.[0-9a-f]{16})?")
-_TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".tar")
 
 
 def kind_of(path: str) -> str:
@@ -47,11 +46,11 @@ def kind_of(path: str) -> str:
     if not os.path.lexists(path):
         raise FileNotFoundError(2, "no such file or directory", path)
     if not os.path.isdir(path):
-        return "torch"
+        return _native.foreign_kind(path) or "torch"
     names = os.listdir(path)
     if "manifest.json" in names:  # first: ringstow.dcp leaves a .metadata beside it
         return "ringstow"
-    if kind := _foreign.kind_of(path):
+    if kind := _native.foreign_kind(path):
         return kind
     if ".metadata" in names:  # from ringstow.dcp, but without the manifest
         return "dcp"
@@ -97,7 +96,7 @@ def target_kind(source: str, path: str) -> str:
     Raises:
         InvalidStateError: the kind can't be derived from the path.
     """
-    if source != "torch" and path.endswith(_TORCH_ENDINGS):
+    if source != "torch" and path.endswith(_native.TORCH_ENDINGS):
         return "torch"
     if source != "ringstow":
         return "ringstow"

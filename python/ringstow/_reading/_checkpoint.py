@@ -110,7 +110,7 @@ class Checkpoint(Mapping[str, "Entry"]):
         """The checkpoint's directory."""
         self._as_numpy = as_numpy
         opened: _native.Checkpoint | _foreign.Foreign | None
-        opened = _foreign.opened(found.path, verify=verify, allow_pickle=allow_pickle)
+        opened = _foreign.opened(found.path, config, verify=verify, allow_pickle=allow_pickle)
         if opened is None:
             opened = _resolve.opened(
                 found,

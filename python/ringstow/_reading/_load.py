@@ -237,7 +237,7 @@ def _opened(
 ) -> _native.Checkpoint | _foreign.Foreign:
     settings = native_json(config)
     others = _foreign.opened(
-        found.path, verify=verify, allow_pickle=allow_pickle, progress=progress.advance
+        found.path, settings, verify=verify, allow_pickle=allow_pickle, progress=progress.advance
     )
     if others is not None:
         return others
@@ -247,7 +247,7 @@ def _opened(
             where,
             settings,
             copies=copies,
-            foreign=_holds_model(where),
+            foreign=True,
             damaged=damaged,
             verify=verify,
             progress=progress.advance,
@@ -256,12 +256,6 @@ def _opened(
     return _resolve.opened(
         found, lambda where, copies: _shared_fs_lag.opened(where, lambda: attempt(where, copies))
     )
-
-
-def _holds_model(where: str) -> bool:
-    """Return whether a directory holds another program's safetensors files, and no checkpoint."""
-    is_one = os.path.isfile(os.path.join(where, "manifest.json")) or not os.path.isdir(where)
-    return not is_one and _foreign.kind_of(where) == "hf"
 
 
 def check_framework(framework: str, device: object) -> None:

@@ -319,10 +319,17 @@ class LoadReport(_Copied):
     """Names of the checkpoint below which `slim` has dropped everything."""
 
     def followed_by(self, other: LoadReport) -> LoadReport:
-        """Return one report of this load followed by the other."""
+        """Return one report of this load followed by the other.
+
+        Engine and mode are those of the load that read more.
+        """
         mine, others = dataclasses.asdict(self.seconds), dataclasses.asdict(other.seconds)
+        most = max(self, other, key=lambda one: one.read_bytes)
         return dataclasses.replace(
             self,
+            engine=most.engine,
+            direct=most.direct,
+            fixed_buffers=most.fixed_buffers,
             tensors=self.tensors + other.tensors,
             tensor_bytes=self.tensor_bytes + other.tensor_bytes,
             read_bytes=self.read_bytes + other.read_bytes,

@@ -75,7 +75,7 @@ def save(
             later: ``["optimizer"]``. A name includes all names below it.
         base: an earlier checkpoint, such as the previous step. Its files whose tensors have not
             changed are linked, not written again; the new checkpoint stays complete by itself. Also
-            stores a hash of each tensor for the next save to compare. docs/unchanged.md is the
+            stores a hash of each tensor for the next save to compare. docs/background.md is the
             guide; `Base` has more options.
         config: the settings; None means the defaults.
         allow_pickle: pickle all other values. Loading them also needs ``allow_pickle=True``, and

@@ -1,7 +1,7 @@
 """Single files as streams, for programs that need one: `torch.save`, `pickle.dump`, NumPy.
 
 `open_write` publishes the complete file when it is closed, or nothing; `open_read` reads ahead and
-verifies checksums if the file has them. See docs/streams.md.
+verifies checksums if the file has them. See docs/export.md.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
-from ringstow import _foreign, _native
+from ringstow import _native
 from ringstow._core import _formatting
 from ringstow._core._arguments import StrPath
 from ringstow._core._config import Config
@@ -32,7 +32,6 @@ from ringstow._core._errors import (
     KeyMismatchError,
     NotCommittedError,
     ReplacedCheckpointError,
-    UnsupportedError,
 )
 from ringstow._core._gc_pause import collector_paused
 from ringstow._ranks import _shared_fs_lag
@@ -481,11 +480,6 @@ class StorageReader(storage.StorageReader):
             path, knobs, copies=copies, foreign=True, verify=self._verify
         )
         is_ours = checkpoint.kind == "ringstow"
-        if not is_ours and os.path.isdir(path) and not _foreign.is_for_native(path):
-            raise UnsupportedError(
-                f"{path} holds a model's weights more than once: load those that from_pretrained "
-                "takes by ringstow.load, or convert it by `ringstow convert`"
-            )
         state = checkpoint.state if is_ours else None
         contents = Contents.of(path, checkpoint.entries, state)
         self._checkpoint, self._contents = checkpoint, contents

@@ -26,7 +26,7 @@ from ringstow._reports import _done_callbacks
 from ringstow._state.objects._state_dicts import Parts
 from ringstow._state.tree._mismatch import Call, Filled, Mismatch
 from ringstow._state.tree._walk import flat_name
-from ringstow.distributed import _node_files, _nodes
+from ringstow.distributed import _node_files, _nodes, _shared_reads
 from ringstow.distributed._fetched_files import room
 from ringstow.distributed._node_fetch import Needs
 from ringstow.distributed._node_files import Whole
@@ -210,6 +210,7 @@ def load(
     with ranks.turn.held():
         path, config = _named(ranks, "load", path, config)
         where, settings, found = _meet(ranks, "load", path, config)
+        config = _shared_reads.by_all(ranks, where, config)
         while True:
             loaded: dict[Any, Any] = {}
             failure: BaseException | None = None
@@ -346,6 +347,8 @@ class _Compared(NamedTuple):
     """Whether all that this rank has is in the checkpoint, and alike."""
     filled: Filled
     """How many tensors a load without ``strict`` fills."""
+    needs: _shared_reads.Needs | None
+    """What this rank reads."""
 
 
 class _Opened:
@@ -386,6 +389,8 @@ class _Load:
         self.errors: list[BaseException | None] = []
         """Each rank's error; None on ranks without a failure."""
         self._found: Mismatch | None = None
+        self._checkpoint: _native.Checkpoint | None = None
+        self._reads: _shared_reads.Needs | None = None
 
     def run(
         self,
@@ -424,7 +429,7 @@ class _Load:
                 cast=cast,
                 ready=self._ready,
                 read=self._all_have_read if parts.communicate else lambda: None,
-                fetch=self._fetching(checkpoint),
+                fetch=self._planned,
                 kind=Merge,
                 parts=parts,
                 names=self._names,
@@ -441,32 +446,30 @@ class _Load:
     def _opened(
         self, settings: str, *, verify: bool, allow_pickle: bool
     ) -> _native.Checkpoint | _foreign.Foreign:
-        """Open the checkpoint, also if DCP's own writer wrote it."""
-        others = _foreign.opened(self._path, verify=verify, allow_pickle=allow_pickle)
+        """Open the checkpoint, also if another program wrote it."""
+        others = _foreign.opened(self._path, settings, verify=verify, allow_pickle=allow_pickle)
         if others is not None:
             return others
         checkpoint = _shared_fs_lag.opened(
             self._path,
-            lambda: _native.Checkpoint(self._path, settings, copies=self._copies, verify=verify),
+            lambda: _native.Checkpoint(
+                self._path, settings, copies=self._copies, foreign=True, verify=verify
+            ),
         )
         self._stamp = checkpoint.stamp
+        self._checkpoint = checkpoint
         return checkpoint
 
-    def _fetching(
-        self, checkpoint: _native.Checkpoint | _foreign.Foreign
-    ) -> _load_into.Fetch | None:
-        """Return a function that fetches tensors and boxes from other nodes; None if not needed."""
-        needs = self._needs
-        if needs is None or isinstance(checkpoint, _foreign.Foreign):
-            return None
-
-        def fetch(names: list[str], boxes: list[_load_into.NamedBox]) -> None:
-            ranges = _native.needed(checkpoint, names, boxes)
+    def _planned(self, names: list[str], boxes: list[_load_into.NamedBox]) -> None:
+        """Note what this rank is about to read, and fetch it from other nodes if need be."""
+        if self._checkpoint is None:  # another program's files
+            return
+        ranges = _native.needed(self._checkpoint, names, boxes)
+        self._reads = _shared_reads.needs_of(self._checkpoint, ranges)
+        if self._needs is not None:
             with _together():
                 self._say(None)  # a failed rank takes no part in the following steps
-                needs.fetch(checkpoint, ranges)
-
-        return fetch
+                self._needs.fetch(self._checkpoint, ranges)
 
     def _all_have_read(self) -> None:
         """Continue if all ranks have read their parts."""
@@ -492,7 +495,7 @@ class _Load:
             filled = found.filled()
         unexpected = frozenset(flat_name(path) for path, _ in found.unexpected)
         with _together():
-            said = self._gathered(None, _Compared(unexpected, self._fits(), filled))
+            said = self._gathered(None, _Compared(unexpected, self._fits(), filled, self._reads))
             compared = [one for one in said if one is not None]
             of_all = frozenset.intersection(*(one.unexpected for one in compared))
             found = dataclasses.replace(
@@ -504,6 +507,10 @@ class _Load:
                 self._gathered(None if is_right else found.error(strict=self._strict), None)
             if not self._strict:
                 _load_plan.judge(found, [one.filled for one in compared], self._ranks.rank)
+            needs = [one.needs for one in compared if one.needs is not None]
+            checkpoint = self._checkpoint if len(needs) == self._ranks.size else None
+            if checkpoint is not None and _shared_reads.pays(self._ranks, checkpoint, needs):
+                checkpoint.read_through_page_cache()
 
     def _say(self, error: BaseException | None) -> None:
         """Raise on all ranks if one has failed."""

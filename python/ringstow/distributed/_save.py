@@ -90,8 +90,8 @@ def save(
             have saved them.
         nodes: ``ringstow.Nodes()`` if the path is on each node's own disk, where other nodes cannot
             read it. Each node keeps the files of its own ranks, and a load fetches what a rank
-            needs from other nodes. docs/nodes.md says what is lost with a node. None means that all
-            ranks see the path.
+            needs from other nodes. docs/distributed.md says what is lost with a node. None means
+            that all ranks see the path.
         config: the settings; None means the defaults.
         allow_pickle: pickle values of other types; loading them can run any code.
 

@@ -1,6 +1,6 @@
 """Hugging Face's Accelerator with ringstow's saves: ``RingstowAccelerator`` for ``Accelerator``.
 
-Needs the package ``accelerate``. See docs/trainers/accelerate.md for benefits and limits.
+Needs the package ``accelerate``. See docs/trainers/huggingface.md for benefits and limits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["RingstowAccelerator"]
 _SEAM = Seam(
     "accelerate",
     "1.15",
-    "accelerate",
+    "huggingface",
     calls={
         Accelerator: {
             "save_state": "output_dir safe_serialization save_model_func_kwargs",

@@ -1,6 +1,6 @@
 """DeepSpeed's checkpoints by ringstow: ``engine = use(engine)``.
 
-Needs the package ``deepspeed``. See docs/trainers/deepspeed.md for benefits and limits.
+Needs the package ``deepspeed``. See docs/trainers/large-scale.md for benefits and limits.
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ class RingstowCheckpointEngine(CheckpointEngine):
             raise UnsupportedError(
                 f"ZeRO stage 3 merges the weights of {path} for load_optimizer_states=False, and "
                 "reads the files by itself. Load the optimizer's states, too, or make stock files "
-                "of the checkpoint: docs/trainers/deepspeed.md"
+                "of the checkpoint: docs/trainers/large-scale.md"
             )
 
     # The steps of a save.

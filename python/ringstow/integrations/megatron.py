@@ -1,6 +1,6 @@
 """Megatron-Core's distributed checkpoints by ringstow: `save` for ``dist_checkpointing.save``.
 
-Needs the package ``megatron-core``. See docs/trainers/megatron.md for benefits and limits.
+Needs the package ``megatron-core``. See docs/trainers/large-scale.md for benefits and limits.
 """
 
 from __future__ import annotations

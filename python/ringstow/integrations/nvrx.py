@@ -1,6 +1,7 @@
 """NVIDIA Resiliency Extension's local checkpoints by ringstow: `LocalCheckpointManager` for NVRx's.
 
-Needs the package ``nvidia-resiliency-ext``. See docs/trainers/nvrx.md for benefits and limits.
+Needs the package ``nvidia-resiliency-ext``. See docs/trainers/large-scale.md for benefits and
+limits.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def _check_seam(base: Any) -> None:
         UnsupportedError: names the differences.
     """
     hooks = {base: frozenset(_HOOKS)}
-    Seam("nvidia-resiliency-ext", "0.4", "nvrx", {base: _METHODS}, hooks).check()
+    Seam("nvidia-resiliency-ext", "0.4", "large-scale", {base: _METHODS}, hooks).check()
 
 
 _check_seam(BaseCheckpointManager)

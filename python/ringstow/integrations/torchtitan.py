@@ -1,6 +1,6 @@
 """torchtitan's checkpoints by ringstow: `CheckpointManager` in place of torchtitan's own.
 
-Needs the package ``torchtitan``. See docs/trainers/torchtitan.md for benefits and limits.
+Needs the package ``torchtitan``. See docs/trainers/large-scale.md for benefits and limits.
 """
 
 from __future__ import annotations

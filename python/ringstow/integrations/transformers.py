@@ -1,6 +1,6 @@
 """Hugging Face's Trainer with ringstow's saves: ``RingstowTrainer`` in place of ``Trainer``.
 
-Needs the packages ``transformers`` and ``accelerate``. See docs/trainers/transformers.md for
+Needs the packages ``transformers`` and ``accelerate``. See docs/trainers/huggingface.md for
 benefits and limits.
 """
 
@@ -61,7 +61,7 @@ class RingstowTrainerMixin(_Base):
     failure of a save.
 
     Raises:
-        UnsupportedError: ``train`` raises it for setups that docs/trainers/transformers.md lists,
+        UnsupportedError: ``train`` raises it for setups that docs/trainers/huggingface.md lists,
             such as DeepSpeed; the class raises it for your methods that would not be called, and
             for a version of ``transformers`` whose Trainer saves in another way.
     """

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 PAGES = {
     "README.md": ["run", "sharded"],
     "docs/manager.md": ["training", "sharded"],
-    "docs/nodes.md": ["/mnt/nvme/run"],
+    "docs/distributed.md": ["/mnt/nvme/run"],
 }
 LOOPS = [(page, name) for page, names in PAGES.items() for name in names]
 

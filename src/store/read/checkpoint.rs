@@ -93,9 +93,10 @@ impl<'a> OpenOptions<'a> {
         Self { damaged, ..self }
     }
 
-    /// Whether a directory of safetensors files without a manifest is also opened. The files may hold whole tensors, as
-    /// Hugging Face's libraries write them, or chunks, as PyTorch's `HuggingFaceStorageWriter` does. They have no
-    /// checksums, so loads are not verified.
+    /// Whether safetensors files without a manifest are also opened: a file, an index (`model.safetensors.index.json`), or
+    /// a directory, of which the files are read that `from_pretrained` chooses. They may hold whole tensors, as Hugging
+    /// Face's libraries write them, or chunks, as PyTorch's `HuggingFaceStorageWriter` does. They have no checksums, so
+    /// loads are not verified.
     pub fn foreign(self, foreign: bool) -> Self {
         Self { foreign, ..self }
     }
@@ -112,6 +113,8 @@ impl<'a> OpenOptions<'a> {
     /// # Errors
     /// As for [`Checkpoint::open`], if no copy helps. With [`damaged`](Self::damaged) not for missing files and wrong lengths.
     /// With [`foreign`](Self::foreign) [`Error::NotCommitted`] also for ringstow's shards without a manifest;
+    /// [`Error::Invalid`] for several variants of a model, and none without one; [`Error::Unsupported`] for a single shard of
+    /// ringstow's and for weights by `torch.save`;
     /// [`Error::MissingFiles`] also for files and tensors that an index lists, and for chunks of tensors;
     /// [`Error::Format`] for files that are not safetensors.
     pub fn open(self, path: impl AsRef<Path>) -> Result<Checkpoint> {
@@ -176,12 +179,15 @@ impl Checkpoint {
 
     /// Opens a checkpoint of any program, although files may be missing.
     fn open_any(path: &Path, config: &Config) -> Result<Self> {
-        manifest::check_directory(path).map_err(|error| explain(path, error))?;
-        if dir::has(&path.join(names::MANIFEST)) {
-            return Self::open_own(path, config);
-        }
-        if stripe_owner(path)?.is_some() {
-            return Err(no_manifest(path));
+        config.validate()?;
+        if !foreign::is_model_file(path)? {
+            manifest::check_directory(path).map_err(|error| explain(path, error))?;
+            if dir::has(&path.join(names::MANIFEST)) {
+                return Self::open_own(path, config);
+            }
+            if stripe_owner(path)?.is_some() {
+                return Err(no_manifest(path));
+            }
         }
         let (manifest, files) = foreign::read(path)?;
         let shards = Shards { files, faults: Vec::new(), problem: None };

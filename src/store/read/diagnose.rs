@@ -7,6 +7,7 @@ use crate::store::layout::session_note::unfinished_ranks;
 use crate::store::layout::stripe_marker::stripe_owner;
 use crate::store::layout::{manifest, rank_dirs};
 use crate::store::read::dcp_mark;
+use crate::store::read::kinds::{self, KINDS, TORCH_ENDINGS};
 use crate::sys::dir::{self, directories, file_names};
 use crate::sys::file;
 use crate::sys::file_system::FileSystem;
@@ -177,6 +178,14 @@ fn kind_of_directory(dir: &Path, names: &[String]) -> String {
              NEW`)"
         );
     }
+    if let Ok(Some(kind)) = kinds::kind_of(dir)
+        && kind != "hf"
+    {
+        let what = KINDS.iter().find(|(known, _)| *known == kind).map_or(kind, |(_, what)| what);
+        return format!(
+            "it is {what}: load it with ringstow.load in Python, or convert it (`ringstow convert OLD NEW`)"
+        );
+    }
     if let Some(file) = first(is_torch_name) {
         return format!(
             "it has no {manifest} but files of torch.save, such as {file}: load one of them with ringstow.load in \
@@ -217,15 +226,15 @@ fn kind_of_file(path: &Path) -> String {
             .into();
     }
     if name.ends_with(".safetensors") || begin.get(8) == Some(&b'{') {
-        return "it is a safetensors file: load it with ringstow.load in Python, or open its directory with \
-                ringstow.open (in Rust OpenOptions::foreign)"
+        return "it is a safetensors file: load it with ringstow.load in Python, or open it with OpenOptions::foreign in \
+                Rust"
             .into();
     }
     "it is a file: a checkpoint is a directory".into()
 }
 
 fn is_torch_name(name: &str) -> bool {
-    [".pt", ".pth", ".bin", ".ckpt", ".tar"].iter().any(|ending| name.ends_with(ending))
+    TORCH_ENDINGS.iter().any(|ending| name.ends_with(ending))
 }
 
 /// The first bytes of a regular file, or of the one that a link leads to; none if it cannot be read.

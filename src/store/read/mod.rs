@@ -12,6 +12,7 @@ pub(crate) mod fingerprint;
 pub(crate) mod foreign;
 pub(crate) mod index;
 pub(crate) mod info;
+pub(crate) mod kinds;
 pub(crate) mod load;
 pub(crate) mod loaded;
 pub(crate) mod needed;

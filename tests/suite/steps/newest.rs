@@ -67,10 +67,7 @@ fn the_newest_whose_bytes_verify_is_the_way_back() {
     flip(&shard_of(&at(1)), 4100);
     let error = latest_verified(root.path()).unwrap_err();
     assert!(matches!(error, Error::Corrupt { .. }), "{error}");
-    assert_says(
-        &error,
-        &["step-3", "on_corrupt=\"skip\"", "ringstow verify", "troubleshooting.md"],
-    );
+    assert_says(&error, &["step-3", "on_corrupt=\"skip\"", "ringstow verify", "operations.md"]);
     assert!(!error.to_string().contains("latest(dir"), "it is what failed: {error}");
     // Files of all are missing.
     for step in 1..4 {

@@ -12,8 +12,8 @@ WIDTH = 960
 _HEIGHT = 180
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 12, 10, 34
 _LABELS_MAX = 8
-# With more points than this, draw only the line: a dot for each would make the page large.
-_DOTS_MAX = 400
+# With more points than this, draw only the line: the dots would touch and make the page large.
+_DOTS_MAX = 120
 _MAP_HEIGHT = 420
 # A smaller tile has no room for a name.
 _NAME_WIDTH, _NAME_HEIGHT, _CHAR = 60, 16, 6.4
@@ -173,21 +173,21 @@ def _places(at: Sequence[int]) -> list[float]:
 
 
 def _labels(places: Sequence[float], labels: Sequence[str]) -> list[str]:
-    """Return labels under their points, as many as fit into the chart."""
+    """Return labels under their points, as many as fit into the chart, the last one among them."""
     apart = (WIDTH - _LEFT - _RIGHT) / min(max(len(labels), 1), _LABELS_MAX)
     found: list[str] = []
-    last, end = -math.inf, 0.0
-    for place, label in zip(places, labels, strict=True):
+    next_place, next_begin = math.inf, math.inf
+    for place, label in reversed([*zip(places, labels, strict=True)]):
         text = cut(label, int(apart / _CHAR) - 1)
         half = len(text) * _CHAR / 2
         middle = min(max(place, half), WIDTH - half)
-        if place - last < apart * 0.99 or middle - half < end:
+        if next_place - place < apart * 0.99 or middle + half > next_begin:
             continue
-        last, end = place, middle + half + _CHAR
+        next_place, next_begin = place, middle - half - _CHAR
         whole = "" if text == label else f"<title>{shown(label)}</title>"
         under = f'class="under" x="{middle:.1f}" y="{_HEIGHT - _BOTTOM + 16}"'
         found.append(f"<text {under}>{whole}{shown(text)}</text>")
-    return found
+    return found[::-1]
 
 
 def _svg(title: str, height: int, parts: Sequence[str]) -> str:

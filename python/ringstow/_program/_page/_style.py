@@ -43,6 +43,13 @@ svg rect.bad { fill: var(--bad); }
 svg .axis { stroke: var(--line); }
 svg .line { fill: none; stroke: var(--bar); stroke-width: 2; }
 svg g text { fill: #fff; pointer-events: none; }
+/* On a phone a chart is whole, with larger words. A map of tensors scrolls: names need its room. */
+@media (max-width: 40rem) {
+  .wide:has(.axis), .wide svg:has(.axis) { min-width: 0; overflow: visible; }
+  .wide svg:has(.axis) text { font-size: 24px; }
+  .wide svg .under:nth-last-of-type(even) { display: none; }
+  svg .line { stroke-width: 4; }
+}
 .t0 { fill: #b34700; }
 .t1 { fill: #3b6ea5; }
 .t2 { fill: #4c7a31; }

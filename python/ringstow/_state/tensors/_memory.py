@@ -105,6 +105,9 @@ class LazyTensor:
     """Returns the CPU tensor, or the numpy array."""
     array: str = ""
     """numpy's dtype string, if it is an array."""
+    origin: tuple[Any, str] | None = None
+    """The native checkpoint that has its bytes, and its name there: several are then read at
+    once."""
 
 
 class LazyMemory(NamedTuple):

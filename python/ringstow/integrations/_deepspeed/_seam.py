@@ -13,7 +13,7 @@ from ringstow.integrations._kit._refusals import refuse
 SEAM = Seam(
     "deepspeed",
     "0.19",
-    "deepspeed",
+    "large-scale",
     calls={
         CheckpointEngine: {
             "create": "info",

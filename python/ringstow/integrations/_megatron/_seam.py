@@ -11,7 +11,7 @@ from ringstow.integrations._kit._framework_check import Seam
 SEAM = Seam(
     "megatron-core",
     "0.16",
-    "megatron",
+    "large-scale",
     calls={
         serialization: {
             "save": "sharded_state_dict checkpoint_dir sharded_strategy async_sharded_save"

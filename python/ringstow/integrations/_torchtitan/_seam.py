@@ -46,7 +46,7 @@ def seam(base: Any, stock: Any) -> Seam:
     return Seam(
         "torchtitan",
         "0.3",
-        "torchtitan",
+        "large-scale",
         calls={base: hooks, stock: {"dcp_save": "state_dict checkpoint_id async_mode to_hf"}},
         hooks={base: frozenset(hooks)},
     )

@@ -31,7 +31,7 @@ METHODS = (
     "_save_scaler",
     "store_flos",
 )
-SEAM = Seam("transformers", "5.23", "transformers")
+SEAM = Seam("transformers", "5.23", "huggingface")
 SEAM.check()
 # A save of the stock Trainer calls these methods, but the mixin's does not.
 _UNUSED = ("save_model", "_save", "_save_optimizer_and_scheduler")
