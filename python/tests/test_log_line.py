@@ -99,6 +99,10 @@ def test_line_has_size_time_rate_and_mode():
     assert _formatting.of_load(reported(LoadReport)) == (
         "loaded /run/step-1000: 3.41 GB in 500 ms (6.82 GB/s, fake, buffered)"
     )
+    assert _formatting.of_load(reported(LoadReport, cached_bytes=1_200_000_000)) == (
+        "loaded /run/step-1000: 3.41 GB in 500 ms (6.82 GB/s, fake, buffered), "
+        "1.20 GB from the page cache"
+    )
 
 
 @pytest.mark.parametrize("save", ["save", "save_async"])

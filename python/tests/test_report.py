@@ -69,9 +69,11 @@ def test_damage_is_read_and_is_not_ok():
 
 
 def test_load_reports_add_up():
-    one = LoadReport.from_json(json.dumps(fake_native.load_report("/a", 2, 1)))
+    fields = {**fake_native.load_report("/a", 2, 1), "cached_bytes": 1}
+    one = LoadReport.from_json(json.dumps(fields))
     both = one.followed_by(one)
     assert (both.tensors, both.tensor_bytes, both.seconds.total) == (4, 2, 1.0)
+    assert both.cached_bytes == 2
 
 
 def on_gpus(nbytes, *, pinned=True, **fields):

@@ -143,6 +143,21 @@ impl<'a> Target<'a> {
         }
     }
 
+    /// Has `fill` write the bytes of a single run, in place, to host memory; returns what that returns. Does nothing for a
+    /// GPU's memory, or several runs. Several threads may call this at once; no two of them write the same byte.
+    pub(crate) fn fill(&self, run: Runs, fill: impl FnOnce(&mut [u8]) -> bool) -> bool {
+        #[cfg(feature = "cuda")]
+        if self.ready_event.is_some() {
+            return false;
+        }
+        let first = run.to as i128;
+        if run.count != 1 || !self.has_room_for(&(first..first + run.len as i128)) {
+            return false;
+        }
+        // SAFETY: these bytes lie within the memory, in which concurrent writers are disjoint, and hold bytes of any value.
+        fill(unsafe { std::slice::from_raw_parts_mut(self.base.wrapping_offset(run.to), run.len) })
+    }
+
     /// The address that the first of some runs goes to, if there is any.
     ///
     /// # Panics
@@ -252,6 +267,22 @@ mod tests {
             let runs = Runs { from: 0, from_step, to, to_step: step, len, count };
             Target::new(&mut memory).write(&bytes, runs);
             prop_assert_eq!(memory, expected);
+        }
+    }
+
+    #[test]
+    fn one_run_is_filled_in_place() {
+        let mut memory = vec![0; 10];
+        let run = |to, len, count| Runs { from: 0, from_step: len, to, to_step: 5, len, count };
+        let fill = |to: &mut [u8]| {
+            to.fill(7);
+            true
+        };
+        assert!(Target::new(&mut memory).fill(run(3, 4, 1), fill));
+        assert_eq!(memory, [0, 0, 0, 7, 7, 7, 7, 0, 0, 0]);
+        let target = Target::new(&mut memory);
+        for (to, len, count) in [(0, 4, 2), (0, 4, 0), (7, 4, 1), (-1, 4, 1)] {
+            assert!(!target.fill(run(to, len, count), fill));
         }
     }
 

@@ -33,6 +33,8 @@ use std::time::Instant;
 pub(crate) struct ReadOutcome {
     pub moved: Moved,
     pub seconds: LoadSeconds,
+    /// Bytes that were copied from the page cache.
+    pub cached_bytes: u64,
 }
 
 /// Reads blocks straight into fresh memory: one mapping per file, which holds its blocks back to back,
@@ -88,7 +90,7 @@ fn read_through(
             place[..len].copy_from_slice(staged.bytes(0..len));
         }
     };
-    read_blocks(runtime, &config, reads, job, Memory::Pool(&pool), deliver, None)
+    read_blocks(runtime, &config, reads, job, Memory::Pool(&pool, None), deliver, None)
 }
 
 /// Where regions of the files go.
@@ -125,7 +127,17 @@ pub(crate) fn read_into(
             });
         }
     };
-    let memory = Memory::Pool(&pool);
+    let in_place = |number: usize, fill: &mut dyn FnMut(&mut [u8]) -> bool| {
+        let block = &reads.blocks[number];
+        let mut slabs = to.plan.slabs_of(number);
+        let (Some(slab), None) = (slabs.next(), slabs.next()) else { return false };
+        let mut whole = None;
+        to.slabs[slab].runs(&block.range(), &mut |runs| {
+            whole = (runs.len == block.len).then_some(runs);
+        });
+        whole.is_some_and(|run| to.targets[slab].fill(run, fill))
+    };
+    let memory = Memory::Pool(&pool, Some(&in_place));
     let mut read = read_blocks(runtime, &config, reads, job, memory, deliver, None)?;
     read.moved.note(reads.dir, pinning);
     read.seconds.prepare += staged;
@@ -147,7 +159,7 @@ pub(crate) fn check(
     let (pool, config) = staging(runtime, reads)?;
     let pass = |reads: Reads| -> Result<(Collected, ReadOutcome)> {
         let found = Mutex::default();
-        let memory = Memory::Pool(&pool);
+        let memory = Memory::Pool(&pool, None);
         let read = read_blocks(runtime, &config, reads, job, memory, |_, _| {}, Some(&found))?;
         Ok((found.into_inner().expect("no panic while it was held"), read))
     };
@@ -216,9 +228,9 @@ fn read_blocks(
     let readers = Readers::new(reads, &files, job, share, memory, deliver, damages);
     job.traced(config, || scoped_workers(workers, || readers.work(), || job.cancel()));
     seconds.read = reading.elapsed().as_secs_f64();
-    readers.report(&mut moved, &mut seconds);
+    let cached_bytes = readers.report(&mut moved, &mut seconds);
     update(&mut moved, reads.dir, &files.queues());
     seconds.total = started.elapsed().as_secs_f64();
     files.settle(reads.dir)?;
-    Ok(ReadOutcome { moved, seconds })
+    Ok(ReadOutcome { moved, seconds, cached_bytes })
 }

@@ -45,7 +45,7 @@ pub(super) fn attach(queue: &Arc<Queue>, path: &Path, file: File) -> Attempt<Ope
     let file = Arc::new(file);
     let failed = OpenFailure::of(Stage::Open, "attaching to the engine", path);
     let attached = queue.attach(file.clone()).map_err(failed)?;
-    Ok(OpenFile { path: path.into(), file, attached, queue: queue.clone() })
+    Ok(OpenFile { path: path.into(), file, attached, queue: queue.clone(), cached: None })
 }
 
 /// Reads a trial block of a file, into a page of its own: a load may never need the pool.

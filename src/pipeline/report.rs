@@ -161,8 +161,11 @@ pub struct LoadReport {
     pub tensors: usize,
     /// Bytes of their data.
     pub tensor_bytes: u64,
-    /// Bytes read from disk for them.
+    /// Bytes of the files read for them.
     pub read_bytes: u64,
+    /// Of these, bytes that were in the page cache and copied from there, without the disk.
+    #[serde(default)]
+    pub cached_bytes: u64,
     /// Whether every checksum chunk was verified.
     pub verified: bool,
     /// How the bytes were moved.
@@ -372,7 +375,11 @@ impl fmt::Display for LoadReport {
     /// `loaded run/step-1000: 3.41 GB in 1.66 s (2.05 GB/s, io_uring, fixed buffers, O_DIRECT)`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let figures = (self.read_bytes, self.seconds.total, self.gb_per_s());
-        write!(f, "loaded {}: {}", self.path.display(), done(figures, &self.moved))
+        write!(f, "loaded {}: {}", self.path.display(), done(figures, &self.moved))?;
+        match self.cached_bytes {
+            0 => Ok(()),
+            cached => write!(f, ", {} from the page cache", size(cached)),
+        }
     }
 }
 

@@ -154,6 +154,11 @@ impl Runtime {
         self.machine().queue(mode)
     }
 
+    /// Whether the engine is the caller's, through which it expects every transfer.
+    pub(crate) fn has_given_engine(&self) -> bool {
+        self.machine().build.is_some()
+    }
+
     fn machine(&self) -> &Machine {
         self.machine.as_ref().expect("only `drop` takes it")
     }

@@ -7,6 +7,7 @@ use crate::engine::Action;
 use crate::engine::queue::{Attached, Outcome, Queue, Reply, Request};
 use crate::error::{Error, Result};
 use crate::object::ObjectFile;
+use crate::sys::inherited::Inherited;
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
@@ -19,6 +20,27 @@ pub(super) struct OpenFile {
     pub attached: Attached,
     /// The queue that serves it: directories on unlike file systems may have queues of their own.
     pub queue: Arc<Queue>,
+    /// The same file, if a load is to read from it what the page cache holds.
+    pub cached: Option<CachedFile>,
+}
+
+/// An open file without O_DIRECT.
+pub(super) struct CachedFile {
+    /// Of a descriptor besides the engine's.
+    _inherited: Option<Inherited>,
+    pub file: Arc<File>,
+}
+
+impl CachedFile {
+    /// The file that the engine has.
+    pub fn shared(file: &Arc<File>) -> Self {
+        Self { _inherited: None, file: file.clone() }
+    }
+
+    /// A descriptor of its own.
+    pub fn own(file: File) -> Self {
+        Self { _inherited: Some(Inherited::note(&file)), file: Arc::new(file) }
+    }
 }
 
 /// What blocks are moved to or from.
@@ -66,6 +88,14 @@ impl OpenFiles {
         match self.get(number) {
             Opened::File(open) => &open.path,
             Opened::Object(object) => object.path(),
+        }
+    }
+
+    /// What to read from that the page cache holds of a file, if anything.
+    pub fn cached(&self, number: usize) -> Option<&File> {
+        match self.get(number) {
+            Opened::File(open) => open.cached.as_ref().map(|cached| &*cached.file),
+            Opened::Object(_) => None,
         }
     }
 

@@ -22,6 +22,7 @@ pub(crate) mod lock;
 pub mod memlock;
 pub mod memory;
 pub(crate) mod open_dir;
+pub mod page_cache;
 pub(crate) mod path;
 pub(crate) mod priority;
 mod range_lock;

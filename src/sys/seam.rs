@@ -33,6 +33,8 @@ pub enum Call {
     Write,
     /// An engine's read of a block, or of the rest of one.
     ReadBlock,
+    /// Asking what of a block the page cache holds, and reading it from there.
+    PageCache,
     /// An engine's write of a block, or of the rest of one.
     WriteBlock,
     /// Reserving blocks for a file.

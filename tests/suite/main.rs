@@ -24,6 +24,7 @@ mod hostile_manifest;
 mod lost_answers;
 mod manager_tiers;
 mod nodes;
+mod page_cache;
 mod part;
 mod paths;
 mod pool;

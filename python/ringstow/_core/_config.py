@@ -98,7 +98,8 @@ class Config:
     "tokio-uring"; it needs a Rust build with that feature. Default auto."""
 
     direct: Switch = _default("auto")
-    """O_DIRECT: bypass the page cache. Default auto."""
+    """O_DIRECT: bypass the page cache. With "auto", the default, a load still copies from there
+    what it holds."""
 
     fixed: Switch = _default("auto")
     """Register staging memory with io_uring once, instead of pinning it at every transfer. "on"

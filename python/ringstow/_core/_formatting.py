@@ -57,6 +57,8 @@ class _Saved(Moved, Protocol):
 class _Loaded(Moved, Protocol):
     @property
     def read_bytes(self) -> int: ...
+    @property
+    def cached_bytes(self) -> int: ...
 
 
 def of_save(report: _Saved, who: str = "") -> str:
@@ -79,7 +81,9 @@ def of_save(report: _Saved, who: str = "") -> str:
 
 def of_load(report: _Loaded, who: str = "") -> str:
     """Return ``loaded run/step-1000: 3.41 GB in 1.52 s (2.24 GB/s, io_uring, O_DIRECT)``."""
-    return f"loaded {of_move(report, report.read_bytes, who)}"
+    done = f"loaded {of_move(report, report.read_bytes, who)}"
+    cached = report.cached_bytes
+    return f"{done}, {size(cached)} from the page cache" if cached else done
 
 
 def of_move(report: Moved, count: int, who: str = "") -> str:

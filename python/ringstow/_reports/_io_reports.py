@@ -302,11 +302,13 @@ class LoadReport(_Copied):
     tensor_bytes: int
     """Bytes of their data."""
     read_bytes: int
-    """Bytes read from disk for them."""
+    """Bytes of the files read for them."""
     verified: bool
     """Whether every checksum chunk was verified."""
     seconds: LoadSeconds
     """Seconds of each part."""
+    cached_bytes: int = 0
+    """Bytes of `read_bytes` that were in the page cache and copied from there."""
     missing: tuple[str, ...] = ()
     """Names that only the state dict has, in its order, after `load_into` with ``strict=False``."""
     unexpected: tuple[str, ...] = ()
@@ -331,6 +333,7 @@ class LoadReport(_Copied):
             tensors=self.tensors + other.tensors,
             tensor_bytes=self.tensor_bytes + other.tensor_bytes,
             read_bytes=self.read_bytes + other.read_bytes,
+            cached_bytes=self.cached_bytes + other.cached_bytes,
             device_bytes=self.device_bytes + other.device_bytes,
             pinned=_both(self.pinned, other.pinned),
             fallbacks=tuple(dict.fromkeys(self.fallbacks + other.fallbacks)),

@@ -1,7 +1,7 @@
 //! Opens the files of a load, under whichever name each has now.
 
 use super::reads::{Reads, ShardFile};
-use crate::config::Config;
+use crate::config::{Config, Switch};
 use crate::engine::io_mode::{IoMode, Stage};
 use crate::engine::queue::Queue;
 use crate::error::{Error, GO_BACK, Result, is_bad_medium};
@@ -10,7 +10,10 @@ use crate::pipeline::job::Job;
 use crate::pipeline::open::{Attempt, OpenFailure, attach, by_directory, open_each, try_read};
 use crate::pipeline::report::Moved;
 use crate::pipeline::runtime::Runtime;
-use crate::pipeline::transfers::{OpenFile, OpenFiles, Opened};
+use crate::pipeline::transfers::{CachedFile, OpenFile, OpenFiles, Opened};
+use crate::plan::load::BlockRead;
+use crate::sys::file_system::FileSystem;
+use crate::sys::page_cache::{Held, held};
 use crate::sys::{dir, file, rlimit};
 use std::borrow::Cow;
 use std::fs::File;
@@ -58,11 +61,20 @@ fn open_all(
         .zip(&objects)
         .map(|(path, object)| path.filter(|_| object.is_none()))
         .collect();
-    rlimit::make_room_for(on_disks.iter().flatten().count());
-    let opened = open_each(runtime, config, &on_disks, |numbers, queue, mode| {
+    let count = on_disks.iter().flatten().count();
+    rlimit::make_room_for(count);
+    let mut opened = open_each(runtime, config, &on_disks, |numbers, queue, mode| {
         let shards = numbers.iter().map(|&number| &files[number]);
         Ok((open_in_directory(queue, mode, shards)?, Vec::new()))
     });
+    // What the caller named is not replaced: neither `direct = on` nor an engine of its own.
+    if reads.page_cache
+        && config.direct != Switch::On
+        && !runtime.has_given_engine()
+        && let Ok((opened, _)) = &mut opened
+    {
+        open_cached(reads, files, opened, count);
+    }
     if has_own {
         reads.owner.check_same(opened.is_ok())?;
     }
@@ -162,6 +174,39 @@ fn open_in_directory<'a>(
         files.push(open);
     }
     Ok(files)
+}
+
+/// Opens the files anew of which the page cache holds something, to read that from there. A file of which this fails is
+/// read without the page cache.
+fn open_cached(
+    reads: Reads,
+    files: &[ShardFile],
+    opened: &mut [Option<OpenFile>],
+    descriptors: usize,
+) {
+    let is_held = |open: &OpenFile, blocks: &[BlockRead]| {
+        blocks.iter().any(|block| held(&open.file, &block.range()) != Held::Nothing)
+    };
+    let mut anew = Vec::new();
+    for ((number, open), blocks) in opened.iter_mut().enumerate().zip(reads.by_file()) {
+        match open {
+            Some(open) if is_held(open, blocks) && file::is_direct(&open.file) => anew.push(number),
+            Some(open) if is_held(open, blocks) => {
+                open.cached = Some(CachedFile::shared(&open.file))
+            }
+            _ => {}
+        }
+    }
+    if anew.is_empty() || !rlimit::make_room_for(descriptors + anew.len()) {
+        return;
+    }
+    for number in anew {
+        let Some(open) = &mut opened[number] else { continue };
+        // Another host may have changed what this one's page cache holds.
+        if FileSystem::of_open(&open.file).is_ok_and(|system| !system.is_shared()) {
+            open.cached = open_shard(&files[number], false).ok().map(CachedFile::own);
+        }
+    }
 }
 
 /// Opens a shard under the name that it has now.

@@ -16,13 +16,15 @@ use crate::pipeline::transfers::OpenFiles;
 use crate::plan::load::BlockRead;
 use crate::pool::{Buffer, Pool};
 use crate::sys::file;
+use crate::sys::page_cache::{self, Held};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::collections::VecDeque;
 use std::fmt::Display;
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -31,9 +33,13 @@ use std::time::Instant;
 pub(super) enum Memory<'a> {
     /// A place of its own for each block.
     Arena(&'a [Mutex<Option<Buffer>>]),
-    /// Whatever staging buffer is free.
-    Pool(&'a Pool),
+    /// Whatever staging buffer is free. A block that need not be read, and all of which goes to one place, is copied to
+    /// that place without one.
+    Pool(&'a Pool, Option<&'a InPlace<'a>>),
 }
+
+/// Has its second argument fill the one place that a block goes to; false if there is no such place, or if that returns false.
+pub(super) type InPlace<'a> = dyn Fn(usize, &mut dyn FnMut(&mut [u8]) -> bool) -> bool + Sync + 'a;
 
 /// What is damaged, while the load goes on.
 #[derive(Default)]
@@ -59,6 +65,8 @@ pub(super) struct Readers<'a, Deliver> {
     /// Where to note damage; `None`: the first damaged chunk ends the load.
     damages: Option<&'a Mutex<Collected>>,
     clocks: Clocks,
+    /// Bytes that were copied from the page cache.
+    cached_bytes: AtomicU64,
 }
 
 /// A read that came back: the block's number, and the read's outcome.
@@ -102,6 +110,7 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
             damages,
             next: AtomicUsize::new(0),
             clocks: Clocks::default(),
+            cached_bytes: AtomicU64::new(0),
         }
     }
 
@@ -144,8 +153,8 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         Ok(())
     }
 
-    /// Starts one more read; false if there is none left, or no memory for it now. That there will never be memory
-    /// for it ends the load.
+    /// Starts one more read, or copies the block from the page cache; false if there is none left, or no memory for it
+    /// now. That there will never be memory for it ends the load.
     fn start_next(&self, send: &Sender<Done>, hand: &mut InHand) -> bool {
         if self.job.stopped() {
             return false;
@@ -153,7 +162,25 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         // The block comes first: a buffer without one would be memory that nobody needs.
         let Some(number) = hand.claimed.take().or_else(|| self.claim()) else { return false };
         let block = &self.reads.blocks[number];
-        let buffer = match self.memory {
+        let cached = self.files.cached(block.file);
+        let cached = cached.filter(|file| page_cache::held(file, &block.range()) == Held::All);
+        let mut is_tried = false;
+        let mut copy_in_place = |file: &File, to: &mut [u8]| {
+            is_tried = true;
+            let is_copied = self.copy_cached(number, file, to);
+            if !is_copied {
+                to.fill(0); // no damaged byte is handed out, with an error neither
+            }
+            is_copied
+        };
+        if let (Some(file), Memory::Pool(_, Some(in_place))) = (cached, self.memory)
+            && in_place(number, &mut |to| copy_in_place(file, to))
+        {
+            self.job.add_written(block.len as u64);
+            return true;
+        }
+        let cached = cached.filter(|_| !is_tried);
+        let mut buffer = match self.memory {
             Memory::Arena(places) => {
                 let mut place = places[number].lock().expect("no panic while it is held");
                 let mut buffer = place.take().expect("each block is read once");
@@ -163,7 +190,7 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
             }
             // Only a worker with nothing in flight waits: others have blocks to check, which frees
             // buffers.
-            Memory::Pool(pool) if hand.is_idle() => match pool.lease() {
+            Memory::Pool(pool, _) if hand.is_idle() => match pool.lease() {
                 Ok(buffer) => buffer,
                 Err(error) => {
                     let path = &self.reads.files[block.file].path;
@@ -171,7 +198,7 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
                     return false;
                 }
             },
-            Memory::Pool(pool) => match pool.try_lease() {
+            Memory::Pool(pool, _) => match pool.try_lease() {
                 Some(buffer) => buffer,
                 None => {
                     hand.claimed = Some(number);
@@ -179,6 +206,10 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
                 }
             },
         };
+        if cached.is_some_and(|file| self.copy_cached(number, file, &mut buffer[..block.len])) {
+            self.note(self.deliver(number, buffer).map(|staged| hand.leaving.extend(staged)));
+            return true;
+        }
         let len = block.len.next_multiple_of(ALIGN).min(buffer.len());
         let action = Action::Read(Transfer { offset: block.offset, buffer, start: 0, len });
         let send = send.clone();
@@ -189,11 +220,34 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         true
     }
 
-    /// Adds what the threads measured.
-    pub fn report(&self, moved: &mut Moved, seconds: &mut LoadSeconds) {
+    /// Copies a block from the page cache; false if it is not what was written. It may be intact on the medium.
+    fn copy_cached(&self, number: usize, file: &File, to: &mut [u8]) -> bool {
+        let block = &self.reads.blocks[number];
+        // Chunk by chunk, so that a checksum finds its bytes in the processor's cache.
+        let is_good = |chunk: BlockRead| {
+            let start = (chunk.offset - block.offset) as usize;
+            let (copying, to) = (Instant::now(), &mut to[start..start + chunk.len]);
+            let read = page_cache::read(file, to, chunk.offset);
+            self.job.note(What::Read, copying, Some(number), chunk.len as u64);
+            if let Err(error) = &read {
+                let path = self.reads.files[block.file].path.display();
+                tracing::debug!(%error, "copying {path} at {} from the page cache", chunk.offset);
+            }
+            read.is_ok() && (!self.reads.verify || self.damages_in(&chunk, number, to).is_empty())
+        };
+        if !self.reads.chunks_of(block).all(is_good) {
+            return false;
+        }
+        self.cached_bytes.fetch_add(block.len as u64, Relaxed);
+        true
+    }
+
+    /// Adds what the threads measured; returns how many bytes were copied from the page cache.
+    pub fn report(&self, moved: &mut Moved, seconds: &mut LoadSeconds) -> u64 {
         seconds.checksum_cpu = self.clocks.checksum.seconds();
         seconds.device_copy = self.clocks.device.seconds();
         moved.device_bytes = self.clocks.device_bytes.load(Relaxed);
+        self.cached_bytes.load(Relaxed)
     }
 
     /// The number of the next block in turn.
@@ -224,6 +278,12 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         if self.reads.verify && !self.check(number, &mut buffer[..block.len])? {
             return Ok(None);
         }
+        self.deliver(number, buffer)
+    }
+
+    /// Delivers a good block. Returns the buffer if GPUs still copy from it.
+    fn deliver(&self, number: usize, buffer: Buffer) -> Result<Option<StagedCopy>> {
+        let block = &self.reads.blocks[number];
         self.job.add_written(block.len as u64);
         let (mut staged, delivering) = (StagedCopy::new(buffer), Instant::now());
         (self.deliver)(number, &mut staged);
@@ -235,10 +295,8 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
     /// Compares every checksum chunk of a read with its checksum; returns whether all are good. Damaged ones are read from
     /// a copy of the file, if it has any.
     fn check(&self, read_number: usize, bytes: &mut [u8]) -> Result<bool> {
-        let (read, hashing) = (&self.reads.blocks[read_number], Instant::now());
-        let damages: Vec<Damage> = self.reads.damages(read, bytes).collect();
-        self.clocks.checksum.add(hashing);
-        self.job.note(What::Checksum, hashing, Some(read_number), read.len as u64);
+        let read = &self.reads.blocks[read_number];
+        let damages = self.damages_in(read, read_number, bytes);
         let Some(first) = damages.first() else { return Ok(true) };
         let why = format!(
             "{} at offset {} should be {}, is {}",
@@ -254,6 +312,15 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         let is_left = |damage: &Damage| left.iter().any(|chunk| chunk.offset == damage.offset);
         damages.into_iter().filter(is_left).try_for_each(|damage| self.damaged(damage))?;
         Ok(left.is_empty())
+    }
+
+    /// The checksum chunks of a read, or of some of it, that are not what was written.
+    fn damages_in(&self, read: &BlockRead, number: usize, bytes: &[u8]) -> Vec<Damage> {
+        let hashing = Instant::now();
+        let damages = self.reads.damages(read, bytes).collect();
+        self.clocks.checksum.add(hashing);
+        self.job.note(What::Checksum, hashing, Some(number), read.len as u64);
+        damages
     }
 
     /// Reads these checksum chunks of a block, each from the first copy of its file that has it whole; returns those that

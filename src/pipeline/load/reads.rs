@@ -64,6 +64,8 @@ pub(crate) struct Reads<'a> {
     pub checksum_bytes: u64,
     /// Whether to check each against its checksum.
     pub verify: bool,
+    /// Whether what the page cache holds is read from there. Not by what looks for damage: that reads the medium.
+    pub page_cache: bool,
     /// The owner of the files.
     pub owner: &'a dyn FileOwner,
 }

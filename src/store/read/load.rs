@@ -348,13 +348,22 @@ impl Checkpoint {
         self.files.iter().map(|file| file.bytes).collect()
     }
 
+    /// Reads of the medium.
     pub(in crate::store) fn reads<'a>(
         &'a self,
         blocks: &'a [BlockRead],
         verify: bool,
     ) -> Reads<'a> {
         let checksum_bytes = self.manifest().block_bytes;
-        Reads { dir: self.path(), files: &self.files, blocks, checksum_bytes, verify, owner: self }
+        Reads {
+            dir: self.path(),
+            files: &self.files,
+            blocks,
+            checksum_bytes,
+            verify,
+            page_cache: false,
+            owner: self,
+        }
     }
 
     fn plan_straight(&self, requests: &[Request], loading: Loading) -> Vec<BlockRead> {
@@ -379,7 +388,7 @@ impl Checkpoint {
             };
             mapped(places.iter().zip(&ranges).map(place).collect());
         };
-        let reads_of = self.reads(reads, loading.verify);
+        let reads_of = Reads { page_cache: true, ..self.reads(reads, loading.verify) };
         let (arenas, read) = read_arenas(loading.runtime, reads_of, loading.job, mapped)?;
         let arenas: Vec<Arc<Mapping>> = arenas.into_iter().map(Arc::new).collect();
         let tensor = |(request, (place, range)): (&Request, (&Want, Range<usize>))| {
@@ -447,7 +456,7 @@ impl Checkpoint {
         plan: &Scattered,
         loading: Loading,
     ) -> Result<Fetched> {
-        let reads = self.reads(&plan.reads, loading.verify);
+        let reads = Reads { page_cache: true, ..self.reads(&plan.reads, loading.verify) };
         let read =
             read_into(loading.runtime, reads, Scatter { slabs, targets, plan }, loading.job)?;
         Ok(Fetched { bytes: bytes_of(&plan.reads), read })
@@ -462,8 +471,9 @@ impl Checkpoint {
         loading: Loading,
     ) -> LoadReport {
         let read_bytes = fetches.iter().map(|fetched| fetched.bytes).sum();
+        let cached_bytes = fetches.iter().map(|fetched| fetched.read.cached_bytes).sum();
         let mut reads = fetches.into_iter().map(|fetched| fetched.read);
-        let ReadOutcome { mut moved, mut seconds } = reads.next().expect("at least one pass");
+        let ReadOutcome { mut moved, mut seconds, .. } = reads.next().expect("at least one pass");
         for ReadOutcome { seconds: more, .. } in reads {
             seconds.prepare += more.prepare;
             seconds.read += more.read;
@@ -480,6 +490,7 @@ impl Checkpoint {
             tensors,
             tensor_bytes,
             read_bytes,
+            cached_bytes,
             verified,
             moved,
             seconds,
