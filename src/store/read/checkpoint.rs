@@ -16,6 +16,7 @@ use crate::store::read::fault::{Fault, FaultKind, PlaceIndex};
 use crate::store::read::fingerprint::Fingerprint;
 use crate::store::read::foreign;
 use crate::store::read::index::NameIndex;
+use crate::store::read::kinds;
 use crate::store::read::object;
 use crate::store::read::shards::{Shards, find_shards};
 use crate::store::read::values::Values;
@@ -180,7 +181,7 @@ impl Checkpoint {
     /// Opens a checkpoint of any program, although files may be missing.
     fn open_any(path: &Path, config: &Config) -> Result<Self> {
         config.validate()?;
-        if !foreign::is_model_file(path)? {
+        if !kinds::is_model_file(path)? {
             manifest::check_directory(path).map_err(|error| explain(path, error))?;
             if dir::has(&path.join(names::MANIFEST)) {
                 return Self::open_own(path, config);

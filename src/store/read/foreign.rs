@@ -13,6 +13,7 @@ use crate::format::model_index::ModelIndex;
 use crate::format::{Manifest, names};
 use crate::pipeline::load::ShardFile;
 use crate::store::read::diagnose::{no_commit, no_manifest};
+use crate::store::read::kinds::directory_of;
 use crate::sys::dir::{self, file_names};
 use assembly::Assembly;
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,29 +30,6 @@ pub(in crate::store) fn read(path: &Path) -> Result<(Manifest, Vec<ShardFile>)> 
         true => read_listed(dir, &name, &file_names(dir)?),
         false => Assembly::of_file(path),
     }
-}
-
-/// Whether a path is a safetensors file or the index of several.
-///
-/// # Errors
-/// [`Error::Unsupported`] for a shard of a ringstow checkpoint.
-pub(in crate::store) fn is_model_file(path: &Path) -> Result<bool> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    if !(name.ends_with(SAFETENSORS) || is_index(&name)) || !dir::is_file(path) {
-        return Ok(false);
-    }
-    if !names::is_shard(&name) {
-        return Ok(true);
-    }
-    let what = format!(
-        "{} is one file of a ringstow checkpoint, which may hold only parts of tensors",
-        path.display()
-    );
-    Err(Error::Unsupported { what, remedy: format!("load {}", directory_of(path).display()) })
-}
-
-fn directory_of(path: &Path) -> &Path {
-    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 fn read_directory(dir: &Path) -> Result<(Manifest, Vec<ShardFile>)> {
@@ -119,11 +97,10 @@ fn weights_among<'a>(dir: &Path, present: &'a [String]) -> Result<Option<&'a str
             some_of(&files)
         ))
     })?;
-    let unfinished = present.iter().find(|name| names::is_uncommitted_model(name));
-    match unfinished {
-        Some(part)
-            if !chosen.is_some_and(is_index) && present.iter().any(|name| is_readable(name)) =>
-        {
+    // An index, and a file by torch.save, are whole whatever lies beside them.
+    let is_whole = chosen.is_some_and(|name| is_index(name) || !name.ends_with(SAFETENSORS));
+    match present.iter().find(|name| names::is_uncommitted_model(name)) {
+        Some(part) if !is_whole => {
             let reason = format!(
                 "{part} belongs to an unfinished export or download; wait for it, or repeat it if it was killed"
             );

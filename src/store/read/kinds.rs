@@ -1,6 +1,7 @@
 //! Which program wrote a checkpoint that is not ringstow's, by the names of its files. Reads no tensor.
 
 use crate::error::{Error, Result};
+use crate::format::model_files::is_index;
 use crate::format::names::{self, DCP_MARK};
 use crate::sys::dir::{self, file_names};
 use crate::sys::file;
@@ -66,7 +67,7 @@ fn kind_of_file(path: &Path) -> Result<Option<&'static str>> {
     if !dir::is_file(path) {
         return Ok(None);
     }
-    if super::foreign::is_model_file(path)? {
+    if is_model_file(path)? {
         return Ok(Some("safetensors"));
     }
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -76,6 +77,29 @@ fn kind_of_file(path: &Path) -> Result<Option<&'static str>> {
     let is_zip = head == b"PK\x03\x04" && !name.ends_with(".npz");
     let is_torch = is_zip || TORCH_ENDINGS.iter().any(|ending| name.ends_with(ending));
     Ok(is_torch.then_some("torch"))
+}
+
+/// Whether a path is a safetensors file or the index of several.
+///
+/// # Errors
+/// [`Error::Unsupported`] for a shard of a ringstow checkpoint.
+pub(in crate::store) fn is_model_file(path: &Path) -> Result<bool> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    if !(name.ends_with(".safetensors") || is_index(&name)) || !dir::is_file(path) {
+        return Ok(false);
+    }
+    if !names::is_shard(&name) {
+        return Ok(true);
+    }
+    let what = format!(
+        "{} is one file of a ringstow checkpoint, which may hold only parts of tensors",
+        path.display()
+    );
+    Err(Error::Unsupported { what, remedy: format!("load {}", directory_of(path).display()) })
+}
+
+pub(in crate::store) fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// The directory with DeepSpeed's files: the path, or the one that its file `latest` names; `None` if neither has any.
