@@ -12,7 +12,7 @@ use crate::store::read::index::NameIndex;
 use serde_json::value::RawValue;
 use smallvec::smallvec;
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// What the files read so far say about the checkpoint.
 pub(super) struct Assembly<'a> {
@@ -66,6 +66,12 @@ impl<'a> Assembly<'a> {
         let sharding = sharding
             .map_err(|e| Error::format(&path, format!("its DCP_SHARDING_INFO: {e}")))?
             .unwrap_or_default();
+        let wrong = |reason| Error::format(&path, reason);
+        if self.files.is_empty() && self.index.is_none() && header.sharding.is_none() {
+            self.take_whole(header.tensors, data).map_err(wrong)?;
+            self.note_file(name, path, bytes);
+            return Ok(());
+        }
         self.tensors.reserve_exact(header.tensors.len());
         for mut tensor in header.tensors {
             let offsets = sharding.offsets(&tensor.name);
@@ -77,11 +83,34 @@ impl<'a> Assembly<'a> {
                 self.elsewhere.push(tensor);
                 continue;
             }
-            self.add_chunk(tensor, data, offsets).map_err(|reason| Error::format(&path, reason))?;
+            self.add_chunk(tensor, data, offsets).map_err(wrong)?;
         }
+        self.note_file(name, path, bytes);
+        Ok(())
+    }
+
+    fn note_file(&mut self, name: String, path: PathBuf, bytes: u64) {
         let (other_path, crc32) = (path.clone(), Vec::new());
         self.shards.push(ShardFile { path, other_path, bytes, crc32 });
         self.files.push(FileEntry { name, bytes, crc32: Vec::new(), hashes: Vec::new() });
+    }
+
+    /// Takes the first file's list of tensors, all of them whole: another list would take the memory again.
+    fn take_whole(
+        &mut self,
+        mut tensors: Vec<TensorEntry>,
+        data: u64,
+    ) -> std::result::Result<(), String> {
+        for number in 0..tensors.len() {
+            let begin = data + tensors[number].chunks[0].begin;
+            tensors[number].chunks = smallvec![Chunk::whole(0, begin)];
+            let name = tensors[number].name.as_str();
+            if self.by_name.find(name, |known| &tensors[known].name).is_some() {
+                return Err(format!("tensor {name:?} is listed twice"));
+            }
+            self.by_name.insert(number, name, |known| &tensors[known].name);
+        }
+        self.tensors = tensors;
         Ok(())
     }
 
