@@ -72,7 +72,6 @@ class CheckpointManager:
         tiers: Iterable[StrPath] | Tiers | None = None,
         nodes: Nodes | None = None,
         base: Literal["previous"] | Previous | None = None,
-        staging: Staging = "guard",
         config: Config | None = None,
         allow_pickle: bool = False,
         group: dist.ProcessGroup | None = None,
@@ -95,8 +94,6 @@ class CheckpointManager:
             base: ``"previous"`` links files of the previous step whose tensors have not changed,
                 instead of writing them again; see `ringstow.save`. `Previous` also sets which saves
                 write all files. None writes all files in each save.
-            staging: how `save_async` keeps the values of the call: ``"guard"``, ``"snapshot"``,
-                ``"wait"`` or ``"unguarded"`` (one process only); see `ringstow.save_async`.
             config: the settings of saves and loads; None means the defaults.
             allow_pickle: pickle values of other types, and unpickle them, which can run any code.
             group: the ranks that share the run's checkpoints: a gloo group that training does not
@@ -108,8 +105,8 @@ class CheckpointManager:
             InvalidStateError: ``keep`` is below 1; or ``root`` is a URL, or one of ``tiers`` is in
                 ``root`` or is a URL that cannot be understood; or `Tiers` sets a field for places
                 and names no place; or with ``Tiers.keep_here``, ``Tiers.keep`` is less than
-                ``keep``, so that steps would have no copy; or ``staging`` or ``base`` is unknown,
-                or not for several ranks; or ``nodes`` is combined with one process, ``base`` or
+                ``keep``, so that steps would have no copy; or ``base`` is unknown, or not for
+                several ranks; or ``nodes`` is combined with one process, ``base`` or
                 ``Retention.slim_after``; or there are fewer nodes than ``Nodes.replicas``.
         """
         self._keep = _policies.retention(keep)
@@ -124,7 +121,6 @@ class CheckpointManager:
         on_tiers = _rules.on_tiers(self._keep, there)
         plan = _tiers.Plan(places, rate, on_tiers, self._keep, evicts)
         clearing = _rules.clearing(self._root, self._keep, places, there.keep_here, config)
-        check_staging(staging)
         previous = _policies.previous(base)
         not_for_nodes = {"base": base, "Retention.slim_after": self._keep.slim_after}
         _setup.check_nodes(_policies.nodes(nodes), config, **not_for_nodes)
@@ -132,7 +128,7 @@ class CheckpointManager:
         # Each node removes old steps independently, so all ranks need the same rules.
         rules = None if nodes is None else (self._keep, plan, there.keep_here)
         same = {"nodes": nodes, "keep and tiers": rules}
-        saves = _setup.Saves(config, staging, allow_pickle)
+        saves = _setup.Saves(config, "guard", allow_pickle)
         if nodes is not None:
             made = _setup.for_nodes(self._root, plan, nodes.replicas, same, saves, group)
         else:
@@ -302,6 +298,7 @@ class CheckpointManager:
         metrics: Mapping[str, Any] | None = None,
         *,
         on_busy: _setup.OnBusy = "wait",
+        staging: Staging = "guard",
     ) -> SaveHandle:
         """Start to save a step in the background, and return; otherwise the same as `save`.
 
@@ -316,17 +313,21 @@ class CheckpointManager:
                 warning, and the handle's ``skipped`` is true. A step that ``Retention.every`` keeps
                 is never skipped: the call waits. On several ranks all must pass the same value, and
                 rank 0 decides for all.
+            staging: how to keep the values of the call: ``"guard"``, ``"snapshot"``, ``"wait"`` or
+                ``"unguarded"`` (one process only); see `ringstow.save_async`.
 
         Returns:
             The handle to wait on, a `concurrent.futures.Future`. You need not keep it: the next
             call, or the end of the ``with`` block, raises its failure.
 
         Raises:
-            InvalidStateError: an unknown ``on_busy``; or the ranks make different calls.
+            InvalidStateError: an unknown ``on_busy`` or ``staging``, or one that is not for several
+                ranks; or the ranks make different calls.
             Exception: any error of `ringstow.save_async`.
         """
         number, begun = _numbered(step), time.perf_counter()
         _setup.check_on_busy(on_busy)
+        check_staging(staging)
         if _rules.stays(self._keep, number):
             on_busy = "wait"  # the ranks compare it, so they must have the same ``every``, too
         if on_busy == "skip":
@@ -336,7 +337,9 @@ class CheckpointManager:
         with self._calls.one("save_async", number, on_busy):
             path, base = self._prepare(number)
             with counted_since(begun):
-                handle: SaveHandle = self._side.save_async(state, path, number, metrics, base)
+                handle: SaveHandle = self._side.save_async(
+                    state, path, number, metrics, base, staging=staging
+                )
             handle._explained_by(functools.partial(_rules.explain, self._keep))
             self._calls.saving = Saving(handle, self._upkeep.follow(handle, path))
             self._calls.left_out = None

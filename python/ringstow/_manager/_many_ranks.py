@@ -67,7 +67,7 @@ class Ranks(Group):
 
         Args:
             config: the settings of saves and loads.
-            staging: how saves keep the values of the call.
+            staging: how a save that does not say keeps the values of the call.
             allow_pickle: whether values are pickled and unpickled.
             group: a group that training does not use: background saves communicate in it.
             apart: names of parts of the state that get files of their own in each save.
@@ -129,13 +129,15 @@ class Ranks(Group):
         metrics: Mapping[str, Any] | None = None,
         base: Base | None = None,
         apart: Iterable[str] | None = None,
+        *,
+        staging: Staging | None = None,
     ) -> SaveHandle:
         """Save in the background, as `save` does; fail at the call on all ranks."""
         handle: SaveHandle | None = None
         failure: BaseException | None = None
         options = self._options(step, metrics, base, apart)
         try:
-            handle = save_async(state, path, staging=self._staging, **options)
+            handle = save_async(state, path, staging=staging or self._staging, **options)
         except BaseException as error:  # Ctrl-C, too: the others must not wait for this rank
             failure = error
         try:

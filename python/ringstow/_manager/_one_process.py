@@ -100,9 +100,16 @@ class Side(Protocol[_Handle]):
         """Save a step."""
 
     def save_async(
-        self, state: _State, path: str, step: int, metrics: _Metrics, base: Base | None = None
+        self,
+        state: _State,
+        path: str,
+        step: int,
+        metrics: _Metrics,
+        base: Base | None = None,
+        *,
+        staging: Staging | None = None,
     ) -> _Handle:
-        """Start to save a step."""
+        """Start to save a step; staging is the side's own if None."""
 
     def check_into(self, into: dict[Any, Any] | None) -> None:
         """Raise InvalidStateError if a load needs a state dict to fill, and there is none."""
@@ -157,9 +164,11 @@ class Alone(Team):
         step: int | None,
         metrics: _Metrics,
         base: Base | None = None,
+        *,
+        staging: Staging | None = None,
     ) -> SaveHandle:
         options = self._options(step, metrics, base)
-        return save_async(state, path, staging=self._staging, **options)
+        return save_async(state, path, staging=staging or self._staging, **options)
 
     def _options(self, step: int | None, metrics: _Metrics, base: Base | None) -> dict[str, Any]:
         return {
