@@ -23,7 +23,7 @@ from ringstow._core._damage import is_damage
 from ringstow._core._errors import Error, InvalidStateError
 from ringstow._core._policies import Nodes
 from ringstow._manager._one_process import Attempt
-from ringstow._ranks._group import Group, end, end_beside, of_all_ranks
+from ringstow._ranks._group import Group, end, end_beside, keep_forever, of_all_ranks
 from ringstow._saving._guard import check_staging
 from ringstow._state.tree._mismatch import Call
 from ringstow.dcp import _paths, _private
@@ -276,7 +276,8 @@ class Ranks(Group):
         """End the groups; no save is in progress."""
         if self._is_own and self.group is not None:
             end_beside(self.group)
-            end(self.group)
+            # Its end would wait for the other ranks, which may never come.
+            (keep_forever if self.is_awaited else end)(self.group)
             # The last reference closes its connections: ranks that wait for this one notice.
             self.group = None
 

@@ -72,6 +72,10 @@ class Side(Protocol[_Handle]):
     """
 
     @property
+    def size(self) -> int:
+        """How many processes there are."""
+
+    @property
     def is_first(self) -> bool:
         """Whether this process copies steps to further tiers, and removes old ones there."""
 
@@ -90,6 +94,9 @@ class Side(Protocol[_Handle]):
 
     def from_first(self, look: Callable[[], _T]) -> _T:
         """Call a function on the first rank; return its result, or raise its error, on all."""
+
+    def begin_max(self, values: list[int]) -> Callable[[], list[int]]:
+        """Begin to find the largest of all ranks' numbers; return what waits for them."""
 
     def each(self, work: Callable[[], _T]) -> _T:
         """Call a function on every rank; fail on all ranks if it fails on one."""

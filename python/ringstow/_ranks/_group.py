@@ -33,6 +33,8 @@ class Group(Team):
             self.size = dist.get_world_size(group)
         self.turn = CallLock("a save or load of several ranks")
         """Held by the call that communicates. Calls run in the same order on all ranks."""
+        self.is_awaited = False
+        """Whether `begin_max` has begun what this rank has not waited for."""
         self.known: dict[Any, Any] = {}
         """Cached results of earlier saves for states of the same structure."""
 
@@ -76,6 +78,22 @@ class Group(Team):
             raise failure
         result: T = found
         return result
+
+    def begin_max(self, values: list[int]) -> Callable[[], list[int]]:
+        memory = torch.tensor(values, dtype=torch.int64, device=self.device)
+        with _needing(self.group):
+            work = dist.all_reduce(memory, dist.ReduceOp.MAX, group=self.group, async_op=True)
+        self.is_awaited = True
+
+        def wait() -> list[int]:
+            # Usually it has long ended, and a timer costs more than the rest.
+            with _needing(self.group) if work.is_completed() else self._patient():
+                work.wait()
+            self.is_awaited = False
+            found: list[int] = memory.tolist()
+            return found
+
+        return wait
 
     def send(self, memory: torch.Tensor, to: int) -> None:
         """Send a tensor's bytes to a rank, which waits for them."""
@@ -195,6 +213,16 @@ def end_beside(given: dist.ProcessGroup) -> None:
         known, made = _made.pop(id(given), (None, None))
     if known is given and made is not None:
         end(made.group)
+
+
+def keep_forever(group: dist.ProcessGroup) -> None:
+    """Keep a process group in which a collective has begun whose other ranks may never come.
+
+    gloo's destructor waits for them, and at the interpreter's exit ends the process by SIGABRT.
+    """
+    import ctypes  # slow, and only a failed training needs it
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def end(group: dist.ProcessGroup | None) -> None:
