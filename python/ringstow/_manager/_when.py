@@ -37,7 +37,7 @@ LONG_STEP_US = 1_000_000
 # A save may take longer than the longest of the last ones.
 _USUAL = 1.25
 _COUNTED_SAVES = 3
-# How long a save takes if none has ended yet, for `Before`.
+# How long a save may take if none has ended yet.
 _UNKNOWN_SAVE_US = 60_000_000
 
 _FOREVER_US = 1 << 60
@@ -134,6 +134,8 @@ class Schedule:
         self._timed_at = 0
         """The question at which a clock asks for a save; 0 if none does."""
         self._due = clock() + self._interval_s
+        # A clock that is asked more often needs to be heard twice between two saves.
+        self._beat_us = int(min(BEAT_US, self._interval_s * 1e6 / 4))
         self._is_alone = side.size == 1
         self._lag = 0 if self._is_alone else 1
         """After how many questions a beat is heard; 0: at once."""
@@ -207,8 +209,9 @@ class Schedule:
         if usual:
             return max(int(usual - elapsed), usual // 10)
         done = handle.progress()
-        left = (done.total - done.written) / max(done.written, 1)
-        return int(elapsed * max(left, 0.1)) + 1
+        if not done.written:
+            return _UNKNOWN_SAVE_US
+        return int(elapsed * max((done.total - done.written) / done.written, 0.1)) + 1
 
     # Beats.
 
@@ -277,7 +280,7 @@ class Schedule:
                 f"{heard.step}. Call it on every rank, after the same steps"
             )
         if not self._is_alone:
-            self._lag = lag_of(heard.step_us)
+            self._lag = lag_of(heard.step_us, self._beat_us)
         has_saved = self._saved_at >= question  # after they said it
         save_us = heard.save_us
         flight_us = save_us if has_saved else max(heard.flight_us - age_us, 0)
@@ -320,11 +323,11 @@ class Schedule:
         self._notices.close()
 
 
-def lag_of(step_us: int) -> int:
+def lag_of(step_us: int, beat_us: int) -> int:
     """Return after how many steps of a length a beat is heard; 0: within the step."""
     if step_us >= LONG_STEP_US:
         return 0
-    return min(max(BEAT_US // max(step_us, 1), 1), BEAT_STEPS_MAX) if step_us else 1
+    return min(max(beat_us // step_us, 1), BEAT_STEPS_MAX) if step_us else 1
 
 
 def _us(seconds: float) -> int:
