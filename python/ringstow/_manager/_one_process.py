@@ -71,6 +71,13 @@ class Side(Protocol[_Handle]):
     It is a `Team` as well, whose methods have the same names.
     """
 
+    doing: str
+    """What the ranks are doing, with its path: a wait that takes long logs it."""
+
+    @property
+    def rank(self) -> int:
+        """Which of them this process is."""
+
     @property
     def size(self) -> int:
         """How many processes there are."""

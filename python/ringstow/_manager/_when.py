@@ -271,6 +271,7 @@ class Schedule:
         """Take in what all ranks have said in the last beat."""
         assert self._unheard is not None
         wait, self._unheard = self._unheard, None
+        self._side.doing = f"should_save({step}) of the manager of {self._root}"
         heard = Said(*wait())
         question = self._beaten_at[0]
         age_us = (self._question - question) * heard.step_us

@@ -125,13 +125,16 @@ class Group(Team):
         Raises:
             InvalidStateError: the group was destroyed.
         """
-        with _needing(self.group), _waiting.patient(_awaited(self.rank, self.size)):
+        with _needing(self.group), _waiting.patient(_awaited(self.rank, self.size, self.doing)):
             dist.get_rank(self.group)  # raises if it was destroyed; a collective may hang
             yield
 
 
-def _awaited(rank: int, size: int) -> str:
-    return f"rank {rank} of {size} waits for the other ranks, all of which must make this call"
+def _awaited(rank: int, size: int, doing: str) -> str:
+    where = f" in {doing}" if doing else ""
+    return (
+        f"rank {rank} of {size} waits for the other ranks{where}; all of them must make this call"
+    )
 
 
 @contextlib.contextmanager
@@ -168,7 +171,7 @@ def team_of(group: dist.ProcessGroup | None = None) -> Team:
 
 def of_all_ranks() -> dist.ProcessGroup:
     """Make a gloo group of all ranks, which all call this. Log a warning if some are late."""
-    with _waiting.patient(_awaited(dist.get_rank(), dist.get_world_size())):
+    with _waiting.patient(_awaited(dist.get_rank(), dist.get_world_size(), "new_group()")):
         return cast("dist.ProcessGroup", dist.new_group(backend="gloo"))
 
 

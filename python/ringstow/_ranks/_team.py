@@ -27,6 +27,8 @@ class Team:
     rank = 0
     """This process's rank in the team; -1 if it is not in it."""
     size = 1
+    doing = ""
+    """What this rank and the others are doing, with its path: a wait that takes long logs it."""
 
     @property
     def device(self) -> str:
