@@ -11,8 +11,9 @@ from __future__ import annotations
 import collections
 import logging
 import math
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringstow import _native
@@ -51,6 +52,8 @@ class Said(NamedTuple):
     minus_step: int = 0
     step_us: int = 0
     """Mean time of a step since the last beat; 0 if unknown."""
+    signal: int = 0
+    """A signal that has come; 0 if none has."""
     minus_left_us: int = _NEVER
     """The time between now and the kill that follows a signal, negative."""
     minus_deadline_us: int = _NEVER
@@ -148,7 +151,7 @@ class Schedule:
         """So long before a deadline every question looks at it, in a process alone."""
         self._flight: tuple[SaveHandle, float] | None = None
         self._took_s: collections.deque[float] = collections.deque(maxlen=_COUNTED_SAVES)
-        self._notices: Notices = side.each(lambda: Notices(graces, clock))
+        self._notices = _handled(side, graces, clock)
 
     def restart(self) -> None:
         """Forget the step of the last question: the training goes on from another one."""
@@ -247,6 +250,7 @@ class Schedule:
             step,
             -step,
             step_us,
+            max(self._notices.noted, default=0),
             _NEVER if left_s is None else -_us(left_s),
             _NEVER if self._deadline == math.inf else -_us(self._deadline - now),
             self._usual_us(),
@@ -287,7 +291,8 @@ class Schedule:
         flight_us = save_us if has_saved else max(heard.flight_us - age_us, 0)
         if heard.minus_left_us > _NEVER:
             left_us = -heard.minus_left_us - age_us
-            return self._stop(step, "a signal", last_save(left_us, save_us, flight_us))
+            name = signal.Signals(heard.signal).name
+            return self._stop(step, name, last_save(left_us, save_us, flight_us))
         if heard.minus_deadline_us > _NEVER:
             left_us = -heard.minus_deadline_us - age_us
             later_us = left_us - (max(self._lag, 1) + 1) * heard.step_us
@@ -322,6 +327,20 @@ class Schedule:
     def close(self) -> None:
         """Restore the handlers of signals."""
         self._notices.close()
+
+
+def _handled(
+    side: Side[Any], graces: Mapping[signal.Signals, float | None], clock: Callable[[], float]
+) -> Notices:
+    """Handle signals on all ranks, or on none if one cannot."""
+    made: list[Notices] = []
+    try:
+        side.each(lambda: made.append(Notices(graces, clock)))
+    except BaseException:
+        for notices in made:
+            notices.close()
+        raise
+    return made[0]
 
 
 def lag_of(step_us: int, beat_us: int) -> int:

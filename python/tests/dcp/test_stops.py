@@ -126,3 +126,33 @@ def test_the_second_signal_ends_a_rank_at_once_and_the_earlier_checkpoint_stays(
     ended = live(tmp_path, 2, life)
     assert ended[1].returncode == -signal.SIGTERM
     assert newest(tmp_path) == before
+
+
+LEAVES = """
+import os, sys, time
+import torch.distributed as dist
+import ringstow
+
+root, rank = sys.argv[1], int(sys.argv[2])
+dist.init_process_group("gloo", init_method=f"file://{root}/meeting", rank=rank, world_size=2)
+with ringstow.CheckpointManager(f"{root}/run", when=ringstow.OnSignal()) as manager:
+    for step in range(3):
+        manager.should_save(step)
+    if rank == 1:
+        manager.should_save(3)  # which the other rank never does
+        assert manager._side.is_awaited
+        raise ZeroDivisionError
+    while not os.path.exists(f"{root}/gone"):
+        time.sleep(0.01)
+    manager.wait()
+"""
+
+
+def test_a_rank_that_raises_leaves_at_once_and_the_others_fail_at_their_next_call(tmp_path):
+    one, other = (forked.Program(LEAVES, tmp_path, rank) for rank in range(2))
+    ended = other.wait(timeout=500)
+    assert (ended.returncode, "ZeroDivisionError" in ended.stderr) == (1, True), ended.stderr
+    (tmp_path / "gone").touch()
+    ended = one.wait(timeout=500)
+    assert ended.returncode == 1
+    assert "another rank has ended, or cannot be reached" in ended.stderr

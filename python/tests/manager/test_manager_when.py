@@ -75,7 +75,7 @@ def test_signal_is_saved_at_the_next_step_and_the_loop_ends(root, noted, caplog)
         assert train(manager, range(50), at=7) == 7
         assert noted == [ONE]
         assert [found.step for found in manager.steps()] == [7]
-    assert "a signal ends the training" in caplog.text
+    assert f"{ONE.name} ends the training" in caplog.text
     assert "it is saved: 36" in caplog.text  # 3600 s
 
 
