@@ -76,6 +76,7 @@ class Handle:
     def __init__(self):
         self._callbacks = []
         self.total, self.written = 100, 0
+        self.has_ended = False
 
     def add_done_callback(self, call):
         self._callbacks.append(call)
@@ -83,10 +84,14 @@ class Handle:
     def progress(self):
         return self
 
+    def done(self):
+        return self.has_ended
+
     def _is_committed(self):
         return True
 
     def ends(self):
+        self.has_ended = True
         for call in self._callbacks:
             call(self)
 
@@ -374,6 +379,16 @@ def test_a_save_in_progress_is_finished_if_another_would_not_be_durable_in_time(
     assert one.all[0].stopping
     assert len(one.saved) == saved
     assert "the save in progress is finished in its place" in caplog.text
+
+
+@pytest.mark.parametrize(("grace", "saves"), [("1h", True), ("20s", False)])
+def test_during_the_first_save_another_begins_only_if_there_is_much_time(training, grace, saves):
+    one = training(First() | OnSignal(grace=grace), ranks=2, step_s=0.5, save_s=30.0)
+    one.steps(4)
+    one.signal()
+    one.steps(8)
+    assert one.all[0].stopping
+    assert len(one.saved) == 1 + saves
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

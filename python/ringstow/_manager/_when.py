@@ -193,28 +193,34 @@ class Schedule:
         self._flight = handle, began
 
         def ended(done: Any) -> None:  # does not refer to the handle, so that it can be freed
-            self._flight = None
+            flight = self._flight
+            if flight is not None and flight[1] == began:  # no other save has begun since
+                self._flight = None
             if done._is_committed():
                 self.took(self._clock() - began)
 
         handle.add_done_callback(ended)
 
-    def _usual_us(self) -> int:
-        return int(max(self._took_s, default=0.0) * _USUAL * 1e6)
-
-    def _flight_us(self, now: float) -> int:
-        """Return how long the save in progress still takes; 0 if there is none."""
+    def _flies(self) -> bool:
+        # Whoever waits for a save may go on before its callbacks have run.
         flight = self._flight
-        if flight is None:
-            return 0
+        return flight is not None and not flight[0].done()
+
+    def _takes_us(self, now: float) -> tuple[int, int]:
+        """Return how long a save takes, and the one in progress still takes; 0 if unknown, none."""
+        usual = int(max(self._took_s, default=0.0) * _USUAL * 1e6)
+        flight = self._flight
+        if flight is None or flight[0].done():
+            return usual, 0
         handle, began = flight
-        elapsed, usual = (now - began) * 1e6, self._usual_us()
+        elapsed = int((now - began) * 1e6)
         if usual:
-            return max(int(usual - elapsed), usual // 10)
+            return usual, max(usual - elapsed, usual // 10)
         done = handle.progress()
         if not done.written:
-            return _UNKNOWN_SAVE_US
-        return int(elapsed * max((done.total - done.written) / done.written, 0.1)) + 1
+            return _UNKNOWN_SAVE_US, _UNKNOWN_SAVE_US
+        left = int(elapsed * max((done.total - done.written) / done.written, 0.1)) + 1
+        return elapsed + left, left
 
     # Beats.
 
@@ -238,7 +244,7 @@ class Schedule:
     def _is_quiet(self, now: float) -> bool:
         """Return whether this process, which is alone, has nothing to say to itself."""
         is_far = self._deadline == math.inf or self._deadline - now > self._reserve_s
-        is_waiting = not self._is_continuous or self._flight is not None
+        is_waiting = not self._is_continuous or self._flies()
         return not self._notices.noted and now < self._due and is_far and is_waiting
 
     def _begin(self, step: int, now: float) -> None:
@@ -253,15 +259,14 @@ class Schedule:
             max(self._notices.noted, default=0),
             _NEVER if left_s is None else -_us(left_s),
             _NEVER if self._deadline == math.inf else -_us(self._deadline - now),
-            self._usual_us(),
-            self._flight_us(now),
+            *self._takes_us(now),
             self._plan(now, step_us) if self._side.is_first else 0,
         )
         self._unheard = self._side.begin_max(list(said))
 
     def _plan(self, now: float, step_us: int) -> int:
         """Return the question at which a clock asks for a save; 0 if not before the beat after."""
-        due = now if self._is_continuous and self._flight is None else self._due
+        due = now if self._is_continuous and not self._flies() else self._due
         if due == math.inf:
             return 0
         ahead = max(due - now, 0) * 1e6
@@ -287,8 +292,9 @@ class Schedule:
         if not self._is_alone:
             self._lag = lag_of(heard.step_us, self._beat_us)
         has_saved = self._saved_at >= question  # after they said it
-        save_us = heard.save_us
-        flight_us = save_us if has_saved else max(heard.flight_us - age_us, 0)
+        save_us, flight_us = heard.save_us, max(heard.flight_us - age_us, 0)
+        if has_saved:
+            save_us = flight_us = save_us or _UNKNOWN_SAVE_US
         if heard.minus_left_us > _NEVER:
             left_us = -heard.minus_left_us - age_us
             name = signal.Signals(heard.signal).name
