@@ -14,6 +14,7 @@ import signal
 
 import forked
 import pytest
+from ranks import on_ranks, raised
 
 import ringstow
 
@@ -156,3 +157,11 @@ def test_a_rank_that_raises_leaves_at_once_and_the_others_fail_at_their_next_cal
     ended = one.wait(timeout=500)
     assert ended.returncode == 1
     assert "another rank has ended, or cannot be reached" in ended.stderr
+
+
+@on_ranks(2)
+def test_ranks_with_different_policies_are_told(rank, tmp_path):
+    when = ringstow.EverySteps(5 + rank) | ringstow.Before(1e10 + rank)
+    kind, text = raised(lambda: ringstow.CheckpointManager(tmp_path / "run", when=when))
+    assert kind == "InvalidStateError"
+    assert "different when: rank 0: ['EverySteps(steps=5)', 'Before']" in text
