@@ -8,6 +8,7 @@ import signal
 import threading
 
 import pytest
+import torch
 from support import python
 
 import ringstow
@@ -89,6 +90,20 @@ def test_save_that_ends_a_training_is_durable_or_raises_at_the_call(root, noted)
         with pytest.raises(OSError, match="step-00000002"):
             manager.save_async(2, {"w": 2})
         assert manager.latest().step == 1
+
+
+def test_grace_that_is_too_short_saves_nothing_and_says_so(root, noted, caplog):
+    # However fast the machine is, half a megabyte takes half a second.
+    slow = ringstow.Config(write_rate="1M", block_bytes=4 << 10, pool_bytes="2M")
+    state = {"w": torch.zeros(1 << 19, dtype=torch.uint8)}
+    with CheckpointManager(root, when=OnSignal(ONE, grace="200ms"), config=slow) as manager:
+        manager.save(1, state)
+        send()
+        assert not manager.should_save(2)
+        assert manager.stopping
+    assert "it is not saved: " in caplog.text
+    assert "The earlier checkpoint stays" in caplog.text
+    assert ringstow.verify(ringstow.latest(root).path).ok
 
 
 def test_the_same_notice_may_come_twice(root, noted):
