@@ -26,6 +26,8 @@ LEAK_ROUNDS   ?= 50000
 SOAK_MINUTES  ?= 60
 # "all": every pair of ranks before and after, and every optimizer.
 RESTARTS ?= all
+# Signals to one rank of a training.
+STOPS  ?= 200
 SEEDS  ?= 100000
 # The directory that `make sweep` measures, and where it puts what it found.
 DIR    ?=
@@ -72,7 +74,7 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 .PHONY: help check check-docs check-format check-types check-rust demo stores test test-rust test-portable test-mpi test-python test-trainers test-gpu fuzz \
 	torture torture-address torture-background torture-calls torture-calls-python torture-cuts torture-faults torture-flips \
 	torture-fuzz torture-hosts torture-image torture-kills torture-leaks torture-managers torture-miri torture-promotes torture-restarts torture-simulation torture-soak \
-	torture-threads \
+	torture-stops torture-threads \
 	lint doc bench bench-check bench-baseline compare compare-dcp compare-export step-time figures sweep wheel site gpu-bundle gpu-report clean
 .DEFAULT_GOAL := help
 
@@ -105,6 +107,7 @@ help:
 	@echo "make torture-restarts  kill trainings on ranks; each goes on, on any number of ranks, as if it had not been stopped"
 	@echo "make torture-simulation  programs at the same time, one schedule a seed (SEEDS=$(SEEDS) SEED=$(SEED))"
 	@echo "make torture-soak  the same for an hour (SOAK_MINUTES=$(SOAK_MINUTES))"
+	@echo "make torture-stops  stop trainings on ranks by signals to one of them; all hold the same last step (STOPS=$(STOPS) SEED=$(SEED))"
 	@echo "make lint     formatting, clippy, ruff, mypy, import-linter, documentation, type stubs"
 	@echo "make bench    criterion benches, in bytes a second"
 	@echo "make bench-check  instructions of planner, manifest, checksum, pipeline against the baseline"
@@ -279,6 +282,9 @@ torture-promotes: $(READY) stores
 torture-restarts: $(READY)
 	RINGSTOW_RESTARTS=$(RESTARTS) $(BIN)/python -m pytest -q python/tests/dcp/test_restart.py
 	@echo "promise: a training that was killed goes on as if it had not been: $(if $(RESTARTS),16,5) pairs of ranks, 0 broken"
+
+torture-stops: $(READY)
+	RINGSTOW_STOPS=$(STOPS) $(BIN)/python -m pytest -q -s python/tests/dcp/test_stops.py
 
 torture-simulation:
 	RINGSTOW_SEEDS=$(SEEDS) cargo test --profile torture --test simulation -- --nocapture \

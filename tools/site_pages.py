@@ -32,7 +32,8 @@ REFERENCE = {
     ),
     "manager": (
         "CheckpointManager",
-        "CheckpointManager Retention Tiers Nodes Previous Restored RngState PerRank",
+        "CheckpointManager Retention Tiers Nodes Previous Restored RngState PerRank When "
+        "EverySteps AtSteps First Every Continuous OnSignal Before",
     ),
     "runs": (
         "Runs",

@@ -72,6 +72,7 @@ RIGS = [
     Rig("managers", "MANAGER_KILLS", full=1000, a_minute=100),
     Rig("promotes", "PROMOTION_KILLS", full=200, a_minute=30),
     Rig("restarts", "RESTARTS", full="all", a_minute=0),
+    Rig("stops", "STOPS", full=200, a_minute=12),
     Rig("leaks", "LEAK_ROUNDS", full=50_000, a_minute=500),
     Rig("soak", "SOAK_MINUTES", full=60, a_minute=1),
 ]

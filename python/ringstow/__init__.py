@@ -35,6 +35,16 @@ from ringstow._core._policies import Nodes, Previous, Retention, Tiers
 from ringstow._saving import _jobs as _jobs  # its handlers of exits and forks must come first
 
 if TYPE_CHECKING:
+    from ringstow._core._when import (
+        AtSteps,
+        Before,
+        Continuous,
+        Every,
+        EverySteps,
+        First,
+        OnSignal,
+        When,
+    )
     from ringstow._manager._checkpoint_manager import CheckpointManager
     from ringstow._manager._restore import Restored
     from ringstow._reading._checkpoint import Checkpoint, Entry, open
@@ -88,12 +98,15 @@ if TYPE_CHECKING:
     from ringstow._state.tree._damaged_tensors import DamagedTensor, Salvaged
 
 __all__ = [
+    "AtSteps",
     "Base",
+    "Before",
     "BusyError",
     "Checkpoint",
     "CheckpointInfo",
     "CheckpointManager",
     "Config",
+    "Continuous",
     "CorruptCheckpointError",
     "CorruptCheckpointWarning",
     "Damage",
@@ -102,9 +115,12 @@ __all__ = [
     "ElementDiff",
     "Entry",
     "Error",
+    "Every",
+    "EverySteps",
     "Fallback",
     "FileReader",
     "FileWriter",
+    "First",
     "FormatError",
     "GpuError",
     "IncompleteCheckpointError",
@@ -120,6 +136,7 @@ __all__ = [
     "Nodes",
     "NotCommittedError",
     "NotDurableError",
+    "OnSignal",
     "Outcome",
     "PanickedError",
     "PerRank",
@@ -147,6 +164,7 @@ __all__ = [
     "UnsupportedError",
     "ValueDiff",
     "VerifyReport",
+    "When",
     "WriteReport",
     "WriteSeconds",
     "diff",
@@ -174,6 +192,7 @@ __all__ = [
 # Imported on first use: every data loader worker imports the package again.
 _MODULES = {"convert", "dcp", "distributed", "integrations", "monitoring"}
 _HOMES = {
+    "_core._when": "AtSteps Before Continuous Every EverySteps First OnSignal When",
     "_manager._checkpoint_manager": "CheckpointManager",
     "_manager._restore": "Restored",
     "_reading._run_steps": "diff latest prune remove retain slim steps verify",

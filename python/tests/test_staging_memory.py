@@ -71,9 +71,9 @@ def test_nothing_is_in_use_once_the_result_is_known(how, tmp_path, state):
     """In the callback, which is the first to know."""
     ringstow.release_memory()
     released = queue.SimpleQueue()
-    with ringstow.CheckpointManager(tmp_path / "run", staging="snapshot") as manager:
+    with ringstow.CheckpointManager(tmp_path / "run") as manager:
         if how == "manager":
-            handle = manager.save_async(1, state)
+            handle = manager.save_async(1, state, staging="snapshot")
         else:
             handle = ringstow.save_async(state, tmp_path / "c", staging="snapshot")
         handle.add_done_callback(lambda handle: released.put(ringstow.release_memory()))

@@ -111,7 +111,7 @@ class Turn:
             InvalidStateError: the manager is closed.
             Error: this process was forked from the manager's.
         """
-        self._check()
+        self.check()
         with self._lock:
             if self._is_taken:
                 raise BusyError(
@@ -120,7 +120,7 @@ class Turn:
                     "manager after the step",
                     path=self._root,
                 )
-            self._check()  # another thread may have closed it meanwhile
+            self.check()  # another thread may have closed it meanwhile
             self._is_taken = True
             try:
                 with real_tensors():
@@ -128,7 +128,13 @@ class Turn:
             finally:
                 self._is_taken = False
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise unless this process may call the manager, which is open.
+
+        Raises:
+            InvalidStateError: the manager is closed.
+            Error: this process was forked from the manager's.
+        """
         if not self.is_own():
             raise Error(
                 f"the manager of {self._root} belongs to process {self._pid}, and this process was "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -66,7 +67,8 @@ def patient(what: str) -> Iterator[None]:
 
 
 def _say(what: str) -> None:
-    _log.warning("%s, for %.0f s so far", what, PATIENCE_S)
+    here = os.uname().nodename, os.getpid()
+    _log.warning("%s, for %.0f s so far, on node %s in process %d", what, PATIENCE_S, *here)
 
 
 class Again:

@@ -54,6 +54,7 @@ class Calls:
         """Run one method, once the save in progress has ended on all ranks."""
         with self.turn.taken(name):
             self._side.check()
+            self._side.doing = f"{name}() of the manager of {self._root}"
             try:
                 failure = self._ended()
                 reports = self._side.meet((name, *arguments), failure, self._upkeep.report)
@@ -69,9 +70,10 @@ class Calls:
         saving = self.saving
         if saving is None:
             return None
+        who = f"rank {self._side.rank} of the manager"
         patiently(
             saving.is_over.wait,
-            f"the manager waits for the save to {saving.handle.path}, and the removals after it",
+            f"{who} waits for the save to {saving.handle.path}, and the removals after it",
         )
         failure = saving.handle._unasked_failure()
         self.saving = None

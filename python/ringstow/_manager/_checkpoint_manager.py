@@ -6,6 +6,7 @@ the saves and loads. It never reads or writes a checkpoint's bytes itself.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import time
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from ringstow import _native
 from ringstow._core import _policies
+from ringstow._core import _when as _policy
 from ringstow._core._arguments import StrPath, absolute, step_number
 from ringstow._core._config import Config, given, without_tiers
 from ringstow._core._damage import OnCorrupt
@@ -23,6 +25,7 @@ from ringstow._manager._calls import Calls, Saving
 from ringstow._manager._previous import PreviousSteps
 from ringstow._manager._restore import Restored, newest_intact, passed_over
 from ringstow._manager._run_directory import RunLock
+from ringstow._manager._when import Schedule
 from ringstow._reports import _history
 from ringstow._reports._blocked_time import counted_since
 from ringstow._saving._guard import Staging, check_staging
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
     from ringstow._core._policies import Mode, Nodes, Previous, Retention, Tiers
+    from ringstow._core._when import When
     from ringstow._reports._checkpoint_reports import Retained, Step
     from ringstow._reports._io_reports import PromotionReport, SaveReport
     from ringstow._saving._base import Base
@@ -69,10 +73,10 @@ class CheckpointManager:
         root: StrPath,
         *,
         keep: int | Retention | None = None,
+        when: When | None = None,
         tiers: Iterable[StrPath] | Tiers | None = None,
         nodes: Nodes | None = None,
         base: Literal["previous"] | Previous | None = None,
-        staging: Staging = "guard",
         config: Config | None = None,
         allow_pickle: bool = False,
         group: dist.ProcessGroup | None = None,
@@ -82,6 +86,8 @@ class CheckpointManager:
         Args:
             root: the directory of the run.
             keep: which steps to keep: the newest ``keep`` steps, or a `Retention`. None keeps all.
+            when: when `should_save` says to save, such as ``EverySteps(500) | OnSignal()``; the
+                same on all ranks. None leaves that to the program.
             tiers: where to copy each step in the background, nearest first: directories on other
                 disks and object stores, such as ``["/shared/run", "s3://bucket/run"]``, or `Tiers`,
                 which also sets how many steps stay in each place. If saves are faster than copies,
@@ -95,8 +101,6 @@ class CheckpointManager:
             base: ``"previous"`` links files of the previous step whose tensors have not changed,
                 instead of writing them again; see `ringstow.save`. `Previous` also sets which saves
                 write all files. None writes all files in each save.
-            staging: how `save_async` keeps the values of the call: ``"guard"``, ``"snapshot"``,
-                ``"wait"`` or ``"unguarded"`` (one process only); see `ringstow.save_async`.
             config: the settings of saves and loads; None means the defaults.
             allow_pickle: pickle values of other types, and unpickle them, which can run any code.
             group: the ranks that share the run's checkpoints: a gloo group that training does not
@@ -108,11 +112,12 @@ class CheckpointManager:
             InvalidStateError: ``keep`` is below 1; or ``root`` is a URL, or one of ``tiers`` is in
                 ``root`` or is a URL that cannot be understood; or `Tiers` sets a field for places
                 and names no place; or with ``Tiers.keep_here``, ``Tiers.keep`` is less than
-                ``keep``, so that steps would have no copy; or ``staging`` or ``base`` is unknown,
-                or not for several ranks; or ``nodes`` is combined with one process, ``base`` or
+                ``keep``, so that steps would have no copy; or ``base`` is unknown, or not for
+                several ranks; or ``nodes`` is combined with one process, ``base`` or
                 ``Retention.slim_after``; or there are fewer nodes than ``Nodes.replicas``.
         """
         self._keep = _policies.retention(keep)
+        when = _policy.checked(when)
         self._root = absolute(root)
         found = given(config)
         there = _policies.tiers(tiers)
@@ -124,15 +129,14 @@ class CheckpointManager:
         on_tiers = _rules.on_tiers(self._keep, there)
         plan = _tiers.Plan(places, rate, on_tiers, self._keep, evicts)
         clearing = _rules.clearing(self._root, self._keep, places, there.keep_here, config)
-        check_staging(staging)
         previous = _policies.previous(base)
         not_for_nodes = {"base": base, "Retention.slim_after": self._keep.slim_after}
         _setup.check_nodes(_policies.nodes(nodes), config, **not_for_nodes)
         self._node_local = nodes is not None
         # Each node removes old steps independently, so all ranks need the same rules.
         rules = None if nodes is None else (self._keep, plan, there.keep_here)
-        same = {"nodes": nodes, "keep and tiers": rules}
-        saves = _setup.Saves(config, staging, allow_pickle)
+        same = {"nodes": nodes, "keep and tiers": rules, "when": _policy.compared(when)}
+        saves = _setup.Saves(config, "guard", allow_pickle)
         if nodes is not None:
             made = _setup.for_nodes(self._root, plan, nodes.replicas, same, saves, group)
         else:
@@ -160,6 +164,8 @@ class CheckpointManager:
         self._calls = Calls(self._root, self._side, self._upkeep, self._copier, self._lock)
         self._owns_run = False
         self._has_read_newest = False
+        # The last: a manager that cannot be made must leave the program's signals alone.
+        self._schedule = None if when is None else Schedule(when, self._side, self._root)
 
     def __repr__(self) -> str:
         closed = " closed" if self._calls.turn.is_closed else ""
@@ -174,7 +180,10 @@ class CheckpointManager:
         if error is None:
             self.close()
         elif not self._calls.turn.is_closed:
-            self._calls.give_up()
+            try:
+                self._calls.give_up()
+            finally:
+                self._end_schedule()
 
     @property
     def root(self) -> str:
@@ -254,6 +263,38 @@ class CheckpointManager:
             timeout = None if until is None else max(until - time.monotonic(), 0)
         return self._copier.wait(timeout)
 
+    # When to save.
+
+    def should_save(self, step: int) -> bool:
+        """Return whether to save a step now, as ``when`` says; the same on all ranks.
+
+        Call it on every rank, once after each step. In most steps it does not communicate. A signal
+        is heard within about half a second of steps, or at the end of a step of more than a second.
+
+        Args:
+            step: the step's number, which grows by any stride and is the same on all ranks. Asking
+                again for the same step returns the same answer.
+
+        Raises:
+            InvalidStateError: the manager has no ``when``; or the step is lower than the one
+                before; or the ranks ask for different steps.
+        """
+        self._calls.turn.check()
+        if self._schedule is None:
+            raise InvalidStateError(
+                "should_save needs a policy: CheckpointManager(..., when=ringstow.EverySteps(500))"
+            )
+        return self._schedule.asks(step)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the training must end: a signal or a deadline of ``when`` was heard.
+
+        `should_save` sets it, on all ranks at the same step. From then on `save_async` returns once
+        the step is durable.
+        """
+        return self._schedule is not None and self._schedule.stopping
+
     # Saves.
 
     def save(
@@ -292,6 +333,8 @@ class CheckpointManager:
             except BaseException as error:
                 _rules.explain(self._keep, error)
                 raise
+            if self._schedule is not None:
+                self._schedule.took(time.perf_counter() - begun)
             self._upkeep.committed(path)
         return report
 
@@ -302,10 +345,12 @@ class CheckpointManager:
         metrics: Mapping[str, Any] | None = None,
         *,
         on_busy: _setup.OnBusy = "wait",
+        staging: Staging = "guard",
     ) -> SaveHandle:
         """Start to save a step in the background, and return; otherwise the same as `save`.
 
-        The old steps are removed in the background, after the commit.
+        The old steps are removed in the background, after the commit. If the manager is `stopping`,
+        this returns once the step is durable, or raises why it is not.
 
         Args:
             step: the step's number.
@@ -316,18 +361,22 @@ class CheckpointManager:
                 warning, and the handle's ``skipped`` is true. A step that ``Retention.every`` keeps
                 is never skipped: the call waits. On several ranks all must pass the same value, and
                 rank 0 decides for all.
+            staging: how to keep the values of the call: ``"guard"``, ``"snapshot"``, ``"wait"`` or
+                ``"unguarded"`` (one process only); see `ringstow.save_async`.
 
         Returns:
             The handle to wait on, a `concurrent.futures.Future`. You need not keep it: the next
             call, or the end of the ``with`` block, raises its failure.
 
         Raises:
-            InvalidStateError: an unknown ``on_busy``; or the ranks make different calls.
+            InvalidStateError: an unknown ``on_busy`` or ``staging``, or one that is not for several
+                ranks; or the ranks make different calls.
             Exception: any error of `ringstow.save_async`.
         """
         number, begun = _numbered(step), time.perf_counter()
         _setup.check_on_busy(on_busy)
-        if _rules.stays(self._keep, number):
+        check_staging(staging)
+        if self.stopping or _rules.stays(self._keep, number):
             on_busy = "wait"  # the ranks compare it, so they must have the same ``every``, too
         if on_busy == "skip":
             skipped = self._calls.skipped(number, metrics)
@@ -336,10 +385,16 @@ class CheckpointManager:
         with self._calls.one("save_async", number, on_busy):
             path, base = self._prepare(number)
             with counted_since(begun):
-                handle: SaveHandle = self._side.save_async(state, path, number, metrics, base)
+                handle: SaveHandle = self._side.save_async(
+                    state, path, number, metrics, base, staging=staging
+                )
             handle._explained_by(functools.partial(_rules.explain, self._keep))
             self._calls.saving = Saving(handle, self._upkeep.follow(handle, path))
             self._calls.left_out = None
+        if self._schedule is not None:
+            self._schedule.follow(handle)
+        if self.stopping:
+            handle.result()
         return handle
 
     def wait(self) -> None:
@@ -365,7 +420,18 @@ class CheckpointManager:
         Raises:
             Exception: why the save failed, unless its handle has reported it.
         """
-        self._calls.close()
+        turn = self._calls.turn
+        try:
+            if self._schedule is not None and turn.is_own() and not turn.is_closed:
+                with contextlib.suppress(Exception):  # a rank has ended: the call below says so
+                    self._schedule.settle()
+            self._calls.close()
+        finally:
+            self._end_schedule()
+
+    def _end_schedule(self) -> None:
+        if self._schedule is not None and self._calls.turn.is_closed:
+            self._schedule.close()
 
     # Lists of steps.
 
@@ -484,6 +550,8 @@ class CheckpointManager:
                 go_back = functools.partial(self._upkeep.go_back, drop_newer=drop_newer)
                 loadable = self._run.loadable
                 self._side.each(lambda: go_back(found[0], there, self._config, loadable))
+            if self._schedule is not None:
+                self._schedule.restart()
             is_here = restored is not None and self._steps.is_here(restored.path)
             if restored is not None and is_here and self._previous is not None:
                 self._previous.restored(restored.path)

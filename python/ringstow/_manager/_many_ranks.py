@@ -23,7 +23,7 @@ from ringstow._core._damage import is_damage
 from ringstow._core._errors import Error, InvalidStateError
 from ringstow._core._policies import Nodes
 from ringstow._manager._one_process import Attempt
-from ringstow._ranks._group import Group, end, end_beside, of_all_ranks
+from ringstow._ranks._group import Group, end, end_beside, keep_forever, of_all_ranks
 from ringstow._saving._guard import check_staging
 from ringstow._state.tree._mismatch import Call
 from ringstow.dcp import _paths, _private
@@ -67,7 +67,7 @@ class Ranks(Group):
 
         Args:
             config: the settings of saves and loads.
-            staging: how saves keep the values of the call.
+            staging: how a save that does not say keeps the values of the call.
             allow_pickle: whether values are pickled and unpickled.
             group: a group that training does not use: background saves communicate in it.
             apart: names of parts of the state that get files of their own in each save.
@@ -129,13 +129,15 @@ class Ranks(Group):
         metrics: Mapping[str, Any] | None = None,
         base: Base | None = None,
         apart: Iterable[str] | None = None,
+        *,
+        staging: Staging | None = None,
     ) -> SaveHandle:
         """Save in the background, as `save` does; fail at the call on all ranks."""
         handle: SaveHandle | None = None
         failure: BaseException | None = None
         options = self._options(step, metrics, base, apart)
         try:
-            handle = save_async(state, path, staging=self._staging, **options)
+            handle = save_async(state, path, staging=staging or self._staging, **options)
         except BaseException as error:  # Ctrl-C, too: the others must not wait for this rank
             failure = error
         try:
@@ -274,7 +276,8 @@ class Ranks(Group):
         """End the groups; no save is in progress."""
         if self._is_own and self.group is not None:
             end_beside(self.group)
-            end(self.group)
+            # Its end would wait for the other ranks, which may never come.
+            (keep_forever if self.is_awaited else end)(self.group)
             # The last reference closes its connections: ranks that wait for this one notice.
             self.group = None
 

@@ -71,6 +71,17 @@ class Side(Protocol[_Handle]):
     It is a `Team` as well, whose methods have the same names.
     """
 
+    doing: str
+    """What the ranks are doing, with its path: a wait that takes long logs it."""
+
+    @property
+    def rank(self) -> int:
+        """Which of them this process is."""
+
+    @property
+    def size(self) -> int:
+        """How many processes there are."""
+
     @property
     def is_first(self) -> bool:
         """Whether this process copies steps to further tiers, and removes old ones there."""
@@ -91,6 +102,9 @@ class Side(Protocol[_Handle]):
     def from_first(self, look: Callable[[], _T]) -> _T:
         """Call a function on the first rank; return its result, or raise its error, on all."""
 
+    def begin_max(self, values: list[int]) -> Callable[[], list[int]]:
+        """Begin to find the largest of all ranks' numbers; return what waits for them."""
+
     def each(self, work: Callable[[], _T]) -> _T:
         """Call a function on every rank; fail on all ranks if it fails on one."""
 
@@ -100,9 +114,16 @@ class Side(Protocol[_Handle]):
         """Save a step."""
 
     def save_async(
-        self, state: _State, path: str, step: int, metrics: _Metrics, base: Base | None = None
+        self,
+        state: _State,
+        path: str,
+        step: int,
+        metrics: _Metrics,
+        base: Base | None = None,
+        *,
+        staging: Staging | None = None,
     ) -> _Handle:
-        """Start to save a step."""
+        """Start to save a step; staging is the side's own if None."""
 
     def check_into(self, into: dict[Any, Any] | None) -> None:
         """Raise InvalidStateError if a load needs a state dict to fill, and there is none."""
@@ -157,9 +178,11 @@ class Alone(Team):
         step: int | None,
         metrics: _Metrics,
         base: Base | None = None,
+        *,
+        staging: Staging | None = None,
     ) -> SaveHandle:
         options = self._options(step, metrics, base)
-        return save_async(state, path, staging=self._staging, **options)
+        return save_async(state, path, staging=staging or self._staging, **options)
 
     def _options(self, step: int | None, metrics: _Metrics, base: Base | None) -> dict[str, Any]:
         return {

@@ -33,6 +33,8 @@ class Group(Team):
             self.size = dist.get_world_size(group)
         self.turn = CallLock("a save or load of several ranks")
         """Held by the call that communicates. Calls run in the same order on all ranks."""
+        self.is_awaited = False
+        """Whether `begin_max` has begun what this rank has not waited for."""
         self.known: dict[Any, Any] = {}
         """Cached results of earlier saves for states of the same structure."""
 
@@ -77,6 +79,22 @@ class Group(Team):
         result: T = found
         return result
 
+    def begin_max(self, values: list[int]) -> Callable[[], list[int]]:
+        memory = torch.tensor(values, dtype=torch.int64, device=self.device)
+        with _needing(self.group):
+            work = dist.all_reduce(memory, dist.ReduceOp.MAX, group=self.group, async_op=True)
+        self.is_awaited = True
+
+        def wait() -> list[int]:
+            # Usually it has long ended, and a timer costs more than the rest.
+            with _needing(self.group) if work.is_completed() else self._patient():
+                work.wait()
+            self.is_awaited = False
+            found: list[int] = memory.tolist()
+            return found
+
+        return wait
+
     def send(self, memory: torch.Tensor, to: int) -> None:
         """Send a tensor's bytes to a rank, which waits for them."""
         with self._patient():
@@ -107,13 +125,16 @@ class Group(Team):
         Raises:
             InvalidStateError: the group was destroyed.
         """
-        with _needing(self.group), _waiting.patient(_awaited(self.rank, self.size)):
+        with _needing(self.group), _waiting.patient(_awaited(self.rank, self.size, self.doing)):
             dist.get_rank(self.group)  # raises if it was destroyed; a collective may hang
             yield
 
 
-def _awaited(rank: int, size: int) -> str:
-    return f"rank {rank} of {size} waits for the other ranks, all of which must make this call"
+def _awaited(rank: int, size: int, doing: str) -> str:
+    where = f" in {doing}" if doing else ""
+    return (
+        f"rank {rank} of {size} waits for the other ranks{where}; all of them must make this call"
+    )
 
 
 @contextlib.contextmanager
@@ -150,7 +171,7 @@ def team_of(group: dist.ProcessGroup | None = None) -> Team:
 
 def of_all_ranks() -> dist.ProcessGroup:
     """Make a gloo group of all ranks, which all call this. Log a warning if some are late."""
-    with _waiting.patient(_awaited(dist.get_rank(), dist.get_world_size())):
+    with _waiting.patient(_awaited(dist.get_rank(), dist.get_world_size(), "new_group()")):
         return cast("dist.ProcessGroup", dist.new_group(backend="gloo"))
 
 
@@ -195,6 +216,16 @@ def end_beside(given: dist.ProcessGroup) -> None:
         known, made = _made.pop(id(given), (None, None))
     if known is given and made is not None:
         end(made.group)
+
+
+def keep_forever(group: dist.ProcessGroup) -> None:
+    """Keep a process group in which a collective has begun whose other ranks may never come.
+
+    gloo's destructor waits for them, and at the interpreter's exit ends the process by SIGABRT.
+    """
+    import ctypes  # slow, and only a failed training needs it
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def end(group: dist.ProcessGroup | None) -> None:

@@ -132,6 +132,7 @@ def fill(
     names = names or Names()
     with ranks.turn.held(), _done_callbacks.failing("load", _resolve.shown(path)):
         path, config = _named(ranks, "load_into", path, config)
+        ranks.doing = f"the load of {path}"
         where, settings, found = _meet(ranks, "load_into", path, config, strict, names=names)
         # Nodes that share no directory get the files that they lack from each other.
         copies = copies_of(where, given(config).tiers) if found is None else []
@@ -209,6 +210,7 @@ def load(
     ranks = group_of(group)
     with ranks.turn.held():
         path, config = _named(ranks, "load", path, config)
+        ranks.doing = f"the load of {path}"
         where, settings, found = _meet(ranks, "load", path, config)
         config = _shared_reads.by_all(ranks, where, config)
         while True:

@@ -310,6 +310,7 @@ class _Save:
 
     def run(self) -> SaveReport:
         """Save; on failure of one rank, fail on all."""
+        self._group.doing = f"the save to {self._asked.path}"
         try:
             with _done_callbacks.failing("save", self._asked.path, self._asked.step):
                 return self._run()

@@ -37,11 +37,13 @@ def state_of(layout, seed, step):
 
 def train(rank, root, layout, staging, options):
     """Save three steps in the background and one more; return the digest of the last."""
-    with CheckpointManager(root, keep=2, staging=staging, **options) as manager:
+    with CheckpointManager(root, keep=2, **options) as manager:
         assert manager.restore(into={}) is None
         for step in (1, 2, 3):
             _, _, state = state_of(layout, step, step)
-            handle = manager.save_async(step, state, metrics={"loss": rank + step / 10})
+            handle = manager.save_async(
+                step, state, metrics={"loss": rank + step / 10}, staging=staging
+            )
             handle.wait_staged()
         report = handle.result()
         assert report.path == str(root / "step-00000003")
@@ -292,7 +294,8 @@ def test_a_block_that_raises_on_one_rank_ends_there_and_fails_the_others(ranks, 
 
 
 def refused(rank, root):
-    return raised(lambda: CheckpointManager(root, staging="unguarded"))
+    with CheckpointManager(root) as manager:
+        return raised(lambda: manager.save_async(1, {"w": torch.ones(3)}, staging="unguarded"))
 
 
 def test_unguarded_saves_are_refused(ranks, tmp_path):

@@ -100,7 +100,12 @@ def one_is_late(rank, mark, makes_group):
     try:
         while rank == 1 and not mark.exists():
             os.sched_yield()
-        of_all_ranks() if makes_group else Group().gathered(rank)
+        group = None if makes_group else Group()
+        if group is None:
+            of_all_ranks()
+        else:
+            group.doing = "the save to run/step-1"
+            group.gathered(rank)
     finally:
         logger.removeHandler(handler)
         _waiting.PATIENCE_S = before
@@ -110,7 +115,10 @@ def one_is_late(rank, mark, makes_group):
 @pytest.mark.parametrize("makes_group", [False, True])
 def test_a_rank_says_that_it_waits_for_others(ranks, tmp_path, makes_group):
     said, none = ranks(2).run(one_is_late, tmp_path / "logged", makes_group)
-    assert said == [
-        "rank 0 of 2 waits for the other ranks, all of which must make this call, for 0 s so far"
-    ]
+    what = "new_group()" if makes_group else "the save to run/step-1"
+    (text,) = said
+    assert text.startswith(
+        f"rank 0 of 2 waits for the other ranks in {what}; all of them must make"
+    )
+    assert f", for 0 s so far, on node {os.uname().nodename} in process " in text
     assert none == []

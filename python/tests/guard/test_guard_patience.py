@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 
 import pytest
@@ -74,7 +75,7 @@ def test_a_manager_names_the_save_that_its_next_call_waits_for(held, said, tmp_p
     manager.save_async(1, held.state(STATE))
     assert len(manager.steps()) == 1
     (text,) = about(said, tmp_path / "run" / "step-00000001")
-    assert "the manager waits for the save to" in text
+    assert "rank 0 of the manager waits for the save to" in text
     manager.close()
 
 
@@ -94,11 +95,13 @@ def test_a_call_of_ranks_says_that_it_waits_for_another_one(said, held, monkeypa
     monkeypatch.setattr(held, "release", lambda: threading.Thread(target=lock.release).start())
     with lock.held():
         pass
-    assert said == ["a save waits for another one of this process, for 0 s so far"]
+    (text,) = said
+    assert text.startswith("a save waits for another one of this process, for 0 s so far, on node ")
 
 
 def test_a_wait_that_polls_says_it_once(said):
     patience = _waiting.Patience("x waits for y")
     patience.check()
     patience.check()
-    assert said == ["x waits for y, for 0 s so far"]
+    here = f"on node {os.uname().nodename} in process {os.getpid()}"
+    assert said == [f"x waits for y, for 0 s so far, {here}"]
