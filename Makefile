@@ -284,7 +284,7 @@ torture-restarts: $(READY)
 	@echo "promise: a training that was killed goes on as if it had not been: $(if $(RESTARTS),16,5) pairs of ranks, 0 broken"
 
 torture-stops: $(READY)
-	RINGSTOW_STOPS=$(STOPS) $(BIN)/python -m pytest -q -s python/tests/dcp/test_stops.py
+	RINGSTOW_TEST_STOPS=$(STOPS) $(BIN)/python -m pytest -q -s python/tests/dcp/test_stops.py
 
 torture-simulation:
 	RINGSTOW_SEEDS=$(SEEDS) cargo test --profile torture --test simulation -- --nocapture \

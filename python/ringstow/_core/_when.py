@@ -11,7 +11,7 @@ import datetime
 import operator
 import re
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from ringstow._core._arguments import brief
 from ringstow._core._errors import InvalidStateError
@@ -50,9 +50,6 @@ class AnyOf(When):
 
     def __repr__(self) -> str:
         return " | ".join(map(repr, self.parts))
-
-    def _is_due(self, before: int | None, step: int) -> bool:
-        return any(part._is_due(before, step) for part in self.parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,6 +218,11 @@ class Before(When):
 def parts(when: When) -> tuple[When, ...]:
     """Return the single policies of one that may have been joined by ``|``."""
     return when.parts if isinstance(when, AnyOf) else (when,)
+
+
+def of_steps(when: When) -> list[Callable[[int | None, int], bool]]:
+    """Return the questions of the policies to which steps matter."""
+    return [part._is_due for part in parts(when) if type(part)._is_due is not When._is_due]
 
 
 def checked(when: object) -> When | None:

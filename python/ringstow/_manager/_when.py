@@ -117,7 +117,8 @@ class Schedule:
         Raises:
             InvalidStateError: a signal is to be handled, and this is not the main thread.
         """
-        self._when, self._side, self._root, self._clock = when, side, root, clock
+        self._side, self._root, self._clock = side, root, clock
+        self._of_steps = _when.of_steps(when)
         parts = _when.parts(when)
         intervals = [_when.seconds_of(p.interval, "") for p in parts if isinstance(p, _when.Every)]
         self._interval_s = min(intervals, default=math.inf)
@@ -169,7 +170,10 @@ class Schedule:
             )
         self._step = step
         self._question += 1
-        answer = self._when._is_due(before, step)
+        answer = False
+        for is_due in self._of_steps:
+            if is_due(before, step):
+                answer = True
         if self._listens and not self.stopping:
             if self._question >= self._next_beat:
                 answer = self._listen(step, answer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
@@ -80,7 +81,8 @@ class Group(Team):
         return result
 
     def begin_max(self, values: list[int]) -> Callable[[], list[int]]:
-        memory = torch.tensor(values, dtype=torch.int64, device=self.device)
+        # Faster than torch.tensor, which matters here alone.
+        memory = torch.frombuffer(array.array("q", values), dtype=torch.int64).to(self.device)
         with _needing(self.group):
             work = dist.all_reduce(memory, dist.ReduceOp.MAX, group=self.group, async_op=True)
         self.is_awaited = True

@@ -19,7 +19,7 @@ from ranks import on_ranks, raised
 import ringstow
 
 HERE = pathlib.Path(__file__).parent
-STOPS = int(os.environ.get("RINGSTOW_STOPS", "5"))
+STOPS = int(os.environ.get("RINGSTOW_TEST_STOPS", "5"))
 SEED = int(os.environ.get("RINGSTOW_SEED", "0"))
 MOMENTS = ("step", "save", "promotion", "twice", "anytime")
 # Of a training: it has that many lives, and one that ends it.
