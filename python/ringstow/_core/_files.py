@@ -55,6 +55,18 @@ def reading(path: str, *, links: bool = True) -> BinaryIO:
     return cast(BinaryIO, os.fdopen(_opened(path, flags), "rb"))
 
 
+def reading_past_cache(path: str) -> BinaryIO:
+    """Open a file to read aligned memory from, unbuffered and past the page cache.
+
+    Raises:
+        OSError: not a regular file, or the file system or the system has no such reads.
+    """
+    past = getattr(os, "O_DIRECT", None)
+    if past is None:
+        raise OSError(errno.EOPNOTSUPP, "no O_DIRECT on this system", path)
+    return cast(BinaryIO, os.fdopen(_opened(path, os.O_RDONLY | past), "rb", buffering=0))
+
+
 def new(path: str) -> BinaryIO:
     """Create a file to write.
 

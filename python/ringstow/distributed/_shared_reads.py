@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from ringstow import _native
+from ringstow._core import _files
 from ringstow._core._config import Config, given
 from ringstow._ranks._group import Group
 
@@ -136,28 +137,24 @@ def _sample(nbytes: int, path: str, rank: int) -> float | None:
     if not places:
         return None
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
-    except (OSError, AttributeError):  # not every system has O_DIRECT
-        return None
-    first = rank * _READS
-    try:
         with (
+            _files.reading_past_cache(path) as file,
             mmap.mmap(-1, _READS * _READ_BYTES) as memory,  # aligned, as O_DIRECT wants it
-            ThreadPoolExecutor(_READS, "ringstow-sample") as threads,
         ):
             memory[::4096] = bytes(len(memory) // 4096)  # page faults before the clock runs
             parts = [memoryview(memory)[n * _READ_BYTES :][:_READ_BYTES] for n in range(_READS)]
-            begun = time.monotonic()
-            for _ in threads.map(
-                lambda n: os.preadv(file, [parts[n]], (first + n) % places * _READ_BYTES),
-                range(_READS),
-            ):
-                pass
-            seconds = time.monotonic() - begun
-            for part in parts:
-                part.release()
-            return seconds
+
+            def read(number: int) -> None:
+                place = (rank * _READS + number) % places
+                os.preadv(file.fileno(), [parts[number]], place * _READ_BYTES)
+
+            try:
+                with ThreadPoolExecutor(_READS, "ringstow-sample") as threads:
+                    begun = time.monotonic()
+                    list(threads.map(read, range(_READS)))
+                    return time.monotonic() - begun
+            finally:
+                for part in parts:
+                    part.release()
     except OSError:
         return None
-    finally:
-        os.close(file)

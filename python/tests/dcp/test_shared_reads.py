@@ -64,6 +64,14 @@ def test_a_sample_of_a_real_disk_is_taken(rank, tmp_path):
     assert seconds is not None
     assert seconds > 0
 
+    def fails(*_):
+        raise OSError(5, "Input/output error")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.preadv", fails)
+        assert _shared_reads._sample(shard.stat().st_size, str(shard), rank) is None
+    assert _shared_reads._sample(1 << 30, str(tmp_path), rank) is None
+
 
 @on_ranks(2)
 def test_a_load_of_everything_by_all(rank, tmp_path):
