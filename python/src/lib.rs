@@ -90,10 +90,12 @@ fn staging_bytes(json: &str) -> PyResult<u64> {
     Ok(config(json)?.staging_bytes())
 }
 
-/// Tells this boot of this machine from all others: processes with the same text share a page cache.
+/// Tells this boot of this machine from all others: processes with the same text share a page cache. Where the system does
+/// not say, each process shares with none.
 #[pyfunction]
-fn boot_id() -> PyResult<String> {
-    Ok(ringstow::internals::sys::file::boot_id()?)
+fn boot_id() -> String {
+    let known = ringstow::internals::sys::file::boot_id();
+    known.unwrap_or_else(|_| format!("process {}", std::process::id()))
 }
 
 /// A size in words, in bytes; why it is none, as the error's message.
