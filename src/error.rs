@@ -245,6 +245,8 @@ pub enum Advice {
     RemoveByHand,
     /// Write the file again: it is a stream's, and no checkpoint's.
     WriteAgain,
+    /// Download the file again: another program's, which has no earlier one.
+    Download,
 }
 
 impl Advice {
@@ -254,6 +256,7 @@ impl Advice {
             Self::Salvage => SALVAGE,
             Self::RemoveByHand => BY_HAND,
             Self::WriteAgain => "write it again",
+            Self::Download => "download it again",
         }
     }
 }
@@ -430,6 +433,14 @@ impl Error {
     pub(crate) fn written_again(mut self) -> Self {
         if let Self::Corrupt { advice, .. } = &mut self {
             *advice = Advice::WriteAgain;
+        }
+        self
+    }
+
+    /// [`Error::corrupt`] of another program's file.
+    pub(crate) fn downloaded_again(mut self) -> Self {
+        if let Self::Corrupt { advice, .. } = &mut self {
+            *advice = Advice::Download;
         }
         self
     }

@@ -180,6 +180,7 @@ def test_times_are_read_with_their_units(text, seconds):
         (lambda: OnSignal(signal.SIGKILL), InvalidStateError, "no program can handle SIGKILL"),
         (lambda: OnSignal(grace=30), TypeError, "OnSignal.grace takes a time with its unit"),
         (lambda: Before("4h"), TypeError, "Before takes a datetime.datetime"),
+        (lambda: Before(30), InvalidStateError, "a time before 2001"),
         (lambda: policies.checked(500), TypeError, r"such as ringstow.EverySteps\(500\)"),
         (lambda: policies.checked(First), TypeError, r"write First\(...\)"),
         (lambda: EverySteps(5) | 3, TypeError, "unsupported operand"),
@@ -202,8 +203,8 @@ def test_policies_are_values():
 @pytest.mark.parametrize(
     ("left", "save", "flight", "saves", "said"),
     [
-        (FOREVER, 0, 0, True, "it is saved"),
-        (FOREVER, 9 * S, 9 * S, True, "it is saved"),
+        (FOREVER, 0, 0, True, "should_save asks for it"),
+        (FOREVER, 9 * S, 9 * S, True, "should_save asks for it"),
         (30 * S, 5 * S, 0, True, "30.0 s are left, and a save takes 5.00 s"),
         (30 * S, 20 * S, 9 * S, True, "after the one in progress, which takes 9.00 s more"),
         (30 * S, 20 * S, 11 * S, False, "the save in progress is finished in its place"),
@@ -393,8 +394,8 @@ def test_during_the_first_save_another_begins_only_if_there_is_much_time(trainin
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_last_save_before_a_deadline_is_durable_in_time(training, monkeypatch, ranks):
-    monkeypatch.setattr(_when.time, "time", lambda: 5000.0)
-    one = training(EverySteps(100) | Before(5300.0), ranks=ranks, step_s=0.5, save_s=10.0)
+    monkeypatch.setattr(_when.time, "time", lambda: 5e9)
+    one = training(EverySteps(100) | Before(5e9 + 300), ranks=ranks, step_s=0.5, save_s=10.0)
     one.steps(600)
     assert one.all[0].stopping
     stopped = [at for step, at in one.saved if step % 100]

@@ -229,11 +229,17 @@ fn an_index_of_an_earlier_save_is_told_or_its_places_do_not_count() {
     let opened = OpenOptions::new().foreign(true).open(root.path()).unwrap();
     let loaded = opened.load_names(["c"], options.on(&runtime(), &Arc::default())).unwrap();
     assert_eq!(loaded.tensor("c").unwrap().as_slice::<u16>().unwrap(), [3]);
-    put("m-3.safetensors", &[("a", 7)]);
+    put("model.fp16.safetensors", &[("a", 7)]);
     fs::remove_file(at("m-1.safetensors")).unwrap();
     let error = refused(root.path());
     assert!(matches!(error, Error::MissingFiles { .. }), "{error:?}");
-    assert_says(&error, &["m-1.safetensors", "m-3.safetensors", "the index is of an earlier save"]);
+    assert_says(&error, &["m-1.safetensors"]);
+    assert!(!error.to_string().contains("move it away"), "a variant is no newer save: {error}");
+    put("model-00001-of-00001.safetensors", &[("a", 7)]);
+    assert_says(
+        &refused(root.path()),
+        &["model-00001-of-00001", "the index is of an earlier save"],
+    );
 }
 
 #[test]

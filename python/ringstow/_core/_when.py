@@ -17,6 +17,8 @@ from ringstow._core._arguments import brief
 from ringstow._core._errors import InvalidStateError
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+# Times before this one are mistaken for spans.
+_LONG_AGO_S = 1e9
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
 
 
@@ -194,6 +196,7 @@ class Before(When):
 
     Raises:
         TypeError: the deadline is neither a `datetime.datetime` nor a number.
+        InvalidStateError: it is before 2001, as a number of seconds from now would be.
     """
 
     deadline: datetime.datetime | float
@@ -206,6 +209,11 @@ class Before(When):
             raise TypeError(
                 "Before takes a datetime.datetime, or seconds since 1970 as time.time() counts "
                 f"them, not {brief(given)}"
+            )
+        if self.deadline_s < _LONG_AGO_S:
+            raise InvalidStateError(
+                f"Before({brief(given)}) is a time before 2001: give a datetime.datetime, or "
+                "seconds since 1970, such as time.time() + 3600"
             )
 
     @property

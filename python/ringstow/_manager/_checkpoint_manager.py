@@ -276,6 +276,7 @@ class CheckpointManager:
                 again for the same step returns the same answer.
 
         Raises:
+            TypeError: the step is no integer.
             InvalidStateError: the manager has no ``when``; or the step is lower than the one
                 before; or the ranks ask for different steps.
         """
@@ -284,7 +285,7 @@ class CheckpointManager:
             raise InvalidStateError(
                 "should_save needs a policy: CheckpointManager(..., when=ringstow.EverySteps(500))"
             )
-        return self._schedule.asks(step)
+        return self._schedule.asks(_numbered(step))
 
     @property
     def stopping(self) -> bool:
@@ -293,7 +294,7 @@ class CheckpointManager:
         `should_save` sets it, on all ranks at the same step. From then on `save_async` returns once
         the step is durable.
         """
-        return self._schedule is not None and self._schedule.stopping
+        return self._schedule is not None and self._schedule.is_stopping()
 
     # Saves.
 
@@ -321,6 +322,7 @@ class CheckpointManager:
                 ``ringstow.distributed.save``, on all of them.
         """
         number, begun = _numbered(step), time.perf_counter()
+        self._heed()
         with self._calls.one("save", number):
             path, base = self._prepare(number)
             self._calls.left_out = None
@@ -374,6 +376,7 @@ class CheckpointManager:
             Exception: any error of `ringstow.save_async`.
         """
         number, begun = _numbered(step), time.perf_counter()
+        self._heed()
         _setup.check_on_busy(on_busy)
         check_staging(staging)
         if self.stopping or _rules.stays(self._keep, number):
@@ -428,6 +431,10 @@ class CheckpointManager:
             self._calls.close()
         finally:
             self._end_schedule()
+
+    def _heed(self) -> None:
+        if self._schedule is not None:
+            self._schedule.heed()
 
     def _end_schedule(self) -> None:
         if self._schedule is not None and self._calls.turn.is_closed:

@@ -78,25 +78,34 @@ class _Handler:
 
     def __call__(self, number: int, frame: types.FrameType | None) -> None:
         notices = self._notices()
-        if notices is None or not notices.is_open or os.getpid() != self._pid:
-            self._pass_on(frame)  # a forked child, or a manager that has ended without close()
+        if notices is None or not self.is_alive():
+            self._pass_on(frame)
             return
         now = notices.clock()
         if now - notices.noted.setdefault(number, now) > SAME_NOTICE_S:
             self._end(frame)
-        elif callable(self._previous) and self._previous is not signal.default_int_handler:
-            self._previous(number, frame)
+            return
+        previous = _alive(self._previous)
+        if callable(previous) and previous is not signal.default_int_handler:
+            previous(number, frame)
+
+    def is_alive(self) -> bool:
+        """Return whether its manager is open: not in a forked child, nor after its end."""
+        notices = self._notices()
+        return notices is not None and notices.is_open and os.getpid() == self._pid
 
     def restore(self) -> None:
         """Restore the handler that was there before, unless Python cannot."""
         in_main = threading.current_thread() is threading.main_thread()
-        if in_main and self._previous is not None:  # None: a library set it, not Python
-            signal.signal(self._number, self._previous)
+        previous = _alive(self._previous)
+        if in_main and previous is not None:  # None: a library set it, not Python
+            signal.signal(self._number, previous)
 
     def _pass_on(self, frame: types.FrameType | None) -> None:
-        if callable(self._previous):
-            self._previous(self._number, frame)
-        elif self._previous != signal.SIG_IGN:
+        previous = _alive(self._previous)
+        if callable(previous):
+            previous(self._number, frame)
+        elif previous != signal.SIG_IGN:
             self._end(frame)
 
     def _end(self, frame: types.FrameType | None) -> None:
@@ -105,3 +114,10 @@ class _Handler:
             signal.default_int_handler(self._number, frame)
         signal.signal(self._number, signal.SIG_DFL)
         os.kill(os.getpid(), self._number)
+
+
+def _alive(handler: _Previous) -> _Previous:
+    """Return a handler, or the one before it if its manager has ended: that one handles nothing."""
+    while isinstance(handler, _Handler) and not handler.is_alive():
+        handler = handler._previous
+    return handler

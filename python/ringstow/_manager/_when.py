@@ -41,6 +41,9 @@ _COUNTED_SAVES = 3
 # How long a save may take if none has ended yet.
 _UNKNOWN_SAVE_US = 60_000_000
 
+# So long after a signal without a question, somebody reads `stopping` alone.
+_UNHEARD_S = 5.0
+
 _FOREVER_US = 1 << 60
 _NEVER = -(1 << 61)
 
@@ -82,13 +85,13 @@ def last_save(left_us: int, save_us: int, flight_us: int) -> Last:
         flight_us: how long the save in progress still takes; 0 if there is none.
     """
     if left_us >= _FOREVER_US // 2:
-        return Last(True, "it is saved")
+        return Last(True, "should_save asks for it")
     left, save, flight = (_text(us) for us in (left_us, save_us, flight_us))
     takes = f"{left} are left, and a save takes {save if save_us else 'an unknown time'}"
     after = f" after the one in progress, which takes {flight} more" if flight_us else ""
     is_first = not save_us and not flight_us
     if left_us > 0 and (is_first or (save_us and save_us + flight_us <= left_us)):
-        return Last(True, f"it is saved: {takes}{after}")
+        return Last(True, f"should_save asks for it: {takes}{after}")
     if 0 < flight_us <= left_us:
         why = f"the save in progress is finished in its place: {takes}{after}"
         return Last(False, f"it is not saved, and {why}")
@@ -131,6 +134,10 @@ class Schedule:
         """Whether the training must end."""
         self._step: int | None = None
         self._answer = False
+        self._asked_at = clock()
+        self._unsaved: int | None = None
+        """A step that was to be saved, and no save of any step has begun since."""
+        self._has_warned = False
         # A question is a call of `asks`: all ranks make the same.
         self._question = 0
         self._saved_at = 0
@@ -168,7 +175,8 @@ class Schedule:
                 f"should_save({step}) comes after should_save({before}): call it once after each "
                 "step, with a number that grows"
             )
-        self._step = step
+        self._tell_unsaved()
+        self._step, self._asked_at = step, self._clock()
         self._question += 1
         answer = False
         for is_due in self._of_steps:
@@ -181,8 +189,40 @@ class Schedule:
                 answer = self.stopping or self._on_time(answer)
         if answer:
             self._saved_at, self._timed_at = self._question, 0
+            self._unsaved = step
         self._answer = answer
         return answer
+
+    def is_stopping(self) -> bool:
+        """Return `stopping`; warn if a signal has come, and nobody asks any more."""
+        if self._notices.noted and not self.stopping and not self._has_warned:
+            came = min(self._notices.noted.values())
+            if came > self._asked_at and self._clock() - came > _UNHEARD_S:
+                self._tell_unheard()
+        return self.stopping
+
+    def heed(self) -> None:
+        """Note that a save begins."""
+        self._unsaved = None
+
+    def _tell_unsaved(self) -> None:
+        step, self._unsaved = self._unsaved, None
+        if step is not None and not self._has_warned and self._side.is_first:
+            self._has_warned = True
+            _log.warning(
+                "%s: should_save(%d) was true, and no save followed: call save or save_async then",
+                self._root,
+                step,
+            )
+
+    def _tell_unheard(self) -> None:
+        self._has_warned = True
+        _log.warning(
+            "%s: %s came, and should_save was not called after it, so nothing was saved for it and "
+            "stopping is false: call should_save(step) after each step",
+            self._root,
+            signal.Signals(max(self._notices.noted)).name,
+        )
 
     # What the estimates need.
 
@@ -335,7 +375,10 @@ class Schedule:
             wait()
 
     def close(self) -> None:
-        """Restore the handlers of signals."""
+        """Restore the handlers of signals; warn of what was not heard, and not saved."""
+        self._tell_unsaved()
+        if self._notices.noted and not self.stopping and not self._has_warned:
+            self._tell_unheard()
         self._notices.close()
 
 

@@ -68,7 +68,9 @@ def load_into(
         FormatError: ringstow did not write the checkpoint's tree.
     """
     if not isinstance(state, dict):
-        raise InvalidStateError(f"a state dict must be a dict, not {type_name(state)}")
+        is_object = hasattr(state, "state_dict")
+        remedy = ': give {"model": model}, or its state_dict()' if is_object else ""
+        raise InvalidStateError(f"a state dict must be a dict, not {type_name(state)}{remedy}")
     from ringstow._reports._io_reports import LoadReport
 
     skeleton = names.skeleton(checkpoint, path)

@@ -77,7 +77,7 @@ def test_signal_is_saved_at_the_next_step_and_the_loop_ends(root, noted, caplog)
         assert noted == [ONE]
         assert [found.step for found in manager.steps()] == [7]
     assert f"{ONE.name} ends the training" in caplog.text
-    assert "it is saved: 36" in caplog.text  # 3600 s
+    assert "should_save asks for it: 36" in caplog.text  # 3600 s
 
 
 def test_save_that_ends_a_training_is_durable_or_raises_at_the_call(root, noted):
@@ -155,6 +155,56 @@ def test_manager_that_is_dropped_no_longer_handles_the_signal(root, noted):
     assert noted == [ONE] * 3
     assert signal.getsignal(ONE) is handler
     handler.restore()
+
+
+@pytest.mark.parametrize("how", ["dropped", "in order"])
+def test_manager_after_one_that_has_ended_saves_at_a_signal(tmp_path, how):
+    """As a program without a handler of its own: the signal must not end it."""
+    before = signal.signal(ONE, signal.SIG_DFL)
+    try:
+        first = CheckpointManager(tmp_path / "a", when=OnSignal(ONE))
+        if how == "in order":
+            second = CheckpointManager(tmp_path / "b", when=OnSignal(ONE))
+            first.close()
+            second.close()
+            assert signal.getsignal(ONE) == signal.SIG_DFL
+        del first
+        gc.collect()
+        with CheckpointManager(tmp_path / "c", when=OnSignal(ONE)) as manager:
+            assert train(manager, range(5), at=2) == 2
+            assert [step.step for step in manager.steps()] == [2]
+        assert signal.getsignal(ONE) == signal.SIG_DFL
+    finally:
+        signal.signal(ONE, before)
+
+
+def test_signal_that_nobody_asks_about_is_told(root, noted, caplog):
+    with CheckpointManager(root, when=OnSignal(ONE)) as manager:
+        manager.should_save(1)
+        send()
+        assert not manager.stopping
+    assert "SIGUSR2 came, and should_save was not called after it" in caplog.text
+
+
+def test_step_that_was_to_be_saved_and_is_not_is_told_once(root, caplog):
+    with CheckpointManager(root, when=EverySteps(1)) as manager:
+        assert manager.should_save(1)
+        manager.save_async(1, {"w": 1})
+        assert manager.should_save(2)
+        assert "no save followed" not in caplog.text
+        assert manager.should_save(3)
+        assert manager.should_save(4)
+    assert caplog.text.count("should_save(2) was true, and no save followed") == 1
+    assert caplog.text.count("no save followed") == 1
+
+
+@pytest.mark.parametrize("step", ["5", 5.0, None])
+def test_step_that_is_no_integer_is_refused_and_forgotten(root, step):
+    with CheckpointManager(root, when=EverySteps(5)) as manager:
+        with pytest.raises(TypeError, match="step is an integer"):
+            manager.should_save(step)
+        assert manager.should_save(5)
+        manager.save(5, {"w": 1})
 
 
 def test_another_thread_cannot_handle_signals_and_is_told_so(root):

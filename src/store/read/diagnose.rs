@@ -230,7 +230,9 @@ fn kind_of_file(path: &Path) -> String {
                 Rust"
             .into();
     }
-    "it is a file: a checkpoint is a directory".into()
+    "it is a file without tensors: a checkpoint is a directory, a safetensors file or the index of several, or in Python a file \
+     of torch.save"
+        .into()
 }
 
 fn is_torch_name(name: &str) -> bool {

@@ -175,7 +175,12 @@ fn listed_files(
         return Ok(owned(listed));
     }
     let ending = Path::new(missing.first().expect("one is missing")).extension();
-    let is_other = |other: &&str| Path::new(other).extension() == ending && !listed.contains(other);
+    // Files of a numbered set: a variant, or another model's file, says nothing about the index.
+    let is_other = |other: &&str| {
+        Path::new(other).extension() == ending
+            && names::numbered(other).is_some()
+            && !listed.contains(other)
+    };
     let others = owned(present.into_iter().filter(is_other).collect());
     let newer = match others.is_empty() {
         true => String::new(),

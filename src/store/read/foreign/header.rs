@@ -34,7 +34,8 @@ pub(super) fn read_header(path: &Path) -> Result<Contents> {
         Ok(text)
     };
     let too_short = |expected: String| {
-        Err(Error::corrupt(&path, bytes, "length in bytes", expected, bytes.to_string()))
+        let error = Error::corrupt(&path, bytes, "length in bytes", expected, bytes.to_string());
+        Err(error.downloaded_again())
     };
     if bytes < 8 {
         return too_short("that of a safetensors file, 8 or more".into());
@@ -57,7 +58,8 @@ pub(super) fn read_header(path: &Path) -> Result<Contents> {
     let expected = data.saturating_add(header.data_bytes);
     if expected != bytes {
         let (at, expected, got) = (expected.min(bytes), expected.to_string(), bytes.to_string());
-        return Err(Error::corrupt(&path, at, "length in bytes", expected, got));
+        let error = Error::corrupt(&path, at, "length in bytes", expected, got);
+        return Err(error.downloaded_again());
     }
     Ok(Contents { path, header, data, bytes })
 }
