@@ -312,22 +312,18 @@ impl Error {
 
     /// Advises to salvage, instead of going back to an earlier checkpoint, of which there is none.
     pub(crate) fn without_earlier(mut self) -> Self {
-        match &mut self {
-            Self::Corrupt { advice, .. } => *advice = Advice::Salvage,
-            Self::MissingFiles { reason, .. } => *reason = reason.replace(GO_BACK, SALVAGE),
-            _ => {}
+        if let Self::MissingFiles { reason, .. } = &mut self {
+            *reason = reason.replace(GO_BACK, SALVAGE);
         }
-        self
+        self.advising(Advice::Salvage)
     }
 
     /// Advises to remove by hand a checkpoint whose manifest is damaged or cannot be read.
     pub(crate) fn removed_by_hand(mut self) -> Self {
-        match &mut self {
-            Self::Corrupt { advice, .. } => *advice = Advice::RemoveByHand,
-            Self::Io { hint, .. } => *hint = BY_HAND.into(),
-            _ => {}
+        if let Self::Io { hint, .. } = &mut self {
+            *hint = BY_HAND.into();
         }
-        self
+        self.advising(Advice::RemoveByHand)
     }
 
     /// Adds to an [`Error::Io`] what is at the path instead, and what to do.
@@ -429,18 +425,10 @@ impl Error {
         Self::Corrupt { path, offset, what, expected, got, tensors, advice }
     }
 
-    /// [`Error::corrupt`] of a stream's file.
-    pub(crate) fn written_again(mut self) -> Self {
+    /// The same error, with this advice if it is an [`Error::Corrupt`].
+    pub(crate) fn advising(mut self, what: Advice) -> Self {
         if let Self::Corrupt { advice, .. } = &mut self {
-            *advice = Advice::WriteAgain;
-        }
-        self
-    }
-
-    /// [`Error::corrupt`] of another program's file.
-    pub(crate) fn downloaded_again(mut self) -> Self {
-        if let Self::Corrupt { advice, .. } = &mut self {
-            *advice = Advice::Download;
+            *advice = what;
         }
         self
     }

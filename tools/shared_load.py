@@ -11,7 +11,6 @@ the disk gave, as multiples of the state.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -22,6 +21,7 @@ import ringstow
 import torch
 import torch.distributed as dist
 from comparing.directories import fresh_directory
+from comparing.durable import drop_caches
 from ringstow import distributed
 from stepping.slow_disk import slow_disk
 
@@ -79,8 +79,7 @@ def disk(args: argparse.Namespace) -> AbstractContextManager[Path | None]:
 def load(state: dict[str, torch.Tensor], path: Path, way: Switch) -> tuple[float, float]:
     """Return the seconds of a cold load on all ranks, and the bytes that the disk gave."""
     if dist.get_rank() == 0:
-        os.sync()
-        Path("/proc/sys/vm/drop_caches").write_text("3")
+        drop_caches(path)
     dist.barrier()
     before, begun = read_bytes(), time.monotonic()
     distributed.load_into(state, path, config=ringstow.Config(direct=way))

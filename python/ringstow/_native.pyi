@@ -87,6 +87,7 @@ __all__ = [
     "newest_of",
     "node_id",
     "nodes_of",
+    "numbered_sets",
     "outline",
     "parse_pool_size",
     "parse_size",
@@ -914,6 +915,10 @@ def weights_in(path: str, warns: bool) -> str | None: ...
 # The files that an index such as `pytorch_model.bin.index.json` lists, sorted.
 # MissingFilesError: some are not there. FormatError: it is no index.
 def files_of_index(path: str, index: str) -> list[str]: ...
+
+# The sets of numbered files among these, such as `model-00001-of-00003.bin`: of each the name of
+# its index, the files that are there, and the first thousand that are not.
+def numbered_sets(names: list[str]) -> list[tuple[str, list[str], list[str]]]: ...
 
 # The files of weights among these that no program takes, since it finds others first.
 def superseded_weights(names: list[str]) -> list[str]: ...

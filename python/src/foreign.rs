@@ -31,6 +31,14 @@ pub(crate) fn files_of_index(py: Python<'_>, path: PathBuf, index: &str) -> PyRe
     py.detach(|| store::files_of_index(&path, index)).map_err(to_python)
 }
 
+/// The sets of numbered files among these: of each its index, its files, and those that are missing.
+#[pyfunction]
+pub(crate) fn numbered_sets(names: Vec<String>) -> Vec<(String, Vec<String>, Vec<String>)> {
+    let owned = |files: Vec<&str>| files.into_iter().map(str::to_owned).collect();
+    let sets = model_files::numbered_sets(&names).into_iter();
+    sets.map(|set| (set.index, owned(set.files), set.missing)).collect()
+}
+
 /// The files of weights among these that no program takes.
 #[pyfunction]
 pub(crate) fn superseded_weights(names: Vec<String>) -> Vec<String> {

@@ -243,7 +243,8 @@ mod _native {
         exit::{end_jobs, fail_exit},
         fill::{Loading, Wanted, fill, survey},
         foreign::{
-            deepspeed_directory, files_of_index, foreign_kind, superseded_weights, weights_in,
+            deepspeed_directory, files_of_index, foreign_kind, numbered_sets, superseded_weights,
+            weights_in,
         },
         load::Checkpoint,
         logging::deliver,

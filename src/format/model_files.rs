@@ -3,7 +3,7 @@
 //! which must not be mixed. No I/O.
 
 use super::names;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The names in the order in which each program looks for them: transformers, diffusers, PEFT.
 const PROGRAMS: [&[&str]; 3] = [
@@ -71,6 +71,43 @@ pub fn superseded(names: &[String]) -> Vec<&str> {
     found
 }
 
+/// Files such as `model-00001-of-00003.safetensors`.
+#[derive(Debug, PartialEq, Eq)]
+pub struct NumberedSet<'a> {
+    /// The name of its index, whether that is there or not.
+    pub index: String,
+    /// Those that are there, in the order given.
+    pub files: Vec<&'a str>,
+    /// Those that are not, the first thousand.
+    pub missing: Vec<String>,
+}
+
+/// The sets of numbered files among these.
+pub fn numbered_sets(names: &[String]) -> Vec<NumberedSet<'_>> {
+    /// A file's name claims how many there are, so that may be huge.
+    const LISTED_MAX: usize = 1000;
+    let mut sets = BTreeMap::<(&str, &str, usize), (BTreeSet<usize>, Vec<&str>)>::new();
+    for name in names {
+        if let Some((stem, number, count)) = names::numbered(name) {
+            let (_, ending) = name.rsplit_once('.').expect("a numbered name has an ending");
+            let (numbers, files) = sets.entry((stem, ending, count)).or_default();
+            numbers.insert(number);
+            files.push(name);
+        }
+    }
+    let set =
+        |((stem, ending, count), (numbers, files)): ((&str, &str, usize), (BTreeSet<_>, _))| {
+            let absent = (1..=count).filter(|number| !numbers.contains(number)).take(LISTED_MAX);
+            let missing = absent.map(|number| format!("{stem}-{number:05}-of-{count:05}.{ending}"));
+            NumberedSet {
+                index: format!("{stem}.{ending}.index.json"),
+                files,
+                missing: missing.collect(),
+            }
+        };
+    sets.into_iter().map(set).collect()
+}
+
 /// Whether this is the name of an index: a list of the files of a model.
 pub fn is_index(name: &str) -> bool {
     name.ends_with(".json") && name.contains(".index.")
@@ -132,5 +169,18 @@ mod tests {
         let names: Vec<String> = names.map(String::from).into();
         assert_eq!(superseded(&names), ["pytorch_model.bin", "model-00001-of-00002.safetensors"]);
         assert!(superseded(&names[1..2]).is_empty());
+    }
+    #[test]
+    fn numbered_set_knows_its_index_and_what_is_missing() {
+        let names =
+            ["x-00002-of-00003.bin", "x-00001-of-00001.safetensors", "x.bin", "x-1-of-2.bin"];
+        let names: Vec<String> = names.map(String::from).into();
+        let [bin, safe] = <[_; 2]>::try_from(numbered_sets(&names)).unwrap();
+        assert_eq!(bin.index, "x.bin.index.json");
+        assert_eq!(bin.files, ["x-00002-of-00003.bin"]);
+        assert_eq!(bin.missing, ["x-00001-of-00003.bin", "x-00003-of-00003.bin"]);
+        assert_eq!((safe.files.len(), safe.missing.len()), (1, 0));
+        let huge = vec!["x-00001-of-99999999999.bin".to_owned()];
+        assert_eq!(numbered_sets(&huge)[0].missing.len(), 1000);
     }
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import os
@@ -130,6 +131,18 @@ def brief(value: object) -> str:
     return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}..."
 
 
+def integer(value: object, wrong: str) -> int:
+    """Return an int, or anything with ``__index__``, as an int.
+
+    Raises:
+        TypeError: it is none, or a bool; begins with ``wrong``.
+    """
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError):
+            return operator.index(value)  # type: ignore[arg-type]
+    raise TypeError(f"{wrong}, not {brief(value)}")
+
+
 def step_number(step: int | None, name: str = "step") -> int | None:
     """Return a step for the native side; accepts an int, or anything with ``__index__``.
 
@@ -141,10 +154,7 @@ def step_number(step: int | None, name: str = "step") -> int | None:
         return None
     if isinstance(step, bool):
         raise TypeError(f"{name} is a number, not {step!r}")
-    try:
-        number = operator.index(step)
-    except TypeError:
-        raise TypeError(f"{name} is an integer, not {brief(step)}") from None
+    number = integer(step, f"{name} is an integer")
     if not 0 <= number < 1 << 64:
         raise ValueError(f"{name} is from 0 to 2**64 - 1, not {number}")
     return number

@@ -6,13 +6,12 @@ These are plain values, checked when they are made; `_manager` applies them.
 from __future__ import annotations
 
 import dataclasses
-import operator
 import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal, get_args
 
 from ringstow import _native
-from ringstow._core._arguments import StrPath, brief, names_of_parts
+from ringstow._core._arguments import StrPath, brief, integer, names_of_parts
 from ringstow._core._config import in_bytes
 from ringstow._core._errors import InvalidStateError
 
@@ -275,13 +274,7 @@ def _check_number(policy: object, name: str) -> None:
 
 
 def _number(value: object, name: str, what: str = "an int") -> int:
-    wrong = TypeError(f"{name} must be {what}, not {brief(value)}")
-    if isinstance(value, bool):
-        raise wrong
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise wrong from None
+    number = integer(value, f"{name} must be {what}")
     if not 1 <= number <= _U64_MAX:
         raise InvalidStateError(f"{name} = {number}: must be 1 or more")
     return number

@@ -8,12 +8,11 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import datetime
-import operator
 import re
 import signal
 from collections.abc import Callable, Iterable, Mapping
 
-from ringstow._core._arguments import brief
+from ringstow._core._arguments import brief, integer
 from ringstow._core._errors import InvalidStateError
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -296,13 +295,7 @@ def seconds_of(given: object, name: str) -> float:
 
 
 def _integer(given: object, name: str, least: int) -> int:
-    wrong = TypeError(f"{name} takes whole numbers of steps, not {brief(given)}")
-    if isinstance(given, bool):
-        raise wrong
-    try:
-        number = operator.index(given)  # type: ignore[arg-type]
-    except TypeError:
-        raise wrong from None
+    number = integer(given, f"{name} takes whole numbers of steps")
     if number < least:
         raise InvalidStateError(f"{name}({number}): must be {least} or more")
     return number

@@ -24,7 +24,6 @@ __all__ = ["Foreign", "is_by_torch", "opened", "state_of"]
 if TYPE_CHECKING:
     from ringstow._foreign._torch_file import Files
 
-_MANIFEST = "manifest.json"
 # The name of a ShardedObject.
 _OBJECT = re.compile(r".*/shard_[\d.]+_[\d.]+")
 _FOLDERS = ("trainer", "accelerate")
@@ -59,8 +58,6 @@ def opened(
         UnsupportedError: its format is not supported, or PyTorch is not installed.
         OSError: the system refused.
     """
-    if os.path.isfile(os.path.join(path, _MANIFEST)):
-        return None
     kind = _native.foreign_kind(path)
     if kind in (None, "safetensors") or (kind == "hf" and not is_by_torch(path)):
         return None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ringstow._core._errors import InvalidStateError, UnsupportedError
 from ringstow._foreign._nested_states import Parts, bytes_at, check, check_size
 from ringstow._state.tensors import _numpy, _torch
-from ringstow._state.tensors._memory import Address, LazyTensor, place_at
+from ringstow._state.tensors._memory import Address, LazyTensor, moved, place_at
 from ringstow._state.tree import _custom_types
 from ringstow._state.tree._refusals import Refused, type_name
 from ringstow._state.tree._walk import (
@@ -331,7 +331,7 @@ class Foreign:
             source = source.narrow(dimension, offset, length)
         flipped = [n for n, step in enumerate(strides) if step < 0]
         back = sum((lengths[n] - 1) * strides[n] for n in flipped)
-        target = _memory(_moved(address, back), lengths, [*map(abs, strides)], 0, source.dtype)
+        target = _memory(moved(address, back), lengths, [*map(abs, strides)], 0, source.dtype)
         target.copy_(source.flip(flipped) if flipped else source)
 
     def _by_source(self, names: Iterable[str]) -> list[tuple[Any, dict[str, None]]]:
@@ -447,9 +447,3 @@ def _memory(
     else:
         flat = torch.as_tensor(_OnDevice(pointer, span), device=f"cuda:{device}")
     return flat.view(dtype).as_strided(shape, [step // itemsize for step in strides])
-
-
-def _moved(address: Address, nbytes: int) -> Address:
-    if isinstance(address, tuple):
-        return (address[0] + nbytes, *address[1:])
-    return address + nbytes

@@ -118,8 +118,6 @@ def newest_in(root: str) -> Left | None:
 
 def _left(path: str, name: str) -> Left | None:
     is_directory = os.path.isdir(path)
-    if os.path.isfile(os.path.join(path, "manifest.json")):
-        return None
     stem, ending = (name, "") if is_directory else os.path.splitext(name)
     stem = stem.removesuffix(".ckpt")  # of Lightning's directories
     if not is_directory and ending not in _native.TORCH_ENDINGS:

@@ -27,7 +27,6 @@ _log = logging.getLogger("ringstow")
 # Files that hold an object of the program, not state: only pickle can load them.
 OBJECTS = re.compile(r"training_args\.bin|sampler(_\d+)?\.bin")
 _INDEX = ".index.json"
-_NUMBERED = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.(safetensors|bin)")
 _TORCH = re.compile(r".*\.(pt|pth|bin|pkl)")
 # The name of the directory of a model's or optimizer's shards, and the key of its state.
 _SHARDED = (
@@ -49,8 +48,10 @@ def of_folder(path: str, files: Files) -> tuple[Parts, list[str]]:
     present = sorted(os.listdir(path))
     others = _native.superseded_weights(present)
     names = [name for name in present if name not in others]
-    _check_sets(path, names)
+    numbered = _check_sets(path, names)
     for name in names:
+        if name in numbered:  # its index is the part
+            continue
         if OBJECTS.fullmatch(name) and not files.allow_pickle:
             left_out.append(name)
             continue
@@ -70,8 +71,6 @@ def _part(path: str, name: str, files: Files) -> tuple[str, Callable[[], Any]] |
     at = os.path.join(path, name)
     if os.path.isdir(at):
         return _sharded(at, name, files)
-    if _NUMBERED.fullmatch(name):  # its index is the part
-        return None
     stem = os.path.splitext(name.removesuffix(_INDEX))[0]
     if name.endswith(_INDEX) or name.endswith(".safetensors") or _TORCH.fullmatch(name):
         return _key_of(stem), functools.partial(_tensors, path, name, files)
@@ -124,21 +123,19 @@ def weights(path: str, files: Files) -> Any:
     return _tensors(path, name, files)
 
 
-def _check_sets(path: str, names: list[str]) -> None:
-    """Refuse numbered files without their index, or incomplete sets of them."""
-    for name in names:
-        match = _NUMBERED.fullmatch(name)
-        if match is None:
-            continue
-        stem, _, count, ending = match.groups()
-        index = f"{stem}.{ending}{_INDEX}"
-        wanted = {f"{stem}-{n:05}-of-{count}.{ending}" for n in range(1, int(count) + 1)} | {index}
-        if missing := sorted(wanted - {*names}):
+def _check_sets(path: str, names: list[str]) -> set[str]:
+    """Return the numbered files; refuse sets of them that are incomplete, or have no index."""
+    numbered: set[str] = set()
+    for index, files, absent in _native.numbered_sets(names):
+        missing = absent if index in names else [*absent, index]
+        if missing:
             raise MissingFilesError(
-                f"{path} lacks {len(missing)} of the files that {name} belongs to: "
+                f"{path} lacks {len(missing)} of the files that {files[0]} belongs to: "
                 f"{', '.join(missing[:20])}; take another copy of it, or an earlier checkpoint",
                 path=path,
             )
+        numbered.update(files)
+    return numbered
 
 
 def _json(path: str) -> Any:

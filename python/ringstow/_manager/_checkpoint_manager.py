@@ -269,7 +269,7 @@ class CheckpointManager:
         """Return whether to save a step now, as ``when`` says; the same on all ranks.
 
         Call it on every rank, once after each step. In most steps it does not communicate. A signal
-        is heard within about half a second of steps, or at the end of a step of more than a second.
+        is heard within about two seconds, or at the end of a step of more than one second.
 
         Args:
             step: the step's number, which grows by any stride and is the same on all ranks. Asking

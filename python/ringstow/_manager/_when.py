@@ -145,7 +145,7 @@ class Schedule:
         self._timed_at = 0
         """The question at which a clock asks for a save; 0 if none does."""
         self._due = clock() + self._interval_s
-        # A clock that is asked more often needs to be heard twice between two saves.
+        # An interval below a second needs several beats: rank 0 announces each save in one.
         self._beat_us = int(min(BEAT_US, self._interval_s * 1e6 / 4))
         self._is_alone = side.size == 1
         self._lag = 0 if self._is_alone else 1
@@ -246,7 +246,7 @@ class Schedule:
         handle.add_done_callback(ended)
 
     def _flies(self) -> bool:
-        # Whoever waits for a save may go on before its callbacks have run.
+        # A save that is done may not have called `ended` yet.
         flight = self._flight
         return flight is not None and not flight[0].done()
 

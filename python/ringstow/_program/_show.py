@@ -40,8 +40,6 @@ def main(argv: list[str]) -> int | None:
         if object_url(args.path) is not None:
             return None
         path = absolute(args.path)
-        if os.path.isfile(os.path.join(path, "manifest.json")):
-            return None
         kind = _native.foreign_kind(path)
         if kind is None:
             return None

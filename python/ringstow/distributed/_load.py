@@ -431,7 +431,7 @@ class _Load:
                 cast=cast,
                 ready=self._ready,
                 read=self._all_have_read if parts.communicate else lambda: None,
-                fetch=self._planned,
+                fetch=self._planned if self._plans() else None,
                 kind=Merge,
                 parts=parts,
                 names=self._names,
@@ -462,10 +462,15 @@ class _Load:
         self._checkpoint = checkpoint
         return checkpoint
 
+    def _plans(self) -> bool:
+        """Return whether it matters what this rank reads; the same on all ranks."""
+        if self._checkpoint is None:  # another program's files
+            return False
+        return self._needs is not None or _shared_reads.may_pay(self._ranks, self._checkpoint)
+
     def _planned(self, names: list[str], boxes: list[_load_into.NamedBox]) -> None:
         """Note what this rank is about to read, and fetch it from other nodes if need be."""
-        if self._checkpoint is None:  # another program's files
-            return
+        assert self._checkpoint is not None
         ranges = _native.needed(self._checkpoint, names, boxes)
         self._reads = _shared_reads.needs_of(self._checkpoint, ranges)
         if self._needs is not None:

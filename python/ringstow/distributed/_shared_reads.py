@@ -17,15 +17,15 @@ import os
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ringstow import _native
 from ringstow._core import _files
 from ringstow._core._config import Config, given
 from ringstow._ranks._group import Group
 
-Range = tuple[int, int, int]
-"""A range of a file: the file's number, the first byte, and the end."""
+if TYPE_CHECKING:
+    from ringstow.distributed._node_fetch import Range
 
 # Units that a rank's needs are counted in: few enough for a message, each a block or more.
 _UNITS_MAX = 8192
@@ -49,6 +49,12 @@ class Needs(NamedTuple):
     units: int
     """The units of the checkpoint's files, one bit each."""
     unit_bytes: int
+
+
+def may_pay(ranks: Group, checkpoint: _native.Checkpoint) -> bool:
+    """Return whether ranks are to compare what they need; all of them return the same."""
+    total = sum(nbytes for _, _, nbytes, _ in _native.files_of(checkpoint))
+    return ranks.size > 1 and total >= _SHARED_BYTES_MIN
 
 
 def needs_of(checkpoint: _native.Checkpoint, ranges: Iterable[Range]) -> Needs:

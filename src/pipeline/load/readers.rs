@@ -162,50 +162,14 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         // The block comes first: a buffer without one would be memory that nobody needs.
         let Some(number) = hand.claimed.take().or_else(|| self.claim()) else { return false };
         let block = &self.reads.blocks[number];
-        let cached = self.files.cached(block.file);
-        let cached = cached.filter(|file| page_cache::held(file, &block.range()) == Held::All);
-        let mut is_tried = false;
-        let mut copy_in_place = |file: &File, to: &mut [u8]| {
-            is_tried = true;
-            let is_copied = self.copy_cached(number, file, to);
-            if !is_copied {
-                to.fill(0); // no damaged byte is handed out, with an error neither
-            }
-            is_copied
-        };
-        if let (Some(file), Memory::Pool(_, Some(in_place))) = (cached, self.memory)
-            && in_place(number, &mut |to| copy_in_place(file, to))
-        {
-            self.job.add_written(block.len as u64);
-            return true;
+        let mut cached = self.files.cached(block.file);
+        cached = cached.filter(|file| page_cache::held(file, &block.range()) == Held::All);
+        match cached.and_then(|file| self.copy_in_place(number, file)) {
+            Some(true) => return true,
+            Some(false) => cached = None, // not what was written: the medium may have that
+            None => {}
         }
-        let cached = cached.filter(|_| !is_tried);
-        let mut buffer = match self.memory {
-            Memory::Arena(places) => {
-                let mut place = places[number].lock().expect("no panic while it is held");
-                let mut buffer = place.take().expect("each block is read once");
-                // Page faults here, on this thread, instead of inside of the engine's submission.
-                buffer.prefault();
-                buffer
-            }
-            // Only a worker with nothing in flight waits: others have blocks to check, which frees
-            // buffers.
-            Memory::Pool(pool, _) if hand.is_idle() => match pool.lease() {
-                Ok(buffer) => buffer,
-                Err(error) => {
-                    let path = &self.reads.files[block.file].path;
-                    self.files.fail(Error::io("taking staging memory for", path, error));
-                    return false;
-                }
-            },
-            Memory::Pool(pool, _) => match pool.try_lease() {
-                Some(buffer) => buffer,
-                None => {
-                    hand.claimed = Some(number);
-                    return false;
-                }
-            },
-        };
+        let Some(mut buffer) = self.buffer(number, hand) else { return false };
         if cached.is_some_and(|file| self.copy_cached(number, file, &mut buffer[..block.len])) {
             self.note(self.deliver(number, buffer).map(|staged| hand.leaving.extend(staged)));
             return true;
@@ -218,6 +182,54 @@ impl<'a, Deliver: Fn(usize, &mut StagedCopy)> Readers<'a, Deliver> {
         });
         hand.in_flight += 1;
         true
+    }
+
+    /// The memory to read a block into. `None`: there is none now, and the block stays claimed, or never, which ends the load.
+    fn buffer(&self, number: usize, hand: &mut InHand) -> Option<Buffer> {
+        match self.memory {
+            Memory::Arena(places) => {
+                let mut place = places[number].lock().expect("no panic while it is held");
+                let mut buffer = place.take().expect("each block is read once");
+                // Page faults here, on this thread, instead of inside of the engine's submission.
+                buffer.prefault();
+                Some(buffer)
+            }
+            // Only a worker with nothing in flight waits: others have blocks to check, which frees
+            // buffers.
+            Memory::Pool(pool, _) if hand.is_idle() => match pool.lease() {
+                Ok(buffer) => Some(buffer),
+                Err(error) => {
+                    let path = &self.reads.files[self.reads.blocks[number].file].path;
+                    self.files.fail(Error::io("taking staging memory for", path, error));
+                    None
+                }
+            },
+            Memory::Pool(pool, _) => match pool.try_lease() {
+                Some(buffer) => Some(buffer),
+                None => {
+                    hand.claimed = Some(number);
+                    None
+                }
+            },
+        }
+    }
+
+    /// Copies a block from the page cache to the one place that it goes to; `None` if it goes to several, or none.
+    fn copy_in_place(&self, number: usize, file: &File) -> Option<bool> {
+        let Memory::Pool(_, Some(in_place)) = self.memory else { return None };
+        let mut is_copied = None;
+        in_place(number, &mut |to| {
+            let is_good = self.copy_cached(number, file, to);
+            if !is_good {
+                to.fill(0); // no damaged byte is handed out, with an error neither
+            }
+            is_copied = Some(is_good);
+            is_good
+        });
+        if is_copied == Some(true) {
+            self.job.add_written(self.reads.blocks[number].len as u64);
+        }
+        is_copied
     }
 
     /// Copies a block from the page cache; false if it is not what was written. It may be intact on the medium.

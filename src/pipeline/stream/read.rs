@@ -4,7 +4,7 @@ use super::{FILE, only, plainly, update};
 use crate::engine::io_mode::{IoMode, Stage};
 use crate::engine::queue::Queue;
 use crate::engine::{Action, Transfer};
-use crate::error::{Error, Result};
+use crate::error::{Advice, Error, Result};
 use crate::limits::ALIGN;
 use crate::pipeline::chunks::differing;
 use crate::pipeline::job::Job;
@@ -216,7 +216,7 @@ impl ReadStream {
         if let Some(chunk) = differing(&buffer[..len], chunks, first).next() {
             let [expected, got] = [chunk.expected, chunk.got].map(|crc32| format!("{crc32:08x}"));
             let damaged = Error::corrupt(&self.path, chunk.offset, &chunk.what(), expected, got);
-            return Err(damaged.written_again());
+            return Err(damaged.advising(Advice::WriteAgain));
         }
         block.is_checked = true;
         Ok(())

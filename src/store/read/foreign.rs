@@ -16,7 +16,7 @@ use crate::store::read::diagnose::{no_commit, no_manifest};
 use crate::store::read::kinds::directory_of;
 use crate::sys::dir::{self, file_names};
 use assembly::Assembly;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Reads the headers of a model's files: a directory without a manifest, one file, or an index.
@@ -210,28 +210,12 @@ fn unlisted_files(dir: &Path, mut present: Vec<String>) -> Result<Vec<String>> {
     if let Some(bad) = present.iter().find(|name| !names::is_confined(name)) {
         return Err(Error::format(dir.join(bad), "has a refused name: rename it"));
     }
-    let missing = missing_numbers(&present);
+    let sets = model_files::numbered_sets(&present);
+    let missing: Vec<String> = sets.into_iter().flat_map(|set| set.missing).collect();
     if missing.is_empty() {
         return Ok(present);
     }
     let (n, some) = (missing.len(), some_of(&missing));
     let reason = format!("{n} file(s) of a numbered set are missing: {some}; download them again");
     Err(Error::MissingFiles { path: dir.into(), reason })
-}
-
-/// The files that are missing from sets such as `model-00001-of-00003.safetensors`.
-fn missing_numbers(files: &[String]) -> Vec<String> {
-    /// Most missing files of a set that are listed.
-    const LISTED_MAX: usize = 100;
-    let mut sets: BTreeMap<(&str, usize), BTreeSet<usize>> = BTreeMap::new();
-    for (stem, index, count) in files.iter().filter_map(|name| names::numbered(name)) {
-        sets.entry((stem, count)).or_default().insert(index);
-    }
-    let mut missing = Vec::new();
-    for ((stem, count), there) in sets {
-        // The file name claims the count, so it may be huge.
-        let few = (1..=count).filter(|index| !there.contains(index)).take(LISTED_MAX);
-        missing.extend(few.map(|index| format!("{stem}-{index:05}-of-{count:05}{SAFETENSORS}")));
-    }
-    missing
 }

@@ -27,7 +27,7 @@ pub const TORCH_ENDINGS: [&str; 5] = [".pt", ".pth", ".bin", ".ckpt", ".tar"];
 const MODEL_STATES: &str = "_model_states.pt";
 
 /// The kind of checkpoint of another program at a path, of [`KINDS`]; `None` if none is recognized, and for ringstow's own
-/// checkpoints without their manifest.
+/// checkpoints, with their manifest or without.
 ///
 /// # Errors
 /// [`Error::NotCommitted`] if a save of the program has not ended; [`Error::Unsupported`] for a format that is not read, and
@@ -35,6 +35,9 @@ const MODEL_STATES: &str = "_model_states.pt";
 pub fn kind_of(path: &Path) -> Result<Option<&'static str>> {
     if !dir::is_dir(path) {
         return kind_of_file(path);
+    }
+    if dir::is_file(&path.join(names::MANIFEST)) {
+        return Ok(None); // before the directory of thousands of ranks is listed
     }
     let names = file_names(path)?;
     let has = |name: &str| names.iter().any(|there| there == name);

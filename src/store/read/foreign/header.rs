@@ -1,6 +1,6 @@
 //! The header of one safetensors file, and the text of an index.
 
-use crate::error::{Error, Result};
+use crate::error::{Advice, Error, Result};
 use crate::format::safetensors_header::Header;
 use crate::sys::{dir, file};
 use std::fs::File;
@@ -35,7 +35,7 @@ pub(super) fn read_header(path: &Path) -> Result<Contents> {
     };
     let too_short = |expected: String| {
         let error = Error::corrupt(&path, bytes, "length in bytes", expected, bytes.to_string());
-        Err(error.downloaded_again())
+        Err(error.advising(Advice::Download))
     };
     if bytes < 8 {
         return too_short("that of a safetensors file, 8 or more".into());
@@ -59,7 +59,7 @@ pub(super) fn read_header(path: &Path) -> Result<Contents> {
     if expected != bytes {
         let (at, expected, got) = (expected.min(bytes), expected.to_string(), bytes.to_string());
         let error = Error::corrupt(&path, at, "length in bytes", expected, got);
-        return Err(error.downloaded_again());
+        return Err(error.advising(Advice::Download));
     }
     Ok(Contents { path, header, data, bytes })
 }
