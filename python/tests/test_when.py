@@ -205,6 +205,7 @@ def test_policies_are_values():
     [
         (FOREVER, 0, 0, True, "should_save asks for it"),
         (FOREVER, 9 * S, 9 * S, True, "should_save asks for it"),
+        (30 * S, 60 * S, 60 * S, False, "a save takes an unknown time, counted as 60"),
         (30 * S, 5 * S, 0, True, "30.0 s are left, and a save takes 5.00 s"),
         (30 * S, 20 * S, 9 * S, True, "after the one in progress, which takes 9.00 s more"),
         (30 * S, 20 * S, 11 * S, False, "the save in progress is finished in its place"),

@@ -87,6 +87,8 @@ def last_save(left_us: int, save_us: int, flight_us: int) -> Last:
     if left_us >= _FOREVER_US // 2:
         return Last(True, "should_save asks for it")
     left, save, flight = (_text(us) for us in (left_us, save_us, flight_us))
+    if save_us == _UNKNOWN_SAVE_US:
+        save = flight = f"an unknown time, counted as {save}"
     takes = f"{left} are left, and a save takes {save if save_us else 'an unknown time'}"
     after = f" after the one in progress, which takes {flight} more" if flight_us else ""
     is_first = not save_us and not flight_us
