@@ -7,12 +7,13 @@ use crate::format::{Receipt, TensorEntry, Value};
 use crate::handle::SaveHandle;
 use crate::pipeline::report::SaveReport;
 use crate::state::StateDict;
-use crate::store::{Committed, Session, await_all_written};
+use crate::store::{Committed, Session, await_all_written, give_up, given_up};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// How the ranks of a training talk: over MPI, sockets, whatever the trainer has. All ranks make the same calls in the same order.
 ///
@@ -48,13 +49,19 @@ struct Begun {
 enum Wrote<'a> {
     Receipt(&'a [u8]),
     Failed(&'a str),
+    /// It has stopped, since another rank had given up.
+    Stopped,
 }
+
+/// How often a rank that writes looks whether another one has given up.
+const LOOK: Duration = Duration::from_millis(500);
 
 impl<'a> Wrote<'a> {
     fn encode(&self) -> Vec<u8> {
         match self {
             Self::Receipt(receipt) => [b"+", *receipt].concat(),
             Self::Failed(why) => [b"-", why.as_bytes()].concat(),
+            Self::Stopped => b"~".to_vec(),
         }
     }
 
@@ -64,17 +71,19 @@ impl<'a> Wrote<'a> {
             Some((b'-', why)) => {
                 std::str::from_utf8(why).map(Self::Failed).map_err(|e| not_an_answer(heard, &e))
             }
+            Some((b'~', [])) => Ok(Self::Stopped),
             _ => Err(not_an_answer(heard, &"it is of another kind")),
         }
     }
 }
 
 /// A save by several ranks whose shares are being written. [`RanksSave::commit`] ends it. Dropping it cancels this rank's share, and
-/// waits for the blocks in flight; on rank 0 it gives the save up, and removes what was written.
+/// waits for the blocks in flight, and the other ranks stop writing; on rank 0 it gives the save up, and removes what was written.
 #[must_use = "without `commit` nothing is saved"]
 #[derive(Debug)]
 pub struct RanksSave {
     path: PathBuf,
+    rank: u32,
     /// `None` once it is committed.
     writing: Option<Result<SaveHandle<(Receipt, SaveReport)>>>,
     coordinated: Option<Coordinated>,
@@ -133,7 +142,7 @@ impl RanksSave {
                 "rank {rank} saves step {own_step:?} where rank 0 saves step {step:?}"
             ))),
         };
-        Ok(Self { path, writing: Some(writing), coordinated })
+        Ok(Self { path, rank, writing: Some(writing), coordinated })
     }
 
     /// Waits until every byte of this rank is copied: from then on its tensors may change.
@@ -146,19 +155,17 @@ impl RanksSave {
     /// Waits until all ranks have written, and commits. All ranks call it. `None` on the others than rank 0.
     ///
     /// # Errors
-    /// On all ranks, naming those that could not write; as for [`Session::commit`]. Then nothing is committed, and what the ranks
-    /// wrote is removed. [`Error::Io`] if the exchange fails: on another rank than 0, the save may be committed all the same.
+    /// On all ranks, naming those that could not write; as for [`Session::commit`]. Then nothing is committed, the other ranks do not
+    /// write to their end, and what the ranks wrote is removed. [`Error::Io`] if the exchange fails: on another rank than 0, the save may be committed all the same.
     pub fn commit(mut self, exchange: &mut impl Exchange) -> Result<Option<Committed>> {
-        let path = std::mem::take(&mut self.path);
-        let (writing, coordinated) = (self.writing.take(), self.coordinated.take());
-        let wrote = writing
-            .expect("only this takes it")
-            .and_then(SaveHandle::result)
-            .map(|(receipt, _)| receipt.encode());
+        let (wrote, stopped_by) = self.written();
+        let wrote = wrote.map(|receipt| receipt.encode());
         let said = match &wrote {
             Ok(receipt) => Wrote::Receipt(receipt).encode(),
+            Err(_) if stopped_by.is_some() => Wrote::Stopped.encode(),
             Err(error) => Wrote::Failed(&error.to_string()).encode(),
         };
+        let (path, coordinated) = (std::mem::take(&mut self.path), self.coordinated.take());
         let heard = exchange.gather(&said).map_err(|error| talking(&path, error))?;
         let committed = coordinated.map(|coordinated| coordinated.commit(&heard));
         let said = committed.as_ref().map_or_else(Vec::new, |committed| {
@@ -166,7 +173,9 @@ impl RanksSave {
         });
         let heard = exchange.broadcast(&said).map_err(|error| talking(&path, error))?;
         let failed: Option<String> = decode(&heard)?;
-        wrote?; // this rank's own error says more
+        if stopped_by.is_none() {
+            wrote?; // this rank's own error says more
+        }
         match (committed.transpose()?, failed) {
             (None, Some(why)) => Err(Error::invalid(why)),
             (committed, _) => Ok(committed),
@@ -174,9 +183,30 @@ impl RanksSave {
     }
 }
 
+impl RanksSave {
+    /// Waits for this rank's share. If it fails, the others stop writing; if another rank has given up, this one stops, and
+    /// why comes back, too.
+    fn written(&mut self) -> (Result<Receipt>, Option<String>) {
+        let mut stopped_by = None;
+        let writing = self.writing.take().expect("only this takes it");
+        let wrote = writing.and_then(|writing| {
+            while !writing.wait(Some(LOOK)) && stopped_by.is_none() {
+                stopped_by = given_up(&self.path).inspect(|_| writing.cancel());
+            }
+            writing.result()
+        });
+        if let (Err(error), None) = (&wrote, &stopped_by) {
+            give_up(&self.path, self.rank, &error.to_string());
+        }
+        (wrote.map(|(receipt, _)| receipt), stopped_by)
+    }
+}
+
 impl Drop for RanksSave {
     fn drop(&mut self) {
-        if let Some(Ok(writing)) = &self.writing {
+        let Some(writing) = &self.writing else { return };
+        give_up(&self.path, self.rank, "it does not commit");
+        if let Ok(writing) = writing {
             writing.cancel();
             writing.wait(None);
         }
@@ -205,14 +235,18 @@ impl Coordinated {
     }
 
     fn commit(self, heard: &[Vec<u8>]) -> Result<Committed> {
-        let (mut receipts, mut failed) = (Vec::new(), Vec::new());
+        let (mut receipts, mut failed, mut stopped) = (Vec::new(), Vec::new(), false);
         for (rank, said) in heard.iter().enumerate() {
             match Wrote::decode(said)? {
                 Wrote::Receipt(receipt) => receipts.push(receipt),
                 Wrote::Failed(why) => failed.push(format!("rank {rank}: {why}")),
+                Wrote::Stopped => stopped = true,
             }
         }
-        if !failed.is_empty() {
+        if stopped && failed.is_empty() {
+            failed.extend(given_up(self.session.path())); // by a process that is no rank any more
+        }
+        if stopped || !failed.is_empty() {
             let path = self.session.path().display();
             return Err(Error::invalid(format!(
                 "nothing is committed to {path}, because ranks could not write: {}",

@@ -70,6 +70,8 @@ __all__ = [
     "foreign_kind",
     "forget_after_fork",
     "found_config",
+    "give_up",
+    "given_up",
     "go_back",
     "gpus",
     "has_gone",
@@ -369,6 +371,10 @@ class Session:
     # and the names that must be there. Returns a Committed.
     def commit(self, receipts: Receipts, state: str, names: list[str]) -> str: ...
     def abandon(self) -> None: ...
+
+# Tells the other ranks of the save in progress at a path to stop writing; why one has told so.
+def give_up(path: str, rank: int, why: str) -> None: ...
+def given_up(path: str) -> str | None: ...
 
 # A node: its id, its host, the ranks that wrote there.
 _Node = tuple[str, str, list[int]]

@@ -267,7 +267,7 @@ mod _native {
             was_removed,
         },
         save::{SaveJob, check_metrics, start_export, start_save, start_write, start_write_dealt},
-        session::{Receipts, Session},
+        session::{Receipts, Session, give_up, given_up},
         skeleton::parse_tree,
         snapshot::{copy_now, watch},
         stream::{FileReader, FileWriter},

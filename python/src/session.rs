@@ -8,7 +8,7 @@ use crate::wait::without_gil;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use ringstow::internals::format::receipt::{Merged, merge_packed};
-use ringstow::internals::store::await_all_written;
+use ringstow::internals::store::{self, await_all_written};
 use ringstow::{Error, Metrics, RankShare, Result};
 use serde_json::value::RawValue;
 use std::path::PathBuf;
@@ -115,4 +115,16 @@ impl Drop for Session {
     fn drop(&mut self) {
         drop(self.0.take());
     }
+}
+
+/// Tells the other ranks of the save in progress at `path` to stop writing: this one will not try again.
+#[pyfunction]
+pub(crate) fn give_up(py: Python<'_>, path: PathBuf, rank: u32, why: String) {
+    py.detach(|| store::give_up(&path, rank, &why));
+}
+
+/// Which rank has given up the save in progress at `path`, and why; None if none has.
+#[pyfunction]
+pub(crate) fn given_up(py: Python<'_>, path: PathBuf) -> Option<String> {
+    py.detach(|| store::given_up(&path))
 }

@@ -6,6 +6,9 @@ pub const MANIFEST: &str = "manifest.json";
 /// The manifest's name before the commit renames it.
 pub const UNCOMMITTED_MANIFEST: &str = "manifest.json.part";
 
+/// The beginning of a [`given_up`] name.
+const GIVEN_UP: &str = "given-up";
+
 /// The manifest's name while its checkpoint is being removed, until the shards are gone.
 pub const REMOVAL_MARK: &str = "manifest.json.retired";
 
@@ -187,6 +190,16 @@ pub fn done_rank(name: &str) -> Option<u32> {
     name.strip_prefix("rank")?.strip_suffix(UNCOMMITTED_SUFFIX)?.strip_suffix(".done")?.parse().ok()
 }
 
+/// The file by which a rank says that it has given up the save of this session. Removed with the save.
+pub fn given_up(session: &str) -> String {
+    format!("{GIVEN_UP}.{session}{UNCOMMITTED_SUFFIX}")
+}
+
+/// The session in a [`given_up`] name.
+pub fn given_up_session(name: &str) -> Option<&str> {
+    split_unique(name).filter(|(name, _)| *name == GIVEN_UP).map(|(_, session)| session)
+}
+
 /// Name of the recycled file of a shard. A shard of the same rank and number in another checkpoint writes over it.
 /// `None` if `name` is not a [`shard`] name.
 pub fn recycled(name: &str) -> Option<String> {
@@ -231,8 +244,9 @@ pub fn is_uncommitted(name: &str) -> bool {
     [UNCOMMITTED_MANIFEST, UNCOMMITTED_DCP_MARK].contains(&name)
         || done_rank(name).is_some()
         || name.strip_suffix(UNCOMMITTED_SUFFIX).is_some_and(is_shard)
-        || split_unique(name)
-            .is_some_and(|(name, _)| [MANIFEST, STRIPE_MARKER].contains(&name) || is_shard(name))
+        || split_unique(name).is_some_and(|(name, _)| {
+            [MANIFEST, STRIPE_MARKER, GIVEN_UP].contains(&name) || is_shard(name)
+        })
 }
 
 /// Whether a cancellation and a rank that were both killed may leave this in a stripe directory without a marker. No
@@ -308,6 +322,8 @@ mod tests {
             assert!(is_uncommitted(&uncommitted(&own)) && !is_shard(&uncommitted(&own)));
         }
         assert!(is_uncommitted(&done(3)) && done_rank(&done(3)) == Some(3));
+        let (session, given_up) = ("0123456789abcdef", given_up("0123456789abcdef"));
+        assert!(is_uncommitted(&given_up) && given_up_session(&given_up) == Some(session));
         let (name, write) = (shard(7, 12, 3), "00ff00ff00ff00ff");
         assert_eq!(split_write(&uncommitted_write(&name, write)), Some((&*name, write)));
         assert!(

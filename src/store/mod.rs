@@ -33,6 +33,7 @@ pub use cleanup::slim::{Slimmed, older_steps, slim};
 pub use diff::{DiffReport, ElementDiff, TensorChange, TensorDiff, ValueDiff, diff};
 pub use layout::node::{NodeId, node_id};
 pub use layout::recycled::{Recycled, recycled};
+pub use layout::session_note::{give_up, given_up};
 pub use promote::{
     Promotion, PromotionReport, Unfinished, check_apart, claim, claim_for, is_one_run, name_run,
     owner, promote, unfinished,

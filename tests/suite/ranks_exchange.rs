@@ -3,7 +3,8 @@
 
 use crate::common::{names_in, scratch, small_config};
 use ringstow::{
-    Base, Committed, Dtype, Error, Exchange, RanksSave, Region, StateDict, Store, TensorInfo,
+    Base, Committed, Config, Dtype, Error, Exchange, RanksSave, Region, StateDict, Store,
+    TensorInfo,
 };
 use std::io;
 use std::path::Path;
@@ -193,6 +194,47 @@ fn a_rank_that_cannot_write_fails_the_save_of_all_and_leaves_nothing() {
         assert!(text.contains("\"w\"") && text.contains("400 of 600"), "{text}");
     }
     assert!(!path.exists() || names_in(&path).is_empty());
+}
+
+/// At this rate the shares of the other ranks would take days: the test ends because they stop.
+#[test]
+fn other_ranks_stop_writing_once_one_has_given_up() {
+    let dir = scratch();
+    let store = Store::new(Config { write_rate: 10, ..small_config() }).unwrap();
+    for is_dropped in [false, true] {
+        let path = dir.path().join("step-5");
+        let outcomes = ranks(|exchange| {
+            let mut state = state(exchange.rank, 5);
+            match exchange.rank {
+                1 if is_dropped => {}
+                1 => drop(state.check_staged(|| Err(Error::invalid("w was changed")))),
+                rank => {
+                    let shape = vec![1 << 20];
+                    let info = TensorInfo {
+                        name: rank.to_string(),
+                        dtype: Dtype::U8,
+                        shape: shape.clone(),
+                    };
+                    let whole = Region { shape, offsets: vec![0] };
+                    state.region(info, whole, Box::new(vec![1u8; 1 << 20]));
+                }
+            }
+            let saving = RanksSave::begin(&store, state, &path, exchange)?;
+            if exchange.rank == 1 && is_dropped {
+                drop(saving);
+                exchange.hang_up();
+                return Err(Error::invalid("dropped"));
+            }
+            saving.commit(exchange)
+        });
+        let [zero, one, two] = messages(outcomes).try_into().unwrap();
+        if !is_dropped {
+            assert_eq!(one, "w was changed");
+            assert!(zero.ends_with("could not write: rank 1: w was changed"), "{zero}");
+            assert_eq!(two, zero);
+        }
+        assert!(!path.exists() || names_in(&path).is_empty());
+    }
 }
 
 /// Rank 0 of [`Thread`], on a host that does not see some files of the others: those are in `hidden`.

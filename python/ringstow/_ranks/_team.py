@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ringstow import _native
 from ringstow._core._errors import Error, InvalidStateError, NoCheckpointError, SaveCancelledError
 from ringstow._ranks import _concurrent_saves, _shared_fs_lag
+from ringstow._ranks._giving_up import StoppedError
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -198,19 +199,19 @@ def refuse_different(calls: list[tuple[object, ...]], hint: str = "") -> None:
 
 
 def raise_first(errors: Iterable[BaseException | None]) -> None:
-    """Raise the error of the first rank that failed, if any.
+    """Raise the error of the first rank that failed, if any; not of one that stopped for another.
 
     Raises:
         Error: names the rank.
         SaveCancelledError: that rank has cancelled the save.
     """
-    for rank, error in enumerate(errors):
+    failed = [(rank, error) for rank, error in enumerate(errors) if error is not None]
+    for rank, error in sorted(failed, key=lambda one: isinstance(one[1], StoppedError)):
         if isinstance(error, SaveCancelledError):
             raise SaveCancelledError(
                 f"rank {rank} has cancelled the save: {error}", path=error.path
             ) from error
-        if error is not None:
-            raise Error(f"rank {rank} failed: {type(error).__name__}: {error}") from error
+        raise Error(f"rank {rank} failed: {type(error).__name__}: {error}") from error
 
 
 def sendable(error: BaseException) -> BaseException:

@@ -155,8 +155,8 @@ class SaveHandle(Future[SaveReport]):
         Returns at once; `result` raises SaveCancelledError once the save has stopped. No effect
         once the checkpoint is committed, or on several ranks once this rank's part is written.
 
-        One rank's call is enough: `result` raises SaveCancelledError on all ranks; the other ranks
-        first finish writing their part.
+        One rank's call is enough: `result` raises SaveCancelledError on all ranks. The others stop
+        writing within a second, on other nodes with ``nodes=`` once they have written.
 
         Returns:
             Whether the save was still in progress.

@@ -30,8 +30,7 @@ from ringstow._core._config import Config
 from ringstow._core._dispatch_modes import real_tensors
 from ringstow._core._errors import InvalidStateError, UnsupportedError
 from ringstow._core._gc_pause import collector_paused
-from ringstow._core._waiting import patiently
-from ringstow._ranks import _concurrent_saves
+from ringstow._ranks import _concurrent_saves, _giving_up
 from ringstow._reports import _done_callbacks
 from ringstow._reports._blocked_time import Waited
 from ringstow._reports._io_reports import SaveReport
@@ -384,7 +383,8 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                     )
                     state = _private.saved_state()
                     found = _containers.containers_of(state, with_metadata=save.commits)
-                receipt, nbytes = self._write(save, items, stream)
+                with _giving_up.telling(save.path, save.own_rank()):
+                    receipt, nbytes = self._write(save, items, stream)
         except BaseException as error:
             if stream is not None:
                 stream.fail(error)
@@ -442,13 +442,12 @@ class StorageWriter(storage.StorageWriter, AsyncStager):
                 self._apart,
                 self._base,
             )
-            what = f"rank {save.own_rank()} waits for the save to {save.path}"
-            patiently(job.wait_staged, f"{what}, which has not copied all tensors")
+            _giving_up.wait_staged(job, save.path, save.own_rank())
             if stream is not None and job.staged():
                 stream.staged()
             if job.staged():
                 self._end(lease, reading)
-            patiently(job.wait, f"{what}, which is not durable")
+            _giving_up.wait(job, save.path, save.own_rank())
         except BaseException:  # Ctrl-C
             if job is not None:
                 _jobs.abandon(job)

@@ -19,7 +19,7 @@ from ringstow._core._dispatch_modes import real_tensors
 from ringstow._core._errors import InvalidStateError, SaveCancelledError, torn
 from ringstow._core._metrics import metrics_of
 from ringstow._core._policies import Nodes
-from ringstow._core._waiting import patiently
+from ringstow._ranks import _giving_up
 from ringstow._ranks._group import Group, group_of
 from ringstow._ranks._team import sendable
 from ringstow._reports import _done_callbacks
@@ -329,9 +329,9 @@ class _Save:
         try:
             self._directory.commit(said)
         except Exception:
-            if own is not None:
-                raise own from None
-            raise
+            if own is None or isinstance(own, _giving_up.StoppedError):
+                raise
+            raise own from None
         assert report is not None
         return report
 
@@ -368,7 +368,8 @@ class _Save:
     def _write(self, state: State, dealt: _write_plan.Deal) -> tuple[Written, SaveReport | None]:
         """Write this rank's share."""
         try:
-            receipt, report = self._write_share(state)
+            with _giving_up.telling(self._asked.path, self._group.rank):
+                receipt, report = self._write_share(state)
         except BaseException as error:  # Ctrl-C, too: the others must not wait for this rank
             return Written(error), None
         if self._group.is_first or dealt.sends_tree:
@@ -389,13 +390,12 @@ class _Save:
         self.part.begins(job)
         self._hold.follow(lambda: job.staged() or job.done())
         try:
-            what = f"rank {self._group.rank} waits for the save to {path}"
-            patiently(job.wait_staged, f"{what}, which has not copied all tensors")
+            _giving_up.wait_staged(job, path, self._group.rank)
             if job.staged():
                 if changed := state.changed():
                     raise torn(path, changed)
                 self._let_go(None)
-            patiently(job.wait, f"{what}, which is not durable")
+            _giving_up.wait(job, path, self._group.rank)
         except BaseException:  # Ctrl-C
             _jobs.abandon(job)
             raise

@@ -28,6 +28,7 @@ from torch_has import (
 )
 
 import ringstow
+from ringstow._ranks._giving_up import StoppedError
 from ringstow.dcp import StorageReader, StorageWriter
 
 pytestmark = pytest.mark.torch_seam
@@ -173,7 +174,7 @@ def _full_disk(rank, path, bad):
         errors = failure(lambda: save(state, path, writer=writer))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert list(errors) == [bad]
+    assert all(type(errors[rank]) is StoppedError for rank in set(errors) - {bad})
     check(path, {"a": torch.ones(3)})
     save(state, path, writer=writer)
     check(path, state)

@@ -301,7 +301,7 @@ def test_ctrl_c_waits_for_the_write_to_end(tmp_path, monkeypatch):
         calls = ()
         left = 2
 
-        def wait_staged(self, timeout=None):
+        def wait_staged(self, timeout):
             raise KeyboardInterrupt
 
         def done(self):

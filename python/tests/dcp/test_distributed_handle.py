@@ -6,9 +6,12 @@ import asyncio
 import dataclasses
 import os
 import queue
+import resource
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
 import ringstow
 from ringstow import distributed
@@ -63,7 +66,7 @@ def test_copies_are_no_longer_in_use_once_the_result_is_known(ranks, tmp_path):
 
 def cancel_on_one(rank, path):
     distributed.save({"old": torch.ones(5)}, path)
-    handle = distributed.save_async(endless_on(1, rank), path, config=NEVER)
+    handle = distributed.save_async(endless_on(rank, rank), path, config=NEVER)
     assert handle.wait_staged()
     assert (handle.staged(), handle.running(), repr(handle)[-8:]) == (True, True, " staged>")
     if rank == 1:
@@ -79,6 +82,34 @@ def test_one_rank_cancels_for_all(ranks, tmp_path):
     said = ranks(2).run(cancel_on_one, tmp_path / "c")
     assert said[0].startswith("rank 1 has cancelled the save: ")
     assert list(ringstow.load(tmp_path / "c")) == ["old"]
+
+
+def fail_on_one(rank, path, by_dcp):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if rank == 1:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+    try:
+        if by_dcp:
+            writer = ringstow.dcp.StorageWriter(config=NEVER)
+            dcp.save(endless_on(rank, rank), checkpoint_id=path, storage_writer=writer)
+        else:
+            distributed.save(endless_on(rank, rank), path, config=NEVER)
+    except (ringstow.Error, OSError, CheckpointException) as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize("by_dcp", [False, True])
+def test_a_rank_that_fails_stops_the_others(ranks, tmp_path, by_dcp):
+    first, second = ranks(2).run(fail_on_one, tmp_path / "c", by_dcp)
+    if by_dcp:
+        assert "StoppedError" in first
+        assert "rank 1: OSError" in first
+    else:
+        assert first.startswith("Error: rank 1 failed: OSError: [Errno 27]")
+        assert second.startswith("OSError: [Errno 27]")
+        assert not (tmp_path / "c").exists()
 
 
 def wait_in_vain(rank, path):

@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result, numbered};
 use crate::format::{RANKS_MAX, names};
-use crate::sys::file::read_start;
+use crate::sys::file::{self, read_start};
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
 use std::io;
@@ -38,11 +38,34 @@ impl Note {
     }
 }
 
-/// Whether a note or a rank's mark is of this session.
+/// Tells the other ranks of the save in progress in `dir` to stop writing: this one has failed, or was cancelled, and will
+/// not try again. If none is in progress, nobody waits.
+pub fn give_up(dir: &Path, rank: u32, why: &str) {
+    let give_up = || match Note::read(dir)?.and_then(|note| note.session) {
+        Some(session) => {
+            let told = format!("rank {rank}: {why}");
+            file::write(&dir.join(names::given_up(&session)), told.as_bytes())
+        }
+        None => Ok(()),
+    };
+    if let Err(error) = give_up() {
+        tracing::debug!(%error, "the other ranks write to the end");
+    }
+}
+
+/// Why a rank has given up the save in progress in `dir`; `None` if none has, as far as this host sees.
+pub fn given_up(dir: &Path) -> Option<String> {
+    let session = Note::read(dir).ok()??.session?;
+    let why = read_start(&dir.join(names::given_up(&session)), NOTE_BYTES_MAX).ok()?;
+    Some(String::from_utf8_lossy(&why).into_owned())
+}
+
+/// Whether a note, a rank's mark or its giving up is of this session.
 pub(in crate::store) fn is_of_session(path: &Path, session: &str) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let content = || read_start(path, NOTE_BYTES_MAX).unwrap_or_default();
     match names::done_rank(name) {
+        _ if names::given_up_session(name).is_some_and(|of| of == session) => true,
         Some(_) => content().split(|byte| *byte == b' ').any(|word| word == session.as_bytes()),
         None if name == names::UNCOMMITTED_MANIFEST => serde_json::from_slice(&content())
             .is_ok_and(|note: Note| note.session.as_deref() == Some(session)),
