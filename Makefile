@@ -71,7 +71,7 @@ INPUTS := Cargo.toml $(wildcard Cargo.lock) $(shell find src python -type f \
 	\( -name '*.rs' -o -name '*.py' -o -name '*.pyi' -o -name '*.toml' \) \
 	-not -path 'python/tests/*' -not -path 'python/trainer_tests/*' -not -path '*/target/*' 2>/dev/null)
 
-.PHONY: help check check-docs check-format check-types check-rust demo stores test test-rust test-portable test-mpi test-python test-trainers test-gpu fuzz \
+.PHONY: help help-all check check-docs check-format check-types check-rust demo stores test test-rust test-portable test-mpi test-python test-trainers test-gpu fuzz \
 	torture torture-address torture-background torture-calls torture-calls-python torture-cuts torture-faults torture-flips \
 	torture-fuzz torture-hosts torture-image torture-kills torture-leaks torture-managers torture-miri torture-promotes torture-restarts torture-simulation torture-soak \
 	torture-stops torture-threads \
@@ -83,11 +83,20 @@ help:
 	@echo "make check    before each commit, minutes: formatting, types, clippy, unit tests, the core of the Python tests"
 	@echo "make test     every Rust and Python test (test-rust, test-python; TORCH=2.11 for that PyTorch)"
 	@echo "make test-trainers  training frameworks that save by ringstow; installs it in .venv the first time"
+	@echo "make lint     formatting, clippy, ruff, mypy, import-linter, documentation, type stubs"
+	@echo "make torture  every rig at full length, for hours; MINUTES=5 a share of each (SEED=$(SEED), RIGS='cuts hosts')"
+	@echo "make bench    criterion benches, in bytes a second"
+	@echo "make compare  ringstow beside its peers and fio (GB=$(GB) ROUNDS=$(ROUNDS)); installs peers in .peers"
+	@echo "make sweep DIR=/mnt/nvme  the fastest setting there, and what each knob is worth (MINUTES=$(MINUTES) GB=$(GB))"
+	@echo "make wheel    a wheel in dist/, tried without Rust (PORTABLE=1: the one to publish, for glibc 2.28, by zig)"
+	@echo "make help-all  what else there is: the single rigs, comparisons, GPUs, the site"
+
+help-all: help
+	@echo
 	@echo "make test-portable  Rust tests without io_uring, as on other systems than Linux"
 	@echo "make test-mpi ranks in Rust over MPI; needs libopenmpi-dev, openmpi-bin, libclang-dev"
 	@echo "make test-gpu the tests that need a GPU; says so and goes on where there is none"
 	@echo "make fuzz     all fuzz targets in turn, on a nightly toolchain (MINUTES=$(MINUTES) in all)"
-	@echo "make torture  every rig below at full length; MINUTES=5 a share of each (SEED=$(SEED), RIGS='cuts hosts')"
 	@echo "make torture-address  unit tests of memory, format and plan under AddressSanitizer, on a nightly toolchain; not in make torture"
 	@echo "make torture-miri  the same without GPUs under Miri (many minutes)"
 	@echo "make torture-threads  saves and loads by every engine under ThreadSanitizer, likewise"
@@ -108,18 +117,13 @@ help:
 	@echo "make torture-simulation  programs at the same time, one schedule a seed (SEEDS=$(SEEDS) SEED=$(SEED))"
 	@echo "make torture-soak  the same for an hour (SOAK_MINUTES=$(SOAK_MINUTES))"
 	@echo "make torture-stops  stop trainings on ranks by signals to one of them; all hold the same last step (STOPS=$(STOPS) SEED=$(SEED))"
-	@echo "make lint     formatting, clippy, ruff, mypy, import-linter, documentation, type stubs"
-	@echo "make bench    criterion benches, in bytes a second"
 	@echo "make bench-check  instructions of planner, manifest, checksum, pipeline against the baseline"
-	@echo "make compare  ringstow beside its peers and fio (GB=$(GB) ROUNDS=$(ROUNDS)); installs peers in .peers"
 	@echo "make compare-dcp  PyTorch DCP with its own storage and with ringstow's"
 	@echo "make compare-export  one Hugging Face model by all ranks, beside a sharded save (RANKS=$(RANKS) GB=$(GB))"
 	@echo "make step-time  what a background save costs training, beside other ways (GB=$(GB) ROUNDS=$(ROUNDS) TRAINER=$(TRAINER))"
 	@echo "make figures  draw the plots of docs/figures.md from the measurements in docs/figures; measures nothing"
-	@echo "make sweep DIR=/mnt/nvme  the fastest setting there, and what each knob is worth (MINUTES=$(MINUTES) GB=$(GB))"
 	@echo "make gpu-bundle  all that tests and measures GPUs, in dist/gpu, for a machine without Rust or network"
 	@echo "make gpu-report  the same, and runs it here: report.md, report.json"
-	@echo "make wheel    a wheel in dist/, tried without Rust (PORTABLE=1: the one to publish, for glibc 2.28, by zig)"
 	@echo "make site     the documentation as a site, in dist/site"
 	@echo "make clean    remove all that was built, the virtual environment too"
 
