@@ -4,7 +4,8 @@
 
 It reads the code in backticks and the command lines of every page, and the docstrings of the
 package: names and keywords of ringstow, its commands and their flags, make's targets, paths and
-commits. Links are the business of python/tests/test_links.py, and snippets run in test_snippets.py.
+commits. Each figure of README is on a page of measurements. Links are the business of
+python/tests/test_links.py, and snippets run in test_snippets.py.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ FOLDERS = r"(?:docs|src|tests|tools|python|examples|benches|burn|\.ci|\.github)"
 PATH = re.compile(rf"(?<![\w/.:~=-]){FOLDERS}/[\w./*-]*\w")
 COMMIT = re.compile(r"[0-9a-f]{7,40}")
 FLAG = re.compile(r"(?<![\w-])--?[a-z][\w-]*")
+NUMBER = re.compile(r"(?<![\w.-])\d+(?:\.\d+)?")
+FIGURE = re.compile(r"(?<![\w.-])(?:\d+\.\d+|\d+(?= s\b))(?! GB to )")
 TARGET = re.compile(r"(?:^|[\s|])--(bench|test|example) (\w+)")
 
 
@@ -65,6 +68,21 @@ def problems(root: Path) -> Iterator[str]:
         yield from _of(of_page(page.read_text(), str(page.relative_to(root))))
     for module in sorted(root.glob("python/ringstow/**/*.py")):
         yield from _of(of_docstrings(module.read_text(), str(module.relative_to(root))))
+
+    yield from _figures(root)
+
+
+def _figures(root: Path) -> Iterator[str]:
+    """Yield the figures of README that no page of measurements has, up to rounding."""
+    pages = [root / name for name in ("README.md", "docs/benchmarks.md", "docs/figures.md")]
+    readme, *measured = (page.read_text() if page.exists() else "" for page in pages)
+    there = {float(number) for page in measured for number in NUMBER.findall(page)}
+    section = readme.partition("## Performance")[2].partition("\n## ")[0]
+    for line in re.findall(r"^- .*", section, re.MULTILINE):
+        for number in FIGURE.findall(line):
+            digits = len(number.partition(".")[2])
+            if all(f"{one:.{digits}f}" != number for one in there):
+                yield f"README.md: no page of measurements has {number}: {line}"
 
 
 def _of(pieces: Iterator[Code]) -> Iterator[str]:

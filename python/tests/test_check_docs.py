@@ -84,6 +84,15 @@ def test_a_line_is_named(tmp_path):
     ]
 
 
+def test_a_figure_of_readme_that_no_page_measures_is_found(tmp_path):
+    (tmp_path / "README.md").write_text("## Performance\n- A save: **2.3 s**. DCP 84.\n- 1.5 GB/s.")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "figures").with_suffix(".md").write_text("| 2.26 (1.4 to 2.3) |")
+    assert list(check_docs.problems(tmp_path)) == [
+        "README.md: no page of measurements has 1.5: - 1.5 GB/s."
+    ]
+
+
 def test_the_index_of_tools_names_each():
     index = (ROOT / "tools" / "README.md").read_text()
     tools = [path.name for end in ("py", "sh") for path in (ROOT / "tools").glob(f"*.{end}")]
