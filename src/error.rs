@@ -3,7 +3,9 @@
 mod remedy;
 
 pub use remedy::Shortage;
-pub(crate) use remedy::{NO_INODES, is_bad_medium, is_full, is_one_of, is_unsupported};
+#[cfg(feature = "cli")]
+pub(crate) use remedy::NO_INODES;
+pub(crate) use remedy::{is_bad_medium, is_full, is_one_of, is_unsupported};
 
 use nix::errno::Errno;
 use remedy::{UNDONE, advice, missing_resource};

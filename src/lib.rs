@@ -31,7 +31,7 @@
 //! - `cuda` (default): tensors on NVIDIA GPUs. Nothing of CUDA is needed to build, or to run without a GPU.
 //! - `object-store`: checkpoints in S3, Google Cloud Storage and Azure.
 //! - `candle`: saves of candle's variables, see the module `candle`.
-//! - `cli`: the program `ringstow`.
+//! - `cli`: the program `ringstow`, with its doctor.
 //! - `tokio-uring`: an engine that uses the crate tokio-uring. [`Config`] must name it: `engine = tokio-uring`.
 
 // Every system call on a path goes through `sys`; clippy.toml lists what is refused elsewhere.
@@ -51,6 +51,7 @@ pub mod candle;
 pub mod cli;
 mod config;
 mod device;
+#[cfg(feature = "cli")]
 mod doctor;
 mod engine;
 mod error;
@@ -115,8 +116,10 @@ pub mod internals {
             })*
         };
     }
+    #[cfg(feature = "cli")]
+    all_of!(doctor);
     all_of!(
-        config, device, doctor, engine, format, limits, manager, object, path_text, pipeline, plan,
-        pool, store, stream, sys, units
+        config, device, engine, format, limits, manager, object, path_text, pipeline, plan, pool,
+        store, stream, sys, units
     );
 }

@@ -448,7 +448,7 @@ pub fn dio_align(_: &Path) -> Option<DioAlign> {
 /// Whether btrfs keeps checksums of a file's blocks and copies them on write. Since Linux 6.14, direct writes
 /// to such files go through the page cache (<https://btrfs.readthedocs.io/en/latest/Checksumming.html>), at
 /// ten times the CPU time.
-#[cfg(target_os = "linux")]
+#[cfg(all(feature = "cli", target_os = "linux"))]
 pub(crate) fn is_checksummed_by_btrfs(path: &Path) -> bool {
     use nix::sys::statfs::{BTRFS_SUPER_MAGIC, fstatfs};
     use rustix::fs::{IFlags, ioctl_getflags};
@@ -459,12 +459,13 @@ pub(crate) fn is_checksummed_by_btrfs(path: &Path) -> bool {
 }
 
 /// Off Linux there is no btrfs.
-#[cfg(not(target_os = "linux"))]
+#[cfg(all(feature = "cli", not(target_os = "linux")))]
 pub(crate) fn is_checksummed_by_btrfs(_: &Path) -> bool {
     false
 }
 
 /// Whether this process may not open a device for reading and writing.
+#[cfg(feature = "cli")]
 pub(crate) fn is_denied(device: &Path) -> bool {
     let open = || File::options().read(true).write(true).open(device);
     made(Call::Open, device, open)
