@@ -2,9 +2,9 @@
 
 mod remedy;
 
-pub use remedy::Shortage;
 #[cfg(feature = "cli")]
 pub(crate) use remedy::NO_INODES;
+pub use remedy::Shortage;
 pub(crate) use remedy::{is_bad_medium, is_full, is_one_of, is_unsupported};
 
 use nix::errno::Errno;
