@@ -82,7 +82,7 @@ pub struct Config {
     pub write_rate: u64,
     /// Which engine moves the bytes.
     pub engine: EngineChoice,
-    /// O_DIRECT: bypass the page cache. With `Auto`, a load still copies from there what it holds.
+    /// O_DIRECT: bypass the page cache. With `Auto`, a load still copies what the page cache holds.
     pub direct: Switch,
     /// Fixed buffers: staging memory that is registered with io_uring once, not pinned at every transfer. With `On`,
     /// ringstow allocates and registers all of it at once; if that fails, so does the save or load.

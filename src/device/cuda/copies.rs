@@ -232,7 +232,7 @@ impl RunningCopies {
         self.wait_while(|| ())
     }
 
-    /// [`RunningCopies::wait`] that calls this each time before it polls again.
+    /// As [`RunningCopies::wait`]; calls `waiting` before each poll but the first.
     fn wait_while(&mut self, mut waiting: impl FnMut()) -> Result<()> {
         const YIELDS: u32 = 20;
         const SLEEP: Duration = Duration::from_micros(50);

@@ -201,7 +201,7 @@ fn age(found: &Found) -> (Age, Option<u64>) {
     (found.order.age, found.saved_step.or_else(|| Some(name_of(&found.path).ok()?.step)))
 }
 
-/// Whether a directory, being this kind of link, takes part in deciding the row.
+/// Whether a directory counts when the row is decided: it is this kind of link (or none), and may be a step.
 fn may_lead(found: &Found, link: Link) -> bool {
     !names::is_never_a_step(&found.path) && Link::of(&found.path) == link
 }

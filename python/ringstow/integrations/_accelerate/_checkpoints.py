@@ -335,7 +335,7 @@ class Checkpoints:
         return self._accelerator.save_iteration if self._is_named() else None
 
     def _root(self) -> str:
-        """Return the directory of automatic naming."""
+        """Return the directory in which Accelerate names the checkpoints itself."""
         folder = self._accelerator.project_dir
         if folder is None:
             raise InvalidStateError(
