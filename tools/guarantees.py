@@ -28,6 +28,7 @@ from comparing.peers import PEERS
 FRACTIONS = (0.05, 0.1, 0.2, 0.4, 0.8)
 TENSORS = 16
 EARLIER, NEWER = 1.0, 2.0
+READY = "one save took "
 
 
 def main() -> None:
@@ -83,8 +84,9 @@ def _kill(command: list[str], fraction: float) -> None:
     """Kill a child in its save, which says how long one took it before it begins."""
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert child.stdout is not None
-    seconds = float(child.stdout.readline() or 0)
-    time.sleep(seconds * fraction)
+    # Libraries print lines of their own.
+    said = (line for line in child.stdout if line.startswith(READY))
+    time.sleep(float(next(said, "0").removeprefix(READY)) * fraction)
     child.send_signal(signal.SIGKILL)
     child.wait()
 
@@ -103,7 +105,7 @@ def _child(name: str, mb: int, verb: str, where: str, value: str) -> None:
         with tempfile.TemporaryDirectory(dir=path.parent) as other:
             start = time.monotonic()
             peer.begin(state, Path(other) / "warm")()
-            print(time.monotonic() - start, flush=True)
+            print(f"{READY}{time.monotonic() - start}", flush=True)
         peer.begin(state, path)()
         return
     assert peer.load is not None
