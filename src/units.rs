@@ -1,6 +1,7 @@
 //! Sizes and times in words, with three digits. Imports nothing of ringstow's, so that every layer may use it.
 
 use bytesize::ByteSize;
+use std::time::Duration;
 
 /// A size in powers of ten, as disks are sold: `4.19 MB`.
 pub fn size(bytes: u64) -> String {
@@ -21,6 +22,22 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
+/// The time that a text such as `30s`, `1h30min` or `2d` names.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn parse_span(text: &str) -> Result<Duration, String> {
+    match humantime::parse_duration(text) {
+        Ok(Duration::ZERO) => Err("it must be more than zero".into()),
+        parsed => parsed.map_err(|why| why.to_string()),
+    }
+}
+
+/// `1h 30m`: a time as [`parse_span`] reads it.
+pub fn span(of: Duration) -> String {
+    humantime::format_duration(of).to_string()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -38,5 +55,19 @@ mod tests {
     fn durations_have_three_digits_at_most() {
         let said = [0.0004, 0.00996, 0.9994, 0.9996, 9.996, 99.96].map(duration);
         assert_eq!(said, ["0.4 ms", "10 ms", "999 ms", "1.00 s", "10.0 s", "100 s"]);
+    }
+
+    #[test]
+    fn spans_are_read_with_their_units_and_written_so() {
+        for (text, seconds, said) in
+            [("30s", 30.0, "30s"), ("1h 30min", 5400.0, "1h 30m"), ("1.5d", 129_600.0, "1day 12h")]
+        {
+            let read = parse_span(text).unwrap();
+            assert_eq!((read.as_secs_f64(), &*span(read)), (seconds, said));
+            assert_eq!(parse_span(&span(read)), Ok(read));
+        }
+        for text in ["", "0s", "10", "2 fortnights", "-1s"] {
+            parse_span(text).unwrap_err();
+        }
     }
 }

@@ -1,6 +1,7 @@
 # The compiled module, which python/src/ implements: change both together. Functions release the GIL
 # while they wait, and Ctrl-C interrupts them. Reports and configurations are JSON text.
 
+import datetime
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self, TypeAlias, final
@@ -93,6 +94,7 @@ __all__ = [
     "outline",
     "parse_pool_size",
     "parse_size",
+    "parse_span",
     "parse_tree",
     "pin",
     "pinned",
@@ -627,6 +629,9 @@ def check_metrics(metrics: dict[str, float]) -> None: ...
 # Returns the bytes of a size such as "64M". Raises ValueError.
 def parse_size(text: str) -> int: ...
 
+# The time that a text such as "1h30min" names. Raises ValueError that says what is wrong.
+def parse_span(text: str) -> datetime.timedelta: ...
+
 # Likewise of the pool, 0 for "auto".
 def parse_pool_size(text: str) -> int: ...
 
@@ -717,15 +722,24 @@ def latest(
 # Returns the steps in a directory as a list of Found, oldest first.
 def steps(directory: str, pattern: str | None, config: str) -> str: ...
 
-# What goes from a run's directory after a save. `rules` are last, every and best of a Retention,
-# `slim` how many of the newest steps stay whole and the parts that older ones lose, `eviction` the
-# tiers and how many of the newest steps stay once all of them have them.
+# last, every, every_time, within and best of a Retention.
+_Rules: TypeAlias = tuple[
+    int | None,
+    int | None,
+    datetime.timedelta | None,
+    datetime.timedelta | None,
+    tuple[str, str, int] | None,
+]
+
+# What goes from a run's directory after a save. `slim` is how many of the newest steps stay whole
+# and the parts that older ones lose, `eviction` the tiers and how many of the newest steps stay
+# once all of them have them.
 @final
 class Clearing:
     def __new__(
         cls,
         root: str,
-        rules: tuple[int | None, int | None, tuple[str, str, int] | None],
+        rules: _Rules,
         slim: tuple[int, list[str]] | None,
         eviction: tuple[Sequence[str], int] | None,
         config: str,
@@ -799,7 +813,7 @@ class Copying:
         root: str,
         tiers: Sequence[str],
         rate: int,
-        rules: tuple[int | None, int | None, tuple[str, str, int] | None],
+        rules: _Rules,
         config: str,
     ) -> Self: ...
     # Copies a step to a tier, and removes there what the rules no longer keep. Returns a
@@ -848,13 +862,10 @@ def check_own_share(path: str, rank: int) -> None: ...
 # Returns Removed.
 def remove(path: str, recycle: bool, config: str) -> str: ...
 
-# Removes all steps in a directory except the `last` newest, those that `every` divides, and the
-# best by a metric: its name, "min" or "max", and how many. Returns Retained.
+# Removes all steps in a directory except those that a rule keeps, and the newest. Returns Retained.
 def retain(
     directory: str,
-    last: int,
-    every: int | None,
-    best: tuple[str, str, int] | None,
+    rules: _Rules,
     recycle: bool,
     pattern: str | None,
     dry_run: bool,

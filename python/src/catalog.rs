@@ -1,10 +1,11 @@
 //! The checkpoints of a run: which there are, which is the newest, and what goes.
 
 use crate::error::to_python;
+use crate::manager::{Rules, keep};
 use crate::{config, to_json, wait};
 use pyo3::prelude::*;
 use ringstow::internals::sys::file_system::FileSystem;
-use ringstow::{Before, Best, Disposal, Job, RetainOptions, StepPattern, Wanted};
+use ringstow::{Before, Best, Disposal, Job, RetainOptions, Retention, StepPattern, Wanted};
 use std::path::PathBuf;
 
 fn pattern(text: Option<&str>) -> PyResult<Option<StepPattern>> {
@@ -99,13 +100,10 @@ pub(crate) fn remove(
 }
 
 #[pyfunction]
-#[expect(clippy::too_many_arguments, reason = "Python gives them one by one")]
 pub(crate) fn retain(
     py: Python<'_>,
     directory: PathBuf,
-    last: usize,
-    every: Option<u64>,
-    best: Option<(String, String, usize)>,
+    rules: Rules,
     recycle: bool,
     pattern: Option<&str>,
     dry_run: bool,
@@ -113,8 +111,9 @@ pub(crate) fn retain(
 ) -> PyResult<String> {
     let config = self::config(config)?;
     let (disposal, pattern) = (disposal(recycle), self::pattern(pattern)?);
-    let best = best.map(self::best).transpose()?;
-    let retention = RetainOptions { last, every, best, disposal, pattern, pinned: Vec::new() };
+    let Retention { last, every, every_time, within, best, slim: _ } = keep(rules)?;
+    let newest = RetainOptions::new(last.unwrap_or(1));
+    let retention = RetainOptions { every, every_time, within, best, disposal, pattern, ..newest };
     let retain = || match dry_run {
         true => ringstow::internals::store::retain_plan(&directory, &retention, &config),
         false => ringstow::internals::store::retain(&directory, &retention, &config),

@@ -104,6 +104,12 @@ fn parse_size(text: &str) -> PyResult<u64> {
     ringstow::internals::config::parse_size(text).map_err(pyo3::exceptions::PyValueError::new_err)
 }
 
+/// A time in words, as a timedelta; why it is none, as the error's message.
+#[pyfunction]
+fn parse_span(text: &str) -> PyResult<std::time::Duration> {
+    ringstow::internals::units::parse_span(text).map_err(pyo3::exceptions::PyValueError::new_err)
+}
+
 /// The size of the pool in words, in bytes, 0 for `auto`; why it is none, as the error's message.
 #[pyfunction]
 fn parse_pool_size(text: &str) -> PyResult<u64> {
@@ -275,8 +281,8 @@ mod _native {
         watch::Watch,
         {
             boot_id, diff, duration, look_at_once, moved, nesting, outline, parse_pool_size,
-            parse_size, release_memory, rename_new, shows_progress, size, staging_bytes,
-            swap_names, sync_dir, verify,
+            parse_size, parse_span, release_memory, rename_new, shows_progress, size,
+            staging_bytes, swap_names, sync_dir, verify,
         },
         {check_config, check_own_share, cli, forget_after_fork, found_config},
     };

@@ -17,12 +17,18 @@ fn texts(paths: Vec<PathBuf>) -> Vec<OsString> {
     paths.into_iter().map(PathBuf::into_os_string).collect()
 }
 
-/// What `last`, `every` and `best` of a retention are.
-type Rules = (Option<usize>, Option<u64>, Option<(String, String, usize)>);
+/// What `last`, `every`, `every_time`, `within` and `best` of a retention are.
+pub(crate) type Rules = (
+    Option<usize>,
+    Option<u64>,
+    Option<Duration>,
+    Option<Duration>,
+    Option<(String, String, usize)>,
+);
 
-fn keep((last, every, best): Rules) -> PyResult<Retention> {
+pub(crate) fn keep((last, every, every_time, within, best): Rules) -> PyResult<Retention> {
     let best = best.map(crate::catalog::best).transpose()?;
-    Ok(Retention { last, every, best, slim: None })
+    Ok(Retention { last, every, every_time, within, best, slim: None })
 }
 
 /// A Retained, why something failed, and the steps that a place lacks.

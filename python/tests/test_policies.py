@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+
 import pytest
 
 import ringstow
@@ -18,6 +20,14 @@ from ringstow import CheckpointManager, InvalidStateError, Nodes, Previous, Rete
         (Retention, {"last": 2.0}, TypeError, "Retention.last must be an int, not 2.0"),
         (Retention, {"every": 0}, InvalidStateError, "Retention.every = 0"),
         (Retention, {"every": "1000"}, TypeError, "Retention.every must be an int, not '1000'"),
+        (
+            Retention,
+            {"every_time": 3600},
+            TypeError,
+            "Retention.every_time takes a time .* not 3600",
+        ),
+        (Retention, {"within": "2"}, InvalidStateError, "Retention.within takes a time .* not '2'"),
+        (Retention, {"within": "0s"}, InvalidStateError, "more than zero"),
         (Retention, {"best": "loss"}, TypeError, "Retention.best must be a metric"),
         (Retention, {"best": "abc"}, TypeError, "Retention.best must be a metric"),
         (Retention, {"best": ("loss", "min")}, TypeError, "Retention.best must be a metric"),
@@ -93,6 +103,7 @@ def test_tiers_without_places_are_those_of_the_settings(tmp_path):
 
 def test_short_words_mean_the_policies(tmp_path):
     assert Retention(best=["loss", "min", 2]) == Retention(best=("loss", "min", 2))
+    assert Retention(within="2d") == Retention(within=datetime.timedelta(days=2))
     assert Retention(drop=(name for name in ["ema"])).drop == ("ema",)
     assert Tiers(["a"], rate="1M") == Tiers(("a",), rate=1 << 20)
     for keep in (2, Retention(last=2)):

@@ -25,6 +25,7 @@ from ringstow import (
     OnSignal,
 )
 from ringstow._core import _when as policies
+from ringstow._core._arguments import span
 from ringstow._manager import _when
 from ringstow._manager._when import Schedule, lag_of, last_save
 
@@ -154,7 +155,7 @@ def test_a_step_that_is_asked_for_again_has_the_same_answer_and_an_earlier_one_i
     ids=str,
 )
 def test_times_are_read_with_their_units(text, seconds):
-    assert policies.seconds_of(text, "Every") == seconds
+    assert span(text, "Every").total_seconds() == seconds
 
 
 @pytest.mark.parametrize(
@@ -168,7 +169,7 @@ def test_times_are_read_with_their_units(text, seconds):
         (lambda: Every("600"), InvalidStateError, "Every takes a time with its unit.* not '600'"),
         (lambda: Every(""), InvalidStateError, "Every takes a time"),
         (lambda: Every("10 parsecs"), InvalidStateError, "not '10 parsecs'"),
-        (lambda: Every("0s"), InvalidStateError, "of more than zero"),
+        (lambda: Every("0s"), InvalidStateError, "it must be more than zero"),
         (lambda: EverySteps(0), InvalidStateError, r"EverySteps\(0\): must be 1 or more"),
         (lambda: EverySteps("5"), TypeError, "EverySteps takes whole numbers of steps, not '5'"),
         (lambda: EverySteps(True), TypeError, "not True"),

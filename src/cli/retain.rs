@@ -7,9 +7,11 @@ use super::{Exit, text};
 use crate::error::Result;
 use crate::format::StepPattern;
 use crate::store::{Best, Disposal, RetainOptions, Retained, retain, retain_plan};
+use crate::units::parse_span;
 use clap::Args;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// Remove all but the newest checkpoints, and others that flags keep
 ///
@@ -32,6 +34,15 @@ pub struct Retain {
     /// Also keep the steps that this number divides
     #[arg(long, value_name = "N", value_parser = whole_number::<u64>)]
     keep_every: Option<u64>,
+
+    /// Also keep the first checkpoint in each interval of this length, such as 1h, by the time of its commit.
+    /// Intervals begin at 1970-01-01 UTC: those of an hour on the hour
+    #[arg(long, value_name = "TIME", value_parser = parse_span)]
+    keep_every_time: Option<Duration>,
+
+    /// Also keep the checkpoints that are no older than the last one by more than this, such as 2d
+    #[arg(long, value_name = "TIME", value_parser = parse_span)]
+    keep_within: Option<Duration>,
 
     /// Also keep the best steps by a metric: `loss:min:2` keeps the 2 with the lowest loss. NaN is never
     /// best; of equals, the newer is. If no step has the metric, none is removed
@@ -62,6 +73,8 @@ pub fn run(args: &Retain, out: &mut Output) -> Result<Exit> {
     let retention = RetainOptions {
         last: args.keep,
         every: args.keep_every,
+        every_time: args.keep_every_time,
+        within: args.keep_within,
         best: args.keep_best.clone(),
         disposal,
         pattern: args.pattern.clone(),

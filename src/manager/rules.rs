@@ -3,6 +3,8 @@
 use super::slim::Slim;
 use crate::error::{Error, Result};
 use crate::store::{Best, Disposal, RetainOptions, Setting, check_covers};
+use crate::units::span;
+use std::time::Duration;
 
 /// Which steps a [`CheckpointManager`](crate::CheckpointManager) keeps. A step stays if one rule keeps it. Without a rule, all stay. The newest
 /// step always stays.
@@ -12,6 +14,10 @@ pub struct Retention {
     pub last: Option<usize>,
     /// Steps that this number divides.
     pub every: Option<u64>,
+    /// The first save in each interval of this length, as [`RetainOptions::every_time`].
+    pub every_time: Option<Duration>,
+    /// The saves that are no older than the last one by more than this.
+    pub within: Option<Duration>,
     /// The best steps by a metric.
     pub best: Option<Best>,
     /// Which of the steps that stay lose a part, such as the optimizer's state. Removes no step.
@@ -21,22 +27,25 @@ pub struct Retention {
 impl Retention {
     /// What carries these rules out; `None` if nothing is ever removed.
     pub(super) fn options(self, disposal: Disposal) -> Option<RetainOptions> {
-        let Self { last, every, best, slim: _ } = self;
-        let has_rule = last.is_some() || every.is_some() || best.is_some();
+        let Self { last, every, every_time, within, best, slim: _ } = self;
+        let has_time = every_time.is_some() || within.is_some();
+        let has_rule = last.is_some() || every.is_some() || has_time || best.is_some();
         let newest = RetainOptions::new(last.unwrap_or(1));
-        has_rule.then_some(RetainOptions { every, best, disposal, ..newest })
+        has_rule.then_some(RetainOptions { every, every_time, within, best, disposal, ..newest })
     }
 }
 
 /// How much room the steps of a run need, for the error of a save that met a full disk.
 pub(super) fn room(retention: Option<&RetainOptions>) -> String {
-    let Some(RetainOptions { last, every, best, .. }) = retention else {
+    let Some(RetainOptions { last, every, every_time, within, best, .. }) = retention else {
         return "the manager removes no step, since it has no rule: with `Retention::last` of n it keeps n, and needs room for \
                 n + 1"
             .into();
     };
     let others = [
         every.as_ref().map(|every| format!("`Retention::every` of {every}")),
+        every_time.map(|time| format!("`Retention::every_time` of {}", span(time))),
+        within.map(|time| format!("`Retention::within` of {}", span(time))),
         best.as_ref().map(|best| format!("`Retention::best` by {}", best.metric)),
     ];
     let others: Vec<String> = others.into_iter().flatten().collect();
@@ -55,8 +64,10 @@ pub(super) fn room(retention: Option<&RetainOptions>) -> String {
 pub(super) fn besides(there: RetainOptions, own: Option<&RetainOptions>) -> RetainOptions {
     let Some(own) = own else { return there };
     let every = there.every.or(own.every);
+    let every_time = there.every_time.or(own.every_time);
+    let within = there.within.or(own.within);
     let best = there.best.clone().or_else(|| own.best.clone());
-    RetainOptions { every, best, ..there }
+    RetainOptions { every, every_time, within, best, ..there }
 }
 
 /// Checks that places keep what `keep_here` and the manager's own rules keep: it leaves the root.
@@ -81,11 +92,17 @@ pub(super) fn check_keeps(
             |there: &&Best| (&there.metric, there.direction) == (&own.metric, own.direction);
         there.best.as_ref().filter(is_same).is_some_and(|there| there.count >= own.count)
     });
-    if has_every && has_best {
+    // Intervals begin at one moment: the first save of a long one is the first of a short one that divides it.
+    let has_every_time = own.every_time.is_none_or(|own| {
+        let divides = |there: Duration| own.as_millis().checked_rem(there.as_millis()) == Some(0);
+        there.every_time.is_some_and(divides)
+    });
+    let has_within = own.within.is_none_or(|own| there.within.is_some_and(|there| there >= own));
+    if has_every && has_every_time && has_within && has_best {
         return Ok(());
     }
     Err(Error::invalid(
-        "with keep_here, steps that `every` and `best` of the manager's rules keep are in the further places alone, and \
-         `every` or `best` of Tiers.keep would remove some of them: leave these out there, which means the same ones",
+        "with keep_here, steps that `every`, `every_time`, `within` and `best` of the manager's rules keep are in the further \
+         places alone, and one of these in Tiers.keep would remove some of them: leave it out there, which means the same one",
     ))
 }

@@ -59,7 +59,12 @@ fn each_rule_keeps_its_steps_and_the_newest_always_stays() {
         (Retention { every: Some(4), ..Retention::default() }, &[4, 6]),
         (Retention { best: best("loss:max:1"), ..Retention::default() }, &[1, 6]),
         (
-            Retention { last: Some(1), every: Some(3), best: best("loss:max:2"), slim: None },
+            Retention {
+                last: Some(1),
+                every: Some(3),
+                best: best("loss:max:2"),
+                ..Retention::default()
+            },
             &[1, 2, 3, 6],
         ),
     ] {
@@ -133,10 +138,15 @@ fn full_disk_names_the_rules_and_the_room_that_they_need() {
             &["keep + 1", "`Retention::last` of 3 for 4"][..],
         ),
         (
-            Retention { every: Some(100), best, ..Retention::default() },
+            Retention {
+                every: Some(100),
+                every_time: Some(std::time::Duration::from_secs(3600)),
+                best,
+                ..Retention::default()
+            },
             &[
                 "`Retention::last` of 1 for 2",
-                "`Retention::every` of 100 and `Retention::best` by loss",
+                "`Retention::every` of 100 and `Retention::every_time` of 1h and `Retention::best` by loss",
             ],
         ),
         (Retention::default(), &["no rule", "n + 1"]),

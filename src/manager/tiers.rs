@@ -20,15 +20,14 @@ use std::time::Duration;
 pub struct Tiers {
     /// Directories on other disks and, with the cargo feature `object-store`, URLs, the nearest first.
     pub places: Vec<PathBuf>,
-    /// What stays in each of them, besides the steps that [`Retention::every`](crate::Retention::every) and
-    /// [`Retention::best`](crate::Retention::best) of the manager keep; without a rule, all. [`Retention::slim`](crate::Retention::slim) has no
-    /// effect there.
+    /// What stays in each of them, besides the steps that the manager's [`Retention`](crate::Retention) keeps by another rule than
+    /// `last`; without a rule, all. [`Retention::slim`](crate::Retention::slim) has no effect there.
     pub keep: super::Retention,
     /// Bytes a second of a copy at most; 0 for no limit.
     pub rate: u64,
     /// How many of the newest steps, and of the last saves, stay in the manager's root once all places have them: after each
-    /// save, older ones that every place has whole are removed there, also those that [`Retention::every`](crate::Retention::every) and
-    /// [`Retention::best`](crate::Retention::best) keep. What a link in the root leads to stays. `None` leaves them to the rules.
+    /// save, older ones that every place has whole are removed there, also those that the manager's
+    /// [`Retention`](crate::Retention) keeps. What a link in the root leads to stays. `None` leaves them to the rules.
     pub keep_here: Option<usize>,
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import functools
 import operator
 import os
@@ -11,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import ParamSpec, TypeVar
 
+from ringstow import _native
 from ringstow._core._errors import InvalidStateError, NoCheckpointError
 
 StrPath = str | os.PathLike[str]
@@ -141,6 +143,25 @@ def integer(value: object, wrong: str) -> int:
         with contextlib.suppress(TypeError):
             return operator.index(value)  # type: ignore[arg-type]
     raise TypeError(f"{wrong}, not {brief(value)}")
+
+
+def span(given: object, name: str) -> datetime.timedelta:
+    """Return a time such as ``"1h30min"``.
+
+    Raises:
+        TypeError, InvalidStateError: it is no positive time; begins with the argument ``name``.
+    """
+    how = f"{name} takes a time with its unit, such as '30s', '10min' or '1h30min'"
+    if isinstance(given, str):
+        try:
+            return _native.parse_span(given)
+        except (ValueError, OverflowError) as why:
+            raise InvalidStateError(f"{how}, not {brief(given)}: {why}") from None
+    if not isinstance(given, datetime.timedelta):
+        raise TypeError(f"{how}, or a datetime.timedelta, not {brief(given)}")
+    if given <= datetime.timedelta(0):
+        raise InvalidStateError(f"{how}, not {brief(given)}: it must be more than zero")
+    return given
 
 
 def step_number(step: int | None, name: str = "step") -> int | None:

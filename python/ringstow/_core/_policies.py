@@ -6,44 +6,59 @@ These are plain values, checked when they are made; `_manager` applies them.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal, get_args
 
 from ringstow import _native
-from ringstow._core._arguments import StrPath, brief, integer, names_of_parts
+from ringstow._core._arguments import StrPath, brief, integer, names_of_parts, span
 from ringstow._core._config import in_bytes
 from ringstow._core._errors import InvalidStateError
 
 Mode = Literal["min", "max"]
+
+Rules = tuple[
+    int | None,
+    int | None,
+    datetime.timedelta | None,
+    datetime.timedelta | None,
+    tuple[str, str, int] | None,
+]
 
 _U64_MAX = 2**64 - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Retention:
-    """Which steps of a run stay: steps that ``last``, ``every`` or ``best`` keeps.
+    """Which steps of a run stay. A step stays if one rule keeps it, and the newest always does.
 
-    ``keep=3`` is short for ``keep=Retention(last=3)``. The newest step always stays. Without any of
-    the three, a manager removes no step.
+    ``keep=3`` is short for ``keep=Retention(last=3)``. Without ``last``, ``every``, ``every_time``,
+    ``within`` and ``best``, a manager removes no step.
 
     Raises:
         TypeError: a field has a value of the wrong type.
-        InvalidStateError: a number is below 1, ``best`` has no metric or mode, or ``drop`` is
-            empty.
+        InvalidStateError: a number is below 1, a time is none or not positive, ``best`` has no
+            metric or mode, or ``drop`` is empty.
     """
 
     last: int | None = None
     """How many of the newest steps to keep."""
     every: int | None = None
     """Keep each step whose number is a multiple of this."""
+    every_time: str | datetime.timedelta | None = None
+    """Keep the first step of each interval of this length, such as ``"1h"``, by the time of its
+    save. Intervals begin at 1970-01-01 UTC: those of an hour on the hour. A clock that was set back
+    adds no step to an interval that has one."""
+    within: str | datetime.timedelta | None = None
+    """Keep the steps that were saved no longer before the last save than this, such as ``"2d"``."""
     best: tuple[str, Mode, int] | None = None
     """A metric's name, ``"min"`` or ``"max"``, and how many of the steps with the smallest or
     largest values to keep: ``("loss", "min", 2)``. NaN is never the best; of equal values the newer
     step is better. If no step has the metric, none is removed, and a warning says so."""
     slim_after: int | None = None
     """How many of the newest steps, and of the last saves, stay whole. Older steps that stay lose
-    the parts that ``drop`` names, also steps kept by ``every`` and ``best``. None means that all
+    the parts that ``drop`` names, whichever rule keeps them. None means that all
     stay whole. Only for a `CheckpointManager`."""
     drop: tuple[str, ...] = ("optimizer",)
     """Names of the parts to drop, which each state must have; see `ringstow.slim`."""
@@ -55,6 +70,8 @@ class Retention:
             *,
             last: int | None = ...,
             every: int | None = ...,
+            every_time: str | datetime.timedelta | None = ...,
+            within: str | datetime.timedelta | None = ...,
             best: tuple[str, Mode, int] | None = ...,
             slim_after: int | None = ...,
             drop: Iterable[str] = ...,
@@ -62,13 +79,24 @@ class Retention:
 
     @property
     def keeps_all(self) -> bool:
-        """Whether none of ``last``, ``every`` and ``best`` is set: then no step is removed."""
-        return self.last is None and self.every is None and self.best is None
+        """Whether there is no rule: then no step is removed."""
+        return all(rule is None for rule in self.rules)
+
+    @property
+    def rules(self) -> Rules:
+        """The rules as the native side takes them."""
+        every_time, within = self.every_time, self.within
+        assert not isinstance(every_time, str)
+        assert not isinstance(within, str)
+        return self.last, self.every, every_time, within, self.best
 
     def __post_init__(self) -> None:
         """Check all fields."""
         for name in ("last", "every", "slim_after"):
             _check_number(self, name)
+        for name in ("every_time", "within"):
+            if (time := getattr(self, name)) is not None:
+                object.__setattr__(self, name, span(time, f"Retention.{name}"))
         if self.best is not None:
             object.__setattr__(self, "best", _best(self.best))
         object.__setattr__(self, "drop", tuple(names_of_parts(self.drop, "Retention.drop")))
@@ -96,12 +124,12 @@ class Tiers:
     directories. None means ``Config.tiers``."""
     _: dataclasses.KW_ONLY
     keep: int | None = None
-    """How many of the newest steps to keep in each place, besides steps kept by ``every`` and
-    ``best`` of the manager's ``keep``. None keeps all."""
+    """How many of the newest steps to keep in each place, besides steps kept by a rule of the
+    manager's ``keep`` other than ``last``. None keeps all."""
     keep_here: int | None = None
     """How many of the newest steps stay in the manager's directory once all places have them: after
-    each save, older steps with complete copies in every place are removed here, also steps kept by
-    ``every`` and ``best``. None leaves them to the manager's ``keep``."""
+    each save, older steps with complete copies in every place are removed here, also steps that the
+    manager's ``keep`` keeps. None leaves them to the manager's ``keep``."""
     rate: int | None = None
     """Maximum bytes a second of these copies, or a size such as ``"200M"``, which is kept as a
     number; 0 for no limit. None means ``Config.promotion_rate``."""

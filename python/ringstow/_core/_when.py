@@ -8,17 +8,14 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import datetime
-import re
 import signal
 from collections.abc import Callable, Iterable, Mapping
 
-from ringstow._core._arguments import brief, integer
+from ringstow._core._arguments import brief, integer, span
 from ringstow._core._errors import InvalidStateError
 
-_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 # Times before this one are mistaken for spans.
 _LONG_AGO_S = 1e9
-_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
 
 
 class When:
@@ -121,7 +118,7 @@ class First(When):
 class Every(When):
     """Save each time that an interval has passed since the last save that ``when`` asked for.
 
-    ``Every("10min")``: units are ms, s, min (or m), h and d. On several ranks rank 0's clock
+    ``Every("10min")``: units are ms, s, min, h, d and w. On several ranks rank 0's clock
     decides for all.
 
     Raises:
@@ -134,7 +131,7 @@ class Every(When):
 
     def __post_init__(self) -> None:
         """Check the interval."""
-        seconds_of(self.interval, "Every")
+        span(self.interval, "Every")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,7 +178,7 @@ class OnSignal(When):
         known = tuple(_signal(one) for one in signals) or (signal.SIGTERM,)
         object.__setattr__(self, "signals", known)
         if grace is not None:
-            seconds_of(grace, "OnSignal.grace")
+            span(grace, "OnSignal.grace")
         object.__setattr__(self, "grace", grace)
 
 
@@ -262,36 +259,11 @@ def graces(when: When) -> Mapping[signal.Signals, float | None]:
     found: dict[signal.Signals, float | None] = {}
     for part in parts(when):
         if isinstance(part, OnSignal):
-            own = None if part.grace is None else seconds_of(part.grace, "OnSignal.grace")
+            own = None if part.grace is None else span(part.grace, "OnSignal.grace").total_seconds()
             for one in part.signals:
                 given = [found.get(one), own]
                 found[one] = min((s for s in given if s is not None), default=None)
     return found
-
-
-def seconds_of(given: object, name: str) -> float:
-    """Return the seconds of an interval such as ``"1h30min"``.
-
-    Raises:
-        TypeError, InvalidStateError: it is no positive time; names the argument ``name``.
-    """
-    how = f"{name} takes a time with its unit, such as '30s', '10min' or '1h30min'"
-    if isinstance(given, datetime.timedelta):
-        seconds = given.total_seconds()
-    elif isinstance(given, str):
-        seconds = 0.0
-        at = 0
-        while at < len(given) or not given:
-            part = _PART.match(given, at)
-            if part is None or part[2] not in _UNITS_S:
-                raise InvalidStateError(f"{how}, not {brief(given)}")
-            seconds += float(part[1]) * _UNITS_S[part[2]]
-            at = part.end()
-    else:
-        raise TypeError(f"{how}, or a datetime.timedelta, not {brief(given)}")
-    if seconds <= 0:
-        raise InvalidStateError(f"{how}, of more than zero, not {brief(given)}")
-    return seconds
 
 
 def _integer(given: object, name: str, least: int) -> int:

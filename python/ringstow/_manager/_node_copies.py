@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from ringstow import _native
 from ringstow._core._config import native_json
 from ringstow._core._errors import Error
-from ringstow._manager import _rules
 from ringstow._saving import _promote
 from ringstow._saving._copy_queue import Added, Copier, passes
 from ringstow.distributed._node_replicas import replicate
@@ -53,7 +52,7 @@ class AfterCommit(Copier):
         self._copies = copies
         self._plan = plan
         self._config = config
-        how = plan.tiers, plan.rate, _rules.native(plan.there), native_json(config)
+        how = plan.tiers, plan.rate, plan.there.rules, native_json(config)
         self._copying = _native.Copying(root, *how)
         self._leads = leads
         """Whether this rank acts for its node."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from ringstow._core._config import Config
     from ringstow._core._policies import Mode, Tiers
     from ringstow._reports._checkpoint_reports import Step
-    from ringstow._saving._tier_copies import Keep
 
 
 def droppable(keep: Retention) -> tuple[str, ...]:
@@ -35,7 +35,7 @@ def room(keep: Retention) -> str:
             "needs room for n + 1"
         )
     last = keep.last or 1  # the newest step stays in any case
-    others = {"every": keep.every, "best": keep.best}
+    others = {name: getattr(keep, name) for name in ("every", "every_time", "within", "best")}
     given = [f"{name}={value!r}" for name, value in others.items() if value is not None]
     besides = f", and for the steps that {' and '.join(given)} keeps" if given else ""
     return (
@@ -77,11 +77,6 @@ def metric_of_best(keep: Retention, metric: str | None, mode: Mode | None) -> tu
     return metric, mode
 
 
-def native(keep: Retention) -> Keep:
-    """Return the rules as the native side takes them."""
-    return keep.last, keep.every, keep.best
-
-
 def clearing(
     root: str,
     keep: Retention,
@@ -92,7 +87,7 @@ def clearing(
     """Return the function that removes and slims the steps of a run."""
     slim = None if keep.slim_after is None else (keep.slim_after, list(keep.drop))
     eviction = None if keep_here is None else (tiers, keep_here)
-    return _native.Clearing(root, native(keep), slim, eviction, native_json(config))
+    return _native.Clearing(root, keep.rules, slim, eviction, native_json(config))
 
 
 def on_tiers(keep: Retention, tiers: Tiers) -> Retention:
@@ -105,7 +100,7 @@ def on_tiers(keep: Retention, tiers: Tiers) -> Retention:
         return Retention()
     if tiers.keep_here is not None and keep.last is not None:
         _native.check_covers(("Tiers.keep", tiers.keep), [("keep", keep.last)])
-    return Retention(last=tiers.keep, every=keep.every, best=keep.best)
+    return dataclasses.replace(keep, last=tiers.keep, slim_after=None)
 
 
 def best_of(steps: list[Step], metric: str, mode: Mode) -> Step | None:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from ringstow._core._errors import InvalidStateError
-from ringstow._manager import _rules
 from ringstow._saving._copy_queue import Stays
 from ringstow._saving._tier_copies import Promoter
 
@@ -55,7 +54,7 @@ def promoter(
         plan.tiers,
         plan.rate,
         config,
-        _rules.native(plan.there),
+        plan.there,
         stays=plan.stays(),
         note_damage=note_damage,
     )

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringstow import _native
 from ringstow._core import _when
+from ringstow._core._arguments import span
 from ringstow._core._errors import InvalidStateError
 from ringstow._manager._signals import Notices
 
@@ -125,7 +126,9 @@ class Schedule:
         self._side, self._root, self._clock = side, root, clock
         self._of_steps = _when.of_steps(when)
         parts = _when.parts(when)
-        intervals = [_when.seconds_of(p.interval, "") for p in parts if isinstance(p, _when.Every)]
+        intervals = [
+            span(p.interval, "Every").total_seconds() for p in parts if isinstance(p, _when.Every)
+        ]
         self._interval_s = min(intervals, default=math.inf)
         self._is_continuous = any(isinstance(part, _when.Continuous) for part in parts)
         to_go = [p.deadline_s - time.time() for p in parts if isinstance(p, _when.Before)]

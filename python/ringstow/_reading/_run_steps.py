@@ -282,9 +282,8 @@ def retain(
         )
     from ringstow._reports._checkpoint_reports import Retained
 
-    last = kept.last or 1  # the newest step always stays
     how = (_recycles(recycle, config), pattern, dry_run, native_json(config))
-    return Retained.from_json(_native.retain(where, last, kept.every, kept.best, *how))
+    return Retained.from_json(_native.retain(where, kept.rules, *how))
 
 
 def prune(

@@ -14,6 +14,7 @@ from ringstow import _native
 from ringstow._core._arguments import StrPath, absolute, object_url
 from ringstow._core._config import given, native_json, without_tiers
 from ringstow._core._errors import CorruptCheckpointError, InvalidStateError
+from ringstow._core._policies import Retention
 from ringstow._saving import _promote
 from ringstow._saving._copy_queue import Added, Copier, Stays, passes
 
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from ringstow._core._config import Config
 
 _log = logging.getLogger("ringstow")
-
-Keep = tuple[int | None, int | None, tuple[str, str, int] | None]
-"""The rules: how many newest steps stay, which multiples of a number, and the best by a metric."""
 
 
 def checked(
@@ -81,7 +79,7 @@ class Promoter(Copier):
         tiers: tuple[str, ...],
         rate: int,
         config: Config | None,
-        keep: Keep = (None, None, None),
+        keep: Retention = Retention(),  # noqa: B008, it never changes
         *,
         stays: Stays = (True, False, None),
         note_damage: Callable[[str], object] | None = None,
@@ -94,7 +92,7 @@ class Promoter(Copier):
             tiers: where to copy.
             rate: maximum bytes a second; 0 for no limit.
             config: the settings for reads.
-            keep: the rules for each tier.
+            keep: the rules for each tier; without one, all steps stay.
             stays: which steps are always copied.
             note_damage: called with the path of each step that is damaged here.
             unchecked: tier directories that have not yet been checked to be on another disk.
@@ -102,7 +100,7 @@ class Promoter(Copier):
         super().__init__(tiers, stays)
         self._root = root
         self._tiers = tiers
-        self._copying = _native.Copying(root, tiers, rate, keep, native_json(config))
+        self._copying = _native.Copying(root, tiers, rate, keep.rules, native_json(config))
         self._unchecked = unchecked
         self._note_damage = note_damage
 

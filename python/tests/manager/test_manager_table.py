@@ -17,7 +17,7 @@ import ringstow
 
 FILE = pathlib.Path(__file__).parents[3] / "tests/manager_scenarios.json"
 SCENARIOS = json.loads(FILE.read_text())
-KEEP = ("last", "every", "best", "slim_after")
+KEEP = ("last", "every", "every_time", "within", "best", "slim_after")
 TIERS = {"last_there": "keep", "keep_here": "keep_here"}
 
 

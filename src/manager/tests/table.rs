@@ -4,6 +4,7 @@ use super::order::Clock;
 use super::*;
 use crate::Best;
 use crate::sys::chance::fix;
+use crate::units::parse_span;
 use serde_json::Value;
 use std::os::unix::fs::symlink;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -43,7 +44,10 @@ impl Scene<'_> {
         });
         let (last, every) = (count("last"), rule("every").map(number));
         let slim = count("slim_after").map(Slim::after);
-        let mut manager = manager_at(&self.at("here"), Retention { last, every, best, slim });
+        let time = |name: &str| rule(name).map(|text| parse_span(text.as_str().unwrap()).unwrap());
+        let (every_time, within) = (time("every_time"), time("within"));
+        let keep = Retention { last, every, every_time, within, best, slim };
+        let mut manager = manager_at(&self.at("here"), keep);
         if let Some(places) = rule("places") {
             let places = places.as_array().unwrap().iter();
             let places = places.map(|name| self.at(name.as_str().unwrap())).collect();

@@ -3,8 +3,11 @@
 use crate::error::{Error, Result};
 use crate::format::Metrics;
 use crate::format::manifest::Age;
+use crate::units::span;
 use std::cmp::Ordering;
+use std::collections::BTreeMap;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// The steps with the best numbers of one metric. `"loss:min:2"` parses as one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,6 +87,10 @@ pub(in crate::store) struct Rules<'a> {
     pub newest: usize,
     /// Steps that this number divides stay.
     pub every: Option<u64>,
+    /// The first save in each interval of this length stays. Intervals begin at 1970-01-01 UTC, so that no other step moves them.
+    pub every_time: Option<Duration>,
+    /// Saves that are no older than the last one by more than this stay.
+    pub within: Option<Duration>,
     pub best: Option<&'a Best>,
 }
 
@@ -98,6 +105,11 @@ pub(in crate::store) enum Verdict {
 }
 
 impl Rules<'_> {
+    /// Keeps so many of the newest.
+    pub fn newest(newest: usize) -> Self {
+        Self { newest, every: None, every_time: None, within: None, best: None }
+    }
+
     /// Checks that each rule keeps something.
     ///
     /// # Errors
@@ -111,6 +123,13 @@ impl Rules<'_> {
                 "every = 0 divides no step; keep every 1000th, or leave it out",
             ));
         }
+        for (name, time) in [("every_time", self.every_time), ("within", self.within)] {
+            if time.is_some_and(|time| time.as_millis() == 0) {
+                return Err(Error::invalid(format!(
+                    "{name} is less than a millisecond; give a time such as 1h, or leave it out"
+                )));
+            }
+        }
         if self.best.is_some_and(|best| best.count == 0) {
             return Err(Error::invalid(
                 "best of 0 steps keeps none; keep at least 1, or leave it out",
@@ -122,15 +141,26 @@ impl Rules<'_> {
     /// Decides on each step. The newer is later.
     pub fn judge(&self, steps: &[Candidate<'_>]) -> Vec<Verdict> {
         let best = self.best.map_or_else(Vec::new, |best| best.among(steps));
+        let first = self.every_time.map_or_else(Vec::new, |time| first_in_each(time, steps));
         let cannot_compare = self.missing_metric(steps).is_some();
         // Of several of one age, the newest counts as last.
         let last = (0..steps.len()).max_by_key(|&at| steps[at].age);
+        let last_ms = last.and_then(|at| steps[at].created_ms());
         let verdict = |(at, step): (usize, &Candidate<'_>)| {
+            let is_dated = step.created_ms().is_some();
             let newest = at + self.newest >= steps.len();
             let every = self.every.filter(|every| step.step.is_multiple_of(*every));
             let reasons: Vec<String> = [
                 newest.then(|| among(self.newest, "newest")),
                 every.map(|every| format!("its number is a multiple of {every}")),
+                self.every_time
+                    .filter(|_| first.contains(&at))
+                    .map(|time| format!("it is the first in an interval of {}", span(time))),
+                self.within
+                    .filter(|time| step.is_within(*time, last_ms))
+                    .map(|time| format!("it was saved within {} of the last save", span(time))),
+                (!is_dated && (self.every_time.or(self.within)).is_some())
+                    .then(|| "when it was saved is not known".into()),
                 self.best.filter(|_| best.contains(&at)).map(|best| best.reason(step)),
             ]
             .into_iter()
@@ -154,6 +184,33 @@ impl Rules<'_> {
         let is_missing = steps.iter().all(|step| !step.metrics.contains_key(metric));
         (!steps.is_empty() && is_missing).then_some(metric)
     }
+}
+
+impl Candidate<'_> {
+    fn created_ms(&self) -> Option<u128> {
+        self.age.created_unix_ms.filter(|ms| *ms > 0).map(u128::from)
+    }
+
+    /// Whether it was saved so long before a time at most. A clock that was set back makes it later, not older.
+    fn is_within(&self, time: Duration, last_ms: Option<u128>) -> bool {
+        let own = self.created_ms().zip(last_ms);
+        own.is_some_and(|(own, last)| own + time.as_millis() >= last)
+    }
+}
+
+/// Where the steps are that were saved first in each interval: in the order of the saves, whatever the clock did.
+fn first_in_each(time: Duration, steps: &[Candidate<'_>]) -> Vec<usize> {
+    let mut first = BTreeMap::new();
+    for (at, step) in steps.iter().enumerate() {
+        let Some(interval) = step.created_ms().map(|ms| ms / time.as_millis().max(1)) else {
+            continue;
+        };
+        let known = first.entry(interval).or_insert(at);
+        if step.age < steps[*known].age {
+            *known = at;
+        }
+    }
+    first.into_values().collect()
 }
 
 impl Best {
@@ -200,6 +257,51 @@ mod tests {
         text.parse().unwrap()
     }
 
+    /// Which saves at these minutes stay by a rule, the last one aside, and the first reason; step and time may be in
+    /// different orders.
+    fn stay_by_time(saves: &[(u64, Option<u64>)], rules: Rules<'_>) -> Vec<u64> {
+        let none = Metrics::new();
+        let steps: Vec<Candidate> = (1..)
+            .zip(saves)
+            .map(|(sequence, &(step, minute))| {
+                let created_unix_ms = minute.map(|minute| minute * 60_000);
+                Candidate { step, metrics: &none, age: Age { sequence, created_unix_ms } }
+            })
+            .collect();
+        let stays = |verdict: &Verdict| *verdict != Verdict::Goes;
+        let verdicts = rules.judge(&steps);
+        verdicts.iter().zip(&steps).filter(|(v, _)| stays(v)).map(|(_, step)| step.step).collect()
+    }
+
+    #[test]
+    fn times_keep_the_first_of_each_interval_and_the_last_ones() {
+        let time = |text| crate::units::parse_span(text).ok();
+        let hourly = Rules { every_time: time("1h"), ..Rules::newest(1) };
+        let recent = Rules { within: time("1h"), ..Rules::newest(1) };
+        let at = |minutes: &[u64]| -> Vec<_> {
+            (1..).zip(minutes).map(|(step, minute)| (step, Some(*minute))).collect()
+        };
+        for (name, saves, by_hour, by_age) in [
+            ("steady", at(&[600, 630, 660, 690, 720]), vec![1, 3, 5], vec![3, 4, 5]),
+            ("a border is the next hour's", at(&[659, 660, 661]), vec![1, 2, 3], vec![1, 2, 3]),
+            // Steps 3 and 4 are in the hour of step 1 again; of the last hour's there are none before step 5.
+            ("clock set back", at(&[600, 660, 610, 611, 612]), vec![1, 2, 5], vec![1, 2, 3, 4, 5]),
+            ("clock far ahead once", at(&[600, 99_999, 601, 602]), vec![1, 2, 4], vec![1, 2, 3, 4]),
+            (
+                "no time known",
+                vec![(1, None), (2, Some(0)), (3, Some(600)), (4, Some(700))],
+                vec![1, 2, 3, 4],
+                vec![1, 2, 4],
+            ),
+        ] {
+            assert_eq!(stay_by_time(&saves, hourly), by_hour, "{name}");
+            assert_eq!(stay_by_time(&saves, recent), by_age, "{name}");
+        }
+        // What stays, stays when the rest has gone, also if any of it is removed by hand.
+        let left: Vec<_> = at(&[600, 630, 660, 690, 720]).into_iter().skip(1).step_by(2).collect();
+        assert_eq!(stay_by_time(&left, hourly), [2, 4]);
+    }
+
     /// The steps of `numbers`, 10 and 20 and so on, each committed after the one before, that stay.
     fn stay(numbers: &[Option<f64>], rules: Rules<'_>) -> Vec<u64> {
         let metrics: Vec<Metrics> =
@@ -218,7 +320,7 @@ mod tests {
     #[test]
     fn best_steps_are_those_with_numbers_and_the_newer_of_equals() {
         let stay_by = |numbers: &[_], text| {
-            stay(numbers, Rules { newest: 1, every: None, best: Some(&best(text)) })
+            stay(numbers, Rules { best: Some(&best(text)), ..Rules::newest(1) })
         };
         let numbers = [Some(0.3), Some(f64::NAN), Some(0.1), None, Some(0.1), Some(0.2), Some(9.0)];
         assert_eq!(stay_by(&numbers, "loss:min:1"), [50, 70]);
@@ -234,7 +336,7 @@ mod tests {
     fn metric_that_no_step_has_removes_nothing() {
         let all = [Some(0.3), None, Some(f64::NAN), Some(0.1)];
         let (accuracy, loss) = (best("accuracy:max:1"), best("loss:max:1"));
-        let rules = |best| Rules { newest: 1, every: None, best: Some(best) };
+        let rules = |best| Rules { best: Some(best), ..Rules::newest(1) };
         assert_eq!(stay(&all, rules(&accuracy)), [10, 20, 30, 40]);
         // NaN is a number that the step has.
         assert_eq!(stay(&[None, Some(f64::NAN), None], rules(&loss)), [30]);
@@ -248,7 +350,7 @@ mod tests {
             metrics: &none,
             age: aged(at),
         });
-        let rules = Rules { newest: 1, every: Some(20), best: None };
+        let rules = Rules { every: Some(20), ..Rules::newest(1) };
         let stays = |why: &str| Verdict::Stays(why.into());
         let (multiple, newest) = ("its number is a multiple of 20", "it is the newest");
         let expected = [Verdict::Goes, Verdict::SavedLast, stays(multiple), stays(newest)];
@@ -265,15 +367,17 @@ mod tests {
             ("loss:min:1", "it is the newest; its loss of 0.25 is the lowest"),
             ("loss:max:2", "it is the newest; its loss of 0.25 is among the 2 highest"),
         ] {
-            let rules = Rules { newest: 1, every: None, best: Some(&best(text)) };
+            let rules = Rules { best: Some(&best(text)), ..Rules::newest(1) };
             assert_eq!(rules.judge(&steps)[2], Verdict::Stays(reason.into()));
         }
     }
 
     #[test]
     fn rules_that_keep_nothing_are_refused() {
-        let rules = Rules { newest: 1, every: None, best: None };
+        let rules = Rules::newest(1);
         rules.check().unwrap();
+        Rules { every_time: Some(Duration::from_micros(9)), ..rules }.check().unwrap_err();
+        Rules { within: Some(Duration::ZERO), ..rules }.check().unwrap_err();
         Rules { newest: 0, ..rules }.check().unwrap_err();
         Rules { every: Some(0), ..rules }.check().unwrap_err();
         Rules { best: Some(&best("loss:min:0")), ..rules }.check().unwrap_err();
@@ -309,7 +413,7 @@ mod tests {
             }).collect();
             let direction = if lowest { Direction::Min } else { Direction::Max };
             let best = count.map(|count| Best { metric: "loss".into(), direction, count });
-            let rules = Rules { newest, every, best: best.as_ref() };
+            let rules = Rules { every, best: best.as_ref(), ..Rules::newest(newest) };
 
             let of = |at: usize| numbers[at].1.filter(|n| *n != -2).map(|n| if lowest { n } else { -n });
             let is_best = |at: usize| best.as_ref().is_some_and(|best| of(at).is_some_and(|own| {

@@ -20,6 +20,7 @@ use crate::sys::{dir, lock, removal_note};
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Which checkpoints [`retain`](crate::retain()) keeps, and what happens to the others' files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +29,11 @@ pub struct RetainOptions {
     pub last: usize,
     /// Also keep the steps that this number divides.
     pub every: Option<u64>,
+    /// Also keep the first save in each interval of this length, by the time that its manifest has. Intervals begin at
+    /// 1970-01-01 UTC: those of an hour on the hour.
+    pub every_time: Option<Duration>,
+    /// Also keep the saves that are no older than the last save by more than this.
+    pub within: Option<Duration>,
     /// Also keep the best steps by a metric. If no step has the metric, none is removed.
     pub best: Option<Best>,
     /// What happens to the files of removed steps.
@@ -41,9 +47,16 @@ pub struct RetainOptions {
 impl RetainOptions {
     /// Keeps the newest `last` of [`steps`](crate::steps), and removes the others' files.
     pub fn new(last: usize) -> Self {
-        let disposal = Disposal::Remove;
-        let pinned = Vec::new();
-        Self { last, every: None, best: None, disposal, pattern: None, pinned }
+        Self {
+            last,
+            every: None,
+            every_time: None,
+            within: None,
+            best: None,
+            disposal: Disposal::Remove,
+            pattern: None,
+            pinned: Vec::new(),
+        }
     }
 
     /// Checks that each rule keeps something.
@@ -55,7 +68,9 @@ impl RetainOptions {
     }
 
     fn rules(&self) -> Rules<'_> {
-        Rules { newest: self.last, every: self.every, best: self.best.as_ref() }
+        let Self { last, every, every_time, within, .. } = *self;
+        let best = self.best.as_ref();
+        Rules { every, every_time, within, best, ..Rules::newest(last) }
     }
 }
 

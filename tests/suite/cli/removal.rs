@@ -384,6 +384,11 @@ fn retain_keeps_steps_by_number_and_by_metric_and_says_why() {
     assert_eq!(misspelled.code, Some(0), "{}", misspelled.err);
     assert!(misspelled.err.contains("no step in") && misspelled.err.contains("have val:loss"));
     assert_eq!(misspelled.out.matches("kept  ").count(), 6, "{}", misspelled.out);
+    let recent =
+        dir.retain(&["-k", "1", "--keep-every-time", "1d", "--keep-within", "1h", "--dry-run"]);
+    let reason = "it was saved within 1h of the last save";
+    assert_eq!(recent.out.matches(reason).count(), 6, "{}", recent.out);
+    assert!(recent.out.contains("it is the first in an interval of 1day"), "{}", recent.out);
     assert_eq!(dir.retain(&rules).code, Some(0));
     assert_eq!(
         [5, 10, 15, 20, 25, 30].map(|step| Path::new(&dir.step(step)).exists()),
@@ -395,6 +400,8 @@ fn retain_keeps_steps_by_number_and_by_metric_and_says_why() {
         (["--keep-best", "loss:min:0"], "keep at least 1"),
         (["--keep-every", "0"], "every = 0"),
         (["--keep-every", "x"], "whole number"),
+        (["--keep-within", "2"], "time unit needed"),
+        (["--keep-every-time", "0s"], "more than zero"),
     ] {
         let ran = dir.retain(&[&["-k", "1"], &flags[..]].concat());
         assert!(ran.code == Some(2) && ran.err.contains(said), "{}", ran.err);

@@ -20,16 +20,35 @@ fn steps_leave_once_the_other_disk_has_them() {
 fn what_the_rules_keep_for_good_is_on_the_other_disk_whatever_else_is_removed_there() {
     let disks = Disks::new();
     let best = Some("distance:min:1".parse().unwrap());
-    let keep = Retention { last: Some(1), every: Some(2), best, ..Retention::default() };
-    let tiers = |every| {
-        let there = Retention { last: Some(2), every, ..Retention::default() };
+    let (hour, two_hours) = (Some(Duration::from_secs(3600)), Some(Duration::from_secs(7200)));
+    let times = Retention { every_time: hour, within: hour, ..Retention::default() };
+    let keep = Retention { last: Some(1), every: Some(2), best, ..times };
+    let tiers = |there: Retention| {
+        let there = Retention { last: Some(2), ..there };
         let places = vec![disks.shared()];
         Tiers { places, keep: there, keep_here: Some(1), ..Tiers::default() }
     };
     let manager = || CheckpointManager::found(disks.run(), keep.clone()).unwrap();
-    let said = manager().tiers(tiers(Some(4))).unwrap_err().to_string();
-    assert!(said.contains("leave these out there"), "{said}");
-    let mut manager = manager().tiers(tiers(None)).unwrap();
+    let none = Retention::default();
+    for fewer in [
+        Retention { every: Some(4), ..none.clone() },
+        Retention { every_time: two_hours, ..none.clone() },
+        Retention { within: Some(Duration::from_secs(60)), ..none.clone() },
+    ] {
+        let said = manager().tiers(tiers(fewer)).unwrap_err().to_string();
+        assert!(said.contains("leave it out there"), "{said}");
+    }
+    let more = Retention {
+        every: Some(1),
+        every_time: Some(Duration::from_secs(60)),
+        within: two_hours,
+        ..none.clone()
+    };
+    manager().tiers(tiers(more)).unwrap();
+    // From here on all that was saved in the test's hour would stay: the rules of time have scenarios of their own.
+    let keep = Retention { every_time: None, within: None, ..keep.clone() };
+    let manager = || CheckpointManager::found(disks.run(), keep.clone()).unwrap();
+    let mut manager = manager().tiers(tiers(none)).unwrap();
     for step in 1..=7_u64 {
         let mut state = StateDict::new();
         state.value("step", step);
