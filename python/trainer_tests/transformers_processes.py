@@ -9,6 +9,7 @@ import signal
 
 import children
 import torch
+import transformers
 from transformers_runs import adapters, fit, model, state
 
 from ringstow.integrations import _rename_when_complete
@@ -70,6 +71,21 @@ def main(root, results, moment="", number=0):
         kill_at(moment, number)
     os.makedirs(root, exist_ok=True)
     torch.save(state(fit(root, save_total_limit=2)), f"{results}.{rank}")
+
+
+class Signalled(transformers.TrainerCallback):
+    """Sends this process SIGTERM within its fifth step."""
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def stopped(rank, ranks, root, results, signalled, options):
+    """Train as one of several ranks, which may get a signal, and store how it ended."""
+    os.makedirs(root, exist_ok=True)
+    callbacks = [Signalled()] if rank in signalled else []
+    torch.save(state(fit(root, callbacks=callbacks, **options)), f"{results}.{rank}")
 
 
 def as_rank(rank, ranks, *args):

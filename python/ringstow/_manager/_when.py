@@ -39,7 +39,7 @@ LONG_STEP_US = 1_000_000
 # A save may take longer than the longest of the last ones.
 _USUAL = 1.25
 _COUNTED_SAVES = 3
-# How long a save may take if none has ended yet.
+# How long a save may take before a deadline if nothing is known of one.
 _UNKNOWN_SAVE_US = 60_000_000
 
 # So long after a signal without a question, somebody reads `stopping` alone.
@@ -82,18 +82,21 @@ def last_save(left_us: int, save_us: int, flight_us: int) -> Last:
 
     Args:
         left_us: the time that is left for it.
-        save_us: how long a save takes; 0 if unknown.
+        save_us: how long a save takes; 0 or `_UNKNOWN_SAVE_US` if unknown.
         flight_us: how long the save in progress still takes; 0 if there is none.
     """
     if left_us >= _FOREVER_US // 2:
         return Last(True, "should_save asks for it")
-    left, save, flight = (_text(us) for us in (left_us, save_us, flight_us))
-    if save_us == _UNKNOWN_SAVE_US:
-        save = flight = f"an unknown time, counted as {save}"
-    takes = f"{left} are left, and a save takes {save if save_us else 'an unknown time'}"
+    unknown = (0, _UNKNOWN_SAVE_US)
+    left = _text(left_us)
+    save, flight = (
+        "an unknown time" if us in unknown else _text(us) for us in (save_us, flight_us)
+    )
+    takes = f"{left} are left, and a save takes {save}"
     after = f" after the one in progress, which takes {flight} more" if flight_us else ""
-    is_first = not save_us and not flight_us
-    if left_us > 0 and (is_first or (save_us and save_us + flight_us <= left_us)):
+    # Only a try shows what is unknown. A save that does not make it leaves the earlier checkpoint.
+    needed = sum(us for us in (save_us, flight_us) if us not in unknown)
+    if 0 < left_us >= needed:
         return Last(True, f"should_save asks for it: {takes}{after}")
     if 0 < flight_us <= left_us:
         why = f"the save in progress is finished in its place: {takes}{after}"
@@ -205,6 +208,10 @@ class Schedule:
             if came > self._asked_at and self._clock() - came > _UNHEARD_S:
                 self._tell_unheard()
         return self.stopping
+
+    def note(self, number: signal.Signals) -> None:
+        """Note a signal that another handler has got."""
+        self._notices.noted.setdefault(number, self._clock())
 
     def heed(self) -> None:
         """Note that a save begins."""

@@ -6,10 +6,11 @@ benefits and limits.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
@@ -29,6 +30,7 @@ from ringstow.integrations._transformers import (
     _refusals,
     _removals,
     _shards,
+    _stops,
     _weights,
 )
 
@@ -38,6 +40,7 @@ _log = logging.getLogger("ringstow")
 if TYPE_CHECKING:
     from transformers import Trainer as _Base
 
+    from ringstow._core._when import When
     from ringstow._ranks._team import Team
     from ringstow._saving._save_future import SaveHandle
     from ringstow.integrations._kit._ranks import Ranks
@@ -75,7 +78,13 @@ class RingstowTrainerMixin(_Base):
     ringstow_staging: ClassVar[Staging] = "guard"
     """How a background save keeps the values of the call; see `ringstow.save_async`."""
 
+    ringstow_when: ClassVar[When | None] = None
+    """When to save besides ``save_strategy``, and at which signal or deadline to stop, such as
+    ``OnSignal(signal.SIGTERM, grace="30s")``; see `ringstow.CheckpointManager`. None means SIGTERM
+    with ``enable_jit_checkpoint=True``, and otherwise never."""
+
     __flight: InFlight | None = None
+    __stops: _stops.Stops | None = None
     __made: Team | None = None
     __has_said = False
 
@@ -94,18 +103,45 @@ class RingstowTrainerMixin(_Base):
         _refusals.refuse_run(self)
         _refusals.refuse_resume(resume_from_checkpoint)
         self.__on_savers(lambda: _rename_when_complete.recover(self.args.output_dir, _NAMES))
-        try:
-            result = super().train(resume_from_checkpoint, *args, **options)
-        except BaseException:
-            if self.__flight is not None and (error := self.__flight.end()):
-                _log.error("the last save failed, too: %s", error)
-            raise
-        self.__end()
+        with self.__stopping():
+            try:
+                result = super().train(resume_from_checkpoint, *args, **options)
+            except BaseException:
+                if self.__flight is not None and (error := self.__flight.end()):
+                    _log.error("the last save failed, too: %s", error)
+                raise
+            self.__end()
         return result
+
+    @contextlib.contextmanager
+    def __stopping(self) -> Iterator[None]:
+        """Ask the policy after each step of a training, if there is one."""
+        early = _stops.replaced(self)
+        when = _stops.policy(self.ringstow_when, self.args)
+        if when is None:
+            yield
+            return
+        ranks = self.__ranks()
+        stops = self.__stops = _stops.Stops(when, ranks, self.args.output_dir, early)
+        self.add_callback(stops)
+        try:
+            yield
+            stops.schedule.settle()
+        except BaseException:
+            # Ranks may be waiting in a call of their own, for this one.
+            ranks.close()
+            self.__made = None
+            raise
+        finally:
+            self.remove_callback(stops)
+            stops.schedule.close()
+            self.__stops = None
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         _refusals.refuse_run(self)
         self.__end()
+        if self.__stops:
+            self.__stops.schedule.heed()
         if self.hp_search_backend is None and trial is None:
             self.store_flos()
         run = self._get_output_dir(trial=trial)
@@ -117,7 +153,7 @@ class RingstowTrainerMixin(_Base):
         self.__on_savers(lambda: _rename_when_complete.prepare(final, _NAMES))
         with _rename_when_complete.discarding(part, final, removes=self.args.should_save):
             self.__begin(part, final)
-        if self.__is_awaited():
+        if self.__is_awaited() or (self.__stops and self.__stops.schedule.stopping):
             self.__end()
 
     def __begin(self, part: str, final: str) -> None:
@@ -246,6 +282,8 @@ class RingstowTrainerMixin(_Base):
             )
         else:
             handle = self.__save(state, part)
+        if self.__stops:
+            self.__stops.schedule.follow(handle)
         if not self.args.should_save:
             self.__flight.handle = handle
             return

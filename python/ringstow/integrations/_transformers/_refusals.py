@@ -123,10 +123,6 @@ def refuse_run(trainer: Any) -> None:
             "its uploads run while the next checkpoint is written. Upload in "
             "on_checkpoint_complete(path), or call trainer.push_to_hub() after train()",
         ),
-        "enable_jit_checkpoint=True": (
-            getattr(args, "enable_jit_checkpoint", False),
-            "it makes an empty checkpoint-N first. Save more often",
-        ),
     }
     refuse("RingstowTrainer", remedies)
 
