@@ -25,6 +25,7 @@ from ringstow._manager._signals import Notices
 if TYPE_CHECKING:
     from ringstow._core._when import When
     from ringstow._manager._one_process import Side
+    from ringstow._ranks._team import Team
     from ringstow._saving._save_future import SaveHandle
 
 _log = logging.getLogger("ringstow")
@@ -111,7 +112,7 @@ class Schedule:
     def __init__(
         self,
         when: When,
-        side: Side[Any],
+        side: Side[Any] | Team,
         root: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -140,6 +141,8 @@ class Schedule:
         self._listens = bool(graces or intervals or to_go or self._is_continuous)
         self.stopping = False
         """Whether the training must end."""
+        self.signal = 0
+        """The signal that has ended it; 0 if none has."""
         self._step: int | None = None
         self._answer = False
         self._asked_at = clock()
@@ -353,7 +356,8 @@ class Schedule:
             save_us = flight_us = save_us or _UNKNOWN_SAVE_US
         if heard.minus_left_us > _NEVER:
             left_us = -heard.minus_left_us - age_us
-            name = signal.Signals(heard.signal).name
+            self.signal = heard.signal
+            name = signal.Signals(self.signal).name
             return self._stop(step, name, last_save(left_us, save_us, flight_us))
         if heard.minus_deadline_us > _NEVER:
             left_us = -heard.minus_deadline_us - age_us
@@ -395,7 +399,9 @@ class Schedule:
 
 
 def _handled(
-    side: Side[Any], graces: Mapping[signal.Signals, float | None], clock: Callable[[], float]
+    side: Side[Any] | Team,
+    graces: Mapping[signal.Signals, float | None],
+    clock: Callable[[], float],
 ) -> Notices:
     """Handle signals on all ranks, or on none if one cannot."""
     made: list[Notices] = []

@@ -7,6 +7,7 @@ Needs the package ``lightning``; `ringstow.integrations.pytorch_lightning` is th
 from __future__ import annotations
 
 from lightning.fabric.plugins import CheckpointIO, TorchCheckpointIO
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 
@@ -17,14 +18,21 @@ __all__ = [
     "RingstowCheckpointIO",
     "RingstowFSDPStrategy",
     "RingstowModelParallelStrategy",
+    "RingstowSignals",
     "load_from_checkpoint",
 ]
 
-RingstowCheckpointIO, RingstowFSDPStrategy, RingstowModelParallelStrategy = classes(
+(
+    RingstowCheckpointIO,
+    RingstowFSDPStrategy,
+    RingstowModelParallelStrategy,
+    RingstowSignals,
+) = classes(
     __name__,
     CheckpointIO,
     TorchCheckpointIO,
     AsyncCheckpointIO,
     FSDPStrategy,
     ModelParallelStrategy,
+    Callback,
 )

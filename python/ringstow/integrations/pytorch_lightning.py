@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lightning_fabric.plugins import CheckpointIO, TorchCheckpointIO
+from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.plugins.io import AsyncCheckpointIO
 from pytorch_lightning.strategies import FSDPStrategy, ModelParallelStrategy
 
@@ -13,14 +14,21 @@ __all__ = [
     "RingstowCheckpointIO",
     "RingstowFSDPStrategy",
     "RingstowModelParallelStrategy",
+    "RingstowSignals",
     "load_from_checkpoint",
 ]
 
-RingstowCheckpointIO, RingstowFSDPStrategy, RingstowModelParallelStrategy = classes(
+(
+    RingstowCheckpointIO,
+    RingstowFSDPStrategy,
+    RingstowModelParallelStrategy,
+    RingstowSignals,
+) = classes(
     __name__,
     CheckpointIO,
     TorchCheckpointIO,
     AsyncCheckpointIO,
     FSDPStrategy,
     ModelParallelStrategy,
+    Callback,
 )

@@ -9,12 +9,19 @@ from typing import Any
 from ringstow.integrations._lightning._io import Saves
 from ringstow.integrations._lightning._parallel import Live
 from ringstow.integrations._lightning._sharded import Sharded
+from ringstow.integrations._lightning._signals import Signals
 
 
 def classes(
-    module: str, io: Any, stock: Any, asynchronous: Any, fsdp: Any, parallel: Any
-) -> tuple[Any, Any, Any]:
-    """Return the plugin and the two strategies.
+    module: str,
+    io: Any,
+    stock: Any,
+    asynchronous: Any,
+    fsdp: Any,
+    parallel: Any,
+    callback: Any,
+) -> tuple[Any, Any, Any, Any]:
+    """Return the plugin, the two strategies, and the callback.
 
     Args:
         module: the module from which users import them.
@@ -23,6 +30,7 @@ def classes(
         asynchronous: its AsyncCheckpointIO.
         fsdp: its FSDPStrategy.
         parallel: its ModelParallelStrategy.
+        callback: its Callback.
     """
 
     class RingstowCheckpointIO(Saves, io):
@@ -69,7 +77,21 @@ def classes(
                 `RingstowFSDPStrategy`.
         """
 
-    made = RingstowCheckpointIO, RingstowFSDPStrategy, RingstowModelParallelStrategy
+    class RingstowSignals(Signals, callback):
+        """Has Lightning heed a signal after the same step on all ranks.
+
+        ``Trainer(callbacks=[RingstowSignals(), ModelCheckpoint(save_on_exception=True)])``: after
+        SIGTERM, also to one rank alone, all ranks raise Lightning's ``SIGTERMException`` at the end
+        of a step. SLURMEnvironment's requeue saves between two steps, too. The signal is heard
+        within about two seconds, or at the end of a step that takes longer than one.
+        """
+
+    made = (
+        RingstowCheckpointIO,
+        RingstowFSDPStrategy,
+        RingstowModelParallelStrategy,
+        RingstowSignals,
+    )
     for one in made:
         one.__module__, one.__qualname__ = module, one.__name__  # strategies that spawn pickle them
     return made
