@@ -11,8 +11,10 @@ from typing import Any
 
 from accelerate import Accelerator
 
+from ringstow._core import _when
 from ringstow._core._config import Config
-from ringstow._core._errors import UnsupportedError
+from ringstow._core._errors import InvalidStateError, UnsupportedError
+from ringstow._core._when import When
 from ringstow._saving._guard import Staging, check_staging
 from ringstow.integrations._accelerate._checkpoints import Checkpoints, Options
 from ringstow.integrations._accelerate._limits import full_state_dict, refuse_unsupported
@@ -72,6 +74,8 @@ class RingstowAccelerator(Accelerator):  # type: ignore[misc, unused-ignore]
             ``"wait"``; see `ringstow.save_async`.
         allow_pickle: pickle values of registered objects that ringstow cannot save by itself, and
             unpickle them, which can run any code.
+        when: when `should_save` says to save, and at which signal or deadline to stop; see
+            `ringstow.CheckpointManager`. The same on all ranks.
         kwargs: the Accelerator's own.
 
     Raises:
@@ -88,15 +92,19 @@ class RingstowAccelerator(Accelerator):  # type: ignore[misc, unused-ignore]
         config: Config | None = None,
         staging: Staging = "guard",
         allow_pickle: bool = False,
+        when: When | None = None,
         **kwargs: Any,
     ) -> None:
         check_staging(staging, is_for_ranks=True)
+        when = _when.checked(when)
         refuse_places(config)
         super().__init__(*args, **kwargs)
         gone = [name for name in _ATTRIBUTES if not hasattr(self, name)]
         _SEAM.refuse(f"its Accelerator has no {name}" for name in gone)
         self._ringstow_background = background
         self._ringstow = Checkpoints(self, Options(config, staging, allow_pickle))
+        if when is not None:
+            self._ringstow.ask(when)
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
         """Prepare objects as the Accelerator does.
@@ -150,9 +158,33 @@ class RingstowAccelerator(Accelerator):  # type: ignore[misc, unused-ignore]
         self.wait_for_checkpoint()
         path = self._ringstow.save(output_dir)
         self.project_configuration.iteration += 1
-        if not self._ringstow_background:
+        if not self._ringstow_background or self.stopping:
             self.wait_for_checkpoint()
         return Path(path)
+
+    def should_save(self, step: int) -> bool:
+        """Return whether to call ``save_state`` now, as ``when`` says; the same on all ranks.
+
+        Call it on every rank, once after each step; see `ringstow.CheckpointManager.should_save`.
+
+        Raises:
+            InvalidStateError: there is no ``when``; or the step is lower than the one before; or
+                the ranks ask for different steps.
+        """
+        if self._ringstow.schedule is None:
+            raise InvalidStateError(
+                "should_save needs a policy: RingstowAccelerator(when=ringstow.EverySteps(500))"
+            )
+        return self._ringstow.schedule.asks(step)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the training must end: a signal or a deadline of ``when`` was heard.
+
+        `should_save` sets it, on all ranks at the same step. From then on ``save_state`` returns
+        once the directory is complete.
+        """
+        return self._ringstow.schedule is not None and self._ringstow.schedule.is_stopping()
 
     def load_state(
         self,

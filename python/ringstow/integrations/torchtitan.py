@@ -31,8 +31,10 @@ from torchtitan.observability import structured_logger as sl
 from torchtitan.tools import filesystem
 
 import ringstow
+from ringstow._core import _when
 from ringstow._core._arguments import absolute
 from ringstow._core._errors import InvalidStateError
+from ringstow._manager._when import Schedule
 from ringstow._saving._guard import Staging
 from ringstow._saving._save_future import SaveHandle
 from ringstow._state.tree._mismatch import Call
@@ -100,6 +102,10 @@ class CheckpointManager(BaseCheckpointManager):
         ringstow_config: Annotated[ringstow.Config | None, tyro.conf.Suppress] = None
         """ringstow's settings, set in code; None means the defaults."""
 
+        ringstow_when: Annotated[ringstow.When | None, tyro.conf.Suppress] = None
+        """When to save besides ``interval``, and at which signal or deadline to stop, such as
+        ``OnSignal(signal.SIGTERM, grace="60s")``; see `ringstow.CheckpointManager`."""
+
         def __post_init__(self) -> None:
             BaseCheckpointManager.Config.__post_init__(self)
             mode: Any = self.async_mode.lower()
@@ -143,6 +149,16 @@ class CheckpointManager(BaseCheckpointManager):
         self._staging: SaveHandle | None = None
         """The save in progress, until something has waited for its copies."""
         self._is_closed = False
+        when = None if config.load_only else _when.checked(config.ringstow_when)
+        self._schedule = None if when is None else Schedule(when, self._ranks, self.folder)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a signal or a deadline of ``ringstow_when`` ends the training.
+
+        torchtitan's Trainer then ends its loop. From then on a save returns once it is durable.
+        """
+        return self._schedule is not None and self._schedule.is_stopping()
 
     @property
     def save_future(self) -> Any:
@@ -159,10 +175,16 @@ class CheckpointManager(BaseCheckpointManager):
         Raises:
             Exception: the previous save's failure, or a rank's failure, on all ranks.
         """
-        if not self._is_due(curr_step, last_step):
+        is_asked = self._schedule is not None and self._schedule.asks(curr_step)
+        if self.stopping and hasattr(self.states.get("train_state"), "should_continue_training"):
+            # The trainer is its own train state, and asks itself before each step.
+            self.states["train_state"].should_continue_training = lambda: False
+        if not is_asked and not self._is_due(curr_step, last_step):
             return False
         sl.add_step_tag("checkpoint_save")
         self._meet("save", curr_step, last_step)
+        if self._schedule is not None:
+            self._schedule.heed()
         path = self._steps.path(curr_step)
         if last_step:
             self._save_last(path, curr_step)
@@ -175,9 +197,13 @@ class CheckpointManager(BaseCheckpointManager):
         else:
             self._staging = self._ranks.save_async(state, path, curr_step, apart=apart)
             self._flight.handle = self._staging
+            if self._schedule is not None:
+                self._schedule.follow(self._staging)
         if self._ranks.is_first:
             for old in self._steps.stale(self._config.keep_latest_k, curr_step):
                 self._flight.remove(old)
+        if self.stopping:
+            self._meet("stop", curr_step)
         return True
 
     @sl.log_trace_span("checkpoint_load")
@@ -190,6 +216,8 @@ class CheckpointManager(BaseCheckpointManager):
             Exception: a rank's failure, on all ranks.
         """
         self._meet("load", step)
+        if self._schedule is not None:
+            self._schedule.restart()
         states = self._states_to_load()
         source = self._ranks.from_first(lambda: self._source(step))
         if source is None:
@@ -234,6 +262,10 @@ class CheckpointManager(BaseCheckpointManager):
             return
         failure = self._ended()
         self._is_closed = True
+        if self._schedule is not None:
+            if sys.exc_info()[1] is None:  # else the other ranks may never come
+                self._schedule.settle()
+            self._schedule.close()
         self._ranks.close()
         if failure is not None and sys.exc_info()[1] is not None:
             _log.error("the last save failed, too: %s", failure, exc_info=failure)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ringstow._core._arguments import absolute
 from ringstow._core._errors import InvalidStateError
+from ringstow._manager._when import Schedule
 from ringstow.integrations import _rename_when_complete
 from ringstow.integrations._accelerate import _places, _states, _whole
 from ringstow.integrations._kit import _values, ranks_or_alone
@@ -19,6 +20,7 @@ from ringstow.integrations._kit._in_flight import InFlight, Publication
 
 if TYPE_CHECKING:
     from ringstow._core._config import Config
+    from ringstow._core._when import When
     from ringstow._ranks._team import Team
     from ringstow._saving._guard import Staging
     from ringstow._saving._save_future import SaveHandle
@@ -45,6 +47,12 @@ class Checkpoints:
         torn = f'In Accelerate: {type(accelerator).__name__}(staging="wait")'
         self._flight = InFlight(torn=torn)
         self._part: str | None = None
+        self.schedule: Schedule | None = None
+        """Answers when to save; None without a policy."""
+
+    def ask(self, when: When) -> None:
+        """Handle the signals of a policy."""
+        self.schedule = Schedule(when, self._ranks, self._accelerator.project_dir or os.getcwd())
 
     def __reduce__(self) -> tuple[type[Checkpoints], tuple[Any, Options]]:
         """Pickle without saves and ranks: a dataloader's worker may receive the Accelerator."""
@@ -61,6 +69,8 @@ class Checkpoints:
 
     def save(self, output_dir: str | os.PathLike[str] | None) -> str:
         """Start a save, and return its final path."""
+        if self.schedule is not None:
+            self.schedule.heed()
         shown = self._ranks.from_first(lambda: self._prepare(output_dir))
         final = absolute(shown)
         self._part = part = _rename_when_complete.hidden(final)
@@ -86,7 +96,11 @@ class Checkpoints:
             raise
 
     def close(self) -> None:
-        """Drop the objects that end with the process group."""
+        """Drop the objects that end with the process group; all ranks call it."""
+        schedule, self.schedule = self.schedule, None
+        if schedule is not None:
+            schedule.settle()
+            schedule.close()
         self._made = None
 
     def _discard(self) -> None:
@@ -149,6 +163,8 @@ class Checkpoints:
         else:
             handle = self._start_whole(part, meta, weights)
         if handle is not None:
+            if self.schedule is not None:
+                self.schedule.follow(handle)
             self._follow(handle, part, final)
 
     def _follow(self, handle: SaveHandle, part: str, final: str) -> None:
