@@ -62,6 +62,15 @@ class Side:
     def each(self, work):
         return work()
 
+    def prepare_end(self):
+        pass
+
+    def begin_end(self, left_s):
+        pass
+
+    def finish_end(self):
+        pass
+
     def begin_max(self, values):
         number, self._begun = self._begun, self._begun + 1
         beats = self._ranks.beats

@@ -23,7 +23,8 @@ from ringstow._core._damage import is_damage
 from ringstow._core._errors import Error, InvalidStateError
 from ringstow._core._policies import Nodes
 from ringstow._manager._one_process import Attempt
-from ringstow._ranks._group import Group, end, end_beside, keep_forever, of_all_ranks
+from ringstow._ranks._group import Group, end, end_beside, of_all_ranks
+from ringstow._ranks._roll_call import keep_forever
 from ringstow._saving._guard import check_staging
 from ringstow._state.tree._mismatch import Call
 from ringstow.dcp import _paths, _private
@@ -78,8 +79,8 @@ class Ranks(Group):
         self._staging = staging
         self._allow_pickle = allow_pickle
         self._apart = apart
-        self._is_own = group is None
         super().__init__(of_all_ranks() if group is None else group)
+        self._is_own = group is None
         if self.rank < 0:
             raise InvalidStateError(
                 f"rank {dist.get_rank()} is not in the manager's group: make the manager on the "

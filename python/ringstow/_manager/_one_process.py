@@ -105,6 +105,15 @@ class Side(Protocol[_Handle]):
     def begin_max(self, values: list[int]) -> Callable[[], list[int]]:
         """Begin to find the largest of all ranks' numbers; return what waits for them."""
 
+    def prepare_end(self) -> None:
+        """Prepare to name ranks that are lost in the last save of a training."""
+
+    def begin_end(self, left_s: float | None) -> None:
+        """Note that the next save is the last one, and the seconds until a kill, if one comes."""
+
+    def finish_end(self) -> None:
+        """End what `prepare_end` has made."""
+
     def each(self, work: Callable[[], _T]) -> _T:
         """Call a function on every rank; fail on all ranks if it fails on one."""
 

@@ -171,6 +171,8 @@ class Schedule:
         self._flight: tuple[SaveHandle, float] | None = None
         self._took_s: collections.deque[float] = collections.deque(maxlen=_COUNTED_SAVES)
         self._notices = _handled(side, graces, clock)
+        if graces or to_go:
+            side.prepare_end()
 
     def restart(self) -> None:
         """Forget the step of the last question: the training goes on from another one."""
@@ -358,12 +360,13 @@ class Schedule:
             left_us = -heard.minus_left_us - age_us
             self.signal = heard.signal
             name = signal.Signals(self.signal).name
-            return self._stop(step, name, last_save(left_us, save_us, flight_us))
+            return self._stop(step, name, left_us, last_save(left_us, save_us, flight_us))
         if heard.minus_deadline_us > _NEVER:
             left_us = -heard.minus_deadline_us - age_us
             later_us = left_us - (max(self._lag, 1) + 1) * heard.step_us
             if later_us < flight_us + (save_us or _UNKNOWN_SAVE_US):
-                return self._stop(step, "the deadline", last_save(left_us, save_us, flight_us))
+                last = last_save(left_us, save_us, flight_us)
+                return self._stop(step, "the deadline", left_us, last)
         if heard.timed_at and not has_saved:
             self._timed_at = heard.timed_at
         return answer
@@ -376,8 +379,9 @@ class Schedule:
         self._due = now + self._interval_s if answer or due <= now else due
         return True
 
-    def _stop(self, step: int, why: str, last: Last) -> bool:
+    def _stop(self, step: int, why: str, left_us: int, last: Last) -> bool:
         self.stopping, self._timed_at = True, 0
+        self._side.begin_end(None if left_us >= _FOREVER_US // 2 else left_us / 1e6)
         if self._side.is_first:
             _log.warning(
                 "%s ends the training of %s after step %d; %s", why, self._root, step, last.why
@@ -396,6 +400,7 @@ class Schedule:
         if self._notices.noted and not self.stopping and not self._has_warned:
             self._tell_unheard()
         self._notices.close()
+        self._side.finish_end()
 
 
 def _handled(

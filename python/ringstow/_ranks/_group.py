@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from ringstow._core import _waiting
 from ringstow._core._call_lock import CallLock
 from ringstow._core._errors import Error, InvalidStateError
+from ringstow._ranks._roll_call import RollCall
 from ringstow._ranks._team import Team, sendable
 from ringstow._state._torch_private import beside
 
@@ -38,6 +40,9 @@ class Group(Team):
         """Whether `begin_max` has begun what this rank has not waited for."""
         self.known: dict[Any, Any] = {}
         """Cached results of earlier saves for states of the same structure."""
+        self._is_own = False
+        """Whether nobody else uses the group."""
+        self._roll_call: RollCall | None = None
 
     @property
     def device(self) -> str:
@@ -120,16 +125,54 @@ class Group(Team):
         self.receive(content, of)
         return content.numpy().tobytes()
 
+    def prepare_end(self) -> None:
+        own = beside(cast("Any", self.group or dist.group.WORLD))
+        if own is self.group:  # this torch makes no other
+            return
+        self._roll_call = group_of(self.group)._roll_call = RollCall(own, self.gathered, self.rank)
+
+    def begin_end(self, left_s: float | None) -> None:
+        if self._roll_call is not None:
+            self._roll_call.begin(left_s)
+
+    def finish_end(self) -> None:
+        if self._roll_call is not None:
+            self._roll_call.end()
+
     @contextlib.contextmanager
     def _patient(self) -> Iterator[None]:
         """Log a warning if the other ranks are late.
 
         Raises:
             InvalidStateError: the group was destroyed.
+            Error: in the last save of a training, ranks have ended or hang; names them.
         """
+        ending = self._roll_call
+        if ending is None or not ending.is_on:
+            with self._needed():
+                yield
+            return
+        ending.check(self.group)
+        try:
+            with self._needed():
+                yield
+        except RuntimeError as error:
+            traceback.clear_frames(error.__traceback__)  # torch's refer to the group
+            self._leave()
+            raise ending.call(self.doing) from error
+
+    @contextlib.contextmanager
+    def _needed(self) -> Iterator[None]:
         with _needing(self.group), _waiting.patient(_awaited(self.rank, self.size, self.doing)):
             dist.get_rank(self.group)  # raises if it was destroyed; a collective may hang
             yield
+
+    def _leave(self) -> None:
+        """Close this rank's connections: ranks that wait for it fail, and look who is lost."""
+        if self._is_own:
+            group, self.group = self.group, None
+            _made.pop(id(group), None)
+            end(group)
 
 
 def _awaited(rank: int, size: int, doing: str) -> str:
@@ -206,6 +249,7 @@ def group_of(given: dist.ProcessGroup | None) -> Group:
         if known is not asked or made is None:
             own = of_all_ranks() if asked is world else beside(asked)
             made = Group(own)
+            made._is_own = own is not asked
             for key in [key for key, (one, _) in _made.items() if not _lives(one)]:
                 del _made[key]
             _made[id(asked)] = (asked, made)
@@ -216,18 +260,8 @@ def end_beside(given: dist.ProcessGroup) -> None:
     """End the group that `group_of` made for a process group, after its saves and loads."""
     with _making.held():
         known, made = _made.pop(id(given), (None, None))
-    if known is given and made is not None:
+    if known is given and made is not None and made.group is not None:
         end(made.group)
-
-
-def keep_forever(group: dist.ProcessGroup) -> None:
-    """Keep a process group in which a collective has begun whose other ranks may never come.
-
-    gloo's destructor waits for them, and at the interpreter's exit ends the process by SIGABRT.
-    """
-    import ctypes  # slow, and only a failed training needs it
-
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def end(group: dist.ProcessGroup | None) -> None:

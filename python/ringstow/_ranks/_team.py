@@ -68,6 +68,21 @@ class Team:
         """
         return lambda: values
 
+    def prepare_end(self) -> None:
+        """Prepare to name ranks that are lost in the last save of a training."""
+
+    def begin_end(self, left_s: float | None) -> None:
+        """Note that the next save is the last one.
+
+        From now on a call fails in time if other ranks end or hang, and names them.
+
+        Args:
+            left_s: the seconds until a kill; None if none comes.
+        """
+
+    def finish_end(self) -> None:
+        """End what `prepare_end` has made."""
+
     def global_rank(self, rank: int) -> int:
         """Return the rank in the default process group of a rank of this team."""
         return rank

@@ -6,6 +6,7 @@ AttributeError, which name them; the others fall back.
 
 from __future__ import annotations
 
+import datetime
 import inspect
 import logging
 import types
@@ -138,6 +139,14 @@ def read_items(name: str, stored: Any, chunks: list[Any]) -> list[Any]:
     from torch.distributed.checkpoint import planner_helpers
 
     return planner_helpers.create_read_items_for_chunk_list(name, stored, chunks)
+
+
+def limit(group: dist.ProcessGroup | None, seconds: float) -> None:
+    """Limit each collective that begins in a group from now on. Without a way, do nothing."""
+    change = getattr(dist, "set_timeout", None)
+    change = change or getattr(dist.distributed_c10d, "_set_pg_timeout", None)
+    if change is not None:
+        change(datetime.timedelta(seconds=seconds), group)
 
 
 def beside(group: dist.ProcessGroup) -> dist.ProcessGroup:
