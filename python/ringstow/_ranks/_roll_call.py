@@ -42,7 +42,7 @@ class RollCall:
         self._rank = rank
         self._hosts = gathered(os.uname().nodename)
         self._peers = dist.get_process_group_ranks(group)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._until: float | None = None
         self._answered_by: float | None = None
         self._lost = ""
