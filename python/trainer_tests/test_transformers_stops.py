@@ -11,6 +11,7 @@ import children
 import pytest
 import torch
 import transformers_processes as processes
+import transformers_sharded as sharded
 from support import assert_same
 from transformers_runs import checkpoints, fit, state, trainer
 
@@ -25,12 +26,13 @@ OPTIONS = {"max_steps": STEPS, "logging_steps": STEPS}
 
 def runs(root, results, ranks, signalled=(), **options):
     """Train on some ranks, of which some get SIGTERM in a step; return what each printed."""
+    run = sharded.stopped if options.pop("fsdp2", False) else processes.stopped
     outputs = [f"{results}.{rank}.log" for rank in range(ranks)]
     args = root, results, tuple(signalled), {**OPTIONS, **options}
     if ranks == 1:
-        codes = [children.exit_code(processes.stopped, 0, 1, *args, output=outputs[0])]
+        codes = [children.exit_code(run, 0, 1, *args, output=outputs[0])]
     else:
-        codes = children.exit_codes(ranks, processes.stopped, *args, outputs=outputs)
+        codes = children.exit_codes(ranks, run, *args, outputs=outputs)
     texts = [pathlib.Path(one).read_text() for one in outputs]
     assert codes == [0] * ranks, texts
     return texts
@@ -62,6 +64,7 @@ def unbroken(tmp_path_factory):
         (1, [0], {"save_strategy": "epoch", "save_total_limit": 1, "eval_strategy": "epoch"}),
         (2, [1], {"save_strategy": "no"}),
         (2, [0, 1], {"save_strategy": "steps", "save_steps": 50, "save_total_limit": 1}),
+        (2, [1], {"save_strategy": "no", "fsdp2": True}),
     ],
     ids=str,
 )
@@ -76,9 +79,9 @@ def test_all_ranks_save_one_last_step_and_the_resumed_run_ends_equal(
     assert 5 <= number(last) < STEPS
     assert f"SIGTERM ends the training of {root} after step {number(last)}" in texts[0]
     assert ringstow.verify(root / last).ok
-    evaluates = {key: one for key, one in options.items() if key == "eval_strategy"}
-    runs(root, results, ranks, save_strategy="no", **evaluates)
-    for rank, expected in enumerate(unbroken(ranks, **evaluates)):
+    same = {key: one for key, one in options.items() if key in ("eval_strategy", "fsdp2")}
+    runs(root, results, ranks, save_strategy="no", **same)
+    for rank, expected in enumerate(unbroken(ranks, **same)):
         resumed = torch.load(f"{results}.{rank}")
         # The log's mean is of the steps since the start.
         assert_same(

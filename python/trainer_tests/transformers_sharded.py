@@ -79,6 +79,14 @@ def store(run, results):
     torch.save(end, f"{results}.{run.args.process_index}")
 
 
+def stopped(rank, ranks, root, results, signalled, options):
+    """Do as `transformers_processes.stopped` does."""
+    os.makedirs(root, exist_ok=True)
+    callbacks = [processes.Signalled()] if rank in signalled else []
+    resume = any(name.startswith("checkpoint-") for name in os.listdir(root))
+    store(fit(root, resume=resume or None, callbacks=callbacks, **options), results)
+
+
 def stock_and_ours(rank, ranks, root, results):
     """Compare whole runs, and resumed ones, with the stock Trainer's."""
     expected = state(fit(f"{root}/stock", kind=transformers.Trainer))

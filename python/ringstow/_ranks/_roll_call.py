@@ -74,7 +74,7 @@ class RollCall:
             if not self._lost:
                 missing = self._missing()
                 named = ", ".join(f"rank {rank} on {self._hosts[rank]}" for rank in missing)
-                why = f"{named} has ended or hangs" if missing else "a rank could not be reached"
+                why = f"{named} does not answer" if missing else "a rank could not be reached"
                 self._lost = (
                     f"the last save is not made: {why}, while rank {self._rank} of "
                     f"{len(self._peers)} waited in {doing or 'a save'}. The earlier checkpoint "

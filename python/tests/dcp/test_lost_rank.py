@@ -49,7 +49,7 @@ finally:
     print("took", time.monotonic() - begun[0])
 """
 
-LOST = "the last save is not made: rank 2 on {host} has ended or hangs, while rank {rank} of 4"
+LOST = "the last save is not made: rank 2 on {host} does not answer, while rank {rank} of 4"
 
 
 @pytest.mark.parametrize(
