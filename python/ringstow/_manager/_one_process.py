@@ -109,7 +109,7 @@ class Side(Protocol[_Handle]):
         """Prepare to name ranks that are lost in the last save of a training."""
 
     def begin_end(self, left_s: float | None) -> None:
-        """Note that the next save is the last one, and the seconds until a kill, if one comes."""
+        """Note that the next save is the last one, and the seconds for it; None for no limit."""
 
     def finish_end(self) -> None:
         """End what `prepare_end` has made."""

@@ -381,7 +381,9 @@ class Schedule:
 
     def _stop(self, step: int, why: str, left_us: int, last: Last) -> bool:
         self.stopping, self._timed_at = True, 0
-        self._side.begin_end(None if left_us >= _FOREVER_US // 2 else left_us / 1e6)
+        # A save in progress goes on, also if it is not expected to be durable in time.
+        is_limited = last.saves and left_us < _FOREVER_US // 2
+        self._side.begin_end(left_us / 1e6 if is_limited else None)
         if self._side.is_first:
             _log.warning(
                 "%s ends the training of %s after step %d; %s", why, self._root, step, last.why

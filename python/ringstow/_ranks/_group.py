@@ -16,7 +16,7 @@ from ringstow._core._call_lock import CallLock
 from ringstow._core._errors import Error, InvalidStateError
 from ringstow._ranks._roll_call import RollCall
 from ringstow._ranks._team import Team, sendable
-from ringstow._state._torch_private import beside
+from ringstow._state._torch_private import beside, limit
 
 T = TypeVar("T")
 
@@ -129,15 +129,22 @@ class Group(Team):
         own = beside(cast("Any", self.group or dist.group.WORLD))
         if own is self.group:  # this torch makes no other
             return
-        self._roll_call = group_of(self.group)._roll_call = RollCall(own, self.gathered, self.rank)
+        self._roll_call = RollCall(own, self.gathered, self.rank)
+        group_of(self.group)._roll_call = self._roll_call  # saves communicate in that one
 
     def begin_end(self, left_s: float | None) -> None:
         if self._roll_call is not None:
             self._roll_call.begin(left_s)
 
     def finish_end(self) -> None:
-        if self._roll_call is not None:
-            self._roll_call.end()
+        ended, self._roll_call = self._roll_call, None
+        if ended is None:
+            return
+        for one in [self, *(made for _, made in _made.values() if made._roll_call is ended)]:
+            one._roll_call = None
+            if one._is_own and one.group is not None:
+                limit(one.group, None)
+        ended.end()
 
     @contextlib.contextmanager
     def _patient(self) -> Iterator[None]:
@@ -152,7 +159,9 @@ class Group(Team):
             with self._needed():
                 yield
             return
-        ending.check(self.group)
+        left_s = ending.left_s()
+        if left_s is not None and self._is_own:
+            limit(self.group, left_s)
         try:
             with self._needed():
                 yield

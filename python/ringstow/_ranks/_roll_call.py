@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 
 from ringstow._core._errors import Error
-from ringstow._state._torch_private import limit
 
 # How long the ranks have for their answers if nothing limits the last save.
 _ANSWER_S = 30.0
@@ -50,23 +49,22 @@ class RollCall:
         """Whether the last save has begun."""
 
     def begin(self, left_s: float | None) -> None:
-        """Watch from now on; ``left_s`` is the time until a kill, None if none comes."""
+        """Watch from now on; ``left_s`` is the time for the last save, None for no limit."""
         self.is_on = True
         if left_s is not None:
             now = time.monotonic()
             kept = min(_KEPT * left_s, _KEPT_S_MAX)
             self._until, self._answered_by = now + left_s - kept, now + left_s - kept / 2
 
-    def check(self, group: dist.ProcessGroup | None) -> None:
-        """Limit the next collective in a group.
+    def left_s(self) -> float | None:
+        """Return the limit of the next collective, in seconds; None for none.
 
         Raises:
             Error: a rank is known to be lost.
         """
         if self._lost:
             raise Error(self._lost)
-        if self._until is not None:
-            limit(group, max(self._until - time.monotonic(), 0.1))
+        return None if self._until is None else max(self._until - time.monotonic(), 0.1)
 
     def call(self, doing: str) -> Error:
         """Return the error of a call in which a collective has failed; it names the lost ranks."""

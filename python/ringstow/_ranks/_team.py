@@ -77,7 +77,7 @@ class Team:
         From now on a call fails in time if other ranks end or hang, and names them.
 
         Args:
-            left_s: the seconds until a kill; None if none comes.
+            left_s: the seconds for it; None for no limit.
         """
 
     def finish_end(self) -> None:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import filesystem, state_dict_saver
+from torch.distributed.constants import default_pg_timeout
 
 from ringstow._state.tree import _cycles
 
@@ -141,12 +142,16 @@ def read_items(name: str, stored: Any, chunks: list[Any]) -> list[Any]:
     return planner_helpers.create_read_items_for_chunk_list(name, stored, chunks)
 
 
-def limit(group: dist.ProcessGroup | None, seconds: float) -> None:
-    """Limit each collective that begins in a group from now on. Without a way, do nothing."""
+def limit(group: dist.ProcessGroup | None, seconds: float | None) -> None:
+    """Limit each collective that begins in a group from now on; None means torch's own limit.
+
+    If this torch has no such function, the limit stays what it is.
+    """
     change = getattr(dist, "set_timeout", None)
     change = change or getattr(dist.distributed_c10d, "_set_pg_timeout", None)
     if change is not None:
-        change(datetime.timedelta(seconds=seconds), group)
+        own = default_pg_timeout if seconds is None else datetime.timedelta(seconds=seconds)
+        change(own, group)
 
 
 def beside(group: dist.ProcessGroup) -> dist.ProcessGroup:

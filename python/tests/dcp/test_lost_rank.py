@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import time
 
 import forked
 import pytest
+import torch
+import torch.distributed as dist
+from ranks import on_ranks
 
 import ringstow
 
@@ -76,3 +80,16 @@ def test_the_others_name_it_within_the_grace_period(how, grace, moment, tmp_path
     (step,) = ringstow.steps(tmp_path / "run")
     assert step.step == 0
     assert ringstow.verify(step.path).ok
+
+
+@on_ranks(2)
+def test_the_limit_of_a_last_save_ends_with_its_manager(rank, tmp_path):
+    group = dist.new_group(backend="gloo")
+    when = ringstow.OnSignal(grace="1h")
+    with ringstow.CheckpointManager(tmp_path / "run", when=when, group=group) as manager:
+        manager.save(1, {"w": torch.ones(3)})
+        manager._side.begin_end(0.2)
+    if rank == 1:
+        time.sleep(1)  # longer than the limit was
+    ringstow.distributed.save({"w": torch.ones(3)}, tmp_path / "later", group=group)
+    assert ringstow.verify(tmp_path / "later").ok

@@ -145,7 +145,8 @@ impl Rules<'_> {
         let cannot_compare = self.missing_metric(steps).is_some();
         // Of several of one age, the newest counts as last.
         let last = (0..steps.len()).max_by_key(|&at| steps[at].age);
-        let last_ms = last.and_then(|at| steps[at].created_ms());
+        let dated = steps.iter().filter_map(|step| Some((step.age, step.created_ms()?)));
+        let last_ms = dated.max().map(|(_, ms)| ms);
         let verdict = |(at, step): (usize, &Candidate<'_>)| {
             let is_dated = step.created_ms().is_some();
             let newest = at + self.newest >= steps.len();
@@ -257,20 +258,17 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// Which saves at these minutes stay by a rule, the last one aside, and the first reason; step and time may be in
-    /// different orders.
-    fn stay_by_time(saves: &[(u64, Option<u64>)], rules: Rules<'_>) -> Vec<u64> {
+    /// Which saves, each a step and a minute, stay; they are in the order of the run.
+    fn stay_by_time(saves: &[(u64, Option<u64>)], rules: Rules<'_>) -> Vec<(u64, Option<u64>)> {
         let none = Metrics::new();
-        let steps: Vec<Candidate> = (1..)
-            .zip(saves)
-            .map(|(sequence, &(step, minute))| {
+        let steps: Vec<Candidate> = (saves.iter())
+            .map(|&(step, minute)| {
                 let created_unix_ms = minute.map(|minute| minute * 60_000);
-                Candidate { step, metrics: &none, age: Age { sequence, created_unix_ms } }
+                Candidate { step, metrics: &none, age: Age { sequence: step, created_unix_ms } }
             })
             .collect();
-        let stays = |verdict: &Verdict| *verdict != Verdict::Goes;
-        let verdicts = rules.judge(&steps);
-        verdicts.iter().zip(&steps).filter(|(v, _)| stays(v)).map(|(_, step)| step.step).collect()
+        let verdicts = rules.judge(&steps).into_iter().zip(saves);
+        verdicts.filter(|(verdict, _)| *verdict != Verdict::Goes).map(|(_, save)| *save).collect()
     }
 
     #[test]
@@ -294,12 +292,12 @@ mod tests {
                 vec![1, 2, 4],
             ),
         ] {
-            assert_eq!(stay_by_time(&saves, hourly), by_hour, "{name}");
-            assert_eq!(stay_by_time(&saves, recent), by_age, "{name}");
+            let stay = |rules| -> Vec<u64> {
+                stay_by_time(&saves, rules).into_iter().map(|(step, _)| step).collect()
+            };
+            assert_eq!(stay(hourly), by_hour, "{name}");
+            assert_eq!(stay(recent), by_age, "{name}");
         }
-        // What stays, stays when the rest has gone, also if any of it is removed by hand.
-        let left: Vec<_> = at(&[600, 630, 660, 690, 720]).into_iter().skip(1).step_by(2).collect();
-        assert_eq!(stay_by_time(&left, hourly), [2, 4]);
     }
 
     /// The steps of `numbers`, 10 and 20 and so on, each committed after the one before, that stay.
@@ -394,6 +392,30 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn rules_of_time_only_add_to_others_and_decide_alike_once_the_rest_has_gone(
+            minutes in prop::collection::vec(prop::option::weighted(0.9, 1u64..500), 1..12),
+            newest in 1usize..3,
+            every in prop::option::of(1u64..5),
+            times: (bool, bool),
+            lost in 0usize..12,
+        ) {
+            let hour = Some(Duration::from_secs(3600));
+            let others = Rules { every, ..Rules::newest(newest) };
+            let every_time = hour.filter(|_| times.0);
+            let rules = Rules { every_time, within: hour.filter(|_| times.1), ..others };
+            let saves: Vec<_> = (1..).zip(minutes).collect();
+            let stay = stay_by_time(&saves, rules);
+            for save in stay_by_time(&saves, others) {
+                prop_assert!(stay.contains(&save), "{save:?} of {saves:?}");
+            }
+            prop_assert_eq!(&stay_by_time(&stay, rules), &stay);
+            // A step that is removed by hand takes no other with it; the last save is what the others are compared with.
+            let gone = stay.get(lost).filter(|save| Some(save) != stay.last().as_ref());
+            let left: Vec<_> = stay.iter().copied().filter(|save| Some(save) != gone).collect();
+            prop_assert_eq!(&stay_by_time(&left, rules), &left);
+        }
+
         #[test]
         fn each_step_stays_exactly_if_a_rule_says_so(
             numbers in prop::collection::vec((0u64..9, prop::option::of(-2i8..3), 0u64..4), 0..12),
