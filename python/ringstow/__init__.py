@@ -96,6 +96,7 @@ if TYPE_CHECKING:
     from ringstow._state.objects._per_rank import PerRank
     from ringstow._state.objects._rng import RngState
     from ringstow._state.tree._damaged_tensors import DamagedTensor, Salvaged
+    from ringstow._state.tree._key_maps import Concat, Split, Stack, Transpose, Unstack
 
 __all__ = [
     "AtSteps",
@@ -105,6 +106,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointInfo",
     "CheckpointManager",
+    "Concat",
     "Config",
     "Continuous",
     "CorruptCheckpointError",
@@ -155,12 +157,16 @@ __all__ = [
     "SaveReport",
     "SaveSeconds",
     "Slimmed",
+    "Split",
+    "Stack",
     "Step",
     "Swept",
     "TensorChange",
     "TensorDiff",
     "Tiers",
     "TornSaveError",
+    "Transpose",
+    "Unstack",
     "UnsupportedError",
     "ValueDiff",
     "VerifyReport",
@@ -212,6 +218,7 @@ _HOMES = {
     "_state.objects._per_rank": "PerRank",
     "_state.objects._rng": "RngState",
     "_state.tree._damaged_tensors": "DamagedTensor Salvaged",
+    "_state.tree._key_maps": "Concat Split Stack Transpose Unstack",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ringstow import _foreign, _native
@@ -19,6 +19,7 @@ from ringstow._core._gc_pause import collector_paused
 from ringstow._core._waiting import Again
 from ringstow._ranks import _shared_fs_lag
 from ringstow._reading import _load_into, _resolve, _salvage
+from ringstow._reading._mapped_tensors import Mapped, Opened
 from ringstow._reading._names import Names, part_of, skeleton_of
 from ringstow._reports import _done_callbacks
 from ringstow._reports._progress import Progress
@@ -27,6 +28,8 @@ from ringstow._state.tensors import _cuda, _torch
 from ringstow._state.tensors._memory import Stored
 from ringstow._state.tree import _build, _dcp_containers, _mismatch, _select
 from ringstow._state.tree._damaged_tensors import Salvaged
+from ringstow._state.tree._fitting import renamed_tree
+from ringstow._state.tree._rename import Given, Rename
 
 if TYPE_CHECKING:
     import torch
@@ -45,6 +48,7 @@ def load(
     *,
     prefix: str | None = None,
     keys: Iterable[str] | None = None,
+    rename: Given | None = None,
     verify: bool = True,
     on_corrupt: Literal["raise", "skip"] = "raise",
     allow_pickle: bool = False,
@@ -75,6 +79,8 @@ def load(
         prefix: select the leaf of this name and all below it: ``"model"`` selects ``model.*``, but
             not ``model_ema.*``.
         keys: select the leaves of exactly these names.
+        rename: give the result other names than the checkpoint's, and join or split its tensors;
+            see `load_into`. ``prefix`` and ``keys`` are the checkpoint's names.
         verify: verify every checksum chunk that is read before using any of it.
         on_corrupt: how to treat damaged tensors, arrays and objects. ``"raise"`` raises. ``"skip"``
             returns the intact ones in a `Salvaged`, a dict whose ``damaged`` lists the missing
@@ -98,7 +104,8 @@ def load(
     Raises:
         ValueError: both ``prefix`` and ``keys`` are given, or an unknown ``framework`` or
             ``on_corrupt``, or a ``device`` for numpy, or ``on_corrupt="skip"`` without ``verify``.
-        KeyMismatchError: no name starts with ``prefix``, or ``keys`` are missing (all listed).
+        KeyMismatchError: no name starts with ``prefix``, or ``keys`` are missing (all listed); or
+            ``rename`` makes two names one, or joins tensors that are missing or do not fit.
         UnsupportedError: a pickled value without ``allow_pickle``; a value of a type that the
             program has not imported; tensors without torch, or of a dtype that numpy lacks; an
             unknown ``device``.
@@ -114,6 +121,7 @@ def load(
         path,
         prefix=prefix,
         keys=keys,
+        rename=rename,
         verify=verify,
         on_corrupt=on_corrupt,
         allow_pickle=allow_pickle,
@@ -130,6 +138,7 @@ def loaded(
     *,
     prefix: str | None = None,
     keys: Iterable[str] | None = None,
+    rename: Given | None = None,
     verify: bool = True,
     on_corrupt: Literal["raise", "skip"] = "raise",
     allow_pickle: bool = False,
@@ -145,6 +154,7 @@ def loaded(
     if not isinstance(prefix, str | None):
         raise TypeError(f"prefix is one name, not {brief(prefix)}; for several names give keys=")
     check_framework(framework, device)
+    mapping = None if rename is None else Rename(rename)
     skips = _salvage.check_choice(on_corrupt, verify=verify)
     source = _Source(path, config)
     found = source.found
@@ -167,6 +177,7 @@ def loaded(
                 prefix,
                 names,
                 gpu,
+                rename=mapping,
                 skips=skips,
                 allow_pickle=allow_pickle,
                 as_numpy=framework == "numpy",
@@ -278,6 +289,7 @@ def _load(
     names: list[str] | None,
     gpu: torch.device | None,
     *,
+    rename: Rename | None,
     skips: bool,
     allow_pickle: bool,
     as_numpy: bool,
@@ -290,26 +302,32 @@ def _load(
     if isinstance(checkpoint, _foreign.Foreign) and checkpoint.has_text_keys:
         _tell_numbers(where, skeleton)
     damaged = _salvage.find(checkpoint, skeleton) if skips else {}
-    skeleton = _salvage.without(skeleton, damaged)
-    contents = _build.Contents(where, checkpoint.tensor, allow_pickle=allow_pickle)
+    source: Opened = checkpoint
+    if rename is None:
+        skeleton = _salvage.without(skeleton, damaged)
+    else:
+        source = Mapped(checkpoint)
+        skeleton = renamed_tree(skeleton, rename, source.tensors_for(where), where)
+        skeleton = _salvage.without(skeleton, source.with_views(damaged))
+    contents = _build.Contents(where, source.tensor, allow_pickle=allow_pickle)
     survey = _build.Survey(contents, apart=gpu is not None)
     wanted = None
-    if gpu is None and not isinstance(checkpoint, _foreign.Foreign):
-        wanted = survey.add_all(skeleton, checkpoint)
+    if gpu is None and isinstance(source, _native.Checkpoint):
+        wanted = survey.add_all(skeleton, source)
     else:
         survey.add(skeleton)
     # Objects first: an object that is refused fails the load before any tensor is read.
     reports: list[str] = []
-    objects = _build.read(checkpoint, list(survey.objects), reports)
+    objects = _build.read(source, list(survey.objects), reports)
     builder = _build.Builder(contents, objects, as_numpy=as_numpy)
     builder.make_objects(survey)
     if wanted is not None:
         value = builder.fill(skeleton, survey, wanted, reports)
     else:
-        flat = {} if gpu is None else _load_to(gpu, checkpoint, survey.tensors, reports)
-        builder.add(_build.read(checkpoint, survey.rest, reports), flat)
+        flat = {} if gpu is None else _load_to(gpu, source, survey.tensors, reports)
+        builder.add(_build.read(source, survey.rest, reports), flat)
         value = builder.value(skeleton)
-    return value, _summed(checkpoint, reports, tuple(damaged.values()))
+    return value, _summed(source, reports, tuple(damaged.values()))
 
 
 def _tell_numbers(where: str, skeleton: dict[Any, Any]) -> None:
@@ -325,7 +343,7 @@ def _tell_numbers(where: str, skeleton: dict[Any, Any]) -> None:
 
 
 def _summed(
-    checkpoint: _native.Checkpoint | _foreign.Foreign,
+    checkpoint: Opened,
     reports: list[str],
     damaged: tuple[DamagedTensor, ...],
 ) -> LoadReport:
@@ -340,7 +358,7 @@ def _summed(
 
 def _load_to(
     device: torch.device,
-    checkpoint: _native.Checkpoint | _foreign.Foreign,
+    checkpoint: Opened,
     tensors: dict[str, Stored],
     reports: list[str],
 ) -> dict[str, torch.Tensor]:
@@ -362,7 +380,7 @@ def load_into(
     path: StrPath | Sequence[StrPath],
     *,
     prefix: str | None = None,
-    rename: Mapping[str, str] | None = None,
+    rename: Given | None = None,
     strict: bool = True,
     cast: bool = False,
     verify: bool = True,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ringstow._core._errors import KeyMismatchError
-from ringstow._state.tree._rename import Steps, steps_of
+from ringstow._state.tree._named_leaves import Steps, steps_of, text_of
 from ringstow._state.tree._select import by_slim, listed
 from ringstow._state.tree._similar_names import (
     CANDIDATES_MAX,
@@ -24,7 +24,6 @@ from ringstow._state.tree._similar_names import (
     rename_of,
     renamed,
     sample,
-    text_of,
 )
 from ringstow._state.tree._walk import describe, flat_name
 
