@@ -316,3 +316,29 @@ def test_an_optimizer_whose_parameters_would_be_joined_is_refused(tmp_path):
         {"model": whole}, tmp_path / "c", rename={"*.weight": Stack("weight")}, strict=False
     )
     assert whole["weight"][1].equal(model["1"].weight)
+
+
+@pytest.mark.parametrize("way", ["join", "split"])
+def test_the_error_names_the_map_that_fits(way, tmp_path):
+    """The advice is Python, and the same load with it fits."""
+    state = {name: value for name, value in apart().items() if "down" not in name}
+    whole = {name: value for name, value in fused(apart()).items() if "down" not in name}
+    stored, here = (state, whole) if way == "join" else (whole, state)
+    ringstow.save({"model": stored}, tmp_path / "c")
+    into = {"model": zeros(here)}
+    with pytest.raises(ringstow.KeyMismatchError) as caught:
+        ringstow.load_into(into, tmp_path / "c")
+    text = str(caught.value)
+    assert text.count("experts.") > 20, text
+    advised = text[text.index("rename=") + len("rename=") : text.index(" maps them")]
+    rename = eval(advised, {"ringstow": ringstow})
+    assert len(rename) == 2
+    ringstow.load_into(into, tmp_path / "c", rename=rename)
+    assert_same(into["model"], here)
+
+
+def test_the_error_names_the_transpose(tmp_path):
+    ringstow.save({"w": tensor(2, 3)}, tmp_path / "c")
+    into = {"w": torch.zeros(3, 2)}
+    with pytest.raises(ringstow.KeyMismatchError, match=r"swapped: rename=.*ringstow\.Transpose"):
+        ringstow.load_into(into, tmp_path / "c")

@@ -368,6 +368,8 @@ class Merge:
         if here == there or (cast and self.cast):
             return True
         kind = "size" if here[1] != there[1] else "cast" if cast else "dtype"
+        if kind == "size" and len(here[1]) == 2 and here == (there[0], there[1][::-1]):
+            kind = "turned"
         self._differ(path, *(f"{dtype} {list(shape)}" for dtype, shape in (here, there)), kind=kind)
         return False
 

@@ -176,9 +176,10 @@ def rename_of(pairs: Pairs, names: Sequence[Steps]) -> dict[str, str]:
             if all(there(old) == new for old, new in pairs):
                 return texts
     starred = {text_of(_starred(old)): text_of(_starred(new)) for old, new in pairs}
-    there = Rename(starred).there if _have_stars_alike(starred) else None
-    if there and all(there(old) == new for old, new in pairs):
-        return starred
+    if _have_stars_alike(starred):
+        by_stars = Rename(starred).there
+        if all(by_stars(old) == new for old, new in pairs):
+            return starred
     return {text_of(old): text_of(new) for old, new in pairs}
 
 
