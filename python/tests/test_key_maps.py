@@ -342,3 +342,20 @@ def test_the_error_names_the_transpose(tmp_path):
     into = {"w": torch.zeros(3, 2)}
     with pytest.raises(ringstow.KeyMismatchError, match=r"swapped: rename=.*ringstow\.Transpose"):
         ringstow.load_into(into, tmp_path / "c")
+
+
+@pytest.mark.parametrize("kind", ["ringstow", "hf", "torch"])
+def test_a_conversion_maps_and_compares_what_it_wrote(kind, tmp_path):
+    state = apart()
+    source = write(state, tmp_path / "apart", kind)
+    report = ringstow.convert.convert(source, tmp_path / "hf", target="hf", rename=FUSE)
+    assert report.verified
+    assert_same(
+        dict(sorted(ringstow.load(tmp_path / "hf").items())), dict(sorted(fused(state).items()))
+    )
+    parts = Split(UNFUSE["experts.gate_up_proj"].to, dim=1, sizes="equal")
+    qkv = Split(UNFUSE["attn.qkv"].to, sizes=(8, 2, 4))
+    rename = {**UNFUSE, "experts.gate_up_proj": parts, "attn.qkv": qkv}
+    ringstow.convert.convert(tmp_path / "hf", tmp_path / "back", rename=rename)
+    back = ringstow.load(tmp_path / "back")
+    assert_same({name: back[name] for name in state}, state)

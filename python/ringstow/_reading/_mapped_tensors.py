@@ -75,6 +75,13 @@ class Mapped:
         """Names that `slim` has dropped."""
         return self.inner.dropped
 
+    @property
+    def tensors(self) -> list[_Row]:
+        """The rows of the tensors that no other is made of, and of those that are made."""
+        used = set(self._sources(self._views))
+        rows = [row for row in self.inner.tensors if row[0] not in used]
+        return [*rows, *filter(None, map(self.tensor, self._views))]
+
     def tensor(self, name: str) -> _Row | None:
         """Return the row of a tensor; None if there is none."""
         view = self._views.get(name)
