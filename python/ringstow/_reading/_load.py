@@ -18,7 +18,8 @@ from ringstow._core._errors import IncompleteCheckpointError, ReplacedCheckpoint
 from ringstow._core._gc_pause import collector_paused
 from ringstow._core._waiting import Again
 from ringstow._ranks import _shared_fs_lag
-from ringstow._reading import _load_into, _resolve, _salvage
+from ringstow._reading import _load_into, _mapped_files, _resolve, _salvage
+from ringstow._reading._mapped_files import MappedFiles, Verify
 from ringstow._reading._mapped_tensors import Mapped, Opened
 from ringstow._reading._names import Names, part_of, skeleton_of
 from ringstow._reports import _done_callbacks
@@ -49,7 +50,8 @@ def load(
     prefix: str | None = None,
     keys: Iterable[str] | None = None,
     rename: Given | None = None,
-    verify: bool = True,
+    mmap: bool = False,
+    verify: Verify = True,
     on_corrupt: Literal["raise", "skip"] = "raise",
     allow_pickle: bool = False,
     config: Config | None = None,
@@ -81,7 +83,17 @@ def load(
         keys: select the leaves of exactly these names.
         rename: give the result other names than the checkpoint's, and join or split its tensors;
             see `load_into`. ``prefix`` and ``keys`` are the checkpoint's names.
-        verify: verify every checksum chunk that is read before using any of it.
+        mmap: return tensors that are views of the mapped files, in a `MappedState`: a byte is read
+            when it is touched, so that a server starts in milliseconds. A write to a tensor changes
+            this process's copy of the page, and never the file. The tensors keep their bytes,
+            although the checkpoint is removed or replaced. If another program cuts a file, or the
+            disk cannot read a page, the kernel sends SIGBUS, which ends the process: without
+            ``mmap`` both are errors. Tensors that several ranks have saved in parts are read, with
+            a warning. Not for object stores, GPUs and kinds other than ringstow's and safetensors.
+        verify: verify every checksum chunk that is read before using any of it. With ``mmap``, True
+            reads and compares all of the mapped tensors before the return, ``"background"``
+            afterwards, in a thread: `MappedState.wait_verified` waits for it and raises, and an
+            error is logged. False compares nothing.
         on_corrupt: how to treat damaged tensors, arrays and objects. ``"raise"`` raises. ``"skip"``
             returns the intact ones in a `Salvaged`, a dict whose ``damaged`` lists the missing
             ones, and warns with CorruptCheckpointWarning. Dicts lack the damaged keys; lists,
@@ -103,7 +115,9 @@ def load(
 
     Raises:
         ValueError: both ``prefix`` and ``keys`` are given, or an unknown ``framework`` or
-            ``on_corrupt``, or a ``device`` for numpy, or ``on_corrupt="skip"`` without ``verify``.
+            ``on_corrupt``, or a ``device`` for numpy, or ``on_corrupt="skip"`` without ``verify``;
+            or ``mmap`` with a GPU, with ``on_corrupt="skip"``, or with a ``rename`` that joins or
+            splits tensors.
         KeyMismatchError: no name starts with ``prefix``, or ``keys`` are missing (all listed); or
             ``rename`` makes two names one, or joins tensors that are missing or do not fit.
         UnsupportedError: a pickled value without ``allow_pickle``; a value of a type that the
@@ -122,6 +136,7 @@ def load(
         prefix=prefix,
         keys=keys,
         rename=rename,
+        mmap=mmap,
         verify=verify,
         on_corrupt=on_corrupt,
         allow_pickle=allow_pickle,
@@ -139,7 +154,8 @@ def loaded(
     prefix: str | None = None,
     keys: Iterable[str] | None = None,
     rename: Given | None = None,
-    verify: bool = True,
+    mmap: bool = False,
+    verify: Verify = True,
     on_corrupt: Literal["raise", "skip"] = "raise",
     allow_pickle: bool = False,
     config: Config | None = None,
@@ -155,7 +171,12 @@ def loaded(
         raise TypeError(f"prefix is one name, not {brief(prefix)}; for several names give keys=")
     check_framework(framework, device)
     mapping = None if rename is None else Rename(rename)
-    skips = _salvage.check_choice(on_corrupt, verify=verify)
+    skips = _salvage.check_choice(on_corrupt, verify=bool(verify))
+    _mapped_files.check(mmap=mmap, verify=verify, device=device, skips=skips)
+    if mmap and mapping is not None and mapping.joins:
+        raise ValueError(
+            "mmap=True maps tensors as they are stored: no rename= joins or splits them"
+        )
     source = _Source(path, config)
     found = source.found
     where = found.path
@@ -171,13 +192,14 @@ def loaded(
                     config,
                     progress,
                     damaged=skips,
-                    verify=verify,
+                    verify=bool(verify),
                     allow_pickle=allow_pickle,
                 ),
                 prefix,
                 names,
                 gpu,
                 rename=mapping,
+                mapped=verify if mmap else None,
                 skips=skips,
                 allow_pickle=allow_pickle,
                 as_numpy=framework == "numpy",
@@ -290,11 +312,15 @@ def _load(
     gpu: torch.device | None,
     *,
     rename: Rename | None,
+    mapped: Verify | None,
     skips: bool,
     allow_pickle: bool,
     as_numpy: bool,
 ) -> tuple[dict[Any, Any], LoadReport]:
-    """Load the selected leaves of a checkpoint; the report lists damage."""
+    """Load the selected leaves of a checkpoint; the report lists damage.
+
+    ``mapped`` says when to verify mapped tensors; None reads them.
+    """
     if prefix or names is not None:
         skeleton = part_of(checkpoint, where, prefix, names)
     else:
@@ -303,16 +329,17 @@ def _load(
         _tell_numbers(where, skeleton)
     damaged = _salvage.find(checkpoint, skeleton) if skips else {}
     source: Opened = checkpoint
-    if rename is None:
-        skeleton = _salvage.without(skeleton, damaged)
-    else:
+    gone = damaged
+    if rename is not None:
         source = Mapped(checkpoint)
         skeleton = renamed_tree(skeleton, rename, source.tensors_for(where), where)
-        skeleton = _salvage.without(skeleton, source.with_views(damaged))
+        gone = source.with_views(damaged)
+    skeleton = _salvage.without(skeleton, gone)
     contents = _build.Contents(where, source.tensor, allow_pickle=allow_pickle)
     survey = _build.Survey(contents, apart=gpu is not None)
     wanted = None
-    if gpu is None and isinstance(source, _native.Checkpoint):
+    files = None if mapped is None else MappedFiles(checkpoint, mapped)
+    if gpu is None and files is None and isinstance(source, _native.Checkpoint):
         wanted = survey.add_all(skeleton, source)
     else:
         survey.add(skeleton)
@@ -325,9 +352,11 @@ def _load(
         value = builder.fill(skeleton, survey, wanted, reports)
     else:
         flat = {} if gpu is None else _load_to(gpu, source, survey.tensors, reports)
-        builder.add(_build.read(source, survey.rest, reports), flat)
+        loads = source if files is None else files
+        builder.add(_build.read(loads, survey.rest, reports), flat)
         value = builder.value(skeleton)
-    return value, _summed(source, reports, tuple(damaged.values()))
+    report = _summed(source, reports, tuple(damaged.values()))
+    return (value, report) if files is None else files.verified(value, report)
 
 
 def _tell_numbers(where: str, skeleton: dict[Any, Any]) -> None:

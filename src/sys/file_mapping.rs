@@ -1,0 +1,49 @@
+//! Files mapped into memory: nothing is read before it is touched.
+#![allow(unsafe_code)]
+
+use crate::sys::seam::{Call, made};
+use memmap2::{MmapOptions, MmapRaw};
+use std::fs::File;
+use std::io;
+
+/// A file in memory, copied on write: who writes to the memory changes this process's copy of a page, and never the file.
+///
+/// The mapping keeps the file's bytes although its name is removed or replaced, and a recycled file is not written over
+/// meanwhile: the mapping counts as an opener. If another program cuts the file, or a page cannot be read, the kernel sends
+/// SIGBUS to who touches it.
+#[derive(Debug)]
+pub struct FileMapping {
+    memory: MmapRaw,
+}
+
+impl FileMapping {
+    /// Maps the first bytes of a file.
+    ///
+    /// # Errors
+    /// The system's: no address space is left, or the file system maps no files.
+    pub fn new(file: &File, bytes: u64) -> io::Result<Self> {
+        let len = usize::try_from(bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        // Pages are taken from the system when they are written to: most never are.
+        let map = || {
+            // SAFETY: nobody gets a reference to the memory, only its address; other processes that write to the file may
+            // change what is read there.
+            unsafe { MmapOptions::new().len(len).no_reserve_swap().map_copy(file) }
+        };
+        Ok(Self { memory: MmapRaw::from(made(Call::Map, file, map)?) })
+    }
+
+    /// The address of the first byte. The memory may be read and written as long as the mapping is there.
+    pub fn address(&self) -> usize {
+        self.memory.as_mut_ptr() as usize
+    }
+
+    /// Bytes that are mapped.
+    pub fn len(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// Whether nothing is mapped.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
