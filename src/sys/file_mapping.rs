@@ -47,3 +47,31 @@ impl FileMapping {
         self.len() == 0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::sys::file_mapping::*;
+    use crate::sys::lease::is_sole_opener;
+
+    #[test]
+    fn a_mapping_keeps_the_bytes_and_no_write_reaches_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        std::fs::write(&path, [7; 8192]).unwrap();
+        let mapping = FileMapping::new(&File::open(&path).unwrap(), 5000).unwrap();
+        assert_eq!((mapping.len(), mapping.is_empty()), (5000, false));
+        let at = mapping.address() as *mut u8;
+        // SAFETY: within the mapping, which nothing else uses.
+        let read = |offset: usize| unsafe { at.add(offset).read() };
+        assert_eq!((read(0), read(4999)), (7, 7));
+        // SAFETY: as above.
+        unsafe { at.write(1) };
+        assert_eq!((read(0), std::fs::read(&path).unwrap()[0]), (1, 7));
+        let writer = File::options().write(true).open(&path).unwrap();
+        assert!(!is_sole_opener(&writer).unwrap(), "a mapping counts as an opener");
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(read(4999), 7);
+        drop(mapping);
+        assert!(is_sole_opener(&writer).unwrap());
+    }
+}

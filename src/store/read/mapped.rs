@@ -95,12 +95,14 @@ impl Checkpoint {
     fn map_file(&self, number: usize) -> Result<FileMapping> {
         let shard = &self.files[number];
         if is_url(&shard.path) {
-            let what = format!("{} is in an object store, and cannot be mapped", self.path().display());
+            let what =
+                format!("{} is in an object store, and cannot be mapped", self.path().display());
             return Err(Error::Unsupported { what, remedy: "load it without mmap".into() });
         }
         let opened = open_shard(shard, false);
         let file = opened.map_err(|error| Error::io("opening", &shard.path, error))?;
-        let bytes = file.metadata().map_err(|error| Error::io("looking at", &shard.path, error))?.len();
+        let bytes =
+            file.metadata().map_err(|error| Error::io("looking at", &shard.path, error))?.len();
         if bytes < shard.bytes {
             let name = shard.path.file_name().unwrap_or_default().to_string_lossy();
             let reason = format!(
@@ -109,6 +111,7 @@ impl Checkpoint {
             );
             return Err(Error::MissingFiles { path: self.path().into(), reason });
         }
-        FileMapping::new(&file, shard.bytes).map_err(|error| Error::io("mapping", &shard.path, error))
+        FileMapping::new(&file, shard.bytes)
+            .map_err(|error| Error::io("mapping", &shard.path, error))
     }
 }
