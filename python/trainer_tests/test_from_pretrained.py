@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import pytest
 import torch
 from support import assert_same
@@ -73,6 +75,17 @@ def test_names_that_do_not_fit_are_an_error_and_not_a_new_model(model, tmp_path)
         AutoModelForCausalLM, tmp_path / "c", prefix="ema", rename={"module": ""}, config=CONFIG
     )
     assert_same(dict(made.state_dict()), dict(model.state_dict()))
+
+
+def test_the_snippet_of_the_page_runs(model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    objects(model, "run/checkpoint-500")
+    CONFIG.save_pretrained("run/checkpoint-500")
+    page = pathlib.Path(__file__).parents[2] / "docs" / "trainers" / "servers.md"
+    snippet = page.read_text().split("```python\n")[1].split("```")[0]
+    names = {}
+    exec(snippet, names)
+    assert names["model"].dtype == torch.bfloat16
 
 
 def test_a_flipped_bit_is_an_error(model, tmp_path):
