@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import children
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, MixtralConfig, Qwen2MoeConfig
@@ -18,6 +19,10 @@ from transformers.core_model_loading import (
 )
 
 import ringstow
+import ringstow.distributed
+
+pytestmark = pytest.mark.timeout(300)
+children.preload(__name__)
 
 SMALL = {
     "vocab_size": 32,
@@ -51,6 +56,31 @@ def test_a_model_s_own_table_loads_its_directory(kind, tmp_path):
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
     for name, value in other.state_dict().items():
         assert value.equal(loaded[name]), name
+
+
+def into_shards(rank, ranks, path):
+    """Load a directory into a model that FSDP2 has sharded."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(rank)
+    made = AutoModelForCausalLM.from_config(MODELS["mixtral"]())
+    mesh = init_device_mesh("cpu", (ranks,))
+    for layer in made.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(made, mesh=mesh)
+    table = get_model_conversion_mapping(made)
+    ringstow.distributed.load_into(made.state_dict(), path, rename=table)
+    expected = AutoModelForCausalLM.from_pretrained(path).state_dict()
+    for name, value in made.state_dict().items():
+        assert value.full_tensor().equal(expected[name]), name
+    dist.barrier()
+
+
+def test_shards_get_their_parts_of_the_experts(tmp_path):
+    AutoModelForCausalLM.from_config(MODELS["mixtral"]()).save_pretrained(tmp_path)
+    assert children.exit_codes(2, into_shards, str(tmp_path)) == [0, 0]
 
 
 def converted(transform, state, targets):

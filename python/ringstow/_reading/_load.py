@@ -438,9 +438,13 @@ def load_into(
             ``load_into(model.state_dict(), path, prefix="model")``.
         rename: maps parts of the checkpoint's names, such as ``{"encoder": "backbone"}``. Dots
             separate the parts of a name; a key is one or more whole parts, such as
-            ``"model.encoder"``, anywhere in a name. Parts mapped to ``""`` are dropped from the
-            names on both sides: ``{"module": ""}`` loads a model saved in DistributedDataParallel
-            into a plain model, and vice versa.
+            ``"model.encoder"``, anywhere in a name; ``*`` stands for one part. Parts mapped to
+            ``""`` are dropped from the names on both sides: ``{"module": ""}`` loads a model saved
+            in DistributedDataParallel into a plain model, and vice versa. A `Stack`, `Unstack`,
+            `Concat`, `Split` or `Transpose` in place of the new name joins, splits or turns
+            tensors: each byte is read once, straight to its place. A list applies one mapping after
+            the other; it may hold the transforms of transformers' tables, such as
+            ``get_model_conversion_mapping(model)`` returns.
         strict: require the same keys in both. False loads the keys that both have, and the report
             lists the others as ``missing`` and ``unexpected``; a tensor of another dtype or shape
             is still an error, and so is a load that would fill nothing. A load that fills less than
@@ -462,7 +466,7 @@ def load_into(
         KeyMismatchError: lists every key that is missing, unexpected or different, and says why
             and what to do; or nothing in the checkpoint is below ``prefix``.
         TypeError, ValueError: an unknown ``on_corrupt``, or ``"skip"`` without ``verify``; or an
-            invalid ``prefix`` or ``rename``.
+            invalid ``prefix`` or ``rename``, also one that can join or split no tensors so.
         InvalidStateError: the state dict is not a dict.
         UnsupportedError: a pickled value without ``allow_pickle``, or a value of a type that the
             program has not imported. IncompleteCheckpointError: the directory holds no committed

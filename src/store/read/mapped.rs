@@ -6,6 +6,7 @@ use crate::pipeline::load::{FileOwner, open_shard};
 use crate::pipeline::report::{LoadReport, LoadSeconds, Moved};
 use crate::store::read::checkpoint::Checkpoint;
 use crate::store::read::load::lies_straight;
+use crate::sys::file;
 use crate::sys::file_mapping::FileMapping;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -102,7 +103,7 @@ impl Checkpoint {
         let opened = open_shard(shard, false);
         let file = opened.map_err(|error| Error::io("opening", &shard.path, error))?;
         let bytes =
-            file.metadata().map_err(|error| Error::io("looking at", &shard.path, error))?.len();
+            file::look(&file).map_err(|error| Error::io("looking at", &shard.path, error))?.len();
         if bytes < shard.bytes {
             let name = shard.path.file_name().unwrap_or_default().to_string_lossy();
             let reason = format!(
