@@ -27,9 +27,9 @@ NAMED = re.compile(r"\[([\w/-]+\.md)\]\(([\w./-]+\.md)(?=[)#])")
 REFERENCE = {
     "calls": (
         "Saves and loads",
-        "save save_async SaveHandle load load_into open Checkpoint Entry Salvaged DamagedTensor MappedState "
-        "verify open_write open_read FileWriter FileReader Base Config Stack Unstack Concat Split "
-        "Transpose release_memory",
+        "save save_async SaveHandle load load_into open Checkpoint Entry Salvaged DamagedTensor "
+        "MappedState verify open_write open_read FileWriter FileReader Base Config Stack Unstack "
+        "Concat Split Transpose release_memory",
     ),
     "manager": (
         "CheckpointManager",

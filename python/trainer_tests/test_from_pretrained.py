@@ -81,7 +81,7 @@ def test_the_snippet_of_the_page_runs(model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     objects(model, "run/checkpoint-500")
     CONFIG.save_pretrained("run/checkpoint-500")
-    page = pathlib.Path(__file__).parents[2] / "docs" / "trainers" / "servers.md"
+    page = pathlib.Path(__file__).parents[2] / "docs" / "servers.md"
     snippet = page.read_text().split("```python\n")[1].split("```")[0]
     names = {}
     exec(snippet, names)

@@ -1,7 +1,7 @@
 """vLLM loads every checkpoint that a trainer has left: ``--load-format ringstow``.
 
 vLLM finds this module by the entry point of its plugins in each of its processes, as soon as
-ringstow is installed beside it. Needs the package ``vllm``. See docs/trainers/servers.md.
+ringstow is installed beside it. Needs the package ``vllm``. See docs/servers.md.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def _stacked(apart: Names, whole: Names) -> Iterator[Join]:
     for (ahead, _), group in groups.items():
         names = [group[number] for number in sorted(group)]
         alike = {apart[steps] for steps in names}
-        if len(alike) == 1 and sorted(group) == list(range(len(group))):
+        if len(alike) == 1 and len(group) > 1 and sorted(group) == list(range(len(group))):
             places.setdefault((ahead, alike.pop(), len(group)), []).append(names)
     below: dict[Steps, list[Steps]] = {ahead: [] for ahead, *_ in places}
     for one in whole:
