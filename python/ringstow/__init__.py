@@ -96,6 +96,8 @@ if TYPE_CHECKING:
     from ringstow._state.objects._per_rank import PerRank
     from ringstow._state.objects._rng import RngState
     from ringstow._state.tree._damaged_tensors import DamagedTensor, Salvaged
+    from ringstow._state.tree._key_maps import Concat, Split, Stack, Transpose, Unstack
+    from ringstow._state.tree._mapped_state import MappedState
 
 __all__ = [
     "AtSteps",
@@ -105,6 +107,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointInfo",
     "CheckpointManager",
+    "Concat",
     "Config",
     "Continuous",
     "CorruptCheckpointError",
@@ -130,6 +133,7 @@ __all__ = [
     "Listener",
     "LoadReport",
     "LoadSeconds",
+    "MappedState",
     "MissingFilesError",
     "MissingShareError",
     "NoCheckpointError",
@@ -155,12 +159,16 @@ __all__ = [
     "SaveReport",
     "SaveSeconds",
     "Slimmed",
+    "Split",
+    "Stack",
     "Step",
     "Swept",
     "TensorChange",
     "TensorDiff",
     "Tiers",
     "TornSaveError",
+    "Transpose",
+    "Unstack",
     "UnsupportedError",
     "ValueDiff",
     "VerifyReport",
@@ -212,6 +220,8 @@ _HOMES = {
     "_state.objects._per_rank": "PerRank",
     "_state.objects._rng": "RngState",
     "_state.tree._damaged_tensors": "DamagedTensor Salvaged",
+    "_state.tree._mapped_state": "MappedState",
+    "_state.tree._key_maps": "Concat Split Stack Transpose Unstack",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 

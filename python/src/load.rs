@@ -259,6 +259,13 @@ impl Checkpoint {
         Ok((blocks.collect(), report))
     }
 
+    /// Blocks that are views of the files, copied on write; none for tensors that must be read.
+    fn map(&self, py: Python<'_>, names: Vec<String>) -> PyResult<(Vec<Option<Block>>, String)> {
+        let mapped = py.detach(|| self.inner.map(&names)).map_err(to_python)?;
+        let blocks = mapped.tensors.into_iter().map(|tensor| tensor.map(Block::from));
+        Ok((blocks.collect(), to_json(&mapped.report)?))
+    }
+
     fn load_into(
         &self,
         py: Python<'_>,

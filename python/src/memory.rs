@@ -4,7 +4,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use ringstow::internals::pool::Mapping;
-use ringstow::internals::store::LoadedTensor;
+use ringstow::internals::store::{LoadedTensor, MappedTensor};
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::ops::Range;
@@ -119,13 +119,35 @@ pub(crate) fn bytes_of(loaded: &[LoadedTensor]) -> Vec<Bytes> {
 
 /// One tensor's bytes, writable, for Python.
 #[pyclass(frozen, module = "ringstow._native")]
-pub(crate) struct Block {
-    bytes: Bytes,
+pub(crate) struct Block(Held);
+
+/// Where the bytes are.
+enum Held {
+    Loaded(Bytes),
+    Mapped(MappedTensor),
+}
+
+impl Block {
+    /// The address and the length.
+    fn place(&self) -> (usize, usize) {
+        match &self.0 {
+            Held::Loaded(bytes) => (bytes.address(), bytes.len()),
+            Held::Mapped(tensor) => {
+                (tensor.file.address() + tensor.range.start, tensor.range.len())
+            }
+        }
+    }
 }
 
 impl From<Bytes> for Block {
     fn from(bytes: Bytes) -> Self {
-        Self { bytes }
+        Self(Held::Loaded(bytes))
+    }
+}
+
+impl From<MappedTensor> for Block {
+    fn from(tensor: MappedTensor) -> Self {
+        Self(Held::Mapped(tensor))
     }
 }
 
@@ -133,7 +155,7 @@ impl From<Bytes> for Block {
 impl Block {
     #[getter]
     fn nbytes(&self) -> usize {
-        self.bytes.len()
+        self.place().1
     }
 
     /// The buffer protocol.
@@ -145,10 +167,10 @@ impl Block {
         view: *mut ffi::Py_buffer,
         flags: c_int,
     ) -> PyResult<()> {
-        let bytes = &slf.get().bytes;
-        let start = bytes.address() as *mut u8;
-        // SAFETY: the bytes are this block's alone (a manifest with overlapping tensors is refused), which keeps the arena.
-        unsafe { fill_view(slf.as_any(), view, (start, bytes.len()), flags) }
+        let (address, len) = slf.get().place();
+        // SAFETY: the bytes are this block's alone (a manifest with overlapping tensors is refused), which keeps the arena or
+        // the mapping. What other programs do to a mapped file, `FileMapping` says.
+        unsafe { fill_view(slf.as_any(), view, (address as *mut u8, len), flags) }
     }
 }
 

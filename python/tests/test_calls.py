@@ -13,7 +13,6 @@ import ringstow
     [
         ("map_location", "device="),
         ("weights_only", "allow_pickle=True"),
-        ("mmap", "ringstow.open"),
         ("strict", "load_into"),
         ("divice", "device"),
     ],

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
 import tarfile
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
+from support import logged
 
 import ringstow
 from ringstow.convert import convert
@@ -239,3 +242,33 @@ def test_a_tar_archive_by_an_old_torch_needs_pickle(tmp_path):
         ringstow.load(tmp_path / "old.tar")
     with pytest.warns(UserWarning, match="before 1.6"):
         assert ringstow.load(tmp_path / "old.tar", allow_pickle=True) == {"a": 5}
+
+
+def test_a_web_page_in_place_of_a_file_is_called_one(tmp_path):
+    """As a download leaves it that needs a login."""
+    (tmp_path / "model.safetensors").write_text("<!DOCTYPE html><html><body>Log in</body></html>")
+    for path in (tmp_path, tmp_path / "model.safetensors"):
+        with pytest.raises(ringstow.FormatError, match="begins like a web page.*download it again"):
+            ringstow.load(path)
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
+    with pytest.raises(ringstow.FormatError, match="first 8 bytes are not the length of a header"):
+        ringstow.load(tmp_path)
+
+
+def test_one_file_of_several_is_loaded_with_a_warning(tmp_path):
+    for number in (1, 2):
+        save_file({f"w{number}": torch.ones(2)}, tmp_path / f"model-{number:05}-of-00002.safetensors")
+    with logged("reading file 1 of 2, which holds a part of the model") as said:
+        assert ringstow.load(tmp_path / "model-00001-of-00002.safetensors")
+        assert len(said) == 1
+        ringstow.load(tmp_path)
+    assert len(said) == 1
+
+
+def test_ls_says_that_a_directory_is_a_model(tmp_path):
+    save_file(weights(1), tmp_path / "model.safetensors")
+    command = [sys.executable, "-m", "ringstow", "ls", tmp_path]
+    told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    assert "no checkpoints of ringstow's" in told
+    assert "safetensors" in told
+    assert "`ringstow show`" in told

@@ -24,6 +24,7 @@ NEED_MODULES = {"operations.md": ("tensorboard", "prometheus_client", "opentelem
 NEED_RANKS = {"tutorial-fsdp2.md"}
 # python/trainer_tests runs their snippets, where the frameworks are installed.
 TRAINERS = ROOT / "docs" / "trainers"
+NEED_TRAINERS = {"servers.md"}
 
 pytestmark = pytest.mark.skipif(not PAGES, reason="the documentation is not here")
 
@@ -31,7 +32,8 @@ pytestmark = pytest.mark.skipif(not PAGES, reason="the documentation is not here
 @pytest.mark.parametrize("page", WITH_SNIPPETS, ids=lambda page: str(page.name))
 def test_snippets_run(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     lacks_gpu = page.name in NEED_A_GPU and not torch.cuda.is_available()
-    if page.parent == TRAINERS or page.name in NEED_RANKS or lacks_gpu:
+    is_trainers = page.parent == TRAINERS or page.name in NEED_TRAINERS
+    if is_trainers or page.name in NEED_RANKS or lacks_gpu:
         for line, code in snippets.snippets(page):
             compile(code, f"{page}:{line}", "exec")
         return

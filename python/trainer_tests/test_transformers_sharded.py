@@ -11,11 +11,13 @@ import torch
 import transformers_sharded as sharded
 from slimming import assert_slims
 from support import assert_same
+from transformers import AutoModelForCausalLM
 from transformers.trainer_utils import get_last_checkpoint
 from transformers_runs import EVERY, STEPS, checkpoints, model
 
 import ringstow
 from ringstow.convert import ringstow_to_hf
+from ringstow.integrations.transformers import from_pretrained
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -70,6 +72,14 @@ def test_convert_makes_a_directory_that_from_pretrained_opens(run, tmp_path):
     shutil.copy(path / "config.json", tmp_path / "model")
     loaded = type(model()).from_pretrained(tmp_path / "model")
     assert_same(dict(loaded.state_dict()), dict(ends[0]["model"]))
+
+
+def test_from_pretrained_makes_the_whole_model_of_the_shards(run):
+    root, ends = run
+    path = root / f"checkpoint-{STEPS}"
+    made = from_pretrained(AutoModelForCausalLM, path)
+    assert_same(dict(made.state_dict()), dict(ends[0]["model"]))
+    assert from_pretrained(type(model()), path, dtype=torch.bfloat16).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

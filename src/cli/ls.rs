@@ -10,7 +10,7 @@ use super::{Exit, output, text};
 use crate::error::Result;
 use crate::format::names;
 use crate::object::is_url;
-use crate::store::{Found, Recycled, Status, list, recycled, removals, unfinished};
+use crate::store::{Found, KINDS, Recycled, Status, kind_of, list, recycled, removals, unfinished};
 use clap::Args;
 use std::path::{Path, PathBuf};
 
@@ -109,7 +109,17 @@ fn copied(dir: &Path, found: &[Found]) -> Option<String> {
 
 fn render(dir: &Path, found: &[Found]) -> String {
     if found.is_empty() {
-        return format!("no checkpoints in {}", text::path(dir));
+        let what = kind_of(dir)
+            .ok()
+            .flatten()
+            .and_then(|kind| KINDS.iter().find(|(known, _)| *known == kind));
+        return match what {
+            Some((_, what)) => format!(
+                "no checkpoints of ringstow's in {}: it is {what}. `ringstow show` lists its tensors",
+                text::path(dir)
+            ),
+            None => format!("no checkpoints in {}", text::path(dir)),
+        };
     }
     let titles = ["<NAME", ">STEP", "<STATUS", ">TENSORS", ">SIZE", "<COMMITTED"];
     let rows = found.iter().map(|found| row(dir, found));

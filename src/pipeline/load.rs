@@ -9,6 +9,7 @@ mod readers;
 mod reads;
 
 pub(super) use files::open as open_files;
+pub(crate) use files::open_shard;
 pub(crate) use reads::{FileOwner, Reads, ShardFile};
 
 use super::job::Job;

@@ -46,6 +46,7 @@ pub use read::info::{FileInfo, Info};
 pub use read::kinds::{KINDS, TORCH_ENDINGS, deepspeed_directory, kind_of};
 pub use read::load::{LoadOptions, OnCorrupt};
 pub use read::loaded::{LoadPlace, Loaded, LoadedTensor, TensorView};
+pub use read::mapped::{Mapped, MappedTensor};
 pub use read::part::TensorPart;
 pub use read::slices::Slice;
 pub use read::verify::verify;

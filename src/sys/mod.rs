@@ -11,6 +11,7 @@ pub mod chance;
 pub mod dir;
 pub mod environment;
 pub mod file;
+pub mod file_mapping;
 pub mod file_system;
 pub(crate) mod fork;
 pub(crate) mod holder;

@@ -37,6 +37,8 @@ pub enum Call {
     PageCache,
     /// An engine's write of a block, or of the rest of one.
     WriteBlock,
+    /// Mapping a file into memory.
+    Map,
     /// Reserving blocks for a file.
     Allocate,
     /// Changing a file's length.

@@ -188,7 +188,6 @@ _R = TypeVar("_R")
 LOAD_ARGUMENTS = {
     "map_location": 'say where the tensors go with device="cuda:0"; they go to the CPU without it',
     "weights_only": "leave it out: nothing is unpickled unless you pass allow_pickle=True",
-    "mmap": "leave it out; to read only a part, use prefix=, keys= or ringstow.open(path)",
     "pickle_module": "leave it out; allow_pickle=True uses Python's own",
     "strict": "only load_into has it: load returns what the checkpoint holds",
     "checkpoint_id": "the path comes first: load(path)",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from typing import Any
+from typing import Any, Protocol
 
 from ringstow import _native
 from ringstow._foreign._nested_states import State
@@ -38,9 +38,21 @@ def lazy_model(path: str, config: str) -> State:
     return lazy_state(path, checkpoint, skeleton, allow_pickle=False)
 
 
-def lazy_state(
-    path: str, checkpoint: _native.Checkpoint, skeleton: State, *, allow_pickle: bool
-) -> State:
+class Source(Protocol):
+    """A checkpoint whose tensors load on demand."""
+
+    @property
+    def tensors(self) -> list[_build.Row]:
+        """The rows of the tensors, in the order in which neighbours are read together."""
+
+    def tensor(self, name: str) -> _build.Row | None:
+        """Return the row of a tensor; None if there is none."""
+
+    def load(self, names: list[str]) -> tuple[list[Any], str]:
+        """Return the bytes of tensors, in the order of their names, and a report."""
+
+
+def lazy_state(path: str, checkpoint: Source, skeleton: State, *, allow_pickle: bool) -> State:
     """Return the state of a skeleton, whose tensors and arrays load on demand."""
     contents = _build.Contents(path, checkpoint.tensor, allow_pickle=allow_pickle)
     _build.Survey(contents).add(skeleton)
@@ -67,7 +79,7 @@ def lazy_state(
 class ReadAhead:
     """The tensors of a checkpoint. Several threads may use it at once."""
 
-    def __init__(self, checkpoint: _native.Checkpoint) -> None:
+    def __init__(self, checkpoint: Source) -> None:
         self._checkpoint = checkpoint
         # The order of tensors in a shard: see `natural_alignment` in src/format/header.rs.
         tensors = sorted(checkpoint.tensors, key=lambda tensor: -_alignment(tensor[3]))
@@ -90,7 +102,7 @@ class ReadAhead:
             names = self._window(self._number[name])
             block, *others = self._checkpoint.load(names)[0]
             self._held.update(zip(names[1:], others, strict=True))
-            while sum(other.nbytes for other in self._held.values()) > _HELD_BYTES_MAX:
+            while sum(self._nbytes[self._number[held]] for held in self._held) > _HELD_BYTES_MAX:
                 del self._held[next(iter(self._held))]
             return block
 

@@ -26,6 +26,7 @@ from ringstow._manager._previous import PreviousSteps
 from ringstow._manager._restore import Restored, newest_intact, passed_over
 from ringstow._manager._run_directory import RunLock
 from ringstow._manager._when import Schedule
+from ringstow._reading._names import Names
 from ringstow._reports import _history
 from ringstow._reports._blocked_time import counted_since
 from ringstow._saving._guard import Staging, check_staging
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from ringstow._reports._io_reports import PromotionReport, SaveReport
     from ringstow._saving._base import Base
     from ringstow._saving._save_future import SaveHandle
+    from ringstow._state.tree._rename import Given
 
 
 class CheckpointManager:
@@ -498,6 +500,7 @@ class CheckpointManager:
         on_corrupt: OnCorrupt = "raise",
         strict: bool = True,
         drop_newer: bool = False,
+        rename: Given | None = None,
     ) -> Restored | None:
         """Load a step, the newest if none is named.
 
@@ -516,6 +519,8 @@ class CheckpointManager:
             drop_newer: remove the steps that are newer than the named one, here and on the
                 ``tiers``, except those kept by `keep`; waits for copies in progress. If false, they
                 stay until the rules remove them, and a warning names them.
+            rename: maps the step's names to those of ``into``, and joins or splits its tensors; see
+                `ringstow.load_into`.
 
         Returns:
             The step and its state; None if no step is named and nothing was committed yet. A
@@ -534,6 +539,8 @@ class CheckpointManager:
         """
         if on_corrupt not in get_args(OnCorrupt):
             raise ValueError(f'on_corrupt is "raise" or "previous", not {on_corrupt!r}')
+        names = Names(rename=rename)
+        names.check()
         number = step_number(step)
         if number is None and drop_newer:
             raise ValueError("drop_newer removes the steps that are newer than the one you name")
@@ -542,13 +549,15 @@ class CheckpointManager:
                 f'on_corrupt="previous" is for the newest step; step {number} was named, and no '
                 "other is loaded in its place: leave out one of the two"
             )
-        with self._calls.one("restore", number, on_corrupt, strict, drop_newer):
+        with self._calls.one("restore", number, on_corrupt, strict, drop_newer, *names.shown()):
             self._side.check_into(into)
             if number is None:
                 look = functools.partial(self._steps.candidates, on_corrupt)
             else:
                 look = functools.partial(self._steps.named, number)
-            found, restored = newest_intact(self._side, look, into, on_corrupt, strict=strict)
+            found, restored = newest_intact(
+                self._side, look, into, on_corrupt, strict=strict, rename=rename
+            )
             self._run.follow(found)
             if number is None:
                 self._follow_newest(found, restored)

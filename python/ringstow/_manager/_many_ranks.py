@@ -20,11 +20,12 @@ from ringstow import _native
 from ringstow._core._arguments import object_url
 from ringstow._core._config import Config, native_json, with_tiers
 from ringstow._core._damage import is_damage
-from ringstow._core._errors import Error, InvalidStateError
+from ringstow._core._errors import Error, InvalidStateError, UnsupportedError
 from ringstow._core._policies import Nodes
 from ringstow._manager._one_process import Attempt
 from ringstow._ranks._group import Group, end, end_beside, of_all_ranks
 from ringstow._ranks._roll_call import keep_forever
+from ringstow._reading._names import Names
 from ringstow._saving._guard import check_staging
 from ringstow._state.tree._mismatch import Call
 from ringstow.dcp import _paths, _private
@@ -40,12 +41,16 @@ if TYPE_CHECKING:
     from ringstow._saving._base import Base
     from ringstow._saving._guard import Staging
     from ringstow._saving._save_future import SaveHandle
+    from ringstow._state.tree._rename import Given
 
 _T = TypeVar("_T")
 
 # The arguments of `CheckpointManager.restore` on several ranks.
 RESTORE = Call(
-    "strict=False", instead="ringstow.distributed.load_into", load="ringstow.distributed.load"
+    "strict=False",
+    frozenset({"rename"}),
+    instead="ringstow.distributed.load_into",
+    load="ringstow.distributed.load",
 )
 
 
@@ -185,6 +190,7 @@ class Ranks(Group):
         tiers: Sequence[str] = (),
         *,
         strict: bool = True,
+        rename: Given | None = None,
         call: Call | None = None,
     ) -> Attempt:
         assert into is not None
@@ -197,12 +203,18 @@ class Ranks(Group):
                     into,
                     found.path,
                     call or RESTORE,
+                    Names(rename=rename),
                     group=self.group,
                     strict=strict,
                     config=config,
                     allow_pickle=self._allow_pickle,
                 )
                 attempt = Attempt.of(into, report)
+            elif rename is not None:
+                raise UnsupportedError(
+                    f"{found.path} holds each rank's part by itself, whose names restore cannot "
+                    "map: leave out rename=, and map the names of the state dict"
+                )
             else:
                 dropped = self._load_by_dcp(found, into, config, strict=strict, call=call)
                 attempt = Attempt(into, dropped=dropped)

@@ -12,6 +12,7 @@ from ringstow._core._errors import InvalidStateError
 from ringstow._ranks import _concurrent_saves
 from ringstow._ranks._team import Team
 from ringstow._reading._load import fill, loaded
+from ringstow._reading._names import Names
 from ringstow._saving._save import save, save_async
 from ringstow._state.tree._mismatch import Call
 from ringstow._state.tree._select import listed, said_of_slim
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ringstow._saving._base import Base
     from ringstow._saving._guard import Staging
     from ringstow._saving._save_future import SaveHandle
+    from ringstow._state.tree._rename import Given
 
 _T = TypeVar("_T")
 _log = logging.getLogger("ringstow")
@@ -30,7 +32,7 @@ _Handle = TypeVar("_Handle", covariant=True)
 _State = dict[Any, Any]
 _Metrics = Mapping[str, Any] | None
 # The arguments of `CheckpointManager.restore`.
-_RESTORE = Call("strict=False", instead="ringstow.load_into")
+_RESTORE = Call("strict=False", frozenset({"rename"}), instead="ringstow.load_into")
 
 
 class Attempt(NamedTuple):
@@ -144,6 +146,7 @@ class Side(Protocol[_Handle]):
         tiers: Sequence[str] = (),
         *,
         strict: bool = True,
+        rename: Given | None = None,
     ) -> Attempt:
         """Try to load a step; ``tiers`` are the tiers with copies of it."""
 
@@ -213,6 +216,7 @@ class Alone(Team):
         tiers: Sequence[str] = (),
         *,
         strict: bool = True,
+        rename: Given | None = None,
         call: Call = _RESTORE,
     ) -> Attempt:
         """Try to load a step; ``call`` has the caller's arguments."""
@@ -220,7 +224,8 @@ class Alone(Team):
         options: dict[str, Any] = {"config": config, "allow_pickle": self._allow_pickle}
         try:
             if into is None:
-                return Attempt.of(*loaded(found.path, **options))
-            return Attempt.of(into, fill(into, found.path, call, strict=strict, **options))
+                return Attempt.of(*loaded(found.path, rename=rename, **options))
+            names = Names(rename=rename)
+            return Attempt.of(into, fill(into, found.path, call, names, strict=strict, **options))
         except Exception as error:
             return Attempt(error=error, is_damage=is_damage(error))

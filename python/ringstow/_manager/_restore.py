@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ringstow._reports._checkpoint_reports import Step
+    from ringstow._state.tree._rename import Given
 
 _log = logging.getLogger("ringstow")
 
@@ -54,6 +55,7 @@ def newest_intact(
     on_corrupt: OnCorrupt,
     *,
     strict: bool,
+    rename: Given | None = None,
 ) -> tuple[list[Step], Restored | None]:
     """Load the first intact one of the steps that ``look`` finds on the first rank.
 
@@ -65,6 +67,7 @@ def newest_intact(
         into: a state dict to fill.
         on_corrupt: ``"previous"`` skips damaged steps until the first intact one.
         strict: whether ``into`` and the step must have the same keys.
+        rename: maps the step's names to those of ``into``.
 
     Returns:
         The steps that were found, and the one that was loaded; None if none was found.
@@ -77,7 +80,7 @@ def newest_intact(
     while True:
         found = side.first(look)
         try:
-            return found, _first_intact(side, found, into, on_corrupt, strict=strict)
+            return found, _first_intact(side, found, into, on_corrupt, strict=strict, rename=rename)
         except _Gone as gone:
             error = gone.__cause__
             assert error is not None
@@ -93,6 +96,7 @@ def _first_intact(
     on_corrupt: OnCorrupt,
     *,
     strict: bool,
+    rename: Given | None,
 ) -> Restored | None:
     """Load the first of these steps, or with ``"previous"`` the first intact one.
 
@@ -102,7 +106,7 @@ def _first_intact(
     for number, found in enumerate(candidates, 1):
         copies = itertools.takewhile(functools.partial(_is_copy, found), candidates[number:])
         tiers = [os.path.dirname(copy.path) for copy in copies]
-        attempt = side.load(found, into, tiers, strict=strict)
+        attempt = side.load(found, into, tiers, strict=strict, rename=rename)
         if attempt.error is None:
             assert attempt.state is not None
             assert found.step is not None

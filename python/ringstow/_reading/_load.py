@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ringstow import _foreign, _native
@@ -18,7 +18,9 @@ from ringstow._core._errors import IncompleteCheckpointError, ReplacedCheckpoint
 from ringstow._core._gc_pause import collector_paused
 from ringstow._core._waiting import Again
 from ringstow._ranks import _shared_fs_lag
-from ringstow._reading import _load_into, _resolve, _salvage
+from ringstow._reading import _load_into, _mapped_files, _resolve, _salvage
+from ringstow._reading._mapped_files import MappedFiles, Verify
+from ringstow._reading._mapped_tensors import Mapped, Opened
 from ringstow._reading._names import Names, part_of, skeleton_of
 from ringstow._reports import _done_callbacks
 from ringstow._reports._progress import Progress
@@ -27,6 +29,8 @@ from ringstow._state.tensors import _cuda, _torch
 from ringstow._state.tensors._memory import Stored
 from ringstow._state.tree import _build, _dcp_containers, _mismatch, _select
 from ringstow._state.tree._damaged_tensors import Salvaged
+from ringstow._state.tree._fitting import renamed_tree
+from ringstow._state.tree._rename import Given, Rename
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +49,9 @@ def load(
     *,
     prefix: str | None = None,
     keys: Iterable[str] | None = None,
-    verify: bool = True,
+    rename: Given | None = None,
+    mmap: bool = False,
+    verify: Verify = True,
     on_corrupt: Literal["raise", "skip"] = "raise",
     allow_pickle: bool = False,
     config: Config | None = None,
@@ -75,7 +81,19 @@ def load(
         prefix: select the leaf of this name and all below it: ``"model"`` selects ``model.*``, but
             not ``model_ema.*``.
         keys: select the leaves of exactly these names.
-        verify: verify every checksum chunk that is read before using any of it.
+        rename: give the result other names than the checkpoint's, and join or split its tensors;
+            see `load_into`. ``prefix`` and ``keys`` are the checkpoint's names.
+        mmap: return tensors that are views of the mapped files, in a `MappedState`: a byte is read
+            when it is touched, so that a server starts in milliseconds. A write to a tensor changes
+            this process's copy of the page, and never the file. The tensors keep their bytes,
+            although the checkpoint is removed or replaced. If another program cuts a file, or the
+            disk cannot read a page, the kernel sends SIGBUS, which ends the process: without
+            ``mmap`` both are errors. Tensors that several ranks have saved in parts are read, with
+            a warning. Not for object stores, GPUs and kinds other than ringstow's and safetensors.
+        verify: verify every checksum chunk that is read before using any of it. With ``mmap``, True
+            reads and compares all of the mapped tensors before the return, ``"background"``
+            afterwards, in a thread: `MappedState.wait_verified` waits for it and raises, and an
+            error is logged. False compares nothing.
         on_corrupt: how to treat damaged tensors, arrays and objects. ``"raise"`` raises. ``"skip"``
             returns the intact ones in a `Salvaged`, a dict whose ``damaged`` lists the missing
             ones, and warns with CorruptCheckpointWarning. Dicts lack the damaged keys; lists,
@@ -97,8 +115,11 @@ def load(
 
     Raises:
         ValueError: both ``prefix`` and ``keys`` are given, or an unknown ``framework`` or
-            ``on_corrupt``, or a ``device`` for numpy, or ``on_corrupt="skip"`` without ``verify``.
-        KeyMismatchError: no name starts with ``prefix``, or ``keys`` are missing (all listed).
+            ``on_corrupt``, or a ``device`` for numpy, or ``on_corrupt="skip"`` without ``verify``;
+            or ``mmap`` with a GPU, with ``on_corrupt="skip"``, or with a ``rename`` that joins or
+            splits tensors.
+        KeyMismatchError: no name starts with ``prefix``, or ``keys`` are missing (all listed); or
+            ``rename`` makes two names one, or joins tensors that are missing or do not fit.
         UnsupportedError: a pickled value without ``allow_pickle``; a value of a type that the
             program has not imported; tensors without torch, or of a dtype that numpy lacks; an
             unknown ``device``.
@@ -114,6 +135,8 @@ def load(
         path,
         prefix=prefix,
         keys=keys,
+        rename=rename,
+        mmap=mmap,
         verify=verify,
         on_corrupt=on_corrupt,
         allow_pickle=allow_pickle,
@@ -130,7 +153,9 @@ def loaded(
     *,
     prefix: str | None = None,
     keys: Iterable[str] | None = None,
-    verify: bool = True,
+    rename: Given | None = None,
+    mmap: bool = False,
+    verify: Verify = True,
     on_corrupt: Literal["raise", "skip"] = "raise",
     allow_pickle: bool = False,
     config: Config | None = None,
@@ -145,7 +170,13 @@ def loaded(
     if not isinstance(prefix, str | None):
         raise TypeError(f"prefix is one name, not {brief(prefix)}; for several names give keys=")
     check_framework(framework, device)
-    skips = _salvage.check_choice(on_corrupt, verify=verify)
+    mapping = None if rename is None else Rename(rename)
+    skips = _salvage.check_choice(on_corrupt, verify=bool(verify))
+    _mapped_files.check(mmap=mmap, verify=verify, device=device, skips=skips)
+    if mmap and mapping is not None and mapping.joins:
+        raise ValueError(
+            "mmap=True maps tensors as they are stored: no rename= joins or splits them"
+        )
     source = _Source(path, config)
     found = source.found
     where = found.path
@@ -161,12 +192,14 @@ def loaded(
                     config,
                     progress,
                     damaged=skips,
-                    verify=verify,
+                    verify=bool(verify),
                     allow_pickle=allow_pickle,
                 ),
                 prefix,
                 names,
                 gpu,
+                rename=mapping,
+                mapped=verify if mmap else None,
                 skips=skips,
                 allow_pickle=allow_pickle,
                 as_numpy=framework == "numpy",
@@ -278,11 +311,16 @@ def _load(
     names: list[str] | None,
     gpu: torch.device | None,
     *,
+    rename: Rename | None,
+    mapped: Verify | None,
     skips: bool,
     allow_pickle: bool,
     as_numpy: bool,
 ) -> tuple[dict[Any, Any], LoadReport]:
-    """Load the selected leaves of a checkpoint; the report lists damage."""
+    """Load the selected leaves of a checkpoint; the report lists damage.
+
+    ``mapped`` says when to verify mapped tensors; None reads them.
+    """
     if prefix or names is not None:
         skeleton = part_of(checkpoint, where, prefix, names)
     else:
@@ -290,26 +328,35 @@ def _load(
     if isinstance(checkpoint, _foreign.Foreign) and checkpoint.has_text_keys:
         _tell_numbers(where, skeleton)
     damaged = _salvage.find(checkpoint, skeleton) if skips else {}
-    skeleton = _salvage.without(skeleton, damaged)
-    contents = _build.Contents(where, checkpoint.tensor, allow_pickle=allow_pickle)
+    source: Opened = checkpoint
+    gone = damaged
+    if rename is not None:
+        source = Mapped(checkpoint)
+        skeleton = renamed_tree(skeleton, rename, source.tensors_for(where), where)
+        gone = source.with_views(damaged)
+    skeleton = _salvage.without(skeleton, gone)
+    contents = _build.Contents(where, source.tensor, allow_pickle=allow_pickle)
     survey = _build.Survey(contents, apart=gpu is not None)
     wanted = None
-    if gpu is None and not isinstance(checkpoint, _foreign.Foreign):
-        wanted = survey.add_all(skeleton, checkpoint)
+    files = None if mapped is None else MappedFiles(checkpoint, mapped)
+    if gpu is None and files is None and isinstance(source, _native.Checkpoint):
+        wanted = survey.add_all(skeleton, source)
     else:
         survey.add(skeleton)
     # Objects first: an object that is refused fails the load before any tensor is read.
     reports: list[str] = []
-    objects = _build.read(checkpoint, list(survey.objects), reports)
+    objects = _build.read(source, list(survey.objects), reports)
     builder = _build.Builder(contents, objects, as_numpy=as_numpy)
     builder.make_objects(survey)
     if wanted is not None:
         value = builder.fill(skeleton, survey, wanted, reports)
     else:
-        flat = {} if gpu is None else _load_to(gpu, checkpoint, survey.tensors, reports)
-        builder.add(_build.read(checkpoint, survey.rest, reports), flat)
+        flat = {} if gpu is None else _load_to(gpu, source, survey.tensors, reports)
+        loads = source if files is None else files
+        builder.add(_build.read(loads, survey.rest, reports), flat)
         value = builder.value(skeleton)
-    return value, _summed(checkpoint, reports, tuple(damaged.values()))
+    report = _summed(source, reports, tuple(damaged.values()))
+    return (value, report) if files is None else files.verified(value, report)
 
 
 def _tell_numbers(where: str, skeleton: dict[Any, Any]) -> None:
@@ -325,7 +372,7 @@ def _tell_numbers(where: str, skeleton: dict[Any, Any]) -> None:
 
 
 def _summed(
-    checkpoint: _native.Checkpoint | _foreign.Foreign,
+    checkpoint: Opened,
     reports: list[str],
     damaged: tuple[DamagedTensor, ...],
 ) -> LoadReport:
@@ -340,7 +387,7 @@ def _summed(
 
 def _load_to(
     device: torch.device,
-    checkpoint: _native.Checkpoint | _foreign.Foreign,
+    checkpoint: Opened,
     tensors: dict[str, Stored],
     reports: list[str],
 ) -> dict[str, torch.Tensor]:
@@ -362,7 +409,7 @@ def load_into(
     path: StrPath | Sequence[StrPath],
     *,
     prefix: str | None = None,
-    rename: Mapping[str, str] | None = None,
+    rename: Given | None = None,
     strict: bool = True,
     cast: bool = False,
     verify: bool = True,
@@ -391,9 +438,13 @@ def load_into(
             ``load_into(model.state_dict(), path, prefix="model")``.
         rename: maps parts of the checkpoint's names, such as ``{"encoder": "backbone"}``. Dots
             separate the parts of a name; a key is one or more whole parts, such as
-            ``"model.encoder"``, anywhere in a name. Parts mapped to ``""`` are dropped from the
-            names on both sides: ``{"module": ""}`` loads a model saved in DistributedDataParallel
-            into a plain model, and vice versa.
+            ``"model.encoder"``, anywhere in a name; ``*`` stands for one part. Parts mapped to
+            ``""`` are dropped from the names on both sides: ``{"module": ""}`` loads a model saved
+            in DistributedDataParallel into a plain model, and vice versa. A `Stack`, `Unstack`,
+            `Concat`, `Split` or `Transpose` in place of the new name joins, splits or turns
+            tensors: each byte is read once, straight to its place. A list applies one mapping after
+            the other; it may hold the transforms of transformers' tables, such as
+            ``get_model_conversion_mapping(model)`` returns.
         strict: require the same keys in both. False loads the keys that both have, and the report
             lists the others as ``missing`` and ``unexpected``; a tensor of another dtype or shape
             is still an error, and so is a load that would fill nothing. A load that fills less than
@@ -415,7 +466,7 @@ def load_into(
         KeyMismatchError: lists every key that is missing, unexpected or different, and says why
             and what to do; or nothing in the checkpoint is below ``prefix``.
         TypeError, ValueError: an unknown ``on_corrupt``, or ``"skip"`` without ``verify``; or an
-            invalid ``prefix`` or ``rename``.
+            invalid ``prefix`` or ``rename``, also one that can join or split no tensors so.
         InvalidStateError: the state dict is not a dict.
         UnsupportedError: a pickled value without ``allow_pickle``, or a value of a type that the
             program has not imported. IncompleteCheckpointError: the directory holds no committed

@@ -13,6 +13,7 @@ from ringstow._core._gc_pause import collector_paused
 from ringstow._foreign import Foreign
 from ringstow._reading import _shard_boxes, _tied_memory
 from ringstow._reading._load_plan import Merge
+from ringstow._reading._mapped_tensors import Fetch, Mapped, Opened
 from ringstow._reading._names import ALL, Names
 from ringstow._reading._salvage import find
 from ringstow._reading._tied_memory import Fill
@@ -28,11 +29,6 @@ from ringstow._state.tree._walk import flat_name
 
 if TYPE_CHECKING:
     from ringstow._reports._io_reports import LoadReport
-
-
-NamedBox = tuple[str, tuple[int, ...], tuple[int, ...]]
-"""A tensor's name, and the offsets and sizes of a box in it."""
-Fetch = Callable[[list[str], list[NamedBox]], None]
 
 
 @collector_paused()
@@ -77,19 +73,26 @@ def load_into(
     parts = Parts(state) if parts is None else parts
     if isinstance(checkpoint, Foreign) and checkpoint.has_text_keys:
         skeleton = fitted(skeleton, state, parts.state_of)
-    contents = Contents(path, checkpoint.tensor, allow_pickle=allow_pickle)
+    rename = None if names.rename is None else Rename(names.rename)
+    source: Opened = checkpoint
+    if rename is not None and rename.joins:
+        source = Mapped(checkpoint)
+    contents = Contents(path, source.tensor, allow_pickle=allow_pickle)
     damaged = find(checkpoint, skeleton) if skips else {}
-    merge = kind(contents, checkpoint, cast=cast, damaged=damaged, state=state, parts=parts)
-    if names.rename is not None:
-        skeleton = merge.renamed(state, skeleton, Rename(names.rename))
+    merge = kind(contents, source, cast=cast, damaged=damaged, state=state, parts=parts)
+    if rename is not None:
+        skeleton = merge.renamed(state, skeleton, rename)
+        if isinstance(source, Mapped):
+            merge.damaged = source.with_views(damaged)
     with _torch.without_autograd():
         merge.merge(state, skeleton, ())
         merge.displace()
     if fetch is not None:  # before anything is read, also if something does not fit
         whole = [*merge.survey.names, *(fill.leaf.body for fill in merge.fills)]
         whole += [] if merge.matches is None else merge.matches.names()
-        fetch(whole, [(box.leaf.body, box.offsets, box.shape) for box in merge.boxes])
-    merge.mismatched += _tied_memory.differing(checkpoint, merge.fills)
+        wanted = whole, [(box.leaf.body, box.offsets, box.shape) for box in merge.boxes]
+        fetch(*(source.in_stored(*wanted) if isinstance(source, Mapped) else wanted))
+    merge.mismatched += _tied_memory.differing(source, merge.fills)
     found = merge.found(path, state, call, checkpoint.dropped, names.prefix or "")
     merge.check(found, strict=strict)
     ways = _split(merge.fills)
@@ -99,8 +102,8 @@ def load_into(
 
     # Objects' tensors are read after the first change, so check them now.
     late = [fill.leaf.body for fill in ways.strided()] + [box.leaf.body for box in merge.boxes]
-    checkpoint.check_whole(late)
-    blocks, of_values = checkpoint.load(merge.survey.names)
+    source.check_whole(late)
+    blocks, of_values = source.load(merge.survey.names)
     named = dict(zip(merge.survey.names, blocks, strict=True))
     builder = Builder(contents, named)
     values = [(assign, make(builder)) for assign, make in merge.assigns]
@@ -116,12 +119,12 @@ def load_into(
     ready()
     # From here on the state dict changes.
     matches = merge.matches
-    report = LoadReport.from_json((matches or checkpoint).load_into(targets))
-    boxed = _shard_boxes.fill(checkpoint, merge.boxes)
+    report = LoadReport.from_json((matches or source).load_into(targets))
+    boxed = _shard_boxes.fill(source, merge.boxes)
     if boxed is not None:
         report = report.followed_by(boxed)
     for fills in filter(None, ways.regions):
-        regions = checkpoint.read(_slices(fills, checkpoint))
+        regions = source.read(_slices(fills, source))
         report = report.followed_by(LoadReport.from_json(regions))
     filled = [fill.target.value for fill in ways.direct + ways.strided()]
     filled += [] if matches is None else matches.tensors()
@@ -188,7 +191,7 @@ def _split(fills: list[Fill]) -> _Ways:
     return ways
 
 
-def _slices(fills: list[Fill], checkpoint: _native.Checkpoint | Foreign) -> list[Any]:
+def _slices(fills: list[Fill], checkpoint: Opened) -> list[Any]:
     """Return the stored chunks to read, each with the strided region of its target."""
     slices = []
     for fill in fills:

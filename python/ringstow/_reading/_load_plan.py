@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ringstow import _native
-from ringstow._foreign import Foreign
+from ringstow._reading._mapped_tensors import Mapped, Opened
 from ringstow._reading._salvage import holds_damage, marked
 from ringstow._reading._shard_boxes import Boxed
 from ringstow._reading._targets import (
@@ -37,10 +37,12 @@ from ringstow._state.tensors._memory import (
 from ringstow._state.tree import _custom_types
 from ringstow._state.tree._build import Builder, Contents, Survey
 from ringstow._state.tree._damaged_tensors import DamagedTensor
+from ringstow._state.tree._fitting import Fitting
 from ringstow._state.tree._mismatch import Call, Filled, Mismatch
 from ringstow._state.tree._refusals import Refused, kind_of, remedy, type_name
-from ringstow._state.tree._rename import Fitting, Rename
+from ringstow._state.tree._rename import Rename
 from ringstow._state.tree._similar_names import Gap
+from ringstow._state.tree._tensor_views import View
 from ringstow._state.tree._walk import (
     METADATA,
     Box,
@@ -59,9 +61,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("ringstow")
 # Builds a value from the bytes that were read.
 Make = Callable[[Builder], Any]
-NamedBox = tuple[str, tuple[int, ...], tuple[int, ...]]
-"""A tensor's name, and the offsets and sizes of a box in it."""
-Fetch = Callable[[list[str], list[NamedBox]], None]
 
 
 class Merge:
@@ -73,7 +72,7 @@ class Merge:
     def __init__(
         self,
         contents: Contents,
-        checkpoint: _native.Checkpoint | Foreign,
+        checkpoint: Opened,
         *,
         cast: bool,
         damaged: Mapping[str, DamagedTensor],
@@ -108,7 +107,8 @@ class Merge:
         self.matches: _native.Matches | None = None
         """Plain tensors that fit; they are not in ``fills``."""
         exchange = self._usual.exchange
-        if exchange is not None and not isinstance(checkpoint, Foreign) and not damaged:
+        self._mapped = checkpoint if isinstance(checkpoint, Mapped) else None
+        if exchange is not None and isinstance(checkpoint, _native.Checkpoint) and not damaged:
             self.matches = _native.Matches(checkpoint, exchange, self._address_of)
 
     def check(self, found: Mismatch, *, strict: bool) -> None:
@@ -141,9 +141,10 @@ class Merge:
 
     def renamed(self, state: dict[Any, Any], skeleton: dict[Any, Any], rename: Rename) -> Any:
         """Return a skeleton with the state dict's names; note values without a place in it."""
-        fitting = Fitting(rename, self._key, self.contents.path)
+        tensors = _Sides(self, state)
+        fitting = Fitting(rename, self._key, self.contents.path, tensors)
         optimizers = {
-            key: _new_optimizers.renamed(skeleton[key], rename)
+            key: _new_optimizers.renamed(skeleton[key], rename, self.contents.path)
             for key, value in state.items()
             if isinstance(self._parts.of(value), OptimizerState)
             and is_optimizer_state(skeleton.get(key))
@@ -367,6 +368,8 @@ class Merge:
         if here == there or (cast and self.cast):
             return True
         kind = "size" if here[1] != there[1] else "cast" if cast else "dtype"
+        if kind == "size" and len(here[1]) == 2 and here == (there[0], there[1][::-1]):
+            kind = "turned"
         self._differ(path, *(f"{dtype} {list(shape)}" for dtype, shape in (here, there)), kind=kind)
         return False
 
@@ -506,6 +509,33 @@ class Merge:
             f"and {kind_there(node)} in the checkpoint: put {remedy(target)} in its place, where x "
             "is the object, and set x from it after the load"
         )
+
+
+class _Sides:
+    """What a rename that joins and splits tensors knows of both sides."""
+
+    has_state = True
+
+    def __init__(self, merge: Merge, state: dict[Any, Any]) -> None:
+        self._merge = merge
+        self._state = state
+
+    @functools.cached_property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        kind_of = self._merge.kind_of
+        every = leaves(self._state, (), self._merge._parts)
+        kinds = ((flat_name(path), kind_of(value)) for path, value in every)
+        return {name: kind[1] for name, kind in kinds if isinstance(kind, tuple)}
+
+    def stored(self, leaf: Leaf, path: Path) -> Stored:
+        return self._merge.contents.stored(leaf, path)
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        return self._shapes.get(name)
+
+    def leaf(self, name: str, view: View) -> Leaf:
+        assert self._merge._mapped is not None
+        return self._merge._mapped.add(name, view)
 
 
 def judge(found: Mismatch, filled: list[Filled], rank: int) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ringstow import _native
 from ringstow._core._errors import KeyMismatchError
 from ringstow._foreign import Foreign
 from ringstow._state.tree import _skeleton
-from ringstow._state.tree._rename import Rename, below
+from ringstow._state.tree._rename import Given, Rename, below
 from ringstow._state.tree._select import by_keys, by_prefix
 from ringstow._state.tree._walk import Leaf
 
@@ -63,7 +62,7 @@ class Names(NamedTuple):
     """The part of a checkpoint to load, and how to rename it for the state dict."""
 
     prefix: str | None = None
-    rename: Mapping[str, str] | None = None
+    rename: Given | None = None
 
     def check(self) -> None:
         """Raise TypeError or ValueError if prefix, keys or rename are invalid."""

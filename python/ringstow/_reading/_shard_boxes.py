@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ringstow import _native
-from ringstow._foreign import Foreign
+from ringstow._reading._mapped_tensors import Opened
 from ringstow._state.tensors import _cuda, _torch
 from ringstow._state.tensors._memory import Stored, in_elements, moved, share_elements
 from ringstow._state.tree._walk import Leaf, describe
@@ -41,7 +40,7 @@ class Boxed(NamedTuple):
         return in_elements(tuple(self.local.shape), self.stored.dtype)
 
 
-def fill(checkpoint: _native.Checkpoint | Foreign, boxes: list[Boxed]) -> LoadReport | None:
+def fill(checkpoint: Opened, boxes: list[Boxed]) -> LoadReport | None:
     """Fill local tensors; return the report, None if nothing was read.
 
     Reads directly into memory where possible. Reads into a copy for another dtype or device, and
@@ -107,18 +106,14 @@ def _staging(box: Boxed) -> torch.Tensor:
     return _torch.empty(tuple(box.local.shape), dtype)
 
 
-def _read(
-    checkpoint: _native.Checkpoint | Foreign, pairs: list[tuple[Boxed, torch.Tensor]]
-) -> LoadReport:
+def _read(checkpoint: Opened, pairs: list[tuple[Boxed, torch.Tensor]]) -> LoadReport:
     from ringstow._reports._io_reports import LoadReport
 
     slices = [one for box, memory in pairs for one in _slices(checkpoint, box, memory)]
     return LoadReport.from_json(checkpoint.read(slices))
 
 
-def _slices(
-    checkpoint: _native.Checkpoint | Foreign, box: Boxed, memory: torch.Tensor
-) -> Iterator[Any]:
+def _slices(checkpoint: Opened, box: Boxed, memory: torch.Tensor) -> Iterator[Any]:
     """Yield the part of each stored chunk inside the box, and its place in the local tensor."""
     name, shape, strides = box.leaf.body, box.shape, _torch.strides_of(memory)
     address = _cuda.address_of(memory)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ringstow import _native
-from ringstow._foreign import Foreign
+from ringstow._reading._mapped_tensors import Opened
 from ringstow._state.tensors._memory import Stored, Target, place_at
 from ringstow._state.tree._walk import Leaf, Path, flat_name
 
@@ -26,7 +25,7 @@ class Fill(NamedTuple):
     """The target's path in the state dict."""
 
 
-def differing(checkpoint: _native.Checkpoint | Foreign, fills: list[Fill]) -> Iterator[str]:
+def differing(checkpoint: Opened, fills: list[Fill]) -> Iterator[str]:
     """Yield a sentence for each two fills of one tensor here with tensors that differ.
 
     The shared memory could hold only one of the two. Equal tensors are read twice.
@@ -40,7 +39,7 @@ def differing(checkpoint: _native.Checkpoint | Foreign, fills: list[Fill]) -> It
             yield f"{names} are one tensor here and two that differ in the checkpoint"
 
 
-def _are_equal(checkpoint: _native.Checkpoint | Foreign, one: Fill, other: Fill) -> bool:
+def _are_equal(checkpoint: Opened, one: Fill, other: Fill) -> bool:
     if one.stored != other.stored and (one.cast or other.cast):
         return False
     blocks, _ = checkpoint.load([one.leaf.body, other.leaf.body])

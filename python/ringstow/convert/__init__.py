@@ -48,6 +48,7 @@ from ringstow._publish import _checkpoint_kinds, _replace
 from ringstow._reading import _run_steps
 from ringstow._reports._io_reports import SaveReport
 from ringstow._state.tensors import _torch
+from ringstow._state.tree._rename import Given, Rename
 from ringstow._state.tree._select import listed
 from ringstow._state.tree._walk import describe
 from ringstow.convert import _targets
@@ -117,6 +118,7 @@ def convert(
     overwrite: bool = False,
     allow_pickle: bool = False,
     config: Config | None = None,
+    rename: Given | None = None,
     prefix: str = "",
     dtype: Dtype | None = None,
     max_shard_size: int | str = "5GB",
@@ -139,6 +141,9 @@ def convert(
         allow_pickle: unpickle (and pickle) values other than tensors and plain values, which can
             run any code.
         config: the configuration of reading and writing; None means the defaults.
+        rename: give the target other names than the source's, and join or split its tensors, such
+            as one tensor an expert: see `ringstow.load_into`, whose state dict is the target here.
+            A joined tensor is in memory as a whole.
         prefix: for ``hf``: write only tensors whose dotted name starts with this, such as
             ``"model."``, and strip it. None writes the model's weights of a trainer's directory; of
             any other source, all tensors except an optimizer's.
@@ -181,6 +186,7 @@ def convert(
         prefix=prefix,
         dtype=dtype,
         max_shard_bytes=parse_size(max_shard_size),
+        rename=None if rename is None else Rename(rename),
     )
     advance = progress or (lambda phase, done, total: None)
 
@@ -256,6 +262,7 @@ class _Options(TypedDict, total=False):
     overwrite: bool
     allow_pickle: bool
     config: Config | None
+    rename: Given | None
 
 
 class _HfOptions(_Options, total=False):
@@ -387,5 +394,5 @@ def _verify(
                 got=damage[0].got,
             )
     with _targets.counted(advance, "verifying", total_bytes(expected)) as compared:
-        found = open_source(target, kind, options)
+        found = open_source(target, kind, dataclasses.replace(options, rename=None))
         Comparison(source, target, compared).check(expected, found)

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ringstow import _foreign, _native
@@ -20,11 +20,13 @@ from ringstow._ranks import _shared_fs_lag
 from ringstow._ranks._group import Group, group_of
 from ringstow._ranks._team import raise_first, sendable
 from ringstow._reading import _load, _load_into, _load_plan, _resolve
+from ringstow._reading._mapped_tensors import NamedBox
 from ringstow._reading._names import Names
 from ringstow._reading._resolve import copies_of
 from ringstow._reports import _done_callbacks
 from ringstow._state.objects._state_dicts import Parts
 from ringstow._state.tree._mismatch import Call, Filled, Mismatch
+from ringstow._state.tree._rename import Given
 from ringstow._state.tree._walk import flat_name
 from ringstow.distributed import _node_files, _nodes, _shared_reads
 from ringstow.distributed._fetched_files import room
@@ -54,7 +56,7 @@ def load_into(
     *,
     group: dist.ProcessGroup | None = None,
     prefix: str | None = None,
-    rename: Mapping[str, str] | None = None,
+    rename: Given | None = None,
     strict: bool = True,
     cast: bool = False,
     verify: bool = True,
@@ -177,6 +179,7 @@ def load(
     group: dist.ProcessGroup | None = None,
     prefix: str | None = None,
     keys: Iterable[str] | None = None,
+    rename: Given | None = None,
     verify: bool = True,
     allow_pickle: bool = False,
     config: Config | None = None,
@@ -193,6 +196,7 @@ def load(
         group: the ranks; None means all.
         prefix: select the leaf of this name and all leaves below it.
         keys: select the leaves of exactly these names.
+        rename: give the result other names, and join or split its tensors; see `ringstow.load`.
         verify: verify every checksum chunk that is read before using any of it.
         allow_pickle: unpickle what was saved with ``allow_pickle``; this can run any code.
         config: the settings; None means the defaults.
@@ -211,7 +215,7 @@ def load(
     with ranks.turn.held():
         path, config = _named(ranks, "load", path, config)
         ranks.doing = f"the load of {path}"
-        where, settings, found = _meet(ranks, "load", path, config)
+        where, settings, found = _meet(ranks, "load", path, config, names=Names(rename=rename))
         config = _shared_reads.by_all(ranks, where, config)
         while True:
             loaded: dict[Any, Any] = {}
@@ -224,6 +228,7 @@ def load(
                         where,
                         prefix=prefix,
                         keys=keys,
+                        rename=rename,
                         verify=verify,
                         allow_pickle=allow_pickle,
                         config=_settings(config, found, needs),
@@ -468,7 +473,7 @@ class _Load:
             return False
         return self._needs is not None or _shared_reads.may_pay(self._ranks, self._checkpoint)
 
-    def _planned(self, names: list[str], boxes: list[_load_into.NamedBox]) -> None:
+    def _planned(self, names: list[str], boxes: list[NamedBox]) -> None:
         """Note what this rank is about to read, and fetch it from other nodes if need be."""
         assert self._checkpoint is not None
         ranges = _native.needed(self._checkpoint, names, boxes)

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import mmap
-import operator
 import os
 import time
 from collections.abc import Iterable
@@ -30,6 +28,8 @@ if TYPE_CHECKING:
 # Units that a rank's needs are counted in: few enough for a message, each a block or more.
 _UNITS_MAX = 8192
 _UNIT_BYTES_MIN = 4 << 20
+# All of a unit: of slices of a tensor, several ranks need parts of one unit, and no byte twice.
+_WHOLE = 255
 # A smaller checkpoint is read before a choice pays.
 _SHARED_BYTES_MIN = 128 << 20
 # How many ranks must need a byte, on average.
@@ -46,8 +46,8 @@ class Needs(NamedTuple):
     """What one rank is about to read."""
 
     host: str
-    units: int
-    """The units of the checkpoint's files, one bit each."""
+    units: bytes
+    """How much of each unit of the checkpoint's files it reads, up to `_WHOLE`."""
     unit_bytes: int
 
 
@@ -62,11 +62,13 @@ def needs_of(checkpoint: _native.Checkpoint, ranges: Iterable[Range]) -> Needs:
     sizes = [nbytes for _, _, nbytes, _ in _native.files_of(checkpoint)]
     unit_bytes = max(_UNIT_BYTES_MIN, -(-sum(sizes) // _UNITS_MAX))
     begins = [0, *itertools.accumulate(-(-nbytes // unit_bytes) for nbytes in sizes)]
-    units = 0
+    read = [0] * begins[-1]
     for file, begin, end in ranges:
-        first, last = begin // unit_bytes, (end - 1) // unit_bytes
-        units |= ((1 << (last - first + 1)) - 1) << (begins[file] + first)
-    return Needs(_native.boot_id(), units, unit_bytes)
+        for unit in range(begin // unit_bytes, -(-end // unit_bytes)):
+            part = min(end, (unit + 1) * unit_bytes) - max(begin, unit * unit_bytes)
+            read[begins[file] + unit] += part
+    shares = bytes(min(-(-nbytes * _WHOLE // unit_bytes), _WHOLE) for nbytes in read)
+    return Needs(_native.boot_id(), shares, unit_bytes)
 
 
 def pays(ranks: Group, checkpoint: _native.Checkpoint, needs: list[Needs]) -> bool:
@@ -128,10 +130,11 @@ def _is_slow(ranks: Group, host: str, shared: float, file: tuple[int, str]) -> b
 def _shared(host: str, needs: Iterable[Needs]) -> float:
     """Return how many ranks of a host need each byte, on average; 0 for little."""
     here = [one for one in needs if one.host == host]
-    once = functools.reduce(operator.or_, (one.units for one in here)).bit_count()
-    if once * here[0].unit_bytes < _SHARED_BYTES_MIN:
+    all_read = [sum(shares) for shares in zip(*(one.units for one in here), strict=True)]
+    once = sum(min(share, _WHOLE) for share in all_read)
+    if once * here[0].unit_bytes < _SHARED_BYTES_MIN * _WHOLE:
         return 0
-    return sum(one.units.bit_count() for one in here) / once
+    return sum(all_read) / once
 
 
 def _sample(nbytes: int, path: str, rank: int) -> float | None:

@@ -25,6 +25,7 @@ from ringstow._saving._save import save_async
 from ringstow.integrations import _rename_when_complete
 from ringstow.integrations._kit import ranks_or_alone
 from ringstow.integrations._kit._in_flight import InFlight, Publication
+from ringstow.integrations._servers._pretrained import from_pretrained
 from ringstow.integrations._transformers import (
     _adapters,
     _refusals,
@@ -34,7 +35,7 @@ from ringstow.integrations._transformers import (
     _weights,
 )
 
-__all__ = ["RingstowTrainer", "RingstowTrainerMixin"]
+__all__ = ["RingstowTrainer", "RingstowTrainerMixin", "from_pretrained"]
 
 _log = logging.getLogger("ringstow")
 if TYPE_CHECKING:

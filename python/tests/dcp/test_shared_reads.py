@@ -97,8 +97,14 @@ def test_a_load_of_everything_by_all(rank, tmp_path):
 
 def test_only_ranks_of_one_host_count():
     unit = 1 << 30
-    needs = [Needs("a", 0b1111, unit), Needs("a", 0b1111, unit), Needs("b", 0b1111, unit)]
+    whole, half = bytes([255] * 4), bytes([255, 255, 0, 0])
+    needs = [Needs("a", whole, unit), Needs("a", whole, unit), Needs("b", whole, unit)]
     assert _shared_reads._shared("a", needs) == 2
     assert _shared_reads._shared("b", needs) == 1
-    assert _shared_reads._shared("a", [Needs("a", 0b11, unit), Needs("a", 0b1100, unit)]) == 1
-    assert _shared_reads._shared("a", [Needs("a", 0b1111, 1)] * 3) == 0
+    assert _shared_reads._shared("a", [Needs("a", half, unit), Needs("a", half[::-1], unit)]) == 1
+    assert _shared_reads._shared("a", [Needs("a", whole, 1)] * 3) == 0
+
+
+def test_slices_of_one_unit_are_not_the_same_bytes():
+    quarter = Needs("a", bytes([64] * 8), 1 << 30)
+    assert _shared_reads._shared("a", [quarter] * 4) == pytest.approx(1, abs=0.01)

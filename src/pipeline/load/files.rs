@@ -210,7 +210,7 @@ fn open_cached(
 }
 
 /// Opens a shard under the name that it has now.
-fn open_shard(shard: &ShardFile, direct: bool) -> io::Result<File> {
+pub(crate) fn open_shard(shard: &ShardFile, direct: bool) -> io::Result<File> {
     // Three attempts: a save that commits renames it once, perhaps between the first two.
     let mut opened = file::open_read(&shard.path, direct);
     for path in [&shard.other_path, &shard.path] {

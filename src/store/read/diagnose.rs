@@ -173,7 +173,7 @@ fn kind_of_directory(dir: &Path, names: &[String]) -> String {
     }
     if let Some(file) = first(|name| name.ends_with(".safetensors")) {
         return format!(
-            "it has no {manifest} but safetensors files of another program, such as {file}: read them with \
+            "it has no {manifest} but safetensors files of another program, such as {file}, without checksums: read them with \
              ringstow.load or ringstow.open (in Rust OpenOptions::foreign), or convert them (`ringstow convert OLD \
              NEW`)"
         );

@@ -28,7 +28,20 @@ pub(in crate::store) fn read(path: &Path) -> Result<(Manifest, Vec<ShardFile>)> 
     let dir = directory_of(path);
     match is_index(&name) {
         true => read_listed(dir, &name, &file_names(dir)?),
-        false => Assembly::of_file(path),
+        false => {
+            warn_of_parts(path, &name);
+            Assembly::of_file(path)
+        }
+    }
+}
+
+/// Warns if a file is one of several of a model: loads of it have only a part of the tensors.
+fn warn_of_parts(path: &Path, name: &str) {
+    if let Some((_, number, count)) = names::numbered(name).filter(|&(_, _, count)| count > 1) {
+        tracing::warn!(
+            "{}: reading file {number} of {count}, which holds a part of the model; give its directory to read all",
+            path.display()
+        );
     }
 }
 

@@ -295,7 +295,7 @@ impl Checkpoint {
     }
 
     /// Fails if the checkpoint lacks elements of a tensor.
-    fn check_whole(&self, requests: &[Request]) -> Result<()> {
+    pub(in crate::store) fn check_whole(&self, requests: &[Request]) -> Result<()> {
         self.check_entries(requests.iter().map(|request| request.entry))?;
         requests.iter().try_for_each(|request| self.check_faults(request.entry))
     }
@@ -509,7 +509,7 @@ fn bytes_in(requests: &[Request]) -> u64 {
 
 /// Whether a tensor can be used where it was read to: it has one chunk, aligned to its type. Other writers may not
 /// align chunks.
-fn lies_straight(entry: &TensorEntry) -> bool {
+pub(in crate::store) fn lies_straight(entry: &TensorEntry) -> bool {
     let item = entry.dtype.bits().div_ceil(8).next_power_of_two();
     matches!(entry.chunks.as_slice(), [chunk] if chunk.begin.is_multiple_of(item))
 }

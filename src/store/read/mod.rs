@@ -15,6 +15,7 @@ pub(crate) mod info;
 pub(crate) mod kinds;
 pub(crate) mod load;
 pub(crate) mod loaded;
+pub(crate) mod mapped;
 pub(crate) mod needed;
 pub(crate) mod object;
 pub(crate) mod part;

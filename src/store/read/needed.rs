@@ -2,8 +2,9 @@
 
 use crate::error::{Error, Result};
 use crate::format::{Chunk, TensorEntry};
+use crate::limits::ALIGN;
 use crate::pipeline::chunks::differing;
-use crate::store::read::checkpoint::Checkpoint;
+use crate::store::read::checkpoint::{Checkpoint, CheckpointKind};
 use std::ops::Range;
 
 /// A box of a tensor: its name, and offsets and sizes in elements per dimension.
@@ -11,7 +12,7 @@ pub type NamedBox<'a> = (&'a str, &'a [u64], &'a [u64]);
 
 impl Checkpoint {
     /// The ranges of the files, by number and offset, in which these tensors and boxes are. Each begins and ends with a
-    /// checksum chunk, so that a load of exactly these finds all that it reads. What is not in the checkpoint is passed
+    /// checksum chunk, or a page where there are none, so that a load of exactly these finds all that it reads. What is not in the checkpoint is passed
     /// over.
     pub fn needed<'a>(
         &self,
@@ -84,7 +85,11 @@ impl Checkpoint {
     }
 
     fn in_checksum_chunks(&self, file: usize, range: Range<u64>) -> Range<u64> {
-        let unit = self.manifest().block_bytes;
+        // Without checksums pages are read.
+        let unit = match self.kind() {
+            CheckpointKind::Ringstow => self.manifest().block_bytes,
+            CheckpointKind::Safetensors => ALIGN as u64,
+        };
         let end = range.end.next_multiple_of(unit).min(self.manifest().files[file].bytes);
         range.start / unit * unit..end
     }

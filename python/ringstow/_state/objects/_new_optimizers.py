@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ringstow._core._errors import InvalidStateError
+from ringstow._core._errors import InvalidStateError, UnsupportedError
 from ringstow._state.objects._modules import ModuleState
 from ringstow._state.objects._optimizers import (
     GROUPS,
@@ -118,8 +118,20 @@ def _own_values(merge: Merge, made: dict[str, Any], node: dict[str, Any], path: 
             merge.replace(made[STATE], key, child, (*path, STATE))
 
 
-def renamed(node: dict[str, Any], rename: Rename) -> dict[str, Any]:
-    """Return the skeleton of an optimizer's state dict with other names of its parameters."""
+def renamed(node: dict[str, Any], rename: Rename, where: str) -> dict[str, Any]:
+    """Return the skeleton of an optimizer's state dict with other names of its parameters.
+
+    Raises:
+        UnsupportedError: ``rename`` joins or splits parameters: how their states follow depends on
+            the optimizer.
+    """
+    keys = (key for key in node[STATE] if type(key) is str)
+    joined = next((key for key in keys if rename.takes(tuple(key.split(".")))), None)
+    if joined is not None:
+        raise UnsupportedError(
+            f"{where}: rename= joins or splits {joined}, and an optimizer's state cannot follow: "
+            "load the model alone, without the optimizer in the state dict, by strict=False"
+        )
 
     def name(key: Any) -> Any:
         if type(key) is not str:

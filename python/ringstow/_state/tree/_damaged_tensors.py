@@ -32,7 +32,20 @@ class DamagedTensor:
         )
 
 
-class Salvaged(dict[Any, Any]):
+class LoadedDict(dict[Any, Any]):
+    """A loaded dict that knows more; it is saved as a dict, or as an OrderedDict."""
+
+    def as_saved(self) -> dict[Any, Any]:
+        """Return the dict that a save stores: an OrderedDict if it has a module's ``_metadata``."""
+        metadata = vars(self).get("_metadata")
+        if metadata is None:
+            return dict(self)
+        state = collections.OrderedDict(self)
+        state._metadata = metadata  # type: ignore[attr-defined]
+        return state
+
+
+class Salvaged(LoadedDict):
     """The result of ``load(on_corrupt="skip")``: a dict, and a list of its missing parts.
 
     It saves and loads again as a dict; as an OrderedDict if it has a module's ``_metadata``.
@@ -40,12 +53,3 @@ class Salvaged(dict[Any, Any]):
 
     damaged: tuple[DamagedTensor, ...] = ()
     """The damaged parts, in the order of the state dict; empty if everything is intact."""
-
-    def as_saved(self) -> dict[Any, Any]:
-        """Return the dict that a save stores."""
-        metadata = vars(self).get("_metadata")
-        if metadata is None:
-            return dict(self)
-        state = collections.OrderedDict(self)
-        state._metadata = metadata  # type: ignore[attr-defined]
-        return state

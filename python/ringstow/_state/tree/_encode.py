@@ -25,7 +25,7 @@ from ringstow._state.tensors import _cuda, _device_arrays, _numpy, _torch
 from ringstow._state.tensors._memory import LazyMemory, LazyTensor, Memory, Placed
 from ringstow._state.tensors._optional_packages import imported
 from ringstow._state.tree import _custom_types, _cycles, _small_values
-from ringstow._state.tree._damaged_tensors import DamagedTensor, Salvaged
+from ringstow._state.tree._damaged_tensors import DamagedTensor, LoadedDict
 from ringstow._state.tree._refusals import Refusals, Refused, remedy, type_name
 from ringstow._state.tree._walk import METADATA, Path, describe, flat_name
 
@@ -83,7 +83,7 @@ def encode(
             save instead.
         UnsupportedError: all of these values are tensors that can't be saved yet.
     """
-    if type(state) is Salvaged:
+    if isinstance(state, LoadedDict):
         state = state.as_saved()
     if type(state) not in (dict, collections.OrderedDict):
         raise InvalidStateError(f"a state dict must be a dict, not {type_name(state)}")
@@ -232,7 +232,7 @@ class _Others:
             Refused: the items are not its whole state.
         """
         kind = type(value)
-        if kind is Salvaged:
+        if isinstance(value, LoadedDict):
             return _of_dict(dict(value))
         if kind is collections.OrderedDict:
             return self._ordered_dict(value, path)

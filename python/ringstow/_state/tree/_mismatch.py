@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ringstow._core._errors import KeyMismatchError
-from ringstow._state.tree._rename import Steps, steps_of
+from ringstow._state.tree._joined_names import joins, kinds
+from ringstow._state.tree._named_leaves import Steps, steps_of, text_of
 from ringstow._state.tree._select import by_slim, listed
 from ringstow._state.tree._similar_names import (
     CANDIDATES_MAX,
@@ -24,7 +25,6 @@ from ringstow._state.tree._similar_names import (
     rename_of,
     renamed,
     sample,
-    text_of,
 )
 from ringstow._state.tree._walk import describe, flat_name
 
@@ -77,7 +77,7 @@ class Mismatch:
     different: list[str]
     """Sentences on tensors and values that differ."""
     kinds: set[str]
-    """The kinds of differences: ``size``, ``dtype``, ``cast``, ``kind`` and ``object``."""
+    """The kinds of differences: ``size``, ``turned``, ``dtype``, ``cast``, ``kind``, ``object``."""
     call: Call
     leaves: Callable[[], Iterable[Gap]]
     """Returns all leaves of the state dict."""
@@ -168,6 +168,7 @@ class Mismatch:
                     del side[steps]
         said += self._of_texts(here, there)
         said += self._of_steps(here, there)
+        said += self._of_joined(here, there)
         said += self._of_renamed(here, there)
         said += self._of_kinds()
         if not is_new:
@@ -268,6 +269,28 @@ class Mismatch:
         """Return whether no name is on both sides."""
         return sum(1 for _ in self.leaves()) == len(self.missing)
 
+    def _of_joined(self, here: dict[Steps, Gap], there: dict[Steps, Gap]) -> list[str]:
+        """Find tensors of one side that are joined in the other, such as experts."""
+        ours, theirs = kinds(here, self.kind_of), kinds(there, self.kind_of)
+        said: list[str] = []
+        for joined, found in ((True, joins(theirs, ours)), (False, joins(ours, theirs))):
+            apart, whole = (there, here) if joined else (here, there)
+            mapping: dict[str, str] = {}
+            for one in found:
+                if one.whole in whole and all(name in apart for part in one.parts for name in part):
+                    mapping |= [one.shown(joins=joined)]
+                    del whole[one.whole]
+                    for name in (name for part in one.parts for name in part):
+                        del apart[name]
+            if not mapping:
+                continue
+            text = ", ".join(f"{key}: {value}" for key, value in mapping.items())
+            way = self.call.way(f"rename={{{text}}}") if len(mapping) <= SHOWN_MAX else ""
+            where = "here" if joined else "in the checkpoint"
+            guess = f"perhaps tensors that are apart on one side are one {where}"
+            said.append(f"{guess}; if so, {way} maps them" if way else guess)
+        return said
+
     def _of_renamed(self, here: dict[Steps, Gap], there: dict[Steps, Gap]) -> list[str]:
         """Pair names of equal dtype and shape: probably renamed layers."""
         pairs = renamed(here, there, self.kind_of)
@@ -287,6 +310,10 @@ class Mismatch:
 
     def _of_kinds(self) -> Iterator[str]:
         """Yield what to do about tensors and values that differ."""
+        if "turned" in self.kinds:
+            way = self.call.way('rename={"weight": ringstow.Transpose("weight")}')
+            way = f": {way} turns those that end so" if way else ""
+            yield f"two dimensions are swapped{way}"
         if "size" in self.kinds:
             rest = f"; {self.call.strict} then loads the others" if self.call.strict else ""
             way = self.call.way('rename={"head": "old_head"}')

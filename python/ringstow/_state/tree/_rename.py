@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from ringstow._core._arguments import brief
 from ringstow._core._errors import KeyMismatchError
-from ringstow._state.tree._walk import Path, describe, flat_name
+from ringstow._state.tree import _key_maps, _weight_tables
+from ringstow._state.tree._key_maps import KeyMap, Stars
+from ringstow._state.tree._named_leaves import Named, Steps, Tensors, text_of, view_of
+from ringstow._state.tree._tensor_views import CannotJoinError
+from ringstow._state.tree._walk import flat_name
 
-Steps = tuple[object, ...]
-"""A path whose text keys are split at their dots: ``{"a.b": {0: x}}`` has ``("a", "b", 0)``."""
-_NOTHING: Any = object()
-_SEQUENCES = (list, tuple)
-
-
-def steps_of(path: Path) -> Steps:
-    """Return the steps of a path."""
-    steps: list[object] = []
-    for step in path:
-        if isinstance(step, str):
-            steps += step.split(".") if "." in step else (step,)
-        else:
-            steps.append(step)
-    return tuple(steps)
+Mapped = Mapping[str | tuple[str, ...], "str | KeyMap"]
+Given = Mapping[Any, "str | KeyMap"] | Sequence[Any]
+"""The argument ``rename``: a mapping, or a list of mappings and of transformers' transforms."""
+_ANY = "*"
 
 
 def below(node: Any, prefix: str) -> Any:
@@ -45,6 +37,25 @@ def below(node: Any, prefix: str) -> Any:
     return part or None
 
 
+class Stage(Protocol):
+    """One mapping of several, of which each gets the names that the one before has made."""
+
+    joins: bool
+    """Whether it may join or split tensors."""
+
+    def there(self, steps: Steps) -> Steps:
+        """Return the new name of a name of the checkpoint that is neither joined nor split."""
+
+    def here(self, steps: Steps) -> Steps:
+        """Return the mapped name of a name of the state dict."""
+
+    def takes(self, steps: Steps) -> bool:
+        """Return whether it joins or splits the tensor of this name."""
+
+    def apply(self, leaves: list[Named], tensors: Tensors) -> Iterator[Named]:
+        """Yield the leaves with new names, and the joined and split tensors."""
+
+
 class Rename:
     """Maps whole parts of the checkpoint's names to names here.
 
@@ -52,145 +63,237 @@ class Rename:
     them.
     """
 
-    def __init__(self, mapping: Mapping[str, str]) -> None:
+    def __init__(self, given: Given) -> None:
         """Check and store the argument of a load.
 
         Raises:
-            TypeError: ``mapping`` is not a mapping of text to text. ValueError: it maps an empty
-                name.
+            TypeError: it is not a mapping of names, or a list of mappings. ValueError: it maps an
+                empty name, or names that no map can join or split so.
         """
-        if not isinstance(mapping, Mapping) or any(
-            not isinstance(text, str) for pair in mapping.items() for text in pair
-        ):
-            raise TypeError(f'rename is a dict such as {{"module": ""}}, not {brief(mapping)}')
-        runs = {_run(old): _run(new) for old, new in mapping.items()}
-        if () in runs:
-            raise ValueError(
-                'rename maps steps of the checkpoint\'s names, and "" is none. To leave out a '
-                'prefix that only the names here have, map it to "": rename={"module": ""}'
-            )
-        # The longest first: it is the most specific.
-        self._runs = sorted(runs.items(), key=lambda pair: -len(pair[0]))
-        self._gone = [(old, new) for old, new in self._runs if not new]
+        self._stages: list[Stage] = list(_stages(given))
+        self.joins = any(stage.joins for stage in self._stages)
+        """Whether it may join or split tensors."""
 
     def there(self, steps: Steps) -> Steps:
         """Return the new name of a name of the checkpoint."""
-        return _mapped(steps, self._runs)
+        for stage in self._stages:
+            steps = stage.there(steps)
+        return steps
 
     def here(self, steps: Steps) -> Steps:
         """Return the mapped name of a name of the state dict."""
-        return _mapped(steps, self._gone)
+        for stage in self._stages:
+            steps = stage.here(steps)
+        return steps
+
+    def takes(self, steps: Steps) -> bool:
+        """Return whether it joins or splits the tensor of this name."""
+        for stage in self._stages:
+            if stage.takes(steps):
+                return True
+            steps = stage.there(steps)
+        return False
+
+    def apply(self, leaves: list[Named], tensors: Tensors, where: str) -> list[Named]:
+        """Return the leaves by their new names, with a `View` for each joined or split tensor.
+
+        Raises:
+            KeyMismatchError: tensors to join or to split are missing, or do not fit.
+        """
+        if not self.joins:
+            return [one._replace(steps=self.there(one.steps)) for one in leaves]
+        try:
+            for stage in self._stages:
+                leaves = list(stage.apply(leaves, tensors))
+        except CannotJoinError as error:
+            raise KeyMismatchError(f"{where}: rename= {error}", path=where) from None
+        return leaves
+
+
+def _stages(given: Given) -> Iterator[Stage]:
+    if isinstance(given, Mapping):
+        yield _Mapping(given)
+        return
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise _wrong(given)
+    table: list[Any] = []
+    for one in given:
+        if _weight_tables.is_transform(one):
+            table.append(one)
+            continue
+        if table:
+            yield _weight_tables.Table(table)
+            table = []
+        if isinstance(one, str):
+            raise _wrong(given)
+        yield from _stages(one)
+    if table:
+        yield _weight_tables.Table(table)
+
+
+def _wrong(given: object) -> TypeError:
+    return TypeError(f'rename is a dict such as {{"module": ""}}, not {brief(given)}')
+
+
+class _Rule(NamedTuple):
+    """A key that joins or splits, and what becomes of its tensors."""
+
+    runs: list[Steps]
+    to: KeyMap
+
+
+class _Mapping:
+    """A dict of ``rename=``."""
+
+    def __init__(self, mapping: Mapped) -> None:
+        runs: dict[Steps, Steps] = {}
+        self._rules: list[_Rule] = []
+        for old, new in mapping.items():
+            names = (old,) if isinstance(old, str) else old
+            if (
+                not isinstance(names, tuple)
+                or not names
+                or not all(isinstance(name, str) for name in names)
+            ):
+                raise _wrong(mapping)
+            keys = [_run(name) for name in names]
+            if () in keys:
+                raise ValueError(
+                    'rename maps steps of the checkpoint\'s names, and "" is none. To leave out a '
+                    'prefix that only the names here have, map it to "": rename={"module": ""}'
+                )
+            stars = {key.count(_ANY) for key in keys}
+            if len(stars) > 1:
+                raise ValueError(f"rename: the names of {old!r} have different numbers of *")
+            if not isinstance(new, (str, *_key_maps.KINDS)):
+                raise _wrong(mapping)
+            if new:
+                _key_maps.check(new, len(keys), *stars)
+            if isinstance(new, str):
+                runs |= dict.fromkeys(keys, _run(new))
+            else:
+                self._rules.append(_Rule(keys, new))
+        # The longest first: it is the most specific.
+        self._runs = sorted(runs.items(), key=lambda pair: -len(pair[0]))
+        self._gone = [(old, new) for old, new in self._runs if not new]
+        self._keys = sorted(
+            ((run, rule, number) for rule in self._rules for number, run in enumerate(rule.runs)),
+            key=lambda key: -len(key[0]),
+        )
+        self.joins = bool(self._rules)
+
+    def there(self, steps: Steps) -> Steps:
+        return _mapped(steps, self._runs) or steps  # a name is never empty
+
+    def here(self, steps: Steps) -> Steps:
+        return _mapped(steps, self._gone) or steps
+
+    def takes(self, steps: Steps) -> bool:
+        return self._found(steps) is not None
+
+    def apply(self, leaves: list[Named], tensors: Tensors) -> Iterator[Named]:
+        # For each rule, and each name around its keys: the tensors of the keys, and the first leaf.
+        groups: dict[tuple[int, Steps, Steps], tuple[_Rule, list[dict[Stars, Named]]]] = {}
+        order: list[Named | tuple[int, Steps, Steps]] = []
+        for one in leaves:
+            found = self._found(one.steps)
+            view = None if found is None else view_of(one, tensors)
+            if found is None or view is None:
+                order.append(one._replace(steps=self.there(one.steps)))
+                continue
+            run, rule, number, at = found
+            ahead, behind = one.steps[:at], one.steps[at + len(run) :]
+            group = (id(rule), ahead, behind)
+            if group not in groups:
+                groups[group] = rule, [{} for _ in rule.runs]
+                order.append(group)
+            stars = tuple(step for step, of in zip(one.steps[at:], run, strict=False) if of == _ANY)
+            groups[group][1][number][stars] = one._replace(node=view)
+        for entry in order:
+            if isinstance(entry, Named):
+                yield entry
+            else:
+                rule, found_by_key = groups[entry]
+                yield from self._made(rule, found_by_key, entry[1], entry[2], tensors)
+
+    def _made(
+        self,
+        rule: _Rule,
+        found: list[dict[Stars, Named]],
+        ahead: Steps,
+        behind: Steps,
+        tensors: Tensors,
+    ) -> Iterator[Named]:
+        """Yield the tensors of a rule around which names have these steps."""
+        before, after = (_mapped(steps, self._runs) for steps in (ahead, behind))
+        every = dict.fromkeys(stars for one in found for stars in one)
+        for run, one in zip(rule.runs, found, strict=True):
+            lacking = [stars for stars in every if stars not in one]
+            if lacking:
+                name = text_of((*ahead, *_filled(run, lacking[0]), *behind))
+                raise CannotJoinError(f"joins {name}, which the checkpoint does not have")
+        path = next(iter(found[0].values())).path
+
+        def steps(name: str, stars: Stars) -> Steps:
+            return _mapped((*before, *_filled(_run(name), stars), *after), self._gone)
+
+        streams = [{stars: one.node for stars, one in by_stars.items()} for by_stars in found]
+
+        def shape_of(name: str, stars: Stars) -> tuple[int, ...] | None:
+            return tensors.shape(text_of(steps(name, stars)))
+
+        try:
+            shapes = shape_of if tensors.has_state else None
+            results = list(_key_maps.run(rule.to, streams, shapes))
+        except CannotJoinError as error:
+            keys = ", ".join(text_of((*ahead, *run, *behind)) for run in rule.runs)
+            raise CannotJoinError(f"cannot map {keys}: {error}") from None
+        for name, stars, view in results:
+            yield Named(steps(name, stars), path, view)
+
+    def _found(self, steps: Steps) -> tuple[Steps, _Rule, int, int] | None:
+        """Return the key that joins or splits this name, its rule and number, and where it is."""
+        for run, rule, number in self._keys:
+            if run[0] != _ANY and run[0] not in steps:
+                continue
+            for at in range(len(steps) - len(run) + 1):
+                if _matches(steps, at, run):
+                    return run, rule, number, at
+        return None
 
 
 def _run(text: str) -> Steps:
     return tuple(text.strip(".").split(".")) if text.strip(".") else ()
 
 
+def _filled(run: Steps, stars: Stars) -> Steps:
+    """Return the steps of a pattern, with these in place of its ``*``."""
+    rest = iter(stars)
+    return tuple(next(rest) if step == _ANY else step for step in run)
+
+
+def _matches(steps: Steps, at: int, run: Steps) -> bool:
+    part = steps[at : at + len(run)]
+    return part == run or (
+        _ANY in run
+        and len(part) == len(run)
+        and all(of in (_ANY, step) for step, of in zip(part, run, strict=True))
+    )
+
+
 def _mapped(steps: Steps, runs: list[tuple[Steps, Steps]]) -> Steps:
-    if all(old[0] not in steps for old, _ in runs):
+    if all(old[0] not in steps and old[0] != _ANY for old, _ in runs):
         return steps
     mapped: list[object] = []
     at = 0
     while at < len(steps):
         for old, new in runs:
-            if steps[at : at + len(old)] == old:
-                mapped += new
+            if _matches(steps, at, old):
+                stars = [s for s, of in zip(steps[at:], old, strict=False) if of == _ANY]
+                mapped += _filled(new, tuple(stars)) if stars else new
                 at += len(old)
                 break
         else:
             mapped.append(steps[at])
             at += 1
-    return tuple(mapped) or steps  # a name is never empty
-
-
-class Fitting:
-    """Gives a skeleton the structure of a state dict, by their names after a `Rename`."""
-
-    def __init__(self, rename: Rename, key_of: Callable[[Any, Path], Any], where: str) -> None:
-        """Prepare; ``key_of`` returns the key that a key of the skeleton stands for."""
-        self._rename = rename
-        self._key_of = key_of
-        self._where = where
-        self.left: list[tuple[Path, Any]] = []
-        """The checkpoint's leaves that have no place in the state dict."""
-
-    def fit(self, here: dict[Any, Any], node: Any, path: Path = ()) -> Any:
-        """Return a skeleton whose dicts have the keys of the state dict's.
-
-        Raises:
-            KeyMismatchError: two names of one side are equal after the renaming.
-        """
-        if not isinstance(node, dict):
-            return node
-        found: dict[Steps, tuple[Path, Any]] = {}
-        groups: dict[Steps, list[tuple[Path, Any]]] = {}
-        self._index(node, path, len(path), found, groups)
-        taken: dict[Steps, Path] = {}
-        fitted = self._dict(here, path, len(path), (found, groups, taken))
-        for steps, (at, leaf) in found.items():
-            if steps not in taken:
-                self.left.append((at, leaf))
-        return fitted
-
-    def _index(
-        self,
-        node: dict[Any, Any],
-        path: Path,
-        root: int,
-        found: dict[Steps, tuple[Path, Any]],
-        groups: dict[Steps, list[tuple[Path, Any]]],
-    ) -> None:
-        for key, child in node.items():
-            at = (*path, key if type(key) is str else self._key_of(key, path))
-            steps = self._rename.there(steps_of(at[root:]))
-            if isinstance(child, dict):
-                groups.setdefault(steps, []).append((at, child))
-                self._index(child, at, root, found, groups)
-                continue
-            other = found.setdefault(steps, (at, child))[0]
-            if other != at:
-                self._refuse((other, at), "the checkpoint")
-
-    def _dict(self, here: dict[Any, Any], path: Path, root: int, names: Any) -> dict[Any, Any]:
-        fitted: dict[Any, Any] = {}
-        for key, value in here.items():
-            node = self._node(value, (*path, key), root, names)
-            if node is not _NOTHING:
-                fitted[key] = node
-        return fitted
-
-    def _node(self, value: Any, path: Path, root: int, names: Any) -> Any:
-        found, groups, taken = names
-        if isinstance(value, dict) and value and type(value) is not collections.Counter:
-            return self._dict(value, path, root, names)
-        steps = self._rename.here(steps_of(path[root:]))
-        if steps in found:
-            if steps in taken:
-                self._refuse((taken[steps], path), "the state dict")
-            taken[steps] = path
-            return self._item(value, found[steps][1], path)
-        if steps not in groups:
-            return _NOTHING
-        # An empty dict, or not a dict here: use the checkpoint's dict.
-        (at, node), *_ = groups[steps]
-        taken |= {one: path for one, (other, _) in found.items() if other[: len(at)] == at}
-        return node
-
-    def _item(self, value: Any, node: Any, path: Path) -> Any:
-        """Return the node of a value; its lists may hold state dicts."""
-        if type(value) not in _SEQUENCES or type(node) is not type(value):
-            return node
-        items = list(node)
-        for number, (one, item) in enumerate(zip(value, node, strict=False)):
-            at = (*path, number)
-            is_dict = isinstance(one, dict) and one
-            items[number] = self.fit(one, item, at) if is_dict else self._item(one, item, at)
-        return type(node)(items)
-
-    def _refuse(self, paths: Iterable[Path], side: str) -> None:
-        names = " and ".join(map(describe, paths))
-        raise KeyMismatchError(
-            f"{self._where}: after rename= two names of {side} are one: {names}. Map longer runs "
-            "of steps, such as 'model.module' in place of 'module'",
-            path=self._where,
-        )
+    return tuple(mapped)

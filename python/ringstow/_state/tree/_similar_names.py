@@ -10,7 +10,8 @@ import collections
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ringstow._state.tree._rename import Rename, Steps
+from ringstow._state.tree._named_leaves import Steps, text_of
+from ringstow._state.tree._rename import Rename
 from ringstow._state.tree._walk import Path
 
 Gap = tuple[Path, Any]
@@ -174,7 +175,22 @@ def rename_of(pairs: Pairs, names: Sequence[Steps]) -> dict[str, str]:
             there = Rename(texts).there
             if all(there(old) == new for old, new in pairs):
                 return texts
+    starred = {text_of(_starred(old)): text_of(_starred(new)) for old, new in pairs}
+    if _have_stars_alike(starred):
+        by_stars = Rename(starred).there
+        if all(by_stars(old) == new for old, new in pairs):
+            return starred
     return {text_of(old): text_of(new) for old, new in pairs}
+
+
+def _starred(steps: Steps) -> Steps:
+    """Return a name with a ``*`` in place of each number."""
+    return tuple("*" if str(step).isdecimal() else step for step in steps)
+
+
+def _have_stars_alike(mapping: dict[str, str]) -> bool:
+    stars = [[text.split(".").count("*") for text in pair] for pair in mapping.items()]
+    return all(old == new for old, new in stars)
 
 
 def _core(old: Steps, new: Steps) -> tuple[Steps, Steps, Steps, Steps]:
@@ -187,8 +203,3 @@ def _core(old: Steps, new: Steps) -> tuple[Steps, Steps, Steps, Steps]:
     while at + 1 < min(len(old), len(new)) and old[at] == new[at]:
         at += 1
     return old[at:], old, new[at:], new
-
-
-def text_of(steps: Steps) -> str:
-    """Return the flat name of steps."""
-    return ".".join(step if isinstance(step, str) else repr(step) for step in steps)

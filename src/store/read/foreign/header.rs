@@ -44,10 +44,15 @@ pub(super) fn read_header(path: &Path) -> Result<Contents> {
     let length = u64::from_le_bytes(begin[..].try_into().expect("8 bytes were read"));
     if length > HEADER_BYTES_MAX {
         if bytes <= POINTER_BYTES_MAX {
-            refuse_pointer(&path, &[begin, read(bytes - 8)?].concat())?;
+            refuse_pointer(&path, &[begin.clone(), read(bytes - 8)?].concat())?;
         }
-        let reason = format!("is not a safetensors file: its header would have {length} bytes");
-        return Err(Error::format(path, reason));
+        let what = match is_page(&begin) {
+            true => {
+                "it begins like a web page: a download got an error or a login in its place; download it again"
+            }
+            false => "its first 8 bytes are not the length of a header",
+        };
+        return Err(Error::format(path, format!("is not a safetensors file: {what}")));
     }
     if length > bytes - 8 {
         return too_short(format!("{} or more, by its header", 8 + length));
@@ -62,6 +67,13 @@ pub(super) fn read_header(path: &Path) -> Result<Contents> {
         return Err(error.advising(Advice::Download));
     }
     Ok(Contents { path, header, data, bytes })
+}
+
+/// Whether a file begins as HTML and XML do.
+fn is_page(begin: &[u8]) -> bool {
+    let text = begin.trim_ascii_start();
+    text.first() == Some(&b'<')
+        && text.get(1).is_some_and(|b| b.is_ascii_alphabetic() || b"!?".contains(b))
 }
 
 fn refuse_pointer(path: &Path, text: &[u8]) -> Result<()> {

@@ -1,0 +1,256 @@
+"""`Mapped`: a checkpoint with tensors that are joined from, or cut out of, those that are stored.
+
+It has the methods of `_native.Checkpoint` that loads use. Each box of such a tensor is read
+straight to its place in the target, in one pass that reads nothing twice: no tensor is made in
+between.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from ringstow import _native
+from ringstow._foreign import Foreign
+from ringstow._state.tensors._memory import Address, dense_strides, moved
+from ringstow._state.tree._build import Contents
+from ringstow._state.tree._damaged_tensors import DamagedTensor
+from ringstow._state.tree._tensor_views import Piece, Shape, View
+from ringstow._state.tree._walk import Leaf
+
+_Row = tuple[str, str, Shape, int]
+_Slice = tuple[str, int, Shape, Shape, Address, tuple[int, ...]]
+NamedBox = tuple[str, Shape, Shape]
+"""A tensor's name, and the offsets and sizes of a box in it."""
+Fetch = Callable[[list[str], list[NamedBox]], None]
+"""Called with the stored tensors, and the boxes of stored tensors, that a load is about to read."""
+
+# Smaller tensors are read into memory of Python's: a process may have 65,530 mappings.
+_MAPPED_BYTES_MIN = 1 << 20
+
+
+class _Part(NamedTuple):
+    """A box of a mapped tensor that lies in one chunk of a stored one."""
+
+    offsets: Shape
+    sizes: Shape
+    source: str
+    chunk: int
+    start: Shape
+    """Where it begins in the chunk."""
+    dims: tuple[int, ...]
+    """The mapped tensor's dimension for each of the chunk; -1: one element."""
+
+
+class Mapped:
+    """A checkpoint, and tensors made of its tensors."""
+
+    def __init__(self, checkpoint: _native.Checkpoint | Foreign) -> None:
+        self.inner = checkpoint
+        self._views: dict[str, View] = {}
+        self._nbytes: dict[str, int] = {}
+        self._parts: dict[str, list[_Part]] = {}
+
+    def add(self, name: str, view: View) -> Leaf:
+        """Add a tensor, and return its leaf in a skeleton."""
+        own, number = f"{name} (rename)", 2
+        while own in self._views or self.inner.tensor(own) is not None:
+            own, number = f"{name} (rename {number})", number + 1
+        self._views[own] = view
+        rows = (self.inner.tensor(piece.source) for piece in view.pieces if all(piece.sizes))
+        _, _, shape, nbytes = next(filter(None, rows), ("", "", (), 0))
+        self._nbytes[own] = nbytes * math.prod(view.shape) // (math.prod(shape) or 1)
+        return Leaf("$ndarray" if view.array else "$tensor", own, view.array)
+
+    def tensors_for(self, path: str) -> _Stored:
+        """Return what a rename without a state dict knows of the tensors."""
+        return _Stored(self, path)
+
+    # The contents of the checkpoint.
+
+    @property
+    def dropped(self) -> list[str]:
+        """Names that `slim` has dropped."""
+        return self.inner.dropped
+
+    @property
+    def tensors(self) -> list[_Row]:
+        """The rows of the tensors that no other is made of, and of those that are made."""
+        used = set(self._sources(self._views))
+        rows = [row for row in self.inner.tensors if row[0] not in used]
+        return [*rows, *filter(None, map(self.tensor, self._views))]
+
+    def tensor(self, name: str) -> _Row | None:
+        """Return the row of a tensor; None if there is none."""
+        view = self._views.get(name)
+        if view is None:
+            return self.inner.tensor(name)
+        return name, view.dtype, view.shape, self._nbytes[name]
+
+    def chunks(self, name: str) -> list[tuple[Shape, Shape]]:
+        """Return offsets and sizes of a tensor's chunks."""
+        if name not in self._views:
+            return self.inner.chunks(name)
+        return [(part.offsets, part.sizes) for part in self._parts_of(name)]
+
+    def check_whole(self, names: list[str]) -> None:
+        """Raise MissingShareError if elements of a tensor are not stored."""
+        self.inner.check_whole(self._sources(names))
+
+    def with_views(self, damaged: Mapping[str, DamagedTensor]) -> dict[str, DamagedTensor]:
+        """Return the damaged tensors by name, and those that are made of them."""
+        found = dict(damaged)
+        for name, view in self._views.items():
+            for piece in view.pieces:
+                if piece.source in damaged:
+                    found[name] = damaged[piece.source]
+        return found
+
+    def in_stored(
+        self, names: Iterable[str], boxes: Iterable[NamedBox]
+    ) -> tuple[list[str], list[NamedBox]]:
+        """Return the stored tensors, and the boxes of stored tensors, that hold these."""
+        whole: list[str] = []
+        parts: list[NamedBox] = []
+        boxes = list(boxes)
+        for name in names:
+            view = self._views.get(name)
+            if view is None:
+                whole.append(name)
+            else:
+                boxes.append((name, (0,) * len(view.shape), view.shape))
+        for name, offsets, sizes in boxes:
+            if name not in self._views:
+                parts.append((name, offsets, sizes))
+                continue
+            for piece in self._views[name].pieces:
+                parts += _met(piece, offsets, sizes)
+        return whole, parts
+
+    def _sources(self, names: Iterable[str]) -> list[str]:
+        found: dict[str, None] = {}
+        for name in names:
+            view = self._views.get(name)
+            found |= dict.fromkeys([name] if view is None else [one.source for one in view.pieces])
+        return list(found)
+
+    # Reads.
+
+    def load(self, names: list[str]) -> tuple[list[Any], str]:
+        """Return the bytes of tensors, in memory of their own, and a LoadReport."""
+        if self._views.keys().isdisjoint(names):
+            return self.inner.load(names)
+        sizes = {name: nbytes for name, _, _, nbytes in filter(None, map(self.tensor, names))}
+        held = {name: _memory(nbytes) for name, nbytes in sizes.items()}
+        report = self.load_into([(name, _address(held[name]), sizes[name]) for name in sizes])
+        return [held[name] for name in names], report
+
+    def load_into(self, targets: list[tuple[str, Address, int]]) -> str:
+        """Fill dense memory with tensors; return a LoadReport."""
+        slices = []
+        for name, address, nbytes in targets:
+            row = self.tensor(name)
+            assert row is not None
+            if not nbytes:
+                continue
+            strides = dense_strides(row[2], nbytes // math.prod(row[2]))
+            for number, (offsets, sizes) in enumerate(self.chunks(name)):
+                ahead = sum(at * step for at, step in zip(offsets, strides, strict=True))
+                origin = (0,) * len(sizes)
+                slices.append((name, number, origin, sizes, moved(address, ahead), strides))
+        return self.read(slices)
+
+    def read(self, slices: list[_Slice]) -> str:
+        """Fill strided memory with regions of tensors; return a LoadReport."""
+        return self.inner.read([self._slice(*one) for one in slices])
+
+    def _slice(
+        self,
+        name: str,
+        number: int,
+        within: Shape,
+        lengths: Shape,
+        address: Address,
+        strides: tuple[int, ...],
+    ) -> _Slice:
+        """Return a slice of a stored tensor for one of a mapped tensor."""
+        if name not in self._views:
+            return name, number, within, lengths, address, strides
+        part = self._parts_of(name)[number]
+        start = tuple(
+            at if of < 0 else at + within[of] for at, of in zip(part.start, part.dims, strict=True)
+        )
+        sizes = tuple(1 if of < 0 else lengths[of] for of in part.dims)
+        steps = tuple(0 if of < 0 else strides[of] for of in part.dims)
+        return part.source, part.chunk, start, sizes, address, steps
+
+    def _parts_of(self, name: str) -> list[_Part]:
+        parts = self._parts.get(name)
+        if parts is None:
+            chunks: dict[str, list[tuple[Shape, Shape]]] = {}
+            parts = []
+            for piece in self._views[name].pieces:
+                if piece.source not in chunks:
+                    chunks[piece.source] = self.inner.chunks(piece.source)
+                for number, chunk in enumerate(chunks[piece.source]):
+                    parts += _in_chunk(piece, number, *chunk)
+            self._parts[name] = parts
+        return parts
+
+
+class _Stored:
+    """What a rename knows of tensors, if there is no state dict."""
+
+    has_state = False
+
+    def __init__(self, mapped: Mapped, path: str) -> None:
+        self._contents = Contents(path, mapped.inner.tensor)
+        self.leaf = mapped.add
+        self.stored = self._contents.stored
+
+    def shape(self, _name: str) -> Shape | None:
+        return None
+
+
+def _in_chunk(piece: Piece, number: int, offsets: Shape, sizes: Shape) -> Iterable[_Part]:
+    """Return the part of a piece that lies in a chunk of its source, if there is one."""
+    at, lengths, start = list(piece.offsets), list(piece.sizes), []
+    for begin, of, first, length in zip(piece.start, piece.dims, offsets, sizes, strict=True):
+        wanted = 1 if of < 0 else piece.sizes[of]
+        low, high = max(begin, first), min(begin + wanted, first + length)
+        if low >= high:
+            return ()
+        start.append(low - first)
+        if of >= 0:
+            at[of] += low - begin
+            lengths[of] = high - low
+    return (_Part(tuple(at), tuple(lengths), piece.source, number, tuple(start), piece.dims),)
+
+
+def _met(piece: Piece, offsets: Shape, sizes: Shape) -> Iterable[NamedBox]:
+    """Return the box of a stored tensor that lies in a box of a mapped one, if there is one."""
+    low = tuple(map(max, piece.offsets, offsets))
+    ends = zip(piece.offsets, piece.sizes, offsets, sizes, strict=True)
+    high = [min(a + n, b + m) for a, n, b, m in ends]
+    if any(end <= begin for begin, end in zip(low, high, strict=True)):
+        return ()
+    start = tuple(
+        at if of < 0 else at + low[of] - piece.offsets[of]
+        for at, of in zip(piece.start, piece.dims, strict=True)
+    )
+    return ((piece.source, start, tuple(1 if of < 0 else high[of] - low[of] for of in piece.dims)),)
+
+
+def _memory(nbytes: int) -> bytearray | mmap.mmap:
+    return bytearray(nbytes) if nbytes < _MAPPED_BYTES_MIN else mmap.mmap(-1, nbytes)
+
+
+def _address(block: bytearray | mmap.mmap) -> int:
+    import ctypes  # a slow import
+
+    return ctypes.addressof(ctypes.c_char.from_buffer(block)) if len(block) else 0
+
+
+Opened = _native.Checkpoint | Foreign | Mapped

@@ -1,0 +1,172 @@
+"""Gives a skeleton the names that a `Rename` makes, and the structure of a state dict. Pure."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from ringstow._core._errors import KeyMismatchError
+from ringstow._state.tree._named_leaves import Named, Steps, Tensors, steps_of, text_of
+from ringstow._state.tree._rename import Rename
+from ringstow._state.tree._tensor_views import View
+from ringstow._state.tree._walk import Path, describe, like
+
+_NOTHING: Any = object()
+_SEQUENCES = (list, tuple)
+
+
+def renamed_tree(
+    node: dict[Any, Any], rename: Rename, tensors: Tensors, where: str
+) -> dict[Any, Any]:
+    """Return a skeleton with new names, for a load without a state dict.
+
+    Each leaf stays in its dict, as long as its new name begins with the dict's.
+
+    Raises:
+        KeyMismatchError: two names are equal after the renaming; or tensors to join are missing.
+    """
+    leaves: list[Named] = []
+    dicts: dict[Path, dict[Any, Any]] = {(): node}
+    _flatten(node, (), leaves, dicts)
+    made: dict[Any, Any] = like(node, ())
+    placed: dict[int, dict[Steps, Path]] = {}
+    for steps, path, leaf in rename.apply(leaves, tensors, where):
+        held = made
+        base: Steps = ()
+        for number, key in enumerate(path[:-1], 1):
+            at = rename.there(steps_of(path[:number]))
+            if len(at) <= len(base) or at[: len(base)] != base or steps[: len(at)] != at:
+                continue
+            if len(at) >= len(steps):
+                break
+            child = _key(key, at[len(base) :])
+            held, base = held.setdefault(child, like(dicts[path[:number]], ())), at
+        if isinstance(leaf, View):
+            leaf = tensors.leaf(text_of(steps), leaf)
+        names = placed.setdefault(id(held), {})
+        if steps in names:
+            raise _refusal((names[steps], path), "the checkpoint", where)
+        names[steps] = path
+        held[_key(path[-1], steps[len(base) :])] = leaf
+    return made
+
+
+def _flatten(
+    node: dict[Any, Any], path: Path, leaves: list[Named], dicts: dict[Path, dict[Any, Any]]
+) -> None:
+    for key, child in node.items():
+        at = (*path, key)
+        if isinstance(child, dict) and child:
+            dicts[at] = child
+            _flatten(child, at, leaves, dicts)
+        else:
+            leaves.append(Named(steps_of(at), at, child))
+
+
+def _key(key: Any, steps: Steps) -> Any:
+    """Return the key of a dict for these steps: as it was, if they are its own."""
+    return key if steps_of((key,)) == steps else text_of(steps)
+
+
+def _refusal(paths: Iterable[Path], side: str, where: str) -> KeyMismatchError:
+    names = " and ".join(map(describe, paths))
+    return KeyMismatchError(
+        f"{where}: after rename= two names of {side} are one: {names}. Map longer runs of steps, "
+        "such as 'model.module' in place of 'module'",
+        path=where,
+    )
+
+
+class Fitting:
+    """Gives a skeleton the structure of a state dict, by their names after a `Rename`."""
+
+    def __init__(
+        self, rename: Rename, key_of: Callable[[Any, Path], Any], where: str, tensors: Tensors
+    ) -> None:
+        """Prepare; ``key_of`` returns the key that a key of the skeleton stands for."""
+        self._rename = rename
+        self._key_of = key_of
+        self._where = where
+        self._tensors = tensors
+        self.left: list[tuple[Path, Any]] = []
+        """The checkpoint's leaves that have no place in the state dict."""
+
+    def fit(self, here: dict[Any, Any], node: Any, path: Path = ()) -> Any:
+        """Return a skeleton whose dicts have the keys of the state dict's.
+
+        Raises:
+            KeyMismatchError: two names of one side are equal after the renaming; or tensors to join
+                are missing.
+        """
+        if not isinstance(node, dict):
+            return node
+        leaves: list[Named] = []
+        groups: dict[Steps, list[tuple[Path, Any]]] = {}
+        self._index(node, path, len(path), leaves, groups)
+        found: dict[Steps, tuple[Path, Any]] = {}
+        for steps, at, node in self._rename.apply(leaves, self._tensors, self._where):
+            if isinstance(node, View):
+                at, node = steps, self._tensors.leaf(text_of(steps), node)
+            if steps in found:
+                raise _refusal((found[steps][0], at), "the checkpoint", self._where)
+            found[steps] = at, node
+        taken: dict[Steps, Path] = {}
+        fitted = self._dict(here, path, len(path), (found, groups, taken))
+        for steps, (at, leaf) in found.items():
+            if steps not in taken:
+                self.left.append((at, leaf))
+        return fitted
+
+    def _index(
+        self,
+        node: dict[Any, Any],
+        path: Path,
+        root: int,
+        leaves: list[Named],
+        groups: dict[Steps, list[tuple[Path, Any]]],
+    ) -> None:
+        for key, child in node.items():
+            at = (*path, key if type(key) is str else self._key_of(key, path))
+            steps = steps_of(at[root:])
+            if isinstance(child, dict):
+                groups.setdefault(self._rename.there(steps), []).append((at, child))
+                self._index(child, at, root, leaves, groups)
+            else:
+                leaves.append(Named(steps, at, child))
+
+    def _dict(self, here: dict[Any, Any], path: Path, root: int, names: Any) -> dict[Any, Any]:
+        fitted: dict[Any, Any] = {}
+        for key, value in here.items():
+            node = self._node(value, (*path, key), root, names)
+            if node is not _NOTHING:
+                fitted[key] = node
+        return fitted
+
+    def _node(self, value: Any, path: Path, root: int, names: Any) -> Any:
+        found, groups, taken = names
+        if isinstance(value, dict) and value and type(value) is not collections.Counter:
+            return self._dict(value, path, root, names)
+        steps = self._rename.here(steps_of(path[root:]))
+        if steps in found:
+            if steps in taken:
+                raise _refusal((taken[steps], path), "the state dict", self._where)
+            taken[steps] = path
+            return self._item(value, found[steps][1], path)
+        if steps not in groups:
+            return _NOTHING
+        # An empty dict, or not a dict here: use the checkpoint's dict.
+        (at, node), *_ = groups[steps]
+        taken |= {one: path for one, (other, _) in found.items() if other[: len(at)] == at}
+        return node
+
+    def _item(self, value: Any, node: Any, path: Path) -> Any:
+        """Return the node of a value; its lists may hold state dicts."""
+        if type(value) not in _SEQUENCES or type(node) is not type(value):
+            return node
+        items = list(node)
+        for number, (one, item) in enumerate(zip(value, node, strict=False)):
+            at = (*path, number)
+            is_dict = isinstance(one, dict) and one
+            items[number] = self.fit(one, item, at) if is_dict else self._item(one, item, at)
+        return type(node)(items)

@@ -1,0 +1,1 @@
+"""What servers load: the weights of a model, out of any checkpoint that a trainer has left."""
