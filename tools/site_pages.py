@@ -28,7 +28,8 @@ REFERENCE = {
     "calls": (
         "Saves and loads",
         "save save_async SaveHandle load load_into open Checkpoint Entry Salvaged DamagedTensor "
-        "verify open_write open_read FileWriter FileReader Base Config release_memory",
+        "allow_types TensorParts verify open_write open_read FileWriter FileReader Base Config "
+        "release_memory",
     ),
     "manager": (
         "CheckpointManager",

@@ -95,6 +95,7 @@ if TYPE_CHECKING:
     from ringstow._saving._tier_copies import wait_promoted
     from ringstow._state.objects._per_rank import PerRank
     from ringstow._state.objects._rng import RngState
+    from ringstow._state.tensors._composites import TensorParts, allow_types
     from ringstow._state.tree._damaged_tensors import DamagedTensor, Salvaged
 
 __all__ = [
@@ -159,6 +160,7 @@ __all__ = [
     "Swept",
     "TensorChange",
     "TensorDiff",
+    "TensorParts",
     "Tiers",
     "TornSaveError",
     "UnsupportedError",
@@ -167,6 +169,7 @@ __all__ = [
     "When",
     "WriteReport",
     "WriteSeconds",
+    "allow_types",
     "diff",
     "latest",
     "load",
@@ -211,6 +214,7 @@ _HOMES = {
     "_saving._tier_copies": "wait_promoted",
     "_state.objects._per_rank": "PerRank",
     "_state.objects._rng": "RngState",
+    "_state.tensors._composites": "TensorParts allow_types",
     "_state.tree._damaged_tensors": "DamagedTensor Salvaged",
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}

@@ -135,7 +135,10 @@ fn sequence(open: &str, items: impl Iterator<Item = String>, len: usize, close: 
 fn kind(fields: &[(String, Value)]) -> String {
     let Some((tag, first)) = fields.first() else { return String::new() };
     match (tag.as_str(), first) {
-        ("$dataclass" | "$namedtuple" | "$namespace" | "$enum" | "$value", Value::Str(name)) => {
+        (
+            "$composite" | "$dataclass" | "$namedtuple" | "$namespace" | "$enum" | "$value",
+            Value::Str(name),
+        ) => {
             let name = name.strip_prefix("builtins.").unwrap_or(name).replace(':', ".");
             short(&name, INLINE_MAX)
         }
@@ -162,6 +165,13 @@ fn other(fields: &[(String, Value)]) -> String {
         }
         ("$dataclass" | "$namedtuple" | "$namespace", ..) => {
             return format!("{}{}", kind(fields), field("fields").map_or_else(String::new, inline));
+        }
+        ("$composite", ..) => {
+            return format!(
+                "{}{}",
+                kind(fields),
+                field("tensors").map_or_else(String::new, inline)
+            );
         }
         _ => {}
     }

@@ -21,9 +21,9 @@ from ringstow._state.objects._optimizers import (
     is_optimizer_state,
 )
 from ringstow._state.objects._state_dicts import Parts
-from ringstow._state.tensors import _shards, _torch
+from ringstow._state.tensors import _composites, _shards, _torch
 from ringstow._state.tensors._optional_packages import imported
-from ringstow._state.tree._walk import Leaf, Path, describe, flat_name
+from ringstow._state.tree._walk import COMPOSITE, Box, Leaf, Path, describe, flat_name
 
 if TYPE_CHECKING:
     from ringstow._state.tensors._memory import Stored
@@ -228,11 +228,11 @@ def _state(
         return
     new: dict[str, Any] = dict.fromkeys(node)  # in the order of the checkpoint
     for name, child in node.items():
-        stored = None
+        stored = tensor = None
         if isinstance(child, Leaf) and child.tag == "$tensor":
             stored = merge.contents.stored(child, (*at, name))
-        tensor = None
-        if stored is not None and own is not None and _torch.is_tensor(own.get(name)):
+        is_tensor = stored is not None or (isinstance(child, Box) and child.tag == COMPOSITE)
+        if is_tensor and own is not None and _torch.is_tensor(own.get(name)):
             tensor = own[name]
         elif stored is not None and name != "step":  # torch chooses the device of ``step``
             tensor = like(key, name, stored, at)
@@ -270,7 +270,7 @@ def _new_like(tensor: Any, name: str, stored: Stored, path: Path) -> Any:
     Returns:
         None if any memory will do.
     """
-    if tensor is None:
+    if tensor is None or _composites.is_composite(tensor):
         return None
     torch = imported("torch")
     dtype = _torch.dtype_of(stored.dtype, describe((*path, name)))
