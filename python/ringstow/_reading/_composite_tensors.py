@@ -67,21 +67,20 @@ def merge(plan: Merge, target: Any, node: Box, path: Path) -> Callable[[Builder]
         return None
     if plan.is_damaged(node):
         return None
-    if _is_replaced(here):
+    is_replaced = not _composites.can_fill(target)
+    if is_replaced:
         plan.survey.add(node, path)
     else:
         plan.survey.note_context(node, path)
-    if _differs(plan, here, node, path):
+    if _differs(plan, here, node, path) or (
+        is_replaced and _dtype_differs(plan, here.tensors["values"], node, path)
+    ):
         return None
-    if _is_replaced(here):
+    if is_replaced:
         return lambda builder: builder.value(node, path)
     makes = plan.items(here.tensors, node.items, path)
     plan.assign(functools.partial(setattr, target), makes)
     return None
-
-
-def _is_replaced(here: _composites.TensorParts) -> bool:
-    return _composites.is_known(here.type) and here.type != "bits"
 
 
 def _differs(plan: Merge, here: _composites.TensorParts, node: Box, path: Path) -> bool:
@@ -91,19 +90,11 @@ def _differs(plan: Merge, here: _composites.TensorParts, node: Box, path: Path) 
         there: Any = {}  # it would have to be read first
     else:
         there = Builder(plan.contents, {}).value(node.context, path)
-    keys = [*dict.fromkeys([*here.context, *there])]
-    ignored = ("requires_grad", "coalesced", "min_seqlen", "max_seqlen", "stride")
-    wrong = [
-        key
-        for key in keys
-        if key not in ignored and not _is_equal(here.context.get(key), there.get(key))
-    ]
+    wrong = _composites.differing(here.context, there)
     for key in wrong:
         shown = [f"{key} {one.get(key)!r:.100}" for one in (here.context, there)]
         plan.differ(path, *shown, kind="size" if key == "shape" else "kind")
-    if wrong or not _is_replaced(here):
-        return bool(wrong)
-    return _dtype_differs(plan, here.tensors["values"], node, path)
+    return bool(wrong)
 
 
 def _dtype_differs(plan: Merge, values: Any, node: Box, path: Path) -> bool:
@@ -117,10 +108,3 @@ def _dtype_differs(plan: Merge, values: Any, node: Box, path: Path) -> bool:
         return False
     plan.differ(path, code, stored.dtype, kind="dtype")
     return True
-
-
-def _is_equal(one: Any, other: Any) -> bool:
-    try:
-        return type(one) is type(other) and bool(one == other)
-    except Exception:  # any: the comparison is the type's own code
-        return False

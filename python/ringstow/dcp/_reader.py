@@ -39,7 +39,7 @@ from ringstow._reading._resolve import copies_of
 from ringstow._reports import _done_callbacks
 from ringstow._reports._io_reports import LoadReport
 from ringstow._saving import _tier_copies
-from ringstow._state.tensors import _torch
+from ringstow._state.tensors import _composites, _torch
 from ringstow._state.tree import _build, _select
 from ringstow.dcp import (
     _broadcast,
@@ -322,7 +322,12 @@ class StorageReader(storage.StorageReader):
         for item in plan.items:
             entry = self._entry(item)
             if item.storage_index.fqn in values:
-                targets.append(Blob.made(item, values[item.storage_index.fqn]))
+                value = values[item.storage_index.fqn]
+                current = _current(planner, item.dest_index.fqn)
+                if _torch.is_tensor(current) or _torch.is_tensor(value):
+                    problem = _composites.difference(current, value)
+                    wrong += [f"{item.dest_index.fqn} is {problem}"] if problem else []
+                targets.append(Blob.made(item, value))
             elif entry is None or entry.is_object != (item.type == LoadItemType.BYTE_IO):
                 kind = "an object" if item.type == LoadItemType.BYTE_IO else "a tensor"
                 wrong.append(f"{item.storage_index.fqn} is not there as {kind}")
@@ -395,6 +400,10 @@ class StorageReader(storage.StorageReader):
         blobs = [target for target in targets if isinstance(target, Blob)]
         _true_paths.set_paths(planner, (blob.item for blob in blobs))
         for blob in blobs:
+            current = _current(planner, blob.item.dest_index.fqn)
+            if blob.entry is None and _torch.is_tensor(current) and _composites.can_fill(current):
+                _composites.fill(current, blob.value)
+                blob.hold(current)
             blob.stream.seek(0)
             planner.load_bytes(blob.item, blob.stream)
 
@@ -494,6 +503,12 @@ class StorageReader(storage.StorageReader):
 
 
 _PREPARE = StorageReader.prepare_global_plan
+
+
+def _current(planner: LoadPlanner, name: str) -> Any:
+    """Return the value of the state at a flat name; None if the planner keeps it elsewhere."""
+    state = getattr(planner, "state_dict", None)
+    return state.get(name) if isinstance(state, dict) else None
 
 
 def _fill(item: ReadItem, entry: Entry, target: torch.Tensor) -> Fill | str:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import io
+import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 
 from ringstow._core._errors import Error, InvalidStateError
-from ringstow._state.tensors import _cuda, _torch
+from ringstow._state.tensors import _composites, _cuda, _torch
 from ringstow._state.tensors._memory import ItemSpec, Memory, in_elements
+from ringstow._state.tree._encode import Encoded, encode
 from ringstow._state.tree._refusals import Refusals
 from ringstow._state.tree._select import is_below
 from ringstow.dcp import _objects, _private
@@ -25,6 +27,9 @@ class Items(NamedTuple):
 
     specs: list[ItemSpec]
     nbytes: int
+    trees: dict[str, str] = {}
+    """The tree of each tensor that is made of others, by the name of its item; the specs have its
+    inner tensors."""
 
 
 _PICKLE = (
@@ -49,7 +54,7 @@ def resolve(
         UnsupportedError: items can't be saved because of their kind; names them all.
         InvalidStateError: items can't be saved, some for another reason; names them all.
     """
-    items = Items([], 0)
+    items = Items([], 0, {})
     refusals = Refusals(_PICKLE)
     nbytes = 0
     names: set[str] = set()
@@ -58,6 +63,11 @@ def resolve(
         for item in plan.items:
             memory = _resolve(item, planner, refusals, find, allow_pickle=allow_pickle)
             if memory is None:
+                continue
+            if isinstance(memory, Encoded):
+                for inner in _of_composite(item, memory, items.trees):
+                    items.specs.append(inner)
+                    nbytes += inner[1].nbytes
                 continue
             is_known = alone and memory.nbytes == 0 and item.index.fqn in names
             spec = None if is_known else _spec(item, memory, keeps_empty=alone)
@@ -95,12 +105,15 @@ def _describe(item: WriteItem) -> str:
 
 def _resolve(
     item: WriteItem, planner: SavePlanner, refusals: Refusals, find: Find, *, allow_pickle: bool
-) -> Memory | None:
-    """Return the address of an item's bytes; None if it is refused."""
+) -> Memory | Encoded | None:
+    """Return the address of an item's bytes, or a tensor's parts; None if it is refused."""
     try:
         _check_name(item)
         if item.type != WriteItemType.BYTE_IO:
-            return _tensor(planner.resolve_data(item), item, find)
+            value = planner.resolve_data(item)
+            if find(value) is None and _composites.is_composite(value):
+                return _encoded(value, item, refusals)
+            return _tensor(value, item, find)
         data = _objects.loadable(item, planner, refusals, allow_pickle=allow_pickle)
         return None if data is None else _blob(data, _describe(item))
     except Error as error:
@@ -133,6 +146,29 @@ def _blob(value: Any, key: str) -> Memory:
         return Memory("U8", (0,), None, 0, 0, value)
     start = ctypes.c_char.from_buffer(view)  # holds the view, and so the bytes
     return Memory("U8", (view.nbytes,), None, ctypes.addressof(start), view.nbytes, start)
+
+
+def _encoded(value: torch.Tensor, item: WriteItem, refusals: Refusals) -> Encoded | None:
+    """Return a tensor that is made of others as its parts; None if it is refused."""
+    data = item.tensor_data
+    if data is not None and data.chunk is not None and data.chunk.sizes != data.size:
+        raise UnsupportedError(
+            f"{item.index.fqn} is a DTensor of a {type(value).__qualname__}: save it by "
+            "ringstow.distributed.save, or .full_tensor() of it"
+        )
+    ahead = len(refusals)
+    encoded = encode({item.index.fqn: value}, refusals=refusals, fast=False)
+    return encoded if len(refusals) == ahead else None
+
+
+def _of_composite(item: WriteItem, encoded: Encoded, trees: dict[str, str]) -> Iterator[ItemSpec]:
+    """Note the tree of a tensor that is made of others; yield its inner tensors."""
+    name = item.index.fqn
+    trees[name] = json.dumps(json.loads(encoded.tree)[name], ensure_ascii=False)
+    for number in range(len(encoded.tensors)):
+        inner, stored = encoded.tensors[number]
+        memory = Memory(*stored)  # type: ignore[arg-type]  # nothing is lazy here
+        yield inner, memory, None, False
 
 
 def _tensor(value: Any, item: WriteItem, find: Find) -> Memory:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ringstow._core._errors import InvalidStateError, UnsupportedError
@@ -122,6 +122,93 @@ def take(tensor: torch.Tensor, key: str) -> TensorParts | None:
     elif _torch.dtype_name(tensor.dtype) not in _torch.CODES:
         found = _take_bits(tensor)
     return found
+
+
+def inner(tensor: torch.Tensor, key: str) -> list[torch.Tensor] | None:
+    """Return the plain tensors that a composite is made of, at any depth; None for another tensor.
+
+    Raises:
+        UnsupportedError: an error of `take`.
+    """
+    parts = take(tensor, key)
+    if parts is None:
+        return None
+    found: list[torch.Tensor] = []
+    for name, one in parts.tensors.items():
+        if _torch.is_tensor(one):
+            found += inner(one, f"{key}.{name}") or [one]
+    return found
+
+
+def with_inner(tensor: torch.Tensor, plain: Iterator[torch.Tensor], key: str) -> torch.Tensor:
+    """Return a composite like another, with the next plain tensors in place of its `inner` ones."""
+    parts = take(tensor, key)
+    if parts is None:
+        return next(plain)
+    tensors = {
+        name: with_inner(one, plain, key) if _torch.is_tensor(one) else one
+        for name, one in parts.tensors.items()
+    }
+    made: torch.Tensor = make(TensorParts(parts.type, tensors, parts.context), key)
+    return made
+
+
+def can_fill(tensor: torch.Tensor) -> bool:
+    """Return whether a composite's inner tensors can be filled in place: not indices or offsets."""
+    parts = take(tensor, "")
+    return parts is not None and (not is_known(parts.type) or parts.type == "bits")
+
+
+def differing(here: dict[str, Any], there: dict[str, Any]) -> list[str]:
+    """Return the keys of two contexts that make one tensor unfit for the elements of the other."""
+    keys = [key for key in dict.fromkeys([*here, *there]) if key not in _OF_VALUES]
+    return [key for key in keys if not _is_equal(here.get(key), there.get(key))]
+
+
+# Keys of contexts that elements need not agree in.
+_OF_VALUES = ("requires_grad", "coalesced", "min_seqlen", "max_seqlen", "stride")
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    try:
+        return type(one) is type(other) and bool(one == other)
+    except Exception:  # any: the comparison is the type's own code
+        return False
+
+
+def difference(here: Any, there: Any, path: str = "") -> str:
+    """Return why a value of a state can't get the elements of another; empty if it can."""
+    at = f"{path} " if path else ""
+    ours, theirs = (take(one, "") if _torch.is_tensor(one) else None for one in (here, there))
+    if ours is None or theirs is None:
+        pair = [
+            f"{one.dtype} {list(one.shape)}" if _torch.is_tensor(one) else type(one).__qualname__
+            for one in (here, there)
+        ]
+        is_plain = ours is theirs and pair[0] == pair[1]
+        return "" if is_plain else f"{at}{pair[0]} here and {pair[1]} in the checkpoint"
+    if ours.type != theirs.type:
+        return f"{at}a {ours.type} here and a {theirs.type} in the checkpoint"
+    contexts = [one.context or {} for one in (ours, theirs)]
+    for key in differing(*contexts):
+        shown = [f"{key} {one.get(key)!r:.100}" for one in contexts]
+        return f"{at}{shown[0]} here and {shown[1]} in the checkpoint"
+    if not can_fill(here):
+        return ""
+    if ours.tensors.keys() != theirs.tensors.keys():
+        names = [sorted(one.tensors) for one in (ours, theirs)]
+        return f"{at}made of {names[0]} here and of {names[1]} in the checkpoint"
+    inside = (difference(one, theirs.tensors[n], f"{path}.{n}") for n, one in ours.tensors.items())
+    return next(filter(None, inside), "")
+
+
+def fill(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy the inner tensors of a composite into those of another, which `difference` accepts."""
+    torch: Any = sys.modules["torch"]
+    pairs = zip(inner(target, "") or [], inner(source, "") or [], strict=True)
+    with torch.no_grad():
+        for one, other in pairs:
+            one.copy_(other)
 
 
 def is_composite(value: object) -> bool:
