@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ringstow._reading._targets import kind_there
-from ringstow._state.tensors import _composites, _torch
+from ringstow._state.tensors import _composite_shards, _composites, _torch
 from ringstow._state.tree._build import Builder, Contents, Survey
 from ringstow._state.tree._damaged_tensors import DamagedTensor
 from ringstow._state.tree._refusals import type_name
@@ -81,6 +81,23 @@ def merge(plan: Merge, target: Any, node: Box, path: Path) -> Callable[[Builder]
     makes = plan.items(here.tensors, node.items, path)
     plan.assign(functools.partial(setattr, target), makes)
     return None
+
+
+def shards(
+    plan: Merge, whole: _composite_shards.Whole, node: Box, path: Path
+) -> list[tuple[str, Leaf]]:
+    """Return the stored inner tensors of a sharded composite, by name; none if they do not fit."""
+    stored = dict(node.steps())
+    wrong = whole.parts.type != node.name or stored.keys() != whole.inner.keys()
+    if wrong or not all(isinstance(one, Leaf) and one.tag == "$tensor" for one in stored.values()):
+        shown = [
+            f"a DTensor of a {kind.replace(':', '.')} of {sorted(names)}"
+            for kind, names in ((whole.parts.type, whole.inner), (node.name, stored))
+        ]
+        plan.differ(path, *shown)
+        return []
+    plan.survey.note_context(node, path)
+    return [] if _differs(plan, whole.parts, node, path) else [*stored.items()]
 
 
 def _differs(plan: Merge, here: _composites.TensorParts, node: Box, path: Path) -> bool:

@@ -30,6 +30,7 @@ from ringstow._state.objects._optimizers import OptimizerState, is_optimizer_sta
 from ringstow._state.objects._per_rank import PerRank
 from ringstow._state.objects._state_dicts import OtherState, Part, Parts, are_alike, of_rank
 from ringstow._state.tensors import (
+    _composite_shards,
     _composites,
     _cuda,
     _device_arrays,
@@ -385,12 +386,34 @@ class Merge:
         return False
 
     def _sharded(self, tensor: Any, node: Any, path: Path) -> None:
+        key = functools.partial(describe, path)
+        whole = _composite_shards.whole_of(tensor, key)
+        if whole is not None:
+            kind = f"a DTensor of a {whole.parts.type.replace(':', '.')}"
+            if not (isinstance(node, Box) and node.tag == COMPOSITE):
+                return self.differ(path, kind, kind_there(node))
+            for name, leaf in _composite_tensors.shards(self, whole, node, path):
+                self._pieces(whole.inner[name][:2], leaf, (*path, name))
+            return None
         if not (isinstance(node, Leaf) and node.tag == "$tensor"):
             return self.differ(path, "a sharded tensor", kind_there(node))
-        stored = self.contents.stored(node, path)
-        key = functools.partial(describe, path)
         shape, pieces, _ = _shards.sharded(tensor, key)
-        code = _torch.code_of(tensor, key)
+        return self._pieces((shape, pieces), node, path, _torch.code_of(tensor, key))
+
+    def _pieces(
+        self,
+        of_rank: tuple[_shards.Shape, list[_shards.Piece]],
+        node: Leaf,
+        path: Path,
+        code: str = "",
+    ) -> None:
+        """Plan to fill this rank's regions of a tensor."""
+        shape, pieces = of_rank
+        stored = self.contents.stored(node, path)
+        if pieces and not code:
+            code = _torch.code_of(pieces[0].local, functools.partial(describe, path))
+        if not code:  # a composite of which this rank has nothing
+            return None
         here = (code, in_elements(shape, code))
         if not self._fits(stored, here, path, cast=can_cast(stored, *here)):
             return None

@@ -12,7 +12,7 @@ import functools
 import logging
 import math
 import os
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -402,7 +402,7 @@ class StorageReader(storage.StorageReader):
         for blob in blobs:
             current = _current(planner, blob.item.dest_index.fqn)
             if blob.entry is None and _torch.is_tensor(current) and _composites.can_fill(current):
-                _composites.fill(current, blob.value)
+                _composites.fill(current, cast("torch.Tensor", blob.value))
                 blob.hold(current)
             blob.stream.seek(0)
             planner.load_bytes(blob.item, blob.stream)

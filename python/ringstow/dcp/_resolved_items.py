@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 
-from ringstow._core._errors import Error, InvalidStateError
+from ringstow._core._errors import Error, InvalidStateError, UnsupportedError
 from ringstow._state.tensors import _composites, _cuda, _torch
 from ringstow._state.tensors._memory import ItemSpec, Memory, in_elements
 from ringstow._state.tree._encode import Encoded, encode
@@ -27,7 +27,7 @@ class Items(NamedTuple):
 
     specs: list[ItemSpec]
     nbytes: int
-    trees: dict[str, str] = {}
+    trees: dict[str, str]
     """The tree of each tensor that is made of others, by the name of its item; the specs have its
     inner tensors."""
 
@@ -148,7 +148,7 @@ def _blob(value: Any, key: str) -> Memory:
     return Memory("U8", (view.nbytes,), None, ctypes.addressof(start), view.nbytes, start)
 
 
-def _encoded(value: torch.Tensor, item: WriteItem, refusals: Refusals) -> Encoded | None:
+def _encoded(value: Any, item: WriteItem, refusals: Refusals) -> Encoded | None:
     """Return a tensor that is made of others as its parts; None if it is refused."""
     data = item.tensor_data
     if data is not None and data.chunk is not None and data.chunk.sizes != data.size:

@@ -12,7 +12,7 @@ from ringstow._core._errors import InvalidStateError
 from ringstow._saving._guard import SMALL
 from ringstow._state.objects._per_rank import PerRank
 from ringstow._state.objects._state_dicts import OtherState, Parts, rank_key
-from ringstow._state.tensors import _cuda, _numpy, _shards, _torch
+from ringstow._state.tensors import _composite_shards, _cuda, _numpy, _shards, _torch
 from ringstow._state.tensors._memory import Memory, in_elements
 from ringstow._state.tree import _cycles, _encode
 from ringstow._state.tree._walk import Path, children, describe, flat_name
@@ -72,9 +72,13 @@ def encode(state: object, parts: Parts, rank: int, *, allow_pickle: bool) -> Sta
 
     def special(value: Any, path: Path, tensors: _native.Tensors) -> str | None:
         if _shards.is_sharded(value):
+            whole = _composite_shards.whole_of(value, functools.partial(describe, path))
+            if whole is not None:
+                _watch(value, watched, flat_name(path))
+                return _of_composite(whole, path, tensors)
             name, ranks, nbytes = _add_sharded(value, path, tensors, memory_of)
-            if nbytes > SMALL and type(value).__name__ == "DTensor" and not value.is_inference():
-                watched.append((name, value, value._version))
+            if nbytes > SMALL and type(value).__name__ == "DTensor":
+                _watch(value, watched, name)
             if ranks is not None and len(ranks) < world:
                 meshes[name] = ranks
             return _tagged("$tensor", name)
@@ -93,11 +97,26 @@ def encode(state: object, parts: Parts, rank: int, *, allow_pickle: bool) -> Sta
         )
         return _tagged(tag, _add_own(found, (*path, key), encoded, tensors, own))
 
+    def _of_composite(whole: _composite_shards.Whole, path: Path, tensors: _native.Tensors) -> str:
+        inner: dict[str, _encode.Json] = {}
+        for name, (shape, pieces) in whole.inner.items():
+            stored, _ = _add_pieces((*path, name), (shape, pieces), tensors, memory_of)
+            if whole.ranks is not None and len(whole.ranks) < world:
+                meshes[stored] = whole.ranks
+            inner[name] = {"$tensor": stored}
+        return _encode.composite_tree(whole.parts, inner, path)
+
     with torch.no_grad():
         encoded = _encode.encode(
             state, allow_pickle=allow_pickle, special=special, stand_in=parts.stand_in
         )
     return State(encoded.tensors, encoded.tree, own, meshes, watched)
+
+
+def _watch(value: Any, watched: list[tuple[str, Any, int]], name: str) -> None:
+    """Note a DTensor's version at the call, if it has one."""
+    if not value.is_inference():
+        watched.append((name, value, value._version))
 
 
 def _tagged(tag: str, name: str) -> str:
@@ -131,15 +150,27 @@ def _add_sharded(
     Returns:
         Its name, the ranks that have it, and this rank's bytes of it.
     """
-    nbytes = 0
     shape, pieces, ranks = _shards.sharded(value, functools.partial(describe, path))
+    name, nbytes = _add_pieces(path, (shape, pieces), tensors, memory_of)
+    return name, ranks, nbytes
+
+
+def _add_pieces(
+    path: Path,
+    of_rank: tuple[_shards.Shape, list[_shards.Piece]],
+    tensors: _native.Tensors,
+    memory_of: Callable[[torch.Tensor, Path], Memory],
+) -> tuple[str, int]:
+    """Add the regions that this rank has of a tensor; return its name, and the regions' bytes."""
+    nbytes = 0
+    shape, pieces = of_rank
     name = tensors.reserve(flat_name(path))
     for local, offsets, replica in pieces:
         memory = memory_of(local, path)
         region = (in_elements(shape, memory.dtype), in_elements(offsets, memory.dtype))
         tensors.add_region(name, memory, region, replica)
         nbytes += memory.nbytes
-    return name, ranks, nbytes
+    return name, nbytes
 
 
 def _add_own(

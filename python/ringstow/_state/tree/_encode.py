@@ -298,6 +298,20 @@ def _of_composite(parts: _composites.TensorParts) -> Parts:
     return (f'{{"{COMPOSITE}":{name},"tensors":', tensors, ',"context":', parts.context or {}, "}")
 
 
+def composite_tree(parts: _composites.TensorParts, tensors: dict[str, Json], path: Path) -> str:
+    """Return the JSON of a composite whose inner tensors have been added, by their trees.
+
+    Raises:
+        InvalidStateError: its context has values that can't be saved.
+    """
+    key = f"{flat_name(path)}.context"
+    context = encode({key: parts.context}, fast=False)
+    if len(context.tensors):
+        raise InvalidStateError(f"{describe(path)} is a DTensor whose context has tensors")
+    tree = {COMPOSITE: parts.type, "tensors": tensors, "context": json.loads(context.tree)[key]}
+    return json.dumps(tree, ensure_ascii=False, separators=(",", ":"))
+
+
 def _is_plain(counter: collections.Counter[Any]) -> bool:
     """Return whether a counter counts only numbers and text."""
     kinds = {*map(type, counter), *map(type, counter.values())}
