@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import warnings
 
@@ -134,7 +135,7 @@ def as_rank(rank, count, kind, act, path, learned):
             torch.save(found, f"{learned}-{rank}")
         else:
             wanted = torch.load(f"{learned}-{rank}")
-            pairs = zip(sum(found, []), sum(wanted, []), strict=True)
+            pairs = zip(*(itertools.chain(*one) for one in (found, wanted)), strict=True)
             assert all(one.equal(other) for one, other in pairs), (rank, kind)
     dist.destroy_process_group()
 

@@ -261,6 +261,11 @@ def _take_bits(tensor: torch.Tensor) -> TensorParts | None:
 _BITS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 
 
+def as_parts(value: Any) -> Any:
+    """Return a composite as its parts, and any other value itself."""
+    return (take(value, "") or value) if is_composite(value) else value
+
+
 def is_allowed(name: str) -> bool:
     """Return whether a type's name, ``"module:Name"``, is on the list of allowed types."""
     return name in _allowed or name.partition(":")[0].partition(".")[0] in LIBRARIES

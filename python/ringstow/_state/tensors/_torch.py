@@ -237,7 +237,10 @@ def _remedy(kind: type) -> str:
             "torch.distributed.checkpoint with ringstow.dcp.StorageWriter(), or "
             ".full_tensor() on one rank, or .to_local() on each"
         )
-    return "it computes its elements (__torch_dispatch__); use a plain tensor made from it"
+    return (
+        "it computes its elements (__torch_dispatch__); use a plain tensor made from it, such as "
+        ".dequantize()"
+    )
 
 
 def check_storage(tensor: torch.Tensor, key: str) -> None:

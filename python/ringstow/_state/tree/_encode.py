@@ -201,6 +201,10 @@ class _Others:
         if type(value) is LazyTensor:
             name = self._store(lazy_memory(value, describe(path)), flat_name(path))
             return {"$ndarray": name, "dtype": value.array} if value.array else {"$tensor": name}
+        if type(value) is _composites.TensorParts:
+            if value.context is None:
+                raise Refused("the tensor itself", "whose context needs types that are missing")
+            return _of_composite(value)
         if _torch.is_tensor(value):
             parts = _composites.take(value, describe(path))
             if parts is not None:
