@@ -300,5 +300,5 @@ REFUSED = {
     "generator": (lambda: iter([1]), "list(x)"),
     "exception": (lambda: ValueError("a"), "str(x)"),
     "lock": (threading.Lock, "what it is made of"),
-    "sparse tensor": (lambda: torch.ones(2).to_sparse(), "to_dense"),
+    "mkldnn tensor": (lambda: torch.ones(2).to_mkldnn(), "to_dense"),
 }

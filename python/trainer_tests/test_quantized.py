@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import pathlib
 import signal
 
 import children
 import pytest
 import quantized_runs as runs
+import torch
+import torch.distributed as dist
+from quantized_tensors import MAKERS, kind_of, parts_of
+from tensor_list import FACES
 
 import ringstow
 
@@ -41,3 +46,58 @@ def test_fsdp2_shards_of_quantized_tensors_load_on_another_number_of_ranks(kind,
         if act == "again":  # the same tensors, whole, however they were sharded
             assert not ringstow.diff(path, to).differing
             assert ringstow.diff(path, to).equal_tensors > 8
+
+
+@pytest.fixture(scope="module")
+def group():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def outcomes(group, tmp_path_factory):
+    """Return the outcome of each face for each type: whether it is bit-equal, or the error."""
+    found = {}
+    for make in MAKERS:
+        wanted = make(1)
+        for face, call in FACES.items():
+            path = tmp_path_factory.mktemp("c") / "c"
+            try:
+                loaded = call({"w": wanted}, {"w": make(2)}, path)["w"]
+                assert type(loaded) is type(wanted)
+                one, other = parts_of(loaded), parts_of(wanted)
+                assert one.keys() == other.keys()
+                same = [_same(one[name], other[name]) for name in one]
+                outcome = "bit-equal" if all(same) else "other bits"
+            except AssertionError:
+                raise
+            except BaseException as error:  # DCP's is one
+                outcome = error
+            found.setdefault(kind_of(make), {})[face] = outcome
+    return found
+
+
+def _same(one, other):
+    if not torch.is_tensor(one):
+        return one == other
+    raw = [t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (one, other)]
+    return one.dtype == other.dtype and raw[0].equal(raw[1])
+
+
+def test_every_type_comes_back_bit_for_bit(outcomes):
+    for kind, by_face in outcomes.items():
+        for face, outcome in by_face.items():
+            if not face.startswith("DCP"):
+                assert outcome == "bit-equal", (kind, face, outcome)
+
+
+def test_the_documentation_has_this_table(outcomes):
+    rows = ["| type | all calls of ringstow | DCP |", "|---|---|---|"]
+    for kind, by_face in outcomes.items():
+        by_dcp = {one for face, one in by_face.items() if face.startswith("DCP")}
+        refuses = not by_dcp <= {"bit-equal"}
+        cell = "torch's planner can't plan the type" if refuses else "bit-equal"
+        rows.append(f"| {kind} | bit-equal | {cell} |")
+    text = (pathlib.Path(__file__).parents[2] / "docs" / "values.md").read_text()
+    assert "\n".join(rows) in text, "\n" + "\n".join(rows)

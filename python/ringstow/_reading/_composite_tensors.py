@@ -73,7 +73,7 @@ def merge(plan: Merge, target: Any, node: Box, path: Path) -> Callable[[Builder]
     else:
         plan.survey.note_context(node, path)
     if _differs(plan, here, node, path) or (
-        is_replaced and _dtype_differs(plan, here.tensors["values"], node, path)
+        is_replaced and _dtype_differs(plan, here.tensors, node, path)
     ):
         return None
     if is_replaced:
@@ -114,14 +114,14 @@ def _differs(plan: Merge, here: _composites.TensorParts, node: Box, path: Path) 
     return bool(wrong)
 
 
-def _dtype_differs(plan: Merge, values: Any, node: Box, path: Path) -> bool:
-    """Note that a tensor which is replaced has values of another dtype here."""
-    leaf = dict(node.steps()).get("values")
-    if not isinstance(leaf, Leaf):
-        return False
-    stored = plan.contents.stored(leaf, path)
-    code = _torch.code_of(values, flat_name(path))
-    if stored.dtype == code:
-        return False
-    plan.differ(path, code, stored.dtype, kind="dtype")
-    return True
+def _dtype_differs(plan: Merge, here: dict[str, Any], node: Box, path: Path) -> bool:
+    """Note that an inner tensor of a tensor which is replaced has another dtype here."""
+    for name, leaf in node.steps():
+        if not isinstance(leaf, Leaf) or name not in here:
+            continue
+        stored = plan.contents.stored(leaf, path)
+        code = _torch.code_of(here[name], flat_name((*path, name)))
+        if stored.dtype != code:
+            plan.differ((*path, name), code, stored.dtype, kind="dtype")
+            return True
+    return False

@@ -107,9 +107,20 @@ def parts(tensor: torch.Tensor) -> list[torch.Tensor] | None:
         return [shard.tensor for shard in tensor.local_shards()]
     if isinstance(tensor, DTensor):
         tensor = local_of(tensor)
-    if is_plain(tensor):
+    is_usual = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    if is_usual and is_plain(tensor):
         return [tensor]
-    return _composites.inner(tensor, "") if _composites.is_composite(tensor) else None
+    if _composites.is_composite(tensor):
+        return _allowed(tensor)
+    return [tensor] if not is_usual and is_plain(tensor) else None
+
+
+def _allowed(tensor: torch.Tensor) -> list[torch.Tensor] | None:
+    """Return the inner tensors of a composite; None if its type is not allowed: a save refuses it."""
+    try:
+        return _composites.inner(tensor, "")
+    except UnsupportedError:
+        return None
 
 
 def with_parts(tensor: torch.Tensor, copies: list[torch.Tensor]) -> torch.Tensor:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ringstow._core._errors import InvalidStateError, UnsupportedError
-from ringstow._state.tensors import _torch
+from ringstow._state.tensors import _bitsandbytes, _torch
 from ringstow._state.tensors._optional_packages import imported
 
 if TYPE_CHECKING:
@@ -110,18 +110,22 @@ def take(tensor: torch.Tensor, key: str) -> TensorParts | None:
     Raises:
         UnsupportedError: a wrapper type that is not allowed.
     """
-    kind, module = type(tensor), sys.modules["torch"]
+    kind = type(tensor)
+    module: Any = sys.modules["torch"]
     if kind.__torch_dispatch__ is not module.Tensor.__torch_dispatch__:
         return _take_wrapper(tensor, kind, key)
-    if tensor.device.type == "meta" or tensor.is_nested or tensor.is_quantized:
-        return None
-    found: TensorParts | None = None
-    if tensor.layout is not module.strided:
-        layout = _torch.dtype_name(tensor.layout)  # "sparse_coo"
-        found = _LAYOUTS[layout].take(tensor, layout) if layout in _LAYOUTS else None
-    elif _torch.dtype_name(tensor.dtype) not in _torch.CODES:
-        found = _take_bits(tensor)
-    return found
+    if kind not in (module.Tensor, module.nn.Parameter) and name_of(kind) in _LAYOUTS:
+        return _LAYOUTS[name_of(kind)].take(tensor, name_of(kind))
+    with module._C.DisableTorchFunctionSubclass():  # a save runs no code of a type of the program
+        if tensor.device.type == "meta" or tensor.is_nested or tensor.is_quantized:
+            return None
+        found: TensorParts | None = None
+        if tensor.layout is not module.strided:
+            layout = _torch.dtype_name(tensor.layout)  # "sparse_coo"
+            found = _LAYOUTS[layout].take(tensor, layout) if layout in _LAYOUTS else None
+        elif _torch.dtype_name(tensor.dtype) not in _torch.CODES:
+            found = _take_bits(tensor)
+        return found
 
 
 def inner(tensor: torch.Tensor, key: str) -> list[torch.Tensor] | None:
@@ -240,8 +244,9 @@ def _take_wrapper(tensor: Any, kind: type, key: str) -> TensorParts | None:
 
 def _outer(tensor: torch.Tensor) -> dict[str, Any]:
     """Return the size and stride of a wrapper, and whether it needs a gradient."""
-    outer: dict[str, Any] = {"shape": list(tensor.shape), "stride": list(tensor.stride())}
-    return outer | _grad(tensor)
+    with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
+        outer: dict[str, Any] = {"shape": list(tensor.shape), "stride": list(tensor.stride())}
+        return outer | _grad(tensor)
 
 
 def _grad(tensor: torch.Tensor) -> dict[str, Any]:
@@ -338,7 +343,7 @@ def make(parts: TensorParts, key: str) -> Any:
     if not is_known(parts.type):
         return _grown(_make_wrapper(parts.type, parts.tensors, context, key), context)
     known = _LAYOUTS[parts.type]
-    if not known.fits(parts.tensors, context):
+    if not known.fits(parts.tensors, context) or type(context.get("coalesced", True)) is not bool:
         raise ValueError(f"these are no parts of a tensor of the kind {parts.type!r}")
     try:
         return _grown(known.make(parts.type, dict(parts.tensors), context), context)
@@ -386,19 +391,25 @@ def _are_sizes(value: object) -> bool:
 
 
 class _Layout(NamedTuple):
-    take: Callable[[Any, str], TensorParts]
+    take: Callable[[Any, str], TensorParts | None]
     make: Callable[[str, dict[str, Any], dict[str, Any]], Any]
     tensors: frozenset[str]
     """The names of the inner tensors that it always has."""
     optional: frozenset[str]
     context: frozenset[str]
+    more: frozenset[str] = frozenset()
+    """Further keys that the context may have."""
 
     def fits(self, tensors: dict[str, Any], context: dict[str, Any]) -> bool:
         """Return whether these are the parts of such a tensor, by their names."""
         return (
             self.tensors <= tensors.keys() <= self.tensors | self.optional
-            and self.context <= context.keys() <= self.context | {"requires_grad"}
+            and self.context <= context.keys() <= self.context | self.more | {"requires_grad"}
         )
+
+
+def _of_taken(name: str, taken: _bitsandbytes.Taken | None, tensor: Any) -> TensorParts | None:
+    return None if taken is None else TensorParts(name, taken[0], taken[1] | _grad(tensor))
 
 
 def _take_coo(tensor: Any, name: str) -> TensorParts:
@@ -512,11 +523,26 @@ _LAYOUTS = {
         frozenset({"dim", "min_seqlen", "max_seqlen"}),
     ),
     "bits": _Layout(
-        lambda tensor, _: _take_bits(tensor),  # type: ignore[arg-type, return-value]
+        lambda tensor, _: _take_bits(tensor),
         _make_bits,
         frozenset({"bits"}),
         frozenset(),
         frozenset({"dtype"}),
+    ),
+    _bitsandbytes.PARAMS_4BIT: _Layout(
+        lambda tensor, name: _of_taken(name, _bitsandbytes.take_4bit(tensor), tensor),
+        lambda _, tensors, context: _bitsandbytes.make_4bit(tensors, context),
+        frozenset({"data", "absmax", "quant_map"}),
+        frozenset({"nested_absmax", "nested_quant_map", "nested_offset"}),
+        frozenset({"quant_type", "blocksize", "dtype", "shape"}),
+        frozenset({"nested_blocksize", "nested_dtype"}),
+    ),
+    _bitsandbytes.PARAMS_8BIT: _Layout(
+        lambda tensor, name: _of_taken(name, _bitsandbytes.take_8bit(tensor), tensor),
+        lambda _, tensors, context: _bitsandbytes.make_8bit(tensors, context),
+        frozenset({"data", "SCB"}),
+        frozenset(),
+        frozenset({"has_fp16_weights"}),
     ),
 }
 """The composites that are no types, by the name of their layout."""
