@@ -116,7 +116,7 @@ def parts(tensor: torch.Tensor) -> list[torch.Tensor] | None:
 
 
 def _allowed(tensor: torch.Tensor) -> list[torch.Tensor] | None:
-    """Return the inner tensors of a composite; None if its type is not allowed: a save refuses it."""
+    """Return the inner tensors of a composite; None if its type is not allowed."""
     try:
         return _composites.inner(tensor, "")
     except UnsupportedError:
