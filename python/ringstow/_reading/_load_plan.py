@@ -387,7 +387,8 @@ class Merge:
 
     def _sharded(self, tensor: Any, node: Any, path: Path) -> None:
         key = functools.partial(describe, path)
-        whole = _composite_shards.whole_of(tensor, key)
+        found = _shards.sharded(tensor, key)
+        whole = _composite_shards.whole_of(tensor, found, key)
         if whole is not None:
             kind = f"a DTensor of a {whole.parts.type.replace(':', '.')}"
             if not (isinstance(node, Box) and node.tag == COMPOSITE):
@@ -397,8 +398,7 @@ class Merge:
             return None
         if not (isinstance(node, Leaf) and node.tag == "$tensor"):
             return self.differ(path, "a sharded tensor", kind_there(node))
-        shape, pieces, _ = _shards.sharded(tensor, key)
-        return self._pieces((shape, pieces), node, path, _torch.code_of(tensor, key))
+        return self._pieces(found[:2], node, path, _torch.code_of(tensor, key))
 
     def _pieces(
         self,

@@ -400,12 +400,17 @@ class StorageReader(storage.StorageReader):
         blobs = [target for target in targets if isinstance(target, Blob)]
         _true_paths.set_paths(planner, (blob.item for blob in blobs))
         for blob in blobs:
-            current = _current(planner, blob.item.dest_index.fqn)
-            if blob.entry is None and _torch.is_tensor(current) and _composites.can_fill(current):
-                _composites.fill(current, cast("torch.Tensor", blob.value))
-                blob.hold(current)
+            if blob.entry is None and _torch.is_tensor(blob.value):
+                self._fill_composite(blob, _current(planner, blob.item.dest_index.fqn))
             blob.stream.seek(0)
             planner.load_bytes(blob.item, blob.stream)
+
+    @staticmethod
+    def _fill_composite(blob: Blob, current: Any) -> None:
+        """Fill a wrapper of the state in place, and have the planner keep it."""
+        if _composites.is_composite(current) and _composites.can_fill(current):
+            _composites.fill(current, cast("torch.Tensor", blob.value))
+            blob.hold(current)
 
     def _shareable(self, item: ReadItem) -> int:
         """Return the bytes of an item that ranks can share; 0 if they can't."""

@@ -111,9 +111,10 @@ def _resolve(
         _check_name(item)
         if item.type != WriteItemType.BYTE_IO:
             value = planner.resolve_data(item)
-            if find(value) is None and _composites.is_composite(value):
+            memory = find(value)
+            if memory is None and _composites.is_composite(value):
                 return _encoded(value, item, refusals)
-            return _tensor(value, item, find)
+            return _tensor(value, item, memory)
         data = _objects.loadable(item, planner, refusals, allow_pickle=allow_pickle)
         return None if data is None else _blob(data, _describe(item))
     except Error as error:
@@ -171,8 +172,7 @@ def _of_composite(item: WriteItem, encoded: Encoded, trees: dict[str, str]) -> I
         yield inner, memory, None, False
 
 
-def _tensor(value: Any, item: WriteItem, find: Find) -> Memory:
-    memory = find(value)
+def _tensor(value: Any, item: WriteItem, memory: Memory | None) -> Memory:
     if memory is None:
         key = _describe(item)
         if not isinstance(value, torch.Tensor):

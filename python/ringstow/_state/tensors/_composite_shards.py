@@ -15,7 +15,7 @@ from ringstow._core._errors import UnsupportedError
 from ringstow._state.tensors import _composites, _shards, _torch
 from ringstow._state.tensors._composites import TensorParts
 from ringstow._state.tensors._memory import dense_strides
-from ringstow._state.tensors._shards import Piece, Shape
+from ringstow._state.tensors._shards import Piece, Shape, Sharded
 
 Kind = Literal["rows", "flat", "common"]
 
@@ -57,19 +57,26 @@ class Whole(NamedTuple):
     """The numbers of all ranks that have a part of it."""
 
 
-def whole_of(value: Any, key: Callable[[], str]) -> Whole | None:
+def whole_of(value: Any, sharded: Sharded, key: Callable[[], str]) -> Whole | None:
     """Return a sharded tensor as a composite; None if this rank's part of it is a plain tensor.
 
     Call it without autograd.
 
+    Args:
+        value: the tensor.
+        sharded: what `_shards.sharded` returns of it.
+        key: returns its name, for messages.
+
     Raises:
-        UnsupportedError: the place of an inner tensor is unknown; or an error of `sharded`.
+        UnsupportedError: the place of an inner tensor is unknown.
     """
+    shape, pieces, ranks = sharded
+    if pieces and type(pieces[0].local) in _torch.usual().kinds:  # nearly always
+        return None
     local = _shards.local_of(value)
     parts = None if local is None else _composites.take(local, key())
     if parts is None:
         return None
-    shape, pieces, ranks = _shards.sharded(value, key)
     found = {name: Inner((), []) for name in parts.tensors}
     for piece in pieces:
         for name, tensor in parts.tensors.items():
