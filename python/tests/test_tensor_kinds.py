@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 import tensor_list
@@ -12,9 +14,13 @@ import torch
 import torch.distributed as dist
 from support import manifest_of, python, reseal
 from tensor_list import FACES, KINDS, REFUSED, Forgotten, Scaled, assert_equal, scaled
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.testing._internal.two_tensor import TwoTensor
 
 import ringstow
+import ringstow.dcp
+import ringstow.distributed
+from ringstow.convert import convert
 
 DOCS = pathlib.Path(__file__).parents[2] / "docs" / "values.md"
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -206,7 +212,7 @@ def test_a_load_imports_no_module_that_the_checkpoint_names(tmp_path):
         reseal(tmp_path / "c", manifest)
         with pytest.raises(ringstow.UnsupportedError, match=said):
             ringstow.load(tmp_path / "c")
-        assert "this" not in __import__("sys").modules
+        assert "this" not in sys.modules
 
 
 @pytest.mark.parametrize(
@@ -280,3 +286,87 @@ def test_a_state_without_such_tensors_is_what_it_was(tmp_path):
     ringstow.save({"w": torch.ones(2), "p": torch.nn.Parameter(torch.ones(2))}, tmp_path / "c")
     text = json.dumps(manifest_of(tmp_path / "c")["state"], separators=(",", ":"))
     assert text == '{"w":{"$tensor":"w"},"p":{"$tensor":"p"}}'
+
+
+# Objects, conversions and comparisons.
+
+
+class Holder(torch.nn.Module):
+    """A module with a wrapper for a parameter, and a sparse buffer."""
+
+    def __init__(self, value):
+        super().__init__()
+        self.weight = torch.nn.Parameter(TwoTensor(torch.full((3,), value), torch.ones(3) * value))
+        self.register_buffer("table", (torch.eye(3) * value).to_sparse())
+
+
+def test_modules_load_whatever_wraps_them(tmp_path):
+    ringstow.save({"m": Holder(2.0)}, tmp_path / "c")
+    compiled = torch.compile(Holder(0.0))
+    wrapped = checkpoint_wrapper(Holder(0.0))
+    for module in (Holder(0.0), compiled, wrapped):
+        ringstow.load_into({"m": module}, tmp_path / "c")
+        (weight,) = module.parameters()
+        (table,) = module.buffers()
+        assert weight.a.tolist() == weight.b.tolist() == [2, 2, 2]
+        assert table.to_dense().equal(torch.eye(3) * 2)
+        ringstow.save({"m": module}, tmp_path / "again")
+        assert not ringstow.diff(tmp_path / "c", tmp_path / "again").differing
+
+
+class Loader:
+    """An object with a state of its own."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def state_dict(self):
+        return {"value": self.value, "list": [self.value]}
+
+    def load_state_dict(self, state):
+        self.value = state["list"][0]
+
+
+@pytest.mark.parametrize("name", ["sparse COO", "sparse CSR", "jagged", "wrapper", "uint4"])
+def test_objects_with_such_tensors_get_them_back(name, tmp_path):
+    one, other = Loader(KINDS[name]()), Loader(None)
+    ringstow.distributed.save({"loader": one}, tmp_path / "c")
+    ringstow.distributed.load_into({"loader": other}, tmp_path / "c")
+    assert_equal(other.value, one.value)
+
+
+def test_conversions_to_other_formats_name_the_tensor(tmp_path):
+    ringstow.save({"a": {"w": scaled()}, "b": torch.ones(2)}, tmp_path / "c")
+    for kind in ("dcp", "torch", "hf"):
+        said = rf"a\['w'\] is a tensor_list.Scaled.*'{kind}'.*dequantize"
+        with pytest.raises(ringstow.UnsupportedError, match=said):
+            convert(tmp_path / "c", tmp_path / "out", target=kind)
+        assert not (tmp_path / "out").exists()
+    with pytest.raises(ringstow.UnsupportedError, match=r"w is a tensor_list.Scaled.*dequantize"):
+        ringstow.dcp.export_hf({"w": scaled()}, tmp_path / "out")
+
+
+def test_sparse_tensors_of_a_torch_file_are_converted(tmp_path):
+    state = {"s": KINDS["sparse COO"](), "r": KINDS["sparse CSR"](), "w": torch.ones(2)}
+    torch.save(state, tmp_path / "x.pt")
+    assert convert(tmp_path / "x.pt", tmp_path / "c").verified
+    found = ringstow.load(tmp_path / "c")
+    for name, one in state.items():
+        assert_equal(found[name], one)
+
+
+def test_differences_of_what_makes_a_tensor_are_reported(tmp_path):
+    ringstow.save({"w": scaled(), "n": 1}, tmp_path / "a")
+    ringstow.save({"w": Scaled(scaled().codes, scaled().scale, bits=4), "n": 1}, tmp_path / "b")
+    found = ringstow.diff(tmp_path / "a", tmp_path / "b")
+    assert [one.name for one in found.values] == ["w"]
+    assert '"bits":8' in found.values[0].a
+    assert '"bits":4' in found.values[0].b
+    shown = run([sys.executable, "-m", "ringstow", "show", str(tmp_path / "a")])
+    assert "w: tensor_list.Scaled 2 tensors" in shown
+    assert "w.codes" in shown
+
+
+def run(command):
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout

@@ -227,6 +227,7 @@ mod tests {
         let json = r#"{
             "config": {"$dataclass": "app:Config", "fields": {"lr": 0.1, "w": {"$tensor": "config.w"}}},
             "tags": {"$set": ["a", "b"]},
+            "quantized": {"$composite": "q:Int8", "tensors": {"data": {"$tensor": "quantized.data"}}, "context": {}},
             "window": {"$deque": [{"$tensor": "window.0"}], "maxlen": 3},
             "points": [{"$namedtuple": "app:P", "fields": {"x": 1}}],
             "mode": {"$enum": "app:Mode", "name": "TRAIN"},
@@ -243,6 +244,7 @@ mod tests {
                 "config: app.Config 1 tensor",
                 "  lr: 0.1",
                 "tags: set[\"a\", \"b\"]",
+                "quantized: q.Int8 1 tensor",
                 "window: deque 1 tensor",
                 "points:",
                 "  [0]: app.P",

@@ -324,7 +324,7 @@ class StorageReader(storage.StorageReader):
             if item.storage_index.fqn in values:
                 value = values[item.storage_index.fqn]
                 current = _current(planner, item.dest_index.fqn)
-                if _torch.is_tensor(current) or _torch.is_tensor(value):
+                if _torch.is_tensor(current) and _torch.is_tensor(value):
                     problem = _composites.difference(current, value)
                     wrong += [f"{item.dest_index.fqn} is {problem}"] if problem else []
                 targets.append(Blob.made(item, value))
