@@ -388,7 +388,9 @@ class Merge:
     def _sharded(self, tensor: Any, node: Any, path: Path) -> None:
         key = functools.partial(describe, path)
         found = _shards.sharded(tensor, key)
-        whole = _composite_shards.whole_of(tensor, found, key)
+        whole = None
+        if _composite_shards.may_be_whole(found, self._usual.kinds):
+            whole = _composite_shards.whole_of(tensor, found, key)
         if whole is not None:
             kind = f"a DTensor of a {whole.parts.type.replace(':', '.')}"
             if not (isinstance(node, Box) and node.tag == COMPOSITE):

@@ -68,7 +68,7 @@ def encode(state: object, parts: Parts, rank: int, *, allow_pickle: bool) -> Sta
     meshes: dict[str, tuple[int, ...]] = {}
     watched: list[tuple[str, Any, int]] = []
     world = torch.distributed.get_world_size()
-    exchange, address_of = _torch.usual().exchange, _cuda.finder()
+    (kinds, exchange), address_of = _torch.usual(), _cuda.finder()
 
     def memory_of(local: torch.Tensor, path: Path) -> Memory:
         found = None if exchange is None else exchange.find(local, address_of)
@@ -81,7 +81,9 @@ def encode(state: object, parts: Parts, rank: int, *, allow_pickle: bool) -> Sta
         if _shards.is_sharded(value):
             key = functools.partial(describe, path)
             found = _shards.sharded(value, key)
-            whole = _composite_shards.whole_of(value, found, key)
+            whole = None
+            if _composite_shards.may_be_whole(found, kinds):
+                whole = _composite_shards.whole_of(value, found, key)
             if whole is not None:
                 _watch(value, watched, flat_name(path))
                 return _of_composite(whole, path, tensors)

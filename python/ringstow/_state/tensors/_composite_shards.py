@@ -57,6 +57,11 @@ class Whole(NamedTuple):
     """The numbers of all ranks that have a part of it."""
 
 
+def may_be_whole(sharded: Sharded, plain: tuple[type, ...]) -> bool:
+    """Return, quickly, whether `whole_of` may find a composite; ``plain`` are torch's classes."""
+    return not sharded.pieces or type(sharded.pieces[0].local) not in plain
+
+
 def whole_of(value: Any, sharded: Sharded, key: Callable[[], str]) -> Whole | None:
     """Return a sharded tensor as a composite; None if this rank's part of it is a plain tensor.
 
@@ -71,8 +76,6 @@ def whole_of(value: Any, sharded: Sharded, key: Callable[[], str]) -> Whole | No
         UnsupportedError: the place of an inner tensor is unknown.
     """
     shape, pieces, ranks = sharded
-    if pieces and type(pieces[0].local) in _torch.usual().kinds:  # nearly always
-        return None
     local = _shards.local_of(value)
     parts = None if local is None else _composites.take(local, key())
     if parts is None:

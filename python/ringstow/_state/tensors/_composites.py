@@ -114,7 +114,7 @@ def take(tensor: torch.Tensor, key: str) -> TensorParts | None:
     module: Any = sys.modules["torch"]
     if kind.__torch_dispatch__ is not module.Tensor.__torch_dispatch__:
         return _take_wrapper(tensor, kind, key)
-    if kind not in (module.Tensor, module.nn.Parameter) and name_of(kind) in _LAYOUTS:
+    if not _torch.is_of_torch(tensor) and name_of(kind) in _LAYOUTS:
         return _LAYOUTS[name_of(kind)].take(tensor, name_of(kind))
     with module._C.DisableTorchFunctionSubclass():  # a save runs no code of a type of the program
         if tensor.device.type == "meta" or tensor.is_nested or tensor.is_quantized:

@@ -59,6 +59,12 @@ def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
+def is_of_torch(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is of torch's own class, and none that derives from it."""
+    torch = sys.modules["torch"]
+    return type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
+
+
 @functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
     """Return torch's own name of a dtype: ``"float32"``."""

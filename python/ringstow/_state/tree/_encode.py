@@ -206,11 +206,7 @@ class _Others:
                 raise Refused("the tensor itself", "whose context needs types that are missing")
             return _of_composite(value)
         if _torch.is_tensor(value):
-            parts = _composites.take(value, describe(path))
-            if parts is not None:
-                return _of_composite(parts)
-            memory = _torch.memory_of(value, describe(path))
-            return {"$tensor": self._store(memory, flat_name(path))}
+            return self._tensor(value, path)
         if _numpy.is_array(value) and _numpy.code_of(value.dtype.str):
             name = self._store(_numpy.memory_of(value), flat_name(path))
             return {"$ndarray": name, "dtype": value.dtype.str}
@@ -231,6 +227,19 @@ class _Others:
             if type(value) is torch.device:
                 return {"$device": str(value)}
         return None
+
+    def _tensor(self, value: Any, path: Path) -> Json | Parts:
+        key = describe(path)
+        parts = None if _torch.is_of_torch(value) else _composites.take(value, key)
+        if parts is None:
+            try:
+                memory = _torch.memory_of(value, key)
+                return {"$tensor": self._store(memory, flat_name(path))}
+            except UnsupportedError:
+                parts = _composites.take(value, key)
+                if parts is None:
+                    raise
+        return _of_composite(parts)
 
     def _parts(self, value: Any, path: Path) -> Parts | None:
         """Return the parts of a container that `_native.encode` does not know.
