@@ -210,6 +210,14 @@ def by_dcp(state, into, path):
     return into
 
 
+def by_dcp_planners(state, into, path):
+    saver, loader = ringstow.dcp.SavePlanner(), ringstow.dcp.LoadPlanner()
+    writer, reader = ringstow.dcp.StorageWriter(), ringstow.dcp.StorageReader()
+    dcp.save(state, checkpoint_id=path, storage_writer=writer, planner=saver)
+    dcp.load(into, checkpoint_id=path, storage_reader=reader, planner=loader)
+    return into
+
+
 def by_dcp_async(state, into, path):
     writer = ringstow.dcp.StorageWriter()
     dcp.async_save(state, checkpoint_id=path, storage_writer=writer).result()
@@ -224,6 +232,7 @@ FACES = {
     "distributed": by_ranks,
     "convert": by_convert,
     "DCP": by_dcp,
+    "DCP, our planners": by_dcp_planners,
     "DCP async": by_dcp_async,
 }
 NEW = ("save, load", "save_async", "open", "convert", "DCP async")

@@ -137,6 +137,21 @@ def test_snapshot_has_the_inner_values_of_the_call(tmp_path):
     assert_equal(ringstow.load(tmp_path / "c")["w"], scaled(3))
 
 
+def test_names_of_a_tensor_and_of_its_inner_tensors_select_it(tmp_path):
+    state = {"a": {"w": scaled(), "b": torch.ones(2)}, "c": 1}
+    ringstow.save(state, tmp_path / "c")
+    for options in ({"keys": ["a.w"]}, {"keys": ["a.w.codes"]}, {"prefix": "a.w"}):
+        found = ringstow.load(tmp_path / "c", **options)
+        assert [*found["a"]] == ["w"]
+        assert_equal(found["a"]["w"], scaled())
+    into = {"x": {"w": scaled(0), "b": torch.zeros(2)}, "c": 0}
+    ringstow.load_into(into, tmp_path / "c", rename={"a": "x"})
+    assert_equal(into["x"]["w"], scaled())
+    into = {"w": scaled(0), "b": torch.zeros(2)}
+    ringstow.load_into(into, tmp_path / "c", prefix="a")
+    assert_equal(into["w"], scaled())
+
+
 def test_shared_inner_tensors_are_stored_once_and_shared_again(tmp_path):
     one = scaled(3)
     ringstow.save({"a": one, "b": Scaled(one.codes, torch.ones(4, 1)), "c": one}, tmp_path / "c")
