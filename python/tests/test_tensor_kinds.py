@@ -218,10 +218,10 @@ def test_a_load_imports_no_module_that_the_checkpoint_names(tmp_path):
         ("this:s", "not allowed"),
         ("os:system", "not allowed"),
         ("torch_evil:T", "not allowed"),
-        ("torch.nowhere:T", "no tensor type here"),
-        ("torch:load", "no tensor type here"),
-        ("torch.distributed.tensor:DTensor", "no tensor type here"),
-        ("torch.utils.bottleneck.__main__:T", "no tensor type here"),
+        ("torch.nowhere:T", "no such tensor type"),
+        ("torch:load", "no such tensor type"),
+        ("torch.distributed.tensor:DTensor", "no such tensor type"),
+        ("torch.utils.bottleneck.__main__:T", "no such tensor type"),
     ):
         manifest["state"]["w"]["$composite"] = name
         reseal(tmp_path / "c", manifest)
@@ -272,6 +272,13 @@ def test_only_tensor_types_with_the_protocol_are_allowed():
 
     with pytest.raises(ringstow.InvalidStateError, match="top level"):
         ringstow.allow_types(Local)
+
+
+def test_type_that_a_load_would_not_find_is_refused_by_the_save(tmp_path, monkeypatch):
+    one = scaled()
+    monkeypatch.setattr(tensor_list, "Scaled", Forgotten)  # the name leads to another type
+    with pytest.raises(ringstow.UnsupportedError, match=r"w is a tensor_list\.Scaled.*not find"):
+        ringstow.save({"w": one}, tmp_path / "c")
 
 
 def test_a_damaged_inner_tensor_leaves_the_others(tmp_path):

@@ -237,6 +237,11 @@ def _take_wrapper(tensor: Any, kind: type, key: str) -> TensorParts | None:
             f"ringstow.allow_types({kind.__qualname__}) before saves and loads, or save plain "
             "tensors made from it"
         )
+    if _attribute(sys.modules.get(kind.__module__), kind.__qualname__) is not kind:
+        raise UnsupportedError(
+            f"{key} is a {kind.__module__}.{kind.__qualname__}, which a load would not find by "
+            "this name: define it at the top level of its module"
+        )
     names, context = tensor.__tensor_flatten__()
     made = {"context": context, **_outer(tensor)}
     return TensorParts(name_of(kind), {one: getattr(tensor, one) for one in names}, made)
@@ -304,7 +309,11 @@ def _type_named(name: str, key: str) -> Any:
         )
     found: Any = _allowed.get(name) or _found(module, path)
     if not _is_wrapper(found) or found.__name__ in _WITHOUT_ELEMENTS:
-        raise UnsupportedError(f"{key} is a {shown}, which is no tensor type here{rest}")
+        library = module.partition(".")[0]
+        raise UnsupportedError(
+            f"{key} is a {shown}, and {library} here has no such tensor type: install the version "
+            f"that saved it{rest}"
+        )
     return found
 
 
