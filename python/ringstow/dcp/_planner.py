@@ -16,10 +16,9 @@ from torch.distributed.checkpoint.planner import LoadPlan
 
 from ringstow._core._gc_pause import collector_paused
 from ringstow._reading._load_plan import judge
-from ringstow._state.tensors import _composites
 from ringstow._state.tree import _cycles
 from ringstow._state.tree._mismatch import Call, Mismatch
-from ringstow.dcp import _plan_columns, _plan_transfer, _private
+from ringstow.dcp import _composites, _plan_columns, _plan_transfer, _private
 from ringstow.dcp._metadata import dropped_from
 from ringstow.dcp._plan_transfer import Content, Items
 from ringstow.dcp._read_plan import read_items

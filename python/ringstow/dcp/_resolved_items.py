@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import ctypes
 import io
-import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 
-from ringstow._core._errors import Error, InvalidStateError, UnsupportedError
+from ringstow._core._errors import Error, InvalidStateError
 from ringstow._state.tensors import _composites, _cuda, _torch
 from ringstow._state.tensors._memory import ItemSpec, Memory, in_elements
-from ringstow._state.tree._encode import Encoded, encode
 from ringstow._state.tree._refusals import Refusals
 from ringstow._state.tree._select import is_below
 from ringstow.dcp import _objects, _private
+from ringstow.dcp._composites import Taken, take
 from ringstow.dcp._metadata import Shape
 
 
@@ -61,13 +60,13 @@ def resolve(
     find = _finder()
     with torch.no_grad():  # torch's planner calls autograd for each DTensor
         for item in plan.items:
-            memory = _resolve(item, planner, refusals, find, allow_pickle=allow_pickle)
+            memory = _resolve(item, planner, refusals, find, alone=alone, allow_pickle=allow_pickle)
             if memory is None:
                 continue
-            if isinstance(memory, Encoded):
-                for inner in _of_composite(item, memory, items.trees):
-                    items.specs.append(inner)
-                    nbytes += inner[1].nbytes
+            if isinstance(memory, Taken):
+                items.trees[item.index.fqn] = memory.tree
+                items.specs.extend(memory.specs)
+                nbytes += sum(inner.nbytes for _, inner, *_ in memory.specs)
                 continue
             is_known = alone and memory.nbytes == 0 and item.index.fqn in names
             spec = None if is_known else _spec(item, memory, keeps_empty=alone)
@@ -104,8 +103,14 @@ def _describe(item: WriteItem) -> str:
 
 
 def _resolve(
-    item: WriteItem, planner: SavePlanner, refusals: Refusals, find: Find, *, allow_pickle: bool
-) -> Memory | Encoded | None:
+    item: WriteItem,
+    planner: SavePlanner,
+    refusals: Refusals,
+    find: Find,
+    *,
+    alone: bool,
+    allow_pickle: bool,
+) -> Memory | Taken | None:
     """Return the address of an item's bytes, or a tensor's parts; None if it is refused."""
     try:
         _check_name(item)
@@ -113,7 +118,7 @@ def _resolve(
             value = planner.resolve_data(item)
             memory = find(value)
             if memory is None and _composites.is_composite(value):
-                return _encoded(value, item, refusals)
+                return take(value, item, planner, refusals, alone=alone)
             return _tensor(value, item, memory)
         data = _objects.loadable(item, planner, refusals, allow_pickle=allow_pickle)
         return None if data is None else _blob(data, _describe(item))
@@ -147,29 +152,6 @@ def _blob(value: Any, key: str) -> Memory:
         return Memory("U8", (0,), None, 0, 0, value)
     start = ctypes.c_char.from_buffer(view)  # holds the view, and so the bytes
     return Memory("U8", (view.nbytes,), None, ctypes.addressof(start), view.nbytes, start)
-
-
-def _encoded(value: Any, item: WriteItem, refusals: Refusals) -> Encoded | None:
-    """Return a tensor that is made of others as its parts; None if it is refused."""
-    data = item.tensor_data
-    if data is not None and data.chunk is not None and data.chunk.sizes != data.size:
-        raise UnsupportedError(
-            f"{item.index.fqn} is a DTensor of a {type(value).__qualname__}: save it by "
-            "ringstow.distributed.save, or .full_tensor() of it"
-        )
-    ahead = len(refusals)
-    encoded = encode({item.index.fqn: value}, refusals=refusals, fast=False)
-    return encoded if len(refusals) == ahead else None
-
-
-def _of_composite(item: WriteItem, encoded: Encoded, trees: dict[str, str]) -> Iterator[ItemSpec]:
-    """Note the tree of a tensor that is made of others; yield its inner tensors."""
-    name = item.index.fqn
-    trees[name] = json.dumps(json.loads(encoded.tree)[name], ensure_ascii=False)
-    for number in range(len(encoded.tensors)):
-        inner, stored = encoded.tensors[number]
-        memory = Memory(*stored)  # type: ignore[arg-type]  # nothing is lazy here
-        yield inner, memory, None, False
 
 
 def _tensor(value: Any, item: WriteItem, memory: Memory | None) -> Memory:

@@ -98,9 +98,42 @@ def test_what_can_not_be_cut_or_does_not_fit_is_named_on_all_ranks(rank, tmp_pat
 
 
 @on_ranks(2)
-def test_dcp_names_shards_of_wrappers(rank, tmp_path):
-    state = {"w": sharded(WHOLE, Shard(0))}
+def test_dcp_saves_shards_of_wrappers_and_loads_them_in_another_layout(rank, tmp_path):
+    state = {"m": {"w": sharded(WHOLE, Shard(0)), "c": sharded(WHOLE, Shard(1))}}
+    state["r"] = sharded(WHOLE, Replicate())
+    dcp.save(state, checkpoint_id=tmp_path / "c", storage_writer=ringstow.dcp.StorageWriter())
+    whole = ringstow.load(tmp_path / "c")
+    for one in (whole["m"]["w"], whole["m"]["c"], whole["r"]):
+        assert type(one) is TwoTensor
+        assert one.a.equal(WHOLE)
+        assert one.b.equal(WHOLE + 100)
+    for placement in (Shard(0), Shard(1), Replicate()):
+        into = {"m": {name: sharded(WHOLE, placement, blank=True) for name in ("w", "c")}}
+        into["r"] = sharded(WHOLE, placement, blank=True)
+        held = into["m"]["w"]
+        reader, planner = ringstow.dcp.StorageReader(), ringstow.dcp.LoadPlanner()
+        dcp.load(into, checkpoint_id=tmp_path / "c", storage_reader=reader, planner=planner)
+        assert into["m"]["w"] is held
+        wanted = sharded(WHOLE, placement).to_local()
+        for one in (into["m"]["w"], into["m"]["c"], into["r"]):
+            assert one.to_local().a.equal(wanted.a)
+            assert one.to_local().b.equal(wanted.b)
+    writer = ringstow.dcp.StorageWriter()
+    dcp.async_save(state, checkpoint_id=tmp_path / "a", storage_writer=writer).result()
+    assert not ringstow.diff(tmp_path / "c", tmp_path / "a").differing
+    into = {"m": {name: sharded(WHOLE[:6], Shard(0)) for name in ("w", "c")}}
+    into["r"] = sharded(WHOLE[:6], Shard(0))
+    reader = ringstow.dcp.StorageReader()
+    _, text = raised(lambda: dcp.load(into, checkpoint_id=tmp_path / "c", storage_reader=reader))
+    assert "m.w is shape [6, 5] here and [7, 5]" in text
+
+
+@on_ranks(2)
+def test_dcp_names_wrappers_that_it_can_not_cut(rank, tmp_path):
+    mesh = init_device_mesh("cpu", (2,))
+    state = {"w": DTensor.from_local(scaled(), mesh, [Shard(0)], run_check=False)}
     writer = ringstow.dcp.StorageWriter()
     _, text = raised(lambda: dcp.save(state, checkpoint_id=tmp_path / "c", storage_writer=writer))
-    assert "w is a DTensor of a TwoTensor" in text
-    assert "ringstow.distributed.save" in text
+    assert "w is a DTensor of a tensor_list.Scaled" in text
+    assert "'scale'" in text
+    assert not (tmp_path / "c" / "manifest.json").exists()
