@@ -12,6 +12,7 @@ import pytorch_optimizer
 import schedulefree
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import torchao.optim
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -23,6 +24,7 @@ from torchao.prototype.quantized_training import (
 from torchao.quantization import quantize_
 
 import ringstow
+import ringstow.dcp
 import ringstow.distributed
 
 children.preload(__name__)
@@ -114,8 +116,31 @@ def parts(tensor):
     return [one for name in tensor.__tensor_flatten__()[0] for one in parts(getattr(tensor, name))]
 
 
+def by_dcp(kind, saved, path):
+    """Save by torch.distributed.checkpoint, and load into a model that has learned other things."""
+    other = sharded(kind)
+    train(*other, range(1))
+    states = [
+        {"model": one.state_dict(), "optimizer": two.state_dict()} for one, two in (saved, other)
+    ]
+    dcp.save(states[0], checkpoint_id=path, storage_writer=ringstow.dcp.StorageWriter())
+    dcp.load(states[1], checkpoint_id=path, storage_reader=ringstow.dcp.StorageReader())
+    other[1].load_state_dict(states[1]["optimizer"])
+    for step in (0, 1):  # what was loaded, and what is learned from it
+        pairs = [[parts(p) for p in one.parameters()] for one, _ in (saved, other)]
+        assert all(
+            one.equal(two) for one, two in zip(*(itertools.chain(*p) for p in pairs), strict=True)
+        )
+        for one in (saved, other):
+            torch.manual_seed(step)
+            train(*one, range(BEFORE, BEFORE + 1))
+
+
 def as_rank(rank, count, kind, act, path, learned):
-    """Train on ranks and save; or load, train on, and compare; or load and save again."""
+    """Train on ranks and save; or load, train on, and compare; or load and save again.
+
+    Or load, save by DCP, and load that into what another training has.
+    """
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
     model, optimizer = sharded(kind)
@@ -126,7 +151,9 @@ def as_rank(rank, count, kind, act, path, learned):
         ringstow.distributed.save_async(state, path).result()
     else:
         ringstow.distributed.load_into(state, path)
-    if act == "again":
+    if act == "dcp":
+        by_dcp(kind, (model, optimizer), learned)
+    elif act == "again":
         ringstow.distributed.save(state, learned)
     else:
         train(model, optimizer, range(BEFORE, BEFORE + AFTER))

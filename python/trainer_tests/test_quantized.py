@@ -37,8 +37,11 @@ def test_killed_training_goes_on_as_if_it_had_not_been(name, tmp_path):
 @pytest.mark.parametrize("kind", runs.MODELS)
 def test_fsdp2_shards_of_quantized_tensors_load_on_another_number_of_ranks(kind, tmp_path):
     path, learned = str(tmp_path / "c"), str(tmp_path / "learned")
-    for act, ranks in (("save", 2), ("load", 2), ("again", 4), ("again", 1)):
-        to = f"{path}-{ranks}" if act == "again" else learned
+    acts = [("save", 2), ("load", 2), ("again", 4), ("again", 1)]
+    if kind != "int8":  # its type does not say whether it is pinned, which torch's planner asks
+        acts.append(("dcp", 2))
+    for act, ranks in acts:
+        to = learned if act in ("save", "load") else f"{path}-{act}-{ranks}"
         codes = children.exit_codes(
             ranks, runs.as_rank, kind, act, path, to, outputs=[tmp_path / f"{r}" for r in range(4)]
         )
